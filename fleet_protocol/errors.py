@@ -1,0 +1,114 @@
+"""The exceptions of Shoal, one tree, each with the exit code the command line ends with.
+
+    ShoalError
+    ├── ConfigError        a file, option or setting the user gave is wrong           exit 2
+    ├── PlanError          a tier or plan that the model cannot have                  exit 2
+    ├── ExportError        a graph that cannot be lowered, or fails its check         exit 3
+    ├── DataError          a data set that is missing, empty or malformed             exit 4
+    ├── TransportError     the broker cannot be reached, or a wait ran out            exit 5
+    ├── BlobError          bytes that are truncated, corrupted or not what was asked  exit 6
+    ├── StorageError       a disk that is full or a store that cannot be written      exit 7
+    └── RefusedError       a message or update that breaks the protocol               exit 8
+
+A message says what failed, for which device, round or tensor, and what to do next.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+__all__ = [
+    "BlobError",
+    "ConfigError",
+    "DataError",
+    "ExportError",
+    "PlanError",
+    "RefusalReason",
+    "RefusedError",
+    "ShoalError",
+    "StorageError",
+    "TransportError",
+]
+
+
+class ShoalError(Exception):
+    """Root of every error that is not a bug in Shoal."""
+
+    exit_code = 1
+
+
+class ConfigError(ShoalError):
+    """A file, option or setting the user gave is wrong."""
+
+    exit_code = 2
+
+
+class PlanError(ShoalError):
+    """A tier or plan the model cannot have, found before any training starts."""
+
+    exit_code = 2
+
+
+class ExportError(ShoalError):
+    """A graph that cannot be lowered, or that does not agree with PyTorch."""
+
+    exit_code = 3
+
+
+class DataError(ShoalError):
+    """A data set that is missing, empty or malformed."""
+
+    exit_code = 4
+
+
+class TransportError(ShoalError):
+    """The broker cannot be reached, or a wait for the other side ran out."""
+
+    exit_code = 5
+
+
+class BlobError(ShoalError):
+    """Bytes that are truncated, corrupted or not what was asked for."""
+
+    exit_code = 6
+
+
+class StorageError(ShoalError):
+    """A disk that is full, or a store that cannot be read or written."""
+
+    exit_code = 7
+
+
+class RefusalReason(str, Enum):
+    """Why one side of the protocol refuses what the other side sent; counted under these names."""
+
+    MALFORMED = "malformed"
+    UNKNOWN_DEVICE = "unknown-device"
+    UNKNOWN_TASK = "unknown-task"
+    WRONG_ROUND = "wrong-round"
+    LATE = "late"
+    OVERSIZED = "oversized"
+    BAD_DIGEST = "bad-digest"
+    BAD_SHAPE = "bad-shape"
+    BAD_DTYPE = "bad-dtype"
+    NOT_FINITE = "not-finite"
+    BAD_LABELS = "bad-labels"
+    UNSUPPORTED = "unsupported"
+    NO_DATA = "no-data"
+    NO_SPACE = "no-space"
+    BUSY = "busy"
+    FAILED = "failed"
+
+
+class RefusedError(ShoalError):
+    """A message or update that breaks the protocol.
+
+    Attributes:
+        reason: the kind of breach, counted and logged under its value.
+    """
+
+    exit_code = 8
+
+    def __init__(self, reason: RefusalReason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
