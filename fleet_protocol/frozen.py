@@ -1,0 +1,13 @@
+"""The base of every value that crosses a border: frozen, strict about unknown keys, JSON both ways."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+__all__ = ["FrozenModel"]
+
+
+class FrozenModel(BaseModel):
+    """An immutable pydantic model that refuses keys it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

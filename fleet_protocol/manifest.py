@@ -1,0 +1,292 @@
+"""The manifest of an artifact set: what a device must know to train one tier of one architecture.
+
+An artifact set depends on shapes, never on weights: one export serves every round, window and device of its tier.
+The names of a graph's inputs and outputs follow from the names of parameters, states and statistics by the
+functions at the end of this module, so that both sides bind tensors by name and never by position.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, JsonValue, ValidationError
+
+from fleet_protocol.errors import BlobError
+from fleet_protocol.frozen import FrozenModel
+
+__all__ = [
+    "FORMAT_VERSION",
+    "CheckSpec",
+    "FileSpec",
+    "GraphSpec",
+    "Manifest",
+    "ParameterSpec",
+    "RecipeSpec",
+    "StateSpec",
+    "StatisticSpec",
+    "TensorSpec",
+    "digest_of",
+    "next_name",
+    "parameter_input",
+    "parse_manifest",
+    "state_input",
+    "statistic_mean",
+    "statistic_variance",
+]
+
+FORMAT_VERSION = 1
+
+Dtype = Literal["float32", "int64"]
+
+
+class TensorSpec(FrozenModel):
+    """One input or output of a graph.
+
+    Attributes:
+        name: the name in the graph.
+        dtype: numpy name of the element type.
+        shape: sizes; a string names a dynamic dimension (``batch``).
+    """
+
+    name: str
+    dtype: Dtype
+    shape: tuple[int | str, ...]
+
+
+class ParameterSpec(FrozenModel):
+    """One parameter of the sub-model, in the order of the weights blob.
+
+    Attributes:
+        name: as in ``torch.nn.Module.named_parameters``.
+        shape: local sizes, after the cut.
+        dtype: numpy name of the element type.
+        axes: one axis per dimension; ``conv2.out*16`` means 16 consecutive positions per index of ``conv2.out``.
+        block: ``stem``, ``head`` or ``block<i>``.
+        offset: where its bytes start in the data section of the weights blob, in bytes.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: Dtype = "float32"
+    axes: tuple[str, ...]
+    block: str
+    offset: int = Field(ge=0)
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+class StateSpec(FrozenModel):
+    """One tensor of optimizer state; it starts at zero in every task.
+
+    Attributes:
+        name: the parameter it belongs to.
+        shape: local sizes.
+        dtype: numpy name of the element type.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: Dtype = "float32"
+
+
+class StatisticSpec(FrozenModel):
+    """Mean and variance of one static batch norm (METHODS 1.6), two vectors of ``channels`` float32.
+
+    Attributes:
+        name: path of the norm module.
+        channels: local number of channels.
+        axis: the axis the vectors lie along.
+    """
+
+    name: str
+    channels: int = Field(ge=1)
+    axis: str
+
+
+class FileSpec(FrozenModel):
+    """A file of the set by content.
+
+    Attributes:
+        path: relative to the folder of the set.
+        digest: sha256 of the content, 64 hexadecimal digits.
+        size: bytes.
+    """
+
+    path: str
+    digest: str = Field(pattern=r"^[0-9a-f]{64}$")
+    size: int = Field(ge=1)
+
+
+class GraphSpec(FileSpec):
+    """An ONNX graph with its signature.
+
+    Attributes:
+        inputs: in graph order.
+        outputs: in graph order.
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+class RecipeSpec(FrozenModel):
+    """The training recipe that is baked into the train graph; the learning rate is an input of it.
+
+    Attributes:
+        optimizer: the update rule.
+        momentum: 0 for none (then the set has no states).
+        weight_decay: added to the gradient after clipping, times the parameter.
+        clip_norm: bound of the global gradient norm, or None.
+        loss: cross entropy of the logits times the label mask (METHODS 1.5).
+    """
+
+    optimizer: Literal["sgd"] = "sgd"
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    weight_decay: float = Field(default=5e-4, ge=0)
+    clip_norm: float | None = Field(default=1.0, gt=0)
+    loss: Literal["masked-cross-entropy"] = "masked-cross-entropy"
+
+
+class CheckSpec(FrozenModel):
+    """What the comparison with PyTorch found at export.
+
+    Attributes:
+        graph: key of the graph in the manifest.
+        runtime: package and version that ran it.
+        steps: training steps (or batches) compared.
+        batch_sizes: samples per batch, in the order used.
+        worst_absolute: largest absolute difference over all tensors and steps.
+        worst_relative: largest difference relative to the largest value of its tensor.
+        worst_tensor: where ``worst_relative`` was found.
+    """
+
+    graph: str
+    runtime: str
+    steps: int = Field(ge=1)
+    batch_sizes: tuple[int, ...]
+    worst_absolute: float = Field(ge=0)
+    worst_relative: float = Field(ge=0)
+    worst_tensor: str
+
+
+class Manifest(FrozenModel):
+    """Everything about one artifact set; its digest is the digest of its JSON bytes.
+
+    Attributes:
+        format_version: version of this schema.
+        arch: name of the architecture.
+        settings: the builder's settings, so that the set can be traced back to its module.
+        tier: id of the tier.
+        width: width ratio in (0, 1].
+        depth: number of blocks kept.
+        classes: number of labels; the label mask has this length.
+        input_shape: shape of one sample.
+        input_dtype: element type of the samples.
+        recipe: what the train graph does.
+        parameters: in the order of the weights blob.
+        states: optimizer state, in parameter order; empty without momentum.
+        statistics: static batch norms whose mean and variance the eval and infer graphs take.
+        graphs: ``onnx/train``, ``onnx/eval``, ``onnx/stats``, ``onnx/infer``, ``ort-training/step``,
+            ``ort-training/training_model``, ``ort-training/eval_model``, ``ort-training/optimizer_model``.
+        files: further files, by the same kind of key (``ort-training/checkpoint``).
+        flops_per_sample: floating point operations of one forward pass of one sample.
+        flops_per_step_sample: the same for forward, backward and update (update spread over nothing: per sample).
+        peak_memory_bytes: estimated peak of one training process beyond the runtime itself, batch 32.
+        checks: figures of the comparison with PyTorch.
+        versions: exporter packages and their versions.
+    """
+
+    format_version: Literal[1] = 1
+    arch: str
+    settings: Mapping[str, JsonValue]
+    tier: str
+    width: float = Field(gt=0, le=1)
+    depth: int = Field(ge=1)
+    classes: int = Field(ge=1)
+    input_shape: tuple[int, ...]
+    input_dtype: Dtype
+    recipe: RecipeSpec
+    parameters: tuple[ParameterSpec, ...]
+    states: tuple[StateSpec, ...]
+    statistics: tuple[StatisticSpec, ...] = ()
+    graphs: Mapping[str, GraphSpec]
+    files: Mapping[str, FileSpec] = Field(default_factory=dict)
+    flops_per_sample: int = Field(ge=0)
+    flops_per_step_sample: int = Field(ge=0)
+    peak_memory_bytes: int = Field(ge=0)
+    checks: tuple[CheckSpec, ...] = ()
+    versions: Mapping[str, str] = Field(default_factory=dict)
+
+    @property
+    def parameter_count(self) -> int:
+        """Number of scalars in the sub-model."""
+        return sum(math.prod(spec.shape) for spec in self.parameters)
+
+    @property
+    def parameter_bytes(self) -> int:
+        """Bytes of the data section of a weights blob."""
+        return sum(spec.nbytes for spec in self.parameters)
+
+    def to_bytes(self) -> bytes:
+        """The canonical JSON of this manifest, whose sha256 names the artifact set."""
+        return self.model_dump_json(indent=1).encode()
+
+    def zero_states(self) -> dict[str, NDArray[np.float32]]:
+        """Fresh optimizer state: zeros, keyed by parameter name."""
+        return {spec.name: np.zeros(spec.shape, np.float32) for spec in self.states}
+
+
+def parse_manifest(data: bytes) -> Manifest:
+    """Read a manifest.
+
+    Args:
+        data: the bytes of ``manifest.json``.
+
+    Raises:
+        BlobError: the bytes are no manifest of a version this software reads; the message names the fields.
+    """
+    try:
+        return Manifest.model_validate_json(data)
+    except ValidationError as error:
+        fields = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'document'}: {e['msg']}" for e in error.errors()[:3])
+        raise BlobError(
+            f"not an artifact manifest of format {FORMAT_VERSION} ({fields}); export it again with this version of Shoal"
+        ) from error
+
+
+def digest_of(data: bytes | memoryview) -> str:
+    """The sha256 of some bytes as 64 hexadecimal digits, the name of a blob everywhere."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def parameter_input(name: str) -> str:
+    """Graph input that takes the parameter ``name``."""
+    return f"param.{name}"
+
+
+def state_input(name: str) -> str:
+    """Graph input that takes the optimizer state of the parameter ``name``."""
+    return f"state.{name}"
+
+
+def next_name(graph_input: str) -> str:
+    """Graph output that carries the new value of a parameter or state input."""
+    return f"next.{graph_input}"
+
+
+def statistic_mean(norm: str) -> str:
+    """Graph input (eval, infer) or output (stats) with the mean of the norm ``norm``."""
+    return f"stat.{norm}.mean"
+
+
+def statistic_variance(norm: str) -> str:
+    """Graph input (eval, infer) or output (stats) with the variance of the norm ``norm``."""
+    return f"stat.{norm}.var"

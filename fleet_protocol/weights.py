@@ -1,0 +1,97 @@
+"""Weights on the wire: one safetensors blob, tensors in the manifest's parameter order.
+
+The safetensors library sorts tensors by name; here the order is the caller's, which the format allows, so that the
+manifest's offsets hold and a reader can take one parameter from the middle of a blob. Reading goes through the library.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+
+import numpy as np
+import safetensors
+from numpy.typing import NDArray
+from safetensors.numpy import load as safetensors_load
+
+from fleet_protocol.errors import BlobError
+
+__all__ = ["WeightsDict", "decode_weights", "encode_weights", "read_metadata"]
+
+WeightsDict = dict[str, NDArray[np.float32]]
+
+_DTYPES = {"float32": "F32", "float64": "F64", "int64": "I64"}
+_HEADER_LIMIT = 16 * 1024 * 1024  # a header of 100,000 parameters is 10 MB; larger is not a model
+
+
+def encode_weights(weights: Mapping[str, NDArray[np.generic]], metadata: Mapping[str, str] | None = None) -> bytes:
+    """Write tensors as one safetensors blob, in the order of the mapping.
+
+    Args:
+        weights: name to array, any shape, float32, float64 or int64.
+        metadata: strings to carry in the header.
+
+    Returns:
+        The blob; the same input gives the same bytes.
+
+    Raises:
+        BlobError: an array has a type that the format of Shoal does not carry.
+    """
+    header: dict[str, object] = {}
+    if metadata:
+        header["__metadata__"] = dict(sorted(metadata.items()))
+    parts: list[bytes | memoryview] = []
+    offset = 0
+    for name, value in weights.items():
+        if value.dtype.name not in _DTYPES:
+            raise BlobError(f"tensor {name} has type {value.dtype}; a blob carries {', '.join(_DTYPES)}")
+        array = np.ascontiguousarray(value)
+        header[name] = {
+            "dtype": _DTYPES[array.dtype.name],
+            "shape": list(value.shape),
+            "data_offsets": [offset, offset + array.nbytes],
+        }
+        parts.append(memoryview(array.reshape(-1).view(np.uint8)))
+        offset += array.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # the format aligns the data section to 8 bytes
+    return b"".join([struct.pack("<Q", len(text)), text, *parts])
+
+
+def decode_weights(data: bytes) -> dict[str, NDArray[np.generic]]:
+    """Read a blob written by :func:`encode_weights` or by any safetensors writer.
+
+    Args:
+        data: the whole blob.
+
+    Returns:
+        Name to array.
+
+    Raises:
+        BlobError: the bytes are truncated, corrupted or not safetensors.
+    """
+    try:
+        tensors: dict[str, NDArray[np.generic]] = safetensors_load(data)
+    except (safetensors.SafetensorError, KeyError, ValueError) as error:
+        raise BlobError(f"not a safetensors blob ({len(data)} bytes): {error}") from error
+    return tensors
+
+
+def read_metadata(data: bytes | memoryview) -> dict[str, str]:
+    """The strings in the header of a blob.
+
+    Args:
+        data: the blob, or at least its header.
+
+    Raises:
+        BlobError: there is no readable header.
+    """
+    try:
+        (length,) = struct.unpack("<Q", bytes(data[:8]))
+        if length > min(_HEADER_LIMIT, len(data) - 8):
+            raise BlobError(f"the header claims {length} bytes, the blob has {len(data)}")
+        metadata = json.loads(bytes(data[8 : 8 + length])).get("__metadata__", {})
+    except (struct.error, ValueError, AttributeError) as error:
+        raise BlobError(f"a blob of {len(data)} bytes has no readable header: {error}") from error
+    return {str(key): str(value) for key, value in metadata.items()}
