@@ -1,0 +1,95 @@
+"""TOML configuration into frozen pydantic models; an unknown key is an error with a suggestion."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from fleet_protocol.errors import ConfigError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["load_config", "parse_config"]
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+def _nested_models(annotation: object) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _nested_models(argument)
+
+
+def _fields_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
+    """Names allowed at the table that ``path`` leads to."""
+    current: type[BaseModel] | None = model
+    for part in path:
+        if current is None:
+            return []
+        if isinstance(part, int):
+            continue
+        field = current.model_fields.get(part)
+        current = next(_nested_models(field.annotation), None) if field else None
+    return list(current.model_fields) if current else []
+
+
+def _describe(error: dict[str, Any], model: type[BaseModel]) -> str:
+    location = tuple(error["loc"])
+    key = ".".join(map(str, location)) or "the document"
+    if error["type"] != "extra_forbidden":
+        shown = f" (got {error['input']!r})" if error["type"] != "missing" else ""
+        return f"{key}: {error['msg']}{shown}"
+    known = _fields_at(model, location[:-1])
+    close = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(sorted(known))}"
+    return f"unknown key {key!r}; {hint}"
+
+
+def parse_config(text: str, model: type[ModelT], *, source: str) -> ModelT:
+    """Read a configuration.
+
+    Args:
+        text: TOML.
+        model: the schema; it should forbid extra keys.
+        source: name of the file, for the messages.
+
+    Raises:
+        ConfigError: the text is no TOML, has a key that the schema does not know (with a suggestion), misses one,
+            or a value of the wrong type; every problem is named.
+    """
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{source} is not valid TOML: {error}") from error
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        problems = [_describe(dict(e), model) for e in error.errors()]
+        raise ConfigError(f"{source}: " + "\n  ".join(["", *problems]).strip()) from error
+
+
+def load_config(path: Path, model: type[ModelT]) -> ModelT:
+    """Read a configuration file.
+
+    Args:
+        path: the TOML file.
+        model: the schema; it should forbid extra keys.
+
+    Raises:
+        ConfigError: the file cannot be read or its content is wrong (see :func:`parse_config`).
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError(f"cannot read the configuration {path}: {reason}") from error
+    return parse_config(text, model, source=str(path))
