@@ -258,7 +258,8 @@ def parse_manifest(data: bytes) -> Manifest:
     except ValidationError as error:
         fields = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'document'}: {e['msg']}" for e in error.errors()[:3])
         raise BlobError(
-            f"not an artifact manifest of format {FORMAT_VERSION} ({fields}); export it again with this version of Shoal"
+            f"not an artifact manifest of format {FORMAT_VERSION} ({fields}); "
+            "export it again with this version of Shoal"
         ) from error
 
 

@@ -400,7 +400,8 @@ def _explain(error: ValidationError) -> str:
 def _check_size(payload: bytes) -> None:
     if len(payload) > MESSAGE_LIMIT:
         raise RefusedError(
-            RefusalReason.OVERSIZED, f"a control message of {len(payload)} bytes; the limit is {MESSAGE_LIMIT}"
+            RefusalReason.OVERSIZED,
+            f"a control message of {len(payload)} bytes; the limit is {MESSAGE_LIMIT}",
         )
 
 

@@ -1,13 +1,13 @@
 """The MQTT topics of one fleet, spelled in one place.
 
-    shoal/v1/<fleet>/devices/<id>/status    device -> all, retained, with a will
-    shoal/v1/<fleet>/devices/<id>/task      server -> device
-    shoal/v1/<fleet>/devices/<id>/reply     device -> server
-    shoal/v1/<fleet>/blobs/<digest>/<i>     server -> all devices that wait for the blob
-    shoal/v1/<fleet>/uploads/<task>/<i>     device -> server
-    shoal/v1/<fleet>/server/status          server -> all, retained, with a will
-    shoal/v1/<fleet>/server/control         command line -> server
-    shoal/v1/<fleet>/server/events          server -> command line
+shoal/v1/<fleet>/devices/<id>/status    device -> all, retained, with a will
+shoal/v1/<fleet>/devices/<id>/task      server -> device
+shoal/v1/<fleet>/devices/<id>/reply     device -> server
+shoal/v1/<fleet>/blobs/<digest>/<i>     server -> all devices that wait for the blob
+shoal/v1/<fleet>/uploads/<task>/<i>     device -> server
+shoal/v1/<fleet>/server/status          server -> all, retained, with a will
+shoal/v1/<fleet>/server/control         command line -> server
+shoal/v1/<fleet>/server/events          server -> command line
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def check_name(kind: str, name: str) -> str:
     """
     if not re.fullmatch(NAME_PATTERN, name):
         raise ConfigError(
-            f"{kind} name {name!r} is not usable: take 1 to 64 letters, digits, '_', '-' or '.', a letter or digit first"
+            f"{kind} name {name!r} is not usable: take 1 to 64 letters, digits, '_', '-' or '.', "
+            "a letter or digit first"
         )
     return name
 

@@ -52,7 +52,7 @@ def encode_weights(weights: Mapping[str, NDArray[np.generic]], metadata: Mapping
             "shape": list(value.shape),
             "data_offsets": [offset, offset + array.nbytes],
         }
-        parts.append(memoryview(array.reshape(-1).view(np.uint8)))
+        parts.append(array.reshape(-1).view(np.uint8).data)
         offset += array.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the format aligns the data section to 8 bytes

@@ -1,0 +1,448 @@
+"""One MQTT 5 connection, the same on a board and on the server: a thin shell around paho-mqtt.
+
+The network runs in paho's thread; everything that happens is put into one inbox as a frozen event, so the owner is a
+plain loop over a queue with deadlines. The link reconnects by itself with full-jitter back-off, subscribes again where
+the broker has forgotten the session, and counts the bytes of the packets it exchanges.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import random
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import paho.mqtt.client as paho
+from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+
+from fleet_protocol.errors import ConfigError, TransportError
+
+__all__ = [
+    "BrokerAddress",
+    "Connected",
+    "Disconnected",
+    "Event",
+    "Link",
+    "Received",
+    "WireCount",
+    "publish_packet_bytes",
+]
+
+KEEP_ALIVE_SECONDS = 20  # a dead board is noticed after one and a half of these
+BACKOFF_FIRST_SECONDS = 0.5
+BACKOFF_MAX_SECONDS = 30.0
+SEND_WINDOW = 16  # chunks that may wait for the broker's acknowledgement; 1.5 MB at the default chunk size
+PUBACK_BYTES = 4
+
+
+@dataclass(frozen=True)
+class BrokerAddress:
+    """Where the broker is and how to get in.
+
+    Attributes:
+        host: name or address.
+        port: TCP port.
+        tls: encrypt, and verify the broker's certificate.
+        username: login, or None.
+        password: with the username.
+        ca_file: certificates to trust instead of the system's.
+        cert_file: client certificate.
+        key_file: its key.
+    """
+
+    host: str
+    port: int
+    tls: bool = False
+    username: str | None = None
+    password: str | None = None
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+
+    @classmethod
+    def parse(
+        cls,
+        url: str,
+        *,
+        ca_file: Path | None = None,
+        cert_file: Path | None = None,
+        key_file: Path | None = None,
+    ) -> BrokerAddress:
+        """Read ``mqtt[s]://[user:password@]host[:port]``.
+
+        Args:
+            url: the address.
+            ca_file: certificates to trust instead of the system's.
+            cert_file: client certificate.
+            key_file: its key.
+
+        Raises:
+            ConfigError: the address has another form.
+        """
+        wrong = ConfigError(
+            f"broker address {url!r} is not of the form mqtt://[user:password@]host[:port] (or mqtts://)"
+        )
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            raise wrong from error
+        if parts.scheme not in {"mqtt", "mqtts"} or not parts.hostname or parts.path not in {"", "/"}:
+            raise wrong
+        tls = parts.scheme == "mqtts"
+        return cls(
+            host=parts.hostname,
+            port=port or (8883 if tls else 1883),
+            tls=tls,
+            username=unquote(parts.username) if parts.username else None,
+            password=unquote(parts.password) if parts.password else None,
+            ca_file=ca_file,
+            cert_file=cert_file,
+            key_file=key_file,
+        )
+
+    def __str__(self) -> str:
+        return f"mqtt{'s' if self.tls else ''}://{self.host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class Connected:
+    """The broker accepted the connection.
+
+    Attributes:
+        session_present: the broker still knew the session; if not, what it had queued is gone.
+    """
+
+    session_present: bool
+
+
+@dataclass(frozen=True)
+class Disconnected:
+    """The connection is gone; the link tries again by itself.
+
+    Attributes:
+        reason: what paho or the broker said.
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Received:
+    """A message arrived.
+
+    Attributes:
+        topic: full topic.
+        payload: bytes.
+        retained: it was stored by the broker before we subscribed.
+    """
+
+    topic: str
+    payload: bytes
+    retained: bool = False
+
+
+Event = Connected | Disconnected | Received
+
+
+@dataclass(frozen=True)
+class WireCount:
+    """Bytes of the MQTT packets that carried messages, headers and acknowledgements included.
+
+    Attributes:
+        sent: bytes from us to the broker.
+        received: bytes from the broker to us.
+    """
+
+    sent: int
+    received: int
+
+
+def publish_packet_bytes(topic: str, payload_bytes: int, qos: int) -> int:
+    """Size of an MQTT 5 PUBLISH packet without properties.
+
+    Args:
+        topic: full topic.
+        payload_bytes: size of the payload.
+        qos: quality of service, 0 to 2.
+    """
+    remaining = 2 + len(topic.encode()) + (2 if qos else 0) + 1 + payload_bytes
+    length_bytes = 1 + sum(remaining >= limit for limit in (128, 16_384, 2_097_152))
+    return 1 + length_bytes + remaining
+
+
+class Link:
+    """A connection to the broker that outlives the broker.
+
+    Args:
+        address: the broker.
+        client_id: identity of the session; two links must not share one.
+        inbox: where events go.
+        will: topic and payload the broker publishes, retained, when we vanish.
+        session_expiry_seconds: how long the broker keeps our session after we vanish.
+
+    Raises:
+        ConfigError: a certificate file of the address cannot be read.
+    """
+
+    def __init__(
+        self,
+        address: BrokerAddress,
+        client_id: str,
+        inbox: queue.SimpleQueue[Event],
+        *,
+        will: tuple[str, bytes] | None = None,
+        session_expiry_seconds: int = 3600,
+    ) -> None:
+        self.address = address
+        self._inbox = inbox
+        self._filters: dict[str, int] = {}
+        self._changed = threading.Condition()
+        self._unacknowledged: set[int] = set()
+        self._early: set[int] = set()
+        self._subscribed: set[int] = set()
+        self._connected = False
+        self._failure = "no answer"
+        self._attempt = 0
+        self._sent = 0
+        self._received = 0
+        self.max_packet_bytes: int | None = None
+        self._session_expiry_seconds = session_expiry_seconds
+        self._client = paho.Client(
+            CallbackAPIVersion.VERSION2, client_id=client_id, protocol=paho.MQTTv5, manual_ack=False
+        )
+        if will is not None:
+            self._client.will_set(will[0], will[1], qos=1, retain=True)
+        if address.username is not None:
+            self._client.username_pw_set(address.username, address.password)
+        if address.tls:
+            self._set_tls(address)
+        self._client.max_inflight_messages_set(2 * SEND_WINDOW)
+        self._client.on_connect = self._on_connect
+        self._client.on_connect_fail = self._on_connect_fail
+        self._client.on_disconnect = self._on_disconnect
+        self._client.on_message = self._on_message
+        self._client.on_publish = self._on_publish
+        self._client.on_subscribe = self._on_subscribe
+
+    def _set_tls(self, address: BrokerAddress) -> None:
+        files = (address.ca_file, address.cert_file, address.key_file)
+        try:
+            ca, cert, key = (str(file) if file else None for file in files)
+            self._client.tls_set(ca_certs=ca, certfile=cert, keyfile=key)
+        except (OSError, ValueError) as error:
+            named = ", ".join(str(file) for file in files if file)
+            raise ConfigError(f"cannot use the certificate files {named} for {address}: {error}") from error
+
+    # What paho's thread calls.
+
+    def _next_delay(self) -> None:
+        ceiling = min(BACKOFF_MAX_SECONDS, BACKOFF_FIRST_SECONDS * 2**self._attempt)
+        self._attempt = min(self._attempt + 1, 16)
+        # Full jitter, so that a fleet does not come back in step; not a secret.
+        delay: Any = random.uniform(BACKOFF_FIRST_SECONDS / 2, ceiling)  # noqa: S311
+        self._client.reconnect_delay_set(delay, delay)
+
+    def _on_connect(self, client: paho.Client, _data: object, flags: Any, reason: Any, properties: Any) -> None:
+        with self._changed:
+            if reason.is_failure:
+                self._failure = str(reason)
+                self._next_delay()
+                self._changed.notify_all()
+                return
+            self._connected = True
+            self._attempt = 0
+            self.max_packet_bytes = getattr(properties, "MaximumPacketSize", None)
+            filters = dict(self._filters)
+            self._changed.notify_all()
+        if not flags.session_present:
+            for topic_filter, qos in filters.items():
+                client.subscribe(topic_filter, qos)
+        self._inbox.put(Connected(session_present=bool(flags.session_present)))
+
+    def _on_connect_fail(self, _client: paho.Client, _data: object) -> None:
+        with self._changed:
+            self._failure = "nothing answers there"
+            self._changed.notify_all()
+        self._next_delay()
+
+    def _on_disconnect(self, _client: paho.Client, _data: object, _flags: Any, reason: Any, _properties: Any) -> None:
+        with self._changed:
+            self._connected = False
+            self._changed.notify_all()
+        self._next_delay()
+        self._inbox.put(Disconnected(str(reason)))
+
+    def _on_message(self, _client: paho.Client, _data: object, message: paho.MQTTMessage) -> None:
+        size = publish_packet_bytes(message.topic, len(message.payload), message.qos)
+        self._received += size
+        self._sent += PUBACK_BYTES if message.qos else 0
+        self._inbox.put(Received(message.topic, bytes(message.payload), bool(message.retain)))
+
+    def _on_publish(self, _client: paho.Client, _data: object, mid: int, _reason: Any, _properties: Any) -> None:
+        with self._changed:
+            if mid in self._unacknowledged:
+                self._unacknowledged.discard(mid)
+                self._changed.notify_all()
+            else:
+                self._early.add(mid)
+
+    def _on_subscribe(self, _client: paho.Client, _data: object, mid: int, _reasons: Any, _properties: Any) -> None:
+        with self._changed:
+            self._subscribed.add(mid)
+            self._changed.notify_all()
+
+    # What the owner calls.
+
+    @property
+    def connected(self) -> bool:
+        """Whether the broker is there now."""
+        return self._connected
+
+    @property
+    def wire(self) -> WireCount:
+        """Bytes exchanged so far."""
+        return WireCount(sent=self._sent, received=self._received)
+
+    def connect(self, timeout_seconds: float = 30.0) -> None:
+        """Connect for the first time and start the network thread.
+
+        Args:
+            timeout_seconds: how long to try.
+
+        Raises:
+            TransportError: nothing answered, or the broker did not let us in.
+        """
+        properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+        properties.SessionExpiryInterval = self._session_expiry_seconds
+        self._client.connect_async(
+            self.address.host,
+            self.address.port,
+            keepalive=KEEP_ALIVE_SECONDS,
+            clean_start=False,
+            properties=properties,
+        )
+        self._client.loop_start()
+        with self._changed:
+            if self._changed.wait_for(lambda: self._connected, timeout_seconds):
+                return
+        self.close()
+        raise TransportError(
+            f"cannot connect to the broker at {self.address} within {timeout_seconds:g} s: {self._failure}. "
+            "Is it running, and are address and login right?"
+        )
+
+    def subscribe(self, topic_filter: str, qos: int = 1, timeout_seconds: float = 10.0) -> None:
+        """Subscribe, now and after every reconnect, and wait until the broker has confirmed it.
+
+        Args:
+            topic_filter: MQTT filter.
+            qos: highest quality of service to receive with.
+            timeout_seconds: how long to wait; while the broker is away the subscription is only noted.
+
+        Raises:
+            TransportError: the broker is there but does not confirm.
+        """
+        with self._changed:
+            self._filters[topic_filter] = qos
+        result, mid = self._client.subscribe(topic_filter, qos)
+        if result != paho.MQTT_ERR_SUCCESS or mid is None:
+            return  # not connected: done in _on_connect
+        with self._changed:
+            done = self._changed.wait_for(lambda: mid in self._subscribed or not self._connected, timeout_seconds)
+            self._subscribed.discard(mid)
+        if not done:
+            raise TransportError(f"the broker at {self.address} does not confirm the subscription to {topic_filter}")
+
+    def unsubscribe(self, topic_filter: str) -> None:
+        """Forget a subscription.
+
+        Args:
+            topic_filter: as given to :meth:`subscribe`.
+        """
+        with self._changed:
+            self._filters.pop(topic_filter, None)
+        self._client.unsubscribe(topic_filter)
+
+    def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> None:
+        """Hand a message to the network thread; while the broker is away it waits there.
+
+        Args:
+            topic: full topic.
+            payload: bytes.
+            qos: quality of service.
+            retain: let the broker keep it for later subscribers.
+
+        Raises:
+            TransportError: paho's queue took no more.
+        """
+        info = self._client.publish(topic, payload, qos=qos, retain=retain)
+        if info.rc not in {paho.MQTT_ERR_SUCCESS, paho.MQTT_ERR_NO_CONN}:
+            raise TransportError(f"cannot send to {topic}: {paho.error_string(info.rc)}")
+        self._sent += publish_packet_bytes(topic, len(payload), qos)
+        self._received += PUBACK_BYTES if qos else 0
+        with self._changed:
+            if info.mid in self._early:
+                self._early.discard(info.mid)
+            else:
+                self._unacknowledged.add(info.mid)
+
+    def publish_stream(self, messages: Iterable[tuple[str, bytes]], deadline: float) -> int:
+        """Send many payloads without ever holding more than a window of them in memory.
+
+        Args:
+            messages: topic and payload, taken one at a time.
+            deadline: ``time.monotonic()`` after which to give up.
+
+        Returns:
+            Number of payloads handed over.
+
+        Raises:
+            TransportError: the broker did not take them in time.
+        """
+        count = 0
+        for topic, payload in messages:
+            self.drain(deadline, SEND_WINDOW - 1)
+            self.publish(topic, payload)
+            count += 1
+        return count
+
+    def drain(self, deadline: float, at_most: int = 0) -> None:
+        """Wait until the broker has acknowledged what was sent.
+
+        Args:
+            deadline: ``time.monotonic()`` after which to give up.
+            at_most: messages that may stay unacknowledged.
+
+        Raises:
+            TransportError: the deadline passed.
+        """
+        with self._changed:
+            if not self._changed.wait_for(
+                lambda: len(self._unacknowledged) <= at_most, max(0.0, deadline - time.monotonic())
+            ):
+                raise TransportError(
+                    f"the broker at {self.address} has not acknowledged {len(self._unacknowledged)} messages in time"
+                )
+
+    def close(self, farewell: tuple[str, bytes] | None = None, timeout_seconds: float = 2.0) -> None:
+        """Disconnect for good.
+
+        Args:
+            farewell: topic and payload of a retained last message, which replaces the will.
+            timeout_seconds: how long to wait for the broker to take it.
+        """
+        if farewell is not None and self._connected:
+            with contextlib.suppress(TransportError):
+                self.publish(farewell[0], farewell[1], retain=True)
+                self.drain(time.monotonic() + timeout_seconds)
+        self._client.disconnect()
+        self._client.loop_stop()
