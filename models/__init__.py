@@ -1,0 +1,45 @@
+"""Axes, tiers and sub-model plans (numpy only), and the registry of architectures (torch in `models.zoo` alone)."""
+
+from __future__ import annotations
+
+from models.axes import Axis, AxisKind
+from models.cut import Cut
+from models.layout import Dim, Layout, Parameter, Statistic
+from models.plan import (
+    CompiledPlan,
+    Plan,
+    Region,
+    compile_plan,
+    make_plan,
+    regions,
+    scatter,
+    scatter_add,
+    slice_weights,
+)
+from models.registry import Architecture, Registry, architecture, build, infer_layout
+from models.tier import Tier
+
+__all__ = [
+    "Architecture",
+    "Axis",
+    "AxisKind",
+    "CompiledPlan",
+    "Cut",
+    "Dim",
+    "Layout",
+    "Parameter",
+    "Plan",
+    "Region",
+    "Registry",
+    "Statistic",
+    "Tier",
+    "architecture",
+    "build",
+    "compile_plan",
+    "infer_layout",
+    "make_plan",
+    "regions",
+    "scatter",
+    "scatter_add",
+    "slice_weights",
+]

@@ -1,0 +1,87 @@
+"""Axes: the named dimensions of a global model, and how many of their units a narrower model keeps.
+
+Widths follow HeteroFL (Diao, Ding, Tarokh: "HeteroFL: Computation and communication efficient federated
+learning for heterogeneous clients", ICLR 2021): a sub-model of width ``s`` keeps ``ceil(K * s)`` of the ``K``
+units of a layer.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+from fleet_protocol.errors import PlanError
+
+__all__ = ["Axis", "AxisKind", "kept_units"]
+
+
+class AxisKind(str, Enum):
+    """Whether a tier's width may cut the axis."""
+
+    WIDTH = "width"
+    FIXED = "fixed"
+
+
+def kept_units(size: int, width: float) -> int:
+    """Count the units a width keeps of one group: ``ceil(size * width)``, at least one.
+
+    The product is rounded to nine decimals first. Plain ``ceil`` would keep 8 of 100 units at width 0.07,
+    because ``100 * 0.07`` is 7.000000000000001 in double precision.
+
+    Args:
+        size: units of the global group, at least 1.
+        width: share to keep, in (0, 1].
+
+    Returns:
+        A number between 1 and ``size``.
+    """
+    return max(1, math.ceil(round(size * width, 9)))
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A named dimension of the global model.
+
+    Example:
+        >>> Axis("block1.attention", size=64, groups=4).kept(0.25)  # 4 of the 16 dimensions of each head
+        16
+
+    Attributes:
+        name: unique in the model, such as ``conv2.out``.
+        size: units in the global model.
+        kind: whether a width cuts it.
+        groups: equal consecutive groups (attention heads); each is cut alike, none disappears.
+    """
+
+    name: str
+    size: int
+    kind: AxisKind = AxisKind.WIDTH
+    groups: int = 1
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise PlanError("an axis needs a name")
+        if self.size < 1 or self.groups < 1 or self.size % self.groups:
+            raise PlanError(
+                f"axis {self.name}: {self.size} units cannot be split into {self.groups} equal groups;"
+                " choose a size that is a positive multiple of the groups"
+            )
+
+    @property
+    def group_size(self) -> int:
+        """Units in each group of the global model."""
+        return self.size // self.groups
+
+    def kept(self, width: float) -> int:
+        """Count the units a tier of this width keeps.
+
+        Args:
+            width: share of the global width, in (0, 1].
+
+        Returns:
+            ``size`` for a fixed axis, else ``groups * max(1, ceil(group_size * width))``.
+        """
+        if self.kind is AxisKind.FIXED:
+            return self.size
+        return self.groups * kept_units(self.group_size, width)

@@ -1,0 +1,149 @@
+"""The cut a builder receives: it asks it for every size that a tier may change, and so names the axes.
+
+A builder is a plain function that builds a plain torch module::
+
+    @architecture()
+    def two_layers(cut, *, input_shape=(64,), classes=10, hidden=128):
+        kept = cut.width("hidden", hidden)
+        return nn.Sequential(
+            nn.Linear(input_shape[0], kept), Scaler(cut.rate), nn.ReLU(), nn.Linear(kept, cut.classes(classes))
+        )
+
+The layout of the global model is inferred from such calls: the model is rebuilt with each axis one unit larger,
+and the dimensions that grow carry that axis. This module knows nothing of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from fleet_protocol.errors import ConfigError, PlanError
+from models.axes import Axis, AxisKind
+
+__all__ = ["CLASSES", "Cut"]
+
+CLASSES = "classes"
+"""Name of the label axis, whose rows fall under the label rule."""
+
+
+class Cut:
+    """Answers a builder's questions about sizes, and remembers what was asked.
+
+    Example:
+        >>> cut = Cut(0.5)
+        >>> cut.width("hidden", 128), cut.heads("attention", heads=4, head_dim=16), cut.classes(10)
+        (64, 8, 10)
+        >>> sorted(cut.axes)
+        ['attention', 'classes', 'hidden']
+    """
+
+    def __init__(self, rate: float = 1.0, depth: int | None = None, *, enlarge: str | None = None) -> None:
+        """Make a cut for one build.
+
+        Args:
+            rate: width share of the sub-model, in (0, 1].
+            depth: blocks to keep; all if omitted. 0 builds the model without its blocks, to tell them apart.
+            enlarge: an axis to make one unit larger than it should be, for inferring layouts.
+        """
+        self._rate = rate
+        self._depth = depth
+        self._enlarge = enlarge
+        self._axes: dict[str, Axis] = {}
+        self._blocks: int | None = None
+
+    @property
+    def rate(self) -> float:
+        """Width share of this build relative to the global model, which a Scaler divides by."""
+        return self._rate
+
+    @property
+    def axes(self) -> Mapping[str, Axis]:
+        """The axes asked for so far, in order."""
+        return MappingProxyType(self._axes)
+
+    @property
+    def blocks(self) -> int | None:
+        """Blocks of the global model; None if the builder did not ask for a depth."""
+        return self._blocks
+
+    def width(self, name: str, size: int) -> int:
+        """Name an axis that a tier's width cuts.
+
+        Args:
+            name: unique in the model; layers that add to one another (a residual stream) share one name.
+            size: units in the global model.
+
+        Returns:
+            Units to build.
+
+        Raises:
+            ConfigError: if the name is taken by an axis of another size or kind.
+        """
+        return self._kept(Axis(name, size))
+
+    def heads(self, name: str, heads: int, head_dim: int) -> int:
+        """Name the rows of an attention projection, head after head; every head stays and becomes thinner.
+
+        The queries, keys and values need a projection each: in a fused one the heads are not consecutive.
+
+        Args:
+            name: unique in the model.
+            heads: number of heads.
+            head_dim: dimensions of each head in the global model.
+
+        Returns:
+            Dimensions of each head to build; the projection has `heads` times as many rows.
+
+        Raises:
+            ConfigError: if the name is taken by an axis of another size or kind.
+        """
+        return self._kept(Axis(name, heads * head_dim, groups=heads)) // heads
+
+    def classes(self, n: int) -> int:
+        """Name the rows of the classifier, one for each label. They are never cut.
+
+        Args:
+            n: number of labels.
+
+        Returns:
+            Rows to build.
+
+        Raises:
+            ConfigError: if it was called before with another number.
+        """
+        return self._kept(Axis(CLASSES, n, AxisKind.FIXED))
+
+    def depth(self, blocks: int) -> int:
+        """Ask how many of the model's equal blocks to build, from the bottom.
+
+        Args:
+            blocks: number of blocks in the global model.
+
+        Returns:
+            Number of blocks to build. It is 0 once while a layout is inferred, so build them in a loop.
+
+        Raises:
+            ConfigError: if it is called twice in one build, or with less than 1 block.
+            PlanError: if the tier asks for more blocks than there are.
+        """
+        if self._blocks is not None:
+            raise ConfigError("cut.depth was called twice in one build; a model has one depth unit")
+        if blocks < 1:
+            raise ConfigError(f"cut.depth({blocks}): a model with a depth unit has at least 1 block")
+        self._blocks = blocks
+        if self._depth is None:
+            return blocks
+        if not 0 <= self._depth <= blocks:
+            raise PlanError(f"depth {self._depth} does not exist; this model has depths 1 to {blocks}")
+        return self._depth
+
+    def _kept(self, axis: Axis) -> int:
+        known = self._axes.setdefault(axis.name, axis)
+        if known != axis:
+            raise ConfigError(
+                f"axis {axis.name} was named twice, as {known.size} units in {known.groups} groups and as"
+                f" {axis.size} in {axis.groups}; give different layers different names"
+            )
+        kept = axis.kept(self._rate)
+        return kept + axis.groups if self._enlarge == axis.name else kept

@@ -1,0 +1,91 @@
+"""Draws: which units of an axis a narrower model keeps, for each kind of plan.
+
+- static: the leading units (HeteroFL, Diao et al., ICLR 2021).
+- rolling: a window that moves by a step each round and wraps around (FedRolex, Alam et al.: "FedRolex:
+  Model-heterogeneous federated learning with rolling sub-model extraction", NeurIPS 2022, eq. 4). The released
+  code moves the window down, the paper up; up is the default.
+- random: distinct units drawn anew each round (Federated Dropout, Caldas et al., 2018).
+
+A grouped axis (attention heads) keeps the same offsets in each of its groups.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.axes import Axis, kept_units
+
+__all__ = ["Direction", "HeadRule", "Indices", "random_units", "rolling_units", "static_units"]
+
+Indices = NDArray[np.int64]
+"""Kept units of an axis, 0-based, in local order."""
+
+Direction = Literal["up", "down"]
+HeadRule = Literal["preserving", "as_released"]
+
+
+def static_units(axis: Axis, width: float) -> Indices:
+    """Keep the leading units of every group.
+
+    Args:
+        axis: the axis to cut.
+        width: share to keep, in (0, 1].
+
+    Returns:
+        `axis.kept(width)` units in ascending order.
+    """
+    return rolling_units(axis, width, shift=0)
+
+
+def rolling_units(
+    axis: Axis, width: float, *, shift: int, direction: Direction = "up", heads: HeadRule = "preserving"
+) -> Indices:
+    """Keep a window of every group that starts `shift` units further and wraps around.
+
+    Args:
+        axis: the axis to cut.
+        width: share to keep, in (0, 1].
+        shift: units the window has moved since round 0 (the step times the round).
+        direction: ``up`` as in the paper, ``down`` as in the released code.
+        heads: ``preserving`` rolls inside each group; ``as_released`` rolls the whole axis and then cuts it
+            into groups, which mixes neighbouring heads.
+
+    Returns:
+        `axis.kept(width)` distinct units in rolled order.
+    """
+    start = shift if direction == "up" else -shift
+    kept = kept_units(axis.group_size, width)
+    if heads == "as_released":
+        rolled = (np.arange(axis.size, dtype=np.int64) + start) % axis.size
+        return rolled.reshape(axis.groups, axis.group_size)[:, :kept].reshape(-1)
+    return _in_every_group(axis, (np.arange(kept, dtype=np.int64) + start) % axis.group_size)
+
+
+def random_units(axis: Axis, width: float, *, seed: int, round_index: int, label: str) -> Indices:
+    """Keep distinct units drawn uniformly, the same offsets in every group.
+
+    Args:
+        axis: the axis to cut.
+        width: share to keep, in (0, 1].
+        seed: seed of the run (or of one device in it), not negative.
+        round_index: 0-based round, not negative.
+        label: what the draw is for, so that two axes of one round differ.
+
+    Returns:
+        `axis.kept(width)` units in ascending order; a function of the arguments alone.
+    """
+    # A digest, because Python's own hash of a string differs from process to process.
+    salt = int.from_bytes(hashlib.sha256(label.encode()).digest()[:8], "little")
+    generator = np.random.default_rng([seed, round_index, salt])
+    kept = kept_units(axis.group_size, width)
+    offsets = np.sort(generator.choice(axis.group_size, size=kept, replace=False)).astype(np.int64)
+    return _in_every_group(axis, offsets)
+
+
+def _in_every_group(axis: Axis, offsets: Indices) -> Indices:
+    starts = np.arange(axis.groups, dtype=np.int64) * axis.group_size
+    return (starts[:, None] + offsets[None, :]).reshape(-1)

@@ -1,0 +1,309 @@
+"""Layouts: which axis every dimension of every parameter of a global model carries, as a plain value.
+
+A layout is all the server needs to cut and merge a model; it is written beside the graphs as ``layout.json``
+and read back without torch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal, cast
+
+from fleet_protocol.errors import ConfigError, PlanError
+from models.axes import Axis, AxisKind
+from models.tier import Tier
+
+__all__ = ["FORMAT_VERSION", "HEAD", "STEM", "Dim", "Layout", "Parameter", "Statistic", "block_name", "freeze"]
+
+FORMAT_VERSION = 1
+STEM = "stem"
+HEAD = "head"
+
+
+def block_name(number: int) -> str:
+    """Name the depth unit with this 1-based number, as parameters carry it."""
+    return f"block{number}"
+
+
+def freeze(value: Any) -> Any:
+    """Turn the lists of a JSON value into tuples, at every depth, so that it cannot change under its owner."""
+    if isinstance(value, Mapping):
+        return MappingProxyType({key: freeze(item) for key, item in value.items()})
+    if isinstance(value, (list, tuple)):
+        return tuple(freeze(item) for item in value)
+    return value
+
+
+def _thaw(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _thaw(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return [_thaw(item) for item in value]
+    return value
+
+
+@dataclass(frozen=True)
+class Dim:
+    """One dimension of a tensor.
+
+    Attributes:
+        axis: name of the axis it carries.
+        inner: positions per unit of the axis, 1 unless an activation was flattened: the entry of unit ``u`` and
+            position ``p`` is ``u * inner + p`` (channel-major, as ``torch.flatten`` lays it out).
+    """
+
+    axis: str
+    inner: int = 1
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A trained tensor of the global model.
+
+    Attributes:
+        name: dotted path in the module.
+        shape: global shape.
+        dims: one entry for each dimension.
+        block: ``stem``, ``block1`` ..., or ``head``.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dims: tuple[Dim, ...]
+    block: str
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """A static batch norm, whose mean and variance vectors are asked for after training.
+
+    Attributes:
+        name: dotted path of the norm in the module.
+        dims: the one dimension of both vectors.
+        block: ``stem``, ``block1`` ..., or ``head``.
+    """
+
+    name: str
+    dims: tuple[Dim, ...]
+    block: str
+
+    @property
+    def tensors(self) -> tuple[str, str]:
+        """Names of the mean and the variance vector among the tensors of a graph."""
+        return f"stat.{self.name}.mean", f"stat.{self.name}.var"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The global model of one architecture, described without its weights.
+
+    Attributes:
+        arch: name of the architecture.
+        settings: what it was built with, JSON values (sequences as tuples).
+        axes: every axis by name.
+        parameters: in the order the module registers them.
+        statistics: its static batch norms, in module order; empty if it has none.
+        depth: number of blocks; 1 if the model has no depth unit.
+        depths: the depths a tier may ask for, ascending.
+        label_axes: axes whose rows a device may only change for labels it has seen (the label rule).
+        input_shape: shape of one sample, without the batch.
+        input_dtype: ``float32``, or ``int64`` for tokens.
+        classes: number of labels.
+    """
+
+    arch: str
+    settings: Mapping[str, Any]
+    axes: Mapping[str, Axis]
+    parameters: tuple[Parameter, ...]
+    statistics: tuple[Statistic, ...]
+    depth: int
+    depths: tuple[int, ...]
+    label_axes: tuple[str, ...]
+    input_shape: tuple[int, ...]
+    input_dtype: Literal["float32", "int64"]
+    classes: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "settings", freeze(self.settings))
+        object.__setattr__(self, "axes", MappingProxyType(dict(self.axes)))
+        _check(self)
+
+    def tier(self, width: float, depth: int | None = None) -> Tier:
+        """Make a tier of this model.
+
+        Args:
+            width: share of the global width, in (0, 1].
+            depth: number of blocks; all of them if omitted.
+
+        Returns:
+            The tier.
+
+        Raises:
+            PlanError: if the model cannot have this width or depth; the message names what it can have.
+        """
+        chosen = self.depth if depth is None else depth
+        if chosen not in self.depths:
+            allowed = ", ".join(map(str, self.depths))
+            raise PlanError(f"{self.arch} has no sub-model of depth {chosen}; its depths are {allowed}")
+        return Tier(width, chosen)
+
+    def blocks(self, tier: Tier) -> frozenset[str]:
+        """Name the blocks a tier keeps: the stem, the head and the lowest `tier.depth` depth units.
+
+        Raises:
+            PlanError: if the model has no such depth.
+        """
+        checked = self.tier(tier.width, tier.depth)
+        return frozenset({STEM, HEAD, *(block_name(number) for number in range(1, checked.depth + 1))})
+
+    def kept(self, tier: Tier) -> tuple[Parameter, ...]:
+        """List the parameters a tier keeps, in registration order.
+
+        Raises:
+            PlanError: if the model has no such depth.
+        """
+        blocks = self.blocks(tier)
+        return tuple(parameter for parameter in self.parameters if parameter.block in blocks)
+
+    def local_shape(self, dims: Iterable[Dim], width: float) -> tuple[int, ...]:
+        """Compute the shape of a tensor with these dimensions in a sub-model of this width."""
+        return tuple(self.axes[dim.axis].kept(width) * dim.inner for dim in dims)
+
+    def shapes(self, tier: Tier) -> dict[str, tuple[int, ...]]:
+        """Map the parameters a tier keeps to their local shapes, in registration order.
+
+        Raises:
+            PlanError: if the model has no such depth.
+        """
+        return {item.name: self.local_shape(item.dims, tier.width) for item in self.kept(tier)}
+
+    def statistic_shapes(self, tier: Tier) -> dict[str, tuple[int, ...]]:
+        """Map the statistic tensors a tier keeps (``stat.<norm>.mean``, ``.var``) to their local shapes.
+
+        Raises:
+            PlanError: if the model has no such depth.
+        """
+        blocks = self.blocks(tier)
+        return {
+            name: self.local_shape(item.dims, tier.width)
+            for item in self.statistics
+            if item.block in blocks
+            for name in item.tensors
+        }
+
+    def parameter_count(self, tier: Tier) -> int:
+        """Count the scalar parameters of a tier.
+
+        Raises:
+            PlanError: if the model has no such depth.
+        """
+        return sum(math.prod(shape) for shape in self.shapes(tier).values())
+
+    def to_json(self) -> str:
+        """Write the layout as JSON text, the content of ``layout.json``."""
+        document = {
+            "version": FORMAT_VERSION,
+            "arch": self.arch,
+            "settings": _thaw(self.settings),
+            "input_shape": list(self.input_shape),
+            "input_dtype": self.input_dtype,
+            "classes": self.classes,
+            "depth": self.depth,
+            "depths": list(self.depths),
+            "label_axes": list(self.label_axes),
+            "axes": [
+                {"name": axis.name, "size": axis.size, "kind": axis.kind.value, "groups": axis.groups}
+                for axis in self.axes.values()
+            ],
+            "parameters": [
+                {
+                    "name": item.name,
+                    "shape": list(item.shape),
+                    "dims": [[dim.axis, dim.inner] for dim in item.dims],
+                    "block": item.block,
+                }
+                for item in self.parameters
+            ],
+            "statistics": [
+                {"name": item.name, "dims": [[dim.axis, dim.inner] for dim in item.dims], "block": item.block}
+                for item in self.statistics
+            ],
+        }
+        return json.dumps(document, indent=1)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Layout:
+        """Read a layout back from JSON text.
+
+        Args:
+            text: what `to_json` wrote.
+
+        Returns:
+            An equal layout.
+
+        Raises:
+            ConfigError: if the text is not a layout of this format version.
+        """
+        try:
+            return _read(json.loads(text))
+        except (ValueError, KeyError, TypeError, PlanError) as error:
+            raise ConfigError(f"layout.json cannot be read ({error!r}); export the architecture again") from error
+
+
+def _read(document: Mapping[str, Any]) -> Layout:
+    if document["version"] != FORMAT_VERSION:
+        raise ValueError(f"format version {document['version']}, this release reads {FORMAT_VERSION}")
+    axes = [
+        Axis(str(item["name"]), int(item["size"]), AxisKind(item["kind"]), int(item["groups"]))
+        for item in document["axes"]
+    ]
+    return Layout(
+        arch=str(document["arch"]),
+        settings=document["settings"],
+        axes={axis.name: axis for axis in axes},
+        parameters=tuple(
+            Parameter(str(item["name"]), tuple(map(int, item["shape"])), _dims(item["dims"]), str(item["block"]))
+            for item in document["parameters"]
+        ),
+        statistics=tuple(
+            Statistic(str(item["name"]), _dims(item["dims"]), str(item["block"])) for item in document["statistics"]
+        ),
+        depth=int(document["depth"]),
+        depths=tuple(map(int, document["depths"])),
+        label_axes=tuple(map(str, document["label_axes"])),
+        input_shape=tuple(map(int, document["input_shape"])),
+        input_dtype=cast('Literal["float32", "int64"]', document["input_dtype"]),
+        classes=int(document["classes"]),
+    )
+
+
+def _dims(pairs: Iterable[tuple[str, int]]) -> tuple[Dim, ...]:
+    return tuple(Dim(str(axis), int(inner)) for axis, inner in pairs)
+
+
+def _check(layout: Layout) -> None:
+    """Refuse a layout that contradicts itself, before anything is cut by it."""
+    if layout.input_dtype not in ("float32", "int64"):
+        raise PlanError(f"{layout.arch}: input dtype {layout.input_dtype!r} is neither float32 nor int64")
+    if not layout.depths or layout.depths[-1] != layout.depth or sorted(set(layout.depths)) != [*layout.depths]:
+        raise PlanError(f"{layout.arch}: depths {layout.depths} do not ascend to its depth {layout.depth}")
+    blocks = {STEM, HEAD, *(block_name(number) for number in range(1, layout.depth + 1))}
+    names = [item.name for item in layout.parameters]
+    if len(set(names)) != len(names):
+        raise PlanError(f"{layout.arch}: two parameters share a name")
+    for item in (*layout.parameters, *layout.statistics):
+        unknown = [dim.axis for dim in item.dims if dim.axis not in layout.axes]
+        if unknown:
+            raise PlanError(f"{layout.arch}: {item.name} carries the unknown axis {unknown[0]}")
+        if item.block not in blocks:
+            raise PlanError(f"{layout.arch}: {item.name} belongs to the unknown block {item.block}")
+    for parameter in layout.parameters:
+        if layout.local_shape(parameter.dims, 1.0) != parameter.shape:
+            raise PlanError(f"{layout.arch}: the axes of {parameter.name} do not add up to {parameter.shape}")
+    for name in layout.label_axes:
+        if name not in layout.axes or layout.axes[name].kind is not AxisKind.FIXED:
+            raise PlanError(f"{layout.arch}: label axis {name} is not one of its fixed axes")

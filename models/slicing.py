@@ -1,0 +1,289 @@
+"""Slicing: the strided copies and additions that carry tensors between a global model and a sub-model.
+
+The kept units of a dimension are stored as runs of consecutive units. The boxes of a tensor are the products of
+the runs of its dimensions, so that a static plan moves one box and a rolling one at most two along each axis,
+each at the speed of memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet_protocol.errors import PlanError
+from models.draws import Indices
+from models.layout import Dim, Layout
+
+__all__ = [
+    "MAX_BOXES",
+    "CompiledPlan",
+    "CompiledTensor",
+    "Region",
+    "Rows",
+    "Run",
+    "Tensors",
+    "compile_tensor",
+    "tensor_regions",
+]
+
+MAX_BOXES = 128
+"""Boxes above which a tensor is moved by one fancy index: each box costs about a microsecond, however small."""
+
+Tensors = Mapping[str, NDArray[Any]]
+Rows = Mapping[str, NDArray[np.integer[Any]]]
+
+
+class Run(NamedTuple):
+    """Consecutive entries of one dimension that stay together.
+
+    Attributes:
+        start: first entry in the global tensor.
+        local: first entry in the local tensor.
+        length: how many.
+    """
+
+    start: int
+    local: int
+    length: int
+
+
+class Region(NamedTuple):
+    """The same entries of a tensor, in the global model and in the sub-model.
+
+    Attributes:
+        index: index into the global tensor; slices, or an open mesh over its leading dimensions.
+        local: index into the local tensor, of the same form.
+    """
+
+    index: tuple[Any, ...]
+    local: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class CompiledTensor:
+    """What a plan keeps of one tensor.
+
+    Attributes:
+        name: the tensor's name.
+        dims: the axis of each dimension.
+        shape: global shape.
+        local_shape: shape in the sub-model.
+        runs: for each dimension, its kept entries.
+        regions: the boxes, when no label rule applies.
+    """
+
+    name: str
+    dims: tuple[Dim, ...]
+    shape: tuple[int, ...]
+    local_shape: tuple[int, ...]
+    runs: tuple[tuple[Run, ...], ...]
+    regions: tuple[Region, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledPlan:
+    """A plan made ready for use on many updates.
+
+    Attributes:
+        title: architecture and tier, for messages.
+        tensors: every kept tensor by name; parameters in registration order, then statistics.
+        required: names of the parameters; statistics may be absent from what is sliced or merged.
+        label_axes: axes that a label rule may restrict.
+    """
+
+    title: str
+    tensors: Mapping[str, CompiledTensor]
+    required: frozenset[str]
+    label_axes: frozenset[str]
+
+    def slice(self, weights: Tensors) -> dict[str, NDArray[Any]]:
+        """Cut the sub-model's tensors out of global ones; see `models.plan.slice_weights`."""
+        cut: dict[str, NDArray[Any]] = {}
+        for tensor in self._present(weights):
+            source = self._of_shape(weights, tensor.name, tensor.shape, "global weights")
+            local = np.empty(tensor.local_shape, dtype=source.dtype)
+            for region in tensor.regions:
+                local[region.local] = source[region.index]
+            cut[tensor.name] = local
+        return cut
+
+    def scatter(self, sub: Tensors, onto: Tensors) -> dict[str, NDArray[Any]]:
+        """Write a sub-model's tensors into copies of global ones; see `models.plan.scatter`."""
+        tensors = self._accepted(sub, onto)
+        merged = {name: np.array(value) for name, value in onto.items()}
+        for tensor in tensors:
+            for region in tensor.regions:
+                merged[tensor.name][region.index] = sub[tensor.name][region.local]
+        return merged
+
+    def scatter_add(self, target: Tensors, update: Tensors, rows: Rows | None = None, *, weight: float = 1.0) -> None:
+        """Add a sub-model's tensors into global sums in place; see `models.plan.scatter_add`."""
+        for tensor, boxes in self._selected(self._accepted(update, target), rows):
+            total, part = target[tensor.name], update[tensor.name]
+            for region in boxes:
+                addend = part[region.local]
+                _add(total, region.index, addend if weight == 1.0 else addend * addend.dtype.type(weight))
+
+    def add_coverage(self, counts: Tensors, rows: Rows | None = None, *, amount: float = 1) -> None:
+        """Add a number to the entries of global tensors that the plan keeps, in place.
+
+        Counts of several updates of one plan under one label rule can be added at once.
+
+        Args:
+            counts: by name, of the global shapes, any dtype that holds `amount`.
+            rows: rows of label axes that count; all where absent.
+            amount: what to add.
+
+        Raises:
+            PlanError: as `scatter_add`.
+        """
+        tensors = self._present(counts)
+        for tensor in tensors:
+            self._of_shape(counts, tensor.name, tensor.shape, "counts")
+        for tensor, boxes in self._selected(tensors, rows):
+            count = counts[tensor.name]
+            for region in boxes:
+                _add(count, region.index, count.dtype.type(amount))
+
+    def _present(self, given: Tensors) -> list[CompiledTensor]:
+        missing = self.required - given.keys()
+        if missing:
+            first = next(name for name in self.tensors if name in missing)
+            raise PlanError(f"{self.title}: tensor {first} is missing ({len(missing)} missing in all)")
+        return [tensor for name, tensor in self.tensors.items() if name in given]
+
+    def _accepted(self, sub: Tensors, whole: Tensors) -> list[CompiledTensor]:
+        """Check every tensor of an update against the plan and its target, before any is used."""
+        unknown = sub.keys() - self.tensors.keys()
+        if unknown:
+            raise PlanError(f"{self.title}: the sub-model has no tensor {min(unknown)}")
+        tensors = self._present(sub)
+        for tensor in tensors:
+            self._of_shape(sub, tensor.name, tensor.local_shape, "sub-model")
+            self._of_shape(whole, tensor.name, tensor.shape, "global tensors")
+        return tensors
+
+    def _of_shape(self, given: Tensors, name: str, shape: tuple[int, ...], where: str) -> NDArray[Any]:
+        value = given.get(name)
+        found = "missing" if value is None else value.shape
+        if value is None or found != shape:
+            raise PlanError(f"{self.title}: tensor {name} of the {where} should be {shape} but is {found}")
+        return value
+
+    def _selected(
+        self, tensors: Sequence[CompiledTensor], rows: Rows | None
+    ) -> Iterator[tuple[CompiledTensor, tuple[Region, ...]]]:
+        units = {} if rows is None else self._label_units(rows)
+        boxes = [
+            (tensor, tensor_regions(tensor, units))
+            if any(dim.axis in units for dim in tensor.dims)
+            else (tensor, tensor.regions)
+            for tensor in tensors
+        ]
+        return iter(boxes)
+
+    def _label_units(self, rows: Rows) -> dict[str, Indices]:
+        unknown = rows.keys() - self.label_axes
+        if unknown:
+            raise PlanError(f"{self.title}: {min(unknown)} is not a label axis")
+        return {axis: np.unique(np.asarray(units, dtype=np.int64)) for axis, units in rows.items()}
+
+
+def compile_tensor(layout: Layout, name: str, dims: Sequence[Dim], units: Sequence[Indices | None]) -> CompiledTensor:
+    """Find the runs and boxes of one tensor.
+
+    Args:
+        layout: the global model.
+        name: the tensor's name.
+        dims: the axis of each dimension.
+        units: the kept units of each dimension, None for all.
+
+    Returns:
+        The tensor, ready to be moved.
+    """
+    shape = tuple(layout.axes[dim.axis].size * dim.inner for dim in dims)
+    runs = tuple(
+        (Run(0, 0, size),) if kept is None else _runs(kept, dim.inner)
+        for size, dim, kept in zip(shape, dims, units, strict=True)
+    )
+    local_shape = tuple(sum(run.length for run in row) for row in runs)
+    return CompiledTensor(name, tuple(dims), shape, local_shape, runs, _regions(shape, runs))
+
+
+def tensor_regions(tensor: CompiledTensor, rows: Mapping[str, Indices] | None = None) -> tuple[Region, ...]:
+    """List the boxes of a tensor, restricted to some rows of its label axes.
+
+    Args:
+        tensor: a compiled tensor.
+        rows: units to keep of label axes, ascending; axes not named are whole.
+
+    Returns:
+        Its boxes.
+
+    Raises:
+        PlanError: if a row lies outside its axis.
+    """
+    if not rows:
+        return tensor.regions
+    runs = list(tensor.runs)
+    for position, dim in enumerate(tensor.dims):
+        if dim.axis not in rows:
+            continue
+        kept, size = rows[dim.axis], tensor.shape[position] // dim.inner
+        if kept.size and not (kept[0] >= 0 and kept[-1] < size):
+            raise PlanError(f"rows {kept[0]} to {kept[-1]} of {dim.axis} are outside 0 to {size - 1}")
+        # A label axis is never cut, so its rows have the same numbers in the sub-model.
+        runs[position] = tuple(Run(run.start, run.start, run.length) for run in _runs(kept, dim.inner))
+    return _regions(tensor.shape, tuple(runs))
+
+
+def _runs(units: Indices, inner: int) -> tuple[Run, ...]:
+    """Group kept units, in local order, into runs of consecutive ones, counted in entries."""
+    if not units.size:
+        return ()
+    breaks = np.flatnonzero(np.diff(units) != 1) + 1
+    edges = [0, *breaks.tolist(), units.size]
+    return tuple(
+        Run(int(units[first]) * inner, first * inner, (last - first) * inner)
+        for first, last in itertools.pairwise(edges)
+    )
+
+
+def _regions(shape: tuple[int, ...], runs: tuple[tuple[Run, ...], ...]) -> tuple[Region, ...]:
+    if not runs:
+        # A scalar: an empty index would copy it out instead of pointing at it.
+        return (Region((...,), (...,)),)
+    if math.prod(len(row) for row in runs) <= MAX_BOXES:
+        return tuple(
+            Region(
+                tuple(slice(run.start, run.start + run.length) for run in box),
+                tuple(slice(run.local, run.local + run.length) for run in box),
+            )
+            for box in itertools.product(*runs)
+        )
+    # Trailing whole dimensions stay out of the mesh, so that their entries are still copied together.
+    depth = max(position for position, row in enumerate(runs) if row != (Run(0, 0, shape[position]),)) + 1
+    return (
+        Region(
+            np.ix_(*(_entries([(run.start, run.length) for run in row]) for row in runs[:depth])),
+            np.ix_(*(_entries([(run.local, run.length) for run in row]) for row in runs[:depth])),
+        ),
+    )
+
+
+def _entries(spans: Sequence[tuple[int, int]]) -> Indices:
+    return np.concatenate([np.arange(start, start + length, dtype=np.int64) for start, length in spans])
+
+
+def _add(total: NDArray[Any], index: tuple[Any, ...], addend: Any) -> None:
+    if all(isinstance(part, slice) for part in index):
+        view = total[index]
+        np.add(view, addend, out=view)
+    else:
+        total[index] += addend

@@ -1,0 +1,65 @@
+"""Tiers: the sub-model shapes a device can be given, written ``w0.50-d4``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from decimal import Decimal
+
+from fleet_protocol.errors import PlanError
+
+__all__ = ["Tier"]
+
+_ID = re.compile(r"w(?P<width>[01]\.\d{2,})-d(?P<depth>[1-9]\d*)", re.ASCII)
+
+
+@dataclass(frozen=True, order=True)
+class Tier:
+    """A sub-model shape: a share of every width axis and a number of blocks.
+
+    Example:
+        >>> Tier(0.5, 4).id
+        'w0.50-d4'
+        >>> Tier.parse("w0.0625-d1")
+        Tier(width=0.0625, depth=1)
+
+    Attributes:
+        width: share of the global width, in (0, 1].
+        depth: number of blocks kept from the bottom, at least 1 (1 for a model without a depth unit).
+    """
+
+    width: float
+    depth: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.width <= 1.0:
+            raise PlanError(f"tier width {self.width} is not in (0, 1]; 1 is the whole model, 0.5 half of it")
+        if self.depth < 1:
+            raise PlanError(f"tier depth {self.depth} is not a positive number of blocks")
+
+    @property
+    def id(self) -> str:
+        """The tier's name in paths and messages; the width has two decimals or as many as it needs."""
+        digits = f"{Decimal(repr(float(self.width))):f}"
+        whole, _, fraction = digits.partition(".")
+        return f"w{whole}.{fraction.ljust(2, '0')}-d{self.depth}"
+
+    @classmethod
+    def parse(cls, text: str) -> Tier:
+        """Read a tier back from its id.
+
+        Args:
+            text: an id such as ``w0.50-d4``, in exactly the form `id` writes.
+
+        Returns:
+            The tier.
+
+        Raises:
+            PlanError: if the text is not the id of a tier.
+        """
+        match = _ID.fullmatch(text)
+        if match is not None:
+            tier = cls(float(match["width"]), int(match["depth"]))
+            if tier.id == text:
+                return tier
+        raise PlanError(f"{text!r} is not a tier id; expected a form like w0.50-d4 or w0.0625-d1")
