@@ -57,8 +57,8 @@ def _chunk(summary: str) -> dict[str, Any]:
         "title": "Chunk",
         "summary": summary,
         "description": (
-            f"Binary, big-endian: magic SHC1, index (4 bytes), size of the blob (8), bytes per chunk (4), sha256 of the "
-            f"payload (32), payload; {FRAME_OVERHEAD} bytes before the payload. The default chunk is "
+            "Binary, big-endian: magic SHC1, index (4 bytes), size of the blob (8), bytes per chunk (4), sha256 of "
+            f"the payload (32), payload; {FRAME_OVERHEAD} bytes before the payload. The default chunk is "
             f"{DEFAULT_CHUNK_BYTES} bytes."
         ),
         "contentType": "application/octet-stream",
@@ -131,7 +131,8 @@ def document() -> dict[str, Any]:
             "version": str(messages.SCHEMA_VERSION),
             "description": (
                 "What a Shoal server and its devices say to each other over MQTT 5. Names match "
-                f"{NAME_PATTERN}. Anything unknown, oversized, for another round or with a bad digest is refused and counted."
+                f"{NAME_PATTERN}. Anything unknown, oversized, for another round or with a bad digest is refused "
+                "and counted."
             ),
         },
         "defaultContentType": "application/json",
