@@ -1,0 +1,164 @@
+"""Real brokers for tests: on 127.0.0.1, on a free port, and able to die and come back on that port."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+__all__ = ["TestBroker", "embedded_broker", "free_port", "mosquitto_broker"]
+
+START_SECONDS = 15.0
+
+_MOSQUITTO = """
+listener {port} 127.0.0.1
+allow_anonymous true
+user root
+persistence false
+max_queued_messages 0
+log_type error
+log_type warning
+"""
+
+_EMBEDDED = """
+id = 0
+[router]
+id = 0
+max_connections = 1000
+max_outgoing_packet_count = 200
+max_segment_size = 104857600
+max_segment_count = 10
+[v5.1]
+name = "v5"
+listen = "127.0.0.1:{port}"
+next_connection_delay_ms = 1
+    [v5.1.connections]
+    connection_timeout_ms = 60000
+    max_payload_size = 16777216
+    max_inflight_count = 100
+    dynamic_filters = true
+"""
+
+
+class TestBroker(Protocol):
+    """A broker under a test's control.
+
+    Attributes:
+        port: where it listens, also after a restart.
+    """
+
+    __test__ = False
+    port: int
+
+    def start(self) -> None:
+        """Listen; returns when connections are accepted."""
+
+    def stop(self) -> None:
+        """Die at once; sessions and retained messages are lost."""
+
+    @property
+    def url(self) -> str:
+        """Address for a configuration."""
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _listening(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=0.2):
+        return True
+    return False
+
+
+class _ProcessBroker:
+    """A broker that is one child process."""
+
+    def __init__(self, command: list[str], port: int, log: Path) -> None:
+        self.port = port
+        self._command = command
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"mqtt://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        deadline = time.monotonic() + START_SECONDS
+        while not _listening(self.port):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = self._process.wait(0.05)
+                raise RuntimeError(f"{self._command[0]} exited with {code}: {self._log.read_text()}")
+            if time.monotonic() > deadline:
+                self.stop()
+                raise TimeoutError(f"{self._command[0]} does not listen on {self.port}")
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(10)
+            self._process = None
+
+
+class _EmbeddedBroker:
+    """The broker inside the iotcore wheel; it too runs in a child process."""
+
+    def __init__(self, config: Path, port: int) -> None:
+        self.port = port
+        self._config = config
+        self._stack = contextlib.ExitStack()
+
+    @property
+    def url(self) -> str:
+        return f"mqtt://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        iotcore = pytest.importorskip("iotcore", reason="the embedded broker needs the extra `broker`")
+        self._stack.enter_context(iotcore.Broker(config_path=str(self._config)))
+
+    def stop(self) -> None:
+        self._stack.close()
+
+
+@contextlib.contextmanager
+def mosquitto_broker(tmp_path: Path) -> Iterator[TestBroker]:
+    """A running Mosquitto; the test is skipped where it is not installed."""
+    program = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
+    if program is None:
+        pytest.skip("mosquitto is not installed")
+    port = free_port()
+    config = tmp_path / f"mosquitto-{port}.conf"
+    config.write_text(_MOSQUITTO.format(port=port))
+    broker = _ProcessBroker([program, "-c", str(config)], port, tmp_path / f"mosquitto-{port}.log")
+    broker.start()
+    try:
+        yield broker
+    finally:
+        broker.stop()
+
+
+@contextlib.contextmanager
+def embedded_broker(tmp_path: Path) -> Iterator[TestBroker]:
+    """A running embedded broker."""
+    port = free_port()
+    config = tmp_path / f"embedded-{port}.toml"
+    config.write_text(_EMBEDDED.format(port=port))
+    broker = _EmbeddedBroker(config, port)
+    broker.start()
+    try:
+        yield broker
+    finally:
+        broker.stop()
