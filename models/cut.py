@@ -21,10 +21,13 @@ from types import MappingProxyType
 from fleet_protocol.errors import ConfigError, PlanError
 from models.axes import Axis, AxisKind
 
-__all__ = ["CLASSES", "Cut"]
+__all__ = ["CLASSES", "FIXED_PREFIX", "Cut"]
 
 CLASSES = "classes"
 """Name of the label axis, whose rows fall under the label rule."""
+
+FIXED_PREFIX = "fixed."
+"""Start of the names of axes that no builder names, such as kernels and vocabularies."""
 
 
 class Cut:
@@ -139,6 +142,8 @@ class Cut:
         return self._depth
 
     def _kept(self, axis: Axis) -> int:
+        if axis.name.startswith(FIXED_PREFIX):
+            raise ConfigError(f"axis {axis.name}: names that start with {FIXED_PREFIX!r} are taken; choose another")
         known = self._axes.setdefault(axis.name, axis)
         if known != axis:
             raise ConfigError(

@@ -295,7 +295,8 @@ def _check(layout: Layout) -> None:
     names = [item.name for item in layout.parameters]
     if len(set(names)) != len(names):
         raise PlanError(f"{layout.arch}: two parameters share a name")
-    for item in (*layout.parameters, *layout.statistics):
+    items: list[Parameter | Statistic] = [*layout.parameters, *layout.statistics]
+    for item in items:
         unknown = [dim.axis for dim in item.dims if dim.axis not in layout.axes]
         if unknown:
             raise PlanError(f"{layout.arch}: {item.name} carries the unknown axis {unknown[0]}")

@@ -22,7 +22,7 @@ from models.cut import Cut
 from models.layout import Layout, freeze
 from models.tier import Tier
 
-__all__ = ["Architecture", "Registry", "architecture", "build", "infer_layout"]
+__all__ = ["Architecture", "Registry", "architecture", "build", "call_builder", "infer_layout"]
 
 _REQUIRED = ("input_shape", "classes")
 
@@ -124,7 +124,7 @@ class Registry:
         Raises:
             ConfigError: if two share a name.
         """
-        return cls(MappingProxyType({}))._extended(architectures, "the list")
+        return cls(_joined({}, architectures, "the list"))
 
     @classmethod
     def zoo(cls) -> Registry:
@@ -159,7 +159,7 @@ class Registry:
         found = [item for item in _found(module) if item not in self.entries.values()]
         if not found:
             raise ConfigError(f"{path} defines no architecture; decorate a builder with @architecture() from models")
-        return self._extended(found, str(path))
+        return Registry(_joined(self.entries, found, str(path)))
 
     def get(self, name: str) -> Architecture:
         """Look an architecture up.
@@ -188,16 +188,6 @@ class Registry:
 
     def __contains__(self, name: object) -> bool:
         return name in self.entries
-
-    def _extended(self, architectures: Iterable[Architecture], source: str) -> Registry:
-        entries = dict(self.entries)
-        for item in architectures:
-            if item.name in entries:
-                raise ConfigError(
-                    f"architecture {item.name} of {source} has the name of another one; rename its function"
-                )
-            entries[item.name] = item
-        return Registry(MappingProxyType(entries))
 
 
 def build(
@@ -234,7 +224,20 @@ def build(
 
 
 def call_builder(arch: Architecture, cut: Cut, settings: Mapping[str, Any] | None) -> Any:
-    """Call a builder with a cut; see `build`."""
+    """Call a builder with a cut of one's own.
+
+    Args:
+        arch: the architecture.
+        cut: answers the builder, and remembers its questions.
+        settings: settings that differ from the defaults.
+
+    Returns:
+        What the builder returned.
+
+    Raises:
+        ConfigError: if a setting is unknown or the builder fails on it.
+        PlanError: if the model cannot have the depth of the cut.
+    """
     try:
         return arch.build(cut, **arch.settings(settings))
     except PlanError as error:
@@ -261,6 +264,17 @@ def infer_layout(arch: Architecture, settings: Mapping[str, Any] | None = None) 
     inference = importlib.import_module("models.zoo.inference")
     layout: Layout = inference.infer_layout(arch, settings)
     return layout
+
+
+def _joined(
+    known: Mapping[str, Architecture], added: Iterable[Architecture], source: str
+) -> Mapping[str, Architecture]:
+    entries = dict(known)
+    for item in added:
+        if item.name in entries:
+            raise ConfigError(f"architecture {item.name} of {source} has the name of another one; rename its function")
+        entries[item.name] = item
+    return MappingProxyType(entries)
 
 
 def _found(module: ModuleType) -> list[Architecture]:

@@ -57,12 +57,12 @@ class Region(NamedTuple):
     """The same entries of a tensor, in the global model and in the sub-model.
 
     Attributes:
-        index: index into the global tensor; slices, or an open mesh over its leading dimensions.
-        local: index into the local tensor, of the same form.
+        whole: index into the global tensor; slices, or an open mesh over its leading dimensions.
+        part: index into the local tensor, of the same form.
     """
 
-    index: tuple[Any, ...]
-    local: tuple[Any, ...]
+    whole: tuple[Any, ...]
+    part: tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class CompiledPlan:
             source = self._of_shape(weights, tensor.name, tensor.shape, "global weights")
             local = np.empty(tensor.local_shape, dtype=source.dtype)
             for region in tensor.regions:
-                local[region.local] = source[region.index]
+                local[region.part] = source[region.whole]
             cut[tensor.name] = local
         return cut
 
@@ -119,7 +119,7 @@ class CompiledPlan:
         merged = {name: np.array(value) for name, value in onto.items()}
         for tensor in tensors:
             for region in tensor.regions:
-                merged[tensor.name][region.index] = sub[tensor.name][region.local]
+                merged[tensor.name][region.whole] = sub[tensor.name][region.part]
         return merged
 
     def scatter_add(self, target: Tensors, update: Tensors, rows: Rows | None = None, *, weight: float = 1.0) -> None:
@@ -127,8 +127,8 @@ class CompiledPlan:
         for tensor, boxes in self._selected(self._accepted(update, target), rows):
             total, part = target[tensor.name], update[tensor.name]
             for region in boxes:
-                addend = part[region.local]
-                _add(total, region.index, addend if weight == 1.0 else addend * addend.dtype.type(weight))
+                addend = part[region.part]
+                _add(total, region.whole, addend if weight == 1.0 else addend * addend.dtype.type(weight))
 
     def add_coverage(self, counts: Tensors, rows: Rows | None = None, *, amount: float = 1) -> None:
         """Add a number to the entries of global tensors that the plan keeps, in place.
@@ -149,7 +149,7 @@ class CompiledPlan:
         for tensor, boxes in self._selected(tensors, rows):
             count = counts[tensor.name]
             for region in boxes:
-                _add(count, region.index, count.dtype.type(amount))
+                _add(count, region.whole, count.dtype.type(amount))
 
     def _present(self, given: Tensors) -> list[CompiledTensor]:
         missing = self.required - given.keys()

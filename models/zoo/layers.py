@@ -1,0 +1,141 @@
+"""Layers whose behaviour depends on what a graph is for: static batch norm and the Scaler of HeteroFL.
+
+Diao, Ding, Tarokh: "HeteroFL: Computation and communication efficient federated learning for heterogeneous
+clients", ICLR 2021. A static batch norm keeps no running averages while it trains, because averages of unequal
+sub-models cannot be merged; its statistics are asked for after training. A Scaler makes up for the units that a
+narrower model lacks.
+
+Each such layer has a `mode`, set for a whole model by `set_mode`:
+
+    ============  =============================  ==========================
+    mode          StaticBatchNorm                Scaler
+    ============  =============================  ==========================
+    train         statistics of the batch        divides by the width share
+    statistics    the same, and keeps them       identity
+    eval          statistics in its buffers      identity
+    ============  =============================  ==========================
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from fleet_protocol.errors import ConfigError
+
+__all__ = ["Mode", "Scaler", "StaticBatchNorm", "set_mode", "zero_linear_biases"]
+
+Mode = Literal["train", "statistics", "eval"]
+_MODES = ("train", "statistics", "eval")
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
+
+
+class StaticBatchNorm(nn.Module):
+    """Batch normalisation without running averages, written out by hand.
+
+    `torch.nn.functional.batch_norm` is avoided, since exporters turn it into inference mode without a word.
+
+    Attributes:
+        mode: see the table of this module.
+        eps: added to the variance.
+        weight: scale, float32 [channels].
+        bias: shift, float32 [channels].
+        running_mean: mean used in mode eval, float32 [channels]; not part of the state dict.
+        running_var: unbiased variance used in mode eval, float32 [channels]; not part of the state dict.
+        last_mean: mean of the last batch in mode statistics.
+        last_var: unbiased variance of the last batch in mode statistics.
+    """
+
+    running_mean: Tensor
+    running_var: Tensor
+
+    def __init__(self, channels: int, eps: float = 1e-5) -> None:
+        """Make the layer with scale 1 and shift 0.
+
+        Args:
+            channels: size of the second dimension of what it normalises.
+            eps: added to the variance.
+        """
+        super().__init__()
+        self.mode: Mode = "train"
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+        self.register_buffer("running_mean", torch.zeros(channels), persistent=False)
+        self.register_buffer("running_var", torch.ones(channels), persistent=False)
+        self.last_mean: Tensor | None = None
+        self.last_var: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise each channel of x, float32 [batch, channels, ...], and scale and shift it."""
+        shape = (1, -1) + (1,) * (x.dim() - 2)
+        if self.mode == "eval":
+            scale = self.weight * torch.rsqrt(self.running_var + self.eps)
+            return (x - self.running_mean.view(shape)) * scale.view(shape) + self.bias.view(shape)
+        dims = [0, *range(2, x.dim())]
+        mean = x.mean(dims, keepdim=True)
+        centred = x - mean
+        squares = centred * centred
+        variance = squares.mean(dims, keepdim=True)
+        if self.mode == "statistics":
+            count = x.numel() // x.shape[1]
+            self.last_mean = mean.flatten()
+            self.last_var = squares.sum(dims) / (count - 1)
+        scale = self.weight.view(shape) * torch.rsqrt(variance + self.eps)
+        return centred * scale + self.bias.view(shape)
+
+
+class Scaler(nn.Module):
+    """Divides by the width share in training, so that narrow and wide models feed alike into the next layer.
+
+    Attributes:
+        mode: see the table of this module.
+        rate: width share of the sub-model, in (0, 1].
+    """
+
+    def __init__(self, rate: float) -> None:
+        """Make the layer.
+
+        Args:
+            rate: width share of the sub-model, in (0, 1]: the `rate` of a `Cut`.
+        """
+        super().__init__()
+        self.mode: Mode = "train"
+        self.rate = rate
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x / rate in training, x otherwise; any shape."""
+        # A full-width model has no such operation in its graph at all.
+        return x / self.rate if self.mode == "train" and self.rate != 1.0 else x
+
+
+def set_mode(module: ModuleT, mode: Mode) -> ModuleT:
+    """Set the mode of every layer of a model, and torch's own training flag with it.
+
+    Args:
+        module: the model; changed in place.
+        mode: ``train``, ``statistics`` or ``eval``.
+
+    Returns:
+        The same model.
+
+    Raises:
+        ConfigError: if there is no such mode.
+    """
+    if mode not in _MODES:
+        raise ConfigError(f"unknown mode {mode!r}; choose one of {', '.join(_MODES)}")
+    module.train(mode == "train")
+    for layer in module.modules():
+        if isinstance(layer, (StaticBatchNorm, Scaler)):
+            layer.mode = mode
+    return module
+
+
+def zero_linear_biases(module: nn.Module) -> None:
+    """Start the biases of all linear layers at zero, as HeteroFL does; the rest keeps torch's initialisation."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear) and layer.bias is not None:
+            nn.init.zeros_(layer.bias)

@@ -1,0 +1,58 @@
+"""The multi-layer perceptron of FML: two hidden layers of 200 units.
+
+Shen, Zhang, Jia, Zhang, Huang, Zhou, Kuang, Wu, Wu: "Federated mutual learning", arXiv:2006.16765.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor, nn
+
+from models.cut import Cut
+from models.registry import architecture
+from models.zoo.layers import Scaler, zero_linear_biases
+
+__all__ = ["Mlp", "mlp"]
+
+
+class Mlp(nn.Module):
+    """Linear layers with ReLU between them."""
+
+    def __init__(self, inputs: int, hidden: tuple[int, ...], classes: int, rate: float) -> None:
+        """Make the network.
+
+        Args:
+            inputs: entries of one sample.
+            hidden: units of each hidden layer.
+            classes: logits.
+            rate: width share for the Scaler after each hidden layer; 1 for none.
+        """
+        super().__init__()
+        sizes = (inputs, *hidden)
+        self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes, hidden, strict=False))
+        self.scaler = Scaler(rate)
+        self.head = nn.Linear(sizes[-1], classes)
+        zero_linear_biases(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute logits, float32 [batch, classes], of x, float32 [batch, ...]."""
+        x = x.flatten(1)
+        for layer in self.hidden:
+            x = self.scaler(layer(x)).relu()
+        logits: Tensor = self.head(x)
+        return logits
+
+
+@architecture(paper="arXiv:2006.16765 (network of the MNIST experiments)")
+def mlp(
+    cut: Cut,
+    *,
+    input_shape: tuple[int, ...] = (1, 28, 28),
+    classes: int = 10,
+    hidden: tuple[int, ...] = (200, 200),
+    scaler: bool = True,
+) -> Mlp:
+    """Build a perceptron whose hidden layers are cut by width."""
+    kept = tuple(cut.width(f"hidden{number}", size) for number, size in enumerate(hidden, 1))
+    return Mlp(math.prod(input_shape), kept, cut.classes(classes), cut.rate if scaler else 1.0)
