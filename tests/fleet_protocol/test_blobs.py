@@ -1,0 +1,149 @@
+"""Chunks and stores: what arrives is verified, what is missing is known, what was good stays good."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet_protocol.blob_store import BlobStore, write_atomically
+from fleet_protocol.blobs import (
+    FRAME_OVERHEAD,
+    PartFile,
+    blob_ref,
+    decode_chunk,
+    encode_chunk,
+    indices_of,
+    iter_chunks,
+    ranges_of,
+)
+from fleet_protocol.errors import BlobError, StorageError
+
+CHUNK = 1024
+
+
+def sample(size: int, seed: int = 0) -> bytes:
+    return np.random.default_rng(seed).bytes(size)
+
+
+@given(st.binary(min_size=1, max_size=5000), st.randoms())
+def test_any_order_and_duplicates_give_the_blob_back(tmp_path_factory, data, rng):
+    """Chunks may come in any order and more than once."""
+    ref = blob_ref(data, CHUNK)
+    frames = [frame for _, frame in iter_chunks(data, CHUNK, ((0, ref.chunks),))] * 2
+    rng.shuffle(frames)
+    part = PartFile(ref, tmp_path_factory.mktemp("part") / "p")
+    for frame in frames:
+        part.add(decode_chunk(frame))
+    assert part.finish().read_bytes() == data
+
+
+@given(st.sets(st.integers(0, 40)))
+def test_ranges_and_indices_are_inverse(indices):
+    """A missing list survives its compressed form, and ranges never touch each other."""
+    ranges = ranges_of(indices)
+    assert indices_of(ranges, 41) == indices
+    assert all(a[1] < b[0] for a, b in pairwise(ranges))
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda f: f[:30], "shorter than its header"),
+        (lambda f: b"XXXX" + f[4:], "not one of Shoal's"),
+        (lambda f: f[:-1], "carries 1023 bytes instead of 1024"),
+        (lambda f: f[:-1] + bytes([f[-1] ^ 1]), "does not match its digest"),
+        (lambda f: f[:4] + b"\x00\x00\x00\x09" + f[8:], "instead of"),
+    ],
+)
+def test_damaged_frames_are_refused(damage, says):
+    """Truncated, foreign and corrupted frames each have their own words."""
+    frame = encode_chunk(sample(3000), 0, CHUNK)
+    with pytest.raises(BlobError, match=says):
+        decode_chunk(damage(frame))
+
+
+def test_frame_overhead_is_as_documented():
+    """The header is what the byte layout says."""
+    assert len(encode_chunk(b"x", 0, CHUNK)) == FRAME_OVERHEAD + 1
+
+
+def test_a_restart_goes_on_where_it_stopped(tmp_path):
+    """Chunks written before a crash are not asked for again."""
+    data = sample(5 * CHUNK + 1)
+    ref = blob_ref(data, CHUNK)
+    part = PartFile(ref, tmp_path / "p")
+    for index in (0, 3):
+        part.add(decode_chunk(encode_chunk(data, index, CHUNK)))
+    part.close()
+    again = PartFile(ref, tmp_path / "p")
+    assert again.missing() == ((1, 3), (4, 6))
+    for index in (1, 2, 4, 5):
+        again.add(decode_chunk(encode_chunk(data, index, CHUNK)))
+    assert again.finish().read_bytes() == data
+
+
+def test_a_torn_have_entry_costs_one_chunk_only(tmp_path):
+    """A crash in the middle of the log of what is there leaves a usable part."""
+    data = sample(3 * CHUNK)
+    part = PartFile(blob_ref(data, CHUNK), tmp_path / "p")
+    part.add(decode_chunk(encode_chunk(data, 1, CHUNK)))
+    part.close()
+    with (tmp_path / "p.have").open("ab") as log:
+        log.write(b"\x00\x00")
+    again = PartFile(blob_ref(data, CHUNK), tmp_path / "p")
+    assert again.missing() == ((0, 1), (2, 3))
+    for index in (0, 2):
+        again.add(decode_chunk(encode_chunk(data, index, CHUNK)))
+    assert again.finish().read_bytes() == data
+
+
+def test_chunks_of_another_blob_do_not_enter(tmp_path):
+    """A blob of another size cannot write into this one."""
+    part = PartFile(blob_ref(sample(3000), CHUNK), tmp_path / "p")
+    with pytest.raises(BlobError, match="came for blob"):
+        part.add(decode_chunk(encode_chunk(sample(4000), 0, CHUNK)))
+    part.close()
+
+
+def test_a_wrong_whole_is_dropped_and_can_be_fetched_again(tmp_path):
+    """Chunks that verify one by one but make up another blob are thrown away as a whole."""
+    right, wrong = sample(3000, 1), sample(3000, 2)
+    store = BlobStore(tmp_path)
+    part = store.part(blob_ref(right, CHUNK))
+    for index in range(3):
+        part.add(decode_chunk(encode_chunk(wrong, index, CHUNK)))
+    with pytest.raises(BlobError, match="fetch it again"):
+        store.adopt(part)
+    part = store.part(blob_ref(right, CHUNK))
+    assert part.missing() == ((0, 3),)
+    for index in range(3):
+        part.add(decode_chunk(encode_chunk(right, index, CHUNK)))
+    assert store.adopt(part).read_bytes() == right
+
+
+def test_store_finds_damage_and_never_serves_it(tmp_path):
+    """A blob that rotted on disk is an error that says to fetch it again, and is removed."""
+    store = BlobStore(tmp_path)
+    digest = store.put(b"weights")
+    store.path(digest).write_bytes(b"weightz")
+    with pytest.raises(BlobError, match="damaged"):
+        store.read(digest)
+    assert not store.has(digest)
+
+
+def test_store_takes_no_path_for_a_digest(tmp_path):
+    """A digest from the wire cannot lead out of the store."""
+    with pytest.raises(BlobError, match="not a sha256"):
+        BlobStore(tmp_path).read("../../etc/passwd")
+
+
+def test_failed_write_leaves_the_old_file(tmp_path):
+    """When the new content cannot be written, the old stays and no temporary file is left."""
+    target = tmp_path / "f"
+    target.write_bytes(b"old")
+    with pytest.raises(StorageError, match="cannot write"):
+        write_atomically(target / "below-a-file", b"new")
+    assert target.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["f"]

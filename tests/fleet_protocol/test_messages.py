@@ -1,0 +1,167 @@
+"""Messages: validated on arrival, refused with a reason, described by a document that is never stale."""
+
+import json
+from pathlib import Path
+
+import pytest
+from pydantic import Field
+
+from fleet_protocol import messages as m
+from fleet_protocol.asyncapi import document
+from fleet_protocol.config import load_config, parse_config
+from fleet_protocol.errors import ConfigError, RefusalReason, RefusedError
+from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.topics import Topics, check_name
+
+REF = m.BlobRef(digest="ab" * 32, size=100_000, chunk_bytes=98_304)
+TASK = {"fleet": "lab", "run": "r1", "round": 3, "task": "r1-3-pi", "seq": 7}
+FROM = {**TASK, "device": "pi"}
+METRICS = m.TaskMetrics(
+    examples=10, batches=3, labels=(0, 2), fetch_seconds=0.1, train_seconds=1.5, resident_bytes=100, train_loss=0.5
+)
+SERVER = [
+    m.Offer(
+        **TASK,
+        version=2,
+        choices=(m.TierChoice(tier="w0.50-d4", artifact_set=REF, weights=REF),),
+        train=m.TrainSettings(learning_rate=0.1, epochs=1, batch_size=8, seed=1),
+        seconds_left=60,
+    ),
+    m.Cancel(**TASK, reason="round closed"),
+    m.UploadAck(**TASK),
+    m.UploadMissing(**TASK, ranges=((0, 2),)),
+    m.UploadRefused(**TASK, reason=RefusalReason.NOT_FINITE, detail="conv1.weight"),
+]
+DEVICE = [
+    m.Accept(**FROM, tier="w0.50-d4"),
+    m.Progress(**FROM, epoch=1, epochs=3, step=10, loss=0.5),
+    m.NeedChunks(**FROM, digest=REF.digest, ranges=((0, 1),)),
+    m.Done(**FROM, update=REF, tier="w0.50-d4", metrics=METRICS),
+    m.Refuse(**FROM, reason=RefusalReason.NO_SPACE, detail="disk full"),
+]
+
+
+@pytest.mark.parametrize("message", SERVER, ids=lambda v: v.type)
+def test_server_messages_round_trip(message):
+    """What the server writes the device reads."""
+    assert m.parse_server_message(message.to_bytes()) == message
+
+
+@pytest.mark.parametrize("message", DEVICE, ids=lambda v: v.type)
+def test_device_messages_round_trip(message):
+    """What the device writes the server reads; the two directions do not mix."""
+    assert m.parse_device_message(message.to_bytes()) == message
+    with pytest.raises(RefusedError):
+        m.parse_server_message(message.to_bytes())
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"schema_version": 2}, RefusalReason.MALFORMED),
+        ({"type": "explode"}, RefusalReason.MALFORMED),
+        ({"surprise": 1}, RefusalReason.MALFORMED),
+        ({"round": 0}, RefusalReason.MALFORMED),
+        ({"device": "../pi"}, RefusalReason.MALFORMED),
+        ({"device": "x" * 300_000}, RefusalReason.OVERSIZED),
+    ],
+)
+def test_bad_messages_are_refused_with_a_reason(change, reason):
+    """Unknown versions, types and fields, and names that are no names, never get past the parser."""
+    payload = json.dumps({**json.loads(DEVICE[0].to_bytes()), **change}).encode()
+    with pytest.raises(RefusedError) as caught:
+        m.parse_device_message(payload)
+    assert caught.value.reason is reason
+
+
+@pytest.mark.parametrize("payload", [b"", b"{", b"null", b"[1]", b"\xff\xfe", b'{"type":"accept"}'])
+def test_noise_is_refused(payload):
+    """Bytes that are no message are a refusal, not a crash."""
+    for parse in (m.parse_device_message, m.parse_server_message, m.parse_status):
+        with pytest.raises(RefusedError):
+            parse(payload)
+
+
+def test_infinite_numbers_do_not_travel():
+    """A loss that is not finite cannot be written into a message."""
+    with pytest.raises(ValueError, match="finite"):
+        m.Progress(**FROM, epoch=1, epochs=1, step=1, loss=float("nan"))
+
+
+def test_chunk_count_rounds_up():
+    """The last chunk may be short."""
+    assert REF.chunks == 2
+
+
+def test_committed_asyncapi_document_is_what_the_code_says():
+    """docs/asyncapi.json is generated: run `make docs` after changing a message."""
+    committed = Path(__file__).parents[2] / "docs" / "asyncapi.json"
+    assert json.loads(committed.read_text()) == json.loads(json.dumps(document()))
+
+
+def test_asyncapi_references_resolve():
+    """Every $ref of the document leads somewhere."""
+    doc = document()
+
+    def walk(node):
+        if isinstance(node, dict):
+            if "$ref" in node:
+                target = doc
+                for part in node["$ref"].removeprefix("#/").split("/"):
+                    target = target[part]
+            for value in node.values():
+                walk(value)
+        elif isinstance(node, list):
+            for value in node:
+                walk(value)
+
+    walk(doc)
+
+
+def test_topics_of_another_fleet_are_foreign():
+    """A fleet whose name begins like ours is not ours."""
+    topics = Topics("lab")
+    assert topics.parts(topics.reply("pi")) == ("devices", "pi", "reply")
+    assert topics.parts(Topics("lab2").reply("pi")) == ()
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "+", "#", "a b", "é", "-x", "x" * 65, "a\n"])
+def test_names_that_would_break_a_topic_are_refused(name):
+    """Wildcards, separators and the like cannot become ids."""
+    with pytest.raises(ConfigError):
+        check_name("device", name)
+
+
+class _Inner(FrozenModel):
+    learning_rate: float = Field(gt=0)
+
+
+class _Outer(FrozenModel):
+    rounds: int
+    train: _Inner | None = None
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("rounds = 1\nround = 2", "unknown key 'round'; did you mean 'rounds'"),
+        ("rounds = 1\n[train]\nlearnin_rate = 0.1", "unknown key 'train.learnin_rate'; did you mean 'learning_rate'"),
+        ("rounds = 1\nxyzzy = 2", "known keys: rounds, train"),
+        ("rounds = 'many'", "rounds: "),
+        ("rounds = ", "not valid TOML"),
+        ("", "rounds: Field required"),
+        ("rounds = 1\n[train]\nlearning_rate = -1", "train.learning_rate"),
+    ],
+)
+def test_config_errors_name_the_key_and_what_to_do(text, says):
+    """A typo in a configuration is an error that names the key and the nearest one that exists."""
+    with pytest.raises(ConfigError) as caught:
+        parse_config(text, _Outer, source="fleet.toml")
+    assert says in str(caught.value)
+    assert "fleet.toml" in str(caught.value)
+
+
+def test_missing_config_file_is_named(tmp_path):
+    """A path that leads nowhere is said in the error."""
+    with pytest.raises(ConfigError, match=r"none\.toml"):
+        load_config(tmp_path / "none.toml", _Outer)

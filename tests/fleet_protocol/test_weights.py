@@ -1,0 +1,61 @@
+"""Weights blobs: exact, in order, readable by the safetensors library, and refused when damaged."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from safetensors.numpy import load
+
+from fleet_protocol.errors import BlobError
+from fleet_protocol.weights import decode_weights, encode_weights, read_metadata
+
+names = st.text("abcdefgh.0123_", min_size=1, max_size=12)
+arrays = hnp.arrays(
+    st.sampled_from([np.float32, np.int64]), hnp.array_shapes(min_dims=0, max_dims=3, max_side=4), elements=st.just(3)
+)
+
+
+@given(st.dictionaries(names, arrays, max_size=5), st.dictionaries(names, names, max_size=3))
+def test_round_trip_is_exact(weights, metadata):
+    """What goes in comes out: values, types, shapes, metadata; the library reads the same."""
+    blob = encode_weights(weights, metadata)
+    assert read_metadata(blob) == metadata
+    for decoded in (decode_weights(blob), load(blob)):
+        assert decoded.keys() == weights.keys()
+        for name, value in weights.items():
+            assert decoded[name].dtype == value.dtype
+            np.testing.assert_array_equal(decoded[name], value)
+
+
+def test_tensors_lie_in_the_order_given():
+    """The data section follows the mapping, not the alphabet, so a manifest's offsets hold."""
+    blob = encode_weights({"z": np.array([1.0], np.float32), "a": np.array([2.0], np.float32)})
+    assert np.frombuffer(blob[-8:], np.float32).tolist() == [1.0, 2.0]
+
+
+def test_strided_views_are_written_as_seen():
+    """A slice of a larger array is stored by value."""
+    big = np.arange(12, dtype=np.float32).reshape(3, 4)
+    np.testing.assert_array_equal(decode_weights(encode_weights({"w": big[:2, 1:3]}))["w"], big[:2, 1:3])
+
+
+@pytest.mark.parametrize("cut", [0, 4, 8, 20, -1])
+def test_truncated_blobs_are_refused(cut):
+    """Every cut, in the length, the header or the data, is an error and never a shorter tensor."""
+    blob = encode_weights({"w": np.ones(5, np.float32)})
+    with pytest.raises(BlobError):
+        decode_weights(blob[:cut])
+
+
+def test_foreign_bytes_are_refused():
+    """A pickle, a picture or noise is no weights blob."""
+    for data in (b"\x80\x04\x95junk of some length", b"\x89PNG\r\n\x1a\n" * 4, bytes(64)):
+        with pytest.raises(BlobError):
+            decode_weights(data)
+
+
+def test_unsupported_types_are_refused_with_the_tensor_named():
+    """Half precision is not carried, and the message says which tensor had it."""
+    with pytest.raises(BlobError, match=r"tensor w has type float16"):
+        encode_weights({"w": np.ones(2, np.float16)})
