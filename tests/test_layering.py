@@ -14,7 +14,8 @@ ALLOWED = {
     "device_runtime": {"fleet_protocol"},
     "broker_server": {"fleet_protocol", "models"},
     "trainer_export": {"fleet_protocol", "models"},
-    "shoal_cli": {"fleet_protocol", "models", "device_runtime", "broker_server", "trainer_export"},
+    "simulation": {"fleet_protocol", "models", "device_runtime", "broker_server", "trainer_export"},
+    "shoal_cli": {"fleet_protocol", "models", "device_runtime", "broker_server", "trainer_export", "simulation"},
 }
 HEAVY = {"torch", "onnx", "onnxscript"}
 
