@@ -1,0 +1,71 @@
+"""Small layouts written by hand, and a slow but obvious reference for moving tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models import Axis, AxisKind, Dim, Layout, Parameter, Plan, Statistic
+
+
+def make_layout(
+    axes: Iterable[Axis],
+    tensors: Mapping[str, tuple[Dim, ...]],
+    *,
+    blocks: Mapping[str, str] | None = None,
+    statistics: tuple[Statistic, ...] = (),
+    depth: int = 1,
+    label_axes: tuple[str, ...] = (),
+) -> Layout:
+    """Make a layout of the given tensors, all in the head unless `blocks` says otherwise."""
+    by_name = {axis.name: axis for axis in axes}
+    parameters = tuple(
+        Parameter(
+            name, tuple(by_name[dim.axis].size * dim.inner for dim in dims), dims, (blocks or {}).get(name, "head")
+        )
+        for name, dims in tensors.items()
+    )
+    return Layout(
+        arch="by_hand",
+        settings={"sizes": [1, [2, 3]]},
+        axes=by_name,
+        parameters=parameters,
+        statistics=statistics,
+        depth=depth,
+        depths=tuple(range(1, depth + 1)),
+        label_axes=label_axes,
+        input_shape=(3,),
+        input_dtype="float32",
+        classes=2,
+    )
+
+
+def square(size: int, name: str = "W") -> Layout:
+    """One weight with the same width axis on both sides, as in the papers' small examples."""
+    axis = Axis("k", size)
+    return make_layout([axis], {name: (Dim("k"), Dim("k"))})
+
+
+def entries(layout: Layout, plan: Plan, parameter: Parameter) -> tuple[NDArray[Any], ...]:
+    """Kept entries of each dimension, one by one, as the definition says."""
+    mesh = []
+    for position, dim in enumerate(parameter.dims):
+        axis = layout.axes[dim.axis]
+        units = range(axis.size) if axis.kind is AxisKind.FIXED else plan.indices[dim.axis]
+        units = plan.overrides.get((parameter.name, position), units)
+        mesh.append(np.array([unit * dim.inner + spot for unit in units for spot in range(dim.inner)]))
+    return np.ix_(*mesh)
+
+
+def zeros(layout: Layout, dtype: Any = np.float64) -> dict[str, NDArray[Any]]:
+    """Zeros of the global shapes."""
+    return {item.name: np.zeros(item.shape, dtype) for item in layout.parameters}
+
+
+def noise(layout: Layout, seed: int = 0) -> dict[str, NDArray[Any]]:
+    """Normal random numbers of the global shapes, float32."""
+    generator = np.random.default_rng(seed)
+    return {item.name: generator.standard_normal(item.shape).astype(np.float32) for item in layout.parameters}

@@ -1,0 +1,184 @@
+"""Layouts are inferred from plain modules; a module whose axes are unclear is refused with advice."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fleet_protocol.errors import ConfigError
+from models import AxisKind, Dim, Layout, architecture, infer_layout
+from models.zoo import initial_weights
+from models.zoo.layers import StaticBatchNorm
+
+
+def arch_of(build):
+    """Make an architecture of a function that takes a cut alone."""
+
+    @architecture()
+    def custom(cut, *, input_shape=(4,), classes=3):
+        return build(cut)
+
+    return custom
+
+
+def test_a_flattened_convolution_carries_its_channels(zoo):
+    """The first linear layer of LeNet-5 has 25 positions for each channel, channel-major."""
+    layout = infer_layout(zoo.get("lenet5"))
+    by_name = {item.name: item for item in layout.parameters}
+    assert by_name["fc1.weight"].dims == (Dim("fc1"), Dim("conv2", 25))
+    assert by_name["conv2.weight"].dims == (Dim("conv2"), Dim("conv1"), Dim("fixed.5"), Dim("fixed.5"))
+    assert layout.shapes(layout.tier(0.5))["fc1.weight"] == (60, 8 * 25)
+
+
+def test_the_text_encoder_has_heads_blocks_and_one_stream(zoo):
+    """Every layer adds to the axis embed; attention is grouped by head; each block has parameters of its own."""
+    layout = infer_layout(zoo.get("text_encoder"))
+    assert layout.depths == (1, 2, 3, 4)
+    assert layout.axes["block2.attention"].groups == 4
+    assert layout.axes["classes"].kind is AxisKind.FIXED
+    assert layout.label_axes == ("classes",)
+    assert (layout.input_shape, layout.input_dtype, layout.classes) == ((32,), "int64", 4)
+    by_name = {item.name: item for item in layout.parameters}
+    assert by_name["blocks.1.attention.output.weight"].dims == (Dim("embed"), Dim("block2.attention"))
+    assert by_name["blocks.1.attention.output.weight"].block == "block2"
+    assert (by_name["tokens.weight"].block, by_name["head.bias"].block) == ("stem", "head")
+
+
+def test_a_model_without_a_depth_unit_has_a_stem_and_a_head(zoo):
+    """Its depth is 1; the classifier is its head; static norms are listed with their axis."""
+    layout = infer_layout(zoo.get("conv"), {"channels": (32, 64), "input_shape": (1, 8, 8)})
+    assert layout.depths == (1,)
+    assert [item.name for item in layout.parameters if item.block == "head"] == ["head.weight", "head.bias"]
+    assert [(item.name, item.dims) for item in layout.statistics] == [
+        ("units.0.norm", (Dim("conv1"),)),
+        ("units.1.norm", (Dim("conv2"),)),
+    ]
+    assert layout.statistics[0].tensors == ("stat.units.0.norm.mean", "stat.units.0.norm.var")
+    assert layout.settings["channels"] == (32, 64)
+
+
+def test_every_layout_survives_its_file(zoo):
+    """The server reads what the exporter wrote."""
+    for arch in zoo:
+        layout = infer_layout(arch)
+        assert Layout.from_json(layout.to_json()) == layout
+
+
+def _concatenated(cut):
+    return nn.Linear(cut.width("a", 4) + cut.width("b", 5), cut.classes(3))
+
+
+def _fused(cut):
+    dims = cut.heads("attention", 2, 4) * 2
+    return nn.Sequential(nn.Linear(4, 3 * dims), nn.Linear(dims, cut.classes(3)))
+
+
+def _with_constant(cut):
+    return nn.Linear(cut.width("a", 4) + 1, cut.classes(3))
+
+
+def _ignored(cut):
+    cut.width("a", 4)
+    return nn.Linear(4, cut.classes(3))
+
+
+def _no_labels(cut):
+    return nn.Linear(4, cut.width("a", 4))
+
+
+def _batch_norm(cut):
+    return nn.Sequential(nn.BatchNorm1d(cut.width("a", 4)), nn.Linear(4, cut.classes(3)))
+
+
+def _lazy(cut):
+    return nn.Sequential(nn.LazyLinear(cut.width("a", 4)), nn.Linear(4, cut.classes(3)))
+
+
+def _counted(cut):
+    return nn.ModuleList(nn.Linear(1, cut.classes(3)) for _ in range(cut.width("a", 4)))
+
+
+def _renamed(cut):
+    blocks = cut.depth(3)
+    return nn.ModuleDict({"body": nn.Linear(4, blocks + 1), "head": nn.Linear(4, cut.classes(3))})
+
+
+def _empty_blocks(cut):
+    cut.depth(3)
+    return nn.Linear(4, cut.classes(3))
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (_concatenated, r"9 entries and grows to 10 with one more unit of a .*parameter of its own"),
+        (_with_constant, r"dimension 1 of weight has 5 entries and grows to 6"),
+        (_fused, "24 entries, 3 for each unit of the heads attention; give queries, keys and values"),
+        (_ignored, "no parameter grows with axis a; use the size the cut returns"),
+        (_no_labels, "never asked for cut.classes"),
+        (_batch_norm, "0 is a BatchNorm1d, whose running averages .* use StaticBatchNorm"),
+        (_lazy, "parameter 0.weight has no shape yet"),
+        (_counted, "its parameters change with the size of a"),
+        (_renamed, "parameter body.weight of depth 0 is not the same in a deeper model"),
+        (_empty_blocks, "asked for a depth of 3, but not every block has parameters"),
+        (lambda cut: "text", "must return a torch module, not str"),
+        (lambda cut: 1 / 0, "cannot be built: ZeroDivisionError"),
+    ],
+)
+def test_a_model_with_unclear_axes_is_refused(build, message):
+    """The message names the parameter, the axis and the way out."""
+    with pytest.raises(ConfigError, match=f"custom.*{message}"):
+        infer_layout(arch_of(build))
+
+
+def test_a_dimension_moved_by_two_axes_is_refused():
+    """A dimension that is the product of two axes, each a clean multiple, still has no single axis."""
+
+    def outer(cut):
+        return nn.Sequential(nn.Linear(4, cut.width("a", 4) * cut.width("b", 5)), nn.Linear(4, cut.classes(3)))
+
+    with pytest.raises(ConfigError, match=r"dimension 0 of 0.weight grows with both a and b"):
+        infer_layout(arch_of(outer))
+
+
+def test_initial_weights_are_a_function_of_the_seed(zoo):
+    """The same seed gives the same float32 arrays, and the caller's random state is untouched."""
+    arch = zoo.get("lenet5")
+    state = torch.random.get_rng_state()
+    first, again, other = (initial_weights(arch, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(state, torch.random.get_rng_state())
+    assert [*first] == [item.name for item in infer_layout(arch).parameters]
+    for name, value in first.items():
+        assert value.dtype == np.float32
+        np.testing.assert_array_equal(value, again[name])
+    assert not np.array_equal(first["fc1.weight"], other["fc1.weight"])
+
+
+def test_linear_biases_and_norms_start_as_in_heterofl(zoo):
+    """Linear biases 0, norm scale 1 and shift 0 (METHODS 1.7)."""
+    weights = initial_weights(zoo.get("conv"))
+    assert not weights["head.bias"].any()
+    assert (weights["units.0.norm.weight"] == 1).all()
+    assert not weights["units.0.norm.bias"].any()
+    assert weights["units.0.conv.bias"].any()
+
+
+def test_parameters_must_be_float32():
+    """Graphs hold float32 parameters alone."""
+    double = arch_of(lambda cut: nn.Linear(4, cut.classes(3)).double())
+    with pytest.raises(ConfigError, match="parameter weight is float64"):
+        initial_weights(double)
+
+
+def test_a_user_may_use_the_static_norm():
+    """It is found wherever it stands."""
+    arch = arch_of(
+        lambda cut: nn.Sequential(
+            nn.Linear(4, cut.width("a", 6)),
+            StaticBatchNorm(cut.width("a", 6)),
+            nn.Linear(cut.width("a", 6), cut.classes(3)),
+        )
+    )
+    assert [item.name for item in infer_layout(arch).statistics] == ["1"]

@@ -1,0 +1,95 @@
+"""Static batch norm and Scaler in their three modes, against torch's own layers and the worked examples."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from fleet_protocol.errors import ConfigError
+from models.zoo import Scaler, StaticBatchNorm, set_mode
+
+
+def random_norm(channels: int) -> StaticBatchNorm:
+    """A norm with non-degenerate scale and shift, in double precision."""
+    torch.manual_seed(0)
+    norm = StaticBatchNorm(channels).double()
+    nn.init.uniform_(norm.weight, 0.5, 2.0)
+    nn.init.normal_(norm.bias)
+    return norm
+
+
+@pytest.mark.parametrize("shape", [(7, 5), (3, 5, 4), (3, 5, 4, 2)])
+def test_training_equals_torch_batch_norm_and_so_does_its_gradient(shape):
+    """Batch statistics, biased variance; any number of trailing dimensions."""
+    norm = random_norm(5)
+    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    ours = norm(x)
+    reference = functional.batch_norm(x, None, None, norm.weight, norm.bias, training=True, eps=1e-5)
+    torch.testing.assert_close(ours, reference, rtol=1e-12, atol=1e-12)
+    cotangent = torch.randn_like(ours)
+    grads = [torch.autograd.grad(out, (x, norm.weight, norm.bias), cotangent) for out in (ours, reference)]
+    torch.testing.assert_close(grads[0], grads[1], rtol=1e-10, atol=1e-10)
+    assert norm.last_mean is None
+
+
+def test_statistics_mode_keeps_the_unbiased_variance():
+    """The output is that of training; mean and variance are those torch computes."""
+    norm = random_norm(5)
+    x = torch.randn(6, 5, 3, 3, dtype=torch.float64)
+    trained = norm(x)
+    torch.testing.assert_close(set_mode(norm, "statistics")(x), trained)
+    torch.testing.assert_close(norm.last_mean, x.mean((0, 2, 3)))
+    torch.testing.assert_close(norm.last_var, x.var((0, 2, 3), correction=1))
+
+
+def test_evaluation_uses_the_buffers():
+    """Evaluation does not look at the batch."""
+    norm = set_mode(random_norm(5), "eval")
+    norm.running_mean.normal_()
+    norm.running_var.uniform_(0.5, 2.0)
+    x = torch.randn(6, 5, 3, dtype=torch.float64)
+    reference = functional.batch_norm(x, norm.running_mean, norm.running_var, norm.weight, norm.bias, eps=1e-5)
+    torch.testing.assert_close(norm(x), reference, rtol=1e-12, atol=1e-12)
+
+
+def test_the_buffers_are_no_weights():
+    """Statistics are graph inputs of their own; a state dict holds scale and shift alone."""
+    assert [*StaticBatchNorm(3).state_dict()] == ["weight", "bias"]
+
+
+def test_h7_scaler(vectors):
+    """Training divides by the width, evaluation does not, and a norm after it cancels it up to eps."""
+    inputs, expected = vectors["H7-scaler"]["inputs"], vectors["H7-scaler"]["expected"]
+    x = torch.tensor(inputs["x"], dtype=torch.float64)
+    scaler = Scaler(inputs["s"])
+    norm = StaticBatchNorm(1).double()
+    np.testing.assert_allclose(scaler(x), expected["train"])
+    np.testing.assert_allclose(norm(x[:, None])[:, 0].detach(), expected["bn_of_x"], atol=1e-9)
+    np.testing.assert_allclose(norm(scaler(x)[:, None])[:, 0].detach(), expected["bn_of_scaled"], atol=1e-9)
+    for mode in ("eval", "statistics"):
+        np.testing.assert_allclose(set_mode(scaler, mode)(x), expected["eval"])
+
+
+def test_h8_static_norm_statistics(vectors):
+    """Each batch gives its mean and unbiased variance; the server averages batches with equal weight."""
+    example = vectors["H8-sbn"]
+    norm = set_mode(StaticBatchNorm(1).double(), "statistics")
+    mean = var = 0.0
+    for count, batch in enumerate(example["inputs"]["batches"], 1):
+        norm(torch.tensor(batch, dtype=torch.float64)[:, None])
+        mean += (norm.last_mean.item() - mean) / count
+        var += (norm.last_var.item() - var) / count
+        assert [mean, var] == pytest.approx(example["expected"]["trace"][count - 1])
+
+
+def test_a_mode_reaches_every_layer_and_torch_too():
+    """Dropout and the like follow torch's own flag."""
+    model = nn.Sequential(Scaler(0.5), nn.Sequential(StaticBatchNorm(2), nn.Dropout()))
+    assert set_mode(model, "eval") is model
+    assert not any(layer.training for layer in model.modules())
+    assert {layer.mode for layer in model.modules() if hasattr(layer, "mode")} == {"eval"}
+    with pytest.raises(ConfigError, match="unknown mode 'test'"):
+        set_mode(model, "test")

@@ -1,0 +1,164 @@
+"""Plans of whole models: depth prefixes, tied and untied draws; layouts as files."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from fleet_protocol.errors import ConfigError, PlanError
+from models import Axis, AxisKind, Dim, Layout, Tier, make_plan, scatter, slice_weights
+from tests.models.layouts import make_layout, noise, square
+
+
+def encoder(depth: int = 3) -> Layout:
+    """A residual stream through blocks of two layers, with an embedding below and a classifier on top."""
+    axes = [
+        Axis("vocab", 5, AxisKind.FIXED),
+        Axis("embed", 16),
+        Axis("classes", 3, AxisKind.FIXED),
+        *(Axis(f"block{number}.ffn", 20) for number in range(1, depth + 1)),
+    ]
+    tensors = {"embedding": (Dim("vocab"), Dim("embed"))}
+    blocks = {"embedding": "stem"}
+    for number in range(1, depth + 1):
+        own = {
+            f"{number}.up": (Dim(f"block{number}.ffn"), Dim("embed")),
+            f"{number}.up_bias": (Dim(f"block{number}.ffn"),),
+            f"{number}.down": (Dim("embed"), Dim(f"block{number}.ffn")),
+            f"{number}.norm": (Dim("embed"),),
+        }
+        tensors |= own
+        blocks |= dict.fromkeys(own, f"block{number}")
+    tensors["head"] = (Dim("classes"), Dim("embed"))
+    return make_layout(axes, tensors, blocks=blocks, depth=depth, label_axes=("classes",))
+
+
+def test_a_depth_keeps_the_lowest_blocks_the_stem_and_the_head():
+    """A shallow model is a prefix of the deep one with the same head."""
+    layout = encoder()
+    plan = make_plan(layout, layout.tier(1.0, 2))
+    assert plan.blocks == {"stem", "block1", "block2", "head"}
+    weights = noise(layout)
+    cut = slice_weights(layout, plan, weights)
+    assert weights.keys() - cut.keys() == {"3.up", "3.up_bias", "3.down", "3.norm"}
+    for name, value in cut.items():
+        np.testing.assert_array_equal(value, weights[name])
+
+
+def test_width_and_depth_are_cut_together():
+    """A tier of half width and one block has the halves of the first block alone; the rest is left as it was."""
+    layout = encoder()
+    tier = layout.tier(0.5, 1)
+    shapes = {"embedding": (5, 8), "1.up": (10, 8), "1.up_bias": (10,), "1.down": (8, 10), "1.norm": (8,)}
+    assert layout.shapes(tier) == {**shapes, "head": (3, 8)}
+    assert layout.parameter_count(tier) == 5 * 8 + 2 * 80 + 10 + 8 + 24
+    plan = make_plan(layout, tier, "rolling", round_index=9)
+    weights = noise(layout)
+    merged = scatter(
+        layout, plan, {name: value * 0 for name, value in slice_weights(layout, plan, weights).items()}, weights
+    )
+    np.testing.assert_array_equal(merged["2.up"], weights["2.up"])
+    assert (merged["1.norm"] == 0).sum() == 8
+
+
+def test_a_tied_draw_lines_the_residual_stream_up():
+    """All layers on one axis keep the same units."""
+    layout = encoder()
+    plan = make_plan(layout, layout.tier(0.5), "random", seed=4)
+    assert not plan.overrides
+    assert [*plan.indices] == ["embed", "block1.ffn", "block2.ffn", "block3.ffn"]
+
+
+def test_a_draw_per_layer_chains_outputs_into_inputs():
+    """Each layer draws its outputs; its bias, and the inputs of the next, follow the last draw on that axis."""
+    layout = encoder()
+    plan = make_plan(layout, layout.tier(0.5), "random", seed=4, draw="per_layer")
+    units = {key: list(value) for key, value in plan.overrides.items()}
+    assert units["embedding", 1] == units["1.up", 1]
+    assert units["1.up", 0] == units["1.up_bias", 0] == units["1.down", 1]
+    assert units["1.down", 0] == units["1.norm", 0] == units["2.up", 1]
+    assert units["3.down", 0] == units["head", 1]
+    streams = {tuple(units[name, at]) for name, at in [("embedding", 1), *((f"{n}.down", 0) for n in (1, 2, 3))]}
+    assert len(streams) == 4
+
+
+def test_a_plan_is_frozen():
+    """Nobody can move the units of a plan that others hold."""
+    plan = make_plan(square(4), Tier(0.5))
+    with pytest.raises(ValueError, match="read-only"):
+        plan.indices["k"][0] = 3
+    with pytest.raises(TypeError):
+        plan.indices["k"] = np.arange(2)
+
+
+def test_a_rolling_step_is_a_multiple_of_the_round():
+    """With a step of 3 the window of round 2 starts at unit 6."""
+    plan = make_plan(square(8), Tier(0.5), "rolling", round_index=2, step=3)
+    assert list(plan.indices["k"]) == [6, 7, 0, 1]
+
+
+@pytest.mark.parametrize("depth", [0, 4, -1])
+def test_an_unknown_depth_is_refused_by_name(depth):
+    """The message lists the depths there are."""
+    with pytest.raises(PlanError, match=rf"by_hand has no sub-model of depth {depth}; its depths are 1, 2, 3"):
+        encoder().tier(0.5, depth)
+
+
+def test_a_tier_of_another_model_is_refused():
+    """A plan checks the depth of a tier that was made elsewhere."""
+    with pytest.raises(PlanError, match="depth 7"):
+        make_plan(encoder(), Tier(0.5, 7))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kind": "spiral"}, "unknown kind of plan 'spiral'; choose one of static, rolling, random"),
+        ({"round_index": -1}, "round_index >= 0"),
+        ({"seed": -1}, "seed >= 0"),
+        ({"step": 0}, "step >= 1"),
+    ],
+)
+def test_bad_options_of_a_plan_are_refused(options, message):
+    """Each message names the option and what it may be."""
+    with pytest.raises(PlanError, match=message):
+        make_plan(square(4), Tier(0.5), **options)
+
+
+def test_a_layout_survives_its_file():
+    """layout.json holds everything, settings with nested lists included."""
+    layout = encoder()
+    again = Layout.from_json(layout.to_json())
+    assert again == layout
+    assert again.settings == {"sizes": (1, (2, 3))}
+    assert json.loads(layout.to_json())["version"] == 1
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda document: document.update(version=2),
+        lambda document: document.pop("axes"),
+        lambda document: document["axes"][1].update(size=17),
+        lambda document: document["parameters"][0].update(block="attic"),
+        lambda document: document["parameters"][0].update(dims=[["vocab", 1], ["width", 1]]),
+        lambda document: document.update(label_axes=["embed"]),
+        lambda document: document.update(depths=[1, 2]),
+        lambda document: document.update(input_dtype="float16"),
+        lambda document: document["parameters"].append(document["parameters"][0]),
+    ],
+)
+def test_a_damaged_layout_is_refused(damage):
+    """A file that contradicts itself is found when it is read, not when a model is cut by it."""
+    document = json.loads(encoder().to_json())
+    damage(document)
+    with pytest.raises(ConfigError, match=r"layout.json cannot be read"):
+        Layout.from_json(json.dumps(document))
+
+
+def test_text_that_is_no_json_is_refused():
+    """Half a file is no layout."""
+    with pytest.raises(ConfigError, match="export the architecture again"):
+        Layout.from_json(encoder().to_json()[:100])

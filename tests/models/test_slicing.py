@@ -1,0 +1,229 @@
+"""Slicing and merging move exactly the entries a plan keeps, and nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet_protocol.errors import PlanError
+from models import (
+    Axis,
+    AxisKind,
+    Dim,
+    Statistic,
+    compile_plan,
+    make_plan,
+    regions,
+    scatter,
+    scatter_add,
+    slice_weights,
+)
+from models.slicing import MAX_BOXES
+from tests.models.layouts import entries, make_layout, noise, zeros
+
+KINDS = st.sampled_from(["static", "rolling", "random"])
+
+
+@st.composite
+def layouts(draw):
+    """A model of a few tensors over grouped, plain and fixed axes, flattened dimensions among them."""
+    groups = draw(st.integers(1, 3))
+    axes = [
+        Axis("in", draw(st.integers(1, 4)), AxisKind.FIXED),
+        Axis("a", draw(st.integers(1, 9))),
+        Axis("heads", groups * draw(st.integers(1, 5)), groups=groups),
+        Axis("labels", draw(st.integers(1, 5)), AxisKind.FIXED),
+    ]
+    inner = draw(st.integers(1, 3))
+    tensors = {
+        "first.weight": (Dim("a"), Dim("in"), Dim("in")),
+        "first.bias": (Dim("a"),),
+        "heads.weight": (Dim("heads"), Dim("a", inner)),
+        "back.weight": (Dim("a"), Dim("heads")),
+        "head.weight": (Dim("labels"), Dim("a")),
+        "head.bias": (Dim("labels"),),
+        "temperature": (),
+    }
+    return make_layout(axes, tensors, label_axes=("labels",))
+
+
+@st.composite
+def planned(draw):
+    """A layout and a plan of one of its tiers."""
+    layout = draw(layouts())
+    plan = make_plan(
+        layout,
+        layout.tier(draw(st.floats(0.01, 1.0))),
+        draw(KINDS),
+        round_index=draw(st.integers(0, 30)),
+        seed=draw(st.integers(0, 99)),
+        draw=draw(st.sampled_from(["tied", "per_layer"])),
+    )
+    return layout, plan
+
+
+@given(planned())
+def test_a_slice_is_the_outer_product_of_the_kept_lists(case):
+    """Every sub-model tensor is W[lists of its dimensions], a contiguous copy of the same dtype."""
+    layout, plan = case
+    weights = noise(layout)
+    cut = slice_weights(layout, plan, weights)
+    assert {name: value.shape for name, value in cut.items()} == layout.shapes(plan.tier)
+    assert [*cut] == [item.name for item in layout.kept(plan.tier)]
+    for item in layout.parameters:
+        np.testing.assert_array_equal(cut[item.name], weights[item.name][entries(layout, plan, item)])
+        assert cut[item.name].dtype == np.float32
+        assert cut[item.name].flags.c_contiguous
+        assert not np.shares_memory(cut[item.name], weights[item.name])
+
+
+@given(planned())
+def test_scatter_undoes_slice(case):
+    """What was cut out and written back elsewhere is cut out again unchanged, and the rest stays."""
+    layout, plan = case
+    weights, other = noise(layout), noise(layout, seed=1)
+    cut = slice_weights(layout, plan, weights)
+    merged = scatter(layout, plan, cut, other)
+    for name, value in slice_weights(layout, plan, merged).items():
+        np.testing.assert_array_equal(value, cut[name])
+    for item in layout.parameters:
+        expected = other[item.name].copy()
+        mesh = entries(layout, plan, item)
+        expected[mesh] = weights[item.name][mesh]
+        np.testing.assert_array_equal(merged[item.name], expected)
+        np.testing.assert_array_equal(other[item.name], noise(layout, seed=1)[item.name])
+
+
+@given(planned(), st.data())
+def test_adding_ones_counts_the_coverage(case, data):
+    """Sums of ones, coverage counts and the definition agree, with and without a label rule."""
+    layout, plan = case
+    labels = layout.axes["labels"].size
+    rows = data.draw(st.none() | st.lists(st.integers(0, labels - 1)).map(np.array))
+    rule = None if rows is None else {"labels": rows}
+    ones = {name: np.ones(shape, np.float32) for name, shape in layout.shapes(plan.tier).items()}
+    sums, counts = zeros(layout, np.float32), zeros(layout, np.uint16)
+    compiled = compile_plan(layout, plan)
+    for _ in range(2):
+        scatter_add(layout, compiled, sums, ones, rule)
+    compiled.add_coverage(counts, rule, amount=2)
+    for item in layout.parameters:
+        expected = np.zeros(item.shape)
+        expected[entries(layout, plan, item)] = 2
+        if rows is not None and item.name.startswith("head."):
+            expected[np.setdiff1d(np.arange(labels), rows)] = 0
+        np.testing.assert_array_equal(sums[item.name], expected)
+        np.testing.assert_array_equal(counts[item.name], expected)
+
+
+@given(planned())
+def test_a_sum_of_updates_adds_every_entry_once(case):
+    """`scatter_add` is W[mesh] += weight * update, and a plan and its compiled form do the same."""
+    layout, plan = case
+    update = slice_weights(layout, plan, noise(layout))
+    sums, again = noise(layout, seed=1), noise(layout, seed=1)
+    scatter_add(layout, plan, sums, update, weight=0.5)
+    scatter_add(layout, compile_plan(layout, plan), again, update, weight=0.5)
+    for item in layout.parameters:
+        expected = noise(layout, seed=1)[item.name]
+        expected[entries(layout, plan, item)] += np.float32(0.5) * update[item.name]
+        np.testing.assert_array_equal(sums[item.name], expected)
+        np.testing.assert_array_equal(again[item.name], expected)
+
+
+@pytest.mark.parametrize("kind", ["static", "rolling", "random"])
+def test_regions_meet_each_entry_once(kind):
+    """Static plans need one box, rolling ones four at most, scattered ones a mesh; the entries are the same."""
+    layout = make_layout(
+        [Axis("o", 64), Axis("i", 48), Axis("k", 3, AxisKind.FIXED)], {"w": (Dim("o"), Dim("i"), Dim("k"))}
+    )
+    plan = make_plan(layout, layout.tier(0.5), kind, round_index=40, seed=3)
+    found = regions(layout, plan, layout.parameters[0])
+    assert len(found) == {"static": 1, "rolling": 4, "random": 1}[kind]
+    seen = np.zeros((64, 48, 3), int)
+    for whole, part in found:
+        assert seen[whole].shape == np.empty((32, 24, 3))[part].shape
+        seen[whole] += 1
+    assert seen.max() == 1
+    assert seen.sum() == 32 * 24 * 3
+
+
+def test_a_mesh_leaves_trailing_whole_dimensions_together():
+    """Kernels of a scattered convolution are copied as blocks: the mesh spans the channels alone."""
+    layout = make_layout(
+        [Axis("o", 64), Axis("i", 64), Axis("k", 3, AxisKind.FIXED)],
+        {"w": (Dim("o"), Dim("i"), Dim("k"), Dim("k"))},
+    )
+    plan = make_plan(layout, layout.tier(0.5), "random", seed=1)
+    (region,) = regions(layout, plan, layout.parameters[0])
+    assert MAX_BOXES < 16 * 16  # about 16 runs on each side
+    assert [part.size for part in region.whole] == [32, 32]
+
+
+def test_statistics_travel_with_the_parameters_when_given():
+    """The statistics of a static batch norm are cut and merged by its axis; they may also be absent."""
+    layout = make_layout(
+        [Axis("a", 4)], {"norm.weight": (Dim("a"),)}, statistics=(Statistic("norm", (Dim("a"),), "head"),)
+    )
+    plan = make_plan(layout, layout.tier(0.5), "rolling", round_index=3)
+    weights = {"norm.weight": np.arange(4.0), "stat.norm.mean": np.arange(4.0) + 10}
+    cut = slice_weights(layout, plan, weights)
+    assert {name: list(value) for name, value in cut.items()} == {
+        "norm.weight": [3, 0],
+        "stat.norm.mean": [13, 10],
+    }
+    assert layout.statistic_shapes(plan.tier) == {"stat.norm.mean": (2,), "stat.norm.var": (2,)}
+
+
+def _small():
+    layout = make_layout(
+        [Axis("a", 4), Axis("labels", 3, AxisKind.FIXED)],
+        {"w": (Dim("a"), Dim("a")), "head": (Dim("labels"), Dim("a"))},
+        label_axes=("labels",),
+    )
+    plan = make_plan(layout, layout.tier(0.5))
+    return layout, plan, slice_weights(layout, plan, noise(layout))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"head": np.ones((3, 3))}, r"tensor head of the sub-model should be \(3, 2\) but is \(3, 3\)"),
+        ({"head": None}, "tensor head is missing"),
+        ({"extra": np.ones(1)}, "has no tensor extra"),
+    ],
+)
+def test_a_foreign_update_is_refused_before_anything_is_added(change, message):
+    """The message names the model, the tier and the tensor, and the sums stay as they were."""
+    layout, plan, update = _small()
+    foreign = {name: value for name, value in {**update, **change}.items() if value is not None}
+    sums = zeros(layout)
+    with pytest.raises(PlanError, match=rf"by_hand w0.50-d1: .*{message}"):
+        scatter_add(layout, plan, sums, foreign)
+    assert not any(value.any() for value in sums.values())
+
+
+@pytest.mark.parametrize("rows", [[-1], [0, 3]])
+def test_rows_outside_the_label_axis_are_refused(rows):
+    """A label that the model does not have adds nothing anywhere, not even to other tensors."""
+    layout, plan, update = _small()
+    sums = zeros(layout)
+    with pytest.raises(PlanError, match=r"rows .* of labels are outside 0 to 2"):
+        scatter_add(layout, plan, sums, update, {"labels": np.array(rows)})
+    assert not any(value.any() for value in sums.values())
+
+
+def test_a_label_rule_needs_a_label_axis():
+    """Rows of a width axis cannot be restricted."""
+    layout, plan, update = _small()
+    with pytest.raises(PlanError, match="a is not a label axis"):
+        scatter_add(layout, plan, zeros(layout), update, {"a": np.array([0])})
+
+
+def test_global_weights_of_another_shape_are_refused():
+    """Slicing checks what it cuts from."""
+    layout, plan, _ = _small()
+    with pytest.raises(PlanError, match=r"tensor w of the global weights should be \(4, 4\) but is \(2, 2\)"):
+        slice_weights(layout, plan, {**noise(layout), "w": np.ones((2, 2))})

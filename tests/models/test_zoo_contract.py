@@ -1,0 +1,192 @@
+"""The contract every architecture keeps: a sub-model built small is the slice of the big one, also as a function.
+
+The oracle of the function is the whole model with all that the plan does not keep set to zero. A unit without
+weights sends nothing on, so both compute the same, whatever the activation. Two things know the width of a model
+by themselves and are told: a layer norm averages over the kept units alone, and attention divides by the width of
+the thin head. Everything runs in double precision with random weights, norms included, since the initial ones
+and zeros of a norm would hide mistakes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from models import Layout, Plan, Registry, build, infer_layout, make_plan, scatter, slice_weights
+from models.zoo import set_mode
+
+ZOO = Registry.zoo()
+SMALL = {
+    "conv": {"channels": (8, 16), "input_shape": (1, 8, 8)},
+    "lenet5": {"input_shape": (2, 16, 16)},
+    "mlp": {"hidden": (12, 9, 10), "input_shape": (5,)},
+    "text_encoder": {"vocab": 50, "input_shape": (7,), "embed": 16, "heads": 2, "ffn": 20, "blocks": 3},
+}
+CASES = [
+    *((name, None) for name in ZOO.names),
+    *SMALL.items(),
+    ("conv", {**SMALL["conv"], "norm": "none"}),
+    ("conv", {"channels": (32, 64), "input_shape": (1, 8, 8)}),
+    ("text_encoder", {**SMALL["text_encoder"], "scaler": False, "heads": 1}),
+]
+IDS = [f"{name}-{'default' if settings is None else index}" for index, (name, settings) in enumerate(CASES)]
+WIDTHS = (1.0, 0.5, 0.3, 0.0625)
+
+
+def random_weights(layout: Layout) -> dict[str, np.ndarray]:
+    """Normal weights of the global shapes, float64, about as large as trained ones."""
+    generator = np.random.default_rng(7)
+    return {
+        item.name: generator.standard_normal(item.shape) / np.sqrt(max(1, np.prod(item.shape[1:])))
+        for item in layout.parameters
+    }
+
+
+def random_inputs(layout: Layout, batch: int = 3) -> Tensor:
+    """A batch of samples; tokens with padding among them."""
+    generator = torch.Generator().manual_seed(3)
+    if layout.input_dtype == "float32":
+        return torch.randn(batch, *layout.input_shape, dtype=torch.float64, generator=generator)
+    return torch.randint(0, 20, (batch, *layout.input_shape), generator=generator)
+
+
+def loaded(module: nn.Module, weights: dict[str, np.ndarray]) -> nn.Module:
+    """Load weights strictly into a double-precision model that takes its batch norms from the batch."""
+    module.double().load_state_dict({name: torch.from_numpy(value) for name, value in weights.items()})
+    return set_mode(module, "statistics")
+
+
+class MaskedLayerNorm(nn.Module):
+    """A layer norm of the whole width that averages over the kept units alone."""
+
+    def __init__(self, norm: nn.LayerNorm, kept: Tensor) -> None:
+        super().__init__()
+        self.weight, self.bias, self.eps = norm.weight, norm.bias, norm.eps
+        self.kept = kept
+
+    def forward(self, x: Tensor) -> Tensor:
+        count = self.kept.sum()
+        mean = (x * self.kept).sum(-1, keepdim=True) / count
+        centred = (x - mean) * self.kept
+        variance = (centred**2).sum(-1, keepdim=True) / count
+        return centred / torch.sqrt(variance + self.eps) * self.weight + self.bias
+
+
+def told_of_the_plan(module: nn.Module, layout: Layout, plan: Plan) -> nn.Module:
+    """Tell the layers of a zeroed whole model that depend on their own width which units are kept."""
+    dims = {item.name: item.dims for item in layout.parameters}
+    for name, layer in list(module.named_modules()):
+        if isinstance(layer, nn.LayerNorm):
+            axis = dims[f"{name}.weight"][0].axis
+            kept = torch.zeros(layout.axes[axis].size, dtype=torch.float64)
+            kept[torch.tensor(plan.indices[axis])] = 1.0
+            parent, _, child = name.rpartition(".")
+            setattr(module.get_submodule(parent), child, MaskedLayerNorm(layer, kept))
+        if name.endswith("attention"):
+            axis = layout.axes[dims[f"{name}.query.weight"][0].axis]
+            ratio = axis.kept(plan.tier.width) / axis.size
+            with torch.no_grad():
+                layer.query.weight /= np.sqrt(ratio)
+                layer.query.bias /= np.sqrt(ratio)
+    return module
+
+
+@pytest.mark.parametrize(("name", "settings"), CASES, ids=IDS)
+@pytest.mark.parametrize("kind", ["static", "rolling", "random"])
+def test_a_sub_model_is_the_slice_of_the_whole(name, settings, kind):
+    """At every width and depth: the slice loads strictly, and computes what the zeroed whole computes."""
+    arch = ZOO.get(name)
+    layout = infer_layout(arch, settings)
+    weights, x = random_weights(layout), random_inputs(layout)
+    for width in WIDTHS:
+        for depth in {1, layout.depth}:
+            tier = layout.tier(width, depth)
+            plan = make_plan(layout, tier, kind, round_index=5, seed=2)
+            cut = slice_weights(layout, plan, weights)
+            small = loaded(build(arch, tier, settings=settings), cut)
+            assert {key: tuple(value.shape) for key, value in small.named_parameters()} == layout.shapes(tier)
+            assert sum(value.numel() for value in small.parameters()) == layout.parameter_count(tier)
+            zeroed = scatter(layout, plan, cut, {key: np.zeros_like(value) for key, value in weights.items()})
+            whole = build(arch, 1.0, depth, settings)
+            kept = {key: value for key, value in zeroed.items() if key in cut}
+            whole = told_of_the_plan(loaded(whole, kept), layout, plan)
+            with torch.no_grad():
+                torch.testing.assert_close(small(x), whole(x), rtol=1e-9, atol=1e-9, msg=f"{tier.id} differs")
+
+
+@pytest.mark.parametrize(("name", "settings"), CASES, ids=IDS)
+def test_every_parameter_is_trained_and_nothing_overflows(name, settings):
+    """Logits are finite, of the right shape, for any batch; each parameter gets a gradient at every width."""
+    arch = ZOO.get(name)
+    layout = infer_layout(arch, settings)
+    for width in (1.0, 0.25):
+        module = set_mode(build(arch, width, settings=settings), "train")
+        for batch in (1, 3):
+            x = random_inputs(layout, batch)
+            x = x.float() if layout.input_dtype == "float32" else x
+            logits = module(x)
+            assert logits.shape == (batch, layout.classes)
+            assert torch.isfinite(logits).all()
+        loss = torch.nn.functional.cross_entropy(logits, torch.arange(3) % layout.classes)
+        for (key, value), grad in zip(
+            module.named_parameters(), torch.autograd.grad(loss, list(module.parameters())), strict=True
+        ):
+            assert torch.isfinite(grad).all(), key
+            assert grad.shape == value.shape
+        assert not torch.equal(grad, torch.zeros_like(grad))
+
+
+@pytest.mark.parametrize("name", ZOO.names)
+def test_a_narrow_model_scales_up_in_training_alone(name):
+    """The Scaler acts in training at widths below 1, and never in evaluation or at full width."""
+    arch, settings = ZOO.get(name), {**SMALL[name], **({"norm": "none"} if name == "conv" else {})}
+    layout = infer_layout(arch, settings)
+    x = random_inputs(layout)
+    for width, same in ((1.0, True), (0.5, False)):
+        tier = layout.tier(width)
+        cut = slice_weights(layout, make_plan(layout, tier), random_weights(layout))
+        with torch.no_grad():
+            module = loaded(build(arch, tier, settings=settings), cut)
+            trained, evaluated = set_mode(module, "train")(x), set_mode(module, "eval")(x)
+            plain = loaded(build(arch, tier, settings={**settings, "scaler": False}), cut)
+            torch.testing.assert_close(evaluated, plain(x))
+        assert torch.allclose(trained, evaluated) is same
+
+
+def test_the_conv_net_has_the_published_sizes():
+    """Parameters of HeteroFL's CNN at levels a to e (METHODS H12)."""
+    layout = infer_layout(ZOO.get("conv"))
+    counts = [layout.parameter_count(layout.tier(2.0**-level)) for level in range(5)]
+    assert counts == [1556874, 391370, 98922, 25274, 6594]
+
+
+def test_a_shallow_text_encoder_is_the_deep_one_without_its_upper_blocks():
+    """Removing blocks from the whole module gives the function of the depth prefix."""
+    arch, settings = ZOO.get("text_encoder"), SMALL["text_encoder"]
+    layout = infer_layout(arch, settings)
+    weights, x = random_weights(layout), random_inputs(layout)
+    for depth in layout.depths:
+        tier = layout.tier(1.0, depth)
+        cut = slice_weights(layout, make_plan(layout, tier), weights)
+        shallow = loaded(build(arch, tier, settings=settings), cut)
+        whole = loaded(build(arch, settings=settings), weights)
+        whole.blocks = whole.blocks[:depth]
+        with torch.no_grad():
+            torch.testing.assert_close(shallow(x), whole(x), rtol=0, atol=0)
+
+
+def test_padding_changes_nothing():
+    """Tokens after the text do not move its logits, and a text of nothing but padding gives finite ones."""
+    arch = ZOO.get("text_encoder")
+    settings = {**SMALL["text_encoder"], "input_shape": (9,)}
+    layout = infer_layout(arch, settings)
+    module = loaded(build(arch, settings=settings), random_weights(layout))
+    text = torch.tensor([[4, 8, 15, 16, 23, 0, 0, 0, 0]])
+    with torch.no_grad():
+        module.positions[5:].fill_(1e3)
+        near = module(text)
+        module.positions[5:].fill_(-7.0)
+        torch.testing.assert_close(module(text), near)
+        torch.testing.assert_close(module(torch.zeros_like(text)), module.head.bias[None])
