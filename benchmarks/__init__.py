@@ -1,0 +1,1 @@
+"""Budgets of speed and memory, each a ratio measured in one run."""

@@ -1,0 +1,1 @@
+"""The one command, ``shoal``: parses, calls, prints."""

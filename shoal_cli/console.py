@@ -1,0 +1,95 @@
+"""How the command line talks: tables and progress on standard output, errors on standard error, JSON when asked."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+__all__ = ["bytes_text", "count_text", "error_console", "output_console", "print_json", "print_rows", "seconds_text"]
+
+
+def output_console() -> Console:
+    """The console of standard output."""
+    return Console()
+
+
+def error_console() -> Console:
+    """The console of standard error."""
+    return Console(stderr=True)
+
+
+def print_json(value: Any) -> None:
+    """Print a value for a program to read.
+
+    Args:
+        value: plain JSON values.
+    """
+    json.dump(value, sys.stdout, indent=2, default=str)
+    sys.stdout.write("\n")
+
+
+def print_rows(title: str, rows: Sequence[Mapping[str, str]], *, empty: str) -> None:
+    """Print a table whose columns are the keys of the first row.
+
+    Args:
+        title: above the table.
+        rows: cells by column, already formatted.
+        empty: what to say when there is nothing to show.
+    """
+    console = output_console()
+    if not rows:
+        console.print(empty)
+        return
+    table = Table(title=title, title_justify="left", header_style="bold")
+    for name, value in rows[0].items():
+        numeric = value[:1].isdigit() or value in {"-", ""}
+        table.add_column(name, justify="right" if numeric else "left", no_wrap=len(value) < 30)
+    for row in rows:
+        table.add_row(*row.values())
+    console.print(table)
+
+
+def bytes_text(count: float) -> str:
+    """A number of bytes for people.
+
+    Example:
+        >>> bytes_text(1_234_567)
+        '1.23 MB'
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.2f} {unit}"
+        count /= 1000
+    raise AssertionError
+
+
+def count_text(count: float) -> str:
+    """A large count for people.
+
+    Example:
+        >>> count_text(80_500_000)
+        '80.50 M'
+    """
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+        if count >= limit:
+            return f"{count / (1e3 if unit == 'k' else limit):.2f} {unit}"
+    return f"{count:.0f}"
+
+
+def seconds_text(seconds: float | None) -> str:
+    """A duration for people.
+
+    Example:
+        >>> seconds_text(75)
+        '1 min 15 s'
+    """
+    if seconds is None:
+        return "-"
+    if seconds < 60:
+        return f"{seconds:.2f} s"
+    return f"{int(seconds // 60)} min {int(seconds % 60)} s"

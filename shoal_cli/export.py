@@ -1,0 +1,110 @@
+"""``shoal export``: a PyTorch architecture becomes checked artifact sets, one per tier."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from fleet_protocol.errors import ConfigError
+from shoal_cli.console import bytes_text, count_text, error_console, print_json, print_rows
+from shoal_cli.options import parse_floats, parse_ints, parse_settings
+
+__all__ = ["add_to"]
+
+
+def _export(
+    arch: Annotated[str, typer.Option(help="Name of the architecture: one of the zoo, or of --models.")],
+    widths: Annotated[str, typer.Option(help="Width ratios, for example 1,0.5,1/16.")] = "1",
+    depths: Annotated[str, typer.Option(help="Depths in blocks, for example 2,4; by default the full depth.")] = "",
+    out: Annotated[Path, typer.Option(help="Artifact folder.")] = Path("artifacts"),
+    models: Annotated[Path | None, typer.Option(help="Python file with architectures of your own.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Setting of the architecture, for example channels=32,64.")
+    ] = None,
+    formats: Annotated[str, typer.Option(help="Any of onnx and ort-training.")] = "onnx,ort-training",
+    momentum: Annotated[float, typer.Option(help="SGD momentum; 0 for none.")] = 0.9,
+    weight_decay: Annotated[float, typer.Option(help="Weight decay.")] = 5e-4,
+    clip_norm: Annotated[float, typer.Option(help="Bound of the global gradient norm; 0 for none.")] = 1.0,
+    seed: Annotated[int, typer.Option(help="Seed of the initial global weights.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+) -> None:
+    """Lower the training step of an architecture for each tier, check it against PyTorch, and publish the sets."""
+    try:
+        from trainer_export.artifact_set import FORMATS, export_architecture  # noqa: PLC0415
+        from trainer_export.recipe import Recipe  # noqa: PLC0415
+
+        from models.registry import Registry, infer_layout  # noqa: PLC0415  (torch: seconds)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"exporting needs the extra `export` ({error.name} is not installed)") from error
+
+    wanted = tuple(part.strip() for part in formats.split(","))
+    unknown = [name for name in wanted if name not in FORMATS]
+    if unknown:
+        raise ConfigError(f"--formats: no format {unknown[0]!r}; there are {', '.join(FORMATS)}")
+    registry = Registry.zoo() if models is None else Registry.zoo().with_file(models)
+    architecture = registry.get(arch)
+    chosen = architecture.settings(parse_settings("--set", settings or []))
+    layout = infer_layout(architecture, chosen)
+    depth_list: tuple[int | None, ...] = parse_ints("--depths", depths) if depths else (None,)
+    tiers = tuple(layout.tier(width, depth) for depth in depth_list for width in parse_floats("--widths", widths))
+    recipe = Recipe(momentum=momentum, weight_decay=weight_decay, clip_norm=clip_norm or None)
+
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=error_console(),
+        transient=True,
+    ) as bar:
+        shown = bar.add_task(f"exporting {arch}", total=len(tiers))
+
+        def progress(step: str, done: int, total: int) -> None:
+            bar.update(shown, description=step, completed=done, total=total)
+
+        reports = export_architecture(
+            architecture, chosen, tiers, recipe, out, formats=wanted, seed=seed, progress=progress
+        )
+
+    if as_json:
+        print_json(
+            [
+                {
+                    "tier": report.tier.id,
+                    "parameters": report.parameters,
+                    "flops_per_sample": report.flops_per_sample,
+                    "graph_bytes": report.graph_bytes,
+                    "peak_memory_bytes": report.peak_memory_bytes,
+                    "worst_deviation": report.worst_deviation,
+                }
+                for report in reports
+            ]
+        )
+        return
+    print_rows(
+        f"{arch} in {out}",
+        [
+            {
+                "tier": report.tier.id,
+                "parameters": f"{report.parameters:,}",
+                "FLOPs/sample": count_text(report.flops_per_sample),
+                "graphs": bytes_text(report.graph_bytes),
+                "peak training memory": bytes_text(report.peak_memory_bytes),
+                "worst deviation": f"{report.worst_deviation:.1e}",
+            }
+            for report in reports
+        ],
+        empty="nothing was exported",
+    )
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command.
+
+    Args:
+        app: the application.
+    """
+    app.command("export")(_export)

@@ -1,0 +1,75 @@
+"""Option values that need parsing: lists of numbers, settings, each with an error that shows the form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from fleet_protocol.errors import ConfigError
+
+__all__ = ["parse_floats", "parse_ints", "parse_settings"]
+
+
+def parse_floats(option: str, text: str) -> tuple[float, ...]:
+    """Read ``1,0.5,1/16``.
+
+    Args:
+        option: name of the option, for the message.
+        text: its value.
+
+    Raises:
+        ConfigError: a part is no number.
+    """
+    values = []
+    for part in text.split(","):
+        try:
+            numerator, _, denominator = part.strip().partition("/")
+            values.append(float(numerator) / (float(denominator) if denominator else 1.0))
+        except (ValueError, ZeroDivisionError) as error:
+            raise ConfigError(f"{option}: {part.strip()!r} is not a number; write for example 1,0.5,1/16") from error
+    return tuple(values)
+
+
+def parse_ints(option: str, text: str) -> tuple[int, ...]:
+    """Read ``2,4``.
+
+    Args:
+        option: name of the option, for the message.
+        text: its value.
+
+    Raises:
+        ConfigError: a part is no whole number.
+    """
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise ConfigError(f"{option}: {text!r} is not a list of whole numbers; write for example 2,4") from error
+
+
+def parse_settings(option: str, values: Sequence[str]) -> dict[str, Any]:
+    """Read ``channels=32,64`` and the like.
+
+    Args:
+        option: name of the option, for the message.
+        values: one ``name=value`` each; a value is a number, a comma list, true, false, or text.
+
+    Raises:
+        ConfigError: a value has no name.
+    """
+    settings = {}
+    for text in values:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise ConfigError(f"{option}: {text!r} is not of the form name=value, for example channels=32,64")
+        settings[name.strip()] = _value(value.strip())
+    return settings
+
+
+def _value(text: str) -> Any:
+    if "," in text:
+        return tuple(_value(part.strip()) for part in text.split(",") if part.strip())
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

@@ -1,0 +1,194 @@
+"""The MQTT link against real brokers: sessions, wills, restarts of the broker, and byte counts that are true."""
+
+import contextlib
+import queue
+import select
+import socket
+import threading
+import time
+
+import pytest
+
+from fleet_protocol.errors import ConfigError, TransportError
+from fleet_protocol.link import BrokerAddress, Connected, Disconnected, Link, Received
+from tests.brokers import embedded_broker, free_port, mosquitto_broker
+
+WAIT = 20.0
+
+
+@pytest.fixture(params=[mosquitto_broker, embedded_broker], ids=["mosquitto", "embedded"])
+def broker(request, tmp_path):
+    with request.param(tmp_path) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def linked(url, client_id, **options):
+    inbox = queue.SimpleQueue()
+    link = Link(BrokerAddress.parse(url), client_id, inbox, **options)
+    link.connect(WAIT)
+    try:
+        yield link, inbox
+    finally:
+        link.close()
+
+
+def next_of(inbox, kind, timeout=WAIT, matching=lambda _event: True):
+    """The next event of a kind, within a deadline."""
+    deadline = time.monotonic() + timeout
+    while True:
+        event = inbox.get(timeout=max(0.01, deadline - time.monotonic()))
+        if isinstance(event, kind) and matching(event):
+            return event
+
+
+def test_what_is_published_arrives_in_order(broker):
+    """A stream larger than the send window arrives whole and in order."""
+    payloads = [bytes([i]) * 20_000 for i in range(60)]
+    with linked(broker.url, "a") as (sender, _), linked(broker.url, "b") as (receiver, inbox):
+        receiver.subscribe("t/+")
+        sender.publish_stream(((f"t/{i}", p) for i, p in enumerate(payloads)), time.monotonic() + WAIT)
+        assert [next_of(inbox, Received).payload for _ in payloads] == payloads
+
+
+def test_large_payloads_pass(broker):
+    """A megabyte in one message passes, which a broker's defaults may forbid."""
+    with linked(broker.url, "a") as (sender, _), linked(broker.url, "b") as (receiver, inbox):
+        receiver.subscribe("big")
+        sender.publish("big", bytes(1_000_000))
+        assert len(next_of(inbox, Received).payload) == 1_000_000
+
+
+def test_retained_status_and_farewell(broker):
+    """Whoever comes later finds the last retained status, which a clean goodbye replaces."""
+    with linked(broker.url, "a", will=("s", b"vanished")) as (sender, _):
+        sender.publish("s", b"here", retain=True)
+        sender.drain(time.monotonic() + WAIT)
+        with linked(broker.url, "b") as (watcher, inbox):
+            watcher.subscribe("s")
+            assert next_of(inbox, Received) == Received("s", b"here", retained=True)
+            sender.close(("s", b"gone"))
+            assert next_of(inbox, Received).payload == b"gone"
+
+
+def test_the_will_speaks_for_a_dead_client(broker):
+    """A client whose socket dies without a goodbye is announced by its will."""
+    proxy = CountingProxy(broker.port)
+    with linked(broker.url, "w") as (watcher, inbox):
+        watcher.subscribe("s")
+        dying = Link(
+            BrokerAddress.parse(f"mqtt://127.0.0.1:{proxy.port}"), "d", queue.SimpleQueue(), will=("s", b"dead")
+        )
+        dying.connect(WAIT)
+        proxy.close()
+        assert next_of(inbox, Received).payload == b"dead"
+        dying.close()
+
+
+def test_a_broker_that_comes_back_is_found_again(broker):
+    """After the broker died and lost everything, the link is back, subscribed, and says the session is gone."""
+    with linked(broker.url, "a") as (link, inbox):
+        link.subscribe("t")
+        broker.stop()
+        next_of(inbox, Disconnected)
+        link.publish("t", b"sent while it was away")
+        broker.start()
+        assert next_of(inbox, Connected, matching=lambda e: not e.session_present)
+        assert next_of(inbox, Received).payload == b"sent while it was away"
+
+
+def test_a_broker_that_is_down_is_an_error_in_time():
+    """Nothing listens: the error says where and what to check, and comes within the timeout."""
+    link = Link(BrokerAddress.parse(f"mqtt://127.0.0.1:{free_port()}"), "a", queue.SimpleQueue())
+    start = time.monotonic()
+    with pytest.raises(TransportError, match=r"cannot connect to the broker at mqtt://127\.0\.0\.1.*Is it running"):
+        link.connect(1.0)
+    assert time.monotonic() - start < 10
+
+
+def test_an_unacknowledged_stream_ends_at_its_deadline(broker):
+    """When the broker dies in the middle of a stream, the sender is told instead of waiting for ever."""
+    with linked(broker.url, "a") as (link, inbox):
+        broker.stop()
+        next_of(inbox, Disconnected)
+        with pytest.raises(TransportError, match="not acknowledged"):
+            link.publish_stream((("t", b"x") for _ in range(100)), time.monotonic() + 0.5)
+
+
+def test_counted_bytes_are_the_bytes_on_the_wire(broker):
+    """The counters agree with what a proxy in the middle saw, within the packets that carry no message."""
+    proxy = CountingProxy(broker.port)
+    with linked(f"mqtt://127.0.0.1:{proxy.port}", "a") as (link, inbox):
+        link.subscribe("t/+")
+        time_limit = time.monotonic() + WAIT
+        link.publish_stream(((f"t/{i}", bytes(50_000)) for i in range(40)), time_limit)
+        for _ in range(40):
+            next_of(inbox, Received)
+        link.drain(time_limit)
+        counted, seen = link.wire, (proxy.upstream, proxy.downstream)
+    proxy.close()
+    # CONNECT, SUBSCRIBE, pings and the broker's longer acknowledgements are under 1 kB.
+    assert abs(seen[0] - counted.sent) < 1000
+    assert abs(seen[1] - counted.received) < 1000
+
+
+@pytest.mark.parametrize("url", ["localhost", "http://x", "mqtt://", "mqtt://h:port", "mqtt://h/path"])
+def test_addresses_of_another_form_are_refused(url):
+    """The error shows the form."""
+    with pytest.raises(ConfigError, match=r"mqtt://\[user:password@\]host"):
+        BrokerAddress.parse(url)
+
+
+def test_address_defaults_and_secrets():
+    """Ports follow the scheme; a password does not show when the address is printed."""
+    address = BrokerAddress.parse("mqtts://u:p%40ss@broker.example")
+    assert (address.port, address.tls, address.password) == (8883, True, "p@ss")
+    assert "p@ss" not in str(address)
+
+
+def test_missing_certificate_files_are_named(tmp_path):
+    """A certificate path that leads nowhere is a configuration error."""
+    with pytest.raises(ConfigError, match=r"none\.pem"):
+        Link(BrokerAddress.parse("mqtts://h", ca_file=tmp_path / "none.pem"), "a", queue.SimpleQueue())
+
+
+class CountingProxy:
+    """A TCP proxy in front of a broker that counts the bytes of one connection, and can cut it."""
+
+    def __init__(self, target_port: int) -> None:
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.port = self._server.getsockname()[1]
+        self._target_port = target_port
+        self.upstream = self.downstream = 0
+        self._wake, self._waker = socket.socketpair()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        ready, _, _ = select.select([self._server, self._wake], [], [], WAIT)
+        if self._wake in ready or not ready:
+            return
+        client = self._server.accept()[0]
+        broker = socket.create_connection(("127.0.0.1", self._target_port))
+        with client, broker:
+            while True:
+                ready, _, _ = select.select([client, broker, self._wake], [], [], WAIT)
+                if self._wake in ready or not ready:
+                    return
+                for source, sink in ((client, broker), (broker, client)):
+                    if source in ready:
+                        data = source.recv(65536)
+                        if not data:
+                            return
+                        sink.sendall(data)
+                        if source is client:
+                            self.upstream += len(data)
+                        else:
+                            self.downstream += len(data)
+
+    def close(self) -> None:
+        """Cut the connection without a word."""
+        self._waker.send(b"x")
+        self._thread.join(WAIT)
+        for end in (self._server, self._wake, self._waker):
+            end.close()
