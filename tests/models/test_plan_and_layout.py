@@ -84,6 +84,20 @@ def test_a_draw_per_layer_chains_outputs_into_inputs():
     assert len(streams) == 4
 
 
+def test_a_draw_per_layer_draws_each_embedding_but_never_in_front_of_the_classifier():
+    """Token and position tables keep different columns, as released; a classifier takes what flows into it."""
+    axes = [Axis("rows", 5, AxisKind.FIXED), Axis("embed", 16)]
+    table = (Dim("rows"), Dim("embed"))
+    layout = make_layout(
+        axes,
+        {"tokens": table, "positions": table, "head": table},
+        blocks={"tokens": "stem", "positions": "stem"},
+    )
+    units = make_plan(layout, layout.tier(0.5), "random", seed=4, draw="per_layer").overrides
+    assert list(units["tokens", 1]) != list(units["positions", 1])
+    assert list(units["positions", 1]) == list(units["head", 1])
+
+
 def test_a_plan_is_frozen():
     """Nobody can move the units of a plan that others hold."""
     plan = make_plan(square(4), Tier(0.5))
