@@ -1,0 +1,356 @@
+"""What the command line asks of a running server, and what a server tells about its runs.
+
+Requests travel on ``Topics.server_control``, events on ``Topics.server_events``; the same events reach an in-process
+caller as values, so that a progress display is written once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from fleet_protocol.errors import RefusalReason, RefusedError
+from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.messages import MESSAGE_LIMIT, Evaluation, Name, TaskMetrics
+
+__all__ = [
+    "DeviceAccepted",
+    "DeviceProgressed",
+    "FleetChanged",
+    "RoundAbandoned",
+    "RoundClosed",
+    "RoundStarted",
+    "RunEvent",
+    "RunFinished",
+    "RunRejected",
+    "RunRequest",
+    "RunStarted",
+    "StatisticsStarted",
+    "UpdateReceived",
+    "UpdateRefused",
+    "parse_request",
+    "parse_run_event",
+]
+
+
+class RunRequest(FrozenModel):
+    """Ask a running server for a run.
+
+    Attributes:
+        request: id chosen by the asker; the events that answer carry it.
+        fleet: name of the fleet.
+        config: text of ``fleet.toml``; its ``store`` and ``broker`` are the server's own and not read.
+        folder: absolute folder that relative paths in the text start from.
+    """
+
+    type: Literal["run-request"] = "run-request"
+    schema_version: Literal[1] = 1
+    request: Name
+    fleet: Name
+    config: str
+    folder: str
+
+    def to_bytes(self) -> bytes:
+        """The request as it travels."""
+        return self.model_dump_json().encode()
+
+
+class _RunEvent(FrozenModel):
+    """What every event carries.
+
+    Attributes:
+        run: id of the run.
+        seconds: since the run started, or was resumed.
+    """
+
+    run: Name
+    seconds: float = Field(ge=0)
+
+    def to_bytes(self) -> bytes:
+        """The event as it travels."""
+        return self.model_dump_json().encode()
+
+
+class RunStarted(_RunEvent):
+    """A run begins, or goes on after a restart of the server.
+
+    Attributes:
+        request: the request it answers, if any.
+        arch: name of the architecture.
+        strategy: name of the strategy.
+        rounds: rounds to close.
+        closed: rounds that were closed before.
+    """
+
+    type: Literal["run-started"] = "run-started"
+    request: str | None = None
+    arch: str
+    strategy: str
+    rounds: int
+    closed: int = 0
+
+
+class RunRejected(FrozenModel):
+    """A request was not taken.
+
+    Attributes:
+        request: the request.
+        detail: why, and what to do.
+    """
+
+    type: Literal["run-rejected"] = "run-rejected"
+    request: str
+    detail: str
+
+    def to_bytes(self) -> bytes:
+        """The event as it travels."""
+        return self.model_dump_json().encode()
+
+
+class FleetChanged(_RunEvent):
+    """Devices came or went while a round waits for them.
+
+    Attributes:
+        online: ids of the devices that are connected.
+        eligible: how many of them can take part.
+        needed: how many the next round waits for.
+    """
+
+    type: Literal["fleet-changed"] = "fleet-changed"
+    online: tuple[str, ...]
+    eligible: int
+    needed: int
+
+
+class RoundStarted(_RunEvent):
+    """Offers of a round go out, or go out again after a restart of the server.
+
+    Attributes:
+        round: number of the round, from 1; abandoned rounds count.
+        version: global version the weights were cut from.
+        devices: asked devices to their tiers.
+        deadline_seconds: time until it closes.
+    """
+
+    type: Literal["round-started"] = "round-started"
+    round: int
+    version: int
+    devices: Mapping[str, str]
+    deadline_seconds: float
+
+
+class DeviceAccepted(_RunEvent):
+    """A device took a task.
+
+    Attributes:
+        round: number of the round.
+        device: id.
+        kind: kind of the task.
+        tier: what it trains.
+    """
+
+    type: Literal["device-accepted"] = "device-accepted"
+    round: int
+    device: str
+    kind: Literal["train", "statistics"]
+    tier: str
+
+
+class DeviceProgressed(_RunEvent):
+    """A device tells how far it is.
+
+    Attributes:
+        round: number of the round.
+        device: id.
+        epoch: finished epochs.
+        epochs: epochs in all.
+        step: finished steps.
+        loss: mean training loss of the last finished epoch.
+    """
+
+    type: Literal["device-progressed"] = "device-progressed"
+    round: int
+    device: str
+    epoch: int
+    epochs: int
+    step: int
+    loss: float | None = None
+
+
+class UpdateReceived(_RunEvent):
+    """An update is checked and on the server's disk.
+
+    Attributes:
+        round: number of the round.
+        device: id.
+        kind: kind of the task.
+        tier: what it trained.
+        size: bytes of the update.
+        metrics: what the device measured.
+    """
+
+    type: Literal["update-received"] = "update-received"
+    round: int
+    device: str
+    kind: Literal["train", "statistics"]
+    tier: str
+    size: int
+    metrics: TaskMetrics
+
+
+class UpdateRefused(_RunEvent):
+    """The server refused a message or update, or a device refused its task.
+
+    Attributes:
+        round: number of the round, None if what came belongs to none.
+        device: id, as far as it is known.
+        by: who refused.
+        reason: counted under this name.
+        detail: for the log.
+    """
+
+    type: Literal["update-refused"] = "update-refused"
+    round: int | None
+    device: str | None
+    by: Literal["server", "device"]
+    reason: RefusalReason
+    detail: str
+
+
+class StatisticsStarted(_RunEvent):
+    """The server asks devices for batch norm statistics of the new global version.
+
+    Attributes:
+        round: number of the round.
+        devices: ids of the asked devices.
+    """
+
+    type: Literal["statistics-started"] = "statistics-started"
+    round: int
+    devices: tuple[str, ...]
+
+
+class RoundClosed(_RunEvent):
+    """A round made a new global version.
+
+    Attributes:
+        round: number of the round.
+        version: number of the new global version.
+        merged: devices whose updates are in it, to their tiers.
+        missing: asked devices whose updates are not.
+        evaluation: of the new version on the server's test set, if it was evaluated.
+        note: why it was not evaluated, if it should have been.
+        round_seconds: from the offers to here.
+        wire_bytes: of the server's connection in the run so far.
+        payload_bytes: see ``broker_server.accounting``, in the run so far.
+    """
+
+    type: Literal["round-closed"] = "round-closed"
+    round: int
+    version: int
+    merged: Mapping[str, str]
+    missing: tuple[str, ...] = ()
+    evaluation: Evaluation | None = None
+    note: str | None = None
+    round_seconds: float
+    wire_bytes: int
+    payload_bytes: int
+
+
+class RoundAbandoned(_RunEvent):
+    """A round ended without a new global version.
+
+    Attributes:
+        round: number of the round.
+        reason: why.
+        again: whether another round is tried.
+    """
+
+    type: Literal["round-abandoned"] = "round-abandoned"
+    round: int
+    reason: str
+    again: bool
+
+
+class RunFinished(_RunEvent):
+    """A run is over.
+
+    Attributes:
+        status: how it ended.
+        version: last global version.
+        rounds: rounds closed.
+        evaluation: of the last version, if it was evaluated.
+        wire_bytes: of the server's connection in the whole run.
+        payload_bytes: see ``broker_server.accounting``.
+        error: what failed, if it did.
+        exit_code: what a command line that waited for it ends with.
+    """
+
+    type: Literal["run-finished"] = "run-finished"
+    status: Literal["finished", "failed", "stopped"]
+    version: int
+    rounds: int
+    evaluation: Evaluation | None = None
+    wire_bytes: int
+    payload_bytes: int
+    error: str | None = None
+    exit_code: int = 0
+
+
+RunEvent = Annotated[
+    RunStarted
+    | RunRejected
+    | FleetChanged
+    | RoundStarted
+    | DeviceAccepted
+    | DeviceProgressed
+    | UpdateReceived
+    | UpdateRefused
+    | StatisticsStarted
+    | RoundClosed
+    | RoundAbandoned
+    | RunFinished,
+    Field(discriminator="type"),
+]
+
+_EVENTS: TypeAdapter[RunEvent] = TypeAdapter(RunEvent)
+
+
+def _refused(payload: bytes, what: str, error: ValidationError) -> RefusedError:
+    first = error.errors()[0]
+    where = ".".join(map(str, first["loc"])) or "message"
+    return RefusedError(RefusalReason.MALFORMED, f"not {what} ({len(payload)} bytes): {where}: {first['msg']}")
+
+
+def parse_request(payload: bytes) -> RunRequest:
+    """Read a request to the server.
+
+    Args:
+        payload: JSON bytes.
+
+    Raises:
+        RefusedError: the request is malformed or oversized.
+    """
+    if len(payload) > MESSAGE_LIMIT:
+        raise RefusedError(RefusalReason.OVERSIZED, f"a request of {len(payload)} bytes; the limit is {MESSAGE_LIMIT}")
+    try:
+        return RunRequest.model_validate_json(payload)
+    except ValidationError as error:
+        raise _refused(payload, "a run request", error) from error
+
+
+def parse_run_event(payload: bytes) -> RunEvent:
+    """Read an event of a server.
+
+    Args:
+        payload: JSON bytes.
+
+    Raises:
+        RefusedError: the event is malformed.
+    """
+    try:
+        return _EVENTS.validate_json(payload)
+    except ValidationError as error:
+        raise _refused(payload, "an event of a server", error) from error
