@@ -1,0 +1,147 @@
+"""What the board is: processor, memory, runtimes, temperature, power; read from the system, without extra packages."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+try:
+    import resource
+except ImportError:  # Windows has none
+    resource = None  # type: ignore[assignment]
+
+__all__ = ["BACKEND_PACKAGES", "Board", "installed_backends", "peak_resident_bytes", "probe", "runtime_version"]
+
+# onnxruntime-training also runs the portable step, so each of its packages offers both backends.
+BACKEND_PACKAGES: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("onnxruntime-training-cpu", ("ort-training", "onnx")),
+    ("onnxruntime-training", ("ort-training", "onnx")),
+    ("onnxruntime", ("onnx",)),
+    ("onnxruntime-gpu", ("onnx",)),
+)
+
+_SYSFS = Path("/sys/class")
+
+
+@dataclass(frozen=True)
+class Board:
+    """A probed board.
+
+    Attributes:
+        arch: machine type, as in ``uname -m``.
+        system: operating system and release.
+        cores: processors this process may use.
+        ram_bytes: memory of the board, 0 where the system does not tell.
+        free_ram_bytes: memory available now, 0 where the system does not tell.
+        backends: training backend to the version of the package that runs it.
+        python: version of the interpreter.
+        temperature_celsius: hottest thermal zone, where the board tells.
+        on_battery: whether a battery is discharging, where the board has one.
+    """
+
+    arch: str
+    system: str
+    cores: int
+    ram_bytes: int
+    free_ram_bytes: int
+    backends: Mapping[str, str]
+    python: str
+    temperature_celsius: float | None
+    on_battery: bool | None
+
+
+def installed_backends() -> dict[str, str]:
+    """Backends this environment can run, with ``<package> <version>``; nothing is imported for it."""
+    found: dict[str, str] = {}
+    for package, backends in BACKEND_PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            version = metadata.version(package)
+            for backend in backends:
+                found.setdefault(backend, f"{package} {version}")
+    return found
+
+
+def runtime_version() -> str:
+    """Version of Shoal on this board."""
+    try:
+        return metadata.version("shoal")
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def _texts(paths: Iterator[Path]) -> Iterator[tuple[Path, str]]:
+    for path in paths:
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            yield path, path.read_text(encoding="ascii").strip()
+
+
+def _temperature(sysfs: Path) -> float | None:
+    zones = [text for _, text in _texts(sysfs.glob("thermal/thermal_zone*/temp"))]
+    values = [int(text) / 1000 for text in zones if text.lstrip("-").isdigit()]
+    return max(values, default=None)
+
+
+def _on_battery(sysfs: Path) -> bool | None:
+    batteries = [path.parent for path, text in _texts(sysfs.glob("power_supply/*/type")) if text == "Battery"]
+    states = [text for battery in batteries for _, text in _texts(battery.glob("status"))]
+    return "Discharging" in states if states else None
+
+
+def _proc_kilobytes(path: str, key: str) -> int:
+    """One ``Key:   123 kB`` line of a proc file, in bytes; 0 where there is none."""
+    with contextlib.suppress(OSError), Path(path).open(encoding="ascii", errors="replace") as file:
+        for line in file:
+            if line.startswith(key + ":"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def _ram_bytes() -> int:
+    with contextlib.suppress(AttributeError, ValueError, OSError):  # no sysconf on Windows
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return 0
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def peak_resident_bytes() -> int:
+    """Largest resident memory of this process so far, 0 where the system does not tell.
+
+    Read from ``/proc`` where there is one: ``getrusage`` starts from the size of the parent at the fork.
+    """
+    peak = _proc_kilobytes("/proc/self/status", "VmHWM")
+    if peak:
+        return peak
+    if resource is None:
+        return 0
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def probe(sysfs: Path = _SYSFS) -> Board:
+    """Look at the board.
+
+    Args:
+        sysfs: where the kernel shows its devices.
+    """
+    return Board(
+        arch=platform.machine(),
+        system=f"{platform.system()} {platform.release()}",
+        cores=_cores(),
+        ram_bytes=_ram_bytes(),
+        free_ram_bytes=_proc_kilobytes("/proc/meminfo", "MemAvailable"),
+        backends=installed_backends(),
+        python=platform.python_version(),
+        temperature_celsius=_temperature(sysfs),
+        on_battery=_on_battery(sysfs),
+    )

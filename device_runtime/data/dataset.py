@@ -1,0 +1,177 @@
+"""Labelled samples in memory, checked once, handed out in batches of the type a model takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet_protocol.errors import DataError
+
+__all__ = ["DataSet", "make_dataset"]
+
+_CHECK_ROWS = 4096  # values are looked at in pieces, so that a check needs no second copy of the data
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """Samples with labels.
+
+    Attributes:
+        source: where they came from, for messages.
+        x: raw samples ``[N, ...]``, any real type, not yet normalised.
+        y: labels ``[N]``, int64, not negative.
+        scale: factor of every value.
+        mean: subtracted after scaling, broadcast against one sample.
+        std: divides last, broadcast against one sample.
+    """
+
+    source: str
+    x: NDArray[Any]
+    y: NDArray[np.int64]
+    scale: float
+    mean: NDArray[np.float32]
+    std: NDArray[np.float32]
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def batch(self, indices: NDArray[np.int64], dtype: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Some samples, ready for a graph.
+
+        Args:
+            indices: which, ``[B]``.
+            dtype: ``float32`` (normalised) or ``int64`` (tokens, as they are).
+
+        Returns:
+            Samples ``[B, ...]`` and labels ``[B]``, both new arrays.
+        """
+        rows = self.x[indices]
+        if dtype == "float32":
+            values = rows.astype(np.float32)
+            if self.scale != 1:
+                values *= np.float32(self.scale)
+            if self.mean.any():
+                values -= self.mean
+            if (self.std != 1).any():
+                values /= self.std
+            return values, self.y[indices]
+        return rows.astype(np.int64), self.y[indices]
+
+    def check(self, shape: Sequence[int], dtype: str, classes: int) -> None:
+        """See that a model can take these samples.
+
+        Args:
+            shape: of one sample.
+            dtype: ``float32`` or ``int64``.
+            classes: number of labels of the model.
+
+        Raises:
+            DataError: another shape, labels the model does not have, or values that are no tokens.
+        """
+        if tuple(shape) != self.x.shape[1:]:
+            raise DataError(
+                f"samples in {self.source} have shape {list(self.x.shape[1:])}, the model takes {list(shape)}; "
+                "set `shape` (or `size`) in [data], or give the model other settings"
+            )
+        check_labels(self.source, self.y, classes)
+        if dtype == "int64" and not np.issubdtype(self.x.dtype, np.integer):
+            raise DataError(f"samples in {self.source} are {self.x.dtype}, the model takes integer tokens")
+
+
+def check_labels(source: str, y: NDArray[np.int64], classes: int) -> None:
+    """See that labels lie in ``[0, classes)``.
+
+    Raises:
+        DataError: the first label outside, with its position.
+    """
+    wrong = np.flatnonzero((y < 0) | (y >= classes))
+    if len(wrong):
+        raise DataError(
+            f"label {int(y[wrong[0]])} of sample {int(wrong[0])} in {source} is outside 0 to {classes - 1} "
+            f"({len(wrong)} such labels)"
+        )
+
+
+def _check_finite(source: str, x: NDArray[Any]) -> None:
+    if not np.issubdtype(x.dtype, np.floating):
+        return
+    for start in range(0, len(x), _CHECK_ROWS):
+        piece = np.isfinite(x[start : start + _CHECK_ROWS])
+        if not piece.all():
+            row = start + int(np.argwhere(~piece)[0][0])
+            raise DataError(f"sample {row} in {source} has a value that is not finite; clean the data")
+
+
+def _per_channel(source: str, key: str, value: float | Sequence[float], shape: Sequence[int]) -> NDArray[np.float32]:
+    array = np.asarray(value, np.float32)
+    if array.ndim == 0:
+        return array
+    if not shape or len(array) != shape[0]:
+        raise DataError(f"[data] {key} has {len(array)} values, samples in {source} have {list(shape)[:1]} channels")
+    return array.reshape(-1, *[1] * (len(shape) - 1))
+
+
+def make_dataset(
+    source: str,
+    x: NDArray[Any],
+    y: NDArray[Any],
+    *,
+    shape: Sequence[int] | None = None,
+    scale: float = 1.0,
+    mean: float | Sequence[float] = 0.0,
+    std: float | Sequence[float] = 1.0,
+    classes: int | None = None,
+) -> DataSet:
+    """Check what a source delivered.
+
+    Args:
+        source: path, for messages.
+        x: samples ``[N, ...]``.
+        y: labels ``[N]``, whole numbers.
+        shape: shape to give to a sample.
+        scale: factor of every value.
+        mean: subtracted after scaling; a number or one per channel.
+        std: divides last; a number or one per channel.
+        classes: number of labels, where it is known.
+
+    Raises:
+        DataError: empty, lengths that differ, wrong types, labels outside their range, values that are not finite.
+    """
+    if x.ndim < 1 or y.ndim != 1:
+        raise DataError(
+            f"{source} holds samples of shape {list(x.shape)} and labels of shape {list(y.shape)}; "
+            "expected [N, ...] and [N]"
+        )
+    if len(x) != len(y):
+        raise DataError(f"{source} holds {len(x)} samples but {len(y)} labels")
+    if not len(y):
+        raise DataError(f"{source} is empty: it holds no sample to train on")
+    real = np.issubdtype(x.dtype, np.integer) or np.issubdtype(x.dtype, np.floating) or x.dtype == np.bool_
+    if not real or x.dtype.itemsize > 8:
+        raise DataError(f"samples in {source} are {x.dtype}; expected real numbers")
+    if not np.issubdtype(y.dtype, np.integer) and not (
+        np.issubdtype(y.dtype, np.floating) and bool((y == np.floor(y)).all())
+    ):
+        raise DataError(f"labels in {source} are {y.dtype}; expected whole numbers from 0")
+    if shape is not None:
+        if math.prod(x.shape[1:]) != math.prod(shape):
+            raise DataError(
+                f"samples in {source} have shape {list(x.shape[1:])}, which cannot become `shape` {list(shape)}"
+            )
+        x = x.reshape(len(x), *shape)
+    labels = y.astype(np.int64)
+    check_labels(source, labels, classes if classes is not None else int(np.iinfo(np.int64).max))
+    _check_finite(source, x)
+    return DataSet(
+        source=source,
+        x=x,
+        y=labels,
+        scale=scale,
+        mean=_per_channel(source, "mean", mean, x.shape[1:]),
+        std=_per_channel(source, "std", std, x.shape[1:]),
+    )
