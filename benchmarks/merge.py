@@ -1,0 +1,184 @@
+"""Merging: throughput as a share of memcpy of the same bytes, and memory for 8, 64 and 256 updates.
+
+python -m benchmarks.merge
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from broker_server.merge import finish, fold, start
+from models.axes import Axis, AxisKind
+from models.layout import HEAD, Dim, Layout, Parameter, block_name
+from models.plan import CompiledPlan, PlanKind, compile_plan, make_plan
+
+__all__ = ["rows"]
+
+CHANNELS = (176, 352, 704, 1408)  # 11.7 million parameters, 47 MB: the size DESIGN decision 6 was measured with
+WIDTHS = (1.0, 0.5, 0.25)
+CLASSES = 10
+THROUGHPUT_BUDGET = 0.3
+MEMORY_BUDGET = 3.0
+GROWTH_BUDGET = 0.05
+REPEATS = 3
+
+
+def conv_layout(channels: tuple[int, ...] = CHANNELS) -> Layout:
+    """A layout like the zoo's ``conv``: 3x3 convolutions with norms, then one linear layer.
+
+    Args:
+        channels: of each convolution.
+    """
+    axes = {"image": Axis("image", 1, AxisKind.FIXED), "kernel": Axis("kernel", 3, AxisKind.FIXED)}
+    axes["classes"] = Axis("classes", CLASSES, AxisKind.FIXED)
+    parameters = []
+    before = "image"
+    for number, size in enumerate(channels, 1):
+        out = f"conv{number}.out"
+        axes[out] = Axis(out, size)
+        dims = (Dim(out), Dim(before), Dim("kernel"), Dim("kernel"))
+        shapes = {"conv.weight": dims, "conv.bias": (Dim(out),), "norm.weight": (Dim(out),), "norm.bias": (Dim(out),)}
+        for name, place in shapes.items():
+            shape = tuple(axes[dim.axis].size for dim in place)
+            parameters.append(Parameter(f"blocks.{number}.{name}", shape, place, block_name(1)))
+        before = out
+    parameters.append(Parameter("head.weight", (CLASSES, channels[-1]), (Dim("classes"), Dim(before)), HEAD))
+    parameters.append(Parameter("head.bias", (CLASSES,), (Dim("classes"),), HEAD))
+    return Layout("bench", {}, axes, tuple(parameters), (), 1, (1,), ("classes",), (1, 28, 28), "float32", CLASSES)
+
+
+def _plans(layout: Layout, kind: PlanKind, widths: tuple[float, ...]) -> list[CompiledPlan]:
+    return [compile_plan(layout, make_plan(layout, layout.tier(width), kind, round_index=37)) for width in widths]
+
+
+def _weights(shapes: dict[str, tuple[int, ...]], seed: int) -> dict[str, NDArray[np.float32]]:
+    rng = np.random.default_rng(seed)
+    return {name: rng.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+
+
+def _throughput(kind: PlanKind, widths: tuple[float, ...], updates: int, weight: float) -> tuple[float, float]:
+    """Seconds to merge and to copy the same bytes: the best of some repeats, taken in turns."""
+    layout = conv_layout()
+    plans = _plans(layout, kind, widths)
+    old = _weights(layout.shapes(layout.tier(1.0)), 0)
+    given = [_weights({n: t.local_shape for n, t in plan.tensors.items()}, 1 + i) for i, plan in enumerate(plans)]
+    copies = [{name: np.empty_like(value) for name, value in one.items()} for one in given]
+    merging, copying = [], []
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        state = start(layout)
+        for index in range(updates):
+            at = index % len(plans)
+            fold(state, str(at), plans[at], given[at], weight=weight, labels=range(index % 3, CLASSES))
+        finish(state, old)
+        merging.append(time.perf_counter() - began)
+        began = time.perf_counter()
+        for index in range(updates):
+            at = index % len(plans)
+            for name, value in given[at].items():
+                np.copyto(copies[at][name], value)
+        copying.append(time.perf_counter() - began)
+    return min(merging), min(copying)
+
+
+def _peak_bytes() -> int:
+    """Peak resident memory of this process; not ``ru_maxrss``, which a child inherits from its parent over exec."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("/proc/self/status has no VmHWM line; this benchmark needs Linux")
+
+
+def _memory(updates: int) -> dict[str, float]:
+    """Resident memory of merging this many updates of mixed tiers, as multiples of the model; for a fresh process."""
+    layout = conv_layout()
+    plans = _plans(layout, "rolling", WIDTHS)
+    tier = layout.tier(1.0)
+    size = 4 * layout.parameter_count(tier)
+    before = _peak_bytes()
+    state = start(layout)
+    for index in range(updates):
+        plan = plans[index % len(plans)]
+        update = {name: np.full(item.local_shape, index, np.float32) for name, item in plan.tensors.items()}
+        fold(state, plan.title, plan, update, weight=1.0 + index, labels=range(index % CLASSES + 1))
+        del update
+    # As in the server, which reads the old weights back from its store when the round closes.
+    finish(state, {name: np.ones(shape, np.float32) for name, shape in layout.shapes(tier).items()})
+    return {"models": (_peak_bytes() - before) / size}
+
+
+def _memory_in_process(updates: int) -> float:
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.merge", str(updates)],
+        capture_output=True,
+        check=True,
+        timeout=300,
+        cwd=Path(__file__).parents[1],
+    )
+    return float(json.loads(done.stdout)["models"])
+
+
+def rows() -> list[dict[str, Any]]:
+    """Measure.
+
+    Returns:
+        Rows of ``name``, ``value``, ``unit``, ``budget`` and ``ok``.
+    """
+    found: list[dict[str, Any]] = []
+    cases: list[tuple[str, PlanKind, tuple[float, ...], int, float]] = [
+        ("full tiers, 60 updates", "static", (1.0,), 60, 1.0),
+        ("static, tiers 1, 1/2, 1/4, 60 updates", "static", WIDTHS, 60, 1.0),
+        ("static, tiers 1, 1/2, 1/4, 8 updates", "static", WIDTHS, 8, 1.0),
+        ("rolling, tiers 1, 1/2, 1/4, 60 updates", "rolling", WIDTHS, 60, 1.0),
+        ("weighted by samples, tiers 1, 1/2, 1/4, 60 updates", "static", WIDTHS, 60, 3.0),
+    ]
+    for name, kind, widths, updates, weight in cases:
+        merging, copying = _throughput(kind, widths, updates, weight)
+        ratio = copying / merging
+        found.append(
+            {
+                "name": f"merge throughput / memcpy: {name}",
+                "value": round(ratio, 3),
+                "unit": "ratio",
+                "budget": THROUGHPUT_BUDGET,
+                "ok": ratio >= THROUGHPUT_BUDGET,
+            }
+        )
+    memory = {updates: _memory_in_process(updates) for updates in (8, 64, 256)}
+    for updates, models in memory.items():
+        found.append(
+            {
+                "name": f"merge memory: {updates} updates of mixed tiers",
+                "value": round(models, 2),
+                "unit": "model sizes",
+                "budget": MEMORY_BUDGET,
+                "ok": 1.0 <= models <= MEMORY_BUDGET,  # below one model the measurement itself is wrong
+            }
+        )
+    growth = max(abs(b - a) for a, b in itertools.pairwise(memory.values()))
+    found.append(
+        {
+            "name": "merge memory growth between 8, 64 and 256 updates",
+            "value": round(growth, 3),
+            "unit": "model sizes",
+            "budget": GROWTH_BUDGET,
+            "ok": growth <= GROWTH_BUDGET,
+        }
+    )
+    return found
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        print(json.dumps(_memory(int(sys.argv[1]))))
+    else:
+        print(json.dumps(rows(), indent=1))
