@@ -1,0 +1,188 @@
+"""A small writer of ONNX graphs: nodes by name, equal nodes and equal constants only once, dead nodes dropped."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+__all__ = ["IR_VERSION", "OPSET", "Attribute", "GraphBuilder", "Port"]
+
+OPSET = 18  # what onnxruntime 1.14 and later, and every converter we know, read
+IR_VERSION = 9  # older runtimes on boards refuse newer files
+
+Attribute = int | float | str | Sequence[int] | Sequence[float]
+
+_TYPES = {"float32": TensorProto.FLOAT, "int64": TensorProto.INT64}
+
+
+@dataclass(frozen=True)
+class Port:
+    """One input or output of a graph.
+
+    Attributes:
+        name: name in the graph.
+        dtype: ``float32`` or ``int64``.
+        shape: sizes; a string names a dynamic dimension.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+
+class GraphBuilder:
+    """Collects nodes and writes one model.
+
+    Values are named by the builder (``v0``, ``v1``, ...). Asking twice for the same operator on the same values gives
+    the same value, so that a lowering may rebuild what it needs (a transposed view, the columns of a convolution)
+    without counting who asked first.
+
+    Example:
+        >>> g = GraphBuilder("twice")
+        >>> x = g.input(Port("x", "float32", ("batch", 3)))
+        >>> g.output(Port("y", "float32", ("batch", 3)), g.node("Add", x, x))
+        >>> g.model().graph.node[0].op_type
+        'Add'
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._nodes: list[onnx.NodeProto] = []
+        self._known: dict[tuple[object, ...], tuple[str, ...]] = {}
+        self._constants: dict[str, NDArray[np.generic]] = {}
+        self._constant_names: dict[bytes, str] = {}
+        self._inputs: dict[str, Port] = {}
+        self._outputs: list[tuple[Port, str]] = []
+        self._count = 0
+
+    def input(self, port: Port) -> str:
+        """Declare a graph input and return its value name."""
+        self._inputs[port.name] = port
+        return port.name
+
+    def output(self, port: Port, value: str) -> None:
+        """Declare that the graph output ``port`` is ``value``."""
+        self._outputs.append((port, value))
+
+    def constant(self, array: NDArray[np.generic], name: str | None = None) -> str:
+        """The name of a constant, one per distinct content.
+
+        Args:
+            array: the content, any shape.
+            name: a name of its own (a parameter kept in the graph); such a constant is never shared.
+        """
+        if name is not None:
+            self._constants[name] = array
+            return name
+        key = hashlib.sha256(f"{array.dtype}{array.shape}".encode() + array.tobytes()).digest()
+        if key not in self._constant_names:
+            self._constant_names[key] = f"c{len(self._constant_names)}"
+            self._constants[self._constant_names[key]] = array
+        return self._constant_names[key]
+
+    def ints(self, *values: int) -> str:
+        """A constant int64 vector: a shape, a list of axes, indices."""
+        return self.constant(np.array(values, np.int64))
+
+    def scalar(self, value: float, dtype: str = "float32") -> str:
+        """A constant of rank 0."""
+        return self.constant(np.array(value, dtype))
+
+    def constant_value(self, name: str) -> NDArray[np.generic] | None:
+        """The content of a constant, None if the value is not one."""
+        return self._constants.get(name)
+
+    def node(self, op_type: str, *inputs: str, salt: str = "", **attributes: Attribute) -> str:
+        """Append a node with one output, or find the equal one.
+
+        Args:
+            op_type: operator of the default domain.
+            inputs: value names; an empty name leaves an optional input out.
+            salt: nodes of different salt are kept apart; recomputes a value that would be long-lived in memory.
+            attributes: the operator's attributes.
+
+        Returns:
+            Name of the output.
+        """
+        return self.nodes(op_type, *inputs, outputs=1, salt=salt, **attributes)[0]
+
+    def nodes(
+        self, op_type: str, *inputs: str, outputs: int, salt: str = "", **attributes: Attribute
+    ) -> tuple[str, ...]:
+        """As :meth:`node` for an operator of several outputs."""
+        frozen = tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in sorted(attributes.items()))
+        key = (op_type, inputs, outputs, salt, frozen)
+        if key not in self._known:
+            names = tuple(f"v{self._count + i}" for i in range(outputs))
+            self._count += outputs
+            self._nodes.append(helper.make_node(op_type, list(inputs), list(names), **attributes))
+            self._known[key] = names
+        return self._known[key]
+
+    def append(self, nodes: Sequence[onnx.NodeProto], constants: Mapping[str, NDArray[np.generic]]) -> None:
+        """Take over nodes of another graph as they are; their names must not be of the form ``v<i>`` or ``c<i>``."""
+        self._nodes.extend(nodes)
+        self._constants.update(constants)
+
+    def model(self, metadata: Mapping[str, str] | None = None) -> onnx.ModelProto:
+        """The finished model: live nodes only, outputs under their own names, nothing in external files."""
+        renamed, copies = self._name_outputs()
+        live = self._live_nodes({value for _, value in self._outputs})
+        nodes = [_renamed(node, renamed) for node in live] + copies
+        used = {name for node in nodes for name in node.input}
+        graph = helper.make_graph(
+            nodes,
+            self._name,
+            [_value_info(port) for port in self._inputs.values()],
+            [_value_info(port) for port, _ in self._outputs],
+            [numpy_helper.from_array(a, n) for n, a in self._constants.items() if n in used],
+        )
+        model = helper.make_model(
+            graph,
+            opset_imports=[helper.make_opsetid("", OPSET)],
+            ir_version=IR_VERSION,
+            producer_name="shoal",
+        )
+        if metadata:
+            helper.set_model_props(model, dict(metadata))
+        return model
+
+    def _name_outputs(self) -> tuple[dict[str, str], list[onnx.NodeProto]]:
+        """Give produced values the names of the outputs; an input or constant passed through, or a value that is two
+        outputs, needs a copy."""
+        renamed: dict[str, str] = {}
+        copies: list[onnx.NodeProto] = []
+        for port, value in self._outputs:
+            if value in renamed or value in self._inputs or value in self._constants:
+                copies.append(helper.make_node("Identity", [renamed.get(value, value)], [port.name]))
+            else:
+                renamed[value] = port.name
+        return renamed, copies
+
+    def _live_nodes(self, wanted: set[str]) -> list[onnx.NodeProto]:
+        live: list[onnx.NodeProto] = []
+        for node in reversed(self._nodes):
+            if any(name in wanted for name in node.output):
+                live.append(node)
+                wanted.update(node.input)
+        return live[::-1]
+
+
+def _renamed(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:
+    if not any(name in names for name in (*node.input, *node.output)):
+        return node
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    copy.input[:] = [names.get(name, name) for name in node.input]
+    copy.output[:] = [names.get(name, name) for name in node.output]
+    return copy
+
+
+def _value_info(port: Port) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(port.name, _TYPES[port.dtype], list(port.shape))

@@ -1,0 +1,258 @@
+"""Lowerings of views, slices, joins, padding and look-ups. Transposes and expansions stay pending (see `values`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from fleet_protocol.errors import ExportError
+from trainer_export.lowering_math import fill
+from trainer_export.values import Dim, Emitter, Spec, Value, hint
+
+__all__ = ["LOWERINGS"]
+
+aten = torch.ops.aten
+
+_END = 2**62  # torch writes an open end of a slice as the largest int64
+_ONE_HOT_LIMIT = 128  # rows up to which a product with the one-hot matrix beats a serial scatter
+
+
+def _view(e: Emitter, out: Spec, x: Value, *_: object) -> Value:
+    return e.view(x, out.shape)
+
+
+def _with_axes(x: Value, keep: Sequence[int | None]) -> Value:
+    """The value with logical axes dropped (absent from ``keep``) or new ones of size 1 (None); costs a Reshape."""
+    shape = tuple(1 if axis is None else x.shape[axis] for axis in keep)
+    stored = tuple(1 if axis is None else x.stored[axis] for axis in keep)
+    place = {axis: i for i, axis in enumerate(keep) if axis is not None}
+    order = [place[axis] for axis in x.order if axis in place]
+    new = [i for i, axis in enumerate(keep) if axis is None]
+    return Value(x.name, shape, x.dtype, stored, (*new, *order))
+
+
+def _relabel(e: Emitter, x: Value, keep: Sequence[int | None]) -> Value:
+    result = _with_axes(x, keep)
+    return replace(result, name=e.reshaped(x.name, x.physical, result.physical))
+
+
+def _unsqueeze(e: Emitter, out: Spec, x: Value, dim: int) -> Value:
+    del out
+    axes: list[int | None] = list(range(x.rank))
+    axes.insert(dim % (x.rank + 1), None)
+    return _relabel(e, x, axes)
+
+
+def _squeeze(e: Emitter, out: Spec, x: Value, dim: Any = None) -> Value:
+    del out
+    dims = range(x.rank) if dim is None else [dim] if isinstance(dim, int) else dim
+    dropped = {d % x.rank for d in dims if x.shape[d] == 1} if x.rank else set()
+    return _relabel(e, x, [axis for axis in range(x.rank) if axis not in dropped])
+
+
+def _permute(e: Emitter, out: Spec, x: Value, dims: Sequence[int]) -> Value:
+    del e, out
+    dims = [d % x.rank for d in dims]
+    place = {axis: i for i, axis in enumerate(dims)}
+    return Value(
+        x.name,
+        tuple(x.shape[d] for d in dims),
+        x.dtype,
+        tuple(x.stored[d] for d in dims),
+        tuple(place[axis] for axis in x.order),
+    )
+
+
+def _transpose(e: Emitter, out: Spec, x: Value, first: int, second: int) -> Value:
+    if x.rank == 0:
+        return x
+    dims = list(range(x.rank))
+    dims[first], dims[second] = dims[second], dims[first]
+    return _permute(e, out, x, dims)
+
+
+def _matrix_transpose(e: Emitter, out: Spec, x: Value) -> Value:
+    return x if x.rank < 2 else _permute(e, out, x, (1, 0))
+
+
+def _expand(e: Emitter, out: Spec, x: Value, *_: object, **__: object) -> Value:
+    missing = len(out.shape) - x.rank
+    if missing:
+        x = _relabel(e, x, [None] * missing + list(range(x.rank)))
+    return replace(x, shape=out.shape)
+
+
+def _slice(e: Emitter, out: Spec, x: Value, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Value:
+    if out.shape == x.shape and step == 1:
+        return x
+    x, dim = e.full(x), dim % x.rank
+    size = x.shape[dim]
+    start = 0 if start is None else start
+    stop = _END if end is None or (isinstance(end, int) and end > _END) or end == size else end
+    bounds = [e.size(bound) for bound in (start, stop)]
+    place = e.graph.ints(x.order.index(dim))
+    name = e.graph.node("Slice", x.name, *bounds, place, e.graph.ints(step))
+    return e.value(name, out.shape, x.dtype, x.order)
+
+
+def _slice_backward(
+    e: Emitter, out: Spec, grad: Value, sizes: Sequence[Dim], dim: int, start: int, end: int, step: int
+) -> Value:
+    grad = e.full(grad)
+    size = sizes[dim]
+    if out.shape == grad.shape and step == 1:
+        return grad
+    if step != 1 or not isinstance(size, int):
+        raise ExportError("the gradient of a strided slice cannot be exported; reshape and take one index instead")
+    start = max(start + size, 0) if start < 0 else min(start, size)
+    kept = grad.shape[dim]
+    return _padded(e, grad, dim, start, size - start - kept)
+
+
+def _padded(e: Emitter, x: Value, dim: int, before: int, after: int, value: float = 0.0) -> Value:
+    if before == after == 0:
+        return x
+    pads = [0] * (2 * x.rank)
+    place = x.order.index(dim % x.rank)
+    pads[place], pads[place + x.rank] = before, after
+    name = e.graph.node("Pad", x.name, e.graph.ints(*pads), e.scalar(value, x.dtype).name)
+    shape = tuple(s + before + after if i == dim % x.rank else s for i, s in enumerate(x.shape))
+    return e.value(name, shape, x.dtype, x.order)
+
+
+def _constant_pad(e: Emitter, out: Spec, x: Value, pads: Sequence[int], value: float = 0.0) -> Value:
+    del out
+    x = e.full(x)
+    for i in range(0, len(pads), 2):
+        dim, (before, after) = x.rank - 1 - i // 2, pads[i : i + 2]
+        if before < 0 or after < 0:
+            raise ExportError("padding by a negative amount cannot be exported; slice the tensor instead")
+        x = _padded(e, x, dim, before, after, value)
+    return x
+
+
+def _select(e: Emitter, out: Spec, x: Value, dim: int, index: int) -> Value:
+    x, dim = e.full(x), dim % x.rank
+    place = x.order.index(dim)
+    name = e.graph.node("Gather", x.name, e.scalar(index, torch.int64).name, axis=place)
+    kept = [axis for axis in range(x.rank) if axis != dim]
+    order = [kept.index(axis) for axis in x.order if axis != dim]
+    return e.value(name, out.shape, x.dtype, order)
+
+
+def _select_backward(e: Emitter, out: Spec, grad: Value, sizes: Sequence[Dim], dim: int, index: int) -> Value:
+    dim %= len(sizes)
+    size = sizes[dim]
+    if not isinstance(size, int):
+        raise ExportError("the gradient of a selection along the batch cannot be exported; use the whole batch")
+    lifted = e.full(_unsqueeze(e, out, grad, dim))
+    index %= size
+    return _padded(e, lifted, dim, index, size - index - 1)
+
+
+def _join(e: Emitter, out: Spec, parts: Sequence[Value], dim: int = 0) -> Value:
+    parts = [e.cast(e.full(part), out.dtype) for part in parts if hint(part.shape) or len(part.shape) != 1]
+    dim %= len(out.shape)
+    leader = max(parts, key=lambda part: hint(part.shape))
+    names = [e.arranged(part, leader.order) for part in parts]
+    name = e.graph.node("Concat", *names, axis=leader.order.index(dim)) if len(names) > 1 else names[0]
+    return e.value(name, out.shape, out.dtype, leader.order)
+
+
+def _stack(e: Emitter, out: Spec, parts: Sequence[Value], dim: int = 0) -> Value:
+    dim %= len(out.shape)
+    return _join(e, out, [_unsqueeze(e, out, part, dim) for part in parts], dim)
+
+
+def _split(e: Emitter, out: Sequence[Spec], x: Value, sizes: Any, dim: int = 0) -> tuple[Value, ...]:
+    del sizes
+    x, dim = e.full(x), dim % x.rank
+    lengths = [spec.shape[dim] for spec in out]
+    names = e.graph.nodes("Split", x.name, e.shape_tensor(tuple(lengths)), outputs=len(out), axis=x.order.index(dim))
+    return tuple(e.value(n, spec.shape, x.dtype, x.order) for n, spec in zip(names, out, strict=True))
+
+
+def _unbind(e: Emitter, out: Sequence[Spec], x: Value, dim: int = 0) -> tuple[Value, ...]:
+    return tuple(_select(e, spec, x, dim, i) for i, spec in enumerate(out))
+
+
+def _embedding(e: Emitter, out: Spec, weight: Value, indices: Value, *_: object) -> Value:
+    return e.value(e.graph.node("Gather", e.plain(weight), e.plain(indices), axis=0), out.shape)
+
+
+def _embedding_backward(
+    e: Emitter, out: Spec, grad: Value, indices: Value, rows: int, padding: int = -1, scale: bool = False
+) -> Value:
+    """The sum of the gradients of each row.
+
+    ScatterND with addition runs in parallel without locks in onnxruntime (1.19 and 1.31 alike) and loses updates of
+    repeated rows, so it must not be used; ScatterElements is serial and right.
+    """
+    if scale:
+        raise ExportError("Embedding(scale_grad_by_freq=True) cannot be exported; leave it False")
+    width = out.shape[-1]
+    updates = e.reshaped(e.plain(grad), grad.shape, (-1, width))
+    flat = e.graph.node("Reshape", e.plain(indices), e.graph.ints(-1, 1))
+    if rows <= _ONE_HOT_LIMIT:
+        numbers = e.graph.constant(np.arange(rows, dtype=np.int64)[None])
+        hot = e.graph.node("Cast", e.graph.node("Equal", flat, numbers), to=1)
+        name = e.graph.node("Gemm", hot, updates, transA=1)
+    else:
+        zeros = e.graph.node("Expand", e.scalar(0, grad.dtype).name, e.graph.ints(rows, width))
+        wide = e.graph.node("Expand", flat, e.graph.ints(1, width))
+        name = e.graph.node("ScatterElements", zeros, wide, updates, axis=0, reduction="add")
+    if padding >= 0:
+        keep = np.ones((rows, 1), np.float32)
+        keep[padding] = 0
+        name = e.graph.node("Mul", name, e.graph.constant(keep))
+    return e.value(name, out.shape)
+
+
+def _gather(e: Emitter, out: Spec, x: Value, dim: int, index: Value, **_: object) -> Value:
+    name = e.graph.node("GatherElements", e.plain(x), e.plain(index), axis=dim % x.rank)
+    return e.value(name, out.shape, x.dtype)
+
+
+def _index_select(e: Emitter, out: Spec, x: Value, dim: int, index: Value) -> Value:
+    name = e.graph.node("Gather", e.plain(x), e.plain(index), axis=dim % x.rank)
+    return e.value(name, out.shape, x.dtype)
+
+
+def _filled_shape(e: Emitter, out: Spec, *_: object, **__: object) -> Value:
+    return fill(e, out, 0)
+
+
+LOWERINGS: dict[Any, Callable[..., Any]] = {
+    aten.view.default: _view,
+    aten._unsafe_view.default: _view,
+    aten.reshape.default: _view,
+    aten._reshape_alias.default: _view,
+    aten.unsqueeze.default: _unsqueeze,
+    aten.squeeze.default: _squeeze,
+    aten.squeeze.dim: _squeeze,
+    aten.squeeze.dims: _squeeze,
+    aten.permute.default: _permute,
+    aten.transpose.int: _transpose,
+    aten.t.default: _matrix_transpose,
+    aten.expand.default: _expand,
+    aten.slice.Tensor: _slice,
+    aten.slice_backward.default: _slice_backward,
+    aten.constant_pad_nd.default: _constant_pad,
+    aten.select.int: _select,
+    aten.select_backward.default: _select_backward,
+    aten.cat.default: _join,
+    aten.stack.default: _stack,
+    aten.split.Tensor: _split,
+    aten.split_with_sizes.default: _split,
+    aten.unbind.int: _unbind,
+    aten.embedding.default: _embedding,
+    aten.embedding_dense_backward.default: _embedding_backward,
+    aten.gather.default: _gather,
+    aten.index_select.default: _index_select,
+    aten.new_empty.default: _filled_shape,
+    aten.empty_like.default: _filled_shape,
+}

@@ -1,0 +1,84 @@
+"""Torch operators that stand for a whole layer in a traced program, so that a lowering finds it in one piece.
+
+Static batch norm (Diao, Ding, Tarokh: "HeteroFL", ICLR 2021) written out in PyTorch leaves some thirty element-wise
+nodes in a traced step, its gradient most of them. As one operator with a gradient in closed form it lowers to seven
+passes over the activations in each direction. Only the exported graphs use it; they are compared with the module as it
+was written.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["static_batch_norm", "static_batch_norm_backward"]
+
+
+def _dims(x: Tensor) -> list[int]:
+    return [0, *range(2, x.dim())]
+
+
+def _column(vector: Tensor, x: Tensor) -> Tensor:
+    return vector.view(1, -1, *([1] * (x.dim() - 2)))
+
+
+@torch.library.custom_op("shoal::static_batch_norm", mutates_args=())
+def static_batch_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    """Normalise each channel with the statistics of the batch.
+
+    Args:
+        x: float32 [batch, channels, ...].
+        weight: scale, float32 [channels].
+        bias: shift, float32 [channels].
+        eps: added to the biased variance.
+
+    Returns:
+        float32, the shape of ``x``.
+    """
+    centred = x - x.mean(_dims(x), keepdim=True)
+    variance = (centred * centred).mean(_dims(x), keepdim=True)
+    return centred * (torch.rsqrt(variance + eps) * _column(weight, x)) + _column(bias, x)
+
+
+@torch.library.custom_op("shoal::static_batch_norm_backward", mutates_args=())
+def static_batch_norm_backward(grad: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of :func:`static_batch_norm` with respect to ``x``, ``weight`` and ``bias``.
+
+    With ``d = x - mean``, ``r = 1 / sqrt(var + eps)`` and means over batch and space:
+    ``grad_x = w r (g - mean(g) - d r^2 mean(g d))``.
+    """
+    dims = _dims(x)
+    centred = x - x.mean(dims, keepdim=True)
+    inverse = torch.rsqrt((centred * centred).mean(dims, keepdim=True) + eps)
+    product = grad * centred
+    slope = inverse * inverse * product.mean(dims, keepdim=True)
+    grad_x = _column(weight, x) * inverse * (grad - grad.mean(dims, keepdim=True) - centred * slope)
+    return grad_x, (product.sum(dims, keepdim=True) * inverse).flatten(), grad.sum(dims)
+
+
+def _fake_forward(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    del weight, bias, eps
+    return torch.empty_like(x)
+
+
+def _fake_backward(grad: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    del grad, eps
+    return torch.empty_like(x), torch.empty_like(weight), torch.empty_like(weight)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    del output
+    x, weight, _, ctx.eps = inputs
+    ctx.save_for_backward(x, weight)
+
+
+def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+    x, weight = ctx.saved_tensors
+    return (*static_batch_norm_backward(grad, x, weight, ctx.eps), None)
+
+
+static_batch_norm.register_fake(_fake_forward)
+static_batch_norm_backward.register_fake(_fake_backward)
+static_batch_norm.register_autograd(_gradient, setup_context=_save)

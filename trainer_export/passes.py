@@ -1,0 +1,161 @@
+"""Rewrites of a traced program that change what it costs and not what it computes."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+
+__all__ = ["simplify"]
+
+aten = torch.ops.aten
+
+
+def simplify(program: fx.GraphModule) -> None:
+    """Apply every rewrite to a program, in place."""
+    _drop_no_operations(program.graph)
+    _fold_scales_into_norms(program.graph)
+    _drop_cancelled_biases(program.graph)
+    _pool_before_relu(program.graph)
+    program.graph.eliminate_dead_code()
+    program.recompile()
+
+
+def _drop_no_operations(graph: fx.Graph) -> None:
+    """Detach, alias and clone do nothing to a value."""
+    for node in list(graph.nodes):
+        if node.target in (aten.detach.default, aten.alias.default, aten.clone.default):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+
+
+def _item(node: fx.Node, index: int) -> fx.Node | None:
+    """The getitem of a node of several outputs."""
+    return next((u for u in node.users if u.target is operator.getitem and u.args[1] == index), None)
+
+
+def _scale_of(node: Any) -> tuple[fx.Node, float] | None:
+    """``(x, k)`` if the node is ``k * x`` for a number ``k > 0``."""
+    if not isinstance(node, fx.Node) or len(node.args) != 2:
+        return None
+    x, number = node.args
+    if not isinstance(x, fx.Node) or not isinstance(number, (int, float)) or number <= 0:
+        return None
+    if node.target in (aten.mul.Tensor, aten.mul.Scalar):
+        return x, float(number)
+    return (x, 1 / number) if node.target in (aten.div.Tensor, aten.div.Scalar) else None
+
+
+def _norm_pair(norm: fx.Node) -> fx.Node | None:
+    """The backward node of a static batch norm, if the gradient of its input is wanted."""
+    backward = torch.ops.shoal.static_batch_norm_backward.default
+    return next((u for u in norm.args[0].users if u.target is backward), None)  # type: ignore[union-attr]
+
+
+def _norms(graph: fx.Graph) -> list[fx.Node]:
+    return [n for n in graph.nodes if n.target is torch.ops.shoal.static_batch_norm.default]
+
+
+def _fold_scales_into_norms(graph: fx.Graph) -> None:
+    """``norm(k x, eps) = norm(x, eps / k^2)``, and the gradient with respect to ``x`` takes ``k`` with it.
+
+    This is HeteroFL's Scaler before a static batch norm: a pass over the activations in each direction.
+    """
+    for norm in _norms(graph):
+        scaled, backward = norm.args[0], _norm_pair(norm)
+        scale = _scale_of(scaled)
+        if scale is None or backward is None or set(scaled.users) != {norm, backward}:
+            continue
+        x, factor = scale
+        grad = _item(backward, 0)
+        if grad is not None:
+            # The gradient of the operator is now with respect to x itself, so the multiplication after it goes.
+            followers = list(grad.users)
+            if len(followers) != 1 or _scale_of(followers[0]) != (grad, factor):
+                continue
+            followers[0].replace_all_uses_with(grad)
+        eps = norm.args[3] / factor**2
+        norm.args = (x, *norm.args[1:3], eps)
+        backward.args = (backward.args[0], x, backward.args[2], eps)
+
+
+def _drop_cancelled_biases(graph: fx.Graph) -> None:
+    """A bias before a static batch norm is subtracted with the mean: it changes nothing, and its gradient is zero."""
+    for norm in _norms(graph):
+        conv, backward = norm.args[0], _norm_pair(norm)
+        if conv.target is not aten.convolution.default or backward is None or conv.args[2] is None:
+            continue
+        if set(conv.users) != {norm, backward}:
+            continue
+        grad = _item(backward, 0)
+        receivers = list(grad.users) if grad is not None else []
+        if len(receivers) != 1 or receivers[0].target is not aten.convolution_backward.default:
+            continue
+        bias = conv.args[2]
+        gradient = _item(receivers[0], 2)
+        if gradient is not None:
+            with graph.inserting_before(gradient):
+                zeros = graph.call_function(aten.zeros_like.default, (bias,))
+                zeros.meta = dict(gradient.meta)
+            gradient.replace_all_uses_with(zeros)
+            graph.erase_node(gradient)
+        mask = receivers[0].args[10]
+        receivers[0].args = (*receivers[0].args[:10], [mask[0], mask[1], False])
+        conv.args = (*conv.args[:2], None, *conv.args[3:])
+
+
+def _pool_before_relu(graph: fx.Graph) -> None:
+    """``max_pool(relu(x)) = relu(max_pool(x))``, and so are the gradients; the second works on fewer numbers.
+
+    Where the largest of a window is not positive both send no gradient; where it is positive both send it to the
+    first largest.
+    """
+    for relu in [n for n in graph.nodes if n.target is aten.relu.default]:
+        by_kind = {user.target: user for user in relu.users}
+        pool = by_kind.get(aten.max_pool2d_with_indices.default)
+        pool_back = by_kind.get(aten.max_pool2d_with_indices_backward.default)
+        relu_back = by_kind.get(aten.threshold_backward.default)
+        if pool is None or len(by_kind) != len(relu.users) or set(by_kind) - _POOLED:
+            continue
+        if (pool_back is None) != (relu_back is None):
+            continue
+        if relu_back is not None and (relu_back.args[0] is not pool_back or len(pool_back.users) != 1):
+            continue
+        pooled = _item(pool, 0)
+        if pooled is None:
+            continue
+        _swap(graph, relu, pool, pooled, pool_back, relu_back)
+
+
+_POOLED = {
+    aten.max_pool2d_with_indices.default,
+    aten.max_pool2d_with_indices_backward.default,
+    aten.threshold_backward.default,
+}
+
+
+def _swap(
+    graph: fx.Graph,
+    relu: fx.Node,
+    pool: fx.Node,
+    pooled: fx.Node,
+    pool_back: fx.Node | None,
+    relu_back: fx.Node | None,
+) -> None:
+    x = relu.args[0]
+    pool.args = (x, *pool.args[1:])
+    with graph.inserting_after(pooled):
+        late = graph.call_function(aten.relu.default, (pooled,))
+    late.meta = dict(pooled.meta)
+    pooled.replace_all_uses_with(late, delete_user_cb=lambda user: user is not late)
+    if pool_back is None or relu_back is None:
+        return
+    grad = pool_back.args[0]
+    with graph.inserting_before(pool_back):
+        small = graph.call_function(aten.threshold_backward.default, (grad, late, 0))
+    small.meta = dict(pooled.meta)
+    pool_back.args = (small, x, *pool_back.args[2:])
+    relu_back.replace_all_uses_with(pool_back)
+    graph.erase_node(relu_back)

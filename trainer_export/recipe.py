@@ -1,0 +1,124 @@
+"""The training recipe: loss and optimizer as pure functions, traced into the train graph.
+
+The loss is the label-masked cross entropy of HeteroFL (Diao, Ding, Tarokh, ICLR 2021; METHODS 1.5): logits of labels
+that a device does not have are set to zero, not to minus infinity. The optimizer is SGD with PyTorch's semantics of
+momentum and weight decay, after clipping the global norm of the gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fleet_protocol.errors import ConfigError
+from fleet_protocol.manifest import RecipeSpec
+
+__all__ = ["Recipe", "clip_scale", "correct_count", "loss_and_logit_gradient", "loss_sum", "sgd_step"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What one training step does; the learning rate and the label mask are inputs of the graph.
+
+    Attributes:
+        momentum: of the gradient; 0 for none, then there is no optimizer state.
+        weight_decay: added to the clipped gradient, times the parameter; 0 for none.
+        clip_norm: largest global norm of the gradient; None for no clipping.
+
+    Raises:
+        ConfigError: a number is out of its range.
+    """
+
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    clip_norm: float | None = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"momentum {self.momentum} is outside [0, 1)")
+        if not (self.weight_decay >= 0 and math.isfinite(self.weight_decay)):
+            raise ConfigError(f"weight_decay {self.weight_decay} is negative or not finite")
+        if self.clip_norm is not None and not (self.clip_norm > 0 and math.isfinite(self.clip_norm)):
+            raise ConfigError(f"clip_norm {self.clip_norm} is not a positive number; leave it out for no clipping")
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the optimizer keeps a tensor per parameter."""
+        return self.momentum > 0
+
+    def spec(self) -> RecipeSpec:
+        """This recipe as the manifest states it."""
+        return RecipeSpec(momentum=self.momentum, weight_decay=self.weight_decay, clip_norm=self.clip_norm)
+
+
+def loss_and_logit_gradient(logits: Tensor, y: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean cross entropy of a batch, and its gradient in closed form.
+
+    Args:
+        logits: float32 [batch, classes].
+        y: labels, int64 [batch].
+        mask: 1 for labels the device has, else 0, float32 [classes]; all ones for the plain loss.
+
+    Returns:
+        The loss, float32 [], and the gradient with respect to ``logits``: ``(softmax - one_hot) * mask / batch``.
+    """
+    masked = logits * mask
+    chosen = one_hot(y, logits.shape[1])
+    losses = -(torch.log_softmax(masked, 1) * chosen).sum(1)
+    gradient = (torch.softmax(masked, 1) - chosen) / logits.shape[0]
+    return losses.mean(), gradient * mask
+
+
+def loss_sum(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+    """Sum of the cross entropies of a batch, float32 []; arguments as for :func:`loss_and_logit_gradient`."""
+    masked = logits * mask
+    return -(torch.log_softmax(masked, 1) * one_hot(y, logits.shape[1])).sum()
+
+
+def correct_count(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+    """How many samples have their label as the largest (masked) logit, int64 []."""
+    masked = logits * mask
+    return (masked.argmax(1) == y).to(torch.int64).sum()
+
+
+def one_hot(y: Tensor, classes: int) -> Tensor:
+    """Labels as float32 [batch, classes]."""
+    return (y[:, None] == torch.arange(classes)).to(torch.float32)
+
+
+def clip_scale(gradients: Sequence[Tensor], clip_norm: float) -> Tensor:
+    """The factor that brings the global norm of all gradients to at most ``clip_norm``, float32 []."""
+    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradients]))
+    return torch.clamp(clip_norm / (norm + 1e-6), max=1.0)
+
+
+def sgd_step(
+    parameters: Sequence[Tensor], states: Sequence[Tensor], gradients: Sequence[Tensor], lr: Tensor, recipe: Recipe
+) -> tuple[list[Tensor], list[Tensor]]:
+    """One step of the optimizer.
+
+    Args:
+        parameters: float32, any shapes.
+        states: momentum buffers in the same order; empty without momentum.
+        gradients: in the same order.
+        lr: learning rate, float32 [].
+        recipe: the numbers.
+
+    Returns:
+        New parameters and new states.
+    """
+    scale = clip_scale(gradients, recipe.clip_norm) if recipe.clip_norm is not None else None
+    new_parameters, new_states = [], []
+    for i, (parameter, gradient) in enumerate(zip(parameters, gradients, strict=True)):
+        update = gradient if scale is None else gradient * scale
+        if recipe.weight_decay:
+            update = update + parameter * recipe.weight_decay
+        if recipe.has_state:
+            update = states[i] * recipe.momentum + update
+            new_states.append(update)
+        new_parameters.append(parameter - update * lr)
+    return new_parameters, new_states
