@@ -1,0 +1,85 @@
+"""The onnxruntime package, imported late and alone.
+
+Importing onnxruntime costs 20 MB and 0.1 s, so an idle agent does without it. The training flavour of the package
+imports torch and onnx when it finds them (its start-up check looks for ORTModule): 230 MB and a second that a device
+must not pay on a machine that happens to have them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fleet_protocol.errors import ConfigError
+
+__all__ = ["RUNTIME_ERRORS", "load_runtime", "open_session", "settle_allocator"]
+
+# What onnxruntime raises on a bad graph or input: its own classes derive from these.
+RUNTIME_ERRORS: tuple[type[Exception], ...] = (RuntimeError, ValueError, TypeError, NotImplementedError)
+
+_TRAINING_PACKAGE = "onnxruntime.training"
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # from glibc's malloc.h
+_MMAP_BYTES = 1024 * 1024
+
+
+def load_runtime() -> Any:
+    """The ``onnxruntime`` module, whichever package provides it, without torch or onnx.
+
+    Raises:
+        ConfigError: no such package is installed.
+    """
+    if "onnxruntime" in sys.modules:
+        return sys.modules["onnxruntime"]
+    try:
+        # None makes the import system raise ImportError, which the start-up check takes for "no ORTModule here".
+        sys.modules[_TRAINING_PACKAGE] = None  # type: ignore[assignment]
+        return importlib.import_module("onnxruntime")
+    except ImportError as error:
+        raise ConfigError(
+            "no onnxruntime on this board: pip install 'shoal[device]' (or 'shoal[device-training]')"
+        ) from error
+    finally:
+        sys.modules.pop(_TRAINING_PACKAGE, None)
+
+
+def settle_allocator() -> None:
+    """Keep one heap and give large buffers back to the system when they are freed; only glibc knows how.
+
+    Without it every thread may grow a heap of its own, and the first large buffer that is freed teaches glibc to keep
+    buffers of that size in the heap, where they fragment.
+    """
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_ARENA_MAX, 1)
+        mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, _MMAP_BYTES)
+
+
+def open_session(graph: Path | bytes, *, threads: int = 1, providers: Sequence[str] = ("CPUExecutionProvider",)) -> Any:
+    """Open a graph with the settings that were measured to need the least memory at full speed.
+
+    Args:
+        graph: the file, or its bytes.
+        threads: threads of one operator; 0 takes every core.
+        providers: execution providers, first choice first.
+
+    Returns:
+        An ``onnxruntime.InferenceSession``.
+    """
+    runtime = load_runtime()
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.enable_cpu_mem_arena = True
+    # A pattern is one block for all intermediate tensors of a batch size, kept beside what the arena already holds.
+    options.enable_mem_pattern = False
+    options.log_severity_level = 3
+    # Idle worker threads that spin take the core from the rest of the board.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    source = graph if isinstance(graph, bytes) else str(graph)
+    return runtime.InferenceSession(source, options, providers=list(providers))

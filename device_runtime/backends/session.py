@@ -1,0 +1,178 @@
+"""Graphs with their tensors in place: one class trains with either flavour of the step graph, one evaluates.
+
+Parameters and optimizer states lie in two sets of buffers. A step reads one set and writes the other; then the sets
+change places. Both bindings are made once, so a step copies no parameter and allocates none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.backends.runtime import load_runtime, open_session
+from fleet_protocol.manifest import (
+    Manifest,
+    next_name,
+    parameter_input,
+    state_input,
+    statistic_mean,
+    statistic_variance,
+)
+
+__all__ = ["ForwardSession", "TrainSession", "step_graph_key"]
+
+Array = NDArray[Any]
+
+
+def step_graph_key(backend: str, manifest: Manifest) -> str | None:
+    """Which graph of a set is the training step for a backend.
+
+    Args:
+        backend: ``onnx`` or ``ort-training``.
+        manifest: of the set.
+
+    Returns:
+        Key in ``manifest.graphs``, or None if the set has no step for this backend. onnxruntime-training takes the
+        portable step where the set has no step of its own.
+    """
+    wanted = ("ort-training/step", "onnx/train") if backend == "ort-training" else ("onnx/train",)
+    return next((key for key in wanted if key in manifest.graphs), None)
+
+
+class TrainSession:
+    """A training step with its parameters and states.
+
+    Args:
+        manifest: of the artifact set.
+        graph: file of the step graph.
+        threads: threads of one operator; 0 takes every core.
+    """
+
+    def __init__(self, manifest: Manifest, graph: Path, *, threads: int = 1) -> None:
+        runtime = load_runtime()
+        self._manifest = manifest
+        self._session = open_session(graph, threads=threads)
+        self._inputs = {spec.name for spec in self._session.get_inputs()}
+        shapes = {parameter_input(p.name): p.shape for p in manifest.parameters}
+        shapes |= {state_input(s.name): s.shape for s in manifest.states}
+        self._buffers: tuple[dict[str, Array], dict[str, Array]] = (
+            {name: np.zeros(shape, np.float32) for name, shape in shapes.items()},
+            {name: np.zeros(shape, np.float32) for name, shape in shapes.items()},
+        )
+        # An OrtValue made from an array shares its memory; the arrays above keep it alive.
+        self._values = tuple(
+            {name: runtime.OrtValue.ortvalue_from_numpy(array) for name, array in buffers.items()}
+            for buffers in self._buffers
+        )
+        self._bindings = (self._bind(0), self._bind(1))
+        self._current = 0
+
+    def _bind(self, source: int) -> Any:
+        binding = self._session.io_binding()
+        binding.bind_output("loss", "cpu")  # first, so that it is output 0
+        for name, value in self._values[source].items():
+            if name in self._inputs:
+                binding.bind_ortvalue_input(name, value)
+            binding.bind_ortvalue_output(next_name(name), self._values[1 - source][name])
+        return binding
+
+    def load(self, weights: Mapping[str, Array]) -> None:
+        """Take new parameters; the optimizer starts from zero.
+
+        Args:
+            weights: parameter name to float32 array of its local shape.
+        """
+        current = self._buffers[self._current]
+        for spec in self._manifest.parameters:
+            np.copyto(current[parameter_input(spec.name)], weights[spec.name], casting="no")
+        for state in self._manifest.states:
+            current[state_input(state.name)].fill(0)
+
+    def step(self, x: Array, y: Array, mask: Array, learning_rate: float) -> float:
+        """One step of the recipe on one batch.
+
+        Args:
+            x: samples ``[B, ...]``.
+            y: labels ``[B]``, int64.
+            mask: ``[classes]`` float32, 1 for labels that count.
+            learning_rate: step size.
+
+        Returns:
+            Mean loss of the batch before the step.
+        """
+        binding = self._bindings[self._current]
+        feeds = {"x": x, "y": y, "mask": mask, "lr": np.array(learning_rate, np.float32)}
+        for name, value in feeds.items():
+            if name in self._inputs:  # an exporter may drop an input that the recipe does not use
+                binding.bind_cpu_input(name, value)
+        self._session.run_with_iobinding(binding)
+        self._current = 1 - self._current
+        return float(binding.get_outputs()[0].numpy().reshape(()))
+
+    def parameters(self) -> dict[str, NDArray[np.float32]]:
+        """The parameters now, in manifest order; views that the next step but one overwrites."""
+        current = self._buffers[self._current]
+        return {spec.name: current[parameter_input(spec.name)] for spec in self._manifest.parameters}
+
+    def addresses(self) -> dict[str, int]:
+        """Where each current parameter and state lies in memory; it alternates between two places."""
+        return {name: array.ctypes.data for name, array in self._buffers[self._current].items()}
+
+
+class ForwardSession:
+    """A graph that reads parameters and changes nothing: evaluation or batch norm statistics.
+
+    Args:
+        manifest: of the artifact set.
+        graph: file of the graph.
+        parameters: parameter name to float32 array.
+        threads: threads of one operator; 0 takes every core.
+    """
+
+    def __init__(self, manifest: Manifest, graph: Path, parameters: Mapping[str, Array], *, threads: int = 1) -> None:
+        self._session = open_session(graph, threads=threads)
+        self._manifest = manifest
+        self._inputs = {spec.name for spec in self._session.get_inputs()}
+        self._fixed = {parameter_input(p.name): parameters[p.name] for p in manifest.parameters}
+
+    def _run(self, outputs: list[str], feeds: Mapping[str, Array]) -> list[Array]:
+        known = {name: value for name, value in {**self._fixed, **feeds}.items() if name in self._inputs}
+        result: list[Array] = self._session.run(outputs, known)
+        return result
+
+    def evaluate(
+        self, x: Array, y: Array, mask: Array, statistics: Mapping[str, Array] | None = None
+    ) -> tuple[float, int]:
+        """Loss and hits on one batch.
+
+        Args:
+            x: samples ``[B, ...]``.
+            y: labels ``[B]``, int64.
+            mask: ``[classes]`` float32.
+            statistics: ``stat.<norm>.mean`` and ``.var`` of every static batch norm.
+
+        Returns:
+            Sum of the losses, and number of samples whose largest logit is their label.
+        """
+        loss, correct = self._run(["loss_sum", "correct"], {"x": x, "y": y, "mask": mask, **(statistics or {})})
+        return float(loss.reshape(())), int(correct.reshape(()))
+
+    def statistics(self, x: Array) -> dict[str, NDArray[np.float32]]:
+        """Mean and unbiased variance of every static batch norm on one batch.
+
+        Args:
+            x: samples ``[B, ...]``.
+
+        Returns:
+            ``stat.<norm>.mean`` and ``stat.<norm>.var`` to vectors of the norm's channels.
+        """
+        names = [
+            name
+            for spec in self._manifest.statistics
+            for name in (statistic_mean(spec.name), statistic_variance(spec.name))
+        ]
+        return dict(zip(names, self._run(names, {"x": x}), strict=True))

@@ -1,0 +1,310 @@
+"""What a device computes: epochs of training, evaluation on held-out samples, and a pass for batch norm statistics.
+
+Nothing here knows the agent, MQTT or the disk. Every order is a function of numbers in the offer and of the number of
+samples alone, so that a simulation reproduces a device bit by bit:
+
+- ``holdout_split(n, share)``: a permutation of ``n`` from ``PCG64(SeedSequence([n]))``; its first ``round(share * n)``
+  entries (at least one, at most ``n - 1``) are held out, both parts sorted. It is the same in every round, so no
+  sample is ever both trained on and evaluated.
+- ``sample_order(seed, round, epoch, n)``: a permutation of ``n`` from ``PCG64(SeedSequence([seed, round, epoch]))``,
+  epochs from 0. Batches are consecutive pieces of it; a short last batch is kept (METHODS 1.3: local SGD over all
+  batches).
+- a statistics task takes the order of epoch 0 and drops a last batch of one sample, whose unbiased variance is
+  undefined (METHODS 1.6).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.backends.session import ForwardSession, TrainSession
+from device_runtime.data.dataset import DataSet
+from fleet_protocol.errors import DataError, RefusalReason, RefusedError
+from fleet_protocol.manifest import Manifest
+from fleet_protocol.messages import Evaluation, TrainSettings
+
+__all__ = [
+    "EpochReport",
+    "TaskStopped",
+    "TrainResult",
+    "batches",
+    "evaluate",
+    "holdout_split",
+    "label_mask",
+    "measure",
+    "sample_order",
+    "self_test",
+    "train",
+]
+
+Indices = NDArray[np.int64]
+Statistics = dict[str, NDArray[np.float32]]
+_SELF_TEST_SAMPLES = 2
+
+
+class TaskStopped(Exception):  # noqa: N818 - no error: the agent asked for it
+    """The agent no longer wants the result."""
+
+
+@dataclass(frozen=True)
+class EpochReport:
+    """How far training is.
+
+    Attributes:
+        epoch: finished epochs.
+        epochs: epochs in all.
+        step: finished steps.
+        loss: mean loss of the last finished epoch, weighted by samples.
+    """
+
+    epoch: int
+    epochs: int
+    step: int
+    loss: float
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What training ended with; the parameters stay in the session.
+
+    Attributes:
+        steps: steps done.
+        loss: mean loss of the last epoch, weighted by samples.
+        seconds: time of the training alone.
+    """
+
+    steps: int
+    loss: float
+    seconds: float
+
+
+def holdout_split(n: int, share: float) -> tuple[Indices, Indices]:
+    """Which samples are trained on and which are held out (see the module's text).
+
+    Args:
+        n: samples in all.
+        share: share to hold out, in [0, 1).
+
+    Returns:
+        Training and held-out indices, each sorted; with one sample, or share 0, nothing is held out.
+    """
+    held = min(max(1, round(share * n)), n - 1) if share > 0 else 0
+    order = np.random.Generator(np.random.PCG64(np.random.SeedSequence([n]))).permutation(n)
+    return np.sort(order[held:]), np.sort(order[:held])
+
+
+def sample_order(seed: int, round_number: int, epoch: int, n: int) -> Indices:
+    """The order of the training samples in one epoch (see the module's text).
+
+    Args:
+        seed: of the offer.
+        round_number: number of the round, from 1.
+        epoch: from 0.
+        n: training samples.
+
+    Returns:
+        A permutation of ``0 .. n - 1``.
+    """
+    sequence = np.random.SeedSequence([seed, round_number, epoch])
+    return np.random.Generator(np.random.PCG64(sequence)).permutation(n)
+
+
+def batches(order: Indices, batch_size: int) -> Iterator[Indices]:
+    """Consecutive pieces of an order; the last may be shorter."""
+    for start in range(0, len(order), batch_size):
+        yield order[start : start + batch_size]
+
+
+def label_mask(labels: NDArray[np.int64], classes: int, *, masked: bool) -> NDArray[np.float32]:
+    """The label mask of METHODS 1.5.
+
+    Args:
+        labels: labels present in the training data.
+        classes: labels of the model.
+        masked: False lets every label count.
+
+    Returns:
+        ``[classes]``, 1 where the label counts.
+    """
+    mask = np.zeros(classes, np.float32) if masked else np.ones(classes, np.float32)
+    mask[labels] = 1
+    return mask
+
+
+def self_test(session: TrainSession, manifest: Manifest) -> None:
+    """One step on made-up weights and samples; a set that fails must not be used on this board.
+
+    Args:
+        session: of the set; its parameters are overwritten.
+        manifest: of the set.
+
+    Raises:
+        RefusedError: the loss or a parameter is not finite.
+    """
+    draw = np.random.Generator(np.random.PCG64(0))
+    session.load({p.name: draw.normal(0, 0.05, p.shape).astype(np.float32) for p in manifest.parameters})
+    shape = (_SELF_TEST_SAMPLES, *manifest.input_shape)
+    x: NDArray[Any] = np.zeros(shape, np.int64)  # token 0 exists in every vocabulary
+    if manifest.input_dtype == "float32":
+        x = draw.normal(size=shape).astype(np.float32)
+    y = np.arange(_SELF_TEST_SAMPLES, dtype=np.int64) % manifest.classes
+    loss = session.step(x, y, np.ones(manifest.classes, np.float32), 0.01)
+    broken = [name for name, value in session.parameters().items() if not np.isfinite(value).all()]
+    if not math.isfinite(loss) or broken:
+        what = f"loss {loss}" if not math.isfinite(loss) else f"parameter {broken[0]} not finite"
+        raise RefusedError(
+            RefusalReason.FAILED,
+            f"artifact set {manifest.arch} {manifest.tier} fails its self-test on this board: {what} after one step",
+        )
+
+
+def train(
+    session: TrainSession,
+    manifest: Manifest,
+    data: DataSet,
+    chosen: Indices,
+    settings: TrainSettings,
+    round_number: int,
+    *,
+    report: Callable[[EpochReport], None],
+    stopped: Callable[[], bool],
+) -> TrainResult:
+    """Train for the epochs of an offer.
+
+    Args:
+        session: with the weights loaded; it holds the result.
+        manifest: of the artifact set.
+        data: the board's samples.
+        chosen: indices of the training samples.
+        settings: of the offer.
+        round_number: number of the round.
+        report: called after every epoch.
+        stopped: asked before every step.
+
+    Raises:
+        TaskStopped: ``stopped`` said so.
+        RefusedError: the loss or a parameter is not finite.
+    """
+    mask = label_mask(np.unique(data.y[chosen]), manifest.classes, masked=settings.mask_labels)
+    started, step, mean = time.monotonic(), 0, math.nan
+    for epoch in range(settings.epochs):
+        total = 0.0
+        order = chosen[sample_order(settings.seed, round_number, epoch, len(chosen))]
+        for indices in batches(order, settings.batch_size):
+            if stopped():
+                raise TaskStopped
+            x, y = data.batch(indices, manifest.input_dtype)
+            loss = session.step(x, y, mask, settings.learning_rate)
+            step += 1
+            if not math.isfinite(loss):
+                raise RefusedError(
+                    RefusalReason.FAILED,
+                    f"the loss is {loss} in round {round_number} at step {step} (epoch {epoch + 1}) of "
+                    f"{manifest.arch} {manifest.tier}; lower the learning rate or look at the data",
+                )
+            total += loss * len(indices)
+        mean = total / len(chosen)
+        report(EpochReport(epoch + 1, settings.epochs, step, mean))
+    for name, value in session.parameters().items():
+        if not np.isfinite(value).all():
+            raise RefusedError(
+                RefusalReason.FAILED,
+                f"parameter {name} is not finite after round {round_number}, step {step}; lower the learning rate",
+            )
+    return TrainResult(step, mean, time.monotonic() - started)
+
+
+def measure(
+    session: ForwardSession,
+    manifest: Manifest,
+    data: DataSet,
+    chosen: Indices,
+    settings: TrainSettings,
+    round_number: int,
+    *,
+    stopped: Callable[[], bool],
+) -> tuple[Statistics, int]:
+    """Batch norm statistics of a model on the board's training samples.
+
+    Args:
+        session: the statistics graph with its parameters.
+        manifest: of the artifact set.
+        data: the board's samples.
+        chosen: indices of the training samples.
+        settings: of the offer; batch size and seed count.
+        round_number: number of the round.
+        stopped: asked before every batch.
+
+    Returns:
+        ``stat.<norm>.mean`` and ``stat.<norm>.var`` as means over the batches, and the number of batches.
+
+    Raises:
+        TaskStopped: ``stopped`` said so.
+        DataError: one sample only, whose unbiased variance does not exist.
+        RefusedError: a statistic is not finite.
+    """
+    if len(chosen) < 2 or settings.batch_size < 2:
+        raise DataError(
+            f"{data.source}: {len(chosen)} training samples in batches of {settings.batch_size} give no unbiased "
+            "variance; batch norm statistics need two samples in a batch"
+        )
+    order = chosen[sample_order(settings.seed, round_number, 0, len(chosen))]
+    sums: dict[str, NDArray[np.float64]] = {}
+    count = 0
+    for indices in batches(order, settings.batch_size):
+        if stopped():
+            raise TaskStopped
+        if len(indices) == 1:
+            continue
+        x, _ = data.batch(indices, manifest.input_dtype)
+        for name, value in session.statistics(x).items():
+            sums[name] = sums[name] + value if name in sums else value.astype(np.float64)
+        count += 1
+    statistics = {name: (value / count).astype(np.float32) for name, value in sums.items()}
+    broken = [name for name, value in statistics.items() if not np.isfinite(value).all()]
+    if broken:
+        raise RefusedError(RefusalReason.FAILED, f"{broken[0]} is not finite in round {round_number}")
+    return statistics, count
+
+
+def evaluate(
+    session: ForwardSession,
+    manifest: Manifest,
+    data: DataSet,
+    chosen: Indices,
+    batch_size: int,
+    mask: NDArray[np.float32],
+    statistics: Mapping[str, NDArray[np.float32]],
+    *,
+    stopped: Callable[[], bool],
+) -> Evaluation:
+    """Loss and accuracy on held-out samples.
+
+    Args:
+        session: the evaluation graph with its parameters.
+        manifest: of the artifact set.
+        data: the board's samples.
+        chosen: indices of the held-out samples, at least one.
+        batch_size: samples per batch.
+        mask: label mask of the training.
+        statistics: of the static batch norms.
+        stopped: asked before every batch.
+
+    Raises:
+        TaskStopped: ``stopped`` said so.
+    """
+    loss, correct = 0.0, 0
+    for indices in batches(chosen, batch_size):
+        if stopped():
+            raise TaskStopped
+        x, y = data.batch(indices, manifest.input_dtype)
+        batch_loss, batch_correct = session.evaluate(x, y, mask, statistics)
+        loss, correct = loss + batch_loss, correct + batch_correct
+    return Evaluation(examples=len(chosen), loss=loss / len(chosen), accuracy=correct / len(chosen))
