@@ -1,0 +1,146 @@
+"""The devices of a fleet: who is there, what each can train, and who is asked in a round."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from broker_server.artifacts import TierArtifacts
+from broker_server.config import TiersConfig
+from broker_server.store import DeviceRecord
+from fleet_protocol.errors import ConfigError
+from fleet_protocol.messages import DeviceStatus, Profile
+
+__all__ = ["Assignment", "Fleet", "assign", "choose", "fits", "usable_tiers"]
+
+_WIDTH_SLACK = 1e-9  # a device may write 0.3333 for a third
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A device with the tier it is given.
+
+    Attributes:
+        device: id.
+        tier: the artifact set it trains.
+    """
+
+    device: str
+    tier: TierArtifacts
+
+
+class Fleet:
+    """Presence as last heard; the retained status messages of the broker bring it up to date.
+
+    Args:
+        known: devices of the store; they count as offline until they say otherwise.
+    """
+
+    def __init__(self, known: Iterable[DeviceRecord] = ()) -> None:
+        self._profiles: dict[str, Profile | None] = {device.id: device.profile for device in known}
+        self._online: set[str] = set()
+
+    def see(self, status: DeviceStatus) -> bool:
+        """Take a status message.
+
+        Returns:
+            True if the device came or went.
+        """
+        before = status.device in self._online
+        if status.profile is not None or status.device not in self._profiles:
+            self._profiles[status.device] = status.profile
+        (self._online.add if status.online else self._online.discard)(status.device)
+        return before != status.online
+
+    def knows(self, device: str) -> bool:
+        """Whether the device ever announced itself."""
+        return device in self._profiles
+
+    def is_online(self, device: str) -> bool:
+        """Whether the device is connected, as far as we know."""
+        return device in self._online
+
+    @property
+    def online(self) -> tuple[str, ...]:
+        """Ids of the connected devices, sorted."""
+        return tuple(sorted(self._online))
+
+    def profiles(self) -> dict[str, Profile]:
+        """Profiles of the connected devices that sent one, by id in order."""
+        found = {device: self._profiles[device] for device in self.online}
+        return {device: profile for device, profile in found.items() if profile is not None}
+
+
+def usable_tiers(tiers: Mapping[str, TierArtifacts], config: TiersConfig) -> tuple[TierArtifacts, ...]:
+    """The tiers a configuration allows, largest first.
+
+    Raises:
+        ConfigError: it names a tier that is not exported.
+    """
+    if config.allowed is None:
+        return tuple(tiers.values())
+    unknown = [tier for tier in config.allowed if tier not in tiers]
+    if unknown:
+        raise ConfigError(f"tiers.allowed: no tier {unknown[0]!r} is exported; there are {', '.join(tiers)}")
+    return tuple(item for key, item in tiers.items() if key in config.allowed)
+
+
+def fits(profile: Profile, tier: TierArtifacts, memory_share: float) -> bool:
+    """Whether a device declares itself able to train a tier.
+
+    Args:
+        profile: what it says about itself; a free memory of 0 is one it could not measure.
+        tier: the artifact set.
+        memory_share: share of the free memory that training may take.
+    """
+    manifest = tier.manifest
+    return (
+        manifest.width <= profile.max_width + _WIDTH_SLACK
+        and (profile.max_depth is None or manifest.depth <= profile.max_depth)
+        and (not profile.free_ram_bytes or manifest.peak_memory_bytes <= memory_share * profile.free_ram_bytes)
+    )
+
+
+def assign(
+    profiles: Mapping[str, Profile], tiers: Sequence[TierArtifacts], config: TiersConfig
+) -> dict[str, Assignment]:
+    """Give every device the largest tier it declares itself able to train.
+
+    Args:
+        profiles: of the connected devices.
+        tiers: in use, largest first.
+        config: restrictions.
+
+    Returns:
+        Devices that can take part, by id; those without data or too small for every tier are left out.
+    """
+    chosen: dict[str, Assignment] = {}
+    for device, profile in profiles.items():
+        able = [tier for tier in tiers if fits(profile, tier, config.memory_share)]
+        if config.exclude_smaller:
+            able = able[:1] if able[:1] == list(tiers[:1]) else []
+        if able and profile.examples > 0 and profile.backends:
+            chosen[device] = Assignment(device, able[0])
+    return chosen
+
+
+def choose(
+    eligible: Mapping[str, Assignment], *, fraction: float, least: int, seed: int, number: int
+) -> tuple[Assignment, ...]:
+    """Draw the devices of a round without replacement (METHODS 1.2, step 1).
+
+    Args:
+        eligible: by id.
+        fraction: share of them, rounded up.
+        least: but at least so many.
+        seed: of the run.
+        number: of the round.
+
+    Returns:
+        The drawn ones, by id; a function of the arguments alone.
+    """
+    count = min(len(eligible), max(least, math.ceil(round(fraction * len(eligible), 9))))
+    draw = random.Random(f"{seed}/{number}")  # noqa: S311  (a reproducible draw, not a secret)
+    return tuple(eligible[device] for device in sorted(draw.sample(sorted(eligible), count)))

@@ -1,0 +1,125 @@
+"""What an update must be before it may come near an accumulator; pure checks, no I/O."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from broker_server.store import TaskRecord
+from fleet_protocol.errors import BlobError, RefusalReason, RefusedError
+from fleet_protocol.manifest import Manifest, statistic_mean, statistic_variance
+from fleet_protocol.messages import Done
+from fleet_protocol.weights import decode_weights, read_metadata
+
+__all__ = ["HEADER_ALLOWANCE_BYTES", "check_done", "check_update", "expected_shapes", "size_limit"]
+
+HEADER_ALLOWANCE_BYTES = 1024 * 1024  # a safetensors header of 10,000 parameters
+
+
+def expected_shapes(task: TaskRecord, manifest: Manifest) -> dict[str, tuple[int, ...]]:
+    """Tensors that the update of a task must have.
+
+    Args:
+        task: its kind decides: the tier's parameters, or a mean and a variance for each static batch norm.
+        manifest: of the task's tier.
+    """
+    if task.kind == "train":
+        return {spec.name: spec.shape for spec in manifest.parameters}
+    return {
+        name: (spec.channels,)
+        for spec in manifest.statistics
+        for name in (statistic_mean(spec.name), statistic_variance(spec.name))
+    }
+
+
+def size_limit(task: TaskRecord, manifest: Manifest) -> int:
+    """The most bytes the update of a task may have."""
+    return 4 * sum(math.prod(shape) for shape in expected_shapes(task, manifest).values()) + HEADER_ALLOWANCE_BYTES
+
+
+def check_done(done: Done, task: TaskRecord, manifest: Manifest) -> None:
+    """Check what a device says about its update.
+
+    Args:
+        done: the message.
+        task: the task it names.
+        manifest: of the task's tier.
+
+    Raises:
+        RefusedError: it is of another run, round or tier, too large, or has labels that do not exist.
+    """
+    if (done.run, done.round) != (task.run, task.round):
+        raise RefusedError(
+            RefusalReason.WRONG_ROUND,
+            f"task {task.id} belongs to round {task.round} of run {task.run}, not to {done.round} of {done.run}",
+        )
+    if done.tier != task.tier:
+        raise RefusedError(RefusalReason.UNSUPPORTED, f"task {task.id} was offered as {task.tier}, not {done.tier}")
+    limit = size_limit(task, manifest)
+    if done.update.size > limit:
+        raise RefusedError(
+            RefusalReason.OVERSIZED, f"an update of {done.update.size} bytes; {task.tier} has at most {limit}"
+        )
+    wrong = [label for label in done.metrics.labels if not 0 <= label < manifest.classes]
+    if wrong or not done.metrics.labels:
+        found = f"label {wrong[0]}" if wrong else "no labels"
+        raise RefusedError(RefusalReason.BAD_LABELS, f"{found}; the model has labels 0 to {manifest.classes - 1}")
+
+
+def check_update(data: bytes, task: TaskRecord, manifest: Manifest) -> None:
+    """Check the bytes of an update, whose digest is known to be right.
+
+    Args:
+        data: the whole blob.
+        task: the task it answers.
+        manifest: of the task's tier.
+
+    Raises:
+        RefusedError: it is no safetensors blob, belongs to another task or round, or has a tensor that is missing,
+            foreign, of another shape or type, or not finite.
+    """
+    try:
+        metadata = read_metadata(data)
+        tensors = decode_weights(data)
+    except BlobError as error:
+        raise RefusedError(RefusalReason.MALFORMED, str(error)) from error
+    _check_metadata(metadata, task)
+    _check_tensors(tensors, expected_shapes(task, manifest), task)
+
+
+def _check_metadata(metadata: Mapping[str, str], task: TaskRecord) -> None:
+    expected = {
+        "task": task.id,
+        "run": task.run,
+        "round": str(task.round),
+        "version": str(task.version),
+        "tier": task.tier,
+    }
+    for key, value in expected.items():
+        found = metadata.get(key)
+        if found != value:
+            reason = RefusalReason.WRONG_ROUND if key in {"run", "round", "version"} else RefusalReason.UNKNOWN_TASK
+            raise RefusedError(reason, f"the update's metadata says {key} {found}, the task has {value}")
+
+
+def _check_tensors(
+    tensors: Mapping[str, NDArray[Any]], shapes: Mapping[str, tuple[int, ...]], task: TaskRecord
+) -> None:
+    foreign = tensors.keys() - shapes.keys()
+    if foreign:
+        raise RefusedError(RefusalReason.BAD_SHAPE, f"{task.tier} has no tensor {min(foreign)}")
+    for name, shape in shapes.items():
+        value = tensors.get(name)
+        if value is None or value.shape != shape:
+            found = "missing" if value is None else f"of shape {value.shape}"
+            raise RefusedError(RefusalReason.BAD_SHAPE, f"tensor {name} is {found}; {task.tier} has {shape}")
+        if value.dtype != np.float32:
+            raise RefusedError(RefusalReason.BAD_DTYPE, f"tensor {name} is {value.dtype} instead of float32")
+        # The extremes of an array with a NaN are NaN, so two passes without a temporary array are enough.
+        if value.size and not (np.isfinite(value.min()) and np.isfinite(value.max())):
+            count = int(value.size - np.isfinite(value).sum())
+            raise RefusedError(RefusalReason.NOT_FINITE, f"tensor {name} has {count} values that are not finite")
