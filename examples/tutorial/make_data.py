@@ -1,0 +1,18 @@
+"""Stands in for data that is already on the boards: three unequal parts of scikit-learn's digits, and a test set."""
+
+from pathlib import Path
+
+import numpy as np
+
+from simulation.datasets import load_dataset
+from simulation.partition import dirichlet
+
+HERE = Path(__file__).parent
+
+if __name__ == "__main__":
+    digits = load_dataset("digits")
+    (HERE / "data").mkdir(exist_ok=True)
+    for name, part in zip(("attic", "barn", "cellar"), dirichlet(digits.train_y, 3, 1.0, seed=7), strict=True):
+        np.savez(HERE / "data" / f"{name}.npz", x=digits.train_x[part], y=digits.train_y[part])
+        print(f"{name}: {len(part)} samples")
+    np.savez(HERE / "data" / "test.npz", x=digits.test_x, y=digits.test_y)
