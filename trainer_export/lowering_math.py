@@ -144,27 +144,27 @@ def _sigmoid_backward(e: Emitter, out: Spec, grad: Value, y: Value) -> Value:
     return e.pointwise("Mul", grad, slope)
 
 
-def _gaussian_half(e: Emitter, x: Value) -> Value:
-    """``1 + erf(x / sqrt 2)``, twice the normal distribution; shared by gelu and its gradient."""
-    return e.pointwise("Add", e.pointwise("Erf", multiply(e, x, math.sqrt(0.5))), e.scalar(1, x.dtype))
+def _normal_share(e: Emitter, x: Value) -> tuple[Value, Value]:
+    """``s = x / sqrt 2`` and the normal distribution of ``x``; shared by gelu and its gradient."""
+    scaled = multiply(e, x, math.sqrt(0.5))
+    twice = e.pointwise("Add", e.pointwise("Erf", scaled), e.scalar(1, x.dtype))
+    return scaled, multiply(e, twice, 0.5)
 
 
 def _gelu(e: Emitter, out: Spec, x: Value, *, approximate: str = "none") -> Value:
     del out
     _only_exact(approximate)
-    return e.pointwise("Mul", multiply(e, x, 0.5), _gaussian_half(e, x))
+    return e.pointwise("Mul", x, _normal_share(e, x)[1])
 
 
 def _gelu_backward(e: Emitter, out: Spec, grad: Value, x: Value, *, approximate: str = "none") -> Value:
+    """``share + x * density``, the second term as ``s * exp(-s^2 - log(pi) / 2)``."""
     del out
     _only_exact(approximate)
-    density = e.pointwise("Exp", multiply(e, e.pointwise("Mul", x, x), -0.5))
-    slope = e.pointwise(
-        "Add",
-        multiply(e, _gaussian_half(e, x), 0.5),
-        e.pointwise("Mul", multiply(e, x, 1 / math.sqrt(2 * math.pi)), density),
-    )
-    return e.pointwise("Mul", grad, slope)
+    scaled, share = _normal_share(e, x)
+    exponent = e.pointwise("Sub", e.scalar(-0.5 * math.log(math.pi), x.dtype), e.pointwise("Mul", scaled, scaled))
+    density = e.pointwise("Mul", scaled, e.pointwise("Exp", exponent))
+    return e.pointwise("Mul", grad, e.pointwise("Add", share, density))
 
 
 def _only_exact(approximate: str) -> None:

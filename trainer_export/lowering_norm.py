@@ -26,9 +26,17 @@ def _layer_norm(
 ) -> tuple[Value, ...]:
     axis = x.rank - len(sizes)
     scale = e.plain(weight) if weight is not None else e.graph.constant(np.ones(tuple(sizes), np.float32))
-    inputs = [e.plain(x), scale, *([e.plain(bias)] if bias is not None else [])]
+    name, shape = e.plain(x), x.shape
+    if len(sizes) == 1:
+        name, shape = e.unfolded(name, shape)
+        axis = len(shape) - 1
+    inputs = [name, scale, *([e.plain(bias)] if bias is not None else [])]
     names = e.graph.nodes("LayerNormalization", *inputs, outputs=3, axis=axis, epsilon=eps)
-    return tuple(e.value(name, spec.shape) for name, spec in zip(names, out, strict=True))
+    found = (shape, *[(*shape[:axis], *[1] * len(sizes))] * 2)
+    return tuple(
+        e.value(e.reshaped(name, lying, spec.shape), spec.shape)
+        for name, lying, spec in zip(names, found, out, strict=True)
+    )
 
 
 def _layer_norm_backward(

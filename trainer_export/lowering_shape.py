@@ -31,8 +31,10 @@ def _with_axes(x: Value, keep: Sequence[int | None]) -> Value:
     stored = tuple(1 if axis is None else x.stored[axis] for axis in keep)
     place = {axis: i for i, axis in enumerate(keep) if axis is not None}
     order = [place[axis] for axis in x.order if axis in place]
-    new = [i for i, axis in enumerate(keep) if axis is None]
-    return Value(x.name, shape, x.dtype, stored, (*new, *order))
+    for i in (i for i, axis in enumerate(keep) if axis is None):
+        # Behind its left neighbour: what was plain stays plain.
+        order.insert(order.index(i - 1) + 1 if i else 0, i)
+    return Value(x.name, shape, x.dtype, stored, tuple(order))
 
 
 def _relabel(e: Emitter, x: Value, keep: Sequence[int | None]) -> Value:
