@@ -1,0 +1,105 @@
+"""What a sub-model costs a device: arithmetic, bytes of the graphs, and memory while it trains.
+
+Arithmetic is counted by PyTorch's own counter (multiplications and additions of matrix products and convolutions, two
+per multiply-add; element-wise work is left out, as in the tables of the papers). Memory is counted on the exported
+graph: the sizes of all values are inferred, the nodes are walked in the order the runtime runs them, each value lives
+from its producer to its last consumer, and the peak of the sum is taken. Two sets of parameters and states (a step
+reads one and writes the other) are part of it; the runtime itself, its arena's slack and the data set are not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import onnx
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from models.zoo.layers import set_mode
+from trainer_export.trace import Signature
+
+__all__ = ["Footprint", "count_flops", "peak_memory"]
+
+MEMORY_BATCH = 32
+"""Samples per batch the memory estimate is for."""
+
+_ITEM_BYTES = {1: 4, 7: 8, 9: 1, 6: 4, 11: 8}
+# These give another name to the same memory.
+_VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Identity"})
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """The costs of one tier.
+
+    Attributes:
+        parameters: number of scalars.
+        flops_per_sample: one forward pass of one sample.
+        flops_per_step_sample: one training step per sample of the batch, the update left out.
+        peak_memory_bytes: training at batch 32, beyond the runtime itself.
+    """
+
+    parameters: int
+    flops_per_sample: int
+    flops_per_step_sample: int
+    peak_memory_bytes: int
+
+
+def count_flops(module: nn.Module, signature: Signature) -> tuple[int, int]:
+    """Floating point operations per sample of the forward pass, and of forward and backward together."""
+    batch = 2  # a static batch norm needs more than one sample
+    x = torch.zeros((batch, *signature.input_shape), dtype=signature.torch_dtype)
+    set_mode(module, "train")
+    with FlopCounterMode(display=False) as forward:
+        logits = module(x)
+    with FlopCounterMode(display=False) as backward:
+        torch.autograd.grad(logits.sum(), list(module.parameters()), allow_unused=True)
+    one_way = forward.get_total_flops()
+    return one_way // batch, (one_way + backward.get_total_flops()) // batch
+
+
+def peak_memory(model: onnx.ModelProto, batch: int = MEMORY_BATCH) -> int:
+    """Bytes of all live values at the worst moment of one run; how it is counted stands at the top of this module."""
+    fixed = onnx.ModelProto()
+    fixed.CopyFrom(model)
+    for value in (*fixed.graph.input, *fixed.graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                dim.dim_value = batch
+    inferred = onnx.shape_inference.infer_shapes(fixed, data_prop=True).graph
+    sizes = {v.name: _size(v.type.tensor_type) for v in (*inferred.value_info, *inferred.input, *inferred.output)}
+    sizes |= {t.name: math.prod(t.dims) * _ITEM_BYTES[t.data_type] for t in inferred.initializer}
+    return _peak(inferred, sizes)
+
+
+def _size(tensor: onnx.TypeProto.Tensor) -> int:
+    dims = [max(d.dim_value, 1) for d in tensor.shape.dim]
+    return math.prod(dims) * _ITEM_BYTES.get(tensor.elem_type, 4)
+
+
+def _peak(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> int:
+    owner: dict[str, str] = {}
+    last: dict[str, int] = {}
+    for i, node in enumerate(graph.node):
+        if node.op_type in _VIEWS:
+            owner[node.output[0]] = owner.get(node.input[0], node.input[0])
+        for name in node.input:
+            last[owner.get(name, name)] = i
+    forever = {v.name for v in (*graph.input, *graph.output)} | {t.name for t in graph.initializer}
+    live = sum(sizes.get(v.name, 0) for v in graph.input) + sum(sizes[t.name] for t in graph.initializer)
+    worst, dying = live, _deaths(last)
+    for i, node in enumerate(graph.node):
+        live += sum(sizes.get(name, 0) for name in node.output if name not in owner)
+        worst = max(worst, live)
+        live -= sum(sizes.get(name, 0) for name in dying.get(i, ()) if name not in forever)
+    return worst
+
+
+def _deaths(last: Mapping[str, int]) -> dict[int, list[str]]:
+    dying: dict[int, list[str]] = {}
+    for name, i in last.items():
+        dying.setdefault(i, []).append(name)
+    return dying

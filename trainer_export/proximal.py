@@ -1,0 +1,47 @@
+"""The proximal term of FedProx, which keeps a device's weights near those it was sent.
+
+Tian Li, Anit Kumar Sahu, Manzil Zaheer, Maziar Sanjabi, Ameet Talwalkar, Virginia Smith: "Federated Optimization in
+Heterogeneous Networks", MLSys 2020, https://arxiv.org/abs/1812.06127, equation 2: the local loss gains
+``mu / 2 * ||w - w_sent||^2``. As a part of the loss, its gradient is added before clipping and weight decay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["proximal_gradients", "proximal_loss"]
+
+
+def proximal_loss(parameters: Sequence[Tensor], anchors: Sequence[Tensor], mu: Tensor | float) -> Tensor:
+    """``mu / 2`` times the squared distance of all parameters from their anchors, float [].
+
+    Args:
+        parameters: the weights now; at least one tensor.
+        anchors: the weights the device was sent, in the same order.
+        mu: strength, >= 0, a number or float [].
+    """
+    squares = [torch.square(parameter - anchor).sum() for parameter, anchor in zip(parameters, anchors, strict=True)]
+    return torch.stack(squares).sum() * (mu / 2)
+
+
+def proximal_gradients(
+    gradients: Sequence[Tensor], parameters: Sequence[Tensor], anchors: Sequence[Tensor], mu: Tensor | float
+) -> list[Tensor]:
+    """Add the gradient of the proximal term, ``mu * (w - w_sent)``.
+
+    Args:
+        gradients: of the loss without the term.
+        parameters: the weights now, in the same order.
+        anchors: the weights the device was sent, in the same order.
+        mu: strength, >= 0, a number or float [].
+
+    Returns:
+        The gradients of the loss with the term.
+    """
+    return [
+        gradient + (parameter - anchor) * mu
+        for gradient, parameter, anchor in zip(gradients, parameters, anchors, strict=True)
+    ]
