@@ -53,6 +53,7 @@ class Cut:
         self._depth = depth
         self._enlarge = enlarge
         self._axes: dict[str, Axis] = {}
+        self._labels: dict[str, None] = {}
         self._blocks: int | None = None
 
     @property
@@ -64,6 +65,11 @@ class Cut:
     def axes(self) -> Mapping[str, Axis]:
         """The axes asked for so far, in order."""
         return MappingProxyType(self._axes)
+
+    @property
+    def label_axes(self) -> tuple[str, ...]:
+        """Names of the axes whose rows fall under the label rule, in the order they were asked for."""
+        return tuple(self._labels)
 
     @property
     def blocks(self) -> int | None:
@@ -115,7 +121,26 @@ class Cut:
         Raises:
             ConfigError: if it was called before with another number.
         """
-        return self._kept(Axis(CLASSES, n, AxisKind.FIXED))
+        return self.labels(CLASSES, n)
+
+    def labels(self, name: str, n: int) -> int:
+        """Name another axis with a row for each label, such as a token embedding. It is never cut.
+
+        Under the label rule a device changes the rows of its own labels alone, on every such axis.
+
+        Args:
+            name: unique in the model.
+            n: number of rows: the labels first, then rows that belong to none.
+
+        Returns:
+            Rows to build.
+
+        Raises:
+            ConfigError: if the name is taken by an axis of another size or kind.
+        """
+        kept = self._kept(Axis(name, n, AxisKind.FIXED))
+        self._labels[name] = None
+        return kept
 
     def depth(self, blocks: int) -> int:
         """Ask how many of the model's equal blocks to build, from the bottom.

@@ -108,8 +108,8 @@ class Registry:
     """Architectures by name.
 
     Example:
-        >>> Registry.zoo().names
-        ('conv', 'lenet5', 'mlp', 'text_encoder')
+        >>> Registry.zoo().names[:4]
+        ('cnn1', 'cnn2', 'conv', 'har_cnn')
 
     Attributes:
         entries: the architectures, read-only.

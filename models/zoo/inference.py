@@ -79,7 +79,7 @@ def infer_layout(arch: Architecture, settings: Mapping[str, Any] | None = None) 
         ),
         depth=depth,
         depths=tuple(range(1, depth + 1)),
-        label_axes=(CLASSES,),
+        label_axes=cut.label_axes,
         input_shape=tuple(full["input_shape"]),
         input_dtype=arch.input_dtype,
         classes=axes[CLASSES].size,

@@ -1,105 +1,22 @@
 """A Transformer encoder for classifying texts, cut by width (every axis) and by depth (whole layers).
 
-The layer is that of HeteroFL (Diao et al., ICLR 2021): post-norm, no dropout here, heads that become thinner but
-never fewer, and layer norms over the local width. Depth prefixes are those of InclusiveFL (Liu, Wu, Wu, Wang, Lyu,
-Chen, Xie: "No one left behind: Inclusive federated learning over heterogeneous devices", KDD 2022).
-
-Attention is written with matmul and softmax alone, so that every exporter keeps its gradient.
+The layer is that of HeteroFL (Diao et al., ICLR 2021), without dropout here. Depth prefixes are those of InclusiveFL
+(Liu, Wu, Wu, Wang, Lyu, Chen, Xie: "No one left behind: Inclusive federated learning over heterogeneous devices",
+KDD 2022).
 """
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from fleet_protocol.errors import ConfigError
 from models.cut import Cut
 from models.registry import architecture
 from models.zoo.layers import Scaler, zero_linear_biases
+from models.zoo.transformer import PAD, EncoderLayer, padding_penalty
 
-__all__ = ["PAD", "Attention", "EncoderLayer", "TextEncoder", "text_encoder"]
-
-PAD = 0
-"""Token id of padding; it is neither attended to nor pooled."""
-
-_MASKED_SCORE = -1e9
-_FFN_DEVIATION = 0.02
-
-
-class Attention(nn.Module):
-    """Multi-head self-attention with a projection each for queries, keys and values."""
-
-    def __init__(self, embed: int, heads: int, head_dim: int, rate: float) -> None:
-        """Make the layer.
-
-        Args:
-            embed: width of the residual stream.
-            heads: number of heads.
-            head_dim: dimensions of each head.
-            rate: width share for the Scalers.
-        """
-        super().__init__()
-        self.heads = heads
-        self.head_dim = head_dim
-        self.query = nn.Linear(embed, heads * head_dim)
-        self.key = nn.Linear(embed, heads * head_dim)
-        self.value = nn.Linear(embed, heads * head_dim)
-        self.output = nn.Linear(heads * head_dim, embed)
-        self.scaler = Scaler(rate)
-
-    def forward(self, x: Tensor, penalty: Tensor) -> Tensor:
-        """Attend.
-
-        Args:
-            x: float32 [batch, length, embed].
-            penalty: added to the scores, float32 [batch, 1, 1, length].
-
-        Returns:
-            float32 [batch, length, embed].
-        """
-        query, key, value = (
-            self.scaler(layer(x)).unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2)
-            for layer in (self.query, self.key, self.value)
-        )
-        # The local width of a head, not the global one (METHODS 1.7).
-        scores = torch.matmul(query * (1.0 / math.sqrt(self.head_dim)), key.transpose(-1, -2))
-        mixed = torch.matmul(torch.softmax(scores + penalty, dim=-1), value)
-        joined: Tensor = self.scaler(self.output(mixed.transpose(1, 2).flatten(-2)))
-        return joined
-
-
-class EncoderLayer(nn.Module):
-    """Attention and a feed-forward network, each added to the stream and then normalised."""
-
-    def __init__(self, embed: int, heads: int, head_dim: int, ffn: int, rate: float) -> None:
-        """Make the layer.
-
-        Args:
-            embed: width of the residual stream.
-            heads: number of heads.
-            head_dim: dimensions of each head.
-            ffn: units of the feed-forward network.
-            rate: width share for the Scalers.
-        """
-        super().__init__()
-        self.attention = Attention(embed, heads, head_dim, rate)
-        self.norm1 = nn.LayerNorm(embed)
-        self.linear1 = nn.Linear(embed, ffn)
-        self.linear2 = nn.Linear(ffn, embed)
-        self.norm2 = nn.LayerNorm(embed)
-        self.scaler = Scaler(rate)
-        nn.init.normal_(self.linear1.weight, std=_FFN_DEVIATION)
-        nn.init.normal_(self.linear2.weight, std=_FFN_DEVIATION)
-
-    def forward(self, x: Tensor, penalty: Tensor) -> Tensor:
-        """Compute float32 [batch, length, embed] from the same; `penalty` as in `Attention`."""
-        x = self.norm1(x + self.attention(x, penalty))
-        inner = functional.gelu(self.scaler(self.linear1(x)))
-        out: Tensor = self.norm2(x + self.scaler(self.linear2(inner)))
-        return out
+__all__ = ["TextEncoder", "text_encoder"]
 
 
 class TextEncoder(nn.Module):
@@ -146,7 +63,7 @@ class TextEncoder(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Compute logits, float32 [batch, classes], of token ids, int64 [batch, length]."""
         present = (tokens != PAD).to(self.positions.dtype)
-        penalty = ((1.0 - present) * _MASKED_SCORE)[:, None, None, :]
+        penalty = padding_penalty(present)
         x = self.norm(self.scaler(self.tokens(tokens)) + self.scaler(self.positions))
         for block in self.blocks:
             x = block(x, penalty)

@@ -18,18 +18,35 @@ from models import Layout, Plan, Registry, build, infer_layout, make_plan, scatt
 from models.zoo import set_mode
 
 ZOO = Registry.zoo()
+LANGUAGE = {"classes": 19, "embed": 16, "heads": 2, "ffn": 20, "blocks": 2, "input_shape": (7,), "dropout": 0.0}
+MINILM = {**LANGUAGE, "classes": 3, "vocab": 40, "pretrained": False}
 SMALL = {
+    "cnn1": {"input_shape": (3, 8, 8), "hidden": (10,)},
+    "cnn2": {"input_shape": (2, 16, 16), "channels": (8, 6, 9)},
     "conv": {"channels": (8, 16), "input_shape": (1, 8, 8)},
+    "har_cnn": {"channels": (8, 16), "input_shape": (6, 12)},
     "lenet5": {"input_shape": (2, 16, 16)},
+    "minilm_encoder": MINILM,
     "mlp": {"hidden": (12, 9, 10), "input_shape": (5,)},
+    "next_word": {**LANGUAGE, "classes": 21, "head_dim": 6},
+    "preresnet18": {"channels": (8, 12), "blocks": (1, 2), "input_shape": (3, 8, 8)},
     "text_encoder": {"vocab": 50, "input_shape": (7,), "embed": 16, "heads": 2, "ffn": 20, "blocks": 3},
+    "token_classifier": MINILM,
+    "transformer_mlm": {**LANGUAGE, "mask_rate": 0.0},
 }
+# Tens of millions of parameters show here what a few thousand do.
+LARGE = {"minilm_encoder", "next_word", "preresnet18", "token_classifier", "transformer_mlm"}
 CASES = [
-    *((name, None) for name in ZOO.names),
+    *((name, None) for name in ZOO.names if name not in LARGE),
     *SMALL.items(),
     ("conv", {**SMALL["conv"], "norm": "none"}),
     ("conv", {"channels": (32, 64), "input_shape": (1, 8, 8)}),
+    ("har_cnn", {**SMALL["har_cnn"], "norm": "none", "kernel": 3}),
+    ("minilm_encoder", {**MINILM, "pooling": "first"}),
+    ("next_word", {**SMALL["next_word"], "activation": "relu", "dropout": 0.3}),
+    ("preresnet18", {**SMALL["preresnet18"], "blocks": (2, 1), "norm": "none"}),
     ("text_encoder", {**SMALL["text_encoder"], "scaler": False, "heads": 1}),
+    ("transformer_mlm", {**LANGUAGE, "mask_row": "shared", "dropout": 0.2}),
 ]
 IDS = [f"{name}-{'default' if settings is None else index}" for index, (name, settings) in enumerate(CASES)]
 WIDTHS = (1.0, 0.5, 0.3, 0.0625)
@@ -127,9 +144,11 @@ def test_every_parameter_is_trained_and_nothing_overflows(name, settings):
             x = random_inputs(layout, batch)
             x = x.float() if layout.input_dtype == "float32" else x
             logits = module(x)
-            assert logits.shape == (batch, layout.classes)
+            per_token = name in {"next_word", "token_classifier", "transformer_mlm"}
+            assert logits.shape == (batch, *(layout.input_shape if per_token else ()), layout.classes)
             assert torch.isfinite(logits).all()
-        loss = torch.nn.functional.cross_entropy(logits, torch.arange(3) % layout.classes)
+        logits = logits.flatten(0, -2)
+        loss = torch.nn.functional.cross_entropy(logits, torch.arange(len(logits)) % layout.classes)
         for (key, value), grad in zip(
             module.named_parameters(), torch.autograd.grad(loss, list(module.parameters())), strict=True
         ):
@@ -141,7 +160,8 @@ def test_every_parameter_is_trained_and_nothing_overflows(name, settings):
 @pytest.mark.parametrize("name", ZOO.names)
 def test_a_narrow_model_scales_up_in_training_alone(name):
     """The Scaler acts in training at widths below 1, and never in evaluation or at full width."""
-    arch, settings = ZOO.get(name), {**SMALL[name], **({"norm": "none"} if name == "conv" else {})}
+    arch = ZOO.get(name)
+    settings = {**SMALL[name], **({"norm": "none"} if "norm" in arch.defaults else {})}
     layout = infer_layout(arch, settings)
     x = random_inputs(layout)
     for width, same in ((1.0, True), (0.5, False)):
@@ -155,11 +175,20 @@ def test_a_narrow_model_scales_up_in_training_alone(name):
         assert torch.allclose(trained, evaluated) is same
 
 
-def test_the_conv_net_has_the_published_sizes():
-    """Parameters of HeteroFL's CNN at levels a to e (METHODS H12)."""
-    layout = infer_layout(ZOO.get("conv"))
-    counts = [layout.parameter_count(layout.tier(2.0**-level)) for level in range(5)]
-    assert counts == [1556874, 391370, 98922, 25274, 6594]
+@pytest.mark.parametrize(
+    ("name", "settings", "expected"),
+    [
+        ("conv", {}, [1556874, 391370, 98922, 25274, 6594]),
+        ("preresnet18", {"blocks": (1, 1, 1, 2)}, [9622090, 2408746, 603802, 151762, 38350]),
+        ("preresnet18", {"blocks": (2, 2, 2, 2)}, [11172170, 2796714, 701018, 176178, 44510]),
+        ("transformer_mlm", {}, [19263999, 9107967, 4435455, 2200575, 1108479]),
+        ("transformer_mlm", {"mask_row": "shared"}, [19263999, 9107967, 4435455, 2200575, 1108479]),
+    ],
+)
+def test_models_have_the_published_sizes(name, settings, expected):
+    """Parameters of HeteroFL's models at levels a to e (METHODS H12), to the unit."""
+    layout = infer_layout(ZOO.get(name), settings)
+    assert [layout.parameter_count(layout.tier(2.0**-level)) for level in range(5)] == expected
 
 
 def test_a_shallow_text_encoder_is_the_deep_one_without_its_upper_blocks():

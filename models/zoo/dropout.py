@@ -1,0 +1,178 @@
+"""Layers that need random numbers in training, and take them from outside where a graph is exported.
+
+A graph that draws its own random numbers cannot be checked against PyTorch, and the runtimes differ in what they can
+draw. So the noise is an input: each layer here turns one uniform tensor into what it does, and the exporter makes
+that tensor an input of the training graph, which the device fills from a seeded generator. Left alone, a layer draws
+from torch's generator, as torch's own layers do.
+
+What an exporter does::
+
+    set_mode(model, "train")
+    shapes = noise_shapes(model, x)                  # {"dropout": (7, 16), ...}, without the batch dimension
+    feed_noise(model, {name: placeholder(batch, *shape) for name, shape in shapes.items()})
+    ... trace ...
+    feed_noise(model, {})
+
+Only torch's training flag counts (`set_mode` sets it): in the modes ``eval`` and ``statistics`` every layer here is
+the identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from fleet_protocol.errors import ConfigError, ExportError
+
+__all__ = ["Dropout", "NoiseLayer", "TokenMask", "feed_noise", "noise_layers", "noise_shapes"]
+
+
+class NoiseLayer(nn.Module):
+    """A layer that needs one uniform tensor for each forward pass in training.
+
+    Attributes:
+        rate: share of entries that it changes, in [0, 1); 0 makes it the identity.
+        noise: uniform in [0, 1), set by `feed_noise`; None to draw it here.
+        seen: shapes of the inputs since `noise_shapes` began to record; None when it does not.
+    """
+
+    def __init__(self, rate: float) -> None:
+        """Make the layer.
+
+        Args:
+            rate: share of entries to change.
+
+        Raises:
+            ConfigError: if the share is outside [0, 1).
+        """
+        super().__init__()
+        if not 0.0 <= rate < 1.0:
+            raise ConfigError(f"a share of {rate} cannot be dropped or masked; choose one in [0, 1)")
+        self.rate = rate
+        self.noise: Tensor | None = None
+        self.seen: list[tuple[int, ...]] | None = None
+
+    @property
+    def active(self) -> bool:
+        """Whether the layer needs noise at the moment."""
+        return self.training and self.rate > 0.0
+
+    def uniform(self, x: Tensor) -> Tensor:
+        """Give the noise for an input.
+
+        Args:
+            x: the input, any shape and dtype.
+
+        Returns:
+            float32 of the shape of x, uniform in [0, 1).
+        """
+        if self.seen is not None:
+            self.seen.append(tuple(x.shape))
+        return torch.rand(x.shape, device=x.device) if self.noise is None else self.noise
+
+
+class Dropout(NoiseLayer):
+    """Sets a share of the entries to 0 in training and scales the others up, so that the mean stays.
+
+    An entry is kept where its noise is at least the rate.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x or, in training, what is left of it; any float shape."""
+        if not self.active:
+            return x
+        kept = (self.uniform(x) >= self.rate).to(x.dtype)
+        return x * (kept * (1.0 / (1.0 - self.rate)))
+
+
+class TokenMask(NoiseLayer):
+    """Replaces a share of the tokens by a mask symbol in training, anew for each batch (METHODS 1.8).
+
+    A token is replaced where its noise is below the rate.
+    """
+
+    def __init__(self, rate: float, symbol: int) -> None:
+        """Make the layer.
+
+        Args:
+            rate: share of tokens to replace.
+            symbol: token id of the mask symbol.
+
+        Raises:
+            ConfigError: if the share is outside [0, 1).
+        """
+        super().__init__(rate)
+        self.symbol = symbol
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the tokens, int64 of any shape, in training with masks among them."""
+        if not self.active:
+            return tokens
+        return torch.where(self.uniform(tokens) < self.rate, self.symbol, tokens)
+
+
+def noise_layers(module: nn.Module) -> dict[str, NoiseLayer]:
+    """Find the layers of a model that need noise in the mode it is in.
+
+    Args:
+        module: the model.
+
+    Returns:
+        The layers by dotted path, in module order; none in evaluation.
+    """
+    return {name: layer for name, layer in module.named_modules() if isinstance(layer, NoiseLayer) and layer.active}
+
+
+def noise_shapes(module: nn.Module, x: Tensor) -> dict[str, tuple[int, ...]]:
+    """Find the shape of the noise that each layer needs, by running the model once.
+
+    Args:
+        module: the model, in the mode it is to be traced in. torch's random state is left as it was.
+        x: a batch of samples.
+
+    Returns:
+        For each layer of `noise_layers`, the shape of its noise without the leading batch dimension.
+
+    Raises:
+        ExportError: if a layer is used more or less than once in a forward pass, or does not keep the batch first.
+    """
+    layers = noise_layers(module)
+    if not layers:
+        return {}
+    uses: dict[str, list[tuple[int, ...]]] = {name: [] for name in layers}
+    try:
+        for name, layer in layers.items():
+            layer.seen = uses[name]
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            module(x)
+    finally:
+        for layer in layers.values():
+            layer.seen = None
+    for name, seen in uses.items():
+        if len(seen) != 1 or seen[0][:1] != x.shape[:1]:
+            raise ExportError(
+                f"layer {name} was used {len(seen)} times with inputs {seen} for a batch of {x.shape[0]}; a layer that"
+                " needs noise must be used once in a forward pass, with the batch first: give each place its own layer"
+            )
+    return {name: seen[0][1:] for name, seen in uses.items()}
+
+
+def feed_noise(module: nn.Module, noise: Mapping[str, Tensor]) -> None:
+    """Set where the layers of a model take their noise from.
+
+    Args:
+        module: the model; changed in place.
+        noise: float32 [batch, ...], uniform in [0, 1), by dotted path of the layer. Layers that are not named draw
+            their own, so an empty mapping undoes an earlier call.
+
+    Raises:
+        ExportError: if the model has no such layer.
+    """
+    layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, NoiseLayer)}
+    unknown = noise.keys() - layers.keys()
+    if unknown:
+        raise ExportError(f"the model has no layer {min(unknown)!r} that takes noise; it has {', '.join(layers)}")
+    for name, layer in layers.items():
+        layer.noise = noise.get(name)

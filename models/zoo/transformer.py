@@ -1,0 +1,193 @@
+"""The encoder layer that the zoo's Transformers share, cut by width along every axis.
+
+The layer is that of HeteroFL (Diao, Ding, Tarokh: "HeteroFL: Computation and communication efficient federated
+learning for heterogeneous clients", ICLR 2021): post-norm, heads that become thinner but never fewer, Scalers after
+every linear layer, and layer norms over the local width. BERT's layer is the same without the Scalers.
+
+Attention is written with matmul and softmax alone, so that every exporter keeps its gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fleet_protocol.errors import ConfigError
+from models.cut import Cut
+from models.zoo.dropout import Dropout
+from models.zoo.layers import Scaler
+
+__all__ = ["PAD", "Activation", "Attention", "EncoderLayer", "encoder_layers", "padding_penalty"]
+
+PAD = 0
+"""Token id of padding; it is neither attended to nor pooled."""
+
+MASKED_SCORE = -1e9
+"""Added to the score of a position that must not be attended to; finite, so that no softmax is of nothing."""
+
+Activation = Literal["gelu", "relu"]
+
+_FFN_DEVIATION = 0.02
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention with a projection each for queries, keys and values."""
+
+    def __init__(self, embed: int, heads: int, head_dim: int, rate: float) -> None:
+        """Make the layer.
+
+        Args:
+            embed: width of the residual stream.
+            heads: number of heads.
+            head_dim: dimensions of each head.
+            rate: width share for the Scalers.
+        """
+        super().__init__()
+        self.heads = heads
+        self.head_dim = head_dim
+        self.query = nn.Linear(embed, heads * head_dim)
+        self.key = nn.Linear(embed, heads * head_dim)
+        self.value = nn.Linear(embed, heads * head_dim)
+        self.output = nn.Linear(heads * head_dim, embed)
+        self.scaler = Scaler(rate)
+
+    def forward(self, x: Tensor, penalty: Tensor) -> Tensor:
+        """Attend.
+
+        Args:
+            x: float32 [batch, length, embed].
+            penalty: added to the scores, float32 that broadcasts to [batch, heads, length, length].
+
+        Returns:
+            float32 [batch, length, embed].
+        """
+        query, key, value = (
+            self.scaler(layer(x)).unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        # The local width of a head, not the global one (METHODS 1.7).
+        scores = torch.matmul(query * (1.0 / math.sqrt(self.head_dim)), key.transpose(-1, -2))
+        mixed = torch.matmul(torch.softmax(scores + penalty, dim=-1), value)
+        joined: Tensor = self.scaler(self.output(mixed.transpose(1, 2).flatten(-2)))
+        return joined
+
+
+class EncoderLayer(nn.Module):
+    """Attention and a feed-forward network, each added to the stream and then normalised."""
+
+    def __init__(
+        self,
+        embed: int,
+        heads: int,
+        head_dim: int,
+        ffn: int,
+        rate: float,
+        *,
+        dropout: float = 0.0,
+        inner_dropout: float = 0.0,
+        activation: Activation = "gelu",
+        eps: float = 1e-5,
+    ) -> None:
+        """Make the layer.
+
+        Args:
+            embed: width of the residual stream.
+            heads: number of heads.
+            head_dim: dimensions of each head.
+            ffn: units of the feed-forward network.
+            rate: width share for the Scalers.
+            dropout: share dropped of what is added to the stream.
+            inner_dropout: share dropped of the feed-forward units.
+            activation: ``gelu`` (exact) or ``relu``.
+            eps: added to the variance by the layer norms.
+
+        Raises:
+            ConfigError: if there is no such activation, or a share is outside [0, 1).
+        """
+        super().__init__()
+        if activation not in ("gelu", "relu"):
+            raise ConfigError(f"activation {activation!r} is unknown; choose 'gelu' or 'relu'")
+        self.attention = Attention(embed, heads, head_dim, rate)
+        self.norm1 = nn.LayerNorm(embed, eps=eps)
+        self.linear1 = nn.Linear(embed, ffn)
+        self.linear2 = nn.Linear(ffn, embed)
+        self.norm2 = nn.LayerNorm(embed, eps=eps)
+        self.scaler = Scaler(rate)
+        self.activation = activation
+        self.dropout1 = Dropout(dropout)
+        self.dropout2 = Dropout(inner_dropout)
+        self.dropout3 = Dropout(dropout)
+        nn.init.normal_(self.linear1.weight, std=_FFN_DEVIATION)
+        nn.init.normal_(self.linear2.weight, std=_FFN_DEVIATION)
+
+    def forward(self, x: Tensor, penalty: Tensor) -> Tensor:
+        """Compute float32 [batch, length, embed] from the same; `penalty` as in `Attention`."""
+        x = self.norm1(x + self.dropout1(self.attention(x, penalty)))
+        inner = self.scaler(self.linear1(x))
+        inner = self.dropout2(functional.gelu(inner) if self.activation == "gelu" else inner.relu())
+        out: Tensor = self.norm2(x + self.dropout3(self.scaler(self.linear2(inner))))
+        return out
+
+
+def encoder_layers(
+    cut: Cut,
+    blocks: int,
+    embed: int,
+    heads: int,
+    head_dim: int,
+    ffn: int,
+    rate: float,
+    *,
+    dropout: float = 0.0,
+    inner_dropout: float = 0.0,
+    activation: Activation = "gelu",
+    eps: float = 1e-5,
+) -> nn.ModuleList:
+    """Build a stack of encoder layers, whose heads and feed-forward units are axes ``block<n>.attention``, ``.ffn``.
+
+    Args:
+        cut: names the axes.
+        blocks: layers to build, what `Cut.depth` returned.
+        embed: units of the residual stream to build, what `Cut.width` returned.
+        heads: heads of each layer.
+        head_dim: dimensions of each head in the global model.
+        ffn: feed-forward units in the global model.
+        rate: width share for the Scalers; 1 for none.
+        dropout: as in `EncoderLayer`.
+        inner_dropout: as in `EncoderLayer`.
+        activation: as in `EncoderLayer`.
+        eps: as in `EncoderLayer`.
+
+    Returns:
+        The layers.
+    """
+    return nn.ModuleList(
+        EncoderLayer(
+            embed,
+            heads,
+            cut.heads(f"block{number}.attention", heads, head_dim),
+            cut.width(f"block{number}.ffn", ffn),
+            rate,
+            dropout=dropout,
+            inner_dropout=inner_dropout,
+            activation=activation,
+            eps=eps,
+        )
+        for number in range(1, blocks + 1)
+    )
+
+
+def padding_penalty(present: Tensor) -> Tensor:
+    """Compute what keeps padding from being attended to.
+
+    Args:
+        present: 1 for a token, 0 for padding, float32 [batch, length].
+
+    Returns:
+        float32 [batch, 1, 1, length] for `Attention`.
+    """
+    return ((1.0 - present) * MASKED_SCORE)[:, None, None, :]
