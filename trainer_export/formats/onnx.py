@@ -2,44 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-import onnx
 from torch import nn
 
 from fleet_protocol.manifest import CheckSpec
 from trainer_export import check
 from trainer_export.check import SizedBatches
-from trainer_export.graph import Port
+from trainer_export.formats.files import GraphFile
 from trainer_export.lowering import write_graph
 from trainer_export.recipe import Recipe
 from trainer_export.trace import Signature, Trace, trace_eval, trace_infer, trace_statistics, trace_train
 
-__all__ = ["PortableGraph", "check_graphs", "write_graphs"]
+__all__ = ["check_graphs", "write_graphs"]
 
 
-@dataclass(frozen=True)
-class PortableGraph:
-    """One graph as it is written to disk.
-
-    Attributes:
-        key: in the manifest, ``onnx/train`` and so on.
-        path: file name in the tier's folder.
-        model: the parsed model.
-        data: its bytes.
-        inputs: its inputs in order.
-        outputs: its outputs in order.
-    """
-
-    key: str
-    path: str
-    model: onnx.ModelProto
-    data: bytes
-    inputs: tuple[Port, ...]
-    outputs: tuple[Port, ...]
-
-
-def write_graphs(module: nn.Module, signature: Signature, recipe: Recipe) -> tuple[PortableGraph, ...]:
+def write_graphs(module: nn.Module, signature: Signature, recipe: Recipe) -> tuple[GraphFile, ...]:
     """Write the train, eval, stats (with static batch norm only) and infer graphs of a model.
 
     Args:
@@ -62,14 +40,14 @@ def write_graphs(module: nn.Module, signature: Signature, recipe: Recipe) -> tup
     return tuple(_written(trace) for trace in traces if trace is not None)
 
 
-def _written(trace: Trace) -> PortableGraph:
+def _written(trace: Trace) -> GraphFile:
     model = write_graph(trace, {"shoal.graph": trace.name})
     data = model.SerializeToString(deterministic=True)
-    return PortableGraph(f"onnx/{trace.name}", f"{trace.name}.onnx", model, data, trace.inputs, trace.outputs)
+    return GraphFile(f"onnx/{trace.name}", f"{trace.name}.onnx", data, trace.inputs, trace.outputs, model)
 
 
 def check_graphs(
-    graphs: tuple[PortableGraph, ...], module: nn.Module, recipe: Recipe, batches: SizedBatches
+    graphs: Sequence[GraphFile], module: nn.Module, recipe: Recipe, batches: SizedBatches
 ) -> tuple[CheckSpec, ...]:
     """Compare every graph with PyTorch.
 

@@ -1,0 +1,352 @@
+"""Exports an architecture for many tiers into a folder of content-addressed files, all of them checked or none.
+
+    <out>/objects/<sha256[:2]>/<sha256>    every file by content
+    <out>/<arch>/layout.json               axes of the global model
+    <out>/<arch>/init.safetensors          initial global weights, in layout order
+    <out>/<arch>/<tier>/manifest.json      what a device must know
+    <out>/<arch>/<tier>/*.onnx             the portable graphs, hard links into objects
+    <out>/<arch>/<tier>/ort-training/*     the same for onnxruntime-training
+
+A set is built in a folder beside the old one and takes its place by a rename after its last check, so a failed or
+interrupted export leaves what was there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from fleet_protocol.errors import ConfigError, StorageError
+from fleet_protocol.manifest import (
+    CheckSpec,
+    FileSpec,
+    GraphSpec,
+    Manifest,
+    ParameterSpec,
+    StateSpec,
+    StatisticSpec,
+    TensorSpec,
+    digest_of,
+)
+from fleet_protocol.weights import encode_weights
+from models.layout import Dim, Layout
+from models.registry import Architecture, build, infer_layout
+from models.tier import Tier
+from models.zoo.inference import initial_weights
+from trainer_export.check import SizedBatches, vocabulary_of
+from trainer_export.footprint import Footprint, count_flops, peak_memory
+from trainer_export.formats import onnx as portable
+from trainer_export.formats import ort_training
+from trainer_export.formats.files import SetFile
+from trainer_export.recipe import Recipe
+from trainer_export.trace import Signature
+
+__all__ = ["FORMATS", "Format", "Progress", "TierReport", "export_architecture"]
+
+Format = Literal["onnx", "ort-training"]
+FORMATS: tuple[Format, ...] = ("onnx", "ort-training")
+
+_VERSIONED = ("torch", "onnx", "onnxruntime", "onnxruntime-training-cpu", "numpy")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far an export is.
+
+    Attributes:
+        tier: id of the tier being worked on.
+        stage: what is being done, for people.
+        done: finished stages over all tiers.
+        total: all stages over all tiers.
+    """
+
+    tier: str
+    stage: str
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class TierReport:
+    """The result of one tier.
+
+    Attributes:
+        tier: the shape.
+        parameters: number of scalars.
+        flops_per_sample: floating point operations of one forward pass of one sample.
+        graph_bytes: bytes of all its graphs.
+        peak_memory_bytes: estimate for training at batch 32, beyond the runtime itself.
+        worst_deviation: largest deviation from PyTorch of any of its graphs, relative to the tensor's largest value.
+    """
+
+    tier: Tier
+    parameters: int
+    flops_per_sample: int
+    graph_bytes: int
+    peak_memory_bytes: int
+    worst_deviation: float
+
+
+def export_architecture(
+    arch: Architecture,
+    settings: Mapping[str, Any] | None,
+    tiers: Sequence[Tier],
+    recipe: Recipe,
+    out: Path,
+    formats: Sequence[Format] = FORMATS,
+    seed: int = 0,
+    progress: Callable[[Progress], None] | None = None,
+) -> tuple[TierReport, ...]:
+    """Export, check and publish the artifact sets of some tiers of one architecture.
+
+    Args:
+        arch: the architecture.
+        settings: settings that differ from its defaults.
+        tiers: the shapes to export; the first of equal ones counts.
+        recipe: what a training step does.
+        out: folder of all artifact sets; made if it is not there.
+        formats: ``onnx`` is always written; ``ort-training`` beside it.
+        seed: of the initial weights and of the random batches of the checks.
+        progress: called before each stage, and once at the end.
+
+    Returns:
+        One report per tier, in order.
+
+    Raises:
+        ConfigError: no tier, or a format that does not exist.
+        PlanError: the model cannot have one of the tiers.
+        ExportError: an operator cannot be exported, or a graph does not agree with PyTorch; nothing is published.
+        StorageError: a file cannot be written; what was published before is still there.
+    """
+    wanted = list(dict.fromkeys(tiers))
+    unknown = [item for item in formats if item not in FORMATS]
+    if not wanted or unknown:
+        wrong = f"unknown format {unknown[0]!r}; there are {', '.join(FORMATS)}" if unknown else "no tier to export"
+        raise ConfigError(f"{arch.name}: {wrong}")
+    layout = infer_layout(arch, settings)
+    for tier in wanted:
+        layout.tier(tier.width, tier.depth)
+    export = _Export(
+        arch, layout, recipe, tuple(formats), seed, _Counter(progress, len(wanted) * (1 + 2 * len(formats)))
+    )
+    reports = []
+    try:
+        with _replacing(out / arch.name) as folder:
+            _write(folder / "layout.json", out, layout.to_json().encode())
+            _write(folder / "init.safetensors", out, encode_weights(initial_weights(arch, settings, seed)))
+            for tier in wanted:
+                reports.append(_export_tier(export, tier, folder / tier.id, out))
+    except OSError as error:
+        raise StorageError(
+            f"{arch.name} cannot be written to {out}: {error}; what was published before is unchanged"
+        ) from error
+    export.counter.finish()
+    return tuple(reports)
+
+
+class _Counter:
+    """Counts stages for a progress bar."""
+
+    def __init__(self, report: Callable[[Progress], None] | None, total: int) -> None:
+        self._report, self._total, self._done, self._tier = report, total, 0, ""
+
+    def start(self, tier: str, stage: str) -> None:
+        """Say that a stage starts."""
+        self._tier = tier
+        if self._report is not None:
+            self._report(Progress(tier, stage, self._done, self._total))
+        self._done += 1
+
+    def finish(self) -> None:
+        """Say that all is done."""
+        if self._report is not None:
+            self._report(Progress(self._tier, "done", self._total, self._total))
+
+
+@dataclass(frozen=True)
+class _Export:
+    arch: Architecture
+    layout: Layout
+    recipe: Recipe
+    formats: tuple[Format, ...]
+    seed: int
+    counter: _Counter
+
+    @property
+    def signature(self) -> Signature:
+        return Signature(self.layout.input_shape, self.layout.input_dtype, self.layout.classes)
+
+    def module(self, tier: Tier) -> nn.Module:
+        """The sub-model with weights that hide nothing: a norm with scale 1 and shift 0 would hide a lost parameter."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            module: nn.Module = build(self.arch, tier, settings=self.layout.settings)
+            with torch.no_grad():
+                for parameter in module.parameters():
+                    if parameter.dim() < 2:
+                        parameter.add_(0.1 * torch.randn_like(parameter))
+        return module
+
+
+def _export_tier(export: _Export, tier: Tier, folder: Path, out: Path) -> TierReport:
+    module, signature, recipe = export.module(tier), export.signature, export.recipe
+    batches = SizedBatches(signature, vocabulary_of(module), seed=export.seed)
+    export.counter.start(tier.id, "tracing")
+    graphs = portable.write_graphs(module, signature, recipe)
+    export.counter.start(tier.id, "checking against PyTorch")
+    checks = list(portable.check_graphs(graphs, module, recipe, batches))
+    files: list[SetFile] = list(graphs)
+    if "ort-training" in export.formats:
+        export.counter.start(tier.id, "writing onnxruntime-training artifacts")
+        training = ort_training.write_artifacts(module, signature, recipe)
+        export.counter.start(tier.id, "checking onnxruntime-training artifacts")
+        checks += ort_training.check_artifacts(training, module, recipe, batches)
+        files += training
+    export.counter.start(tier.id, "writing")
+    footprint = Footprint(
+        export.layout.parameter_count(tier), *count_flops(module, signature), peak_memory(graphs[0].model)
+    )
+    for file in files:
+        _write(folder / file.path, out, file.data)
+    manifest = _manifest(export, tier, files, tuple(checks), footprint)
+    _write(folder / "manifest.json", out, manifest.to_bytes())
+    return TierReport(
+        tier,
+        footprint.parameters,
+        footprint.flops_per_sample,
+        sum(len(file.data) for file in files if file.is_graph),
+        footprint.peak_memory_bytes,
+        max(check.worst_relative for check in checks),
+    )
+
+
+# -- manifest ----------------------------------------------------------------------------------------------------------
+
+
+def _manifest(
+    export: _Export, tier: Tier, files: Sequence[SetFile], checks: tuple[CheckSpec, ...], footprint: Footprint
+) -> Manifest:
+    layout = export.layout
+    parameters = _parameter_specs(layout, tier)
+    return Manifest(
+        arch=export.arch.name,
+        settings=json.loads(layout.to_json())["settings"],
+        tier=tier.id,
+        width=tier.width,
+        depth=tier.depth,
+        classes=layout.classes,
+        input_shape=layout.input_shape,
+        input_dtype=layout.input_dtype,
+        recipe=export.recipe.spec(),
+        parameters=parameters,
+        states=tuple(StateSpec(name=p.name, shape=p.shape) for p in parameters if export.recipe.has_state),
+        statistics=tuple(
+            StatisticSpec(
+                name=item.name, channels=layout.local_shape(item.dims, tier.width)[0], axis=_axis_text(item.dims[0])
+            )
+            for item in layout.statistics
+            if item.block in layout.blocks(tier)
+        ),
+        graphs={file.key: _graph_spec(file) for file in files if file.is_graph},
+        files={file.key: FileSpec(**_content(file)) for file in files if not file.is_graph},
+        flops_per_sample=footprint.flops_per_sample,
+        flops_per_step_sample=footprint.flops_per_step_sample,
+        peak_memory_bytes=footprint.peak_memory_bytes,
+        checks=checks,
+        versions=_versions(),
+    )
+
+
+def _parameter_specs(layout: Layout, tier: Tier) -> tuple[ParameterSpec, ...]:
+    specs, offset = [], 0
+    shapes = layout.shapes(tier)
+    for item in layout.kept(tier):
+        axes = tuple(_axis_text(dim) for dim in item.dims)
+        spec = ParameterSpec(name=item.name, shape=shapes[item.name], axes=axes, block=item.block, offset=offset)
+        specs.append(spec)
+        offset += spec.nbytes
+    return tuple(specs)
+
+
+def _axis_text(dim: Dim) -> str:
+    return dim.axis if dim.inner == 1 else f"{dim.axis}*{dim.inner}"
+
+
+def _content(file: SetFile) -> dict[str, Any]:
+    return {"path": file.path, "digest": digest_of(file.data), "size": len(file.data)}
+
+
+def _graph_spec(file: SetFile) -> GraphSpec:
+    inputs, outputs = (
+        tuple(TensorSpec(name=p.name, dtype=p.dtype, shape=p.shape) for p in ports)  # type: ignore[arg-type]
+        for ports in (file.inputs, file.outputs)
+    )
+    return GraphSpec(**_content(file), inputs=inputs, outputs=outputs)
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": sys.version.split()[0]}
+    for name in _VERSIONED:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return versions
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
+
+
+def _write(path: Path, out: Path, data: bytes) -> None:
+    """Store content once under its digest and link it to where people look for it."""
+    digest = digest_of(data)
+    stored = out / "objects" / digest[:2] / digest
+    if not stored.exists():
+        stored.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=stored.parent, delete=False) as temporary:
+            temporary.write(data)
+        Path(temporary.name).chmod(0o644)
+        Path(temporary.name).replace(stored)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(stored, path)
+    except OSError:
+        shutil.copyfile(stored, path)  # a file system without hard links
+
+
+@contextlib.contextmanager
+def _replacing(folder: Path) -> Iterator[Path]:
+    """A new folder that takes the place of ``folder`` if the block ends well, and vanishes if not."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    retired = folder.with_name(f".{folder.name}.old")
+    if retired.exists():  # a process was killed between the two renames below
+        if folder.exists():
+            shutil.rmtree(retired)
+        else:
+            retired.rename(folder)
+    fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}.new-", dir=folder.parent))
+    try:
+        fresh.chmod(0o755)
+        yield fresh
+        if folder.exists():
+            folder.rename(retired)
+        try:
+            fresh.rename(folder)
+        except OSError:
+            if retired.exists():
+                retired.rename(folder)
+            raise
+    except BaseException:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
+    shutil.rmtree(retired, ignore_errors=True)

@@ -1,0 +1,46 @@
+"""What a format hands over to be written: bytes with a place and, for a graph, a signature."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import onnx
+
+from trainer_export.graph import Port
+
+__all__ = ["GraphFile", "SetFile"]
+
+
+@dataclass(frozen=True)
+class SetFile:
+    """One file of an artifact set.
+
+    Attributes:
+        key: in the manifest, such as ``onnx/train``.
+        path: relative to the tier's folder.
+        data: the content.
+        inputs: inputs of a graph in order.
+        outputs: outputs of a graph in order; empty for what is no graph.
+    """
+
+    key: str
+    path: str
+    data: bytes
+    inputs: tuple[Port, ...] = ()
+    outputs: tuple[Port, ...] = ()
+
+    @property
+    def is_graph(self) -> bool:
+        """Whether this is a graph and not another file."""
+        return bool(self.outputs)
+
+
+@dataclass(frozen=True)
+class GraphFile(SetFile):
+    """A graph that is still at hand as a model.
+
+    Attributes:
+        model: the parsed model; its serialization is ``data``.
+    """
+
+    model: onnx.ModelProto | None = None
