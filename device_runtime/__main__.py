@@ -1,0 +1,10 @@
+"""``python -m device_runtime --config device.toml``, for boards without typer and rich."""
+
+from __future__ import annotations
+
+import sys
+
+from device_runtime.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,241 @@
+"""One task from weights on disk to an update on disk; runs in the worker thread."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.backends import ForwardSession, TrainSession, step_graph_key
+from device_runtime.board import installed_backends, peak_resident_bytes
+from device_runtime.data import DataSet
+from device_runtime.task_store import TaskRecord
+from device_runtime.training import evaluate, holdout_split, label_mask, measure, self_test, train
+from device_runtime.work import Job
+from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.errors import RefusalReason, RefusedError
+from fleet_protocol.manifest import Manifest
+from fleet_protocol.messages import BlobRef, Evaluation, TaskMetrics
+from fleet_protocol.weights import decode_weights, encode_weights
+
+__all__ = ["Bench", "Outcome", "SelfTested", "compute", "needed_graphs"]
+
+Tensors = dict[str, NDArray[Any]]
+EVAL, STATS = "onnx/eval", "onnx/stats"
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What a board computes with; the same for every task.
+
+    Attributes:
+        data: its samples.
+        blobs: its blobs.
+        backend: ``onnx`` or ``ort-training``.
+        threads: threads of one operator.
+        holdout: share of the samples kept for evaluation.
+    """
+
+    data: DataSet
+    blobs: BlobStore
+    backend: str
+    threads: int
+    holdout: float
+
+    @property
+    def examples(self) -> int:
+        """Number of training samples."""
+        return len(holdout_split(len(self.data), self.holdout)[0])
+
+
+@dataclass(frozen=True)
+class SelfTested:
+    """A train graph passed its self-test.
+
+    Attributes:
+        name: graph and runtime, as kept in the cache's index.
+    """
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished update.
+
+    Attributes:
+        update: on disk.
+        metrics: what goes with it.
+        step_seconds: mean time of a training step, None of a statistics pass.
+    """
+
+    update: BlobRef
+    metrics: TaskMetrics
+    step_seconds: float | None
+
+
+def needed_graphs(manifest: Manifest, kind: str, bench: Bench) -> tuple[str, ...]:
+    """The graphs of a set that a task runs on this board.
+
+    Args:
+        manifest: of the set.
+        kind: of the offer.
+        bench: the board.
+
+    Returns:
+        Keys of ``manifest.graphs``, the step first.
+
+    Raises:
+        RefusedError: the set has no graph for this board's backend.
+    """
+    if kind == "statistics":
+        wanted: list[str | None] = [STATS]
+    else:
+        wanted = [step_graph_key(bench.backend, manifest)]
+        _, held_out = holdout_split(len(bench.data), bench.holdout)
+        if len(held_out) and EVAL in manifest.graphs:
+            wanted += [EVAL, *([STATS] if manifest.statistics else [])]
+    missing = [key for key in wanted if key is None or key not in manifest.graphs]
+    if missing:
+        raise RefusedError(
+            RefusalReason.UNSUPPORTED,
+            f"artifact set {manifest.arch} {manifest.tier} has no graph for "
+            f"{'statistics' if kind == 'statistics' else f'backend {bench.backend}'} "
+            f"(it has {', '.join(sorted(manifest.graphs))}); export it again",
+        )
+    return tuple(key for key in wanted if key is not None)
+
+
+def _weights(manifest: Manifest, bench: Bench, digest: str) -> Tensors:
+    weights = decode_weights(bench.blobs.read(digest))
+    for spec in manifest.parameters:
+        value = weights.get(spec.name)
+        if value is None or value.shape != spec.shape or value.dtype != np.dtype(spec.dtype):
+            found = "nothing" if value is None else f"{value.dtype} {list(value.shape)}"
+            raise RefusedError(
+                RefusalReason.BAD_SHAPE,
+                f"parameter {spec.name} of {manifest.tier} is {found} in the weights, "
+                f"{spec.dtype} {list(spec.shape)} in the manifest",
+            )
+    return weights
+
+
+def _session(manifest: Manifest, bench: Bench, key: str, parameters: Tensors) -> ForwardSession:
+    graph = bench.blobs.path(manifest.graphs[key].digest)
+    return ForwardSession(manifest, graph, parameters, threads=bench.threads)
+
+
+def _keep(record: TaskRecord, bench: Bench, tensors: Tensors) -> BlobRef:
+    offer = record.offer
+    metadata = {
+        "task": offer.task,
+        "run": offer.run,
+        "round": str(offer.round),
+        "version": str(offer.version),
+        "tier": record.tier,
+    }
+    data = encode_weights(tensors, metadata)
+    chunk_bytes = record.choice.weights.chunk_bytes
+    return BlobRef(digest=bench.blobs.put(data), size=len(data), chunk_bytes=chunk_bytes)
+
+
+def _train(record: TaskRecord, manifest: Manifest, bench: Bench, tested: frozenset[str], job: Job) -> tuple[Any, ...]:
+    """Train; returns the parameters and what training said, after its session is gone."""
+    key = step_graph_key(bench.backend, manifest)
+    if key is None:
+        raise RefusedError(RefusalReason.UNSUPPORTED, f"no step for backend {bench.backend} in {manifest.tier}")
+    session = TrainSession(manifest, bench.blobs.path(manifest.graphs[key].digest), threads=bench.threads)
+    name = f"{key} {installed_backends()[bench.backend]}"
+    if name not in tested:
+        self_test(session, manifest)
+        job.report(SelfTested(name))
+    session.load(_weights(manifest, bench, record.choice.weights.digest))
+    chosen, _ = holdout_split(len(bench.data), bench.holdout)
+    result = train(
+        session,
+        manifest,
+        bench.data,
+        chosen,
+        record.offer.train,
+        record.offer.round,
+        report=job.report,
+        stopped=job.stopped,
+    )
+    return session.parameters(), result
+
+
+def _evaluate(record: TaskRecord, manifest: Manifest, bench: Bench, parameters: Tensors, job: Job) -> Evaluation | None:
+    """Loss and accuracy of the sub-model on the held-out samples, its norms fed with the board's own statistics."""
+    chosen, held_out = holdout_split(len(bench.data), bench.holdout)
+    graphs = needed_graphs(manifest, record.offer.kind, bench)
+    settings, round_number = record.offer.train, record.offer.round
+    if EVAL not in graphs or (manifest.statistics and (len(chosen) < 2 or settings.batch_size < 2)):
+        return None
+    statistics: Tensors = {}
+    if manifest.statistics:
+        session = _session(manifest, bench, STATS, parameters)
+        statistics, _ = measure(session, manifest, bench.data, chosen, settings, round_number, stopped=job.stopped)
+        del session
+    mask = label_mask(np.unique(bench.data.y[chosen]), manifest.classes, masked=settings.mask_labels)
+    return evaluate(
+        _session(manifest, bench, EVAL, parameters),
+        manifest,
+        bench.data,
+        held_out,
+        settings.batch_size,
+        mask,
+        statistics,
+        stopped=job.stopped,
+    )
+
+
+def compute(
+    record: TaskRecord, manifest: Manifest, bench: Bench, tested: frozenset[str], fetch_seconds: float, job: Job
+) -> Outcome:
+    """Do a task and keep its update.
+
+    Args:
+        record: the task.
+        manifest: of the artifact set taken.
+        bench: the board.
+        tested: graphs that passed their self-test here.
+        fetch_seconds: for the metrics.
+        job: reports epochs and self-tests, and says when to stop.
+
+    Raises:
+        TaskStopped: the job was cancelled.
+        DataError: the data does not fit the model.
+        RefusedError: a self-test failed, or a loss, parameter or statistic is not finite.
+        BlobError: a blob is damaged on disk.
+        StorageError: the update cannot be written.
+    """
+    bench.data.check(manifest.input_shape, manifest.input_dtype, manifest.classes)
+    offer = record.offer
+    chosen, _ = holdout_split(len(bench.data), bench.holdout)
+    started = time.monotonic()
+    loss = evaluation = step_seconds = None
+    if offer.kind == "statistics":
+        parameters = _weights(manifest, bench, record.choice.weights.digest)
+        session = _session(manifest, bench, STATS, parameters)
+        tensors, count = measure(session, manifest, bench.data, chosen, offer.train, offer.round, stopped=job.stopped)
+        seconds = time.monotonic() - started
+    else:
+        tensors, result = _train(record, manifest, bench, tested, job)
+        count, loss, seconds = result.steps, result.loss, result.seconds
+        step_seconds = seconds / max(count, 1)
+        evaluation = _evaluate(record, manifest, bench, tensors, job)
+    update = _keep(record, bench, tensors)
+    metrics = TaskMetrics(
+        examples=len(chosen),
+        batches=count,
+        labels=tuple(int(label) for label in np.unique(bench.data.y[chosen])),
+        train_loss=loss,
+        fetch_seconds=fetch_seconds,
+        train_seconds=seconds,
+        resident_bytes=peak_resident_bytes(),
+        evaluation=evaluation,
+    )
+    return Outcome(update, metrics, step_seconds)

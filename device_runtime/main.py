@@ -1,0 +1,52 @@
+"""Run a device from its configuration file; the command line's entry, and ``python -m device_runtime``'s."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from device_runtime.agent import Agent
+from device_runtime.config import load_device_config
+from fleet_protocol.errors import ShoalError
+
+__all__ = ["main", "run_device"]
+
+_FORMAT = "%(asctime)s %(levelname)s %(message)s"
+
+
+def run_device(config_path: Path) -> int:
+    """Be a device until SIGTERM or SIGINT.
+
+    An error that ends the agent is printed in one line on standard error.
+
+    Args:
+        config_path: the TOML file.
+
+    Returns:
+        0 after a clean stop, else the exit code of the error (see ``fleet_protocol.errors``).
+    """
+    if not logging.getLogger().handlers:
+        logging.basicConfig(level=logging.INFO, format=_FORMAT)
+    try:
+        Agent(load_device_config(config_path)).run()
+    except ShoalError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line of a board without the ``shoal`` command's packages.
+
+    Args:
+        arguments: without the program's name; by default those of the process.
+
+    Returns:
+        The exit code.
+    """
+    parser = argparse.ArgumentParser(prog="python -m device_runtime", description="Be a device of a Shoal fleet.")
+    parser.add_argument("--config", type=Path, required=True, help="the device's TOML file")
+    return run_device(parser.parse_args(arguments).config)

@@ -1,0 +1,67 @@
+"""Chunks of a finished update on their way to the server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from device_runtime.training import TaskStopped
+from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.blobs import iter_chunks
+from fleet_protocol.errors import TransportError
+from fleet_protocol.link import SEND_WINDOW, Link
+from fleet_protocol.messages import BlobRef, Ranges
+
+__all__ = ["send_chunks"]
+
+_PATIENCE_SECONDS = 0.5  # between two looks at whether the upload is still wanted while the broker is away
+
+
+def send_chunks(
+    link: Link,
+    blobs: BlobStore,
+    update: BlobRef,
+    ranges: Ranges,
+    topic: Callable[[int], str],
+    *,
+    deadline: float,
+    stopped: Callable[[], bool],
+) -> int:
+    """Send some chunks, a window at a time, waiting out a broker that is away.
+
+    Args:
+        link: the connection.
+        blobs: where the update is.
+        update: the blob.
+        ranges: half-open ranges of chunk indices.
+        topic: topic of a chunk index.
+        deadline: ``time.monotonic()`` after which to give up.
+        stopped: asked between chunks.
+
+    Returns:
+        Number of chunks sent.
+
+    Raises:
+        TaskStopped: ``stopped`` said so.
+        TransportError: the deadline passed.
+        BlobError: the update is no longer intact on disk.
+    """
+    count = 0
+    for index, frame in iter_chunks(blobs.read(update.digest), update.chunk_bytes, ranges):
+        _wait_for_room(link, deadline, stopped)
+        link.publish(topic(index), frame)
+        count += 1
+    return count
+
+
+def _wait_for_room(link: Link, deadline: float, stopped: Callable[[], bool]) -> None:
+    while True:
+        if stopped():
+            raise TaskStopped
+        try:
+            link.drain(min(deadline, time.monotonic() + _PATIENCE_SECONDS), SEND_WINDOW - 1)
+        except TransportError:
+            if time.monotonic() >= deadline:
+                raise
+        else:
+            return
