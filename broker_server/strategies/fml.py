@@ -1,0 +1,133 @@
+"""FML: devices keep a personal model of any shape and teach each other through copies of the global one.
+
+Tao Shen, Jie Zhang, Xinkang Jia, Fengda Zhang, Gang Huang, Pan Zhou, Kun Kuang, Fei Wu, Chao Wu: "Federated Mutual
+Learning", 2020, https://arxiv.org/abs/2006.16765. METHODS section 5.
+
+The server's half: only the copies of the global model (the memes) come back, and their mean is plain, without weights
+by samples. The global model may be a trunk: then the rest, each device's adaptor and head, stays on its device. The
+losses and the mutual step are `trainer_export.mutual`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from numpy.typing import NDArray
+
+from broker_server.merge import finish, fold, start
+from fleet_protocol.errors import ConfigError, PlanError
+from models.layout import Layout
+from models.plan import compile_plan, make_plan
+from models.slicing import Tensors
+
+__all__ = ["MutualWeights", "decay_rounds", "merge_memes", "trunk"]
+
+_ALPHA_STEP, _ALPHA_FLOOR, _BETA_STEP = 0.2, 0.5, 0.4  # METHODS 5.5
+
+
+@dataclass(frozen=True)
+class MutualWeights:
+    """How much each model trusts the labels; the rest is trust in the other model.
+
+    Attributes:
+        alpha: of the personal model, in [0, 1]; 1 makes it ignore the meme.
+        beta: of the meme, in [0, 1]; 1 trains it as in FedAvg.
+        dynamic: alpha falls and beta rises each time the learning rate decays.
+    """
+
+    alpha: float = 0.5
+    beta: float = 0.5
+    dynamic: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value in (("alpha", self.alpha), ("beta", self.beta)):
+            if not 0 <= value <= 1:
+                raise ConfigError(f"mutual learning: {name} must be in [0, 1], not {value}")
+
+    def after(self, decays: int) -> MutualWeights:
+        """The weights after the learning rate has decayed so many times.
+
+        Args:
+            decays: how often.
+
+        Returns:
+            ``alpha <- max(alpha - 0.2, 0.5)`` and ``beta <- min(beta + 0.4, 1)`` for each decay; an alpha below 0.5
+            stays. Without `dynamic`, these weights.
+        """
+        if not self.dynamic or decays < 1:
+            return self
+        floor = min(self.alpha, _ALPHA_FLOOR)
+        return replace(
+            self,
+            alpha=max(self.alpha - _ALPHA_STEP * decays, floor),
+            beta=min(self.beta + _BETA_STEP * decays, 1.0),
+        )
+
+
+def decay_rounds(rounds: int) -> tuple[int, ...]:
+    """Closed rounds after which the learning rate decays: after each third of the run (METHODS 5.6).
+
+    Args:
+        rounds: rounds of the run.
+
+    Returns:
+        Milestones for `broker_server.assignment.scheduled_rate` of the kind ``after``: 16, 32, 48 for 50 rounds.
+    """
+    third = rounds // 3
+    return tuple(range(third, rounds, third)) if third else ()
+
+
+def trunk(layout: Layout, shared: Iterable[str] | None = None) -> Layout:
+    """The part of the global model that devices share.
+
+    Args:
+        layout: the global model.
+        shared: blocks (``stem``, ``block1`` ..., ``head``) that are shared; None shares all but the head, which is
+            each device's adaptor.
+
+    Returns:
+        A layout of the shared parameters and statistics alone.
+
+    Raises:
+        PlanError: a block has no parameter, or nothing is left to share.
+    """
+    known = {item.block for item in layout.parameters}
+    blocks = known - {"head"} if shared is None else set(shared)
+    unknown = blocks - known
+    if unknown or not blocks:
+        what = f"has no block {min(unknown)}" if unknown else "would share nothing"
+        raise PlanError(f"{layout.arch} {what}; its blocks are {', '.join(sorted(known))}")
+    return replace(
+        layout,
+        parameters=tuple(item for item in layout.parameters if item.block in blocks),
+        statistics=tuple(item for item in layout.statistics if item.block in blocks),
+        # A trunk has no rows that belong to labels.
+        label_axes=tuple(
+            axis
+            for axis in layout.label_axes
+            if any(dim.axis == axis for item in layout.parameters if item.block in blocks for dim in item.dims)
+        ),
+    )
+
+
+def merge_memes(layout: Layout, old: Tensors, memes: Iterable[Tensors]) -> dict[str, NDArray[Any]]:
+    """The plain mean of the memes of one round.
+
+    Args:
+        layout: the shared part of the global model: a whole layout, or a `trunk`.
+        old: its weights before the round, kept if there is no meme.
+        memes: the shared parameters of each device that reported, float32, in a fixed order of the devices.
+
+    Returns:
+        The new weights, float32, in layout order.
+
+    Raises:
+        PlanError: a meme lacks a parameter or has another shape.
+    """
+    plan = compile_plan(layout, make_plan(layout, layout.tier(1.0)))
+    state = start(layout)
+    for meme in memes:
+        fold(state, "meme", plan, meme)
+    return finish(state, old)

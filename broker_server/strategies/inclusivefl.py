@@ -1,0 +1,283 @@
+"""InclusiveFL: models of several depths share their lower layers, and deeper models teach the tops of shallower ones.
+
+Ruixuan Liu, Fangzhao Wu, Chuhan Wu, Yanlin Wang, Lingjuan Lyu, Hong Chen, Xing Xie: "No One Left Behind: Inclusive
+Federated Learning over Heterogeneous Devices", KDD 2022, https://arxiv.org/abs/2202.08036, algorithm 1. METHODS
+section 3, whose layer numbers (from 1) are used here.
+
+Every group of devices trains the model of its depth. A round is, for each group that took part:
+
+1. the mean update g of its devices, unweighted;
+2. momentum distillation: the update of the group's top layer becomes ``beta * m + (1 - beta) * g``, with m the momentum
+   that the next deeper group left in the round before;
+3. a step of the group's own server optimizer (FedAdam);
+4. its own new momentum: the mean of its distilled updates over the layers that stand above the next shallower model,
+   that model's top layer included.
+
+Then every layer is averaged over the groups that own it as a shared layer, weighted by how many of their devices took
+part, and written back to all of these groups. The top layer and the head of every group stay its own. A group without
+devices this round keeps its momentum and its optimizer's state, weighs nothing, and still receives shared layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from broker_server import server_optimizer
+from broker_server.server_optimizer import OptimizerSettings, OptimizerState
+from broker_server.strategies.ladder import Ladder, Stack, stack_of
+from fleet_protocol.errors import ConfigError, PlanError
+from models.layout import Layout
+
+__all__ = ["BASELINES", "Baseline", "InclusiveRound", "InclusiveSettings", "InclusiveState", "apply", "distil", "init"]
+
+Array = NDArray[Any]
+Tensors = Mapping[str, Array]
+
+
+@dataclass(frozen=True)
+class InclusiveSettings:
+    """What the method leaves open.
+
+    Attributes:
+        beta: share of the momentum in a distilled update; 0 switches distillation off. The paper takes 0.2 for GLUE
+            and 0.5 for NER, and finds values above 0.8 harmful.
+        optimizer: of every group.
+        sharing: average layers over the groups; off is the paper's "distillation only".
+    """
+
+    beta: float = 0.2
+    optimizer: OptimizerSettings = field(default_factory=lambda: OptimizerSettings("fedadam"))
+    sharing: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.beta <= 1:
+            raise ConfigError(f"inclusivefl: beta must be in [0, 1], not {self.beta}")
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A method the paper compares with, in terms of this one.
+
+    Attributes:
+        takes_part: ``all`` devices, or only those of the ``largest`` group.
+        depth: the depth everybody trains: its ``own``, the ``largest`` or the ``smallest``.
+        distilling: whether beta counts; otherwise it is 0.
+        sharing: whether layers are averaged over the groups.
+        alone: no update leaves its device: each one is a group of its own.
+    """
+
+    takes_part: str = "all"
+    depth: str = "own"
+    distilling: bool = True
+    sharing: bool = True
+    alone: bool = False
+
+    def settings(self, settings: InclusiveSettings) -> InclusiveSettings:
+        """The settings with what this baseline lacks switched off."""
+        return replace(
+            settings,
+            beta=settings.beta if self.distilling else 0.0,
+            sharing=settings.sharing and self.sharing,
+        )
+
+
+BASELINES: Mapping[str, Baseline] = MappingProxyType(
+    {
+        "inclusive": Baseline(),
+        "without_distillation": Baseline(distilling=False),
+        "distillation_only": Baseline(sharing=False),
+        "all_large": Baseline(depth="largest", distilling=False),
+        "all_small": Baseline(depth="smallest", distilling=False),
+        "exclusive": Baseline(takes_part="largest", distilling=False),
+        "local": Baseline(distilling=False, sharing=False, alone=True),
+    }
+)
+"""METHODS 3.7; the HeteroFL baseline is the strategy of that name with widths instead of depths."""
+
+
+@dataclass(frozen=True)
+class InclusiveState:
+    """What the server carries from round to round.
+
+    Attributes:
+        ladder: the groups and their depths.
+        stack: the layers of the model.
+        models: by group, its weights w^j.
+        optimizers: by group, its optimizer's state.
+        momenta: by group, the distilled momentum m^j taken from it, one tensor for each parameter of a layer;
+            the shallowest group leaves none.
+    """
+
+    ladder: Ladder
+    stack: Stack
+    models: Mapping[str, Tensors]
+    optimizers: Mapping[str, OptimizerState]
+    momenta: Mapping[str, tuple[Array, ...]]
+
+
+@dataclass(frozen=True)
+class InclusiveRound:
+    """What happened on the way, for diagnosis.
+
+    Attributes:
+        distilled: by group that took part, its update after distillation.
+        stepped: by group that took part, its weights after the optimizer and before sharing.
+    """
+
+    distilled: Mapping[str, Tensors]
+    stepped: Mapping[str, Tensors]
+
+
+def init(
+    layout: Layout,
+    depths: Mapping[str, int],
+    weights: Tensors,
+    settings: InclusiveSettings,
+    heads: Mapping[str, Tensors] | None = None,
+) -> InclusiveState:
+    """The state before the first round: every group starts from the bottom of the same pre-trained model.
+
+    Args:
+        layout: the deepest model.
+        depths: by group, its number of layers.
+        weights: the deepest model's weights.
+        settings: see `InclusiveSettings`.
+        heads: by group, its own head; groups not named take the head of `weights`. Heads may differ in shape, as
+            groups may have labels of their own.
+
+    Raises:
+        PlanError: the model cannot be layered so: it has no such depth, or its layers are not alike.
+    """
+    ladder, stack = Ladder.of(depths), stack_of(layout)
+    if ladder.deepest > len(stack.layers):
+        raise PlanError(f"inclusivefl: {layout.arch} has {len(stack.layers)} layers, not {ladder.deepest}")
+    models: dict[str, Tensors] = {}
+    for group in ladder.groups:
+        own = (heads or {}).get(group, {})
+        names = stack.names(ladder.depths[group])
+        models[group] = MappingProxyType({name: np.array(own.get(name, weights[name])) for name in names})
+    blank = tuple(np.zeros_like(weights[name]) for name in stack.layers[0])
+    return InclusiveState(
+        ladder=ladder,
+        stack=stack,
+        models=MappingProxyType(models),
+        optimizers=MappingProxyType({j: server_optimizer.init(settings.optimizer, models[j]) for j in models}),
+        momenta=MappingProxyType(dict.fromkeys(ladder.groups[1:], blank)),
+    )
+
+
+def apply(
+    state: InclusiveState, updates: Mapping[str, Tensors], counts: Mapping[str, int], settings: InclusiveSettings
+) -> tuple[InclusiveState, InclusiveRound]:
+    """One round of the server.
+
+    Args:
+        state: before the round; unchanged.
+        updates: by group that took part, the unweighted mean over its devices of local minus global weights.
+        counts: by group, how many of its devices took part; a group that is not named counts 0.
+        settings: as at the start.
+
+    Returns:
+        The state after the round, and what happened on the way.
+
+    Raises:
+        PlanError: an update is missing for a group with devices, or lacks a tensor.
+    """
+    ladder = state.ladder
+    present = [group for group in ladder.groups if counts.get(group, 0) > 0]
+    strangers = set(counts) - set(ladder.groups)
+    if strangers:
+        raise PlanError(f"inclusivefl: there is no group {min(strangers)}; there are {', '.join(ladder.groups)}")
+    distilled: dict[str, Tensors] = {}
+    models, optimizers, momenta = dict(state.models), dict(state.optimizers), dict(state.momenta)
+    for group in present:
+        _check(state, group, updates)
+        deeper = ladder.deeper(group)
+        # m_{t-1}: what the deeper group left in the round before, not in this one.
+        distilled[group] = distil(
+            state, group, updates[group], state.momenta[deeper] if deeper else None, settings.beta
+        )
+        models[group], optimizers[group] = server_optimizer.apply(
+            settings.optimizer, state.optimizers[group], state.models[group], distilled[group]
+        )
+        if group in momenta:
+            momenta[group] = _momentum(state, group, distilled[group])
+    stepped = {group: models[group] for group in present}
+    if settings.sharing:
+        models = _share(state, models, counts)
+    new = replace(
+        state,
+        models=MappingProxyType({group: MappingProxyType(dict(model)) for group, model in models.items()}),
+        optimizers=MappingProxyType(optimizers),
+        momenta=MappingProxyType(momenta),
+    )
+    return new, InclusiveRound(MappingProxyType(distilled), MappingProxyType(stepped))
+
+
+def distil(
+    state: InclusiveState, group: str, update: Tensors, momentum: tuple[Array, ...] | None, beta: float
+) -> dict[str, Array]:
+    """Push the top layer of a group towards what the layers it stands in for do in the next deeper model.
+
+    Args:
+        state: for the depths.
+        group: whose update it is.
+        update: its mean update.
+        momentum: of the next deeper group, one tensor for each parameter of a layer; None for the deepest group.
+        beta: share of the momentum.
+
+    Returns:
+        The update with ``beta * m + (1 - beta) * g`` in its top layer; the other tensors are those given. In the
+        first round, when m is 0, this shrinks the top layer's update.
+    """
+    changed = {name: update[name] for name in state.models[group]}
+    if momentum is not None:
+        for name, taught in zip(state.stack.layer(state.ladder.top(group)), momentum, strict=True):
+            changed[name] = beta * taught + (1 - beta) * update[name]
+    return changed
+
+
+def _momentum(state: InclusiveState, group: str, distilled: Tensors) -> tuple[Array, ...]:
+    """The mean of the distilled updates over the layers that a shallower model's top layer stands in for."""
+    layers = [state.stack.layer(number) for number in state.ladder.momentum_layers(group)]
+    means = []
+    for names in zip(*layers, strict=True):
+        total = np.array(distilled[names[0]])
+        for name in names[1:]:
+            np.add(total, distilled[name], out=total)
+        means.append(total / len(names))
+    return tuple(means)
+
+
+def _share(state: InclusiveState, models: Mapping[str, Tensors], counts: Mapping[str, int]) -> dict[str, Tensors]:
+    """Average every layer over the groups that own it as a shared one, and write it back to all of these."""
+    shared: dict[str, dict[str, Array]] = {group: dict(model) for group, model in models.items()}
+    # Layer 0 stands for what lies below layer 1: the embeddings, which every group shares.
+    for number in range(state.ladder.deepest + 1):
+        owners, shares = state.ladder.owners(number), state.ladder.shares(number, counts)
+        if shares is None or len(owners) < 2:
+            continue
+        for name in state.stack.layer(number):
+            total = np.zeros_like(models[owners[0]][name])
+            for group, share in shares.items():
+                if share:
+                    np.add(total, models[group][name] * total.dtype.type(share), out=total)
+            for group in owners:
+                shared[group][name] = total
+    return {group: MappingProxyType(model) for group, model in shared.items()}
+
+
+def _check(state: InclusiveState, group: str, updates: Mapping[str, Tensors]) -> None:
+    if group not in updates:
+        raise PlanError(f"inclusivefl: group {group} has devices in this round but no update")
+    for name, value in state.models[group].items():
+        given = updates[group].get(name)
+        if given is None or given.shape != value.shape:
+            found = "missing" if given is None else f"of shape {given.shape}"
+            raise PlanError(f"inclusivefl: tensor {name} of group {group}'s update is {found}, expected {value.shape}")
