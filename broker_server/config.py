@@ -146,18 +146,22 @@ class TiersConfig(FrozenModel):
 
 
 class _TestSet(FrozenModel):
-    """What every test set has; samples become ``(x * scale - mean) / std``.
+    """What every test set has: the same keys, with the same meaning, as a device's ``[data]`` table.
+
+    A sample becomes ``(x * scale - mean) / std``; tokens stay as they are.
 
     Attributes:
         path: the file with the samples.
-        scale: factor; by default 1/255 for bytes, else 1.
-        mean: number, or one per channel, in units after scaling.
-        std: the same.
+        shape: shape of one sample to give to flat or squeezed samples; by default the model's.
+        scale: factor of every value.
+        mean: subtracted after scaling; a number, or one per channel (the first axis of a sample).
+        std: divides last; a number, or one per channel.
         limit: use only the first samples; None for all.
     """
 
     path: Path
-    scale: float | None = None
+    shape: tuple[Annotated[int, Field(ge=1)], ...] | None = None
+    scale: float = Field(default=1.0, gt=0)
     mean: float | tuple[float, ...] = 0.0
     std: float | tuple[float, ...] = 1.0
     limit: int | None = Field(default=None, ge=1)
@@ -181,10 +185,12 @@ class IdxTestSet(_TestSet):
 
     Attributes:
         labels: the file with the labels.
+        scale: factor of every value; pixels are 0 to 255.
     """
 
     kind: Literal["idx"] = "idx"
     labels: Path
+    scale: float = Field(default=1 / 255, gt=0)
 
 
 TestSetConfig = Annotated[NpzTestSet | IdxTestSet, Field(discriminator="kind")]

@@ -98,11 +98,13 @@ class RunRejected(FrozenModel):
     Attributes:
         request: the request.
         detail: why, and what to do.
+        exit_code: what a command line that asked for it ends with.
     """
 
     type: Literal["run-rejected"] = "run-rejected"
     request: str
     detail: str
+    exit_code: int = 1
 
     def to_bytes(self) -> bytes:
         """The event as it travels."""

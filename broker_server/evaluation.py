@@ -1,0 +1,70 @@
+"""Judging a global version: the eval graph of the full tier over the server's test set, without label mask."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from broker_server.artifacts import TierArtifacts
+from broker_server.runtime import open_graph
+from broker_server.test_set import TestSet
+from fleet_protocol.errors import ConfigError, DataError
+from fleet_protocol.manifest import parameter_input
+from fleet_protocol.messages import Evaluation
+
+__all__ = ["Evaluator"]
+
+
+class Evaluator:
+    """The eval graph with a test set; the graph is opened once and serves every version.
+
+    Args:
+        full: artifact set of the whole model.
+        data: the test set.
+        batch_size: samples per call.
+        threads: for onnxruntime; 0 takes every core.
+
+    Raises:
+        ConfigError: the set has no eval graph, or onnxruntime is not installed.
+    """
+
+    def __init__(self, full: TierArtifacts, data: TestSet, *, batch_size: int, threads: int) -> None:
+        graph = full.manifest.graphs.get("onnx/eval")
+        if graph is None:
+            raise ConfigError(f"{full.folder} has no eval graph; export the architecture again")
+        self.data = data
+        self._batch_size = batch_size
+        self._classes = full.manifest.classes
+        self._session = open_graph(full.folder / graph.path, threads=threads)
+
+    def evaluate(
+        self, weights: Mapping[str, NDArray[Any]], statistics: Mapping[str, NDArray[np.float32]]
+    ) -> Evaluation:
+        """Loss and accuracy of a version.
+
+        Args:
+            weights: global weights, float32.
+            statistics: of its static batch norms; empty if it has none.
+
+        Returns:
+            Means over all samples.
+
+        Raises:
+            DataError: the loss is not finite; the statistics or the weights are useless.
+        """
+        fixed = {parameter_input(name): value for name, value in weights.items()}
+        fixed |= dict(statistics)
+        fixed["mask"] = np.ones(self._classes, np.float32)
+        loss, correct = 0.0, 0
+        for x, y in self.data.batches(self._batch_size):
+            batch_loss, batch_correct = self._session.run(["loss_sum", "correct"], {**fixed, "x": x, "y": y})
+            loss += float(batch_loss)
+            correct += int(batch_correct)
+        count = len(self.data)
+        if not math.isfinite(loss):
+            raise DataError(f"the loss of the global model on the {count} test samples is not finite")
+        return Evaluation(examples=count, loss=loss / count, accuracy=correct / count)

@@ -1,0 +1,182 @@
+"""After a merge: batch norm statistics of the new version, and its accuracy on the server's test set."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from broker_server.collecting import Collection, Verdict, decide, quorum_of
+from broker_server.desk import Desk
+from broker_server.evaluation import Evaluator
+from broker_server.planning import RunContext, open_collection, statistics_tasks
+from broker_server.statistics import combine, has_statistics, over_batches
+from broker_server.store import RoundRecord, Store, TaskPhase, VersionRecord
+from broker_server.tensors import open_tensors
+from fleet_protocol import control
+from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.errors import DataError
+from fleet_protocol.messages import Evaluation
+from fleet_protocol.weights import encode_weights
+
+__all__ = ["Judge", "Judgement"]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What was found about a version.
+
+    Attributes:
+        evaluation: on the test set, None if there is none.
+        note: why there is none although one was due.
+    """
+
+    evaluation: Evaluation | None = None
+    note: str | None = None
+
+
+class Judge:
+    """Evaluates the global versions of one run.
+
+    Args:
+        context: the run.
+        evaluator: the eval graph with the test set, None to evaluate nothing.
+        desk: asks the devices.
+        store: where statistics and evaluations are committed.
+        blobs: where statistics are kept.
+        updates: where the devices' answers are kept.
+    """
+
+    def __init__(
+        self,
+        context: RunContext,
+        evaluator: Evaluator | None,
+        desk: Desk,
+        store: Store,
+        blobs: BlobStore,
+        updates: BlobStore,
+    ) -> None:
+        self._context = context
+        self._evaluator = evaluator
+        self._desk = desk
+        self._store = store
+        self._blobs = blobs
+        self._updates = updates
+
+    def judge(self, record: RoundRecord, version: VersionRecord) -> Judgement:
+        """Evaluate a version if that is due; what a killed server had found already is not asked for again.
+
+        Args:
+            record: the round that made it.
+            version: the version.
+
+        Raises:
+            StopRequested: the server shall end.
+        """
+        rounds, config = self._context.config.round, self._context.config.evaluation
+        last = version.number >= rounds.rounds
+        if self._evaluator is None or not (last or version.number % config.every == 0):
+            return Judgement()
+        if version.evaluation is not None:
+            return Judgement(version.evaluation)
+        weights = open_tensors(self._blobs.path(version.digest))
+        statistics: Mapping[str, NDArray[np.float32]] = {}
+        if has_statistics(self._context.artifacts.full):
+            fresh = last or (version.number // config.every) % config.statistics_every == 0
+            digest = version.statistics_digest or (None if fresh else self._latest_statistics())
+            if digest is None:
+                found = self._find_statistics(record, version, weights, self._evaluator)
+                if isinstance(found, str):
+                    return Judgement(note=found)
+                digest = self._blobs.put(encode_weights(found))
+            self._store.judge_version(version.run, version.number, statistics=digest)
+            statistics = open_tensors(self._blobs.path(digest))
+        try:
+            evaluation = self._evaluator.evaluate(weights, statistics)
+        except DataError as error:
+            return Judgement(note=str(error))
+        self._store.judge_version(version.run, version.number, evaluation=evaluation)
+        return Judgement(evaluation)
+
+    def _latest_statistics(self) -> str | None:
+        known = [item.statistics_digest for item in self._store.versions(self._context.run)]
+        return next((digest for digest in reversed(known) if digest is not None), None)
+
+    def _find_statistics(
+        self,
+        record: RoundRecord,
+        version: VersionRecord,
+        weights: Mapping[str, NDArray[np.float32]],
+        evaluator: Evaluator,
+    ) -> dict[str, NDArray[np.float32]] | str:
+        config = self._context.config.evaluation
+        if config.statistics == "server-batch":
+            return over_batches(
+                self._context.artifacts.full,
+                weights,
+                evaluator.data,
+                batch_size=self._context.config.train.batch_size,
+                threads=config.threads,
+            )
+        return self._query(record, version)
+
+    def _query(self, record: RoundRecord, version: VersionRecord) -> dict[str, NDArray[np.float32]] | str:
+        """Ask the devices; the reason, as text, if too few answer."""
+        context, config = self._context, self._context.config.evaluation
+        tasks = self._store.tasks(record.run, record.number, "statistics")
+        path = self._blobs.path(version.digest)
+        if not tasks:
+            devices = [device for device, profile in self._desk.fleet.profiles().items() if profile.examples > 0]
+            if not devices:
+                return "no device is online to give batch norm statistics"
+            tasks = statistics_tasks(context, devices, version, record.number, path.stat().st_size)
+            self._store.add_tasks(tasks)
+        self._desk.blobs.serve({version.digest: path})
+        collection = open_collection(
+            context,
+            tasks,
+            kind="statistics",
+            quorum=quorum_of(config.statistics_quorum, len(tasks)),
+            closed_rounds=version.number,
+            deadline=time.monotonic() + context.config.round.deadline_seconds,
+        )
+        self._desk.reporter.emit(
+            control.StatisticsStarted(
+                run=record.run,
+                seconds=self._desk.reporter.seconds,
+                round=record.number,
+                devices=tuple(task.device for task in tasks),
+            )
+        )
+        return self._collect(collection)
+
+    def _collect(self, collection: Collection) -> dict[str, NDArray[np.float32]] | str:
+        self._desk.open(collection)
+        decision = decide(
+            list(collection.phases().values()),
+            quorum=collection.quorum,
+            now=time.monotonic(),
+            deadline=collection.deadline,
+        )
+        while decision.verdict is Verdict.WAIT:
+            self._desk.pump(collection.deadline)
+            decision = decide(
+                list(collection.phases().values()),
+                quorum=collection.quorum,
+                now=time.monotonic(),
+                deadline=collection.deadline,
+            )
+        self._desk.close("the statistics query is over")
+        self._store.settle([task.record.id for task in collection.unanswered], TaskPhase.MISSED)
+        if decision.verdict is Verdict.SHORT:
+            return f"batch norm statistics: {decision.reason}"
+        answers = [
+            (record.metrics.batches, open_tensors(self._updates.path(record.update_digest)))
+            for record in (task.record for task in collection.tasks.values())
+            if record.phase is TaskPhase.RECEIVED and record.metrics is not None and record.update_digest is not None
+        ]
+        norms = [spec.name for spec in self._context.artifacts.full.manifest.statistics]
+        return combine(answers, norms, self._context.config.evaluation.combine)

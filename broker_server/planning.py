@@ -1,0 +1,220 @@
+"""Planning a round: who trains what, and one blob of weights for all devices that share a plan."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from broker_server.artifacts import Artifacts, TierArtifacts
+from broker_server.collecting import Collection, OpenTask, quorum_of
+from broker_server.config import FleetConfig
+from broker_server.fleet import Assignment, usable_tiers
+from broker_server.machine import RoundState
+from broker_server.store import RoundRecord, TaskRecord, VersionRecord
+from broker_server.strategies import PlanRequest, Strategy
+from broker_server.tensors import open_tensors
+from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.messages import BlobRef, TrainSettings
+from fleet_protocol.weights import encode_weights
+from models.plan import CompiledPlan, compile_plan
+from models.tier import Tier
+
+__all__ = [
+    "RunContext",
+    "compiled_plans",
+    "open_collection",
+    "plan_round",
+    "statistics_tasks",
+    "task_id",
+    "tiers_in_use",
+]
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What is fixed for a whole run.
+
+    Attributes:
+        run: id.
+        config: with absolute paths.
+        artifacts: of the architecture.
+        tiers: in use, largest first.
+        strategy: how to plan and merge.
+    """
+
+    run: str
+    config: FleetConfig
+    artifacts: Artifacts
+    tiers: tuple[TierArtifacts, ...]
+    strategy: Strategy
+
+
+def tiers_in_use(artifacts: Artifacts, config: FleetConfig, strategy: Strategy) -> tuple[TierArtifacts, ...]:
+    """The tiers that are exported, allowed by the configuration and usable by the strategy, largest first.
+
+    Raises:
+        ConfigError: the configuration names a tier that is not exported.
+        PlanError: the strategy can use none of them.
+    """
+    allowed = usable_tiers(artifacts.tiers, config.tiers)
+    usable = strategy.tiers(artifacts.layout, [item.tier for item in allowed])
+    return tuple(item for item in allowed if item.tier in usable)
+
+
+def task_id(run: str, number: int, kind: str, device: str) -> str:
+    """The name of a device's part in a round: the same whenever it is asked for, unlike any other."""
+    digest = hashlib.sha256(f"{run}/{number}/{kind}/{device}".encode()).hexdigest()
+    return f"{kind[0]}{number}-{digest[:20]}"
+
+
+def plan_round(
+    context: RunContext, chosen: Sequence[Assignment], version: VersionRecord, number: int, blobs: BlobStore
+) -> tuple[RoundRecord, list[TaskRecord]]:
+    """Cut the weights of a round and put them into the store's blobs.
+
+    Args:
+        context: the run.
+        chosen: devices with their tiers.
+        version: the global version to cut.
+        number: of the round.
+        blobs: where the slices are kept; nothing else is written.
+
+    Returns:
+        The records to commit.
+
+    Raises:
+        BlobError: the global version cannot be read.
+        StorageError: the disk is full.
+    """
+    layout = context.artifacts.layout
+    weights = open_tensors(blobs.path(version.digest))
+    refs: dict[str, BlobRef] = {}
+    tasks = []
+    for item in chosen:
+        planned = context.strategy.plan(
+            PlanRequest(layout, item.tier.tier, item.device, version.number, context.config.seed)
+        )
+        if planned.key not in refs:
+            data = encode_weights(compile_plan(layout, planned.plan).slice(weights))
+            refs[planned.key] = BlobRef(
+                digest=blobs.put(data), size=len(data), chunk_bytes=context.config.round.chunk_bytes
+            )
+        tasks.append(
+            TaskRecord(
+                id=task_id(context.run, number, "train", item.device),
+                run=context.run,
+                round=number,
+                device=item.device,
+                kind="train",
+                tier=item.tier.tier.id,
+                plan_key=planned.key,
+                version=version.number,
+                artifact_set=item.tier.ref,
+                weights=refs[planned.key],
+            )
+        )
+    record = RoundRecord(
+        run=context.run,
+        number=number,
+        state=RoundState.PLANNED,
+        version=version.number,
+        quorum=quorum_of(context.config.round.quorum, len(chosen)),
+        reason=None,
+        planned_at=time.time(),
+        opened_at=None,
+        ended_at=None,
+        evaluation=None,
+        note=None,
+    )
+    return record, tasks
+
+
+def compiled_plans(context: RunContext, tasks: Sequence[TaskRecord]) -> dict[str, CompiledPlan]:
+    """The plans of a round's tasks, made again from what the store knows.
+
+    Args:
+        context: the run.
+        tasks: of one round.
+
+    Returns:
+        By plan key.
+    """
+    plans: dict[str, CompiledPlan] = {}
+    for task in tasks:
+        if task.plan_key not in plans:
+            request = PlanRequest(
+                context.artifacts.layout, Tier.parse(task.tier), task.device, task.version, context.config.seed
+            )
+            plans[task.plan_key] = compile_plan(context.artifacts.layout, context.strategy.plan(request).plan)
+    return plans
+
+
+def statistics_tasks(
+    context: RunContext, devices: Sequence[str], version: VersionRecord, number: int, size: int
+) -> list[TaskRecord]:
+    """Tasks that ask devices for batch norm statistics of a whole global version.
+
+    Args:
+        context: the run.
+        devices: whom to ask, in order.
+        version: the version.
+        number: of the round that made it.
+        size: bytes of its weights.
+    """
+    full = context.artifacts.full
+    ref = BlobRef(digest=version.digest, size=size, chunk_bytes=context.config.round.chunk_bytes)
+    return [
+        TaskRecord(
+            id=task_id(context.run, number, "statistics", device),
+            run=context.run,
+            round=number,
+            device=device,
+            kind="statistics",
+            tier=full.tier.id,
+            plan_key=full.tier.id,
+            version=version.number,
+            artifact_set=full.ref,
+            weights=ref,
+        )
+        for device in devices
+    ]
+
+
+def open_collection(
+    context: RunContext,
+    tasks: Sequence[TaskRecord],
+    *,
+    kind: Literal["train", "statistics"],
+    quorum: int,
+    closed_rounds: int,
+    deadline: float,
+) -> Collection:
+    """Put stored tasks into a collection.
+
+    Args:
+        context: the run.
+        tasks: of one round and kind, by device.
+        kind: of the tasks.
+        quorum: answers needed.
+        closed_rounds: so far, for the learning rate schedule.
+        deadline: ``time.monotonic()``.
+    """
+    train = context.config.train
+    manifests: Mapping[str, TierArtifacts] = context.artifacts.tiers
+    return Collection(
+        number=tasks[0].round,
+        kind=kind,
+        tasks={task.id: OpenTask(task, manifests[task.tier].manifest) for task in tasks},
+        train=TrainSettings(
+            learning_rate=train.rate_after(closed_rounds),
+            epochs=train.epochs,
+            batch_size=train.batch_size,
+            seed=context.config.seed,
+            mask_labels=train.mask_labels,
+        ),
+        quorum=quorum,
+        deadline=deadline,
+    )

@@ -1,0 +1,105 @@
+"""Everything the server says on MQTT, as typed messages with a running number."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+
+from broker_server.store import TaskRecord
+from fleet_protocol.errors import RefusalReason, TransportError
+from fleet_protocol.link import Link
+from fleet_protocol.messages import (
+    Cancel,
+    Offer,
+    Ranges,
+    ServerMessage,
+    ServerStatus,
+    TierChoice,
+    TrainSettings,
+    UploadAck,
+    UploadMissing,
+    UploadRefused,
+)
+from fleet_protocol.topics import Topics
+
+__all__ = ["Post"]
+
+
+class Post:
+    """Sends the server's messages.
+
+    A message that paho cannot take is dropped: every exchange of the protocol is repeated by whoever waits for it.
+
+    Args:
+        link: the connection.
+        topics: of the fleet.
+    """
+
+    def __init__(self, link: Link, topics: Topics) -> None:
+        self._link = link
+        self._topics = topics
+        self._numbers = itertools.count(1)
+
+    def _send(self, device: str, message: ServerMessage) -> None:
+        with contextlib.suppress(TransportError):
+            self._link.publish(self._topics.task(device), message.to_bytes())
+
+    def _head(self, task: TaskRecord) -> dict[str, object]:
+        return {
+            "fleet": self._topics.fleet,
+            "seq": next(self._numbers),
+            "run": task.run,
+            "round": task.round,
+            "task": task.id,
+        }
+
+    def status(self, run: str | None) -> None:
+        """Say, retained, that the server is here.
+
+        Args:
+            run: the run in progress.
+        """
+        message = ServerStatus(fleet=self._topics.fleet, seq=next(self._numbers), online=True, run=run)
+        with contextlib.suppress(TransportError):
+            self._link.publish(self._topics.server_status, message.to_bytes(), retain=True)
+
+    def offer(self, task: TaskRecord, train: TrainSettings, seconds_left: float) -> None:
+        """Ask a device to take its task."""
+        choice = TierChoice(tier=task.tier, artifact_set=task.artifact_set, weights=task.weights)
+        self._send(
+            task.device,
+            Offer.model_validate(
+                {
+                    **self._head(task),
+                    "kind": task.kind,
+                    "version": task.version,
+                    "choices": (choice,),
+                    "train": train,
+                    "seconds_left": max(seconds_left, 0.001),
+                }
+            ),
+        )
+
+    def cancel(self, task: TaskRecord, reason: str) -> None:
+        """Tell a device that its task is over."""
+        self._send(task.device, Cancel.model_validate({**self._head(task), "reason": reason}))
+
+    def acknowledge(self, task: TaskRecord) -> None:
+        """Tell a device that its update is on disk."""
+        self._send(task.device, UploadAck.model_validate(self._head(task)))
+
+    def missing(self, task: TaskRecord, ranges: Ranges) -> None:
+        """Ask a device for chunks of its update."""
+        self._send(task.device, UploadMissing.model_validate({**self._head(task), "ranges": ranges}))
+
+    def refuse(self, task: TaskRecord, device: str, reason: RefusalReason, detail: str) -> None:
+        """Refuse an update.
+
+        Args:
+            task: as the sender named it.
+            device: who sent it; not always the owner of the task.
+            reason: why.
+            detail: for its log.
+        """
+        message = UploadRefused.model_validate({**self._head(task), "reason": reason, "detail": detail})
+        self._send(device, message)

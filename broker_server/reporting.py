@@ -1,0 +1,92 @@
+"""Telling about a run: to the caller's display, to whoever watches over MQTT, and to the log in the store."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+
+from broker_server.store import Store
+from fleet_protocol import control
+from fleet_protocol.errors import RefusalReason, TransportError
+from fleet_protocol.link import Link
+from fleet_protocol.topics import Topics
+
+__all__ = ["Listener", "Reporter"]
+
+Listener = Callable[[control.RunEvent], None]
+
+_LOGGED_REFUSALS = 20  # of one device for one reason in a run; a broken board must not fill the disk
+
+
+class Reporter:
+    """Reports one run.
+
+    Args:
+        run: id of the run.
+        store: where the log is kept.
+        link: the connection.
+        topics: of the fleet.
+        listener: the caller's display, if any.
+    """
+
+    def __init__(self, run: str, store: Store, link: Link, topics: Topics, listener: Listener | None) -> None:
+        self.run = run
+        self._store = store
+        self._link = link
+        self._topics = topics
+        self._listener = listener
+        self._began = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Time since the run started or was resumed."""
+        return time.monotonic() - self._began
+
+    def emit(self, event: control.RunEvent, log: str | None = None, device: str | None = None) -> None:
+        """Tell what happened.
+
+        Args:
+            event: the value for displays.
+            log: a line for the log, if it is worth one.
+            device: whom the line is about.
+        """
+        if log is not None:
+            number = getattr(event, "round", None)
+            self._store.log(event.type, log, run=self.run, number=number, device=device)
+        with contextlib.suppress(TransportError):
+            self._link.publish(self._topics.server_events, event.to_bytes(), qos=0)
+        if self._listener is not None:
+            self._listener(event)
+
+    def note(self, kind: str, detail: str, number: int | None = None, device: str | None = None) -> None:
+        """Write a line of the log that no display needs."""
+        self._store.log(kind, detail, run=self.run, number=number, device=device)
+
+    def refused(
+        self, reason: RefusalReason, detail: str, *, device: str | None, number: int | None, by_device: bool = False
+    ) -> None:
+        """Count a refusal, and log and show it unless it has been seen too often.
+
+        Args:
+            reason: counted under its value.
+            detail: for the log.
+            device: who sent what was refused, or who refused, as far as it is known.
+            number: of the round.
+            by_device: the device refused its task.
+        """
+        by = "device" if by_device else "server"
+        count = self._store.count_refusal(self.run, device or "", reason, by)
+        if count > _LOGGED_REFUSALS:
+            return
+        last = " (further ones are only counted)" if count == _LOGGED_REFUSALS else ""
+        event = control.UpdateRefused(
+            run=self.run,
+            seconds=self.seconds,
+            round=number,
+            device=device,
+            by="device" if by_device else "server",
+            reason=reason,
+            detail=detail,
+        )
+        self.emit(event, f"{by} refused, {reason.value}: {detail}{last}", device)

@@ -1,0 +1,165 @@
+"""Taking updates: chunks to disk, a finished update checked, committed to the store and only then acknowledged."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from broker_server.collecting import OpenTask
+from broker_server.post import Post
+from broker_server.reporting import Reporter
+from broker_server.spool import Spool
+from broker_server.store import Store, TaskPhase
+from broker_server.validation import check_done, check_update, size_limit
+from fleet_protocol import control
+from fleet_protocol.errors import BlobError, RefusalReason, RefusedError
+from fleet_protocol.messages import Done
+
+__all__ = ["Uploads", "refusal_of"]
+
+_DAMAGED_UPLOADS = 2  # times that an update whose digest is wrong is asked for again
+
+
+def refusal_of(detail: str | None) -> tuple[RefusalReason, str]:
+    """The reason and text of a refusal as a task's detail keeps them."""
+    name, _, text = (detail or "").partition(": ")
+    try:
+        return RefusalReason(name), text
+    except ValueError:
+        return RefusalReason.FAILED, detail or ""
+
+
+class Uploads:
+    """The server's side of every upload of a run.
+
+    Args:
+        store: where an accepted update is committed.
+        spool: where its bytes are kept.
+        post: answers the device.
+        reporter: tells about it.
+    """
+
+    def __init__(self, store: Store, spool: Spool, post: Post, reporter: Reporter) -> None:
+        self._store = store
+        self._spool = spool
+        self._post = post
+        self._reporter = reporter
+        self._payload_bytes = 0
+
+    def chunk(self, task: OpenTask, frame: bytes) -> None:
+        """Keep a chunk of an open task; a damaged one is counted and will be asked for again.
+
+        Raises:
+            StorageError: the server's disk is full.
+        """
+        if task.record.phase.answered:
+            return  # the acknowledgement was lost and the device sends everything again
+        try:
+            self._spool.add(task.record.id, frame, size_limit(task.record, task.manifest))
+        except RefusedError as error:
+            self._count(task, error)
+
+    def done(self, task: OpenTask, message: Done) -> bool:
+        """Take the announcement of a complete update.
+
+        Args:
+            task: an open task of the device that sent the message.
+            message: the announcement.
+
+        Returns:
+            True if the task is answered now and was not before.
+
+        Raises:
+            StorageError: the server's disk is full.
+        """
+        record = task.record
+        if record.phase.answered:
+            self._repeat(task)
+            return False
+        try:
+            check_done(message, record, task.manifest)
+            missing = self._spool.missing(record.id, message.update)
+            if missing:
+                self._post.missing(record, missing)
+                return False
+            data = self._spool.finish(record.id, message.update)
+        except BlobError as error:
+            return self._damaged(task, message, str(error))
+        except RefusedError as error:
+            if error.reason is RefusalReason.WRONG_ROUND:
+                # A message of another round under this task's name says nothing about the update of this round.
+                self._count(task, error)
+                self._post.refuse(record, record.device, error.reason, str(error))
+                return False
+            return self._refuse(task, error)
+        try:
+            check_update(data, record, task.manifest)
+        except RefusedError as error:
+            self._spool.reject(message.update)
+            return self._refuse(task, error)
+        self._accept(task, message)
+        return True
+
+    def _accept(self, task: OpenTask, message: Done) -> None:
+        record, update = task.record, message.update
+        self._store.receive(record.id, update.digest, update.size, message.metrics)
+        task.record = replace(
+            record,
+            phase=TaskPhase.RECEIVED,
+            update_digest=update.digest,
+            update_size=update.size,
+            metrics=message.metrics,
+        )
+        self._post.acknowledge(record)
+        self._payload_bytes += update.size
+        self._reporter.emit(
+            control.UpdateReceived(
+                run=record.run,
+                seconds=self._reporter.seconds,
+                round=record.round,
+                device=record.device,
+                kind=record.kind,
+                tier=record.tier,
+                size=update.size,
+                metrics=message.metrics,
+            ),
+            f"{record.kind} update of {update.size} bytes, {record.tier}",
+            record.device,
+        )
+
+    def _repeat(self, task: OpenTask) -> None:
+        """Answer an announcement that was answered before, in the same way."""
+        record = task.record
+        if record.phase in {TaskPhase.RECEIVED, TaskPhase.MERGED}:
+            self._post.acknowledge(record)
+        elif record.phase is TaskPhase.REFUSED:
+            reason, text = refusal_of(record.detail)
+            self._post.refuse(record, record.device, reason, text)
+        else:
+            self._post.refuse(record, record.device, RefusalReason.LATE, "the server no longer waits for this update")
+
+    def _damaged(self, task: OpenTask, message: Done, detail: str) -> bool:
+        task.damaged += 1
+        error = RefusedError(RefusalReason.BAD_DIGEST, f"upload {task.damaged} of task {task.record.id}: {detail}")
+        if task.damaged > _DAMAGED_UPLOADS:
+            return self._refuse(task, error)
+        self._count(task, error)
+        self._post.missing(task.record, ((0, message.update.chunks),))
+        return False
+
+    def _count(self, task: OpenTask, error: RefusedError) -> None:
+        self._reporter.refused(error.reason, str(error), device=task.record.device, number=task.record.round)
+
+    def _refuse(self, task: OpenTask, error: RefusedError) -> bool:
+        record = task.record
+        self._spool.drop(record.id)
+        detail = f"{error.reason.value}: {error}"
+        self._store.settle([record.id], TaskPhase.REFUSED, detail)
+        task.record = replace(record, phase=TaskPhase.REFUSED, detail=detail)
+        self._count(task, error)
+        self._post.refuse(record, record.device, error.reason, str(error))
+        return True
+
+    def take_payload_bytes(self) -> int:
+        """Bytes of the updates stored since the last call."""
+        taken, self._payload_bytes = self._payload_bytes, 0
+        return taken
