@@ -37,7 +37,7 @@ LIMIT = 1e-4
 """Largest relative deviation of a tensor from PyTorch that is published."""
 
 _FLOOR = 0.1  # a tensor counts as at least this share of the largest of its kind: zero gradients have no scale
-_LEARNING_RATE = 0.01
+LEARNING_RATE = 0.01
 _STEPS = 6
 _TRIES = 3
 _THREADS = 2
@@ -80,7 +80,7 @@ class SizedBatches:
 
 
 @dataclass
-class _Worst:
+class Worst:
     """The largest deviation seen so far."""
 
     absolute: float = 0.0
@@ -162,15 +162,15 @@ def check_train(
     session = open_session(model)
 
     def run(seeded: SizedBatches) -> CheckSpec:
-        worst = _Worst()
-        reference = _Reference(module, recipe)
+        worst = Worst()
+        reference = Reference(module, recipe)
         parameters, states = reference.snapshot()
         for x, y in seeded.take(_STEPS):
             worst.sizes.append(len(y))
             mask = seeded.mask()
             feed = {parameter_input(n): v for n, v in parameters.items()}
             feed |= {state_input(n): v for n, v in states.items()}
-            feed |= {"x": x.numpy(), "y": y.numpy(), "mask": mask.numpy(), "lr": np.array(_LEARNING_RATE, np.float32)}
+            feed |= {"x": x.numpy(), "y": y.numpy(), "mask": mask.numpy(), "lr": np.array(LEARNING_RATE, np.float32)}
             outputs = run_session(session, feed)
             loss = reference.step(x, y, mask)
             parameters = {n: outputs[next_name(parameter_input(n))] for n in parameters}
@@ -181,14 +181,14 @@ def check_train(
             worst.compare(_named("state", states), _named("state", expected_states))
         return worst.report(graph, _STEPS)
 
-    return _repeated(run, batches)
+    return repeated(run, batches)
 
 
 def _named(kind: str, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
     return {f"{kind}.{name}": array for name, array in arrays.items()}
 
 
-def _repeated(run: Callable[[SizedBatches], CheckSpec], batches: SizedBatches) -> CheckSpec:
+def repeated(run: Callable[[SizedBatches], CheckSpec], batches: SizedBatches) -> CheckSpec:
     for attempt in range(_TRIES):
         seeded = SizedBatches(batches.signature, batches.vocabulary, batches.sizes, batches.seed + attempt)
         try:
@@ -199,14 +199,14 @@ def _repeated(run: Callable[[SizedBatches], CheckSpec], batches: SizedBatches) -
     raise AssertionError("unreachable")
 
 
-class _Reference:
+class Reference:
     """PyTorch training the module as it was written."""
 
     def __init__(self, module: nn.Module, recipe: Recipe) -> None:
         self._module = set_mode(copy.deepcopy(module), "train")
         self._recipe = recipe
         self._optimizer = torch.optim.SGD(
-            self._module.parameters(), lr=_LEARNING_RATE, momentum=recipe.momentum, weight_decay=recipe.weight_decay
+            self._module.parameters(), lr=LEARNING_RATE, momentum=recipe.momentum, weight_decay=recipe.weight_decay
         )
 
     def step(self, x: Tensor, y: Tensor, mask: Tensor) -> NDArray[Any]:
@@ -265,7 +265,7 @@ def check_statistics(model: bytes, module: nn.Module, batches: SizedBatches, *, 
     Raises:
         ExportError: the graph deviates.
     """
-    session, worst = open_session(model), _Worst()
+    session, worst = open_session(model), Worst()
     reference = set_mode(copy.deepcopy(module), "statistics")
     parameters = {parameter_input(n): p.detach().numpy() for n, p in reference.named_parameters()}
     for x, _ in batches.take(len(batches.sizes)):
@@ -294,7 +294,7 @@ def _check_forward(
     expected: Callable[[nn.Module, Tensor, Tensor], Arrays],
     extra: Callable[[Tensor], Arrays],
 ) -> CheckSpec:
-    session, worst = open_session(model), _Worst()
+    session, worst = open_session(model), Worst()
     reference = set_mode(copy.deepcopy(module), "eval")
     feed = {parameter_input(n): p.detach().numpy() for n, p in reference.named_parameters()}
     feed |= _random_statistics(reference, batches.seed)

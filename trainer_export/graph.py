@@ -60,6 +60,7 @@ class GraphBuilder:
         self._inputs: dict[str, Port] = {}
         self._outputs: list[tuple[Port, str]] = []
         self._count = 0
+        self._shapes: list[onnx.ValueInfoProto] = []
 
     def input(self, port: Port) -> str:
         """Declare a graph input and return its value name."""
@@ -125,27 +126,48 @@ class GraphBuilder:
             self._known[key] = names
         return self._known[key]
 
-    def append(self, nodes: Sequence[onnx.NodeProto], constants: Mapping[str, NDArray[np.generic]]) -> None:
-        """Take over nodes of another graph as they are; their names must not be of the form ``v<i>`` or ``c<i>``."""
+    def append(
+        self,
+        nodes: Sequence[onnx.NodeProto],
+        constants: Mapping[str, NDArray[np.generic]],
+        shapes: Sequence[onnx.ValueInfoProto],
+    ) -> None:
+        """Take over nodes of another graph as they are; their names must not be of the form ``v<i>`` or ``c<i>``.
+
+        Args:
+            nodes: in an order in which they can run.
+            constants: by name.
+            shapes: types and shapes of values between the nodes, kept in the model.
+        """
         self._nodes.extend(nodes)
         self._constants.update(constants)
+        self._shapes.extend(shapes)
 
-    def model(self, metadata: Mapping[str, str] | None = None) -> onnx.ModelProto:
-        """The finished model: live nodes only, outputs under their own names, nothing in external files."""
+    def model(
+        self, metadata: Mapping[str, str] | None = None, domains: Sequence[tuple[str, int]] = ()
+    ) -> onnx.ModelProto:
+        """The finished model: live nodes only, outputs under their own names, nothing in external files.
+
+        Args:
+            metadata: strings stored in the model.
+            domains: operator sets beyond the default one that appended nodes use, with versions.
+        """
         renamed, copies = self._name_outputs()
         live = self._live_nodes({value for _, value in self._outputs})
         nodes = [_renamed(node, renamed) for node in live] + copies
         used = {name for node in nodes for name in node.input}
+        made = {name for node in nodes for name in node.output} - {port.name for port, _ in self._outputs}
         graph = helper.make_graph(
             nodes,
             self._name,
             [_value_info(port) for port in self._inputs.values()],
             [_value_info(port) for port, _ in self._outputs],
             [numpy_helper.from_array(a, n) for n, a in self._constants.items() if n in used],
+            value_info=[item for item in self._shapes if item.name in made],
         )
         model = helper.make_model(
             graph,
-            opset_imports=[helper.make_opsetid("", OPSET)],
+            opset_imports=[helper.make_opsetid(*item) for item in (("", OPSET), *domains)],
             ir_version=IR_VERSION,
             producer_name="shoal",
         )

@@ -80,13 +80,16 @@ def write_graph(trace: Trace, metadata: Mapping[str, str] | None = None) -> Any:
     return graph.model(metadata)
 
 
-def lower(emitter: Emitter, trace: Trace, inputs: Sequence[Value]) -> list[Value]:
+def lower(
+    emitter: Emitter, trace: Trace, inputs: Sequence[Value], rules: Mapping[Any, Callable[..., Any]] = LOWERINGS
+) -> list[Value]:
     """Write the nodes of a traced program into a graph.
 
     Args:
         emitter: where to.
         trace: the program.
         inputs: values of its inputs, in order.
+        rules: the lowering of each operator.
 
     Returns:
         Values of its outputs.
@@ -104,7 +107,7 @@ def lower(emitter: Emitter, trace: Trace, inputs: Sequence[Value]) -> list[Value
         elif node.op == "output":
             return [_resolve(known, value) for value in node.args[0]]
         else:
-            known[node] = _call(emitter, trace, node, known)
+            known[node] = _call(emitter, trace, node, known, rules)
     raise ExportError(f"the trace of {trace.name} has no output")
 
 
@@ -113,13 +116,15 @@ def _constant(emitter: Emitter, tensor: torch.Tensor) -> Value:
     return emitter.value(emitter.graph.constant(array), array.shape, tensor.dtype)
 
 
-def _call(emitter: Emitter, trace: Trace, node: fx.Node, known: Mapping[fx.Node, Any]) -> Any:
+def _call(
+    emitter: Emitter, trace: Trace, node: fx.Node, known: Mapping[fx.Node, Any], rules: Mapping[Any, Callable[..., Any]]
+) -> Any:
     meta = node.meta.get("val")
     if isinstance(meta, (torch.SymInt, int)):
         return dim_of(meta)
     if getattr(node.target, "__name__", "") == "getitem" and isinstance(node.args[0], fx.Node):
         return known[node.args[0]][node.args[1]]
-    lowering = LOWERINGS.get(node.target)
+    lowering = rules.get(node.target)
     if lowering is None:
         raise _unsupported(trace, node)
     args = [_resolve(known, arg) for arg in node.args]

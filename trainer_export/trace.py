@@ -8,7 +8,7 @@ replaced by an operator with a gradient in closed form (see `operators`).
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +33,16 @@ from trainer_export.passes import simplify
 from trainer_export.recipe import Recipe
 from trainer_export.values import Spec, dim_of
 
-__all__ = ["Signature", "Trace", "trace_eval", "trace_infer", "trace_optimizer", "trace_statistics", "trace_train"]
+__all__ = [
+    "Signature",
+    "Trace",
+    "trace_eval",
+    "trace_infer",
+    "trace_loss",
+    "trace_optimizer",
+    "trace_statistics",
+    "trace_train",
+]
 
 BATCH = "batch"
 _EXAMPLE_BATCH = 5  # any size above 1; no size of a model may happen to depend on it
@@ -146,7 +155,26 @@ def trace_train(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace
     return _trace("train", step, inputs, outputs)
 
 
-def trace_optimizer(shapes: Sequence[tuple[str, tuple[int, ...]]], recipe: Recipe) -> Trace:
+def trace_loss(model: nn.Module, signature: Signature) -> Trace:
+    """The loss of a training batch and its logits, for runtimes that differentiate the graph themselves.
+
+    Inputs ``param.*``, ``x``, ``y``, ``mask``; outputs ``loss`` and ``logits``.
+    """
+    model = _prepared(model, "train")
+    names = _parameter_names(model)
+
+    def loss(*tensors: Tensor) -> list[Tensor]:
+        x, y, mask = tensors[len(names) :]
+        logits = _call(model, names, tensors[: len(names)], x)
+        _check_logits(logits, signature)
+        return [rules.loss_and_logit_gradient(logits, y, mask)[0], logits]
+
+    inputs = (*_parameter_ports(model), *_batch_ports(signature, "x", "y"), _mask_port(signature))
+    outputs = (Port("loss", "float32", ()), Port("logits", "float32", (BATCH, signature.classes)))
+    return _trace("loss", loss, inputs, outputs)
+
+
+def trace_optimizer(shapes: Mapping[str, tuple[int, ...]], recipe: Recipe) -> Trace:
     """Clipping and optimizer alone: inputs ``param.*``, ``state.*``, ``grad.*``, ``lr``; outputs ``next.*``."""
     count, states = len(shapes), len(shapes) if recipe.has_state else 0
 
@@ -155,9 +183,9 @@ def trace_optimizer(shapes: Sequence[tuple[str, tuple[int, ...]]], recipe: Recip
         moved, kept = rules.sgd_step(tensors[:count], tensors[count : count + states], gradients, tensors[-1], recipe)
         return [*moved, *kept]
 
-    parameters = tuple(Port(parameter_input(name), "float32", shape) for name, shape in shapes)
-    kept = tuple(Port(state_input(name), "float32", shape) for name, shape in shapes)[:states]
-    gradients = tuple(Port(f"grad.{name}", "float32", shape) for name, shape in shapes)
+    parameters = tuple(Port(parameter_input(name), "float32", shape) for name, shape in shapes.items())
+    kept = tuple(Port(state_input(name), "float32", shape) for name, shape in shapes.items())[:states]
+    gradients = tuple(Port(f"grad.{name}", "float32", shape) for name, shape in shapes.items())
     outputs = tuple(Port(next_name(p.name), p.dtype, p.shape) for p in (*parameters, *kept))
     return _trace("optimizer", update, (*parameters, *kept, *gradients, Port("lr", "float32", ())), outputs)
 
