@@ -13,9 +13,12 @@ from rich.table import Table
 __all__ = ["bytes_text", "count_text", "error_console", "output_console", "print_json", "print_rows", "seconds_text"]
 
 
+PIPE_WIDTH = 160
+
+
 def output_console() -> Console:
-    """The console of standard output."""
-    return Console()
+    """The console of standard output; where it is no terminal, lines are not cut at 80 columns."""
+    return Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
 
 
 def error_console() -> Console:
@@ -48,7 +51,7 @@ def print_rows(title: str, rows: Sequence[Mapping[str, str]], *, empty: str) -> 
     table = Table(title=title, title_justify="left", header_style="bold")
     for name, value in rows[0].items():
         numeric = value[:1].isdigit() or value in {"-", ""}
-        table.add_column(name, justify="right" if numeric else "left", no_wrap=len(value) < 30)
+        table.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*row.values())
     console.print(table)

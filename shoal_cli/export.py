@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as ProgressBar
 
 from fleet_protocol.errors import ConfigError
 from shoal_cli.console import bytes_text, count_text, error_console, print_json, print_rows
@@ -33,10 +34,9 @@ def _export(
 ) -> None:
     """Lower the training step of an architecture for each tier, check it against PyTorch, and publish the sets."""
     try:
-        from trainer_export.artifact_set import FORMATS, export_architecture  # noqa: PLC0415
-        from trainer_export.recipe import Recipe  # noqa: PLC0415
-
         from models.registry import Registry, infer_layout  # noqa: PLC0415  (torch: seconds)
+        from trainer_export.artifact_set import FORMATS, Progress, export_architecture  # noqa: PLC0415
+        from trainer_export.recipe import Recipe  # noqa: PLC0415
     except ModuleNotFoundError as error:
         raise ConfigError(f"exporting needs the extra `export` ({error.name} is not installed)") from error
 
@@ -52,18 +52,17 @@ def _export(
     tiers = tuple(layout.tier(width, depth) for depth in depth_list for width in parse_floats("--widths", widths))
     recipe = Recipe(momentum=momentum, weight_decay=weight_decay, clip_norm=clip_norm or None)
 
-    with Progress(
+    with ProgressBar(
         TextColumn("{task.description}"),
         BarColumn(),
-        MofNCompleteColumn(),
         TimeElapsedColumn(),
         console=error_console(),
         transient=True,
     ) as bar:
         shown = bar.add_task(f"exporting {arch}", total=len(tiers))
 
-        def progress(step: str, done: int, total: int) -> None:
-            bar.update(shown, description=step, completed=done, total=total)
+        def progress(state: Progress) -> None:
+            bar.update(shown, description=f"{state.tier}: {state.stage}", completed=state.done, total=state.total)
 
         reports = export_architecture(
             architecture, chosen, tiers, recipe, out, formats=wanted, seed=seed, progress=progress

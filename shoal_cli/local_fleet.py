@@ -1,0 +1,125 @@
+"""Device agents as separate processes on this machine, for the demo and for trying a fleet before buying boards."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from typing_extensions import Self
+
+from fleet_protocol.blob_store import write_atomically
+from fleet_protocol.errors import TransportError
+
+__all__ = ["LocalDevice", "LocalFleet"]
+
+_STOP_SECONDS = 10.0
+_LOG_LINES = 5
+
+
+@dataclass(frozen=True)
+class LocalDevice:
+    """One agent to start.
+
+    Attributes:
+        name: id of the device.
+        data: npz file with ``x`` and ``y``.
+        max_width: widest sub-model it may be given.
+    """
+
+    name: str
+    data: Path
+    max_width: float
+
+
+def _toml(fleet: str, broker: str, folder: Path, device: LocalDevice, holdout: float, threads: int) -> str:
+    return (
+        f'fleet = "{fleet}"\ndevice = "{device.name}"\nbroker = "{broker}"\n'
+        f'state_dir = "{(folder / device.name).as_posix()}"\nmax_width = {device.max_width}\n'
+        f"holdout = {holdout}\nthreads = {threads}\n\n"
+        f'[data]\nkind = "npz"\npath = "{device.data.as_posix()}"\n'
+    )
+
+
+class LocalFleet:
+    """Agents that run while the context is open; each writes ``<folder>/<name>.log``.
+
+    Args:
+        folder: for configurations, logs and state.
+        fleet: name of the fleet.
+        broker: its address.
+        devices: what to start.
+        holdout: share of each device's samples kept for evaluation.
+        threads: threads of each agent's training.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        fleet: str,
+        broker: str,
+        devices: Sequence[LocalDevice],
+        holdout: float = 0.0,
+        threads: int = 1,
+    ) -> None:
+        self._folder = folder.resolve()
+        self._configs = {
+            device.name: _toml(fleet, broker, self._folder, device, holdout, threads) for device in devices
+        }
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._logs: list[IO[bytes]] = []
+
+    @property
+    def processes(self) -> Mapping[str, subprocess.Popen[bytes]]:
+        """The running agents by device."""
+        return self._processes
+
+    def __enter__(self) -> Self:
+        for name, text in self._configs.items():
+            config = self._folder / f"{name}.toml"
+            write_atomically(config, text.encode())
+            log = (self._folder / f"{name}.log").open("ab")
+            self._logs.append(log)
+            self._processes[name] = subprocess.Popen(  # noqa: S603  (our own module, arguments are ours)
+                [sys.executable, "-m", "device_runtime", "--config", str(config)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+        return self
+
+    def check(self) -> None:
+        """See that every agent still runs.
+
+        Raises:
+            TransportError: one has ended; the message shows the end of its log.
+        """
+        for name, process in self._processes.items():
+            code = process.poll()
+            if code is not None:
+                log = self._folder / f"{name}.log"
+                tail = "\n  ".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES:])
+                raise TransportError(f"device {name} ended with exit code {code}; the end of {log}:\n  {tail}")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self._processes.values():
+            process.terminate()
+        deadline = time.monotonic() + _STOP_SECONDS
+        for process in self._processes.values():
+            try:
+                process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(_STOP_SECONDS)
+        for log in self._logs:
+            log.close()
