@@ -78,6 +78,7 @@ class Agent:
             worker=Worker(inbox),
         )
         self._state: DeviceState = STATES[State.STARTING](self.ctx)
+        self._greeted = False
 
     def stop(self, why: str = "asked to") -> None:
         """End the loop soon; may be called from any thread and from a signal handler."""
@@ -155,16 +156,23 @@ class Agent:
                     ctx.worker.finish()
                 self._state.on_work(item)
         elif isinstance(item, Connected):
-            ctx.journal.info(f"connected, session {'kept' if item.session_present else 'new'}")
-            # Also with a kept session: the broker may have published the will.
-            ctx.publish_status()
-            if not item.session_present and ctx.state in _BUSY:
-                self._state.on_repeat()
+            self._on_connected(item)
         elif isinstance(item, Disconnected):
             ctx.journal.warning(f"connection lost ({item.reason}); trying again")
         elif isinstance(item, StopRequested):
             ctx.journal.info(f"stopping: {item.why}")
             ctx.post(Event.STOP)
+
+    def _on_connected(self, item: Connected) -> None:
+        ctx = self.ctx
+        ctx.journal.info(f"connected, session {'kept' if item.session_present else 'new'}")
+        first, self._greeted = not self._greeted, True
+        if first:
+            return  # probing has waited for it, and the state after it has said all there is to say
+        # Also with a kept session: the broker may have published the will.
+        ctx.publish_status()
+        if not item.session_present and ctx.state in _BUSY:
+            self._state.on_repeat()
 
     def _on_received(self, item: Received) -> None:
         ctx = self.ctx
