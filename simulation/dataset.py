@@ -1,0 +1,108 @@
+"""What every data set is once it is loaded, and what its loaders share."""
+
+from __future__ import annotations
+
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet_protocol.errors import ConfigError, DataError
+
+__all__ = ["Dataset", "dataset_folder", "evenly", "read_arrays"]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A data set with a label for each sample or each token, ready to train on.
+
+    Attributes:
+        name: as asked for.
+        train_x: samples, float32 [n, *shape], or token ids, int64 [n, length]; id 0 is padding where texts differ
+            in length.
+        train_y: labels, int64 [n], or [n, length] with a label for each token.
+        test_x: samples, [m, *shape].
+        test_y: labels, [m] or [m, length].
+        classes: number of labels.
+        tokens: number of token ids, the size of a model's embedding; 0 for what is no text.
+        train_group: who recorded or holds each training sample, int64 [n], 0-based; None if nobody in particular.
+        test_group: the same for the test samples, int64 [m].
+    """
+
+    name: str
+    train_x: NDArray[Any]
+    train_y: NDArray[np.int64]
+    test_x: NDArray[Any]
+    test_y: NDArray[np.int64]
+    classes: int
+    tokens: int = 0
+    train_group: NDArray[np.int64] | None = None
+    test_group: NDArray[np.int64] | None = None
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one sample."""
+        return tuple(self.train_x.shape[1:])
+
+
+def dataset_folder(root: Path | None, name: str, holds: str) -> Path:
+    """Find the folder of a data set that is not shipped.
+
+    Args:
+        root: folder of the data sets, None if nobody named one.
+        name: the set's folder in it.
+        holds: what the folder must hold, for the message.
+
+    Returns:
+        The folder; it need not exist.
+
+    Raises:
+        DataError: nobody named the root.
+    """
+    if root is None:
+        raise DataError(f"{name} is not shipped: set SHOAL_DATA to a folder that holds {name}/{holds}")
+    return root / name
+
+
+def read_arrays(path: Path, names: tuple[str, ...]) -> tuple[NDArray[Any], ...]:
+    """Read arrays of an npz file; it may hold no Python objects.
+
+    Args:
+        path: the file.
+        names: the arrays.
+
+    Returns:
+        The arrays in the order of the names.
+
+    Raises:
+        DataError: the file is missing, damaged or lacks an array.
+    """
+    try:
+        # Opened here, because np.load leaves the file of a damaged archive open.
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            return tuple(stored[name] for name in names)
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"cannot read {', '.join(names)} from {path}: {error}") from error
+
+
+def evenly(count: int, limit: int | None) -> NDArray[np.int64]:
+    """Choose samples for a trial, evenly spread over a set that may be sorted by label.
+
+    Args:
+        count: samples in the set.
+        limit: samples to choose at most; all if omitted.
+
+    Returns:
+        Ascending indices.
+
+    Raises:
+        ConfigError: the limit is below 1.
+    """
+    if limit is None or limit >= count:
+        return np.arange(count, dtype=np.int64)
+    if limit < 1:
+        raise ConfigError(f"a limit of {limit} leaves no samples; choose at least 1")
+    return np.arange(limit, dtype=np.int64) * count // limit

@@ -1,0 +1,194 @@
+"""Downloads data sets and believes nothing that does not have the checksum written here.
+
+Only MNIST can be fetched: the checksums are of its four IDX files themselves, not of one mirror's compression of them.
+For the other sets an error says where they come from and what the loader expects.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import http.client
+import tempfile
+import urllib.error
+import urllib.parse
+import urllib.request
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import IO
+
+from fleet_protocol.errors import BlobError, ConfigError, StorageError, TransportError
+
+__all__ = ["ELSEWHERE", "SOURCES", "RemoteFile", "fetch"]
+
+_BLOCK = 1 << 16
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A gzipped file to download.
+
+    Attributes:
+        url: where it lies, http or https.
+        size: bytes of its content, unpacked.
+        sha256: digest of its content, unpacked, in hexadecimal.
+    """
+
+    url: str
+    size: int
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        """The last part of the URL, its name on the disk."""
+        return self.url.rpartition("/")[2]
+
+
+_MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist"
+
+SOURCES: Mapping[str, tuple[RemoteFile, ...]] = MappingProxyType(
+    {
+        "mnist": (
+            RemoteFile(
+                f"{_MNIST}/train-images-idx3-ubyte.gz",
+                47_040_016,
+                "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
+            ),
+            RemoteFile(
+                f"{_MNIST}/train-labels-idx1-ubyte.gz",
+                60_008,
+                "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
+            ),
+            RemoteFile(
+                f"{_MNIST}/t10k-images-idx3-ubyte.gz",
+                7_840_016,
+                "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
+            ),
+            RemoteFile(
+                f"{_MNIST}/t10k-labels-idx1-ubyte.gz",
+                10_008,
+                "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
+            ),
+        )
+    }
+)
+"""What `fetch` can download, by data set."""
+
+ELSEWHERE: Mapping[str, str] = MappingProxyType(
+    {
+        "digits": "it ships with scikit-learn and needs no file",
+        "cifar10": "get it from https://www.cs.toronto.edu/~kriz/cifar.html and store each split as cifar10/train.npz"
+        " and test.npz with the arrays jpeg (the JPEG files end to end, uint8), offset (int64) and label (uint8)",
+        "watch": "it is part of the seglearn package on PyPI (load_watch); store it as watch/watch.npz with the arrays"
+        " signal (recordings end to end, float32 [time, 6]), length, label and subject",
+        "wikitext2": "get the WikiText-2 token files from its authors and put wiki.train.tokens, wiki.valid.tokens and"
+        " wiki.test.tokens into wikitext2/",
+        "sst2": "get it from https://nlp.stanford.edu/sentiment and store sst2/train.tsv, dev.tsv and test.tsv with a"
+        " sentence, a tab and 0 or 1 in each line",
+        "cola": "get it from https://nyu-mll.github.io/CoLA and put in_domain_train.tsv, in_domain_dev.tsv and"
+        " out_of_domain_dev.tsv into cola/",
+    }
+)
+"""Where to get the other data sets, and what the loaders expect."""
+
+
+def fetch(
+    name: str, root: Path, *, sources: Mapping[str, tuple[RemoteFile, ...]] = SOURCES, timeout_seconds: float = 60.0
+) -> list[Path]:
+    """Download a data set. Files that are there and right are left alone.
+
+    Args:
+        name: the data set.
+        root: folder to put the set's own folder into, what SHOAL_DATA is to name.
+        sources: what can be downloaded.
+        timeout_seconds: longest silence of the server.
+
+    Returns:
+        The files.
+
+    Raises:
+        ConfigError: the set cannot be fetched; the message says where to get it.
+        TransportError: the server cannot be reached or breaks off.
+        BlobError: what came is not what the checksum says; nothing is kept of it.
+        StorageError: the folder cannot be written.
+    """
+    if name not in sources:
+        if name in ELSEWHERE:
+            raise ConfigError(f"data set {name} cannot be fetched: {ELSEWHERE[name]}")
+        raise ConfigError(f"no data set {name!r} to fetch; there are {', '.join([*sources, *ELSEWHERE])}")
+    folder = root / name
+    paths = []
+    for file in sources[name]:
+        path = folder / file.name
+        if not _is_right(path, file):
+            _download(file, path, timeout_seconds)
+        paths.append(path)
+    return paths
+
+
+def _is_right(path: Path, file: RemoteFile) -> bool:
+    try:
+        with path.open("rb") as stored:
+            _verify(stored, file)
+    except (OSError, BlobError):
+        return False
+    return True
+
+
+def _download(file: RemoteFile, path: Path, timeout_seconds: float) -> None:
+    if urllib.parse.urlsplit(file.url).scheme not in ("http", "https"):
+        raise ConfigError(f"{file.url} is neither http nor https")
+    partial: Path | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as target:
+            partial = Path(target.name)
+            _receive(file, target, timeout_seconds)
+        with partial.open("rb") as stored:
+            _verify(stored, file)
+        partial.replace(path)
+        partial = None
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error}; free space there or choose another folder") from error
+    finally:
+        if partial is not None:
+            partial.unlink(missing_ok=True)
+
+
+def _receive(file: RemoteFile, target: IO[bytes], timeout_seconds: float) -> None:
+    """Copy the answer to a file, at most as much as the content and a little more."""
+    left = file.size + (1 << 20)
+    try:
+        # The scheme was checked by the caller.
+        with urllib.request.urlopen(file.url, timeout=timeout_seconds) as answer:  # noqa: S310
+            while block := answer.read(_BLOCK):
+                left -= len(block)
+                if left < 0:
+                    raise BlobError(
+                        f"{file.url} is larger than its content should be; the mirror serves something else"
+                    )
+                target.write(block)
+    except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as error:
+        raise TransportError(f"cannot download {file.url}: {error}; check the network and try again") from error
+
+
+def _verify(stored: IO[bytes], file: RemoteFile) -> None:
+    """Compare size and digest of the unpacked content; stops as soon as it is too long."""
+    digest, size = hashlib.sha256(), 0
+    try:
+        with gzip.GzipFile(fileobj=stored) as content:
+            while block := content.read(_BLOCK):
+                digest.update(block)
+                size += len(block)
+                if size > file.size:
+                    break
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise BlobError(f"{file.name} from {file.url} is not a whole gzip file: {error}; fetch it again") from error
+    if size != file.size or digest.hexdigest() != file.sha256:
+        raise BlobError(
+            f"{file.name} from {file.url} has not the content it should have (sha256 {digest.hexdigest()}, {size}"
+            f" bytes; expected {file.sha256}, {file.size}); it was not kept"
+        )

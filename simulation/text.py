@@ -1,0 +1,171 @@
+"""Texts as token ids: a small vocabulary of words built from training texts, or MiniLM's word pieces."""
+
+from __future__ import annotations
+
+import gzip
+import importlib
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet_protocol.errors import ConfigError, DataError
+from models.pretrained import minilm_file
+
+__all__ = ["IGNORED", "PAD", "UNKNOWN", "Vocabulary", "encode_pieces", "encode_tagged", "read_lines", "split_words"]
+
+PAD, UNKNOWN = 0, 1
+"""Token ids of padding and of words outside a vocabulary."""
+
+IGNORED = -1
+"""Label of a token that counts for nothing in loss and metrics."""
+
+_WORD = re.compile(r"\w+|[^\w\s]")
+
+
+def read_lines(path: Path) -> list[str]:
+    """Read the lines of a UTF-8 text file, gzipped or not.
+
+    Args:
+        path: the file; if it does not exist, the same name with ``.gz`` is tried.
+
+    Returns:
+        The lines without their ends.
+
+    Raises:
+        DataError: the file is missing or damaged.
+    """
+    packed = path.with_name(f"{path.name}.gz")
+    try:
+        raw = path.read_bytes() if path.is_file() or not packed.is_file() else gzip.decompress(packed.read_bytes())
+        lines = raw.decode("utf-8").split("\n")
+    except (OSError, EOFError, UnicodeDecodeError) as error:
+        raise DataError(f"cannot read {path} or {packed.name}: {error}") from error
+    return [line.rstrip("\r") for line in (lines if lines[-1] else lines[:-1])]
+
+
+def split_words(text: str) -> list[str]:
+    """Split a text into lower-case words and single punctuation marks."""
+    return _WORD.findall(text.lower())
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The most frequent words of some texts; 0 is padding and 1 every other word.
+
+    Example:
+        >>> words = Vocabulary.of(["a cat", "a dog", "a cat!"], size=4)
+        >>> words.encode(["A dog sat"], length=5)
+        array([[2, 1, 1, 0, 0]])
+
+    Attributes:
+        ids: id of each word.
+    """
+
+    ids: Mapping[str, int]
+
+    @classmethod
+    def of(cls, texts: Iterable[str], size: int) -> Vocabulary:
+        """Count words; equally frequent ones are taken in alphabetical order.
+
+        Args:
+            texts: the training texts.
+            size: number of token ids, padding and unknown words included.
+
+        Returns:
+            The vocabulary.
+
+        Raises:
+            ConfigError: there is no room for a single word.
+        """
+        if size < 3:
+            raise ConfigError(f"a vocabulary of {size} ids has no room for words; choose at least 3")
+        counts = Counter(word for text in texts for word in split_words(text))
+        kept = sorted(counts, key=lambda word: (-counts[word], word))[: size - 2]
+        return cls(MappingProxyType({word: number for number, word in enumerate(kept, 2)}))
+
+    def __len__(self) -> int:
+        return len(self.ids) + 2
+
+    def encode(self, texts: Sequence[str], length: int) -> NDArray[np.int64]:
+        """Turn texts into ids.
+
+        Args:
+            texts: the texts.
+            length: ids of each; longer texts are cut, shorter ones padded.
+
+        Returns:
+            int64 [texts, length].
+        """
+        out = np.full((len(texts), length), PAD, np.int64)
+        for row, text in zip(out, texts, strict=True):
+            ids = [self.ids.get(word, UNKNOWN) for word in split_words(text)[:length]]
+            row[: len(ids)] = ids
+        return out
+
+
+def encode_pieces(texts: Sequence[str], length: int) -> NDArray[np.int64]:
+    """Turn texts into the ids of MiniLM's word pieces, between its start and end symbols.
+
+    Args:
+        texts: the texts.
+        length: ids of each; longer texts are cut, shorter ones padded with 0.
+
+    Returns:
+        int64 [texts, length].
+
+    Raises:
+        ConfigError: the tokenizers library or the MiniLM package is missing.
+    """
+    encoded = _tokenizer(length).encode_batch(list(texts))
+    return np.array([item.ids for item in encoded], np.int64).reshape(len(texts), length)
+
+
+def encode_tagged(
+    sentences: Sequence[Sequence[str]], labels: Sequence[Sequence[int]], length: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Turn sentences with a label for each word into MiniLM's word pieces with a label for each first piece.
+
+    Args:
+        sentences: the words of each sentence.
+        labels: the label of each word.
+        length: ids of each sentence; longer ones are cut, shorter ones padded with 0.
+
+    Returns:
+        Token ids and labels, both int64 [sentences, length]; later pieces, padding and the start and end symbols
+        have the label `IGNORED`.
+
+    Raises:
+        ConfigError: the tokenizers library or the MiniLM package is missing.
+        DataError: a sentence has not as many labels as words.
+    """
+    for number, (words, tags) in enumerate(zip(sentences, labels, strict=True)):
+        if len(words) != len(tags):
+            raise DataError(f"sentence {number} has {len(words)} words and {len(tags)} labels")
+    encoded = _tokenizer(length).encode_batch([list(words) for words in sentences], is_pretokenized=True)
+    ids = np.array([item.ids for item in encoded], np.int64).reshape(len(sentences), length)
+    targets = np.full_like(ids, IGNORED)
+    for row, item, tags in zip(targets, encoded, labels, strict=True):
+        before = None
+        for position, word in enumerate(item.word_ids):
+            if word is not None and word != before:
+                row[position] = tags[word]
+            before = word
+    return ids, targets
+
+
+def _tokenizer(length: int) -> Any:
+    try:
+        library: Any = importlib.import_module("tokenizers")
+    except ModuleNotFoundError as error:
+        raise ConfigError("word pieces need the tokenizers library; install shoal[text]") from error
+    tokenizer = library.Tokenizer.from_file(str(minilm_file("tokenizer.json")))
+    tokenizer.enable_truncation(length)
+    tokenizer.enable_padding(length=length, pad_id=PAD)
+    return tokenizer

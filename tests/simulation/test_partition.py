@@ -1,0 +1,101 @@
+"""Non-IID splits: shards as HeteroFL deals them, and one device for each subject."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet_protocol.errors import ConfigError
+from simulation.partition import by_subject, cut_shards, deal_shards
+
+VECTORS = Path(__file__).parents[3] / "shared" / "vectors" / "vectors.json"
+
+
+@given(st.integers(2, 12), st.integers(1, 12), st.integers(1, 4), st.integers(0, 3))
+def test_shards_are_balanced_and_go_to_one_device(classes, devices, per_device, seed):
+    """Every device has as many shards as the others, few labels, and no sample that another one has."""
+    labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(classes), 50))
+    if devices * per_device < classes:
+        with pytest.raises(ConfigError, match="cannot cover"):
+            deal_shards(classes, devices, per_device, seed)
+        return
+    dealt = deal_shards(classes, devices, per_device, seed)
+    assert {len(held) for held in dealt.labels} == {per_device}
+    assert Counter(label for held in dealt.labels for label in held) == dict(enumerate(dealt.counts))
+    assert max(dealt.counts) - min(dealt.counts) <= 1
+    parts = dealt.split(labels, seed)
+    assert sorted(np.concatenate(parts)) == list(range(len(labels)))
+    for part, held in zip(parts, dealt.labels, strict=True):
+        assert set(labels[part]) == set(held)
+        assert (np.diff(part) > 0).all()
+    again = deal_shards(classes, devices, per_device, seed).split(labels, seed)
+    assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
+
+
+def test_shards_have_the_published_sizes():
+    """H10: remainders go to the first shards; 100 devices with two of 200 shards of 250 samples."""
+    if not VECTORS.is_file():
+        pytest.skip("worked examples are not beside this checkout")
+    entries = json.loads(VECTORS.read_text())["vectors"]
+    entry = next(item for item in entries if item["id"].startswith("H10"))
+    given_, expected = entry["inputs"], entry["expected"]
+    for case, devices, classes, size in zip(
+        ("tiny", "cifar"), given_["users"], given_["classes"], given_["class_sizes"], strict=True
+    ):
+        dealt = deal_shards(classes, devices, given_["shards_per_user"], seed=0, as_released=True)
+        shards = set(dealt.counts)
+        assert shards == {expected[case]["shards_per_class"]}
+        sizes = [len(shard) for shard in cut_shards(np.arange(size), shards.pop())]
+        assert sizes == expected[case].get("sizes", sizes)
+        assert set(sizes) == set(expected[case].get("sizes_set", sizes))
+
+
+def test_the_released_split_leaves_shards_unused():
+    """A device whose draws coincide has one label and half the data; that happens to 19/199 of them."""
+    labels = np.repeat(np.arange(10), 5000)
+    single = 0
+    for seed in range(100):
+        dealt = deal_shards(10, 100, 2, seed, as_released=True)
+        assert all(len(set(held)) == len(held) for held in dealt.labels)
+        single += sum(len(held) == 1 for held in dealt.labels)
+    share, expected = single / 10_000, 19 / 199
+    assert abs(share - expected) < 5 * (expected * (1 - expected) / 10_000) ** 0.5
+    parts = dealt.split(labels, seed=0)
+    assert {len(part) for part in parts} == {250, 500}
+    assert len(set(np.concatenate(parts))) == sum(map(len, parts)) < len(labels)
+    even = deal_shards(10, 100, 2, seed=0).split(labels, seed=0)
+    assert {len(part) for part in even} == {500}
+
+
+def test_a_test_set_is_split_with_the_same_labels():
+    """One deal serves training and test; a device is tested on what it has seen."""
+    dealt = deal_shards(10, 6, 2, seed=4)
+    train, test = np.repeat(np.arange(10), 30), np.tile(np.arange(10), 12)
+    for a, b in zip(dealt.split(train, 0), dealt.split(test, 1), strict=True):
+        assert set(train[a]) == set(test[b])
+
+
+def test_impossible_deals_are_errors():
+    """Uneven shards as released, labels outside the classes, classes with too few samples."""
+    with pytest.raises(ConfigError, match="no multiple of 10 classes"):
+        deal_shards(10, 6, 2, 0, as_released=True)
+    dealt = deal_shards(2, 4, 1, 0)
+    with pytest.raises(ConfigError, match="outside the 2 classes"):
+        dealt.split(np.array([0, 2]), 0)
+    with pytest.raises(ConfigError, match="class 1 has 1 samples for 2 shards"):
+        dealt.split(np.array([0, 0, 1]), 0)
+
+
+def test_subjects_keep_their_samples():
+    """A device for each subject, or a few subjects for each device; never more devices than subjects."""
+    groups = np.array([3, 1, 1, 7, 3, 9])
+    assert [part.tolist() for part in by_subject(groups)] == [[1, 2], [0, 4], [3], [5]]
+    assert [part.tolist() for part in by_subject(groups, 2)] == [[0, 1, 2, 4], [3, 5]]
+    with pytest.raises(ConfigError, match="4 subjects cannot be shared among 5"):
+        by_subject(groups, 5)

@@ -1,0 +1,166 @@
+"""Texts become the ids a model expects: words, word pieces, and HeteroFL's chunks of WikiText-2."""
+
+from __future__ import annotations
+
+import gzip
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet_protocol.errors import ConfigError, DataError
+from simulation.datasets import load_dataset
+from simulation.text import IGNORED, Vocabulary, encode_pieces, encode_tagged, read_lines
+from simulation.wikitext import chunks, mask_tokens, perplexity, token_ids
+from tests.simulation.data_folder import FOLDER, needs, needs_minilm
+
+
+def test_frequent_words_come_first():
+    """Ids by frequency, then alphabet; 0 pads, 1 is any other word; case and spacing do not matter."""
+    words = Vocabulary.of(["b a b", "A, c!"], size=5)
+    assert dict(words.ids) == {"a": 2, "b": 3, "!": 4}
+    assert len(words) == 5
+    assert words.encode(["B  c a", "", "a a a a a"], length=4).tolist() == [[3, 1, 2, 0], [0] * 4, [2] * 4]
+    with pytest.raises(ConfigError, match="no room"):
+        Vocabulary.of(["a"], size=2)
+
+
+@pytest.mark.parametrize(("name", "sizes"), [("sst2", (6920, 1821)), ("cola", (8551, 527))])
+def test_sentences_have_their_published_sizes(name, sizes):
+    """Both sets, as ids of a vocabulary of training words."""
+    if not (FOLDER / name).is_dir():
+        pytest.skip(f"{name} is not here; set SHOAL_DATA")
+    data = load_dataset(name, FOLDER)
+    assert (len(data.train_y), len(data.test_y)) == sizes
+    assert data.input_shape == (32,)
+    assert set(data.train_y) == set(data.test_y) == {0, 1}
+    assert 1 <= data.train_x[:, 0].min() <= data.train_x.max() < data.tokens == 2000
+
+
+@needs("sst2")
+@needs("cola")
+def test_other_parts_can_be_tested_on():
+    """The development parts; an unknown one is an error."""
+    assert len(load_dataset("sst2", FOLDER, test="dev").test_y) == 872
+    assert len(load_dataset("cola", FOLDER, test="out_of_domain").test_y) == 516
+    with pytest.raises(ConfigError, match="choose 'test' or 'dev'"):
+        load_dataset("sst2", FOLDER, test="train")
+    with pytest.raises(ConfigError, match="choose 'words' or 'minilm'"):
+        load_dataset("cola", FOLDER, tokens="letters")
+
+
+@pytest.mark.parametrize("content", ["good film\t2\n", "no tab\n", "\n", "a\tb\t1\n"])
+def test_malformed_sentences_are_refused(tmp_path, content):
+    """A label that is none, a missing column, an empty file: the error names the file."""
+    (tmp_path / "sst2").mkdir()
+    for stem in ("train", "test"):
+        (tmp_path / "sst2" / f"{stem}.tsv").write_text(content)
+    with pytest.raises(DataError, match=r"train\.tsv"):
+        load_dataset("sst2", tmp_path)
+
+
+@needs_minilm
+def test_word_pieces_are_those_of_bert():
+    """Start and end symbols, lower case, pieces of rare words; cut and padded to the length."""
+    ids = encode_pieces(["Hello embeddings", "a b c d e f g h i j"], length=7)
+    assert ids.tolist() == [[101, 7592, 7861, 8270, 4667, 2015, 102], [101, 1037, 1038, 1039, 1040, 1041, 102]]
+    assert encode_pieces(["hello"], length=5).tolist() == [[101, 7592, 102, 0, 0]]
+
+
+@needs_minilm
+@needs("sst2")
+def test_a_set_can_be_read_in_word_pieces():
+    """SST-2 for the pre-trained encoder."""
+    data = load_dataset("sst2", FOLDER, tokens="minilm", length=48)
+    assert data.tokens == 30522
+    assert data.input_shape == (48,)
+    assert set(data.train_x[:, 0]) == {101}
+
+
+@needs_minilm
+def test_tags_sit_on_first_pieces():
+    """Later pieces of a word, symbols and padding are ignored; words cut off lose their tags."""
+    sentences, tags = [["took", "embeddings", "daily"], ["ok"]], [[0, 1, 2], [2]]
+    ids, labels = encode_tagged(sentences, tags, length=8)
+    assert ids[0].tolist() == [101, 2165, 7861, 8270, 4667, 2015, 3679, 102]
+    ignored = IGNORED
+    assert labels.tolist() == [
+        [ignored, 0, 1, ignored, ignored, ignored, 2, ignored],
+        [ignored, 2, *[ignored] * 6],
+    ]
+    assert 2 not in encode_tagged(sentences[:1], tags[:1], length=6)[1]
+    with pytest.raises(DataError, match="sentence 0 has 1 words and 2 labels"):
+        encode_tagged([["a"]], [[1, 2]], length=6)
+
+
+def test_lines_are_read_packed_or_not(tmp_path):
+    """The same lines from a text and from its gzip file, whatever unusual characters they hold."""
+    text = "a b\n\nc\u2028d\r\ne\n"
+    (tmp_path / "plain.txt").write_bytes(text.encode())
+    (tmp_path / "packed.txt.gz").write_bytes(gzip.compress(text.encode()))
+    lines = ["a b", "", "c\u2028d", "e"]
+    assert read_lines(tmp_path / "plain.txt") == read_lines(tmp_path / "packed.txt") == lines
+    (tmp_path / "bad.txt.gz").write_bytes(b"\x1f\x8b cut")
+    for name in ("bad.txt", "missing.txt"):
+        with pytest.raises(DataError, match="cannot read"):
+            read_lines(tmp_path / name)
+
+
+@given(st.integers(1, 60), st.integers(1, 5), st.integers(1, 9))
+def test_chunks_are_consecutive_text(tokens, rows, length):
+    """A row is a run of the stream, a chunk a run of its row; only what is short of a chunk is lost."""
+    stream = np.arange(tokens)
+    if tokens // rows < length:
+        with pytest.raises(ConfigError, match="choose fewer rows"):
+            chunks(stream, rows, length)
+        return
+    pieces, owners = chunks(stream, rows, length)
+    each = tokens // rows
+    expected = [
+        list(range(row * each + place, row * each + place + length))
+        for row in range(rows)
+        for place in range(0, each - length + 1, length)
+    ]
+    assert pieces.tolist() == expected
+    assert owners.tolist() == np.repeat(np.arange(rows), each // length).tolist()
+
+
+@needs("wikitext2")
+def test_wikitext_validation_can_stand_for_training():
+    """217,646 tokens in 100 rows of 34 chunks; a vocabulary of the text; test tokens hidden, labels not."""
+    with pytest.raises(DataError, match="train='validation' trains on the validation text"):
+        load_dataset("wikitext2", FOLDER)
+    data = load_dataset("wikitext2", FOLDER, train="validation")
+    assert data.train_x.shape == data.train_y.shape == (100 * (2176 // 64), 64)
+    assert data.test_x.shape == data.test_y.shape == (10 * (24556 // 64), 64)
+    assert data.tokens == data.classes + 1
+    assert data.train_x.min() == 1
+    assert data.train_x.max() == data.classes - 1
+    hidden = data.test_x == data.classes
+    assert abs(hidden.mean() - 0.15) < 0.003
+    np.testing.assert_array_equal(data.test_x[~hidden], data.test_y[~hidden])
+    assert data.test_y.max() < data.classes
+    assert set(data.train_group) == set(range(100))
+
+
+def test_a_vocabulary_is_that_of_the_training_text(tmp_path):
+    """Ids in order of appearance after the unknown token and the end of a line; test words may be unknown."""
+    folder = tmp_path / "wikitext2"
+    folder.mkdir()
+    (folder / "wiki.train.tokens").write_text(" = a = \n \n b <unk> a\n")
+    (folder / "wiki.test.tokens").write_text("b z\nc\n")
+    data = load_dataset("wikitext2", tmp_path, rows=1, test_rows=1, length=5, mask_rate=0.0)
+    assert data.train_x.tolist() == [[2, 3, 2, 1, 1]]
+    assert data.test_x.tolist() == [[4, 0, 1, 0, 1]]
+    assert (data.classes, data.tokens) == (6, 7)
+    assert token_ids(["x"], {}).tolist() == [0, 0]
+
+
+def test_masks_and_perplexity():
+    """Masks depend on the seed alone; the perplexity averages over chunks, not over tokens."""
+    tokens = np.zeros((100, 64), np.int64)
+    masked = mask_tokens(tokens, 0.15, 7, seed=3)
+    assert set(masked.ravel()) == {0, 7}
+    np.testing.assert_array_equal(mask_tokens(tokens, 0.15, 7, seed=3), masked)
+    assert perplexity(np.log([2.0, 6.0])) == pytest.approx(4.0)
