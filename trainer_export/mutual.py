@@ -148,9 +148,9 @@ def _run(learner: Learner, x: Tensor) -> tuple[list[Tensor], Tensor]:
 def _step(learner: Learner, run: tuple[list[Tensor], Tensor], y: Tensor, other: Tensor) -> Learnt:
     trained, logits = run
     loss, slope = mutual_loss_and_logit_gradient(logits.detach(), other, y, learner.trust)
-    gradients = torch.autograd.grad(logits, trained, slope, allow_unused=True)
-    full = [torch.zeros_like(p) if g is None else g for g, p in zip(gradients, trained, strict=True)]
+    # A parameter that the loss does not depend on has the gradient zero: weight decay and momentum still move it.
+    gradients = torch.autograd.grad(logits, trained, slope, allow_unused=True, materialize_grads=True)
     moved, kept = sgd_step(
-        [parameter.detach() for parameter in trained], learner.states, full, learner.lr, learner.recipe
+        [parameter.detach() for parameter in trained], learner.states, gradients, learner.lr, learner.recipe
     )
     return Learnt(loss, moved, kept)
