@@ -70,8 +70,9 @@ def i1(entry: Entry, check: Check) -> None:
     deepest = max(depths, key=lambda group: depths[group])
     settings = InclusiveSettings(entry.inputs["beta"], _fedadam(entry.inputs["fedadam"]))
     state = inclusivefl.init(layout, depths, own[deepest], settings, own)
-    for position, (updates, expected) in enumerate(zip(entry.inputs["client_updates"], entry.expected, strict=True)):
-        state = _round(f"round {expected.get('t', position + 1)}", check, layout, state, settings, updates, expected)
+    for number, (updates, expected) in enumerate(zip(entry.inputs["client_updates"], entry.expected, strict=True), 1):
+        check.same("t", number, expected["t"])
+        state = _round(f"round {number}", check, layout, state, settings, updates, expected)
     check.note("the momentum is taken after the injection, as in algorithm 1")
 
 
