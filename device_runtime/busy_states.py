@@ -45,22 +45,13 @@ class Fetching(DeviceState):
         super().__init__(ctx)
         self._fetch = Fetch(
             ctx.blobs,
-            subscribe=self._subscribe,
-            unsubscribe=lambda digest: ctx.need_link().unsubscribe(ctx.topics.blob_filter(digest)),
-            request=self._request,
+            subscribe=ctx.subscribe_blob,
+            unsubscribe=ctx.unsubscribe_blob,
+            request=lambda digest, ranges: ctx.send(NeedChunks, digest=digest, ranges=ranges),
             repair_seconds=ctx.config.repair_seconds,
         )
         self._graphs: tuple[str, ...] | None = None
         self._made_room = False
-
-    def _subscribe(self, digest: str) -> None:
-        try:
-            self.ctx.need_link().subscribe(self.ctx.topics.blob_filter(digest))
-        except TransportError as error:
-            self.ctx.journal.warning(f"{error}; chunks are asked for again")
-
-    def _request(self, digest: str, ranges: Ranges) -> None:
-        self.ctx.send(NeedChunks, digest=digest, ranges=ranges)
 
     @override
     def enter(self) -> None:
@@ -86,7 +77,10 @@ class Fetching(DeviceState):
 
     @override
     def on_chunk(self, digest: str, frame: bytes) -> None:
-        self._guarded(lambda: self._take(digest, frame))
+        if self._fetch.waits_for(digest):
+            self._guarded(lambda: self._take(digest, frame))
+        else:
+            super().on_chunk(digest, frame)
 
     @override
     def on_wake(self) -> None:

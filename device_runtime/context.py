@@ -38,6 +38,7 @@ __all__ = ["Context", "Task", "refusal_of"]
 
 _TIER = re.compile(r"^w(\d+\.\d+)-d(\d+)$")
 _OUTCOMES_KEPT = 32
+_UNWANTED_KEPT = 256
 
 
 @dataclass
@@ -117,6 +118,7 @@ class Context:
         failure: why the task is about to be refused.
         events: posted and not yet handled.
         outcomes: how recent tasks ended.
+        unwanted: blobs whose subscription was given back because chunks came that nobody waits for.
     """
 
     config: DeviceConfig
@@ -139,6 +141,7 @@ class Context:
     outcomes: deque[tuple[str, Event, tuple[RefusalReason, str] | None]] = field(
         default_factory=lambda: deque(maxlen=_OUTCOMES_KEPT)
     )
+    unwanted: set[str] = field(default_factory=set)
     _seq: int = 0
 
     @property
@@ -214,6 +217,27 @@ class Context:
             self.need_link().publish(self.topics.reply(self.config.device), message.model_dump_json().encode())
         except TransportError as error:
             self.journal.warning(f"cannot send {kind.__name__}: {error}; it is sent again with the next offer")
+
+    def subscribe_blob(self, digest: str) -> None:
+        """Let the chunks of a blob come."""
+        self.unwanted.discard(digest)
+        try:
+            self.need_link().subscribe(self.topics.blob_filter(digest))
+        except TransportError as error:
+            self.journal.warning(f"{error}; chunks are asked for again")
+
+    def unsubscribe_blob(self, digest: str) -> None:
+        """Let no more chunks of a blob come."""
+        self.need_link().unsubscribe(self.topics.blob_filter(digest))
+
+    def decline_chunk(self, digest: str) -> None:
+        """A chunk came that nobody waits for.
+
+        It is an echo of a subscription just ended, or the broker's session still holds one from before a crash.
+        """
+        if digest not in self.unwanted and len(self.unwanted) < _UNWANTED_KEPT:
+            self.unwanted.add(digest)
+            self.unsubscribe_blob(digest)
 
     def status(self, *, online: bool = True) -> bytes:
         """The retained status.

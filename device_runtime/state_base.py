@@ -30,6 +30,8 @@ class DeviceState:
 
     def on_chunk(self, digest: str, frame: bytes) -> None:
         """A chunk of a blob arrived; nobody waits for it here."""
+        del frame  # whatever it holds
+        self.ctx.decline_chunk(digest)
 
     def on_message(self, message: ServerMessage) -> None:
         """The server said something about the task in hand that does not fit this state: late, or a repetition."""

@@ -48,18 +48,20 @@ def send_chunks(
     """
     count = 0
     for index, frame in iter_chunks(blobs.read(update.digest), update.chunk_bytes, ranges):
-        _wait_for_room(link, deadline, stopped)
+        _wait(link, SEND_WINDOW - 1, deadline, stopped)
         link.publish(topic(index), frame)
         count += 1
+    # Some brokers keep no order between topics: what is announced next should find the chunks there.
+    _wait(link, 0, deadline, stopped)
     return count
 
 
-def _wait_for_room(link: Link, deadline: float, stopped: Callable[[], bool]) -> None:
+def _wait(link: Link, unacknowledged: int, deadline: float, stopped: Callable[[], bool]) -> None:
     while True:
         if stopped():
             raise TaskStopped
         try:
-            link.drain(min(deadline, time.monotonic() + _PATIENCE_SECONDS), SEND_WINDOW - 1)
+            link.drain(min(deadline, time.monotonic() + _PATIENCE_SECONDS), unacknowledged)
         except TransportError:
             if time.monotonic() >= deadline:
                 raise

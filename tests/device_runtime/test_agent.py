@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fleet_protocol.messages import Done, NeedChunks, Progress
+from fleet_protocol.blobs import encode_chunk
+from fleet_protocol.errors import RefusalReason
+from fleet_protocol.messages import Accept, Done, NeedChunks, Progress, Refuse
 from fleet_protocol.weights import decode_weights, read_metadata
 from tests.brokers import TestBroker, embedded_broker, mosquitto_broker
 from tests.device_runtime.device_process import DeviceProcess
 from tests.device_runtime.scripted_server import ScriptedServer, scripted_server
-from tests.device_runtime.tiny_set import TinySet, initial_weights, samples, write_tiny_set
+from tests.device_runtime.tiny_set import TinySet, broken_train_graph, initial_weights, samples, write_tiny_set
 
 
 @pytest.fixture(scope="module")
@@ -29,10 +32,10 @@ def broker(request, tmp_path_factory) -> Iterator[TestBroker]:
 
 
 @contextlib.contextmanager
-def running_device(tmp_path: Path, url: str, **options) -> Iterator[DeviceProcess]:
-    x, y = samples(50)
+def running_device(tmp_path: Path, url: str, *, data=None, scale=1.0, **options) -> Iterator[DeviceProcess]:
+    x, y = data or samples(50)
     np.savez(tmp_path / "data.npz", x=x, y=y)
-    device = DeviceProcess(tmp_path, url, {"kind": "npz", "path": "data.npz"}, **options)
+    device = DeviceProcess(tmp_path, url, {"kind": "npz", "path": "data.npz", "scale": scale}, **options)
     device.start()
     try:
         yield device
@@ -44,7 +47,7 @@ def running_device(tmp_path: Path, url: str, **options) -> Iterator[DeviceProces
 def fleet(
     tmp_path: Path, broker: TestBroker, tiny: TinySet, **options
 ) -> Iterator[tuple[ScriptedServer, DeviceProcess]]:
-    device_id = f"d-{tmp_path.name[-40:]}"
+    device_id = f"d-{zlib.crc32(str(tmp_path).encode()):08x}"
     with (
         scripted_server(broker.url, tiny.blobs) as server,
         running_device(tmp_path, broker.url, device=device_id, **options) as device,
@@ -92,3 +95,201 @@ def test_a_task_from_offer_to_acknowledgement(tmp_path, broker, tiny):
             "starting probing idle fetching training uploading dropping idle fetching measuring uploading dropping "
             "idle fetching training uploading dropping idle stopped"
         )
+
+
+def test_a_broker_that_dies_in_mid_task(tmp_path, broker, tiny):
+    """Training goes on while the broker is away; then the device is back online and the update arrives."""
+    with fleet(tmp_path, broker, tiny) as (server, device):
+        server.offer(device.id, tiny.choice(initial_weights()), train={"epochs": 1500})
+        server.wait_message(Progress)
+        broker.stop()
+        device.wait_log("computed ")
+        broker.start()
+        server.wait_update("t1")
+        device.wait_log("the server has the update")
+        assert device.states()[-4:] == ["training", "uploading", "dropping", "idle"]
+        assert server.statuses[-1].online
+
+
+@pytest.fixture(scope="module")
+def one_broker(tmp_path_factory) -> Iterator[TestBroker]:
+    with embedded_broker(tmp_path_factory.mktemp("broker")) as running:
+        yield running
+
+
+def test_lost_and_corrupted_chunks_are_asked_for_again(tmp_path, one_broker, tiny):
+    """Chunks that the broker loses or damages are repaired by digest, those that arrived are not sent twice."""
+    sent: dict[tuple[str, int], int] = {}
+
+    def tamper(digest: str, index: int, frame: bytes) -> bytes | None:
+        sent[digest, index] = count = sent.get((digest, index), 0) + 1
+        if count == 1 and index % 3 == 0:
+            return None
+        if count == 1 and index % 3 == 1:
+            return frame[:-1] + bytes([frame[-1] ^ 1])
+        return frame
+
+    with fleet(tmp_path, one_broker, tiny) as (server, device):
+        server.script.tamper = tamper
+        server.offer(device.id, tiny.choice(initial_weights()))
+        server.wait_update("t1")
+        assert {count for (_, index), count in sent.items() if index % 3 == 2} <= {1}
+        assert {count for (_, index), count in sent.items() if index % 3 != 2} == {2}
+
+
+def test_lost_upload_chunks_are_sent_again(tmp_path, one_broker, tiny):
+    """The server names the chunks it misses and gets those."""
+    with fleet(tmp_path, one_broker, tiny) as (server, device):
+        server.script.lose_upload = {0}
+        server.offer(device.id, tiny.choice(initial_weights()))
+        server.wait_update("t1")
+        device.wait_log("the server misses chunks ((0, 1),)")
+        assert server.summary() == ["Accept", "Done", "Done"]
+
+
+def test_repeated_offers_change_nothing(tmp_path, one_broker, tiny):
+    """A device answers a repeated offer with where it stands, and one for a finished task not at all."""
+    with fleet(tmp_path, one_broker, tiny) as (server, device):
+        choice = tiny.choice(initial_weights())
+        server.offer(device.id, choice, train={"epochs": 1500})
+        server.wait_message(Progress)
+        server.offer(device.id, choice, train={"epochs": 1500})
+        server.wait_message(Accept, count=2)
+        server.wait_update("t1")
+        device.wait_log("the server has the update")
+        server.offer(device.id, choice, train={"epochs": 1500})
+        device.wait_log("ignored the offer of task t1, which ended here (acknowledged)")
+        assert " ".join(device.states()) == "starting probing idle fetching training uploading dropping idle"
+
+
+def test_cancel_and_newer_rounds_end_a_task_at_once(tmp_path, one_broker, tiny):
+    """A cancelled task stops between two steps; an offer of a newer round takes the place of the one in hand."""
+    with fleet(tmp_path, one_broker, tiny) as (server, device):
+        choice = tiny.choice(initial_weights())
+        endless = {"epochs": 10**6}
+        first = server.offer(device.id, choice, train=endless)
+        server.wait_message(Progress)
+        server.cancel(device.id, first)
+        device.wait_log("state=idle", times=2)
+        server.offer(device.id, choice, train=endless, task="t2", round=5)
+        server.wait_message(Progress, "t2")
+        server.offer(device.id, choice, train=endless, task="old", round=4)
+        device.wait_log("ignored an offer of the earlier round 4")
+        server.offer(device.id, choice, task="t3", round=6)
+        server.wait_update("t3")
+        device.wait_log("the server has the update")
+        chain = " ".join(device.states())
+        assert chain == (
+            "starting probing idle fetching training dropping idle fetching training dropping idle "
+            "fetching training uploading dropping idle"
+        )
+        assert not server.heard(Refuse)
+
+
+def test_a_passed_deadline_is_dropped_quietly(tmp_path, one_broker, tiny):
+    """Nobody waits for a closed round, so nobody is told; the device is ready for the next."""
+    with fleet(tmp_path, one_broker, tiny) as (server, device):
+        choice = tiny.choice(initial_weights())
+        server.offer(device.id, choice, train={"epochs": 10**6}, seconds_left=0.7)
+        device.wait_log("the round has closed")
+        server.offer(device.id, choice, task="t2")
+        server.wait_update("t2")
+        assert not server.heard(Refuse)
+
+
+def test_offers_a_board_cannot_take(tmp_path, one_broker, tiny):
+    """Too wide or too deep a tier is refused with the limits; a statistics task has none."""
+    with fleet(tmp_path, one_broker, tiny, max_width=0.5) as (server, device):
+        choice = tiny.choice(initial_weights())
+        server.offer(device.id, choice)
+        refusal = server.wait_message(Refuse, "t1")
+        assert refusal.reason is RefusalReason.UNSUPPORTED
+        assert "offered w1.00-d1; this board is limited to width 0.5" in refusal.detail
+        server.offer(device.id, choice)
+        assert server.wait_message(Refuse, "t1", count=2).detail == refusal.detail
+        server.offer(device.id, choice, task="t2", kind="statistics")
+        server.wait_update("t2")
+
+
+def test_a_blob_with_another_content_is_refused(tmp_path, one_broker, tiny):
+    """Three whole arrivals that do not match the digest end the task; the next one works."""
+    with fleet(tmp_path, one_broker, tiny) as (server, device):
+        choice = tiny.choice(initial_weights())
+        honest = choice.weights.digest
+        forged = bytearray(tiny.blobs.read(honest))
+        forged[-1] ^= 1
+        server.script.tamper = lambda digest, index, frame: (
+            encode_chunk(bytes(forged), index, choice.weights.chunk_bytes) if digest == honest else frame
+        )
+        server.offer(device.id, choice)
+        assert server.wait_message(Refuse).reason is RefusalReason.BAD_DIGEST
+        server.script.tamper = lambda _digest, _index, frame: frame
+        server.offer(device.id, choice, task="t2")
+        server.wait_update("t2")
+
+
+def test_a_set_that_fails_its_self_test_is_not_used(tmp_path, one_broker, tiny):
+    """A graph that gives NaN on this board is refused before it sees data, and the good set still works after it."""
+    broken = write_tiny_set(tiny.blobs.root, train_graph=broken_train_graph())
+    with fleet(tmp_path, one_broker, tiny) as (server, device):
+        server.offer(device.id, broken.choice(initial_weights()))
+        refusal = server.wait_message(Refuse)
+        assert refusal.reason is RefusalReason.FAILED
+        assert "fails its self-test" in refusal.detail
+        server.offer(device.id, tiny.choice(initial_weights()), task="t2")
+        server.wait_update("t2")
+        assert "self-test passed: onnx/train" in device.log()
+
+
+def test_data_that_does_not_fit_is_refused_with_its_path(tmp_path, one_broker, tiny):
+    """A label the model does not have, and a loss that is not finite, are told to the server in words."""
+    x, y = samples(50)
+    y[7] = 4
+    with fleet(tmp_path, one_broker, tiny, data=(x, y)) as (server, device):
+        server.offer(device.id, tiny.choice(initial_weights()))
+        refusal = server.wait_message(Refuse)
+        assert refusal.reason is RefusalReason.NO_DATA
+        assert "label 4 of sample 7 in" in refusal.detail
+        assert "data.npz is outside 0 to 3" in refusal.detail
+
+
+def test_a_loss_that_is_not_finite_is_refused(tmp_path, one_broker, tiny):
+    """NaN is reported with its round and step, and the device lives on."""
+    with fleet(tmp_path, one_broker, tiny, scale=1e30) as (server, device):
+        server.offer(device.id, tiny.choice(initial_weights()), round=9)
+        refusal = server.wait_message(Refuse)
+        assert refusal.reason is RefusalReason.FAILED
+        assert "the loss is nan in round 9 at step 1" in refusal.detail
+        assert device.states()[-1] == "idle"
+
+
+def test_nonsense_is_ignored(tmp_path, one_broker, tiny):
+    """Malformed, foreign and misplaced messages are logged and change nothing."""
+    with fleet(tmp_path, one_broker, tiny) as (server, device):
+        choice = tiny.choice(initial_weights())
+        server.say(device.id, b"\xff not json")
+        server.say(device.id, b"x" * 300_000)
+        offer = server.offer(device.id, choice, fleet="other")
+        server.cancel(device.id, offer)
+        server.push_chunks(choice.weights.digest, ((0, 1),))
+        server.offer(device.id, choice)
+        server.wait_update("t1")
+        log = device.log()
+        assert log.count("ignored a message") == 3
+        assert "malformed" in log
+        assert "oversized" in log
+        assert "ignored a message of fleet other" in log
+        assert "ignored cancel of task t1, which is not in hand" in log
+
+
+def test_a_vanished_device_is_offline_by_its_will(tmp_path, one_broker, tiny):
+    """A power cut is announced by the broker, a polite end by the device."""
+    with fleet(tmp_path, one_broker, tiny) as (server, device):
+        device.kill()
+        server.wait(lambda: not server.statuses[-1].online, what="the will")
+        assert server.statuses[-1].profile is None
+        device.start()
+        server.wait(lambda: server.statuses[-1].online, what="the return")
+        assert device.terminate() == 0
+        server.wait(lambda: not server.statuses[-1].online, what="the farewell")
+        assert server.statuses[-1].state == "stopped"
