@@ -27,7 +27,9 @@ __all__ = ["LOWERINGS", "Geometry"]
 aten = torch.ops.aten
 
 # Nanoseconds, measured on two cores of an x86-64 server; only their ratios matter.
-_ROW_NS, _FLOAT_NS, _FLOP_NS, _SLOW_FLOP_NS, _TRANSPOSE_NS = 3.7, 0.06, 0.005, 0.01, 0.25
+_ROW_NS, _FLOAT_NS, _FLOP_NS, _TRANSPOSE_NS = 3.7, 0.06, 0.005, 0.25
+_SLICE_ROW_NS, _SLICE_FLOAT_NS = 6.0, 0.2
+_TRANSPOSED_NS, _TRANSPOSED_FLOP_NS = 15.0, 0.015
 
 
 @dataclass(frozen=True)
@@ -145,34 +147,47 @@ def _look_up_ns(rows: int, taps: int, channels: int) -> float:
     return rows * taps * (_ROW_NS + _FLOAT_NS * channels)
 
 
-def _columns(e: Emitter, x: Value, geometry: Geometry) -> str:
-    """What each output sees, [batch * outputs, taps * channels], taps before channels."""
+@dataclass(frozen=True)
+class _Columns:
+    """What each output sees.
+
+    Attributes:
+        name: a matrix [batch * outputs, taps * channels], or its transpose.
+        transposed: which of the two, as Gemm wants it.
+    """
+
+    name: str
+    transposed: int
+
+
+def _columns(e: Emitter, x: Value, geometry: Geometry) -> _Columns:
+    """The columns of a convolution, taps before channels; equal nodes for forward pass and weight gradient."""
     channels = x.shape[1]
-    width = geometry.taps * channels
     if geometry.is_pointwise:
-        return e.reshaped(_rows(e, x, zero_row=False), (x.shape[0], 0, channels), (-1, channels))
-    by_conv = 2 * width * width * _SLOW_FLOP_NS + width * _TRANSPOSE_NS
-    if by_conv > _look_up_ns(1, geometry.taps, channels):
-        return _look_up(e, x, geometry.table())
-    # Few channels make short rows. A convolution with unit kernels copies the same numbers faster.
-    unit = np.zeros((geometry.taps, channels, channels, geometry.taps), np.float32)
-    for tap, channel in itertools.product(range(geometry.taps), range(channels)):
-        unit[tap, channel, channel, tap] = 1
-    kernels = e.graph.constant(unit.reshape(width, channels, *geometry.kernel))
-    name = e.graph.node("Conv", e.plain(x), kernels, **_attributes(geometry))
-    positions = math.prod(geometry.outputs)
-    flat = e.graph.node("Reshape", name, e.graph.ints(-1, width, positions))
-    lying = e.graph.node("Transpose", flat, perm=[0, 2, 1])
-    return e.graph.node("Reshape", lying, e.graph.ints(-1, width))
+        return _Columns(_matrix_of(e, x), 0)
+    row = geometry.outputs[-1]
+    by_slices = channels * (geometry.taps * (_SLICE_ROW_NS / row + _SLICE_FLOAT_NS) + _TRANSPOSE_NS)
+    if all(step == 1 for step in geometry.stride) and by_slices < _look_up_ns(1, geometry.taps, channels):
+        return _Columns(_sliced(e, x, geometry), 1)
+    return _Columns(_look_up(e, x, geometry.table()), 0)
 
 
-def _attributes(geometry: Geometry) -> dict[str, list[int]]:
-    return {
-        "kernel_shape": list(geometry.kernel),
-        "strides": list(geometry.stride),
-        "pads": list(geometry.padding) * 2,
-        "dilations": list(geometry.dilation),
-    }
+def _sliced(e: Emitter, x: Value, geometry: Geometry) -> str:
+    """The transposed columns as shifted copies of the whole input: few channels make short rows and long planes."""
+    rank = x.rank
+    order = (1, 0, *range(2, rank))
+    plane = e.arranged(x, order)
+    if any(geometry.padding):
+        pads = (0, 0, *geometry.padding)
+        plane = e.graph.node("Pad", plane, e.graph.ints(*pads, *pads))
+    axes = e.graph.ints(*range(2, rank))
+    shifted = []
+    for tap in itertools.product(*map(range, geometry.kernel)):
+        start = [t * d for t, d in zip(tap, geometry.dilation, strict=True)]
+        stop = [begin + size for begin, size in zip(start, geometry.outputs, strict=True)]
+        shifted.append(e.graph.node("Slice", plane, e.graph.ints(*start), e.graph.ints(*stop), axes))
+    joined = e.graph.node("Concat", *shifted, axis=0)
+    return e.graph.node("Reshape", joined, e.graph.ints(geometry.taps * x.shape[1], -1))
 
 
 def _weight_matrix(e: Emitter, weight: Value) -> str:
@@ -223,8 +238,9 @@ def _convolution(
     del output_padding
     geometry = _geometry(x, weight, out.shape[2:], (stride, padding, dilation, transposed))
     kernel = _weight_matrix(e, _dense(e, weight, groups))
-    inputs = [_columns(e, e.full(x), geometry), kernel, *([e.plain(bias)] if bias is not None else [])]
-    flat = e.graph.node("Gemm", *inputs, transB=1)
+    columns = _columns(e, e.full(x), geometry)
+    inputs = [columns.name, kernel, *([e.plain(bias)] if bias is not None else [])]
+    flat = e.graph.node("Gemm", *inputs, transA=columns.transposed, transB=1)
     return _feature_map(e, flat, out)
 
 
@@ -267,7 +283,8 @@ def _convolution_backward(
 
 
 def _weight_gradient(e: Emitter, grad: Value, x: Value, shape: Sequence[int], geometry: Geometry) -> Value:
-    flat = e.graph.node("Gemm", _matrix_of(e, grad), _columns(e, x, geometry), transA=1)
+    columns = _columns(e, x, geometry)
+    flat = e.graph.node("Gemm", _matrix_of(e, grad), columns.name, transA=1, transB=columns.transposed)
     order = channels_last(len(shape))
     name = e.reshaped(flat, (shape[0], -1), tuple(shape[i] for i in order))
     return e.value(name, shape, order=order)
@@ -279,10 +296,11 @@ def _matrix_of(e: Emitter, x: Value) -> str:
 
 
 def _input_gradient(e: Emitter, out: Spec, grad: Value, weight: Value, geometry: Geometry) -> Value:
-    """Either look up what each input contributed to and multiply, or multiply first and add up what belongs together.
+    """Either look up what each input contributed to and multiply, or multiply first and add up what belongs together,
+    or leave it to the runtime.
 
     The first moves rows of output channels and multiplies for every input; the second moves rows of input channels and
-    multiplies for every output.
+    multiplies for every output; the third wins where channels are few.
     """
     outputs, inputs = weight.shape[:2]
     table = geometry.reverse_table()
@@ -290,10 +308,15 @@ def _input_gradient(e: Emitter, out: Spec, grad: Value, weight: Value, geometry:
         flat = e.graph.node("Gemm", _matrix_of(e, grad), _weight_matrix(e, weight))
         return _feature_map(e, flat, out)
     places, results, taps = math.prod(geometry.inputs), math.prod(geometry.outputs), geometry.taps
-    flop = 2 * taps * inputs * outputs * _FLOP_NS
+    flops = 2 * taps * inputs * outputs
     reach = int((table < results).sum(1).max())
-    first = _look_up_ns(places, taps, outputs) + places * flop
-    second = _look_up_ns(places, reach, inputs) + results * (flop + taps * inputs * 0.2) + places * reach * inputs * 0.1
+    first = places * (_look_up_ns(1, taps, outputs) + flops * _FLOP_NS)
+    second = results * (flops * _FLOP_NS + taps * inputs * 0.2) + places * (
+        _look_up_ns(1, reach, inputs) + reach * inputs * 0.1
+    )
+    transposed = results * (_TRANSPOSED_NS + flops * _TRANSPOSED_FLOP_NS)
+    if transposed <= min(first, second):
+        return _transposed_convolution(e, out, grad, weight, geometry)
     if first <= second:
         order = (*range(2, weight.rank), 0, 1)
         physical = tuple(weight.shape[i] for i in order)
@@ -309,6 +332,33 @@ def _input_gradient(e: Emitter, out: Spec, grad: Value, weight: Value, geometry:
         keepdims=0,
     )
     return _feature_map(e, summed, out)
+
+
+def _transposed_convolution(e: Emitter, out: Spec, grad: Value, weight: Value, geometry: Geometry) -> Value:
+    """The runtime's own operator, faster where channels are few."""
+    extra = [
+        size - ((count - 1) * step - 2 * pad + spread * (k - 1) + 1)
+        for size, count, step, pad, spread, k in zip(
+            geometry.inputs,
+            geometry.outputs,
+            geometry.stride,
+            geometry.padding,
+            geometry.dilation,
+            geometry.kernel,
+            strict=True,
+        )
+    ]
+    name = e.graph.node(
+        "ConvTranspose",
+        e.plain(grad),
+        e.plain(weight),
+        kernel_shape=list(geometry.kernel),
+        strides=list(geometry.stride),
+        pads=list(geometry.padding) * 2,
+        dilations=list(geometry.dilation),
+        output_padding=extra,
+    )
+    return e.value(name, out.shape)
 
 
 def _contributions(e: Emitter, rows: str, table: NDArray[np.int64], results: int, reach: int) -> str:
