@@ -13,7 +13,7 @@ from typing import Literal
 
 from broker_server.store import TaskPhase, TaskRecord
 from fleet_protocol.manifest import Manifest
-from fleet_protocol.messages import TrainSettings
+from fleet_protocol.messages import Done, TrainSettings
 
 __all__ = [
     "Collection",
@@ -58,6 +58,8 @@ class OpenTask:
         heard: ``time.monotonic()`` of the last sign of the device about this task.
         offered: the same of the last offer.
         damaged: uploads whose digest was wrong.
+        announced: the device's Done while chunks are still missing.
+        quiet: ``time.monotonic()`` from which on they count as lost if none has come.
     """
 
     record: TaskRecord
@@ -65,6 +67,8 @@ class OpenTask:
     heard: float = -math.inf
     offered: float = -math.inf
     damaged: int = 0
+    announced: Done | None = None
+    quiet: float = math.inf
 
 
 @dataclass

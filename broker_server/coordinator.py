@@ -150,6 +150,7 @@ class Coordinator:
         )
 
     def _count_bytes(self) -> None:
+        self._reporter.count()
         now = self._services.wire()
         payload = self._desk.blobs.take_payload_bytes() + self._services.uploads.take_payload_bytes()
         self._store.add_bytes(self._context.run, wire=wire_since(now, self._wire), payload=payload)

@@ -6,6 +6,7 @@ again to devices that came back or stay silent, and uploads are taken.
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 import time
@@ -98,6 +99,7 @@ class Desk:
         self._on_disconnect = on_disconnect
         self._on_control = on_control
         self._collection: Collection | None = None
+        self._count_at = 0.0
 
     # Waiting.
 
@@ -114,16 +116,33 @@ class Desk:
         if self._stopping.is_set():
             raise StopRequested
         now = time.monotonic()
-        wake = min(until, now + PATIENCE_SECONDS, self.blobs.next_due() or until)
+        wake = min(until, now + PATIENCE_SECONDS, self.blobs.next_due() or until, self._next_quiet())
         try:
             event = self._inbox.get(timeout=max(0.0, wake - now))
         except queue.Empty:
             pass
         else:
             self._handle(event)
-        for problem in self.blobs.flush(time.monotonic()):
+        self._do_what_is_due(time.monotonic())
+
+    def _do_what_is_due(self, now: float) -> None:
+        for problem in self.blobs.flush(now):
             self.reporter.note("blob-delayed", problem)
-        self._nudge()
+        for task in self._collection.unanswered if self._collection is not None else ():
+            if task.quiet <= now:
+                self._uploads.ask_for_missing(task)
+            if due_for_nudge(task, now, self._nudge_seconds):
+                self._offer(task)
+        if now >= self._count_at:
+            self._count_at = now + PATIENCE_SECONDS
+            self.reporter.count()
+
+    def _next_quiet(self) -> float:
+        return (
+            min((task.quiet for task in self._collection.unanswered), default=math.inf)
+            if self._collection is not None
+            else math.inf
+        )
 
     def _handle(self, event: Event | Stop) -> None:
         if isinstance(event, Stop):
@@ -211,12 +230,6 @@ class Desk:
             self.blobs.expect(weights, task.record.device)
         task.offered = now
         self.post.offer(task.record, collection.train, collection.deadline - now)
-
-    def _nudge(self) -> None:
-        now = time.monotonic()
-        for task in self._collection.unanswered if self._collection is not None else ():
-            if due_for_nudge(task, now, self._nudge_seconds):
-                self._offer(task)
 
     # Replies.
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable
+from typing import Literal
 
 from broker_server.store import Store
 from fleet_protocol import control
@@ -37,6 +39,8 @@ class Reporter:
         self._topics = topics
         self._listener = listener
         self._began = time.monotonic()
+        self._seen: Counter[tuple[str, RefusalReason, str]] = Counter()
+        self._uncounted: Counter[tuple[str, RefusalReason, str]] = Counter()
 
     @property
     def seconds(self) -> float:
@@ -55,7 +59,7 @@ class Reporter:
             number = getattr(event, "round", None)
             self._store.log(event.type, log, run=self.run, number=number, device=device)
         with contextlib.suppress(TransportError):
-            self._link.publish(self._topics.server_events, event.to_bytes(), qos=0)
+            self._link.publish(self._topics.server_events, event.to_bytes())
         if self._listener is not None:
             self._listener(event)
 
@@ -75,18 +79,27 @@ class Reporter:
             number: of the round.
             by_device: the device refused its task.
         """
-        by = "device" if by_device else "server"
-        count = self._store.count_refusal(self.run, device or "", reason, by)
-        if count > _LOGGED_REFUSALS:
+        by: Literal["server", "device"] = "device" if by_device else "server"
+        key = (device or "", reason, by)
+        self._seen[key] += 1
+        self._uncounted[key] += 1
+        if self._seen[key] > _LOGGED_REFUSALS:
             return
-        last = " (further ones are only counted)" if count == _LOGGED_REFUSALS else ""
+        self.count()
+        last = " (further ones are only counted)" if self._seen[key] == _LOGGED_REFUSALS else ""
         event = control.UpdateRefused(
             run=self.run,
             seconds=self.seconds,
             round=number,
             device=device,
-            by="device" if by_device else "server",
+            by=by,
             reason=reason,
             detail=detail,
         )
         self.emit(event, f"{by} refused, {reason.value}: {detail}{last}", device)
+
+    def count(self) -> None:
+        """Write what was refused since the last call; a flood is counted in memory and written now and then."""
+        for (device, reason, by), times in self._uncounted.items():
+            self._store.count_refusal(self.run, device, reason, by, times)
+        self._uncounted.clear()

@@ -18,6 +18,7 @@ import threading
 import time
 from pathlib import Path
 
+from pydantic import ValidationError
 from typing_extensions import Self
 
 from broker_server.artifacts import load_artifacts
@@ -40,7 +41,6 @@ from broker_server.test_set import load_test_set
 from broker_server.uploads import Uploads
 from fleet_protocol import control
 from fleet_protocol.blob_store import BlobStore
-from fleet_protocol.config import parse_config
 from fleet_protocol.errors import ConfigError, RefusedError, ShoalError, TransportError
 from fleet_protocol.link import BrokerAddress, Connected, Disconnected, Event, Link, Received
 from fleet_protocol.messages import ServerStatus, parse_status
@@ -317,8 +317,7 @@ class Server:
         try:
             if request.fleet != self.fleet:
                 raise ConfigError(f"this server has fleet {self.fleet}, the request is for {request.fleet}")
-            config = parse_config(request.config, FleetConfig, source="the requested configuration")
-            self.run(config.relative_to(Path(request.folder)), request=request.request)
+            self.run(_requested_config(request.config), request=request.request)
         except ShoalError as error:
             self._tell(control.RunRejected(request=request.request, detail=str(error), exit_code=error.exit_code))
 
@@ -332,6 +331,15 @@ class Server:
             self._link.publish(self._topics.server_events, event.to_bytes())
         if self._listener is not None:
             self._listener(event)
+
+
+def _requested_config(text: str) -> FleetConfig:
+    try:
+        return FleetConfig.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the document"
+        raise ConfigError(f"the requested configuration: {where}: {first['msg']}") from error
 
 
 def _same(record: RunRecord, config: FleetConfig) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import replace
 
 from broker_server.collecting import OpenTask
@@ -16,6 +18,7 @@ from fleet_protocol.messages import Done
 
 __all__ = ["Uploads", "refusal_of"]
 
+QUIET_SECONDS = 0.3
 _DAMAGED_UPLOADS = 2  # times that an update whose digest is wrong is asked for again
 
 
@@ -57,6 +60,18 @@ class Uploads:
             self._spool.add(task.record.id, frame, size_limit(task.record, task.manifest))
         except RefusedError as error:
             self._count(task, error)
+            return
+        if task.announced is not None:
+            task.quiet = time.monotonic() + QUIET_SECONDS
+            if not self._spool.missing(task.record.id, task.announced.update):
+                self.done(task, task.announced)
+
+    def ask_for_missing(self, task: OpenTask) -> None:
+        """Name the chunks of an announced update that have not come although the line is quiet."""
+        if task.announced is not None and not task.record.phase.answered:
+            missing = self._spool.missing(task.record.id, task.announced.update)
+            self._post.missing(task.record, missing)
+        task.announced, task.quiet = None, math.inf
 
     def done(self, task: OpenTask, message: Done) -> bool:
         """Take the announcement of a complete update.
@@ -79,16 +94,20 @@ class Uploads:
             check_done(message, record, task.manifest)
             missing = self._spool.missing(record.id, message.update)
             if missing:
-                self._post.missing(record, missing)
+                # Brokers keep the order of one topic only: the announcement may overtake the chunks.
+                task.announced, task.quiet = message, time.monotonic() + QUIET_SECONDS
                 return False
+            task.announced, task.quiet = None, math.inf
             data = self._spool.finish(record.id, message.update)
         except BlobError as error:
             return self._damaged(task, message, str(error))
         except RefusedError as error:
             if error.reason is RefusalReason.WRONG_ROUND:
-                # A message of another round under this task's name says nothing about the update of this round.
+                # A message of another round under this task's name says nothing about the update of this round, so
+                # the refusal names the round that the message named.
                 self._count(task, error)
-                self._post.refuse(record, record.device, error.reason, str(error))
+                named = replace(record, run=message.run, round=message.round)
+                self._post.refuse(named, record.device, error.reason, str(error))
                 return False
             return self._refuse(task, error)
         try:

@@ -41,8 +41,8 @@ class RunRequest(FrozenModel):
     Attributes:
         request: id chosen by the asker; the events that answer carry it.
         fleet: name of the fleet.
-        config: text of ``fleet.toml``; its ``store`` and ``broker`` are the server's own and not read.
-        folder: absolute folder that relative paths in the text start from.
+        config: the server's configuration as JSON, with absolute paths; its ``store`` and ``broker`` are the running
+            server's own and not read.
     """
 
     type: Literal["run-request"] = "run-request"
@@ -50,7 +50,6 @@ class RunRequest(FrozenModel):
     request: Name
     fleet: Name
     config: str
-    folder: str
 
     def to_bytes(self) -> bytes:
         """The request as it travels."""

@@ -343,21 +343,24 @@ class Store:
                 )
             )
 
-    def count_refusal(self, run: str, device: str, reason: RefusalReason, by: str) -> int:
-        """Count a refusal.
+    def count_refusal(self, run: str, device: str, reason: RefusalReason, by: str, times: int = 1) -> None:
+        """Count refusals.
 
-        Returns:
-            How often this device was refused for this reason in this run.
+        Args:
+            run: id of the run, empty outside one.
+            device: id, empty where it is not known.
+            reason: why.
+            by: ``server`` or ``device``.
+            times: how many.
         """
         table = schema.refusals
-        given = sqlite_insert(table).values(run=run, device=device, reason=reason.value, by=by, count=1)
+        given = sqlite_insert(table).values(run=run, device=device, reason=reason.value, by=by, count=times)
         with self._begin() as connection:
-            counted = connection.execute(
+            connection.execute(
                 given.on_conflict_do_update(
-                    index_elements=["run", "device", "reason", "by"], set_={"count": table.c.count + 1}
-                ).returning(table.c.count)
+                    index_elements=["run", "device", "reason", "by"], set_={"count": table.c.count + times}
+                )
             )
-            return int(counted.scalar_one())
 
     def events(self, run: str | None = None, *, last: int | None = None) -> list[EventRecord]:
         """Lines of the log, oldest first.

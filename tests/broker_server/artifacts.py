@@ -1,7 +1,7 @@
 """A tiny exported architecture made by hand: two linear layers and a static batch norm, tiers 1 and 1/2.
 
-The graphs compute what their names promise, so that a round over them can be checked by arithmetic. The train graph is a
-placeholder: the scripted devices of these tests do not train.
+The graphs compute what their names promise, so that a round over them can be checked by arithmetic. The train graph is
+a placeholder: the scripted devices of these tests do not train.
 """
 
 from __future__ import annotations

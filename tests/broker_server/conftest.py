@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typing_extensions import Self
 
 from broker_server.broker import EmbeddedBroker
 from broker_server.config import FleetConfig
@@ -110,7 +111,7 @@ class Running:
         with self.changed:
             self.changed.notify_all()
 
-    def __enter__(self) -> Running:
+    def __enter__(self) -> Self:
         self.server.__enter__()
         self._thread.start()
         return self

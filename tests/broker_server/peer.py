@@ -1,7 +1,7 @@
 """A scripted device: it speaks the whole protocol over a real broker, but its training is a function of the test.
 
-It is what the device runtime would be with a perfect disk and no data: it announces itself, fetches what an offer names,
-answers with the tensors that its script returns, and repeats what is not acknowledged. A script may also misbehave.
+It is what the device runtime would be with a perfect disk and no data: it announces itself, fetches what an offer
+names, answers with the tensors that its script returns, and repeats what is not acknowledged. A script may misbehave.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from typing_extensions import Self
 
 from fleet_protocol.blobs import blob_ref, decode_chunk, indices_of, iter_chunks, ranges_of
 from fleet_protocol.errors import TransportError
@@ -143,7 +144,7 @@ class Peer:
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._loop, name=f"peer-{device}", daemon=True)
 
-    def __enter__(self) -> Peer:
+    def __enter__(self) -> Self:
         self.link.connect(10)
         self.link.subscribe(self.topics.task(self.device))
         if self._announce:
@@ -204,9 +205,12 @@ class Peer:
         elif isinstance(message, UploadMissing) and self._update is not None:
             self.upload(self._update[0].offer.task, self._update[1], message.ranges)
             self.reply(self._update[3])
-        elif isinstance(message, (UploadAck, UploadRefused, Cancel)):
-            if self._current is not None and message.task == self._current.task:
-                self._current, self._update = None, None
+        elif (
+            isinstance(message, (UploadAck, UploadRefused, Cancel))
+            and self._current is not None
+            and message.task == self._current.task
+        ):
+            self._current, self._update = None, None
 
     def _take(self, offer: Offer) -> None:
         if self._update is not None and self._update[0].offer.task == offer.task:

@@ -1,0 +1,83 @@
+"""Taking a stored global version out of the store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from broker_server.queries import find_run
+from broker_server.store import Store, VersionRecord
+from broker_server.tensors import open_tensors
+from fleet_protocol.blob_store import BlobStore, write_atomically
+from fleet_protocol.errors import ConfigError
+from fleet_protocol.weights import encode_weights
+
+__all__ = ["ExportedVersion", "export_safetensors", "load_version"]
+
+
+@dataclass(frozen=True)
+class ExportedVersion:
+    """A global version with its tensors.
+
+    Attributes:
+        record: what the store says about it.
+        arch: name of the architecture.
+        weights: parameters in layout order, float32.
+        statistics: ``stat.<norm>.mean`` and ``.var`` it was evaluated with; empty if the model has no static batch
+            norm or the version was never evaluated.
+    """
+
+    record: VersionRecord
+    arch: str
+    weights: dict[str, NDArray[Any]]
+    statistics: dict[str, NDArray[Any]]
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """Where it comes from, as strings for a file's header."""
+        found = {"arch": self.arch, "run": self.record.run, "version": str(self.record.number)}
+        if self.record.evaluation is not None:
+            found["accuracy"] = repr(self.record.evaluation.accuracy)
+        return found
+
+
+def load_version(store: Store, run: str | None = None, version: int | None = None) -> ExportedVersion:
+    """Read a global version.
+
+    Args:
+        store: the store.
+        run: id of a run, or its beginning; by default the newest.
+        version: its number, by default the last.
+
+    Raises:
+        ConfigError: there is no such run or version.
+        BlobError: its blob is missing or damaged.
+    """
+    record = find_run(store, run)
+    found = store.version(record.id, version)
+    if found is None:
+        last = store.version(record.id)
+        known = f"it has versions 0 to {last.number}" if last is not None else "it has none"
+        raise ConfigError(f"run {record.id} has no version {version}; {known}")
+    blobs = BlobStore(store.folder / "blobs")
+    digests = [found.digest] + ([found.statistics_digest] if found.statistics_digest is not None else [])
+    for digest in digests:
+        blobs.read(digest)  # verifies it
+    weights, *rest = (open_tensors(blobs.path(digest)) for digest in digests)
+    return ExportedVersion(found, record.arch, weights, rest[0] if rest else {})
+
+
+def export_safetensors(version: ExportedVersion, path: Path) -> None:
+    """Write a version as one safetensors file: parameters, then statistics.
+
+    Args:
+        version: from `load_version`.
+        path: the file; an existing one is replaced.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
+    write_atomically(path, encode_weights({**version.weights, **version.statistics}, version.metadata))
