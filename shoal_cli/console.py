@@ -22,8 +22,8 @@ def output_console() -> Console:
 
 
 def error_console() -> Console:
-    """The console of standard error."""
-    return Console(stderr=True)
+    """The console of standard error, as wide as that of standard output."""
+    return Console(stderr=True, width=None if sys.stderr.isatty() else PIPE_WIDTH)
 
 
 def print_json(value: Any) -> None:

@@ -40,10 +40,11 @@ def _export(
     except ModuleNotFoundError as error:
         raise ConfigError(f"exporting needs the extra `export` ({error.name} is not installed)") from error
 
-    wanted = tuple(part.strip() for part in formats.split(","))
-    unknown = [name for name in wanted if name not in FORMATS]
+    named = [part.strip() for part in formats.split(",")]
+    unknown = [name for name in named if name not in FORMATS]
     if unknown:
         raise ConfigError(f"--formats: no format {unknown[0]!r}; there are {', '.join(FORMATS)}")
+    wanted = tuple(name for name in FORMATS if name in named)
     registry = Registry.zoo() if models is None else Registry.zoo().with_file(models)
     architecture = registry.get(arch)
     chosen = architecture.settings(parse_settings("--set", settings or []))
