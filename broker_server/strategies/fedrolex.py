@@ -14,27 +14,30 @@ is ``width``. (The released code counts while it adds, which makes later devices
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from broker_server.strategies.heterofl import seed_of
-from broker_server.strategies.strategy import PlannedTier, PlanRequest
+from broker_server.config import StrategyConfig
+from broker_server.strategies import heterofl
+from broker_server.strategies.strategy import PlannedTier, PlanRequest, Strategy
 from fleet_protocol.errors import ConfigError, PlanError
 from models.axes import AxisKind, kept_units
 from models.draws import Direction, HeadRule
 from models.layout import Layout, Parameter
 from models.plan import CompiledPlan, make_plan
 from models.slicing import Tensors
+from models.tier import Tier
 
 __all__ = [
     "Weighting",
     "WidthMerge",
     "Window",
+    "build",
     "check_coverage",
     "expected_rounds_to_cover",
     "finish_width",
@@ -72,6 +75,33 @@ class Window:
             raise ConfigError(f"a rolling window moves by at least 1 unit a round, not {self.step}")
 
 
+def build(config: StrategyConfig, window: Window | None = None) -> Strategy:
+    """The strategy as configured: HeteroFL's merge, and windows that move.
+
+    The global model may be wider than the widest device: nothing asks for the full tier.
+
+    Args:
+        config: ``weighting`` defaults to uniform, ``label_rule`` to on; ``plan = "random"`` makes it Federated Dropout
+            where no window is given.
+        window: how units are chosen; the paper's by default.
+    """
+    chosen = window or Window(kind="random" if config.plan == "random" else "rolling")
+
+    def tiers(layout: Layout, offered: Sequence[Tier]) -> tuple[Tier, ...]:
+        if chosen.kind == "rolling":
+            for tier in offered:
+                check_coverage(layout, tier.width, chosen)
+        return tuple(offered)
+
+    return replace(
+        heterofl.build(config),
+        name="fedrolex",
+        paper="https://arxiv.org/abs/2212.01548",
+        tiers=tiers,
+        plan=lambda request: plan_window(request, chosen),
+    )
+
+
 def plan_window(request: PlanRequest, window: Window) -> PlannedTier:
     """Plan one device's sub-model.
 
@@ -93,7 +123,7 @@ def plan_window(request: PlanRequest, window: Window) -> PlannedTier:
         request.tier,
         window.kind,
         round_index=request.version,
-        seed=seed_of(request.seed, request.device) if own else request.seed,
+        seed=heterofl.seed_of(request.seed, request.device) if own else request.seed,
         step=window.step,
         direction=window.direction,
         draw=window.draw,

@@ -1,0 +1,183 @@
+"""FedRolex: balance of windows, refusal of windows with gaps, weightings, and expectations of random draws."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker_server import merge
+from broker_server.config import StrategyConfig
+from broker_server.strategies import heterofl
+from broker_server.strategies.fedrolex import (
+    Window,
+    build,
+    check_coverage,
+    expected_rounds_to_cover,
+    finish_width,
+    fold_width,
+    plan_window,
+    probability_untouched,
+    start_width,
+)
+from broker_server.strategies.strategy import PlanRequest
+from fleet_protocol.errors import ConfigError, PlanError
+from models import Axis, AxisKind, Dim, Tier, compile_plan
+from tests.models.layouts import make_layout, noise
+
+LAYOUT = make_layout(
+    [Axis("k", 6), Axis("heads", 8, groups=2), Axis("in", 3, AxisKind.FIXED), Axis("classes", 2, AxisKind.FIXED)],
+    {
+        "first": (Dim("k"), Dim("in")),
+        "query": (Dim("heads"), Dim("k")),
+        "table": (Dim("in"), Dim("k")),
+        "bias": (Dim("k"),),
+        "head": (Dim("classes"), Dim("k")),
+    },
+    label_axes=("classes",),
+)
+
+
+def plan(width, version, window, device="d", layout=LAYOUT):
+    return plan_window(PlanRequest(layout, Tier(width), device, version, 0), window).plan
+
+
+@given(st.integers(2, 20), st.floats(0.05, 1.0), st.integers(1, 25), st.sampled_from(["up", "down"]))
+@settings(max_examples=60)
+def test_a_window_is_accepted_exactly_if_it_reaches_every_unit(size, width, step, direction):
+    """Within K rounds an accepted window covers the axis; a refused one never does."""
+    layout = make_layout([Axis("k", size)], {"w": (Dim("k"),)})
+    window = Window(step=step, direction=direction)
+    static = Window(kind="static")
+    kept = len(plan(width, 0, static, layout=layout).indices["k"])
+    seen = {
+        ((step * j if direction == "up" else -step * j) + offset) % size for j in range(size) for offset in range(kept)
+    }
+    if len(seen) < size:
+        with pytest.raises(PlanError, match="never reaches"):
+            check_coverage(layout, width, window)
+        return
+    planned = {int(unit) for j in range(size) for unit in plan(width, j, window, layout=layout).indices["k"]}
+    assert planned == set(range(size))
+
+
+@given(st.floats(0.1, 1.0), st.integers(0, 30))
+@settings(max_examples=30)
+def test_counts_are_equal_after_as_many_rounds_as_units(width, start):
+    """Balance, wherever one starts to count, and alike in each attention head."""
+    counts = {"k": np.zeros(6, int), "heads": np.zeros(8, int)}
+    for j in range(start, start + 12):  # a common multiple of 6 units and 4 per head
+        for axis, units in plan(width, j, Window()).indices.items():
+            counts[axis][units] += 1
+    for count in counts.values():
+        assert len(set(count)) == 1
+
+
+def test_devices_of_a_tier_share_a_window_but_not_a_random_draw():
+    """The key of a plan tells which devices can share a blob of weights."""
+    requests = [PlanRequest(LAYOUT, Tier(0.5), device, 4, 7) for device in ("a", "b")]
+    one, two = (plan_window(request, Window()) for request in requests)
+    assert one.key == two.key
+    np.testing.assert_array_equal(one.plan.indices["k"], two.plan.indices["k"])
+    drawn = [plan_window(request, Window(kind="random", draw="per_layer")) for request in requests]
+    assert drawn[0].key != drawn[1].key
+    assert drawn[0].plan.overrides
+    again = plan_window(requests[0], Window(kind="random", draw="per_layer")).plan
+    for key, units in drawn[0].plan.overrides.items():
+        np.testing.assert_array_equal(units, again.overrides[key])
+
+
+def test_as_a_strategy_it_plans_windows_and_merges_as_heterofl():
+    """All exported tiers may be used, the full one or not; a window with gaps is refused before any training."""
+    config = StrategyConfig(name="fedrolex")
+    made = build(config)
+    assert made.tiers(LAYOUT, [Tier(0.5), Tier(0.25)]) == (Tier(0.5), Tier(0.25))
+    request = PlanRequest(LAYOUT, Tier(0.5), "d", 5, 0)
+    assert list(made.plan(request).plan.indices["k"]) == [5, 0, 1]
+    assert list(build(config, Window(direction="down")).plan(request).plan.indices["k"]) == [1, 2, 3]
+    assert made.finish is heterofl.build(config).finish
+    with pytest.raises(PlanError, match="never reaches"):
+        build(config, Window(step=4)).tiers(LAYOUT, [Tier(0.25)])
+    assert build(config.model_copy(update={"plan": "random"})).plan(request).key.endswith("/d")
+
+
+def contributions(window):
+    rng = np.random.default_rng(3)
+    made = []
+    for device, width, labels in (("a", 1.0, [0, 1]), ("b", 0.5, [0]), ("c", 0.5, None), ("d", 0.3, [1])):
+        compiled = compile_plan(LAYOUT, plan(width, 5, window, device))
+        update = {
+            name: rng.standard_normal(tensor.local_shape).astype(np.float32)
+            for name, tensor in compiled.tensors.items()
+        }
+        made.append((device, compiled, update, labels))
+    return made
+
+
+@pytest.mark.parametrize("window", [Window(), Window(kind="random", draw="per_layer")])
+@pytest.mark.parametrize("weighting", ["avg", "updates"])
+def test_counting_updates_cancels_to_the_plain_average(window, weighting):
+    """Both are what the streaming merge computes, label rule included; uncovered entries keep their bits."""
+    old = noise(LAYOUT)
+    state, plain = start_width(LAYOUT, weighting), merge.start(LAYOUT)
+    for device, compiled, update, labels in contributions(window):
+        fold_width(state, compiled, update, labels=labels)
+        merge.fold(plain, device, compiled, update, labels=labels)
+    for (name, value), other in zip(finish_width(state, old).items(), merge.finish(plain, old).values(), strict=True):
+        np.testing.assert_allclose(value, other, atol=1e-6, err_msg=name)
+
+
+def test_weighting_by_width_counts_the_rows_of_each_layer():
+    """A layer of 6 rows counts twice a layer of 3; an embedding table counts its columns, a classifier its rows."""
+    old = noise(LAYOUT)
+    state = start_width(LAYOUT, "width")
+    for width, value in ((1.0, 1.0), (0.5, 4.0)):
+        compiled = compile_plan(LAYOUT, plan(width, 0, Window(kind="static")))
+        filled = {name: np.full(t.local_shape, value, np.float32) for name, t in compiled.tensors.items()}
+        fold_width(state, compiled, filled)
+    new = finish_width(state, old)
+    for name, entry in (("first", new["first"][0, 0]), ("bias", new["bias"][0]), ("table", new["table"][0, 0])):
+        assert entry == pytest.approx((6 * 1 + 3 * 4) / 9), name
+    assert new["query"][0, 0] == pytest.approx((8 * 1 + 4 * 4) / 12)
+    assert new["head"][0, 0] == pytest.approx(2.5)
+    assert new["bias"][5] == 1.0
+
+
+def test_entries_nobody_holds_keep_their_bits():
+    """As in the merge of every strategy."""
+    old = noise(LAYOUT, 9)
+    state = start_width(LAYOUT, "updates_width")
+    compiled = compile_plan(LAYOUT, plan(0.5, 2, Window()))
+    fold_width(
+        state, compiled, {n: np.zeros(t.local_shape, np.float32) for n, t in compiled.tensors.items()}, labels=[0]
+    )
+    new = finish_width(state, old)
+    held = set(plan(0.5, 2, Window()).indices["k"].tolist())
+    for unit in range(6):
+        assert (new["bias"][unit] == 0) == (unit in held)
+        assert (new["head"][0, unit] == 0) == (unit in held)
+        assert new["head"][1, unit] == old["head"][1, unit]
+
+
+def test_expected_rounds_are_those_of_the_coupon_collector():
+    """One unit at a time: K (1 + 1/2 + ... + 1/K). All units at once: one round."""
+    for size in (1, 2, 7, 30):
+        harmonic = size * sum(1 / k for k in range(1, size + 1))
+        assert expected_rounds_to_cover(size, 1) == pytest.approx(harmonic, rel=1e-12)
+        assert expected_rounds_to_cover(size, size) == 1
+    assert math.isfinite(expected_rounds_to_cover(512, 32))
+    assert probability_untouched(8, 8, 1) == 0
+    for size, kept in ((4, 0), (4, 5)):
+        with pytest.raises(PlanError):
+            expected_rounds_to_cover(size, kept)
+
+
+def test_unknown_options_are_refused():
+    """A window that stands still, and a weighting nobody knows."""
+    with pytest.raises(ConfigError):
+        Window(step=0)
+    with pytest.raises(ConfigError, match="avg, width"):
+        start_width(LAYOUT, "median")
