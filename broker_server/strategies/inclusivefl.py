@@ -34,7 +34,18 @@ from broker_server.strategies.ladder import Ladder, Stack, stack_of
 from fleet_protocol.errors import ConfigError, PlanError
 from models.layout import Layout
 
-__all__ = ["BASELINES", "Baseline", "InclusiveRound", "InclusiveSettings", "InclusiveState", "apply", "distil", "init"]
+__all__ = [
+    "BASELINES",
+    "Baseline",
+    "InclusiveRound",
+    "InclusiveSettings",
+    "InclusiveState",
+    "apply",
+    "distil",
+    "init",
+    "state_from_tensors",
+    "state_tensors",
+]
 
 Array = NDArray[Any]
 Tensors = Mapping[str, Array]
@@ -281,3 +292,53 @@ def _check(state: InclusiveState, group: str, updates: Mapping[str, Tensors]) ->
         if given is None or given.shape != value.shape:
             found = "missing" if given is None else f"of shape {given.shape}"
             raise PlanError(f"inclusivefl: tensor {name} of group {group}'s update is {found}, expected {value.shape}")
+
+
+def state_tensors(state: InclusiveState) -> dict[str, Array]:
+    """The state as one flat mapping of arrays, as it is stored beside a global version."""
+    flat: dict[str, Array] = {}
+    for group, model in state.models.items():
+        flat |= {f"{group}/model/{name}": value for name, value in model.items()}
+        for name, value in server_optimizer.state_tensors(state.optimizers[group]).items():
+            flat[f"{group}/{name}"] = value
+        for position, value in enumerate(state.momenta.get(group, ())):
+            flat[f"{group}/momentum/{position}"] = value
+    return flat
+
+
+def state_from_tensors(layout: Layout, depths: Mapping[str, int], tensors: Tensors) -> InclusiveState:
+    """Read a state back from what `state_tensors` made of it.
+
+    Args:
+        layout: the deepest model.
+        depths: by group, its number of layers.
+        tensors: the stored arrays.
+
+    Raises:
+        PlanError: the arrays are not those of such groups.
+    """
+    ladder, stack = Ladder.of(depths), stack_of(layout)
+    parts: dict[str, dict[str, Array]] = {group: {} for group in ladder.groups}
+    for key, value in tensors.items():
+        group, _, name = key.partition("/")
+        if group in parts:
+            parts[group][name] = value
+    models: dict[str, Tensors] = {}
+    for group, part in parts.items():
+        names = stack.names(ladder.depths[group])
+        missing = [name for name in names if f"model/{name}" not in part]
+        if missing:
+            raise PlanError(f"inclusivefl: the stored state of group {group} lacks {missing[0]}; start the run afresh")
+        models[group] = MappingProxyType({name: part[f"model/{name}"] for name in names})
+    return InclusiveState(
+        ladder,
+        stack,
+        MappingProxyType(models),
+        MappingProxyType({group: server_optimizer.state_from_tensors(part) for group, part in parts.items()}),
+        MappingProxyType(
+            {
+                group: tuple(parts[group][f"momentum/{position}"] for position in range(len(stack.layers[0])))
+                for group in ladder.groups[1:]
+            }
+        ),
+    )
