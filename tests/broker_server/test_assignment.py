@@ -1,0 +1,112 @@
+"""Levels, who gets them, who takes part, and learning rates by round."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker_server.assignment import (
+    LEVEL_RATES,
+    assign_dynamic,
+    assign_fix,
+    mean_over_shares,
+    parse_mix,
+    sample_active,
+    scheduled_rate,
+)
+from fleet_protocol.errors import ConfigError
+
+
+def test_a_mix_is_read_and_widths_are_relative_to_its_first_level():
+    """``b1-e1``: the global model is level b, and an e device trains an eighth of it (METHODS 1.1)."""
+    mix = parse_mix("b1-e1")
+    assert [(level.name, level.rate, level.weight) for level in mix.levels] == [("b", 0.5, 1), ("e", 0.0625, 1)]
+    assert mix.width(LEVEL_RATES["e"]) == 0.125
+
+
+@pytest.mark.parametrize("text", ["", "a", "a2-", "2a", "a-1", "z3", "a1-a2", "a0", "b1-a1", "a1.5", "A2", "a1_b2"])
+def test_other_texts_are_refused(text):
+    """Each with the reason; a level wider than the global model among them."""
+    with pytest.raises(ConfigError):
+        parse_mix(text)
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=5), st.integers(1, 60))
+def test_fixed_levels_go_in_order_and_the_rest_gets_the_last(weights, devices):
+    """Every device has a level, rates never rise from one device to the next, and units are whole."""
+    text = "-".join(f"{level}{weight}" for level, weight in zip(LEVEL_RATES, weights, strict=False))
+    if not sum(weights):
+        return
+    rates = assign_fix(parse_mix(text), devices)
+    assert len(rates) == devices
+    assert list(rates) == sorted(rates, reverse=True)
+    unit, counts = devices // sum(weights), Counter(rates)
+    for weight, rate in list(zip(weights, LEVEL_RATES.values(), strict=False))[:-1]:
+        assert counts[rate] == unit * weight
+
+
+def test_a_level_of_weight_zero_sets_the_global_model_alone():
+    """FedRolex's larger server model (METHODS 2.8)."""
+    assert set(assign_fix(parse_mix("a0-b99"), 99)) == {0.5}
+    assert parse_mix("a0-b99").width(0.5) == 0.5
+
+
+def test_dynamic_levels_are_drawn_anew_by_weight():
+    """A function of seed and round; over many devices the shares are those of the weights."""
+    mix = parse_mix("a1-e3")
+    first = assign_dynamic(mix, 4000, seed=3, round_index=0)
+    assert first == assign_dynamic(mix, 4000, seed=3, round_index=0)
+    assert first != assign_dynamic(mix, 4000, seed=3, round_index=1)
+    assert first != assign_dynamic(mix, 4000, seed=4, round_index=0)
+    share = Counter(first)[1.0] / 4000
+    assert abs(share - 0.25) < 5 * (0.25 * 0.75 / 4000) ** 0.5
+
+
+@given(st.integers(1, 200), st.floats(0.01, 1.0), st.integers(0, 50))
+def test_a_share_of_the_devices_is_active(devices, fraction, round_index):
+    """Distinct devices, rounded up, at least one, and the same for the same round."""
+    active = sample_active(devices, fraction, seed=1, round_index=round_index)
+    assert len(set(active)) == len(active)
+    assert max(1, fraction * devices - 1e-6) <= len(active) < fraction * devices + 1
+    assert set(active) <= set(range(devices))
+    assert active == sample_active(devices, fraction, seed=1, round_index=round_index)
+
+
+def test_every_device_is_active_now_and_then():
+    """Uniform without replacement: over 200 rounds each of 10 devices comes about 40 times."""
+    counts = Counter(number for j in range(200) for number in sample_active(10, 0.2, seed=0, round_index=j))
+    assert set(counts) == set(range(10))
+    assert all(15 <= count <= 65 for count in counts.values())
+    assert len(sample_active(100, 0.07, seed=0, round_index=0)) == 7
+
+
+def test_milestones_act_after_their_round_or_in_it():
+    """HeteroFL steps the schedule after the round, FedRolex before it."""
+    assert scheduled_rate(1.0, [3], 0.5, 3) == 1.0
+    assert scheduled_rate(1.0, [3], 0.5, 4) == 0.5
+    assert scheduled_rate(1.0, [3], 0.5, 3, "before") == 0.5
+    assert scheduled_rate(1.0, [2, 3], 0.5, 9) == 0.25
+
+
+def test_what_makes_no_sense_is_refused():
+    """No devices, no share of them, round 0, shares that are none."""
+    for call in (
+        lambda: assign_fix(parse_mix("a1"), 0),
+        lambda: assign_dynamic(parse_mix("a1"), 0, seed=0, round_index=0),
+        lambda: sample_active(5, 0.0, seed=0, round_index=0),
+        lambda: sample_active(0, 0.5, seed=0, round_index=0),
+        lambda: scheduled_rate(0.1, [], 0.1, 0),
+        lambda: mean_over_shares({1.0: 0.4}),
+        lambda: mean_over_shares({1.0: 1.0}, {0.5: 3.0}),
+    ):
+        with pytest.raises(ConfigError):
+            call()
+
+
+def test_means_over_a_distribution():
+    """Of widths, or of anything known for each width."""
+    assert mean_over_shares({1.0: 0.5, 0.5: 0.5}) == 0.75
+    assert mean_over_shares({1.0: 0.25, 0.5: 0.75}, {1.0: 100, 0.5: 20}) == 40
