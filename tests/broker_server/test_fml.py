@@ -1,0 +1,81 @@
+"""FML on the server: the plain mean of memes or of their trunks, and the dynamic weights."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker_server.assignment import scheduled_rate
+from broker_server.strategies.fml import MutualWeights, decay_rounds, merge_memes, trunk
+from fleet_protocol.errors import ConfigError, PlanError
+from models import Registry, infer_layout
+from tests.models.layouts import noise
+
+
+@pytest.fixture(scope="module")
+def layout():
+    return infer_layout(Registry.zoo().get("conv"), {"channels": (3, 4), "input_shape": (1, 6, 6), "classes": 5})
+
+
+@given(st.integers(1, 6), st.integers(0, 1000))
+@settings(max_examples=15, deadline=None)
+def test_memes_are_averaged_without_weights(layout, devices, seed):
+    """The mean over devices, however many samples they have."""
+    memes = [noise(layout, seed + number) for number in range(devices)]
+    new = merge_memes(layout, noise(layout, 99), memes)
+    for name, value in new.items():
+        np.testing.assert_allclose(value, np.mean([meme[name] for meme in memes], axis=0), atol=1e-6)
+
+
+def test_a_trunk_is_all_but_the_head(layout):
+    """The adaptor never reaches the server, so devices may have any number of outputs."""
+    shared = trunk(layout)
+    names = [item.name for item in shared.parameters]
+    assert names == [item.name for item in layout.parameters if item.block != "head"]
+    assert shared.label_axes == ()
+    memes = [{name: noise(layout, seed)[name] for name in names} for seed in (1, 2)]
+    new = merge_memes(shared, noise(layout), memes)
+    assert list(new) == names
+    np.testing.assert_allclose(new[names[0]], (memes[0][names[0]] + memes[1][names[0]]) / 2, atol=1e-6)
+    assert [item.name for item in trunk(layout, ["head"]).parameters] == ["head.weight", "head.bias"]
+
+
+def test_a_round_without_memes_keeps_the_global_model(layout):
+    """As every merge does."""
+    old = noise(layout)
+    for name, value in merge_memes(layout, old, []).items():
+        np.testing.assert_array_equal(value, old[name])
+
+
+def test_dynamic_weights_move_with_the_learning_rate():
+    """Alpha falls to 0.5, beta rises from 0.1; alpha 0.5 stays put (METHODS 5.5)."""
+    start = MutualWeights(alpha=0.9, beta=0.1, dynamic=True)
+    steps = [start.after(decays) for decays in range(5)]
+    assert [round(step.alpha, 6) for step in steps] == [0.9, 0.7, 0.5, 0.5, 0.5]
+    assert [round(step.beta, 6) for step in steps] == [0.1, 0.5, 0.9, 1.0, 1.0]
+    assert MutualWeights(0.5, 0.1, dynamic=True).after(1).alpha == 0.5
+    assert MutualWeights(0.3, 0.1, dynamic=True).after(2).alpha == 0.3
+    assert MutualWeights(0.9, 0.1).after(3) == MutualWeights(0.9, 0.1)
+
+
+def test_the_learning_rate_decays_after_each_third():
+    """50 rounds: 0-based rounds 16, 32 and 48 are the first with the next rate (METHODS 5.6)."""
+    milestones = decay_rounds(50)
+    rates = [scheduled_rate(0.01, milestones, 0.1, number) for number in range(1, 51)]
+    changes = [number for number in range(1, 50) if rates[number] < rates[number - 1]]
+    assert changes == [16, 32, 48]
+    assert decay_rounds(2) == ()
+
+
+def test_what_makes_no_sense_is_refused(layout):
+    """A weight above 1, a block that is not there, an empty trunk, a meme of another model."""
+    with pytest.raises(ConfigError, match="alpha"):
+        MutualWeights(alpha=1.1)
+    with pytest.raises(PlanError, match="block9"):
+        trunk(layout, ["block9"])
+    with pytest.raises(PlanError, match="nothing"):
+        trunk(layout, [])
+    with pytest.raises(PlanError, match="missing"):
+        merge_memes(layout, noise(layout), [{}])
