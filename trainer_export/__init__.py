@@ -1,4 +1,4 @@
-"""PyTorch to train, eval, statistics and infer graphs for every sub-model shape, checked and stored as artifact sets."""
+"""PyTorch to train, eval, statistics and infer graphs for every sub-model shape, checked and stored."""
 
 from __future__ import annotations
 

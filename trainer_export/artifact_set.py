@@ -141,13 +141,11 @@ def export_architecture(
     export = _Export(
         arch, layout, recipe, tuple(formats), seed, _Counter(progress, len(wanted) * (1 + 2 * len(formats)))
     )
-    reports = []
     try:
         with _replacing(out / arch.name) as folder:
             _write(folder / "layout.json", out, layout.to_json().encode())
             _write(folder / "init.safetensors", out, encode_weights(initial_weights(arch, settings, seed)))
-            for tier in wanted:
-                reports.append(_export_tier(export, tier, folder / tier.id, out))
+            reports = [_export_tier(export, tier, folder / tier.id, out) for tier in wanted]
     except OSError as error:
         raise StorageError(
             f"{arch.name} cannot be written to {out}: {error}; what was published before is unchanged"

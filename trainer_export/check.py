@@ -1,8 +1,7 @@
-"""Compares exported graphs with PyTorch: eager autograd of the module as it was written, torch.optim.SGD, and
-clip_grad_norm_. A graph that does not agree is not published.
+"""Compares exported graphs with PyTorch; one that does not agree is not published.
 
-The trace is never used as its own witness: lowerings, rewrites and operators of our own would all agree with
-themselves.
+PyTorch here is eager autograd of the module as it was written, torch.optim.SGD and clip_grad_norm_. The trace is never
+used as its own witness: lowerings, rewrites and operators of our own would all agree with themselves.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def peak_memory(model: onnx.ModelProto, batch: int = MEMORY_BATCH) -> int:
 
 
 def _size(tensor: onnx.TypeProto.Tensor) -> int:
-    dims = [max(d.dim_value, 1) for d in tensor.shape.dim]
+    dims: list[int] = [max(d.dim_value, 1) for d in tensor.shape.dim]
     return math.prod(dims) * _ITEM_BYTES.get(tensor.elem_type, 4)
 
 

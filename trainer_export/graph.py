@@ -99,30 +99,29 @@ class GraphBuilder:
         """The content of a constant, None if the value is not one."""
         return self._constants.get(name)
 
-    def node(self, op_type: str, *inputs: str, salt: str = "", **attributes: Attribute) -> str:
+    def node(self, op_type: str, *inputs: str, **attributes: Attribute) -> str:
         """Append a node with one output, or find the equal one.
 
         Args:
             op_type: operator of the default domain.
             inputs: value names; an empty name leaves an optional input out.
-            salt: nodes of different salt are kept apart; recomputes a value that would be long-lived in memory.
             attributes: the operator's attributes.
 
         Returns:
             Name of the output.
         """
-        return self.nodes(op_type, *inputs, outputs=1, salt=salt, **attributes)[0]
+        return self.nodes(op_type, *inputs, outputs=1, attributes=attributes)[0]
 
-    def nodes(
-        self, op_type: str, *inputs: str, outputs: int, salt: str = "", **attributes: Attribute
-    ) -> tuple[str, ...]:
+    def nodes(self, op_type: str, *inputs: str, outputs: int, attributes: Mapping[str, Attribute]) -> tuple[str, ...]:
         """As :meth:`node` for an operator of several outputs."""
         frozen = tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in sorted(attributes.items()))
-        key = (op_type, inputs, outputs, salt, frozen)
+        key = (op_type, inputs, outputs, frozen)
         if key not in self._known:
             names = tuple(f"v{self._count + i}" for i in range(outputs))
             self._count += outputs
-            self._nodes.append(helper.make_node(op_type, list(inputs), list(names), **attributes))
+            node = helper.make_node(op_type, list(inputs), list(names))
+            node.attribute.extend(helper.make_attribute(k, v) for k, v in sorted(attributes.items()))
+            self._nodes.append(node)
             self._known[key] = names
         return self._known[key]
 
@@ -176,8 +175,10 @@ class GraphBuilder:
         return model
 
     def _name_outputs(self) -> tuple[dict[str, str], list[onnx.NodeProto]]:
-        """Give produced values the names of the outputs; an input or constant passed through, or a value that is two
-        outputs, needs a copy."""
+        """Give produced values the names of the outputs.
+
+        An input or constant passed through, or a value that is two outputs, needs a copy.
+        """
         renamed: dict[str, str] = {}
         copies: list[onnx.NodeProto] = []
         for port, value in self._outputs:

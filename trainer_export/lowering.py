@@ -133,7 +133,7 @@ def _call(
         result = lowering(emitter, _spec(meta), *args, **kwargs)
     except ExportError as error:
         raise ExportError(f"{trace.where(node)}: {error}") from error
-    if isinstance(result, Value) and result.rank != len(meta.shape):
+    if isinstance(result, Value) and isinstance(meta, torch.Tensor) and result.rank != meta.dim():
         raise ExportError(f"{trace.where(node)}: lowering of {node.target} lost a dimension; report this as a bug")
     return result
 

@@ -296,11 +296,11 @@ def _matrix_of(e: Emitter, x: Value) -> str:
 
 
 def _input_gradient(e: Emitter, out: Spec, grad: Value, weight: Value, geometry: Geometry) -> Value:
-    """Either look up what each input contributed to and multiply, or multiply first and add up what belongs together,
-    or leave it to the runtime.
+    """The gradient of the input, in the cheapest of three ways.
 
-    The first moves rows of output channels and multiplies for every input; the second moves rows of input channels and
-    multiplies for every output; the third wins where channels are few.
+    Look up what each input contributed to and multiply; or multiply first and add up what belongs together; or leave
+    it to the runtime. The first moves rows of output channels and multiplies for every input; the second moves rows of
+    input channels and multiplies for every output; the third wins where channels are few.
     """
     outputs, inputs = weight.shape[:2]
     table = geometry.reverse_table()

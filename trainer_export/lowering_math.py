@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from fleet_protocol.errors import ExportError
-from trainer_export.values import Dim, Emitter, Spec, Value, numpy_dtype
+from trainer_export.values import Dim, Emitter, Spec, Value, numpy_dtype, overload
 
 __all__ = ["LOWERINGS", "multiply", "operand", "step"]
 
@@ -217,18 +217,12 @@ def _argmax(e: Emitter, out: Spec, x: Value, dim: int | None = None, keepdim: bo
     return e.value(name, out.shape, torch.int64)
 
 
-def _vector_norm(
-    e: Emitter,
-    out: Spec,
-    x: Value,
-    ord: float = 2,
-    dim: Any = None,
-    keepdim: bool = False,
-    **_: object,  # noqa: A002 - torch's name of the argument
-) -> Value:
+def _vector_norm(e: Emitter, out: Spec, x: Value, *args: Any, **_: object) -> Value:
     del out
-    if ord != 2:
-        raise ExportError(f"vector norm of order {ord} cannot be exported; use order 2")
+    given: tuple[Any, ...] = (*args, *(2, None, False)[len(args) :])
+    order, dim, keepdim = given
+    if order != 2:
+        raise ExportError(f"vector norm of order {order} cannot be exported; use order 2")
     if x.rank == 0:
         return e.pointwise("Abs", x)
     return e.reduce("ReduceL2", x, list(dim or range(x.rank)), keep=keepdim)
@@ -307,10 +301,10 @@ LOWERINGS: dict[Any, Callable[..., Any]] = {
     aten.sigmoid_backward.default: _sigmoid_backward,
     aten.gelu.default: _gelu,
     aten.gelu_backward.default: _gelu_backward,
-    aten._softmax.default: _softmax,
-    aten._log_softmax.default: _log_softmax,
-    aten._softmax_backward_data.default: _softmax_backward,
-    aten._log_softmax_backward_data.default: _log_softmax_backward,
+    overload("_softmax"): _softmax,
+    overload("_log_softmax"): _log_softmax,
+    overload("_softmax_backward_data"): _softmax_backward,
+    overload("_log_softmax_backward_data"): _log_softmax_backward,
     aten.sum.dim_IntList: _reduction("ReduceSum"),
     aten.mean.dim: _reduction("ReduceMean"),
     aten.amax.default: _reduction("ReduceMax"),
@@ -331,7 +325,7 @@ LOWERINGS: dict[Any, Callable[..., Any]] = {
     aten.arange.start: _arange,
     aten.arange.start_step: _arange,
     aten.scalar_tensor.default: _scalar_tensor,
-    aten._to_copy.default: _to_copy,
+    overload("_to_copy"): _to_copy,
     aten.eq.Tensor: _compare("Equal"),
     aten.eq.Scalar: _compare("Equal"),
     aten.ne.Tensor: _compare("Equal", negate=True),

@@ -31,7 +31,7 @@ def _layer_norm(
         name, shape = e.unfolded(name, shape)
         axis = len(shape) - 1
     inputs = [name, scale, *([e.plain(bias)] if bias is not None else [])]
-    names = e.graph.nodes("LayerNormalization", *inputs, outputs=3, axis=axis, epsilon=eps)
+    names = e.graph.nodes("LayerNormalization", *inputs, outputs=3, attributes={"axis": axis, "epsilon": eps})
     found = (shape, *[(*shape[:axis], *[1] * len(sizes))] * 2)
     return tuple(
         e.value(e.reshaped(name, lying, spec.shape), spec.shape)

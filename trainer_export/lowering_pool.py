@@ -54,7 +54,7 @@ def _is_tiling(
 def _stage(e: Emitter, name: str, size: int, inner: int) -> _Stage:
     """Separate windows of ``size`` along an axis whose elements are runs of ``inner`` numbers."""
     rows = e.graph.node("Reshape", name, e.graph.ints(-1, size, inner))
-    members = e.graph.nodes("Split", rows, outputs=size, axis=1, num_outputs=size)
+    members = e.graph.nodes("Split", rows, outputs=size, attributes={"axis": 1, "num_outputs": size})
     running = [members[0]]
     for member in members[1:]:
         running.append(e.graph.node("Max", running[-1], member))
@@ -117,11 +117,13 @@ def _max_pool(
         "MaxPool",
         e.plain(x),
         outputs=2,
-        kernel_shape=list(size),
-        strides=list(steps),
-        pads=list(_pair(padding, ())) * 2,
-        dilations=list(_pair(dilation, ())),
-        ceil_mode=int(ceil_mode),
+        attributes={
+            "kernel_shape": list(size),
+            "strides": list(steps),
+            "pads": list(_pair(padding, ())) * 2,
+            "dilations": list(_pair(dilation, ())),
+            "ceil_mode": int(ceil_mode),
+        },
     )
     return e.value(names[0], out[0].shape), e.value(names[1], out[1].shape, torch.int64)
 

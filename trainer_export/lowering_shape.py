@@ -11,7 +11,7 @@ import torch
 
 from fleet_protocol.errors import ExportError
 from trainer_export.lowering_math import fill
-from trainer_export.values import Dim, Emitter, Spec, Value, hint
+from trainer_export.values import Dim, Emitter, Spec, Value, hint, overload
 
 __all__ = ["LOWERINGS"]
 
@@ -104,6 +104,7 @@ def _slice(e: Emitter, out: Spec, x: Value, dim: int = 0, start: Any = None, end
 def _slice_backward(
     e: Emitter, out: Spec, grad: Value, sizes: Sequence[Dim], dim: int, start: int, end: int, step: int
 ) -> Value:
+    del end  # the gradient's own size says it
     grad = e.full(grad)
     size = sizes[dim]
     if out.shape == grad.shape and step == 1:
@@ -174,7 +175,9 @@ def _split(e: Emitter, out: Sequence[Spec], x: Value, sizes: Any, dim: int = 0) 
     del sizes
     x, dim = e.full(x), dim % x.rank
     lengths = [spec.shape[dim] for spec in out]
-    names = e.graph.nodes("Split", x.name, e.shape_tensor(tuple(lengths)), outputs=len(out), axis=x.order.index(dim))
+    names = e.graph.nodes(
+        "Split", x.name, e.shape_tensor(tuple(lengths)), outputs=len(out), attributes={"axis": x.order.index(dim)}
+    )
     return tuple(e.value(n, spec.shape, x.dtype, x.order) for n, spec in zip(names, out, strict=True))
 
 
@@ -230,9 +233,9 @@ def _filled_shape(e: Emitter, out: Spec, *_: object, **__: object) -> Value:
 
 LOWERINGS: dict[Any, Callable[..., Any]] = {
     aten.view.default: _view,
-    aten._unsafe_view.default: _view,
+    overload("_unsafe_view"): _view,
     aten.reshape.default: _view,
-    aten._reshape_alias.default: _view,
+    overload("_reshape_alias"): _view,
     aten.unsqueeze.default: _unsqueeze,
     aten.squeeze.default: _squeeze,
     aten.squeeze.dim: _squeeze,

@@ -48,10 +48,18 @@ def _scale_of(node: Any) -> tuple[fx.Node, float] | None:
     return (x, 1 / number) if node.target in (aten.div.Tensor, aten.div.Scalar) else None
 
 
+def _argument(node: fx.Node, index: int) -> fx.Node:
+    """An argument that is a tensor."""
+    argument = node.args[index]
+    if not isinstance(argument, fx.Node):
+        raise TypeError(f"argument {index} of {node} is no tensor")
+    return argument
+
+
 def _norm_pair(norm: fx.Node) -> fx.Node | None:
     """The backward node of a static batch norm, if the gradient of its input is wanted."""
     backward = torch.ops.shoal.static_batch_norm_backward.default
-    return next((u for u in norm.args[0].users if u.target is backward), None)  # type: ignore[union-attr]
+    return next((u for u in _argument(norm, 0).users if u.target is backward), None)
 
 
 def _norms(graph: fx.Graph) -> list[fx.Node]:
@@ -64,7 +72,7 @@ def _fold_scales_into_norms(graph: fx.Graph) -> None:
     This is HeteroFL's Scaler before a static batch norm: a pass over the activations in each direction.
     """
     for norm in _norms(graph):
-        scaled, backward = norm.args[0], _norm_pair(norm)
+        scaled, backward = _argument(norm, 0), _norm_pair(norm)
         scale = _scale_of(scaled)
         if scale is None or backward is None or set(scaled.users) != {norm, backward}:
             continue
@@ -76,7 +84,8 @@ def _fold_scales_into_norms(graph: fx.Graph) -> None:
             if len(followers) != 1 or _scale_of(followers[0]) != (grad, factor):
                 continue
             followers[0].replace_all_uses_with(grad)
-        eps = norm.args[3] / factor**2
+        number: Any = norm.args[3]
+        eps = number / factor**2
         norm.args = (x, *norm.args[1:3], eps)
         backward.args = (backward.args[0], x, backward.args[2], eps)
 
@@ -84,7 +93,7 @@ def _fold_scales_into_norms(graph: fx.Graph) -> None:
 def _drop_cancelled_biases(graph: fx.Graph) -> None:
     """A bias before a static batch norm is subtracted with the mean: it changes nothing, and its gradient is zero."""
     for norm in _norms(graph):
-        conv, backward = norm.args[0], _norm_pair(norm)
+        conv, backward = _argument(norm, 0), _norm_pair(norm)
         if conv.target is not aten.convolution.default or backward is None or conv.args[2] is None:
             continue
         if set(conv.users) != {norm, backward}:
@@ -101,7 +110,7 @@ def _drop_cancelled_biases(graph: fx.Graph) -> None:
                 zeros.meta = dict(gradient.meta)
             gradient.replace_all_uses_with(zeros)
             graph.erase_node(gradient)
-        mask = receivers[0].args[10]
+        mask: Any = receivers[0].args[10]
         receivers[0].args = (*receivers[0].args[:10], [mask[0], mask[1], False])
         conv.args = (*conv.args[:2], None, *conv.args[3:])
 
@@ -144,7 +153,7 @@ def _swap(
     pool_back: fx.Node | None,
     relu_back: fx.Node | None,
 ) -> None:
-    x = relu.args[0]
+    x = _argument(relu, 0)
     pool.args = (x, *pool.args[1:])
     with graph.inserting_after(pooled):
         late = graph.call_function(aten.relu.default, (pooled,))
@@ -152,7 +161,7 @@ def _swap(
     pooled.replace_all_uses_with(late, delete_user_cb=lambda user: user is not late)
     if pool_back is None or relu_back is None:
         return
-    grad = pool_back.args[0]
+    grad = _argument(pool_back, 0)
     with graph.inserting_before(pool_back):
         small = graph.call_function(aten.threshold_backward.default, (grad, late, 0))
     small.meta = dict(pooled.meta)

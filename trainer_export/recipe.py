@@ -123,7 +123,8 @@ def sgd_step(
     joined = [[_join([kind[i] for i in group]) for group in groups] for kind in (parameters, gradients)]
     buffers = [_join([states[i] for i in group]) for group in groups] if recipe.has_state else []
     scale = clip_scale(joined[1], recipe.clip_norm) if recipe.clip_norm is not None else None
-    new_parameters, new_states = {}, {}
+    new_parameters: dict[int, Tensor] = {}
+    new_states: dict[int, Tensor] = {}
     for place, group in enumerate(groups):
         parameter, update = joined[0][place], joined[1][place]
         if scale is not None:

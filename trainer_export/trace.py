@@ -106,7 +106,8 @@ class _OperatorNorm(nn.Module):
         self.weight, self.bias, self.eps = norm.weight, norm.bias, norm.eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return static_batch_norm(x, self.weight, self.bias, self.eps)
+        normal: Tensor = static_batch_norm(x, self.weight, self.bias, self.eps)
+        return normal
 
 
 def trace_train(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace:
@@ -135,7 +136,8 @@ def trace_train(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace
         _check_logits(logits, signature)
         loss, slope = rules.loss_and_logit_gradient(logits.detach(), y, mask)
         gradients = torch.autograd.grad(logits, trained, slope, allow_unused=True)
-        full = [torch.zeros_like(p) if g is None else g for g, p in zip(gradients, parameters, strict=True)]
+        missing: Sequence[Tensor | None] = gradients
+        full = [torch.zeros_like(p) if g is None else g for g, p in zip(missing, parameters, strict=True)]
         moved, kept = rules.sgd_step(parameters, tensors[count : count + states], full, lr, recipe)
         return [loss, *moved, *kept]
 
@@ -268,7 +270,8 @@ def _parameter_names(model: nn.Module) -> list[str]:
 
 
 def _call(model: nn.Module, names: Sequence[str], tensors: Sequence[Tensor], x: Tensor) -> Any:
-    return functional_call(model, dict(zip(names, tensors, strict=True)), (x,))
+    with _recorded_modules(model):
+        return functional_call(model, dict(zip(names, tensors, strict=True)), (x,))
 
 
 def _check_logits(logits: Any, signature: Signature) -> None:
@@ -316,7 +319,8 @@ def _trace(
     # Only operators without a lowering of our own are taken apart; PyTorch knows how.
     from trainer_export.lowering import LOWERINGS  # noqa: PLC0415 - lowering imports this module
 
-    table = {op: rule for op, rule in core_aten_decompositions().items() if op not in LOWERINGS}
+    decompositions: Any = core_aten_decompositions()
+    table = {op: rule for op, rule in decompositions.items() if op not in LOWERINGS}
     with mode, traceback.preserve_node_meta(), sdpa_kernel(SDPBackend.MATH):
         try:
             program = make_fx(function, decomposition_table=table, tracing_mode="real")(*fakes)
@@ -345,22 +349,24 @@ def _fake_inputs(mode: FakeTensorMode, ports: Sequence[Port]) -> list[Tensor]:
     batch: Any = None
     for port in ports:
         dtype = torch.int64 if port.dtype == "int64" else torch.float32
-        if BATCH not in port.shape:
-            with mode:
-                fakes.append(torch.empty(port.shape, dtype=dtype))
-        elif batch is None:
-            example = torch.zeros([_EXAMPLE_BATCH if s == BATCH else s for s in port.shape], dtype=dtype)
+        if BATCH in port.shape and batch is None:
+            example = torch.zeros(_sizes(port, _EXAMPLE_BATCH), dtype=dtype)
             dynamic = [DimDynamic.DYNAMIC if s == BATCH else DimDynamic.STATIC for s in port.shape]
-            fakes.append(mode.from_tensor(example, symbolic_context=StatelessSymbolicContext(dynamic_sizes=dynamic)))
+            context: Any = StatelessSymbolicContext(dynamic_sizes=dynamic)
+            fakes.append(mode.from_tensor(example, symbolic_context=context))
             batch = fakes[-1].shape[port.shape.index(BATCH)]
         else:
             with mode:
-                fakes.append(torch.empty([batch if s == BATCH else s for s in port.shape], dtype=dtype))
+                fakes.append(torch.empty(_sizes(port, batch), dtype=dtype))
     return fakes
 
 
+def _sizes(port: Port, batch: Any) -> list[Any]:
+    return [batch if size == BATCH else size for size in port.shape]
+
+
 @contextmanager
-def recorded_modules(model: nn.Module) -> Iterator[None]:
+def _recorded_modules(model: nn.Module) -> Iterator[None]:
     """While this holds, traced nodes remember the module that is running."""
     stack: list[tuple[str, type]] = []
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import sympy
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch.utils._sympy.functions import FloorDiv
 
 from fleet_protocol.errors import ExportError
-from trainer_export.graph import Attribute, GraphBuilder
+from trainer_export.graph import GraphBuilder
 
 __all__ = [
     "BATCH_HINT",
@@ -32,6 +32,7 @@ __all__ = [
     "hint",
     "numpy_dtype",
     "onnx_dtype",
+    "overload",
 ]
 
 BATCH_HINT = 32  # samples assumed wherever the cost of two lowerings is compared
@@ -47,6 +48,11 @@ _NUMPY_DTYPES = {
     torch.bool: np.bool_,
     torch.float64: np.float64,
 }
+
+
+def overload(name: str) -> Any:
+    """The default overload of an aten operator whose name starts with an underscore."""
+    return getattr(torch.ops.aten, name).default
 
 
 def onnx_dtype(dtype: torch.dtype) -> int:
@@ -265,9 +271,7 @@ class Emitter:
             return replace(value, name=self.graph.constant(constant.astype(numpy_dtype(dtype))), dtype=dtype)
         return replace(value, name=self.graph.node("Cast", value.name, to=onnx_dtype(dtype)), dtype=dtype)
 
-    def pointwise(
-        self, op_type: str, *operands: Value, dtype: torch.dtype | None = None, **attributes: Attribute
-    ) -> Value:
+    def pointwise(self, op_type: str, *operands: Value, dtype: torch.dtype | None = None, **attributes: float) -> Value:
         """An element-wise operator with broadcasting; works in the order in which the largest operand lies.
 
         Args:
@@ -289,9 +293,9 @@ class Emitter:
         shapes = [self._aligned_shape(v, order, rank) for v in operands]
         lifted = self._lifted(names, shapes, result.physical)
         if lifted is None:
-            return replace(result, name=self.graph.node(op_type, *names, **attributes))
+            return replace(result, name=self.graph.nodes(op_type, *names, outputs=1, attributes=attributes)[0])
         names, target = lifted
-        name = self.graph.node(op_type, *names, **attributes)
+        name = self.graph.nodes(op_type, *names, outputs=1, attributes=attributes)[0]
         return replace(result, name=self.reshaped(name, target, result.physical))
 
     def _aligned_shape(self, value: Value, order: tuple[int, ...], rank: int) -> Shape:

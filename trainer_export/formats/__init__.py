@@ -1,0 +1,1 @@
+"""One module per format that graphs are written in."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import onnx
 
@@ -43,4 +43,4 @@ class GraphFile(SetFile):
         model: the parsed model; its serialization is ``data``.
     """
 
-    model: onnx.ModelProto | None = None
+    model: onnx.ModelProto = field(default_factory=onnx.ModelProto)

@@ -163,9 +163,8 @@ def _port(value: onnx.ValueInfoProto) -> Port:
     tensor = (
         value.type.tensor_type if value.type.HasField("tensor_type") else value.type.sequence_type.elem_type.tensor_type
     )
-    kinds = {onnx.TensorProto.INT64: "int64"}
     shape = tuple(d.dim_param or d.dim_value for d in tensor.shape.dim)
-    return Port(value.name, kinds.get(tensor.elem_type, "float32"), shape)
+    return Port(value.name, "int64" if tensor.elem_type == onnx.TensorProto.INT64 else "float32", shape)
 
 
 def _check_official(files: Sequence[SetFile], module: nn.Module, batches: SizedBatches) -> CheckSpec:
