@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable
 
 from fleet_protocol.blob_store import BlobStore
@@ -154,6 +155,9 @@ class Fetch:
     def close(self) -> None:
         """Stop waiting; chunks that arrived stay on disk."""
         for digest, part in self._parts.items():
-            part.close()
+            # On a full disk each of a part's two files may fail once to write out what it still holds.
+            for _ in range(2):
+                with contextlib.suppress(OSError):
+                    part.close()
             self._unsubscribe(digest)
         self._parts.clear()

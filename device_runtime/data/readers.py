@@ -31,12 +31,11 @@ _GZIP_MAGIC = b"\x1f\x8b"
 def _open(path: Path) -> IO[bytes]:
     """Open a file, unpacking it if its content says gzip."""
     try:
-        file = path.open("rb")
-        magic = file.read(2)
-        file.seek(0)
+        with path.open("rb") as file:
+            packed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+        return gzip.GzipFile(path, "rb") if packed else path.open("rb")  # type: ignore[return-value]
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
-    return gzip.GzipFile(fileobj=file) if magic == _GZIP_MAGIC else file  # type: ignore[return-value]
 
 
 def _need(path: Path, *, folder: bool = False) -> None:

@@ -1,0 +1,229 @@
+"""Data sources: what they read, and how they say that they cannot."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import struct
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+from pydantic import TypeAdapter
+
+from device_runtime.data import DataConfig, load_data, make_dataset
+from fleet_protocol.errors import ConfigError, DataError
+
+CONFIG = TypeAdapter(DataConfig)
+
+
+def load(base, **table):
+    return load_data(CONFIG.validate_python(table).resolved(base))
+
+
+def idx_bytes(array: np.ndarray, code: int) -> bytes:
+    return struct.pack(f">HBB{array.ndim}I", 0, code, array.ndim, *array.shape) + array.tobytes()
+
+
+@pytest.fixture
+def pixels() -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (6, 4, 5), dtype=np.uint8)
+
+
+LABELS = np.array([0, 1, 2, 0, 1, 2], np.int64)
+
+
+def test_npz(tmp_path, pixels):
+    """Arrays come out as they went in, and become float32 batches that are scaled and normalised."""
+    np.savez(tmp_path / "d.npz", images=pixels, labels=LABELS)
+    data = load(
+        tmp_path,
+        kind="npz",
+        path="d.npz",
+        x_key="images",
+        y_key="labels",
+        shape=[1, 4, 5],
+        scale=1 / 255,
+        mean=0.5,
+        std=0.25,
+    )
+    x, y = data.batch(np.array([4, 0]), "float32")
+    assert data.x.dtype == np.uint8
+    assert x.dtype == np.float32
+    np.testing.assert_allclose(x, (pixels[[4, 0]][:, None] / 255 - 0.5) / 0.25, rtol=1e-5)
+    assert y.tolist() == [1, 0]
+
+
+def test_npy_pair_stays_on_disk(tmp_path, pixels):
+    """An .npy file is mapped, not read."""
+    np.save(tmp_path / "x.npy", pixels)
+    np.save(tmp_path / "y.npy", LABELS.astype(np.uint8))
+    data = load(tmp_path, kind="npz", path="x.npy", y_path="y.npy")
+    assert isinstance(data.x, np.memmap)
+    assert data.y.dtype == np.int64
+
+
+@pytest.mark.parametrize("pack", [lambda b: b, gzip.compress], ids=["plain", "gz"])
+def test_idx(tmp_path, pixels, pack):
+    """MNIST's format, packed or not, whatever the file is called."""
+    (tmp_path / "x").write_bytes(pack(idx_bytes(pixels, 0x08)))
+    (tmp_path / "y").write_bytes(pack(idx_bytes(LABELS.astype(np.uint8), 0x08)))
+    data = load(tmp_path, kind="idx", path="x", labels="y", shape=[1, 4, 5])
+    np.testing.assert_array_equal(data.x[:, 0], pixels)
+    x, _ = data.batch(np.arange(6), "float32")
+    assert x.max() <= 1
+
+
+def test_images(tmp_path, pixels):
+    """One folder per label, in order of the names; colour has its channels first."""
+    for index, label in enumerate(LABELS):
+        folder = tmp_path / "images" / f"label-{label}"
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels[index]).save(folder / f"{index}.png")
+    (tmp_path / "images" / "label-0" / "notes.txt").write_text("not an image")
+    grey = load(tmp_path, kind="images", path="images", channels=1)
+    assert (grey.x.shape, grey.y.tolist()) == ((6, 1, 4, 5), [0, 0, 1, 1, 2, 2])
+    np.testing.assert_array_equal(grey.x[1, 0], pixels[3])
+    colour = load(tmp_path, kind="images", path="images", size=[8, 6])
+    assert colour.x.shape == (6, 3, 8, 6)
+    named = load(tmp_path, kind="images", path="images", labels=["label-2", "label-1", "label-0", "label-9"])
+    assert named.y.tolist() == [0, 0, 1, 1, 2, 2]
+
+
+def test_csv(tmp_path):
+    """Columns by name or number, with or without a header, packed or not."""
+    text = "a,b,label,c\n1,2,0,3\n4,5,1,6\n\n7,8,2,9\n"
+    (tmp_path / "d.csv").write_text(text)
+    (tmp_path / "d.csv.gz").write_bytes(gzip.compress(text.encode()))
+    (tmp_path / "bare.tsv").write_text("0\t1.5\t-2\n1\t3\t4e1\n")
+    for name in ("d.csv", "d.csv.gz"):
+        data = load(tmp_path, kind="csv", path=name)
+        assert data.x.tolist() == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+        assert data.y.tolist() == [0, 1, 2]
+    chosen = load(tmp_path, kind="csv", path="d.csv", columns=["c", 0])
+    assert chosen.x.tolist() == [[3, 1], [6, 4], [9, 7]]
+    bare = load(tmp_path, kind="csv", path="bare.tsv", header=False, label_column=0, delimiter="\t")
+    assert bare.x.tolist() == [[1.5, -2], [3, 40]]
+
+
+def test_python_entry_point(tmp_path):
+    """The user's own function gets its options and returns the arrays."""
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np\ndef load(n):\n    return np.zeros((n, 3)), np.arange(n) % 2\n"
+    )
+    data = load(tmp_path, kind="python", entry_point="mine.py:load", options={"n": 4})
+    assert (data.x.shape, data.y.tolist()) == ((4, 3), [0, 1, 0, 1])
+
+
+def test_tokens_stay_whole_numbers():
+    """A model of tokens gets int64, without scaling."""
+    data = make_dataset("tokens", np.array([[5, 0], [70000, 1]], np.int32), np.array([0, 1]), scale=0.5)
+    data.check((2,), "int64", 2)
+    x, _ = data.batch(np.array([1]), "int64")
+    assert (x.dtype, x.tolist()) == (np.int64, [[70000, 1]])
+
+
+def test_channels_have_their_own_mean():
+    """A list of means and deviations goes along the first axis of a sample."""
+    data = make_dataset("rgb", np.ones((2, 3, 2, 2), np.float32), np.array([0, 1]), mean=(0, 1, 2), std=(1, 2, 4))
+    x, _ = data.batch(np.array([0]), "float32")
+    assert x[0, :, 0, 0].tolist() == [1, 0, -0.25]
+    with pytest.raises(DataError, match="mean has 2 values"):
+        make_dataset("rgb", np.ones((2, 3, 2, 2), np.float32), np.array([0, 1]), mean=(0, 1))
+
+
+BAD = {
+    "missing file": ({"kind": "npz", "path": "no.npz"}, "no.npz does not exist"),
+    "missing folder": ({"kind": "images", "path": "no"}, "data folder .*no does not exist"),
+    "empty folder": ({"kind": "images", "path": "empty"}, "empty is empty: expected <label>/<image>"),
+    "folder nobody named": ({"kind": "images", "path": "some", "labels": ["b"]}, "has a folder 'a'"),
+    "not an image": ({"kind": "images", "path": "some"}, "cannot read the image .*broken.png"),
+    "wrong key": ({"kind": "npz", "path": "d.npz", "x_key": "z"}, r"no array 'z' \(it has x, y\)"),
+    "npy without labels": ({"kind": "npz", "path": "x.npy"}, "`y_path`"),
+    "pickled objects": ({"kind": "npz", "path": "objects.npz"}, "Python objects"),
+    "foreign npz": ({"kind": "npz", "path": "text.npz"}, "not a numpy file"),
+    "no samples": ({"kind": "npz", "path": "none.npz"}, "none.npz is empty"),
+    "lengths": ({"kind": "npz", "path": "lengths.npz"}, "3 samples but 2 labels"),
+    "negative label": ({"kind": "npz", "path": "negative.npz"}, "label -1 of sample 1 in .*negative.npz"),
+    "label too large": ({"kind": "npz", "path": "d.npz", "classes": 2}, "label 2 of sample 2 .* outside 0 to 1"),
+    "not finite": ({"kind": "npz", "path": "nan.npz"}, "sample 1 in .*nan.npz has a value that is not finite"),
+    "fractional label": ({"kind": "npz", "path": "half.npz"}, "expected whole numbers"),
+    "shape": ({"kind": "npz", "path": "d.npz", "shape": [7]}, r"shape \[4\], which cannot become `shape` \[7\]"),
+    "text in a table": ({"kind": "csv", "path": "text.csv"}, "line 3 of .*text.csv: .*'x'"),
+    "short line": ({"kind": "csv", "path": "short.csv"}, "line 2 of .*short.csv has 1 fields instead of 2"),
+    "no label column": ({"kind": "csv", "path": "nolabel.csv"}, r"no column 'label' \(it has a, b\)"),
+    "header only": ({"kind": "csv", "path": "header.csv"}, "header.csv is empty"),
+    "truncated idx": ({"kind": "idx", "path": "short.idx", "labels": "y.idx"}, "short.idx announces"),
+    "truncated gz": (
+        {"kind": "idx", "path": "short.gz", "labels": "y.idx"},
+        "short.gz is not an IDX file, or is truncated",
+    ),
+    "foreign idx": ({"kind": "idx", "path": "text.npz", "labels": "y.idx"}, "text.npz is not an IDX file"),
+    "missing entry": ({"kind": "python", "entry_point": "mine.py:other"}, "mine.py:other failed: AttributeError"),
+    "failing entry": ({"kind": "python", "entry_point": "mine.py:load"}, "mine.py:load failed: ValueError: no card"),
+    "wrong entry": ({"kind": "python", "entry_point": "mine.py:number"}, "returned int; expected a pair"),
+}
+
+
+@pytest.fixture(scope="module")
+def bad_folder(tmp_path_factory):
+    base = tmp_path_factory.mktemp("bad")
+    (base / "empty").mkdir()
+    (base / "some" / "a").mkdir(parents=True)
+    (base / "some" / "a" / "broken.png").write_text("no")
+    x, y = np.zeros((3, 4), np.float32), np.arange(3)
+    np.savez(base / "d.npz", x=x, y=y)
+    np.save(base / "x.npy", x)
+    np.savez(base / "objects.npz", x=np.array([{}, {}, {}], object), y=y)
+    (base / "text.npz").write_text("hello, I am text")
+    np.savez(base / "none.npz", x=x[:0], y=y[:0])
+    np.savez(base / "lengths.npz", x=x, y=y[:2])
+    np.savez(base / "negative.npz", x=x, y=np.array([0, -1, 1]))
+    np.savez(base / "nan.npz", x=np.array([[0.0], [np.nan], [1]]), y=y)
+    np.savez(base / "half.npz", x=x, y=np.array([0, 0.5, 1]))
+    (base / "text.csv").write_text("a,label\n1,0\nx,1\n")
+    (base / "short.csv").write_text("a,label\n1\n")
+    (base / "nolabel.csv").write_text("a,b\n1,0\n")
+    (base / "header.csv").write_text("a,label\n")
+    whole = idx_bytes(np.zeros((3, 4), np.uint8), 0x08)
+    (base / "short.idx").write_bytes(whole[:-1])
+    (base / "short.gz").write_bytes(gzip.compress(whole)[:-9])
+    (base / "y.idx").write_bytes(idx_bytes(np.zeros(3, np.uint8), 0x08))
+    (base / "mine.py").write_text("def load():\n    raise ValueError('no card')\ndef number():\n    return 3\n")
+    return base
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_data_is_named(bad_folder, name):
+    """Whatever is wrong, the message says where and what was expected."""
+    table, message = BAD[name]
+    with pytest.raises(DataError, match=message):
+        load(bad_folder, **table)
+
+
+def test_a_model_that_takes_other_samples(tmp_path):
+    """Shape, labels and type are checked against the model of a task."""
+    data = make_dataset("d.npz", np.zeros((3, 4), np.float32), np.arange(3))
+    data.check((4,), "float32", 3)
+    with pytest.raises(DataError, match=re.escape("samples in d.npz have shape [4], the model takes [1, 2, 2]")):
+        data.check((1, 2, 2), "float32", 3)
+    with pytest.raises(DataError, match=re.escape("label 2 of sample 2 in d.npz is outside 0 to 1")):
+        data.check((4,), "float32", 2)
+    with pytest.raises(DataError, match="takes integer tokens"):
+        data.check((4,), "int64", 3)
+
+
+def test_images_without_pillow_name_the_extra(tmp_path):
+    """A board without Pillow learns what to install."""
+    (tmp_path / "a").mkdir()
+    code = (
+        "import sys; sys.modules['PIL'] = None\n"
+        "from pathlib import Path\n"
+        "from device_runtime.data import ImagesData, load_data\n"
+        f"load_data(ImagesData(path=Path({str(tmp_path)!r})))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert ConfigError.__name__ in done.stderr
+    assert "pip install 'shoal[images]'" in done.stderr
