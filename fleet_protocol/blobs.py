@@ -22,6 +22,7 @@ import os
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from io import RawIOBase
 from pathlib import Path
 
 from fleet_protocol.errors import BlobError, StorageError
@@ -169,6 +170,13 @@ def storage_error(action: str, path: Path, error: OSError) -> StorageError:
     return StorageError(f"cannot {action} {path}: {error.strerror or error}")
 
 
+def _write_all(file: RawIOBase, data: bytes | memoryview) -> None:
+    """Write everything; a disk with little room may take only a part at a time before it refuses."""
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]
+
+
 class PartFile:
     """A blob that is arriving, kept on disk so that a restart goes on where it stopped.
 
@@ -193,8 +201,9 @@ class PartFile:
             self._have = {i for (i,) in struct.iter_unpack(">I", known[:usable]) if i < ref.chunks}
             if not self._have:
                 path.write_bytes(b"")
-            self._file = path.open("r+b")
-            self._log = self._have_path.open("ab" if self._have else "wb")
+            # Unbuffered: what a full disk did not take must not be tried again, and fail again, on closing.
+            self._file = path.open("r+b", buffering=0)
+            self._log = self._have_path.open("ab" if self._have else "wb", buffering=0)
             if self._have:
                 self._log.truncate(usable)
         except OSError as error:
@@ -231,10 +240,8 @@ class PartFile:
             return False
         try:
             self._file.seek(chunk.index * chunk.chunk_bytes)
-            self._file.write(chunk.payload)
-            self._file.flush()
-            self._log.write(struct.pack(">I", chunk.index))
-            self._log.flush()
+            _write_all(self._file, chunk.payload)
+            _write_all(self._log, struct.pack(">I", chunk.index))
         except OSError as error:
             raise storage_error("write", self.path, error) from error
         self._have.add(chunk.index)

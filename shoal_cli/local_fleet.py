@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -10,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import IO
 
 from typing_extensions import Self
 
@@ -31,17 +29,19 @@ class LocalDevice:
         name: id of the device.
         data: npz file with ``x`` and ``y``.
         max_width: widest sub-model it may be given.
+        state_dir: where it keeps its task and blobs; by default below the fleet's folder.
     """
 
     name: str
     data: Path
     max_width: float
+    state_dir: Path | None = None
 
 
 def _toml(fleet: str, broker: str, folder: Path, device: LocalDevice, holdout: float, threads: int) -> str:
     return (
         f'fleet = "{fleet}"\ndevice = "{device.name}"\nbroker = "{broker}"\n'
-        f'state_dir = "{(folder / device.name).as_posix()}"\nmax_width = {device.max_width}\n'
+        f'state_dir = "{(device.state_dir or folder / device.name).as_posix()}"\nmax_width = {device.max_width}\n'
         f"holdout = {holdout}\nthreads = {threads}\n\n"
         f'[data]\nkind = "npz"\npath = "{device.data.as_posix()}"\n'
     )
@@ -74,7 +74,6 @@ class LocalFleet:
             device.name: _toml(fleet, broker, self._folder, device, holdout, threads) for device in devices
         }
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._logs: list[IO[bytes]] = []
 
     @property
     def processes(self) -> Mapping[str, subprocess.Popen[bytes]]:
@@ -83,18 +82,31 @@ class LocalFleet:
 
     def __enter__(self) -> Self:
         for name, text in self._configs.items():
-            config = self._folder / f"{name}.toml"
-            write_atomically(config, text.encode())
-            log = (self._folder / f"{name}.log").open("ab")
-            self._logs.append(log)
+            write_atomically(self._config(name), text.encode())
+            self._start(name)
+        return self
+
+    def _config(self, name: str) -> Path:
+        return self._folder / f"{name}.toml"
+
+    def _start(self, name: str) -> None:
+        with (self._folder / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(  # noqa: S603  (our own module, arguments are ours)
-                [sys.executable, "-m", "device_runtime", "--config", str(config)],
+                [sys.executable, "-m", "device_runtime", "--config", str(self._config(name))],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
             )
-        return self
+
+    def restart(self, name: str) -> None:
+        """Kill an agent as a power cut would, and start it again.
+
+        Args:
+            name: id of the device.
+        """
+        self._processes[name].kill()
+        self._processes[name].wait(_STOP_SECONDS)
+        self._start(name)
 
     def check(self) -> None:
         """See that every agent still runs.
@@ -121,5 +133,3 @@ class LocalFleet:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait(_STOP_SECONDS)
-        for log in self._logs:
-            log.close()

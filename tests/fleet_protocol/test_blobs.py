@@ -1,5 +1,6 @@
 """Chunks and stores: what arrives is verified, what is missing is known, what was good stays good."""
 
+import subprocess
 from itertools import pairwise
 
 import numpy as np
@@ -147,3 +148,25 @@ def test_failed_write_leaves_the_old_file(tmp_path):
         write_atomically(target / "below-a-file", b"new")
     assert target.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["f"]
+
+
+def test_a_full_disk_is_a_storage_error_and_what_was_there_stays(tmp_path):
+    """A chunk that does not fit is refused in words, closing works, and the chunks before it are still known."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    try:
+        data = sample(40 * CHUNK)
+        part = PartFile(blob_ref(data, CHUNK), disk / "p")
+        part.add(decode_chunk(encode_chunk(data, 0, CHUNK)))
+        frames = iter_chunks(data, CHUNK, ((1, 40),))
+        with pytest.raises(StorageError, match="the disk is full"):
+            any(not part.add(decode_chunk(frame)) for _, frame in frames)
+        part.close()
+        again = PartFile(blob_ref(data, CHUNK), disk / "p")
+        assert again.missing()[0][0] >= 1
+        again.close()
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)

@@ -1,0 +1,118 @@
+"""A small real fleet: an exported model, digits on disk, and helpers to run it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from broker_server.config import (
+    BrokerConfig,
+    EvaluationConfig,
+    FleetConfig,
+    ModelConfig,
+    NpzTestSet,
+    RoundConfig,
+    TrainConfig,
+)
+from broker_server.server import Server
+from fleet_protocol import control
+from models.registry import Registry, infer_layout
+from shoal_cli.local_fleet import LocalDevice, LocalFleet
+from simulation.datasets import load_dataset
+from simulation.partition import dirichlet
+from trainer_export.artifact_set import export_architecture
+from trainer_export.recipe import Recipe
+
+WIDTHS = (1.0, 0.5, 0.25)
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What a fleet stands on.
+
+    Attributes:
+        folder: of this test.
+        artifacts: exported once for all tests.
+        data: npz files of the devices and ``test.npz``.
+        tiers: ids of the tiers, widest first.
+    """
+
+    folder: Path
+    artifacts: Path
+    data: Path
+    tiers: tuple[str, ...]
+
+    def devices(self) -> list[LocalDevice]:
+        """One device per width."""
+        return [LocalDevice(f"device-{i}", self.data / f"device-{i}.npz", width) for i, width in enumerate(WIDTHS)]
+
+    def fleet(self, broker: str, devices: list[LocalDevice] | None = None) -> LocalFleet:
+        """Agents as processes."""
+        return LocalFleet(self.folder / "devices", fleet="test", broker=broker, devices=devices or self.devices())
+
+    def config(self, broker: str, **rounds: object) -> FleetConfig:
+        """A run of three rounds; ``rounds`` changes its ``[round]`` table."""
+        settings = {"rounds": 3, "min_devices": len(WIDTHS), "deadline_seconds": 60.0, "nudge_seconds": 2.0, **rounds}
+        return FleetConfig(
+            fleet="test",
+            store=self.folder / "store",
+            broker=BrokerConfig(url=broker),
+            model=ModelConfig(artifacts=self.artifacts, arch="mlp"),
+            round=RoundConfig.model_validate(settings),
+            train=TrainConfig(learning_rate=0.1, epochs=2, batch_size=16),
+            evaluation=EvaluationConfig(data=NpzTestSet(path=self.data / "test.npz")),
+        )
+
+
+@dataclass
+class Watcher:
+    """Collects the events of a run and calls back on the first of a kind."""
+
+    events: list[control.RunEvent] = field(default_factory=list)
+    reactions: list[tuple[Callable[[control.RunEvent], bool], Callable[[], None]]] = field(default_factory=list)
+
+    def once(self, when: Callable[[control.RunEvent], bool], do: Callable[[], None]) -> None:
+        """Call ``do`` at the first event that ``when`` accepts."""
+        self.reactions.append((when, do))
+
+    def __call__(self, event: control.RunEvent) -> None:
+        self.events.append(event)
+        for reaction in list(self.reactions):
+            if reaction[0](event):
+                self.reactions.remove(reaction)
+                reaction[1]()
+
+    def of(self, kind: type) -> list:
+        """The events of one kind so far."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+def run(config: FleetConfig, watcher: Watcher) -> control.RunFinished:
+    """A server for one run."""
+    with Server(config.fleet, config.store, config.broker, listener=watcher) as server:
+        return server.run(config)
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory):
+    """Digits split among the devices, and an mlp exported at three widths."""
+    data = load_dataset("digits")
+    folder = tmp_path_factory.mktemp("ground")
+    for index, part in enumerate(dirichlet(data.train_y, len(WIDTHS), 1.0, seed=5)):
+        np.savez(folder / f"device-{index}.npz", x=data.train_x[part], y=data.train_y[part])
+    np.savez(folder / "test.npz", x=data.test_x, y=data.test_y)
+    architecture = Registry.zoo().get("mlp")
+    settings = architecture.settings({"input_shape": (1, 8, 8)})
+    layout = infer_layout(architecture, settings)
+    tiers = tuple(layout.tier(width) for width in WIDTHS)
+    export_architecture(architecture, settings, tiers, Recipe(), folder / "artifacts", formats=("onnx",))
+    return folder, tuple(tier.id for tier in tiers)
+
+
+@pytest.fixture
+def ground(exported, tmp_path):
+    """A folder of its own on the shared exports."""
+    folder, tiers = exported
+    return Ground(tmp_path, folder / "artifacts", folder, tiers)
