@@ -48,6 +48,8 @@ from fleet_protocol.topics import Topics
 
 __all__ = ["Server", "broker_address", "new_run_id"]
 
+SESSION_SECONDS = 60  # longer than a broken connection lasts, short enough not to queue much for a dead server
+
 
 def broker_address(config: BrokerConfig) -> BrokerAddress:
     """Where the configured broker is reached from this machine.
@@ -128,9 +130,12 @@ class Server:
     def _connect(self) -> Link:
         link = Link(
             self.address,
-            f"shoal-{self.fleet}-server",
+            # A session of its own for every start: a broker that still knows an earlier one need not repeat retained
+            # messages, and what it queued for a dead server is repeated by the devices anyway.
+            f"shoal-{self.fleet}-server-{secrets.token_hex(4)}",
             self._inbox,  # type: ignore[arg-type]  # the link only puts, and what it puts belongs here
             will=(self._topics.server_status, self._status(online=False)),
+            session_expiry_seconds=SESSION_SECONDS,
         )
         link.connect(self._broker_config.connect_timeout_seconds)
         return link

@@ -1,0 +1,44 @@
+"""A server in a process of its own that is killed, as by the kernel, right after a chosen commit of its store.
+
+python -m tests.broker_server.dying_server <config.json> <broker url> <method of Store> <which call>
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import broker_server.server
+from broker_server.config import FleetConfig
+from broker_server.store import Store
+
+
+def dying_store(method: str, call: int) -> type[Store]:
+    """A store whose process dies after the given call of a method has been committed."""
+    calls = 0
+
+    def die_after(self: Store, *args: Any, **settings: Any) -> Any:
+        nonlocal calls
+        result = getattr(Store, method)(self, *args, **settings)
+        calls += 1
+        if calls == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    return type("DyingStore", (Store,), {method: die_after})
+
+
+def main() -> None:
+    path, url, method, call = sys.argv[1:]
+    config = FleetConfig.model_validate_json(Path(path).read_text())
+    broker = config.broker.model_copy(update={"url": url})
+    broker_server.server.Store = dying_store(method, int(call))
+    with broker_server.server.Server(config.fleet, config.store, broker) as server:
+        server.run(config.model_copy(update={"broker": broker}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""A server that is killed goes on with the round it was in, and a broker that dies loses nothing."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from broker_server.machine import RoundState
+from broker_server.store import Store, TaskPhase
+from broker_server.tensors import open_tensors
+from fleet_protocol import control
+from fleet_protocol.messages import Offer
+from fleet_protocol.weights import encode_weights
+from tests.broker_server.peer import Peer, honest, profile
+from tests.brokers import embedded_broker, mosquitto_broker
+
+ROOT = Path(__file__).parents[2]
+
+
+def start_dying(config, url, method, call, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(config.model_dump_json())
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.broker_server.dying_server", str(path), url, method, str(call)], cwd=ROOT
+    )
+
+
+def weights_of(config, run, number):
+    store = Store(config.store, read_only=True)
+    digest = store.version(run, number).digest
+    store.close()
+    return open_tensors(config.store / "blobs" / "objects" / digest[:2] / digest)
+
+
+def expected(config):
+    """Two rounds by arithmetic: the wide device adds 1 and the narrow one 3, each to what it holds."""
+    start = weights_of(config, config_run(config), 0)
+    after = {}
+    for name, value in start.items():
+        shared = np.zeros(value.shape, bool)
+        if name in {"hidden.weight", "hidden.bias"}:
+            shared[:4] = True
+        elif name == "head.weight":
+            shared[:, :4] = True
+        else:
+            shared[:] = True
+        after[name] = value + 2 * np.where(shared, 2.0, 1.0)
+    return after
+
+
+def config_run(config):
+    store = Store(config.store, read_only=True)
+    run = store.runs()[0].id
+    store.close()
+    return run
+
+
+# After which commit the server dies, and the state in which its successor finds the round.
+DEATHS = [
+    ("plan_round", 1, RoundState.PLANNED),
+    ("advance_round", 1, RoundState.OPEN),
+    ("advance_round", 2, RoundState.COLLECTING),
+    ("receive", 1, RoundState.COLLECTING),
+    ("receive", 2, RoundState.COLLECTING),
+    ("advance_round", 3, RoundState.MERGING),
+    ("add_version", 1, RoundState.MERGING),
+    ("add_tasks", 1, RoundState.MERGING),
+    ("receive", 3, RoundState.MERGING),
+    ("judge_version", 1, RoundState.MERGING),
+    ("judge_version", 2, RoundState.MERGING),
+    ("advance_round", 4, RoundState.CLOSED),
+]
+
+
+@pytest.mark.parametrize(("method", "call", "state"), DEATHS, ids=[f"{m}-{c}" for m, c, _ in DEATHS])
+def test_a_killed_server_goes_on_where_it_was(method, call, state, url, config, running, fleet, tmp_path):
+    """Killed after any commit of a round, the next server on the store ends with the same two global versions."""
+    settings = config(round={"rounds": 2, "min_devices": 2})
+    with (
+        Peer(fleet, "narrow", url, honest(3.0), profile=profile(max_width=0.5)),
+        Peer(fleet, "wide", url, honest(1.0)),
+    ):
+        process = start_dying(settings, url, method, call, tmp_path)
+        assert process.wait(60) == -signal.SIGKILL
+        store = Store(settings.store, read_only=True)
+        found = store.last_round(config_run(settings))
+        planned = store.tasks(found.run, 1)
+        store.close()
+        assert found.state is state
+        server = running(settings, url)
+        finished = server.wait()
+    assert finished.status == "finished", finished.error
+    assert finished.run == found.run
+    assert finished.rounds == 2
+    store = Store(settings.store, read_only=True)
+    tasks = store.tasks(found.run, 1)
+    assert len(store.rounds(found.run)) == 2
+    assert len(store.versions(found.run)) == 3
+    store.close()
+    assert {task.id for task in planned} <= {task.id for task in tasks}
+    assert [task.phase for task in tasks if task.kind == "train"] == [TaskPhase.MERGED] * 2
+    for name, value in weights_of(settings, found.run, 2).items():
+        np.testing.assert_allclose(value, expected(settings)[name], rtol=1e-6, atol=1e-6)
+    assert finished.evaluation is not None
+
+
+def test_an_interrupted_run_gives_the_same_bits(url, config, running, fleet, tmp_path):
+    """A run that was killed between two updates merges to exactly the weights of one that was not."""
+
+    def awkward(seed):
+        def script(peer, work):
+            if work.offer.kind == "statistics":
+                return honest()(peer, work)
+            rng = np.random.default_rng(seed)
+            given = sorted(work.weights.items())  # the library returns tensors in no particular order
+            tensors = {name: value + rng.standard_normal(value.shape, np.float32) for name, value in given}
+            return peer.send(work, encode_weights(tensors, work.metadata()))
+
+        return script
+
+    digests = []
+    for attempt in range(2):
+        settings = config(round={"min_devices": 3}, evaluation={"data": None}, store=tmp_path / f"store{attempt}")
+        with (
+            Peer(fleet, "a", url, awkward(1)),
+            Peer(fleet, "b", url, awkward(2)),
+            Peer(fleet, "c", url, awkward(3)),
+        ):
+            if attempt:
+                assert start_dying(settings, url, "receive", 2, tmp_path).wait(60) == -signal.SIGKILL
+            server = running(settings, url)
+            finished = server.wait()
+        assert len(server.of(control.RoundClosed)[0].merged) == 3
+        digests.append({k: v.tobytes() for k, v in weights_of(settings, finished.run, 1).items()})
+    assert digests[0] == digests[1]
+
+
+def test_another_configuration_does_not_continue_the_old_run(url, config, running, fleet, tmp_path):
+    """A run with other settings begins anew and says in the store why the old one stopped."""
+    settings = config(round={"rounds": 2}, evaluation={"data": None})
+    with Peer(fleet, "d", url, honest()):
+        assert start_dying(settings, url, "receive", 1, tmp_path).wait(60) == -signal.SIGKILL
+        other = config(round={"rounds": 1}, evaluation={"data": None})
+        finished = running(other, url).wait()
+    store = Store(settings.store, read_only=True)
+    new, old = store.runs()
+    store.close()
+    assert new.id == finished.run
+    assert (new.status, old.status) == ("finished", "stopped")
+    assert "another configuration" in old.detail
+
+
+@pytest.mark.parametrize("kind", [embedded_broker, mosquitto_broker])
+def test_a_broker_that_dies_in_mid_round_loses_nothing(kind, config, running, fleet, tmp_path):
+    """Sessions and retained messages are gone with the broker; offers are made again and the round closes."""
+    with kind(tmp_path) as broker:
+        restarts = []
+
+        def with_outage(peer, work):
+            if not restarts:
+                restarts.append(1)
+                broker.stop()
+                time.sleep(1.0)  # the outage itself
+                broker.start()
+            honest()(peer, work)
+
+        with Peer(fleet, "a", broker.url, with_outage), Peer(fleet, "b", broker.url, honest()):
+            settings = config(round={"min_devices": 2, "deadline_seconds": 60}, evaluation={"data": None})
+            server = running(settings, broker.url)
+            finished = server.wait(90)
+    assert finished.status == "finished", finished.error
+    assert set(server.of(control.RoundClosed)[0].merged) == {"a", "b"}
+
+
+def test_a_device_that_comes_back_gets_its_offer_again(url, config, running, fleet):
+    """A device that was restarted in mid-round, with nothing in memory, is offered its task anew."""
+    settings = config(round={"min_devices": 1, "nudge_seconds": 60}, evaluation={"data": None})
+    first = Peer(fleet, "d", url, lambda _peer, _work: None)
+    first.__enter__()
+    server = running(settings, url)
+    first.wait_for(lambda peer: peer._started)
+    first.__exit__()
+    with Peer(fleet, "d", url, honest()) as second:
+        assert server.wait().status == "finished"
+    assert {offer.task for offer in second.offers} == {first.offers[0].task}
+    assert isinstance(second.offers[0], Offer)
