@@ -1,0 +1,122 @@
+"""The server's test set and the judgement of a global version, against plain numpy."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+
+import numpy as np
+import pytest
+
+from broker_server.artifacts import load_artifacts
+from broker_server.config import IdxTestSet, NpzTestSet
+from broker_server.evaluation import Evaluator
+from broker_server.statistics import over_batches
+from broker_server.test_set import load_test_set
+from fleet_protocol.errors import DataError
+from tests.broker_server.artifacts import ARCH, CLASSES, INPUTS, tiny_layout, tiny_weights
+
+
+@pytest.fixture
+def full(artifacts):
+    return load_artifacts(artifacts, ARCH, chunk_bytes=1024).full
+
+
+def reference(weights, mean, variance, x, y):
+    """The tiny net in numpy: loss and accuracy."""
+    a = x @ weights["hidden.weight"].T + weights["hidden.bias"]
+    h = np.maximum((a - mean) / np.sqrt(variance + 1e-5), 0)
+    z = h @ weights["head.weight"].T + weights["head.bias"]
+    log = z - np.log(np.exp(z - z.max(1, keepdims=True)).sum(1, keepdims=True)) - z.max(1, keepdims=True)
+    return -log[np.arange(len(y)), y].mean(), (z.argmax(1) == y).mean(), a
+
+
+def test_a_version_is_judged_as_numpy_judges_it(full, test_set):
+    """Loss and accuracy over uneven batches equal those of the whole set at once."""
+    data = load_test_set(NpzTestSet(path=test_set), tiny_layout())
+    weights = tiny_weights(tiny_layout(), 3)
+    mean, variance = np.full(8, 0.25, np.float32), np.full(8, 2.0, np.float32)
+    found = Evaluator(full, data, batch_size=7, threads=1).evaluate(
+        weights, {"stat.norm.mean": mean, "stat.norm.var": variance}
+    )
+    loss, accuracy, _ = reference(weights, mean, variance, data.x, data.y)
+    assert found.examples == 40
+    assert found.loss == pytest.approx(loss, rel=1e-5)
+    assert found.accuracy == accuracy
+
+
+def test_server_batches_give_the_mean_of_batch_statistics(full, test_set):
+    """METHODS 1.6 c: every batch counts alike, variances unbiased; a last batch of one is left out."""
+    data = load_test_set(NpzTestSet(path=test_set, limit=31), tiny_layout())
+    weights = tiny_weights(tiny_layout(), 3)
+    found = over_batches(full, weights, data, batch_size=10, threads=1)
+    _, _, a = reference(weights, 0, 1, data.x, data.y)
+    batches = [a[first : first + 10] for first in range(0, 30, 10)]
+    np.testing.assert_allclose(found["stat.norm.mean"], np.mean([b.mean(0) for b in batches], 0), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found["stat.norm.var"], np.mean([b.var(0, ddof=1) for b in batches], 0), rtol=1e-4)
+    with pytest.raises(DataError, match="no batch of two"):
+        over_batches(full, weights, data, batch_size=1, threads=1)
+
+
+def test_useless_statistics_are_an_error(full, test_set):
+    """A loss that is not finite is reported, not returned."""
+    data = load_test_set(NpzTestSet(path=test_set), tiny_layout())
+    nan = {"stat.norm.mean": np.full(8, np.nan, np.float32), "stat.norm.var": np.ones(8, np.float32)}
+    with pytest.raises(DataError, match="not finite"):
+        Evaluator(full, data, batch_size=7, threads=1).evaluate(tiny_weights(tiny_layout()), nan)
+
+
+def write_idx(path, array, *, packed=False):
+    head = struct.pack(">HBB", 0, 0x08, array.ndim) + struct.pack(f">{array.ndim}I", *array.shape)
+    data = head + array.astype(np.uint8).tobytes()
+    path.write_bytes(gzip.compress(data) if packed else data)
+
+
+def test_idx_files_are_scaled_and_normalised(tmp_path):
+    """Plain or gzip; bytes are divided by 255, then mean and deviation are applied."""
+    x = np.arange(3 * INPUTS).reshape(3, INPUTS)
+    write_idx(tmp_path / "x", x)
+    write_idx(tmp_path / "y.gz", np.array([0, 3, 1]), packed=True)
+    data = load_test_set(IdxTestSet(path=tmp_path / "x", labels=tmp_path / "y.gz", mean=0.1, std=0.5), tiny_layout())
+    (first, labels), (second, _) = data.batches(2)
+    np.testing.assert_allclose(np.concatenate([first, second]), (x / 255 - 0.1) / 0.5, rtol=1e-6)
+    assert labels.tolist() == [0, 3]
+
+
+def npz(path, **arrays):
+    np.savez(path, **arrays)
+    return NpzTestSet(path=path)
+
+
+GOOD = {"x": np.zeros((2, INPUTS), np.float32), "y": np.array([0, 1])}
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"x": GOOD["x"]}, "no array 'y'; it has x"),
+        ({**GOOD, "y": np.array([0])}, "one label each"),
+        ({**GOOD, "y": np.array([0, CLASSES])}, "0 to 3"),
+        ({**GOOD, "y": np.array([0.5, 1])}, "integers"),
+        ({**GOOD, "x": np.zeros((2, 5))}, r"shape \[5\], tiny takes \[6\]"),
+        ({"x": np.zeros((0, INPUTS)), "y": np.zeros(0, int)}, "0 samples"),
+    ],
+)
+def test_a_test_set_that_does_not_fit_says_why(tmp_path, arrays, words):
+    """Missing arrays, missing labels, labels the model lacks, another shape, nothing at all."""
+    with pytest.raises(DataError, match=words):
+        load_test_set(npz(tmp_path / "t.npz", **arrays), tiny_layout())
+
+
+def test_a_missing_or_damaged_file_is_named(tmp_path):
+    """For npz and IDX alike."""
+    with pytest.raises(DataError, match=r"nothing\.npz"):
+        load_test_set(NpzTestSet(path=tmp_path / "nothing.npz"), tiny_layout())
+    write_idx(tmp_path / "x", np.zeros((2, INPUTS)))
+    write_idx(tmp_path / "y", np.zeros(2))
+    (tmp_path / "x").write_bytes((tmp_path / "x").read_bytes()[:-1])
+    with pytest.raises(DataError, match="truncated"):
+        load_test_set(IdxTestSet(path=tmp_path / "x", labels=tmp_path / "y"), tiny_layout())
+    (tmp_path / "x").write_bytes(b"\x00\x00\x77\x01abcd")
+    with pytest.raises(DataError, match="not an IDX file"):
+        load_test_set(IdxTestSet(path=tmp_path / "x", labels=tmp_path / "y"), tiny_layout())

@@ -1,0 +1,80 @@
+"""Folding does not depend on the order of arrival, and folds as early as the order of the devices allows."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker_server.config import StrategyConfig
+from broker_server.folding import Folding
+from broker_server.store import TaskPhase
+from broker_server.strategies import Contribution, strategy
+from fleet_protocol.messages import TaskMetrics
+from models.plan import compile_plan, make_plan
+from tests.broker_server.artifacts import tiny_layout, tiny_weights
+
+LAYOUT = tiny_layout(inputs=5, hidden=6)
+
+
+def metrics(labels=(0, 1, 2, 3), examples=10):
+    return TaskMetrics(examples=examples, batches=1, labels=labels, fetch_seconds=0, train_seconds=0, resident_bytes=0)
+
+
+def contribution(index: int) -> Contribution:
+    plan = compile_plan(LAYOUT, make_plan(LAYOUT, LAYOUT.tier((1.0, 0.5)[index % 2])))
+    rng = np.random.default_rng(index)
+    weights = {n: rng.standard_normal(t.local_shape, np.float32) for n, t in plan.tensors.items() if n in plan.required}
+    return Contribution(f"d{index}", plan.title, plan, weights, metrics((index % 4, 3), 1 + index))
+
+
+def merge_in(order, answers, weighting="samples"):
+    """Let updates arrive in an order; answers says of each whether it is an update or a refusal."""
+    loaded = []
+
+    def load(task):
+        loaded.append(task)
+        return contribution(int(task))
+
+    chosen = strategy(StrategyConfig(weighting=weighting))
+    folding = Folding(chosen, LAYOUT, [str(i) for i in range(len(answers))], load)
+    phases = {str(i): TaskPhase.OFFERED for i in range(len(answers))}
+    for index in order:
+        phases[str(index)] = answers[index]
+        folding.advance(phases)
+    result = folding.finish(tiny_weights(LAYOUT))
+    assert loaded == folding.folded == sorted(folding.folded, key=int)
+    return {name: value.tobytes() for name, value in result.items()}, loaded
+
+
+@given(
+    st.lists(st.sampled_from([TaskPhase.RECEIVED, TaskPhase.REFUSED, TaskPhase.MISSED]), min_size=1, max_size=7),
+    st.randoms(use_true_random=False),
+)
+@settings(max_examples=50, deadline=None)
+def test_any_order_of_arrival_gives_the_same_bits(answers, shuffle: random.Random):
+    """The merged weights are equal bit by bit, weighted sums included."""
+    order = list(range(len(answers)))
+    straight = merge_in(order, answers)
+    shuffle.shuffle(order)
+    assert merge_in(order, answers) == straight
+
+
+def test_an_update_is_folded_as_soon_as_its_turn_comes():
+    """What arrives out of turn waits on disk; when the gap closes, everything behind it follows."""
+    loaded = []
+    folding = Folding(
+        strategy(StrategyConfig()), LAYOUT, ["0", "1", "2"], lambda task: loaded.append(task) or contribution(int(task))
+    )
+    phases = dict.fromkeys(("0", "1", "2"), TaskPhase.OFFERED)
+    phases["2"] = TaskPhase.RECEIVED
+    folding.advance(phases)
+    assert loaded == []
+    phases["0"] = TaskPhase.RECEIVED
+    folding.advance(phases)
+    assert loaded == ["0"]
+    phases["1"] = TaskPhase.DECLINED
+    folding.advance(phases)
+    assert loaded == ["0", "2"]

@@ -1,0 +1,321 @@
+"""The selective average: the worked examples of the specification, and its properties for any mix of sub-models."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker_server.merge import coverage, finish, fold, start
+from broker_server.statistics import combine
+from fleet_protocol.errors import PlanError
+from models.axes import Axis, AxisKind
+from models.layout import HEAD, Dim, Layout, Parameter, block_name
+from models.plan import compile_plan, make_plan
+
+VECTORS = Path(__file__).parents[3] / "shared" / "vectors" / "vectors.json"
+CLASSES = 4
+
+
+def vector(name):
+    if not VECTORS.is_file():
+        pytest.skip("the worked examples are not beside this checkout")
+    return next(item for item in json.loads(VECTORS.read_text())["vectors"] if item["id"] == name)
+
+
+def _dim(text: str) -> tuple[str, int]:
+    axis, _, inner = text.partition("*")
+    return axis, int(inner or 1)
+
+
+def layout_of(shapes: dict[str, tuple[str, ...]], sizes: dict[str, int], *, classes=CLASSES, blocks=None) -> Layout:
+    axes = {}
+    for name, size in sizes.items():
+        fixed = name in {"classes", "inputs", "kernel"}
+        axes[name] = Axis(name, size, AxisKind.FIXED if fixed else AxisKind.WIDTH, 2 if name == "heads" else 1)
+    parameters = tuple(
+        Parameter(
+            name,
+            tuple(sizes[axis] * inner for axis, inner in map(_dim, dims)),
+            tuple(Dim(*_dim(text)) for text in dims),
+            (blocks or {}).get(name, HEAD),
+        )
+        for name, dims in shapes.items()
+    )
+    depth = max([1, *(int(b[5:]) for b in (blocks or {}).values() if b.startswith("block"))])
+    return Layout(
+        "t", {}, axes, parameters, (), depth, tuple(range(1, depth + 1)), ("classes",), (3,), "float32", classes
+    )
+
+
+def plan_of(layout, width, kind="static", depth=None, **settings):
+    return compile_plan(layout, make_plan(layout, layout.tier(width, depth), kind, **settings))
+
+
+def f32(values):
+    return np.asarray(values, np.float32)
+
+
+# The worked examples of METHODS, appendix A.
+
+
+def test_h2_nested_widths_overlap():
+    """Each ring of a hidden weight is averaged over the devices that hold it."""
+    case = vector("H2-overlap")
+    layout = layout_of({"w": ("a", "b")}, {"a": 4, "b": 4, "classes": CLASSES})
+    state = start(layout)
+    for name, client in case["inputs"]["clients"].items():
+        fold(state, name, plan_of(layout, client["s"]), {"w": f32(client["returned"])})
+    np.testing.assert_array_equal(coverage(state, "w"), case["expected"]["count"])
+    after = finish(state, {"w": f32(case["inputs"]["W_global"])})
+    np.testing.assert_allclose(after["w"], case["expected"]["W_new"], rtol=1e-6)
+
+
+def test_h3_rows_of_absent_labels_are_left_out():
+    """A row of the output layer is taken only from devices that hold its label."""
+    case = vector("H3-classifier")
+    layout = layout_of({"w": ("classes", "b"), "bias": ("classes",)}, {"b": 4, "classes": 4})
+    state = start(layout)
+    for client in case["inputs"]["clients"]:
+        update = {"w": f32(client["returned_W"]), "bias": f32(client["returned_b"])}
+        fold(state, client["name"], plan_of(layout, client["s"]), update, labels=client["labels"])
+    np.testing.assert_array_equal(coverage(state, "w"), case["expected"]["W_count"])
+    np.testing.assert_array_equal(coverage(state, "bias"), case["expected"]["b_count"])
+    after = finish(state, {"w": f32(case["inputs"]["W_global"]), "bias": f32(case["inputs"]["b_global"])})
+    np.testing.assert_allclose(after["w"], case["expected"]["W_new"], rtol=1e-6)
+    np.testing.assert_allclose(after["bias"], case["expected"]["b_new"], rtol=1e-6)
+
+
+def test_h4_a_whole_net():
+    """Slice, add a constant, merge: every tensor of a small net with a norm."""
+    case = vector("H4-tiny-net")
+    shapes = {
+        "W1": ("h", "inputs"),
+        "b1": ("h",),
+        "gamma": ("h",),
+        "beta": ("h",),
+        "W2": ("classes", "h"),
+        "b2": ("classes",),
+    }
+    layout = layout_of(shapes, {"h": 4, "inputs": 3, "classes": 3}, classes=3)
+    old = {name: f32(value) for name, value in case["inputs"]["global_"].items()}
+    state = start(layout)
+    for client in case["inputs"]["clients"]:
+        plan = plan_of(layout, client["s"])
+        update = {name: value + np.float32(client["delta"]) for name, value in plan.slice(old).items()}
+        fold(state, plan.title, plan, update, labels=client["labels"])
+    for name, count in case["expected"]["count"].items():
+        np.testing.assert_array_equal(np.broadcast_to(coverage(state, name), old[name].shape), count)
+    for name, value in finish(state, old).items():
+        np.testing.assert_allclose(value, case["expected"]["new"][name], rtol=1e-6)
+
+
+@pytest.mark.parametrize("direction", ["up", "down"])
+def test_r6_rolling_windows(direction):
+    """Windows that wrap around are merged where they lie; rows and columns nobody holds stay."""
+    case = vector("R6-aggregate")
+    expected = case["expected"]["paper" if direction == "up" else "code"]
+    layout = layout_of({"w": ("a", "b")}, {"a": 4, "b": 4, "classes": CLASSES})
+    state = start(layout)
+    for client in expected["clients"]:
+        plan = plan_of(layout, client["s"], "rolling", round_index=case["inputs"]["j"], direction=direction)
+        size = len(client["out_idx"])
+        fold(state, plan.title, plan, {"w": np.full((size, size), client["delta"], np.float32)})
+    np.testing.assert_array_equal(coverage(state, "w"), expected["count"])
+    after = finish(state, {"w": f32(case["inputs"]["W_global"])})
+    np.testing.assert_allclose(after["w"], expected["W_new"], rtol=1e-6)
+
+
+def test_h8_statistics_of_one_device_and_of_two():
+    """The running mean over batches is kept; pooling adds what separates the devices' means."""
+    case = vector("H8-sbn")
+    batches = [np.asarray(batch) for batch in case["inputs"]["batches"]]
+    mean = np.mean([batch.mean() for batch in batches])
+    variance = np.mean([batch.var(ddof=1) for batch in batches])
+    one = [(len(batches), {"stat.n.mean": f32([mean]), "stat.n.var": f32([variance])})]
+    for rule in ("pooled", "per_client"):
+        found = combine(one, ["n"], rule)
+        np.testing.assert_allclose(found["stat.n.mean"], case["expected"]["running_mean"], rtol=1e-6)
+        np.testing.assert_allclose(found["stat.n.var"], case["expected"]["running_var"], rtol=1e-6)
+    # One batch on a first device, two on a second: means 2 and 8, within-batch variances 2 and 6 (all unbiased).
+    two = [
+        (1, {"stat.n.mean": f32([2]), "stat.n.var": f32([2])}),
+        (2, {"stat.n.mean": f32([8]), "stat.n.var": f32([6])}),
+    ]
+    assert combine(two, ["n"], "per_client")["stat.n.mean"] == pytest.approx(6)
+    assert combine(two, ["n"], "per_client")["stat.n.var"] == pytest.approx((2 + 2 * 6) / 3)
+    between = (1 * 2**2 + 2 * 8**2) / 3 - 6**2
+    assert combine(two, ["n"], "pooled")["stat.n.var"] == pytest.approx((2 + 2 * 6) / 3 + between)
+
+
+# Properties.
+
+SHAPES = {
+    "conv": ("a", "inputs", "kernel", "kernel"),
+    "bias": ("a",),
+    "deep": ("b", "a"),
+    "flat": ("b", "a*3"),
+    "qkv": ("heads", "b"),
+    "head": ("classes", "heads"),
+    "out": ("classes",),
+}
+BLOCKS = {"conv": block_name(1), "bias": block_name(1), "deep": block_name(2), "flat": block_name(2)}
+LAYOUT = layout_of(SHAPES, {"a": 6, "b": 5, "heads": 8, "inputs": 2, "kernel": 3, "classes": CLASSES}, blocks=BLOCKS)
+
+
+@st.composite
+def updates(draw, *, full=False):
+    """A list of (plan key, plan, tensors, weight, labels), and the old weights."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    number = draw(st.integers(0, 20))
+    found = []
+    for index in range(draw(st.integers(1, 6))):
+        width = 1.0 if full else draw(st.sampled_from([1.0, 0.5, 0.34, 0.2]))
+        depth = 2 if full else draw(st.sampled_from([1, 2]))
+        kind = "static" if full else draw(st.sampled_from(["static", "rolling", "random"]))
+        plan = plan_of(LAYOUT, width, kind, depth, round_index=number, seed=index)
+        key = f"{kind}-{width}-{depth}" + (f"-{index}" if kind == "random" else "")
+        tensors = {name: rng.standard_normal(item.local_shape, np.float32) for name, item in plan.tensors.items()}
+        weight = draw(st.sampled_from([1.0, 2.0, 7.5]))
+        labels = None if full else draw(st.none() | st.sets(st.integers(0, CLASSES - 1)))
+        found.append((key, plan, tensors, weight, labels))
+    return found, {item.name: rng.standard_normal(item.shape, np.float32) for item in LAYOUT.parameters}
+
+
+def merged(found, old):
+    state = start(LAYOUT)
+    for key, plan, tensors, weight, labels in found:
+        fold(state, key, plan, tensors, weight=weight, labels=labels)
+    return finish(state, old)
+
+
+def oracle(found, old):
+    """Entry by entry in float64, from dense index arrays: slow, obvious, and sharing no code with the merge."""
+    result = {}
+    for item in LAYOUT.parameters:
+        total, count = np.zeros(item.shape), np.zeros(item.shape)
+        for _, plan, tensors, weight, labels in found:
+            if item.name not in plan.tensors:
+                continue
+            compiled = plan.tensors[item.name]
+            kept = [np.concatenate([np.arange(r.start, r.start + r.length) for r in row]) for row in compiled.runs]
+            held = np.zeros(item.shape, bool)
+            held[np.ix_(*kept)] = True
+            values = np.zeros(item.shape)
+            values[np.ix_(*kept)] = tensors[item.name]
+            if labels is not None and item.dims[0].axis == "classes":
+                absent = [label for label in range(CLASSES) if label not in labels]
+                held[absent] = False
+            total += np.where(held, weight * values, 0)
+            count += np.where(held, weight, 0)
+        with np.errstate(invalid="ignore"):
+            result[item.name] = (np.where(count > 0, total / count, old[item.name]), count)
+    return result
+
+
+@given(updates())
+@settings(max_examples=60, deadline=None)
+def test_every_entry_is_the_weighted_mean_of_those_that_hold_it(case):
+    """Any mix of widths, depths, plans, weights and labels agrees with the definition, entry by entry."""
+    found, old = case
+    after = merged(found, old)
+    for name, (expected, _) in oracle(found, old).items():
+        np.testing.assert_allclose(after[name], expected, rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+@given(updates())
+@settings(max_examples=40, deadline=None)
+def test_entries_that_nobody_holds_keep_their_bits(case):
+    """What no update covers is the old value, exactly."""
+    found, old = case
+    after = merged(found, old)
+    for name, (_, count) in oracle(found, old).items():
+        np.testing.assert_array_equal(after[name][count == 0], old[name][count == 0])
+
+
+@given(updates())
+@settings(max_examples=40, deadline=None)
+def test_weights_of_an_entry_sum_to_one(case):
+    """Updates that all say 1 merge to 1 wherever anyone holds the entry."""
+    found, old = case
+    ones = [(key, plan, {n: np.ones_like(t) for n, t in tensors.items()}, w, c) for key, plan, tensors, w, c in found]
+    after = merged(ones, old)
+    for name, (_, count) in oracle(found, old).items():
+        np.testing.assert_allclose(after[name][count > 0], 1, rtol=1e-6)
+
+
+@given(updates(full=True))
+@settings(max_examples=30, deadline=None)
+def test_full_tiers_are_federated_averaging(case):
+    """When every device holds everything the result is the weighted mean of whole models."""
+    found, old = case
+    after = merged(found, old)
+    total = sum(weight for *_, weight, _ in found)
+    for name, value in after.items():
+        mean = sum(np.float64(weight) * tensors[name] for _, _, tensors, weight, _ in found) / total
+        np.testing.assert_allclose(value, mean, rtol=1e-5, atol=1e-6)
+
+
+def test_an_update_that_does_not_fit_its_plan_adds_nothing():
+    """A missing tensor, a wrong shape or type is an error that names the tensor, and the sums stay as they were."""
+    plan = plan_of(LAYOUT, 0.5)
+    good = {name: np.ones(item.local_shape, np.float32) for name, item in plan.tensors.items()}
+    for bad in (
+        {name: value for name, value in good.items() if name != "deep"},
+        good | {"deep": good["deep"][:1]},
+        good | {"deep": good["deep"].astype(np.float64)},
+    ):
+        state = start(LAYOUT)
+        with pytest.raises(PlanError, match="tensor deep"):
+            fold(state, "k", plan, bad)
+        assert not any(value.any() for value in state.sums.values())
+    with pytest.raises(PlanError, match="weight"):
+        fold(start(LAYOUT), "k", plan, good, weight=0.0)
+
+
+def test_a_finished_accumulator_is_spent():
+    """Its sums belong to the result, so it takes no more."""
+    plan = plan_of(LAYOUT, 1.0)
+    good = {name: np.ones(item.local_shape, np.float32) for name, item in plan.tensors.items()}
+    state = start(LAYOUT)
+    fold(state, "k", plan, good)
+    finish(state, good)
+    with pytest.raises(PlanError, match="finished"):
+        fold(state, "k", plan, good)
+    with pytest.raises(PlanError, match="finished"):
+        finish(state, good)
+
+
+def test_kernel_positions_share_a_count():
+    """Dimensions that no plan cuts do not appear in the counts, so a kernel costs one number, not nine."""
+    state = start(LAYOUT)
+    for width in (1.0, 0.5):
+        plan = plan_of(LAYOUT, width)
+        fold(state, plan.title, plan, {n: np.ones(t.local_shape, np.float32) for n, t in plan.tensors.items()})
+    assert coverage(state, "conv").shape == (6, 1, 1, 1)
+    assert coverage(state, "out").shape == (CLASSES,)
+
+
+def test_memory_does_not_grow_with_the_number_of_updates():
+    """Peak resident memory of merging 4 and 40 updates differs by less than a tenth of the model."""
+    script = "import sys; from benchmarks.merge import _memory; print(_memory(int(sys.argv[1]))['models'])"
+    peaks = [
+        float(
+            subprocess.run(
+                [sys.executable, "-c", script, str(count)],
+                capture_output=True,
+                check=True,
+                timeout=120,
+                cwd=Path(__file__).parents[2],
+            ).stdout
+        )
+        for count in (4, 40)
+    ]
+    assert 1.0 <= peaks[0] <= 3.0
+    assert abs(peaks[1] - peaks[0]) < 0.1

@@ -1,0 +1,190 @@
+"""Who is asked, with which tier; strategies; configuration; artifacts."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker_server.artifacts import load_artifacts
+from broker_server.config import FleetConfig, StrategyConfig, TiersConfig, TrainConfig
+from broker_server.fleet import Fleet, assign, choose, usable_tiers
+from broker_server.planning import task_id
+from broker_server.strategies import STRATEGIES, PlanRequest, strategy
+from fleet_protocol.config import parse_config
+from fleet_protocol.errors import ConfigError, PlanError
+from fleet_protocol.messages import DeviceStatus
+from tests.broker_server.artifacts import ARCH, export_tiny, tiny_layout
+from tests.broker_server.peer import profile
+
+CHUNK = 1024
+
+
+@pytest.fixture
+def tiers(artifacts):
+    return load_artifacts(artifacts, ARCH, chunk_bytes=CHUNK).tiers
+
+
+def given(profiles, tiers, **config):
+    settings = TiersConfig(**config)
+    found = assign(profiles, usable_tiers(tiers, settings), settings)
+    return {device: item.tier.tier.id for device, item in found.items()}
+
+
+def test_a_device_gets_the_largest_tier_it_declares(tiers):
+    """Width and free memory both bound it; who has no data, no backend or no room stays out."""
+    profiles = {
+        "big": profile(),
+        "narrow": profile(max_width=0.5),
+        "odd": profile(max_width=0.7),
+        "full-memory": profile(free_ram_bytes=70_000_000),
+        "tiny-memory": profile(free_ram_bytes=10_000_000),
+        "unmeasured": profile(free_ram_bytes=0),
+        "idle": profile(examples=0),
+        "bare": profile(backends={}),
+        "thin": profile(max_width=0.25),
+    }
+    assert given(profiles, tiers) == {
+        "big": "w1.00-d1",
+        "narrow": "w0.50-d1",
+        "odd": "w0.50-d1",
+        "full-memory": "w0.50-d1",
+        "unmeasured": "w1.00-d1",
+    }
+
+
+def test_baselines_restrict_the_tiers(tiers):
+    """AllSmall allows one tier for everybody; Exclusive leaves out who cannot train the whole model."""
+    profiles = {"big": profile(), "narrow": profile(max_width=0.5)}
+    assert given(profiles, tiers, allowed=("w0.50-d1",)) == {"big": "w0.50-d1", "narrow": "w0.50-d1"}
+    assert given(profiles, tiers, exclude_smaller=True) == {"big": "w1.00-d1"}
+    with pytest.raises(ConfigError, match=r"no tier 'w0\.25-d1' is exported"):
+        usable_tiers(tiers, TiersConfig(allowed=("w0.25-d1",)))
+
+
+def test_devices_are_drawn_by_seed_and_round(tiers):
+    """A share rounded up, at least the minimum, without repetition, and the same again after a restart."""
+    eligible = assign({f"d{i}": profile() for i in range(10)}, usable_tiers(tiers, TiersConfig()), TiersConfig())
+
+    def drawn(fraction, least, number):
+        return [item.device for item in choose(eligible, fraction=fraction, least=least, seed=1, number=number)]
+
+    assert len(drawn(0.25, 1, 1)) == 3
+    assert len(drawn(0.1, 4, 1)) == 4
+    assert drawn(0.5, 1, 1) == drawn(0.5, 1, 1) == sorted(drawn(0.5, 1, 1))
+    assert any(drawn(0.5, 1, 1) != drawn(0.5, 1, number) for number in range(2, 6))
+    assert drawn(1.0, 1, 1) == sorted(eligible)
+
+
+def test_presence_follows_the_status_messages():
+    """A will without a profile takes a device offline and keeps what is known about it."""
+    fleet = Fleet()
+    assert fleet.see(DeviceStatus(fleet="lab", device="a", online=True, state="idle", profile=profile()))
+    assert not fleet.see(DeviceStatus(fleet="lab", device="a", online=True, state="training", profile=profile()))
+    assert list(fleet.profiles()) == ["a"]
+    assert fleet.see(DeviceStatus(fleet="lab", device="a", online=False, state="gone"))
+    assert fleet.profiles() == {}
+    assert fleet.knows("a")
+    assert not fleet.knows("b")
+
+
+def test_task_ids_are_names_that_fit_a_topic():
+    """The same part gets the same id, another part another one, however long the names are."""
+    long = "x" * 64
+    assert task_id(long, 3, "train", long) == task_id(long, 3, "train", long)
+    assert len({task_id("r", n, k, d) for n in (1, 2) for k in ("train", "statistics") for d in ("a", "b")}) == 8
+    assert len(task_id(long, 10**6, "statistics", long)) <= 64
+
+
+def test_random_plans_are_the_devices_own_and_static_ones_are_shared():
+    """Federated Dropout draws for every device; a static or rolling plan depends on the tier alone."""
+    layout = tiny_layout()
+    tier = layout.tier(0.5)
+
+    def plan(kind, device, version=0):
+        return strategy(StrategyConfig(plan=kind)).plan(PlanRequest(layout, tier, device, version, 1))
+
+    for kind in ("static", "rolling"):
+        assert plan(kind, "a").key == plan(kind, "b").key
+    assert plan("random", "a").key != plan("random", "b").key
+    drawn = {tuple(plan("random", device).plan.indices["hidden"]) for device in "abcdefgh"}
+    assert len(drawn) > 1
+    assert tuple(plan("rolling", "a", 1).plan.indices["hidden"]) == (1, 2, 3, 4)
+
+
+def test_fedavg_is_the_full_tier_weighted_by_samples():
+    """It refuses to start where the whole model is not exported or not allowed."""
+    layout = tiny_layout()
+    chosen = strategy(StrategyConfig(name="fedavg"))
+    assert chosen.tiers(layout, [layout.tier(1.0), layout.tier(0.5)]) == (layout.tier(1.0),)
+    with pytest.raises(PlanError, match="full tier"):
+        chosen.tiers(layout, [layout.tier(0.5)])
+
+
+def test_an_unknown_strategy_is_named_with_a_suggestion():
+    """The registry cannot be changed from outside."""
+    with pytest.raises(ConfigError, match="did you mean 'heterofl'"):
+        strategy(StrategyConfig(name="hetrofl"))
+    with pytest.raises(TypeError):
+        STRATEGIES["mine"] = None
+
+
+def test_the_learning_rate_steps_after_a_milestone():
+    """METHODS H11: milestone 150 first acts in round 151."""
+    train = TrainConfig(learning_rate=0.1, milestones=(150, 250), factor=0.1)
+    rates = [train.rate_after(number - 1) for number in (150, 151, 251)]
+    assert rates == pytest.approx([0.1, 0.01, 0.001])
+
+
+def test_a_wrong_configuration_names_the_key():
+    """An unknown key gets a suggestion; milestones must ascend."""
+    text = 'fleet = "lab"\n[model]\narch = "conv"\n[round]\nround = 3\n'
+    with pytest.raises(ConfigError, match="did you mean 'rounds'"):
+        parse_config(text, FleetConfig, source="fleet.toml")
+    with pytest.raises(ConfigError, match="must ascend"):
+        parse_config('fleet="l"\n[model]\narch="c"\n[train]\nmilestones=[3,2]', FleetConfig, source="f")
+
+
+def test_relative_paths_start_where_the_configuration_lies(tmp_path):
+    """Store, artifacts, test set and certificates all move; absolute paths stay."""
+    text = """
+fleet = "lab"
+store = "runs"
+[broker]
+url = "mqtts://h"
+ca_file = "ca.pem"
+[model]
+arch = "conv"
+weights = "/abs/w.safetensors"
+[evaluation]
+data = {kind = "idx", path = "x", labels = "y"}
+"""
+    config = parse_config(text, FleetConfig, source="f").relative_to(tmp_path)
+    assert config.store == tmp_path / "runs"
+    assert config.broker.ca_file == tmp_path / "ca.pem"
+    assert config.model.artifacts == tmp_path / "artifacts"
+    assert str(config.model.weights) == "/abs/w.safetensors"
+    assert (config.evaluation.data.path, config.evaluation.data.labels) == (tmp_path / "x", tmp_path / "y")
+
+
+def test_incomplete_artifacts_are_an_error_that_says_what_to_do(tmp_path):
+    """A missing folder, a missing graph and a manifest of another layout are each named."""
+    with pytest.raises(ConfigError, match=r"nothing is exported there.*shoal export --arch tiny"):
+        load_artifacts(tmp_path, ARCH, chunk_bytes=CHUNK)
+    export_tiny(tmp_path)
+    with pytest.raises(ConfigError, match="it holds tiny"):
+        load_artifacts(tmp_path, "conv", chunk_bytes=CHUNK)
+    (tmp_path / ARCH / "w0.50-d1" / "eval.onnx").unlink()
+    with pytest.raises(ConfigError, match=r"eval\.onnx is missing"):
+        load_artifacts(tmp_path, ARCH, chunk_bytes=CHUNK)
+    (tmp_path / ARCH / "layout.json").write_text(tiny_layout(hidden=10).to_json())
+    with pytest.raises(ConfigError, match=r"are not those of layout\.json"):
+        load_artifacts(tmp_path, ARCH, chunk_bytes=CHUNK)
+
+
+def test_initial_weights_must_fit(tmp_path, artifacts):
+    """A file of another model is refused with the name of the tensor."""
+    other = tmp_path / "w.safetensors"
+    export_tiny(tmp_path, tiny_layout(hidden=10))
+    (tmp_path / ARCH / "init.safetensors").rename(other)
+    found = load_artifacts(artifacts, ARCH, chunk_bytes=CHUNK, weights=other)
+    with pytest.raises(ConfigError, match=r"hidden\.weight should be float32 \(8, 6\) but is float32 \(10, 6\)"):
+        found.initial_weights()

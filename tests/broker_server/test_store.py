@@ -1,0 +1,125 @@
+"""The store: what is committed is found again, and a store of a newer version is left alone."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+
+import pytest
+
+from broker_server.machine import RoundEvent, RoundState, RoundTransitionError
+from broker_server.store import RoundRecord, RunRecord, Store, TaskPhase, TaskRecord, VersionRecord
+from fleet_protocol.errors import RefusalReason, StorageError
+from fleet_protocol.messages import BlobRef, DeviceStatus, Evaluation
+from tests.broker_server.peer import profile
+from tests.broker_server.test_folding import metrics
+
+REF = BlobRef(digest="a" * 64, size=10, chunk_bytes=1024)
+
+
+@pytest.fixture
+def store(tmp_path):
+    opened = Store(tmp_path / "s")
+    yield opened
+    opened.close()
+
+
+def run_record(run="r1"):
+    return RunRecord(run, "lab", "tiny", "{}", "running", None, time.time(), None, 0, 0)
+
+
+def add_round(store, run="r1", number=1, devices=("a", "b")):
+    record = RoundRecord(run, number, RoundState.PLANNED, 0, 1, None, 1.0, None, None, None, None)
+    tasks = [TaskRecord(f"t{number}-{d}", run, number, d, "train", "w1.00-d1", "k", 0, REF, REF) for d in devices]
+    store.plan_round(record, tasks)
+    return record, tasks
+
+
+@pytest.fixture
+def begun(store):
+    store.add_run(run_record(), VersionRecord("r1", 0, 0, "b" * 64, None, None, 1.0, None))
+    return store
+
+
+def test_records_come_back_as_they_were(begun):
+    """Rounds, tasks, versions and evaluations survive the trip through the database, types included."""
+    record, tasks = add_round(begun)
+    assert begun.last_round("r1") == record
+    assert begun.tasks("r1", 1) == tasks
+    judged = Evaluation(examples=3, loss=0.5, accuracy=0.25)
+    begun.receive("t1-a", "c" * 64, 77, metrics())
+    begun.add_version(VersionRecord("r1", 1, 1, "d" * 64, None, None, 2.0, None), ["t1-a"])
+    begun.judge_version("r1", 1, statistics="e" * 64, evaluation=judged)
+    version = begun.version("r1")
+    assert (version.number, version.statistics_digest, version.evaluation) == (1, "e" * 64, judged)
+    task = begun.task("t1-a")
+    assert (task.phase, task.update_size, task.metrics) == (TaskPhase.MERGED, 77, metrics())
+
+
+def test_rounds_move_by_their_table(begun):
+    """A commit of an impossible change is refused and nothing is written."""
+    record, _ = add_round(begun)
+    with pytest.raises(RoundTransitionError):
+        begun.advance_round(record, RoundEvent.MERGED)
+    assert begun.last_round("r1").state is RoundState.PLANNED
+    record = begun.advance_round(record, RoundEvent.ANNOUNCE)
+    assert record.state is RoundState.OPEN
+    assert record.opened_at is not None
+
+
+def test_what_has_not_come_when_a_round_ends_is_missed(begun):
+    """In one commit with the change of state, so that no restart finds a task still open."""
+    record, _ = add_round(begun)
+    begun.receive("t1-a", "c" * 64, 1, metrics())
+    for event in (RoundEvent.ANNOUNCE, RoundEvent.ANNOUNCED, RoundEvent.ENOUGH):
+        record = begun.advance_round(record, event)
+    assert [task.phase for task in begun.tasks("r1", 1)] == [TaskPhase.RECEIVED, TaskPhase.MISSED]
+
+
+def test_a_device_keeps_its_profile_when_its_will_speaks(store):
+    """The will has no profile; what the board is stays known."""
+    store.see_device(DeviceStatus(fleet="lab", device="a", online=True, state="idle", profile=profile()))
+    store.see_device(DeviceStatus(fleet="lab", device="a", online=False, state="gone"))
+    (device,) = store.devices("lab")
+    assert (device.online, device.state, device.profile) == (False, "gone", profile())
+    assert device.last_seen_at >= device.first_seen_at
+    assert store.devices("other") == []
+
+
+def test_refusals_are_counted_by_reason(store):
+    """The same refusal again adds to one row."""
+    for times in (1, 2):
+        store.count_refusal("r1", "a", RefusalReason.NOT_FINITE, "server", times)
+    (counted,) = store.refusals()
+    assert (counted.reason, counted.count) == ("not-finite", 3)
+
+
+def test_totals_add_up(begun):
+    """Byte counters are sums of what each server process counted."""
+    for _ in range(2):
+        begun.add_bytes("r1", wire=5, payload=3)
+    assert (begun.run("r1").wire_bytes, begun.run("r1").payload_bytes) == (10, 6)
+
+
+def test_a_store_of_a_newer_version_is_left_alone(tmp_path):
+    """The error names both versions and the way out."""
+    Store(tmp_path).close()
+    with sqlite3.connect(tmp_path / "shoal.db") as connection:
+        connection.execute("UPDATE shoal_store SET schema_version = 99")
+    connection.close()
+    with pytest.raises(StorageError, match=r"schema version 99.*reads up to 1"):
+        Store(tmp_path)
+
+
+def test_a_file_that_is_no_database_is_an_error(tmp_path):
+    """It says which file."""
+    (tmp_path / "shoal.db").write_bytes(b"not a database" * 100)
+    with pytest.raises(StorageError, match=r"shoal\.db"):
+        Store(tmp_path)
+
+
+def test_reading_does_not_make_a_store(tmp_path):
+    """A view of a folder without a store says so and leaves no file behind."""
+    with pytest.raises(StorageError, match="no store in"):
+        Store(tmp_path / "nothing", read_only=True)
+    assert not (tmp_path / "nothing").exists()
