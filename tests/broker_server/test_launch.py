@@ -1,0 +1,279 @@
+"""`shoal up` and `shoal run` below the command line: serving, submitting, stopping, looking at what was stored."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from broker_server import queries
+from broker_server.broker import EmbeddedBroker
+from broker_server.config import BrokerConfig
+from broker_server.export import export_safetensors, load_version
+from broker_server.launch import RunRejectedError, run_fleet, server_status, submit
+from broker_server.server import Server, broker_address
+from broker_server.store import Store
+from fleet_protocol import control
+from fleet_protocol.errors import ConfigError, TransportError
+from tests.broker_server.peer import Peer, honest
+from tests.brokers import free_port
+
+ROOT = Path(__file__).parents[2]
+SERVE = """
+import sys
+from pathlib import Path
+from broker_server.config import BrokerConfig
+from broker_server.launch import serve_fleet
+fleet, store, port = sys.argv[1:]
+serve_fleet(fleet, Path(store), BrokerConfig(port=int(port)), on_ready=lambda _server: print("ready", flush=True))
+"""
+
+
+class Serving:
+    """A server that takes requests, in a thread."""
+
+    def __init__(self, config, url):
+        self.server = Server(config.fleet, config.store, BrokerConfig(url=url))
+
+    def __enter__(self):
+        self.server.__enter__()
+        self.thread = threading.Thread(target=self.server.serve, daemon=True)
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.server.stop()
+        self.thread.join(20)
+        assert not self.thread.is_alive()
+        self.server.__exit__(None, None, None)
+
+
+def test_a_run_is_submitted_to_the_server_that_is_up(url, config, fleet):
+    """The follower sees the events of its run and gets its result; another request meanwhile is rejected."""
+    settings = config(evaluation={"data": None}, broker={"url": url})
+    events = []
+    rejected = []
+
+    def busy(peer, work):
+        with pytest.raises(RunRejectedError, match="another run is in progress") as error:
+            submit(settings, broker_address(settings.broker))
+        rejected.append(error.value)
+        honest()(peer, work)
+
+    with Serving(settings, url), Peer(fleet, "d", url, busy):
+        assert server_status(broker_address(settings.broker), fleet).online
+        finished = run_fleet(settings, listener=events.append)
+    assert finished.status == "finished"
+    assert len(rejected) == 1
+    kinds = [event.type for event in events]
+    assert kinds[0] == "run-started"
+    assert kinds[-1] == "run-finished"
+    assert {"round-started", "device-accepted", "device-progressed", "update-received", "round-closed"} <= set(kinds)
+    assert len({event.run for event in events}) == 1
+    assert not server_status(broker_address(settings.broker), fleet).online
+
+
+def test_a_request_that_cannot_begin_is_rejected_with_the_reason(url, config, fleet, tmp_path):
+    """Missing artifacts end the request, not the server; the exit code travels with the reason."""
+    settings = config(broker={"url": url}, model={"artifacts": tmp_path / "nowhere"})
+    with Serving(settings, url):
+        for _ in range(2):
+            with pytest.raises(RunRejectedError, match="no architecture 'tiny'") as error:
+                run_fleet(settings)
+            assert error.value.exit_code == ConfigError.exit_code
+
+
+def test_without_a_server_everything_is_hosted_for_the_run(config, fleet):
+    """The embedded broker is started and stopped; the devices may be there before it is."""
+    port = free_port()
+    settings = config(broker={"port": port}, evaluation={"data": None})
+    events = []
+    done = threading.Event()
+
+    def device():
+        ready.wait(20)
+        with Peer(fleet, "d", f"mqtt://127.0.0.1:{port}", honest()):
+            done.wait(30)
+
+    ready = threading.Event()
+    thread = threading.Thread(target=device)
+    thread.start()
+
+    def listen(event):
+        events.append(event)
+        ready.set()
+
+    finished = run_fleet(settings, listener=listen)
+    done.set()
+    thread.join(20)
+    assert finished.status == "finished"
+    with pytest.raises(TransportError):
+        server_status(broker_address(settings.broker), fleet, connect_seconds=0.5)
+
+
+def test_a_server_that_is_asked_to_stop_says_goodbye_and_its_run_goes_on_later(config, fleet, tmp_path):
+    """SIGTERM in mid-round ends the process with 0; the next one on the same store resumes the run by itself."""
+    port = free_port()
+    settings = config(broker={"port": port}, evaluation={"data": None}, round={"rounds": 2})
+    url = f"mqtt://127.0.0.1:{port}"
+    held = threading.Event()
+
+    def start():
+        process = subprocess.Popen(
+            [sys.executable, "-c", SERVE, fleet, str(settings.store), str(port)],
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+            text=True,
+        )
+        assert process.stdout.readline() == "ready\n"
+        return process
+
+    first = start()
+    with Peer(fleet, "d", url, lambda _peer, _work: held.set()) as peer:
+        outcome = []
+        follower = threading.Thread(target=lambda: outcome.append(submit(settings, broker_address(settings.broker))))
+        follower.start()
+        assert held.wait(30)
+        first.send_signal(signal.SIGTERM)
+        assert first.wait(20) == 0
+        follower.join(20)
+        assert outcome[0].status == "stopped"
+        peer.script = honest()
+        second = start()
+        store = Store(settings.store, read_only=True)
+        peer.wait_for(lambda device: len({offer.round for offer in device.offers}) == 2, 30)
+    second.send_signal(signal.SIGTERM)
+    assert second.wait(20) == 0
+    first.stdout.close()
+    second.stdout.close()
+    assert store.version(outcome[0].run).number >= 1
+    store.close()
+
+
+def test_a_taken_port_is_an_error_that_says_what_to_do(tmp_path):
+    """The message names the port, the broker that is there, and the setting."""
+    port = free_port()
+    with (
+        EmbeddedBroker(tmp_path / "a", port=port),
+        pytest.raises(TransportError, match=rf"port {port} on 127\.0\.0\.1 is taken.*\[broker\] port"),
+    ):
+        EmbeddedBroker(tmp_path / "b", port=port).start()
+
+
+def test_a_broker_that_is_down_is_an_error_with_its_address(config):
+    """`shoal run` against an address where nothing listens ends soon, naming it."""
+    port = free_port()
+    settings = config(broker={"url": f"mqtt://127.0.0.1:{port}", "connect_timeout_seconds": 1})
+    with pytest.raises(TransportError, match=f"cannot connect to the broker at mqtt://127.0.0.1:{port} within 1 s"):
+        run_fleet(settings)
+
+
+def test_an_embedded_broker_that_dies_is_started_again(config, running, fleet, tmp_path):
+    """The server notices and revives it on the same port; the round goes on."""
+    port = free_port()
+    settings = config(broker={"port": port}, evaluation={"data": None}, round={"deadline_seconds": 60})
+    server = Server(settings.fleet, settings.store, settings.broker)
+    killed = []
+
+    def after_the_broker_died(peer, work):
+        if not killed:
+            killed.append(server._broker.pid)
+            server._broker._process.kill()
+        honest()(peer, work)
+
+    with server, Peer(fleet, "d", f"mqtt://127.0.0.1:{port}", after_the_broker_died):
+        finished = server.run(settings)
+        assert server._broker.pid != killed[0]
+    assert finished.status == "finished", finished.error
+
+
+@pytest.fixture
+def stored(url, config, running, fleet):
+    """A finished run of two rounds with two devices."""
+    settings = config(round={"rounds": 2, "min_devices": 2})
+    with Peer(fleet, "a", url, honest(1.0)), Peer(fleet, "b", url, honest(2.0)):
+        server = running(settings, url)
+        finished = server.wait()
+        assert finished.status == "finished", finished.error
+    store = Store(settings.store, read_only=True)
+    yield store, finished
+    store.close()
+
+
+def test_views_of_a_stored_run(stored):
+    """Status, devices, rounds and log tell what happened, and all of it is plain JSON."""
+    store, finished = stored
+    status = queries.status(store)
+    assert (status.run.id, status.run.status, status.closed, status.rounds) == (finished.run, "finished", 2, 2)
+    assert status.evaluation == finished.evaluation
+    assert (finished.wire_bytes, finished.payload_bytes) == (status.run.wire_bytes, status.run.payload_bytes)
+    devices = queries.devices(store)
+    assert [(item.device.id, item.merged, item.tier) for item in devices] == [
+        ("a", 2, "w1.00-d1"),
+        ("b", 2, "w1.00-d1"),
+    ]
+    rounds = queries.rounds(store, finished.run[:-2])
+    assert [(item.round.number, item.phases) for item in rounds] == [(1, {"merged": 2}), (2, {"merged": 2})]
+    kinds = [line.kind for line in queries.log(store, finished.run)]
+    assert kinds[0] == "run-started"
+    assert kinds[-1] == "run-finished"
+    assert len(queries.log(store, last=3)) == 3
+    for view in (status, devices, rounds, queries.log(store)):
+        json.dumps(queries.plain(view), allow_nan=False)
+    with pytest.raises(ConfigError, match="has no run nope; its runs: "):
+        queries.status(store, "nope")
+
+
+def test_every_version_can_be_exported(stored, tmp_path):
+    """Weights of any version come out as safetensors with their origin; statistics with those that have them."""
+    store, finished = stored
+    first, last = load_version(store, version=0), load_version(store)
+    for name, value in first.weights.items():
+        np.testing.assert_allclose(last.weights[name], value + 3.0, rtol=1e-6, atol=1e-6)
+    assert list(last.weights) == ["hidden.weight", "hidden.bias", "head.weight", "head.bias"]
+    assert first.statistics == {}
+    export_safetensors(last, tmp_path / "w.safetensors")
+    found = load_file(tmp_path / "w.safetensors")
+    assert set(found) == {*last.weights, "stat.norm.mean", "stat.norm.var"}
+    assert last.metadata["run"] == finished.run
+    with pytest.raises(ConfigError, match="has no version 9; it has versions 0 to 2"):
+        load_version(store, version=9)
+
+
+def test_only_versions_are_kept_when_a_run_is_over(stored):
+    """Slices and updates are gone; three versions and two sets of statistics stay."""
+    store, _ = stored
+    kept = [path.name for path in (store.folder / "blobs" / "objects").rglob("*") if path.is_file()]
+    versions = store.versions(store.runs()[0].id)
+    wanted = {version.digest for version in versions} | {version.statistics_digest for version in versions} - {None}
+    assert set(kept) == wanted
+    assert not [path for path in (store.folder / "updates").rglob("*") if path.is_file()]
+
+
+def test_events_are_values_that_travel(stored):
+    """Every event reads back from its own bytes."""
+    _, finished = stored
+    assert control.parse_run_event(finished.to_bytes()) == finished
+
+
+def test_evaluating_loads_neither_torch_nor_onnx(artifacts):
+    """A process that opens a graph stays small, also with the training flavour of onnxruntime."""
+    graph = artifacts / "tiny" / "w1.00-d1" / "eval.onnx"
+    script = f"""
+import sys
+from pathlib import Path
+from broker_server.runtime import open_graph
+open_graph(Path({str(graph)!r}), threads=1)
+print(sorted({{"torch", "onnx"}} & set(sys.modules)))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60, cwd=ROOT
+    )
+    assert done.stdout.strip() == "[]"
