@@ -13,6 +13,8 @@ from typing import Protocol
 
 import pytest
 
+from broker_server.broker import EmbeddedBroker
+
 __all__ = ["TestBroker", "embedded_broker", "free_port", "mosquitto_broker"]
 
 START_SECONDS = 15.0
@@ -25,25 +27,6 @@ persistence false
 max_queued_messages 0
 log_type error
 log_type warning
-"""
-
-_EMBEDDED = """
-id = 0
-[router]
-id = 0
-max_connections = 1000
-max_outgoing_packet_count = 200
-max_segment_size = 104857600
-max_segment_count = 10
-[v5.1]
-name = "v5"
-listen = "127.0.0.1:{port}"
-next_connection_delay_ms = 1
-    [v5.1.connections]
-    connection_timeout_ms = 60000
-    max_payload_size = 16777216
-    max_inflight_count = 100
-    dynamic_filters = true
 """
 
 
@@ -113,26 +96,6 @@ class _ProcessBroker:
             self._process = None
 
 
-class _EmbeddedBroker:
-    """The broker inside the iotcore wheel; it too runs in a child process."""
-
-    def __init__(self, config: Path, port: int) -> None:
-        self.port = port
-        self._config = config
-        self._stack = contextlib.ExitStack()
-
-    @property
-    def url(self) -> str:
-        return f"mqtt://127.0.0.1:{self.port}"
-
-    def start(self) -> None:
-        iotcore = pytest.importorskip("iotcore", reason="the embedded broker needs the extra `broker`")
-        self._stack.enter_context(iotcore.Broker(config_path=str(self._config)))
-
-    def stop(self) -> None:
-        self._stack.close()
-
-
 @contextlib.contextmanager
 def mosquitto_broker(tmp_path: Path) -> Iterator[TestBroker]:
     """A running Mosquitto; the test is skipped where it is not installed."""
@@ -152,13 +115,8 @@ def mosquitto_broker(tmp_path: Path) -> Iterator[TestBroker]:
 
 @contextlib.contextmanager
 def embedded_broker(tmp_path: Path) -> Iterator[TestBroker]:
-    """A running embedded broker."""
+    """A running embedded broker, the server's own."""
+    pytest.importorskip("iotcore", reason="the embedded broker needs the extra `broker`")
     port = free_port()
-    config = tmp_path / f"embedded-{port}.toml"
-    config.write_text(_EMBEDDED.format(port=port))
-    broker = _EmbeddedBroker(config, port)
-    broker.start()
-    try:
+    with EmbeddedBroker(tmp_path / f"embedded-{port}", port=port) as broker:
         yield broker
-    finally:
-        broker.stop()

@@ -165,7 +165,8 @@ def small_disk(folder: Path, kilobytes: int, ballast: int) -> list[str]:
     if unshare is None:
         pytest.skip("unshare is not installed")
     folder.mkdir(exist_ok=True)
-    script = f'mount -t tmpfs -o size={kilobytes}k none "{folder}" && head -c {ballast}k /dev/zero > "{folder}/ballast" && exec "$@"'
+    mount = f'mount -t tmpfs -o size={kilobytes}k none "{folder}"'
+    script = f'{mount} && head -c {ballast}k /dev/zero > "{folder}/ballast" && exec "$@"'
     prefix = [unshare, "--mount", "--map-root-user", "sh", "-c", script, "sh"]
     probe_run = subprocess.run([*prefix, "true"], capture_output=True, text=True, timeout=20, check=False)
     if probe_run.returncode:
