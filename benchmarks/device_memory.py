@@ -125,8 +125,8 @@ def _device(python: Path, folder: Path, url: str, data: Path) -> Iterator[Path]:
         process.wait(20)
 
 
-def _serve(url: str, blobs: BlobStore, choice: TierChoice, name: str) -> Done | Refuse:
-    """Be the server of one task: offer it, serve what is asked for, return what the device says at the end."""
+def _serve(url: str, blobs: BlobStore, choice: TierChoice, name: str) -> Done | None:
+    """Be the server of one task: offer it, serve what is asked for, return its Done, if it comes to one."""
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     link = Link(BrokerAddress.parse(url), f"bench-server-{name}", inbox)
     link.connect(20)
@@ -146,7 +146,7 @@ def _serve(url: str, blobs: BlobStore, choice: TierChoice, name: str) -> Done | 
                 continue
             message = parse_device_message(event.payload)
             if isinstance(message, Done | Refuse):
-                return message
+                return message if isinstance(message, Done) else None
             if isinstance(message, NeedChunks):
                 chunk_bytes = choice.weights.chunk_bytes
                 for index, frame in iter_chunks(blobs.read(message.digest), chunk_bytes, message.ranges):
@@ -185,7 +185,7 @@ def _device_megabytes(python: Path, work: Path, name: str) -> tuple[float, float
             done = _serve(broker.url, blobs, choice, name)
         except queue.Empty:
             done = None
-        if not isinstance(done, Done):
+        if done is None:
             raise RuntimeError(f"no update came; the device said:\n{log.read_text()[-2000:]}")
     return done.metrics.resident_bytes / MB, done.metrics.train_seconds / done.metrics.batches
 
