@@ -60,6 +60,7 @@ class Preset(FrozenModel):
         batch_size: samples per step.
         learning_rate: of SGD with momentum 0.9, weight decay 5e-4, clipping at 1.
         baselines: also run AllSmall and Exclusive.
+        evaluate_every: rounds between evaluations; each asks every device for a pass over its data (METHODS 1.6).
         deadline_seconds: of a round.
     """
 
@@ -74,6 +75,7 @@ class Preset(FrozenModel):
     batch_size: int = Field(ge=1)
     learning_rate: float = Field(gt=0)
     baselines: bool
+    evaluate_every: int = Field(default=1, ge=1)
     deadline_seconds: float = Field(gt=0)
 
     def width_of(self, index: int) -> float:
@@ -172,7 +174,9 @@ def _fleet_config(prepared: _Prepared, preset: Preset, seed: int, broker: Broker
         model=ModelConfig(artifacts=folder / "artifacts", arch=preset.arch),
         round=RoundConfig(rounds=preset.rounds, min_devices=preset.devices, deadline_seconds=preset.deadline_seconds),
         train=TrainConfig(learning_rate=preset.learning_rate, epochs=preset.epochs, batch_size=preset.batch_size),
-        evaluation=EvaluationConfig(data=NpzTestSet(path=prepared.test_set.resolve(), scale=1.0)),
+        evaluation=EvaluationConfig(
+            data=NpzTestSet(path=prepared.test_set.resolve(), scale=1.0), every=preset.evaluate_every
+        ),
     )
 
 
