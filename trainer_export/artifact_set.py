@@ -45,7 +45,7 @@ from models.layout import Dim, Layout
 from models.registry import Architecture, build, infer_layout
 from models.tier import Tier
 from models.zoo.inference import initial_weights
-from trainer_export.check import SizedBatches, vocabulary_of
+from trainer_export.check import SizedBatches, calm_torch, vocabulary_of
 from trainer_export.footprint import Footprint, count_flops, peak_memory
 from trainer_export.formats import onnx as portable
 from trainer_export.formats import ort_training
@@ -142,7 +142,7 @@ def export_architecture(
         arch, layout, recipe, tuple(formats), seed, _Counter(progress, len(wanted) * (1 + 2 * len(formats)))
     )
     try:
-        with _replacing(out / arch.name) as folder:
+        with calm_torch(), _replacing(out / arch.name) as folder:
             _write(folder / "layout.json", out, layout.to_json().encode())
             _write(folder / "init.safetensors", out, encode_weights(initial_weights(arch, settings, seed)))
             reports = [_export_tier(export, tier, folder / tier.id, out) for tier in wanted]

@@ -6,6 +6,7 @@ used as its own witness: lowerings, rewrites and operators of our own would all 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +31,21 @@ from models.zoo.layers import StaticBatchNorm, set_mode
 from trainer_export.recipe import Recipe
 from trainer_export.trace import Signature
 
-__all__ = ["LIMIT", "SizedBatches", "check_eval", "check_infer", "check_statistics", "check_train", "open_session"]
+__all__ = [
+    "LIMIT",
+    "Reference",
+    "SizedBatches",
+    "Worst",
+    "calm_torch",
+    "check_eval",
+    "check_infer",
+    "check_statistics",
+    "check_train",
+    "open_session",
+    "repeated",
+    "run_session",
+    "vocabulary_of",
+]
 
 LIMIT = 1e-4
 """Largest relative deviation of a tensor from PyTorch that is published."""
@@ -131,6 +146,17 @@ def open_session(model: bytes, threads: int = _THREADS) -> onnxruntime.Inference
         raise ExportError(f"onnxruntime {onnxruntime.__version__} refuses the exported graph: {error}") from error
 
 
+@contextlib.contextmanager
+def calm_torch() -> Iterator[None]:
+    """PyTorch on one thread: for a few small steps its threads cost more than they bring, more so on a busy machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def vocabulary_of(model: nn.Module) -> int:
     """The number of tokens every embedding of a model knows."""
     return min((m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)), default=2)
@@ -188,6 +214,7 @@ def _named(kind: str, arrays: Mapping[str, NDArray[Any]]) -> Arrays:
 
 
 def repeated(run: Callable[[SizedBatches], CheckSpec], batches: SizedBatches) -> CheckSpec:
+    """The report of the first of a few runs, with other random batches each, that is within the limit."""
     for attempt in range(_TRIES):
         seeded = SizedBatches(batches.signature, batches.vocabulary, batches.sizes, batches.seed + attempt)
         try:

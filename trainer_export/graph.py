@@ -119,7 +119,8 @@ class GraphBuilder:
         if key not in self._known:
             names = tuple(f"v{self._count + i}" for i in range(outputs))
             self._count += outputs
-            node = helper.make_node(op_type, list(inputs), list(names))
+            # A name of its own: rewrites of the runtime derive theirs from it and refuse two equal ones.
+            node = helper.make_node(op_type, list(inputs), list(names), name=f"{op_type}.{names[0]}")
             node.attribute.extend(helper.make_attribute(k, v) for k, v in sorted(attributes.items()))
             self._nodes.append(node)
             self._known[key] = names

@@ -110,6 +110,14 @@ def _rsqrt(e: Emitter, out: Spec, x: Value) -> Value:
     return e.pointwise("Reciprocal", e.pointwise("Sqrt", e.cast(x, out.dtype)))
 
 
+def _log1p(e: Emitter, out: Spec, x: Value) -> Value:
+    return e.pointwise("Log", e.pointwise("Add", e.cast(x, out.dtype), e.scalar(1, out.dtype)))
+
+
+def _expm1(e: Emitter, out: Spec, x: Value) -> Value:
+    return e.pointwise("Sub", e.pointwise("Exp", e.cast(x, out.dtype)), e.scalar(1, out.dtype))
+
+
 def _clamp(e: Emitter, out: Spec, x: Value, low: Any = None, high: Any = None) -> Value:
     x = e.cast(x, out.dtype)
     if low is not None:
@@ -172,6 +180,22 @@ def _only_exact(approximate: str) -> None:
         raise ExportError(f"gelu(approximate={approximate!r}) cannot be exported; use the exact one")
 
 
+def _elu(e: Emitter, out: Spec, x: Value, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Value:
+    """``scale * (max(x, 0) + alpha * (exp(min(x, 0) * input_scale) - 1))``, without a choice per element."""
+    zero = e.scalar(0, out.dtype)
+    low = _expm1(e, out, multiply(e, e.pointwise("Min", x, zero), input_scale))
+    return multiply(e, e.pointwise("Add", e.pointwise("Relu", x), multiply(e, low, alpha)), scale)
+
+
+def _hardtanh(e: Emitter, out: Spec, x: Value, low: float = -1.0, high: float = 1.0) -> Value:
+    return _clamp(e, out, x, low, high)
+
+
+def _leaky_relu(e: Emitter, out: Spec, x: Value, slope: float = 0.01) -> Value:
+    del out
+    return e.pointwise("LeakyRelu", x, alpha=float(slope))
+
+
 def _softmax(e: Emitter, out: Spec, x: Value, dim: int, half_to_float: bool = False) -> Value:
     del out, half_to_float
     return e.value(e.graph.node("Softmax", e.plain(x), axis=dim % x.rank), x.shape)
@@ -208,6 +232,26 @@ def _total(op_type: str) -> Callable[..., Value]:
         return e.reduce(op_type, e.cast(x, out.dtype), list(range(x.rank)), keep=False)
 
     return lower
+
+
+def _any(e: Emitter, out: Spec, x: Value, dim: Any = None, keepdim: bool = False) -> Value:
+    axes = list(range(x.rank)) if dim is None else [dim] if isinstance(dim, int) else list(dim)
+    return e.cast(e.reduce("ReduceMax", e.cast(x, torch.float32), axes, keep=keepdim), out.dtype)
+
+
+def _var(e: Emitter, out: Spec, x: Value, dim: Any = None, correction: float = 1, keepdim: bool = False) -> Value:
+    axes = list(range(x.rank)) if dim is None else [axis % x.rank for axis in dim]
+    centred = e.pointwise("Sub", x, e.reduce("ReduceMean", x, axes, keep=True))
+    total = e.reduce("ReduceSum", e.pointwise("Mul", centred, centred), axes, keep=keepdim)
+    count = e.size_as_float(math.prod(x.shape[axis] for axis in axes))
+    return e.pointwise("Div", total, e.pointwise("Sub", count, operand(e, correction, out.dtype)))
+
+
+def _var_mean(
+    e: Emitter, out: Sequence[Spec], x: Value, dim: Any = None, *, correction: float = 1, keepdim: bool = False
+) -> tuple[Value, Value]:
+    axes = list(range(x.rank)) if dim is None else list(dim)
+    return _var(e, out[0], x, dim, correction, keepdim), e.reduce("ReduceMean", x, axes, keep=keepdim)
 
 
 def _argmax(e: Emitter, out: Spec, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
@@ -289,6 +333,8 @@ LOWERINGS: dict[Any, Callable[..., Any]] = {
     aten.pow.Tensor_Scalar: _pow,
     aten.pow.Tensor_Tensor: _pow,
     aten.rsqrt.default: _rsqrt,
+    aten.log1p.default: _log1p,
+    aten.expm1.default: _expm1,
     aten.clamp.default: _clamp,
     aten.clamp.Tensor: _clamp,
     aten.clamp_min.default: _clamp,
@@ -299,6 +345,9 @@ LOWERINGS: dict[Any, Callable[..., Any]] = {
     aten.threshold_backward.default: _threshold_backward,
     aten.tanh_backward.default: _tanh_backward,
     aten.sigmoid_backward.default: _sigmoid_backward,
+    aten.elu.default: _elu,
+    aten.hardtanh.default: _hardtanh,
+    aten.leaky_relu.default: _leaky_relu,
     aten.gelu.default: _gelu,
     aten.gelu_backward.default: _gelu_backward,
     overload("_softmax"): _softmax,
@@ -312,6 +361,11 @@ LOWERINGS: dict[Any, Callable[..., Any]] = {
     aten.sum.default: _total("ReduceSum"),
     aten.mean.default: _total("ReduceMean"),
     aten.argmax.default: _argmax,
+    aten.var.correction: _var,
+    aten.var_mean.correction: _var_mean,
+    aten.any.default: _any,
+    aten.any.dim: _any,
+    aten.any.dims: _any,
     aten.linalg_vector_norm.default: _vector_norm,
     aten.full.default: _full,
     aten.full_like.default: lambda e, out, x, value, **_: _full(e, out, x, value),

@@ -88,6 +88,11 @@ def _expand(e: Emitter, out: Spec, x: Value, *_: object, **__: object) -> Value:
     return replace(x, shape=out.shape)
 
 
+def _copy(e: Emitter, out: Spec, x: Value, source: Value, *_: object) -> Value:
+    del x
+    return _expand(e, out, e.cast(source, out.dtype))
+
+
 def _slice(e: Emitter, out: Spec, x: Value, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Value:
     if out.shape == x.shape and step == 1:
         return x
@@ -116,6 +121,32 @@ def _slice_backward(
     return _padded(e, grad, dim, start, size - start - kept)
 
 
+def _slice_scatter(
+    e: Emitter, out: Spec, x: Value, part: Value, dim: int = 0, start: Any = None, end: Any = None, step: int = 1
+) -> Value:
+    """Both tensors joined, and a look-up that takes each position from where it comes from now."""
+    dim %= x.rank
+    size = x.shape[dim]
+    if not isinstance(size, int):
+        raise ExportError("writing into a part of the batch cannot be exported; use torch.where with a mask")
+    places = np.arange(size)[slice(start, end, step)]
+    if len(places) == size:
+        return part
+    table = np.arange(size)
+    table[places] = size + np.arange(len(places))
+    lengths = (*out.shape[:dim], size + len(places), *out.shape[dim + 1 :])
+    joined = _join(e, Spec(lengths, out.dtype), [x, part], dim)
+    axis = joined.order.index(dim)
+    name = e.graph.node("Gather", joined.name, e.graph.constant(table), axis=axis)
+    return e.value(name, out.shape, out.dtype, joined.order)
+
+
+def _select_scatter(e: Emitter, out: Spec, x: Value, part: Value, dim: int, index: int) -> Value:
+    dim %= x.rank
+    index %= x.shape[dim]
+    return _slice_scatter(e, out, x, _unsqueeze(e, out, part, dim), dim, index, index + 1)
+
+
 def _padded(e: Emitter, x: Value, dim: int, before: int, after: int, value: float = 0.0) -> Value:
     if before == after == 0:
         return x
@@ -133,7 +164,11 @@ def _constant_pad(e: Emitter, out: Spec, x: Value, pads: Sequence[int], value: f
     for i in range(0, len(pads), 2):
         dim, (before, after) = x.rank - 1 - i // 2, pads[i : i + 2]
         if before < 0 or after < 0:
-            raise ExportError("padding by a negative amount cannot be exported; slice the tensor instead")
+            place, rest = e.graph.ints(x.order.index(dim)), x.shape[dim] + min(before, 0) + min(after, 0)
+            bounds = e.graph.ints(max(-before, 0)), e.graph.ints(after if after < 0 else _END)
+            name = e.graph.node("Slice", x.name, *bounds, place)
+            x = e.value(name, (*x.shape[:dim], rest, *x.shape[dim + 1 :]), x.dtype, x.order)
+        before, after = max(before, 0), max(after, 0)
         x = _padded(e, x, dim, before, after, value)
     return x
 
@@ -244,8 +279,11 @@ LOWERINGS: dict[Any, Callable[..., Any]] = {
     aten.transpose.int: _transpose,
     aten.t.default: _matrix_transpose,
     aten.expand.default: _expand,
+    aten.copy.default: _copy,
     aten.slice.Tensor: _slice,
     aten.slice_backward.default: _slice_backward,
+    aten.slice_scatter.default: _slice_scatter,
+    aten.select_scatter.default: _select_scatter,
     aten.constant_pad_nd.default: _constant_pad,
     aten.select.int: _select,
     aten.select_backward.default: _select_backward,

@@ -8,12 +8,14 @@ was written.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["static_batch_norm", "static_batch_norm_backward"]
+__all__ = ["DECOMPOSITIONS", "static_batch_norm", "static_batch_norm_backward"]
 
 
 def _dims(x: Tensor) -> list[int]:
@@ -82,3 +84,24 @@ def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
 static_batch_norm.register_fake(_fake_forward)
 static_batch_norm_backward.register_fake(_fake_backward)
 static_batch_norm.register_autograd(_gradient, setup_context=_save)
+
+
+def _group_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, *sizes: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Group normalisation in simpler operators; PyTorch's own decomposition leaves the set that exporters know."""
+    batch, _, _, groups, eps = sizes
+    grouped = x.reshape(batch, groups, -1)
+    mean = grouped.mean(2, keepdim=True)
+    centred = grouped - mean
+    inverse = torch.rsqrt((centred * centred).mean(2, keepdim=True) + eps)
+    normal = (centred * inverse).reshape(x.shape)
+    if weight is not None:
+        normal = normal * _column(weight, x)
+    if bias is not None:
+        normal = normal + _column(bias, x)
+    return normal, mean.squeeze(2), inverse.squeeze(2)
+
+
+DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
+    {torch.ops.aten.native_group_norm.default: _group_norm}
+)
+"""Operators to take apart while tracing, beyond those PyTorch takes apart into its core set."""

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch._decomp import core_aten_decompositions
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.func import functional_call
+from torch.func import functional_call, functionalize
 from torch.fx import traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
@@ -28,7 +29,7 @@ from fleet_protocol.manifest import next_name, parameter_input, state_input, sta
 from models.zoo.layers import Mode, StaticBatchNorm, set_mode
 from trainer_export import recipe as rules
 from trainer_export.graph import Port
-from trainer_export.operators import static_batch_norm
+from trainer_export.operators import DECOMPOSITIONS, static_batch_norm
 from trainer_export.passes import simplify
 from trainer_export.recipe import Recipe
 from trainer_export.values import Spec, dim_of
@@ -135,10 +136,16 @@ def trace_train(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace
         logits = _call(model, names, trained, x)
         _check_logits(logits, signature)
         loss, slope = rules.loss_and_logit_gradient(logits.detach(), y, mask)
-        gradients = torch.autograd.grad(logits, trained, slope, allow_unused=True)
-        missing: Sequence[Tensor | None] = gradients
-        full = [torch.zeros_like(p) if g is None else g for g, p in zip(missing, parameters, strict=True)]
-        moved, kept = rules.sgd_step(parameters, tensors[count : count + states], full, lr, recipe)
+        gradients: Sequence[Tensor | None] = torch.autograd.grad(logits, trained, slope, allow_unused=True)
+        # As in PyTorch, a parameter the loss does not depend on is left alone, weight decay and momentum too.
+        used = {i: g for i, g in enumerate(gradients) if g is not None}
+        moved, kept = list(parameters), list(tensors[count : count + states])
+        stepped = rules.sgd_step(
+            [parameters[i] for i in used], [kept[i] for i in used if states], list(used.values()), lr, recipe
+        )
+        for old, new in zip((moved, kept), stepped, strict=True):
+            for i, tensor in zip(used, new, strict=False):
+                old[i] = tensor
         return [loss, *moved, *kept]
 
     ports = _parameter_ports(model)
@@ -319,11 +326,12 @@ def _trace(
     # Only operators without a lowering of our own are taken apart; PyTorch knows how.
     from trainer_export.lowering import LOWERINGS  # noqa: PLC0415 - lowering imports this module
 
-    decompositions: Any = core_aten_decompositions()
-    table = {op: rule for op, rule in decompositions.items() if op not in LOWERINGS}
-    with mode, traceback.preserve_node_meta(), sdpa_kernel(SDPBackend.MATH):
+    known: Any = core_aten_decompositions()
+    table = {op: rule for op, rule in {**known, **DECOMPOSITIONS}.items() if op not in LOWERINGS}
+    # PyTorch's C++ decompositions (chunk, pad, ...) would fix the batch size; those in Python keep it a symbol.
+    with mode, enable_python_dispatcher(), traceback.preserve_node_meta(), sdpa_kernel(SDPBackend.MATH):
         try:
-            program = make_fx(function, decomposition_table=table, tracing_mode="real")(*fakes)
+            program = _without_mutation(make_fx(function, decomposition_table=table)(*fakes), fakes, table)
         except ExportError:
             raise
         except Exception as error:
@@ -338,6 +346,17 @@ def _trace(
     specs = tuple(Spec(tuple(dim_of(s) for s in fake.shape), fake.dtype) for fake in fakes)
     batch = next((port.name for port in inputs if BATCH in port.shape), "")
     return Trace(name, program, inputs, specs, outputs, batch)
+
+
+def _without_mutation(program: fx.GraphModule, fakes: Sequence[Tensor], table: Any) -> fx.GraphModule:
+    """The program with in-place operators replaced by others.
+
+    A second pass, because PyTorch cannot do it while it also differentiates.
+    """
+    targets = [node.target for node in program.graph.nodes]
+    if not any(isinstance(t, torch._ops.OpOverload) and t._schema.is_mutable for t in targets):  # noqa: SLF001 - no public name
+        return program
+    return make_fx(functionalize(fx.Interpreter(program).run, remove="mutations"), decomposition_table=table)(*fakes)
 
 
 def _symbols(size: Any) -> set[Any]:

@@ -1,0 +1,80 @@
+"""Small models and the comparison every graph test makes; PyTorch's autograd is the oracle throughout."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from torch import nn
+
+from fleet_protocol.manifest import CheckSpec
+from models import Registry, build
+from trainer_export.check import SizedBatches, calm_torch, check_train, vocabulary_of
+from trainer_export.formats.onnx import check_graphs, write_graphs
+from trainer_export.lowering import write_graph
+from trainer_export.recipe import Recipe
+from trainer_export.trace import Signature, trace_train
+
+ZOO = Registry.zoo()
+
+TINY: Mapping[str, Mapping[str, Any]] = {
+    "mlp": {"input_shape": (1, 4, 4), "classes": 3, "hidden": (8, 6)},
+    "lenet5": {"input_shape": (1, 16, 16), "classes": 4, "channels": (4, 6), "hidden": (12, 8)},
+    "conv": {"input_shape": (1, 14, 14), "classes": 5, "channels": (8, 12, 16)},
+    "text_encoder": {"input_shape": (6,), "classes": 3, "vocab": 20, "embed": 8, "heads": 2, "ffn": 12, "blocks": 2},
+}
+
+
+def tiny(name: str, width: float = 1.0, depth: int | None = None) -> tuple[nn.Module, Signature]:
+    """A small zoo model whose vectors (norms, biases) are not at their trivial start values."""
+    arch = ZOO.get(name)
+    settings = arch.settings(TINY[name])
+    torch.manual_seed(1)
+    module = build(arch, width, depth, settings)
+    return shaken(module), Signature(tuple(settings["input_shape"]), arch.input_dtype, settings["classes"])
+
+
+def shaken(module: nn.Module) -> nn.Module:
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.dim() < 2:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    return module
+
+
+def batches_for(module: nn.Module, signature: Signature, sizes: tuple[int, ...] = (5, 1, 8)) -> SizedBatches:
+    return SizedBatches(signature, vocabulary_of(module), sizes)
+
+
+def train_report(
+    module: nn.Module, signature: Signature, recipe: Recipe | None = None, sizes: tuple[int, ...] = (5, 1, 8)
+) -> CheckSpec:
+    """Export the train graph alone and compare it with PyTorch over six steps."""
+    recipe = recipe or Recipe()
+    model = write_graph(trace_train(module, signature, recipe))
+    with calm_torch():
+        return check_train(model.SerializeToString(), module, recipe, batches_for(module, signature, sizes))
+
+
+def all_reports(module: nn.Module, signature: Signature, recipe: Recipe | None = None) -> dict[str, CheckSpec]:
+    recipe = recipe or Recipe()
+    graphs = write_graphs(module, signature, recipe)
+    with calm_torch():
+        reports = check_graphs(graphs, module, recipe, batches_for(module, signature))
+    return {report.graph: report for report in reports}
+
+
+def assert_portable(model: onnx.ModelProto) -> None:
+    """Standard operators only, no external files, versions old runtimes read."""
+    onnx.checker.check_model(model)
+    assert [(item.domain, item.version) for item in model.opset_import] == [("", 18)]
+    assert model.ir_version == 9
+    assert {node.domain for node in model.graph.node} == {""}
+    assert not any(onnx.external_data_helper.uses_external_data(t) for t in model.graph.initializer)
+
+
+def image_batch(shape: tuple[int, ...], seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)

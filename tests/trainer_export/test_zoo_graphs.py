@@ -1,0 +1,79 @@
+"""Every graph of every zoo model against PyTorch."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.trainer_export.helpers import all_reports, assert_portable, batches_for, tiny, train_report
+from trainer_export.check import calm_torch, check_train
+from trainer_export.formats.onnx import write_graphs
+from trainer_export.recipe import Recipe
+
+TIERS = [
+    ("mlp", 1.0, None),
+    ("mlp", 0.25, None),
+    ("lenet5", 1.0, None),
+    ("lenet5", 0.5, None),
+    ("conv", 1.0, None),
+    ("conv", 0.5, None),
+    ("conv", 0.125, None),
+    ("text_encoder", 1.0, 2),
+    ("text_encoder", 0.5, 1),
+]
+
+
+@pytest.mark.parametrize(("name", "width", "depth"), TIERS)
+def test_graphs_agree_with_pytorch(name: str, width: float, depth: int | None) -> None:
+    """Train, eval, statistics and infer graphs agree within 1e-5 for batches of 5, 1 and 8 samples."""
+    module, signature = tiny(name, width, depth)
+    reports = all_reports(module, signature)
+    expected = {"onnx/train", "onnx/eval", "onnx/infer"} | ({"onnx/stats"} if name == "conv" else set())
+    assert set(reports) == expected
+    assert max(report.worst_absolute for report in reports.values()) <= 1e-5
+    assert reports["onnx/train"].steps >= 5
+    assert set(reports["onnx/train"].batch_sizes) == {5, 1, 8}
+
+
+def test_graphs_hold_standard_operators_only() -> None:
+    """Opset 18, IR 9, default domain, dynamic batch, nothing in external files."""
+    for name in ("conv", "text_encoder"):
+        for graph in write_graphs(*tiny(name), Recipe()):
+            assert_portable(graph.model)
+            x = next(value for value in graph.model.graph.input if value.name == "x")
+            assert x.type.tensor_type.shape.dim[0].dim_param == "batch"
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        Recipe(momentum=0.0, weight_decay=0.0, clip_norm=None),
+        Recipe(momentum=0.0, weight_decay=0.01, clip_norm=0.1),
+        Recipe(momentum=0.9, weight_decay=0.0, clip_norm=None),
+        Recipe(momentum=0.5, weight_decay=0.1, clip_norm=1e3),
+    ],
+)
+def test_recipe_parts_are_optional(recipe: Recipe) -> None:
+    """Momentum, weight decay and clipping can each be left out; without momentum the graph has no states."""
+    module, signature = tiny("conv", 0.5)
+    report = train_report(module, signature, recipe)
+    assert report.worst_absolute <= 1e-5
+    graph = write_graphs(module, signature, recipe)[0]
+    states = [port.name for port in graph.inputs if port.name.startswith("state.")]
+    assert bool(states) == recipe.has_state
+
+
+def test_clipping_bites() -> None:
+    """A bound far below the gradient's norm changes the step, so the comparison above covers clipping."""
+    module, signature = tiny("mlp")
+    loose = write_graphs(module, signature, Recipe(clip_norm=None))[0]
+    tight = Recipe(clip_norm=1e-3)
+    with calm_torch(), pytest.raises(Exception, match="does not agree with PyTorch"):
+        check_train(loose.data, module, tight, batches_for(module, signature))
+
+
+def test_a_full_width_model_has_no_scaler_in_its_graph() -> None:
+    """At width 1 the Scaler divides by one, which is no operator at all."""
+    full = write_graphs(*tiny("mlp", 1.0), Recipe())[0].model
+    half = write_graphs(*tiny("mlp", 0.5), Recipe())[0].model
+    count = {id(m): sum(node.op_type == "Div" for node in m.graph.node) for m in (full, half)}
+    assert count[id(half)] > count[id(full)]
