@@ -40,6 +40,7 @@ __all__ = ["Desk", "Stop", "StopRequested"]
 
 PATIENCE_SECONDS = 1.0  # longest single wait, so that a request to stop is noticed
 
+_IDLE = "idle"  # state of a device that works on nothing, as its status says
 _NO_BLOB = BlobRef(digest="0" * 64, size=1, chunk_bytes=1024)
 
 
@@ -189,7 +190,8 @@ class Desk:
         self._store.see_device(status)
         if not status.online:
             self.blobs.forget(device)
-        elif changed and self._collection is not None:
+        elif self._collection is not None and (changed or status.state == _IDLE):
+            # After a broker's restart our offer may have found nobody; then the device comes back idle.
             for task in self._collection.of_device(device):
                 self._offer(task)
 

@@ -178,6 +178,28 @@ def test_a_broker_that_dies_in_mid_round_loses_nothing(kind, config, running, fl
     assert set(server.of(control.RoundClosed)[0].merged) == {"a", "b"}
 
 
+@pytest.mark.parametrize("kind", [embedded_broker, mosquitto_broker])
+def test_offers_are_made_again_after_a_broker_lost_its_sessions(kind, config, running, fleet, tmp_path):
+    """A device whose offer went down with the broker gets it again at once, long before it would be nudged."""
+    with kind(tmp_path) as broker:
+        restarts = []
+
+        def forgets(peer, work):
+            if restarts:
+                honest()(peer, work)
+                return
+            restarts.append(1)
+            broker.stop()
+            broker.start()
+
+        with Peer(fleet, "a", broker.url, forgets) as peer:
+            settings = config(round={"deadline_seconds": 100, "nudge_seconds": 90}, evaluation={"data": None})
+            finished = running(settings, broker.url).wait(60)
+    assert finished.status == "finished", finished.error
+    assert len({offer.task for offer in peer.offers}) == 1
+    assert len(peer.offers) >= 2
+
+
 def test_a_device_that_comes_back_gets_its_offer_again(url, config, running, fleet):
     """A device that was restarted in mid-round, with nothing in memory, is offered its task anew."""
     settings = config(round={"min_devices": 1, "nudge_seconds": 60}, evaluation={"data": None})
