@@ -201,6 +201,8 @@ class EvaluationConfig(FrozenModel):
 
     Attributes:
         data: the server's test set; None evaluates nothing.
+        tier: id of the tier that is judged, cut at the leading units; None judges the whole model. A run that trains
+            only smaller tiers has trained nothing else.
         batch_size: samples per call of the eval graph.
         every: closed rounds between evaluations; the last round is always evaluated.
         statistics: where static batch norm gets its statistics: asked from the devices, or taken over the batches
@@ -213,6 +215,7 @@ class EvaluationConfig(FrozenModel):
     """
 
     data: TestSetConfig | None = None
+    tier: str | None = None
     batch_size: int = Field(default=256, ge=1)
     every: int = Field(default=1, ge=1)
     statistics: Literal["query", "server-batch"] = "query"

@@ -23,7 +23,7 @@ class Evaluator:
     """The eval graph with a test set; the graph is opened once and serves every version.
 
     Args:
-        full: artifact set of the whole model.
+        judged: artifact set of the tier to evaluate.
         data: the test set.
         batch_size: samples per call.
         threads: for onnxruntime; 0 takes every core.
@@ -32,14 +32,14 @@ class Evaluator:
         ConfigError: the set has no eval graph, or onnxruntime is not installed.
     """
 
-    def __init__(self, full: TierArtifacts, data: TestSet, *, batch_size: int, threads: int) -> None:
-        graph = full.manifest.graphs.get("onnx/eval")
+    def __init__(self, judged: TierArtifacts, data: TestSet, *, batch_size: int, threads: int) -> None:
+        graph = judged.manifest.graphs.get("onnx/eval")
         if graph is None:
-            raise ConfigError(f"{full.folder} has no eval graph; export the architecture again")
+            raise ConfigError(f"{judged.folder} has no eval graph; export the architecture again")
         self.data = data
         self._batch_size = batch_size
-        self._classes = full.manifest.classes
-        self._session = open_graph(full.folder / graph.path, threads=threads)
+        self._classes = judged.manifest.classes
+        self._session = open_graph(judged.folder / graph.path, threads=threads)
 
     def evaluate(
         self, weights: Mapping[str, NDArray[Any]], statistics: Mapping[str, NDArray[np.float32]]

@@ -19,8 +19,9 @@ from broker_server.tensors import open_tensors
 from fleet_protocol import control
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import DataError
-from fleet_protocol.messages import Evaluation
+from fleet_protocol.messages import BlobRef, Evaluation
 from fleet_protocol.weights import encode_weights
+from models.plan import compile_plan, make_plan
 
 __all__ = ["Judge", "Judgement"]
 
@@ -82,13 +83,14 @@ class Judge:
             return Judgement()
         if version.evaluation is not None:
             return Judgement(version.evaluation)
-        weights = open_tensors(self._blobs.path(version.digest))
+        judged = self._judged_blob(version)
+        weights = open_tensors(self._blobs.path(judged.digest))
         statistics: Mapping[str, NDArray[np.float32]] = {}
-        if has_statistics(self._context.artifacts.full):
+        if has_statistics(self._context.judged):
             fresh = last or (version.number // config.every) % config.statistics_every == 0
             digest = version.statistics_digest or (None if fresh else self._latest_statistics())
             if digest is None:
-                found = self._find_statistics(record, version, weights, self._evaluator)
+                found = self._find_statistics(record, version, judged, self._evaluator)
                 if isinstance(found, str):
                     return Judgement(note=found)
                 digest = self._blobs.put(encode_weights(found))
@@ -101,6 +103,17 @@ class Judge:
         self._store.judge_version(version.run, version.number, evaluation=evaluation)
         return Judgement(evaluation)
 
+    def _judged_blob(self, version: VersionRecord) -> BlobRef:
+        """What is judged of a version: all of it, or the leading units of the configured tier."""
+        layout, tier = self._context.artifacts.layout, self._context.judged.tier
+        digest = version.digest
+        if tier != layout.tier(1.0):
+            whole = open_tensors(self._blobs.path(digest))
+            cut = compile_plan(layout, make_plan(layout, tier)).slice(whole)
+            digest = self._blobs.put(encode_weights({item.name: cut[item.name] for item in layout.kept(tier)}))
+        size = self._blobs.path(digest).stat().st_size
+        return BlobRef(digest=digest, size=size, chunk_bytes=self._context.config.round.chunk_bytes)
+
     def _latest_statistics(self) -> str | None:
         known = [item.statistics_digest for item in self._store.versions(self._context.run)]
         return next((digest for digest in reversed(known) if digest is not None), None)
@@ -109,32 +122,33 @@ class Judge:
         self,
         record: RoundRecord,
         version: VersionRecord,
-        weights: Mapping[str, NDArray[np.float32]],
+        judged: BlobRef,
         evaluator: Evaluator,
     ) -> dict[str, NDArray[np.float32]] | str:
         config = self._context.config.evaluation
         if config.statistics == "server-batch":
             return over_batches(
-                self._context.artifacts.full,
-                weights,
+                self._context.judged,
+                open_tensors(self._blobs.path(judged.digest)),
                 evaluator.data,
                 batch_size=self._context.config.train.batch_size,
                 threads=config.threads,
             )
-        return self._query(record, version)
+        return self._query(record, version, judged)
 
-    def _query(self, record: RoundRecord, version: VersionRecord) -> dict[str, NDArray[np.float32]] | str:
+    def _query(
+        self, record: RoundRecord, version: VersionRecord, judged: BlobRef
+    ) -> dict[str, NDArray[np.float32]] | str:
         """Ask the devices; the reason, as text, if too few answer."""
         context, config = self._context, self._context.config.evaluation
         tasks = self._store.tasks(record.run, record.number, "statistics")
-        path = self._blobs.path(version.digest)
         if not tasks:
             devices = [device for device, profile in self._desk.fleet.profiles().items() if profile.examples > 0]
             if not devices:
                 return "no device is online to give batch norm statistics"
-            tasks = statistics_tasks(context, devices, version, record.number, path.stat().st_size)
+            tasks = statistics_tasks(context, devices, version, record.number, judged)
             self._store.add_tasks(tasks)
-        self._desk.blobs.serve({version.digest: path})
+        self._desk.blobs.serve({judged.digest: self._blobs.path(judged.digest)})
         collection = open_collection(
             context,
             tasks,
@@ -178,5 +192,5 @@ class Judge:
             for record in (task.record for task in collection.tasks.values())
             if record.phase is TaskPhase.RECEIVED and record.metrics is not None and record.update_digest is not None
         ]
-        norms = [spec.name for spec in self._context.artifacts.full.manifest.statistics]
+        norms = [spec.name for spec in self._context.judged.manifest.statistics]
         return combine(answers, norms, self._context.config.evaluation.combine)

@@ -32,7 +32,7 @@ from models.slicing import CompiledTensor, Region, Run, Tensors, tensor_regions
 
 __all__ = ["Accumulator", "coverage", "finish", "fold", "start"]
 
-_SCRATCH_VALUES = 64 * 1024  # 256 kB of products: they are added before they leave the second-level cache
+_SCRATCH_VALUES = 256 * 1024  # 1 MB of products: they are added while they are still in the second-level cache
 
 Floats = NDArray[np.float32]
 

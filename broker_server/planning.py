@@ -17,6 +17,7 @@ from broker_server.store import RoundRecord, TaskRecord, VersionRecord
 from broker_server.strategies import PlanRequest, Strategy
 from broker_server.tensors import open_tensors
 from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.errors import ConfigError
 from fleet_protocol.messages import BlobRef, TrainSettings
 from fleet_protocol.weights import encode_weights
 from models.plan import CompiledPlan, compile_plan
@@ -50,6 +51,22 @@ class RunContext:
     artifacts: Artifacts
     tiers: tuple[TierArtifacts, ...]
     strategy: Strategy
+
+    @property
+    def judged(self) -> TierArtifacts:
+        """The tier that is evaluated.
+
+        Raises:
+            ConfigError: the configured one, or the full one, is not exported.
+        """
+        wanted = self.config.evaluation.tier
+        if wanted is None:
+            return self.artifacts.full
+        if wanted not in self.artifacts.tiers:
+            raise ConfigError(
+                f"evaluation.tier: {wanted!r} is not exported; exported are {', '.join(self.artifacts.tiers)}"
+            )
+        return self.artifacts.tiers[wanted]
 
 
 def tiers_in_use(artifacts: Artifacts, config: FleetConfig, strategy: Strategy) -> tuple[TierArtifacts, ...]:
@@ -153,19 +170,18 @@ def compiled_plans(context: RunContext, tasks: Sequence[TaskRecord]) -> dict[str
 
 
 def statistics_tasks(
-    context: RunContext, devices: Sequence[str], version: VersionRecord, number: int, size: int
+    context: RunContext, devices: Sequence[str], version: VersionRecord, number: int, weights: BlobRef
 ) -> list[TaskRecord]:
-    """Tasks that ask devices for batch norm statistics of a whole global version.
+    """Tasks that ask devices for batch norm statistics of what is judged of a global version.
 
     Args:
         context: the run.
         devices: whom to ask, in order.
         version: the version.
         number: of the round that made it.
-        size: bytes of its weights.
+        weights: the judged tier's part of it.
     """
-    full = context.artifacts.full
-    ref = BlobRef(digest=version.digest, size=size, chunk_bytes=context.config.round.chunk_bytes)
+    judged = context.judged
     return [
         TaskRecord(
             id=task_id(context.run, number, "statistics", device),
@@ -173,11 +189,11 @@ def statistics_tasks(
             round=number,
             device=device,
             kind="statistics",
-            tier=full.tier.id,
-            plan_key=full.tier.id,
+            tier=judged.tier.id,
+            plan_key=judged.tier.id,
             version=version.number,
-            artifact_set=full.ref,
-            weights=ref,
+            artifact_set=judged.ref,
+            weights=weights,
         )
         for device in devices
     ]

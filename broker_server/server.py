@@ -218,7 +218,7 @@ class Server:
         evaluator = None
         if config.evaluation.data is not None:
             evaluator = Evaluator(
-                artifacts.full,
+                context.judged,
                 load_test_set(config.evaluation.data, artifacts.layout),
                 batch_size=config.evaluation.batch_size,
                 threads=config.evaluation.threads,

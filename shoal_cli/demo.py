@@ -186,7 +186,12 @@ def _arms(base: FleetConfig, prepared: _Prepared, preset: Preset) -> list[tuple[
     arms = [("global", "Shoal", "every device trains the largest sub-model it can hold", base)]
     if preset.baselines and len(preset.widths) > 1:
         large = sum(device.max_width >= max(preset.widths) for device in prepared.devices)
-        small_only = base.model_copy(update={"tiers": TiersConfig(allowed=(smallest,))})
+        small_only = base.model_copy(
+            update={
+                "tiers": TiersConfig(allowed=(smallest,)),
+                "evaluation": base.evaluation.model_copy(update={"tier": smallest}),
+            }
+        )
         large_only = base.model_copy(
             update={
                 "tiers": TiersConfig(allowed=(widest,), exclude_smaller=True),
