@@ -250,6 +250,7 @@ def _append_gradients(
     nodes = []
     for node in training.graph.node:
         moved = copy.deepcopy(node)
+        moved.name = _inner(node.name)
         moved.input[:] = [names.get(name, _inner(name)) for name in node.input]
         moved.output[:] = [_inner(name) if name else "" for name in node.output]
         nodes.append(moved)

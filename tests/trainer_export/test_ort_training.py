@@ -1,0 +1,48 @@
+"""The artifacts for onnxruntime-training."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+
+from tests.trainer_export.helpers import batches_for, tiny
+from trainer_export.check import calm_torch
+from trainer_export.formats import ort_training
+from trainer_export.recipe import Recipe
+
+
+@pytest.mark.parametrize(("name", "width"), [("lenet5", 1.0), ("conv", 0.5), ("text_encoder", 0.5)])
+def test_step_and_official_set_train_as_pytorch_does(name: str, width: float) -> None:
+    """The full-recipe step graph and the official training model with its own SGD both follow PyTorch."""
+    module, signature = tiny(name, width)
+    files = ort_training.write_artifacts(module, signature, Recipe())
+    with calm_torch():
+        reports = ort_training.check_artifacts(files, module, Recipe(), batches_for(module, signature))
+    assert {report.graph for report in reports} == {"ort-training/step", "ort-training/training_model"}
+    assert max(report.worst_absolute for report in reports) <= 1e-5
+
+
+def test_models_are_of_a_version_the_runtime_reads() -> None:
+    """IR 9 for all of them, the generated optimizer model included."""
+    files = ort_training.write_artifacts(*tiny("mlp"), Recipe())
+    versions = {file.key: onnx.load_model_from_string(file.data).ir_version for file in files if file.is_graph}
+    assert set(versions.values()) == {9}
+    assert set(versions) == {
+        f"ort-training/{name}" for name in ("training_model", "eval_model", "optimizer_model", "step")
+    }
+    assert [file.key for file in files if not file.is_graph] == ["ort-training/checkpoint"]
+
+
+def test_layer_norm_keeps_a_gradient() -> None:
+    """The forward graph names all three outputs of LayerNormalization, without which there is no gradient for it."""
+    files = {file.key: file for file in ort_training.write_artifacts(*tiny("text_encoder"), Recipe())}
+    step = onnx.load_model_from_string(files["ort-training/step"].data)
+    kinds = [node.op_type for node in step.graph.node]
+    assert kinds.count("LayerNormalization") == kinds.count("LayerNormalizationGrad") == 5
+    assert "InPlaceAccumulatorV2" not in kinds
+
+
+def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    """The gradient builder's chatter stays out of the user's terminal."""
+    ort_training.write_artifacts(*tiny("mlp"), Recipe())
+    assert capfd.readouterr() == ("", "")

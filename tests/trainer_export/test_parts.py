@@ -1,0 +1,111 @@
+"""The graph writer, the recipe and the cost model on their own."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from models import build
+from tests.trainer_export.helpers import ZOO, tiny
+from trainer_export.check import open_session, run_session
+from trainer_export.footprint import count_flops, peak_memory
+from trainer_export.formats.onnx import write_graphs
+from trainer_export.graph import GraphBuilder, Port
+from trainer_export.recipe import Recipe, loss_and_logit_gradient, sgd_step
+from trainer_export.trace import Signature
+
+
+def test_equal_nodes_and_constants_exist_once_and_dead_ones_not_at_all() -> None:
+    """Asking twice gives the same value; what no output needs is not written."""
+    g = GraphBuilder("g")
+    x = g.input(Port("x", "float32", ("batch", 2)))
+    first, again = g.node("Add", x, g.scalar(1.0)), g.node("Add", x, g.scalar(1.0))
+    g.node("Mul", x, g.scalar(5.0))
+    assert first == again
+    g.output(Port("y", "float32", ("batch", 2)), first)
+    model = g.model()
+    assert [node.op_type for node in model.graph.node] == ["Add"]
+    assert len(model.graph.initializer) == 1
+
+
+def test_outputs_may_share_a_value_or_be_an_input() -> None:
+    """Each output has its own name, whatever it is made of."""
+    g = GraphBuilder("g")
+    x = g.input(Port("x", "float32", (2,)))
+    y = g.node("Neg", x)
+    for name, value in (("a", y), ("b", y), ("c", x)):
+        g.output(Port(name, "float32", (2,)), value)
+    model = g.model()
+    onnx.checker.check_model(model)
+    outputs = run_session(open_session(model.SerializeToString()), {"x": np.array([1, -2], np.float32)})
+    assert {name: value.tolist() for name, value in outputs.items()} == {"a": [-1, 2], "b": [-1, 2], "c": [1, -2]}
+
+
+@settings(max_examples=25, deadline=None)
+@given(batch=st.integers(1, 6), classes=st.integers(2, 5), seed=st.integers(0, 1000))
+def test_closed_form_of_the_loss_gradient(batch: int, classes: int, seed: int) -> None:
+    """It is the derivative of cross entropy on masked logits, which zeroes absent labels (METHODS 1.5)."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(batch, classes, generator=generator, dtype=torch.float64, requires_grad=True)
+    y = torch.randint(0, classes, (batch,), generator=generator)
+    mask = (torch.rand(classes, generator=generator) > 0.4).double()
+    expected = nn.functional.cross_entropy(logits * mask, y)
+    (slope,) = torch.autograd.grad(expected, logits)
+    loss, gradient = loss_and_logit_gradient(logits.detach(), y, mask)
+    torch.testing.assert_close(loss, expected.detach())
+    torch.testing.assert_close(gradient, slope)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    momentum=st.sampled_from([0.0, 0.5, 0.9]),
+    decay=st.sampled_from([0.0, 0.01]),
+    clip=st.sampled_from([None, 0.1, 100.0]),
+    count=st.integers(1, 6),
+)
+def test_the_optimizer_is_pytorchs(momentum: float, decay: float, clip: float | None, count: int) -> None:
+    """Three steps equal torch.optim.SGD after clip_grad_norm_, whether tensors are joined or not."""
+    generator = torch.Generator().manual_seed(count)
+    shapes = [(3, i + 1) if i % 2 else (9000,) for i in range(count)]
+    parameters = [torch.randn(shape, generator=generator) for shape in shapes]
+    reference = [nn.Parameter(p.clone()) for p in parameters]
+    optimizer = torch.optim.SGD(reference, lr=0.1, momentum=momentum, weight_decay=decay)
+    states = [torch.zeros_like(p) for p in parameters] if momentum else []
+    recipe = Recipe(momentum, decay, clip)
+    for _ in range(3):
+        gradients = [torch.randn(shape, generator=generator) for shape in shapes]
+        for parameter, gradient in zip(reference, gradients, strict=True):
+            parameter.grad = gradient.clone()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(reference, clip)
+        optimizer.step()
+        parameters, states = sgd_step(parameters, states, gradients, torch.tensor(0.1), recipe)
+    for found, expected in zip(parameters, reference, strict=True):
+        torch.testing.assert_close(found, expected.detach())
+
+
+def test_flops_of_a_known_model() -> None:
+    """Two per multiply-add: a layer of 4x3 weights is 24; its step adds the weight gradient, and no input gradient."""
+    assert count_flops(nn.Linear(4, 3), Signature((4,), "float32", 3)) == (24, 48)
+
+
+def test_flops_fall_with_the_square_of_the_width() -> None:
+    """HeteroFL's CNN at half width costs about a quarter (METHODS 1.1)."""
+    arch = ZOO.get("conv")
+    signature = Signature((1, 28, 28), "float32", 10)
+    full, half = (count_flops(build(arch, width), signature)[0] for width in (1.0, 0.5))
+    assert 3.6 < full / half < 4.1
+
+
+def test_peak_memory_covers_two_sets_of_weights_and_grows_with_the_batch() -> None:
+    """Inputs and outputs are both there at the end of a step; activations come on top."""
+    module, signature = tiny("conv")
+    model = write_graphs(module, signature, Recipe())[0].model
+    weights = sum(p.numel() * 4 for p in module.parameters())
+    small, large = peak_memory(model, 1), peak_memory(model, 64)
+    assert small > 4 * weights  # parameters and momenta, old and new
+    assert large > small + 63 * 4 * 8 * 14 * 14  # at least one feature map of the first layer
