@@ -29,7 +29,7 @@ CLASSES = 10
 THROUGHPUT_BUDGET = 0.3
 MEMORY_BUDGET = 3.0
 GROWTH_BUDGET = 0.05
-REPEATS = 3
+REPEATS = 5
 
 
 def conv_layout(channels: tuple[int, ...] = CHANNELS) -> Layout:
@@ -66,28 +66,33 @@ def _weights(shapes: dict[str, tuple[int, ...]], seed: int) -> dict[str, NDArray
 
 
 def _throughput(kind: PlanKind, widths: tuple[float, ...], updates: int, weight: float) -> tuple[float, float]:
-    """Seconds to merge and to copy the same bytes: the best of some repeats, taken in turns."""
+    """Seconds to merge and to copy the same bytes.
+
+    Every update is merged and copied in turn, and of each step the fastest of some repeats counts, so that whatever
+    else the machine does disturbs both alike.
+    """
     layout = conv_layout()
     plans = _plans(layout, kind, widths)
     old = _weights(layout.shapes(layout.tier(1.0)), 0)
     given = [_weights({n: t.local_shape for n, t in plan.tensors.items()}, 1 + i) for i, plan in enumerate(plans)]
-    copies = [{name: np.empty_like(value) for name, value in one.items()} for one in given]
-    merging, copying = [], []
-    for _ in range(REPEATS):
-        began = time.perf_counter()
+    copies = [{name: np.zeros_like(value) for name, value in one.items()} for one in given]
+    merging = np.full((REPEATS, updates + 1), np.inf)
+    copying = np.full((REPEATS, updates), np.inf)
+    for repeat in range(REPEATS):
         state = start(layout)
         for index in range(updates):
             at = index % len(plans)
+            began = time.perf_counter()
             fold(state, str(at), plans[at], given[at], weight=weight, labels=range(index % 3, CLASSES))
-        finish(state, old)
-        merging.append(time.perf_counter() - began)
-        began = time.perf_counter()
-        for index in range(updates):
-            at = index % len(plans)
+            between = time.perf_counter()
             for name, value in given[at].items():
                 np.copyto(copies[at][name], value)
-        copying.append(time.perf_counter() - began)
-    return min(merging), min(copying)
+            merging[repeat, index] = between - began
+            copying[repeat, index] = time.perf_counter() - between
+        began = time.perf_counter()
+        finish(state, old)
+        merging[repeat, updates] = time.perf_counter() - began
+    return float(merging.min(0).sum()), float(copying.min(0).sum())
 
 
 def _peak_bytes() -> int:
