@@ -18,7 +18,7 @@ from fleet_protocol.manifest import digest_of
 from fleet_protocol.messages import NeedChunks
 from fleet_protocol.topics import Topics
 
-__all__ = ["BlobService", "Wanted", "wanted_payload_bytes"]
+__all__ = ["BlobService", "Wanted"]
 
 WINDOW_SECONDS = 0.15
 PUBLISH_SECONDS = 10.0  # a broker that takes nothing for so long is away; the devices ask again
@@ -50,7 +50,7 @@ class _Served:
         return -(-self.size // self.chunk_bytes)
 
 
-def wanted_payload_bytes(chunks: Iterable[int], size: int, chunk_bytes: int) -> int:
+def _payload_bytes(chunks: Iterable[int], size: int, chunk_bytes: int) -> int:
     """Payload bytes of some chunks of a blob.
 
     Args:
@@ -79,7 +79,8 @@ class BlobService:
         self._served: dict[str, _Served] = {}
         self._expected: dict[str, set[str]] = {}
         self._wanted: dict[str, Wanted] = {}
-        self._delivered: dict[tuple[str, str], set[int]] = {}
+        self._asked: set[tuple[str, str]] = set()
+        self._published: dict[str, set[int]] = {}
         self._payload_bytes = 0
 
     def serve(self, files: Mapping[str, Path]) -> None:
@@ -98,7 +99,8 @@ class BlobService:
             self._served.pop(digest, None)
             self._expected.pop(digest, None)
             self._wanted.pop(digest, None)
-        self._delivered = {key: chunks for key, chunks in self._delivered.items() if key[0] not in gone}
+            self._published.pop(digest, None)
+        self._asked = {key for key in self._asked if key[0] not in gone}
 
     def expect(self, digest: str, device: str) -> None:
         """A device was offered a blob and will ask for it."""
@@ -111,7 +113,7 @@ class BlobService:
 
     def asked(self, digest: str, device: str) -> bool:
         """Whether a device asked for a blob before, and so will not again."""
-        return (digest, device) in self._delivered
+        return (digest, device) in self._asked
 
     def need(self, message: NeedChunks) -> bool:
         """Take a request.
@@ -130,9 +132,7 @@ class BlobService:
         waiting.chunks |= chunks
         waiting.devices.add(message.device)
         self._expected.get(message.digest, set()).discard(message.device)
-        delivered = self._delivered.setdefault((message.digest, message.device), set())
-        self._payload_bytes += wanted_payload_bytes(chunks - delivered, served.size, served.chunk_bytes)
-        delivered |= chunks
+        self._asked.add((message.digest, message.device))
         return True
 
     def next_due(self) -> float | None:
@@ -163,6 +163,9 @@ class BlobService:
                     self._messages(data, digest, served.chunk_bytes, wanted.chunks),
                     time.monotonic() + PUBLISH_SECONDS,
                 )
+                known = self._published.setdefault(digest, set())
+                self._payload_bytes += _payload_bytes(wanted.chunks - known, served.size, served.chunk_bytes)
+                known |= wanted.chunks
             except (TransportError, BlobError) as error:
                 problems.append(f"blob {digest[:12]} for {', '.join(sorted(wanted.devices))}: {error}")
         return problems
@@ -172,7 +175,7 @@ class BlobService:
             yield self._topics.blob(digest, index), frame
 
     def take_payload_bytes(self) -> int:
-        """Payload bytes asked for since the last call, counted once for each device and chunk."""
+        """Payload bytes published since the last call; a chunk that is published again counts no more."""
         taken, self._payload_bytes = self._payload_bytes, 0
         return taken
 
