@@ -39,6 +39,7 @@ from fleet_protocol.topics import Topics
 __all__ = ["Desk", "Stop", "StopRequested"]
 
 PATIENCE_SECONDS = 1.0  # longest single wait, so that a request to stop is noticed
+CROSSING_SECONDS = 1.0  # a device that says it is idle has this long to answer an offer that is under way
 
 _IDLE = "idle"  # state of a device that works on nothing, as its status says
 _NO_BLOB = BlobRef(digest="0" * 64, size=1, chunk_bytes=1024)
@@ -190,10 +191,14 @@ class Desk:
         self._store.see_device(status)
         if not status.online:
             self.blobs.forget(device)
-        elif self._collection is not None and (changed or status.state == _IDLE):
-            # After a broker's restart our offer may have found nobody; then the device comes back idle.
+        elif self._collection is not None:
             for task in self._collection.of_device(device):
-                self._offer(task)
+                if changed:
+                    self._offer(task)
+                elif status.state == _IDLE:
+                    # Either our offer and this message have crossed, or a broker's restart swallowed the offer.
+                    due = time.monotonic() - self._nudge_seconds + CROSSING_SECONDS
+                    task.offered, task.heard = min(task.offered, due), min(task.heard, due)
 
     # Offers.
 
