@@ -280,7 +280,7 @@ def run_demo(data: str, preset: Preset, seed: int, runs: Path, broker: str = "em
 def _settings(preset: Preset, broker: str) -> dict[str, str]:
     split = f"Dirichlet({preset.alpha})" if preset.partition == "dirichlet" else "IID"
     return {
-        "model": f"{preset.arch} {dict(preset.settings)}",
+        "model": ", ".join([preset.arch, *(f"{name} = {value}" for name, value in preset.settings.items())]),
         "split": split,
         "rounds": str(preset.rounds),
         "local epochs": str(preset.epochs),
