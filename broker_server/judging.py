@@ -101,6 +101,8 @@ class Judge:
         except DataError as error:
             return Judgement(note=str(error))
         self._store.judge_version(version.run, version.number, evaluation=evaluation)
+        if judged.digest != version.digest:
+            self._blobs.remove(judged.digest)  # a cut of the version can be made again
         return Judgement(evaluation)
 
     def _judged_blob(self, version: VersionRecord) -> BlobRef:

@@ -124,14 +124,15 @@ def fold(
     _check(plan, update)
     axes = _label_axes(state.layout)
     rows = None if labels is None else np.unique(np.fromiter(labels, np.int64))
-    for name, tensor in plan.tensors.items():
-        if name not in plan.required:
-            continue
-        boxes: tuple[Region, ...] = tensor.regions
-        if rows is not None and any(dim.axis in axes for dim in tensor.dims):
-            boxes = tensor_regions(tensor, dict.fromkeys(axes, rows))
-        for box in boxes:
-            _add(state.sums[name], box, update[name], weight, state.scratch)
+    with np.errstate(over="ignore", invalid="ignore"):  # whoever takes the result checks that it is finite
+        for name, tensor in plan.tensors.items():
+            if name not in plan.required:
+                continue
+            boxes: tuple[Region, ...] = tensor.regions
+            if rows is not None and any(dim.axis in axes for dim in tensor.dims):
+                boxes = tensor_regions(tensor, dict.fromkeys(axes, rows))
+            for box in boxes:
+                _add(state.sums[name], box, update[name], weight, state.scratch)
     group = state.groups.get(key)
     if group is None:
         group = state.groups[key] = _Group(plan, 0.0, np.zeros(state.layout.classes))

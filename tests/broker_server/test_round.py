@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 
 from broker_server.store import Store, TaskPhase
 from broker_server.tensors import open_tensors
 from fleet_protocol import control
-from tests.broker_server.artifacts import tiny_layout, tiny_weights
+from fleet_protocol.errors import ConfigError, RefusalReason
+from fleet_protocol.weights import encode_weights
+from tests.broker_server.artifacts import export_tiny, tiny_layout, tiny_weights
 from tests.broker_server.peer import Peer, honest, profile
 
 
@@ -38,5 +42,109 @@ def test_a_round_merges_two_widths_and_judges_the_result(broker_url, config, run
     store.close()
 
 
-if __name__ == "__main__":
-    pytest.main([__file__])
+def test_weights_are_published_once_for_all_who_wait(url, config, running, fleet, tmp_path):
+    """Three devices of one tier cost the server's connection one copy of the weights, not three."""
+    export_tiny(tmp_path / "large", tiny_layout(hidden=4000))
+    settings = config(
+        model={"artifacts": tmp_path / "large"},
+        round={"min_devices": 3, "chunk_bytes": 8192},
+        evaluation={"data": None},
+    )
+    with contextlib.ExitStack() as stack:
+        for name in ("a", "b", "c"):
+            stack.enter_context(Peer(fleet, name, url, honest()))
+        finished = running(settings, url).wait()
+    assert finished.status == "finished", finished.error
+    weights = 4 * sum(value.size for value in tiny_weights(tiny_layout(hidden=4000)).values())
+    # One down and three up, with one manifest; the wire has a little more for the words around them.
+    assert 4 * weights <= finished.payload_bytes <= 4.2 * weights
+    assert finished.payload_bytes < finished.wire_bytes < 4.6 * weights
+
+
+def test_a_version_is_judged_when_it_is_due(url, config, running, fleet):
+    """Every second version and the last one; statistics are asked for again only where they are due."""
+    settings = config(round={"rounds": 5}, evaluation={"every": 2, "statistics_every": 2})
+    with Peer(fleet, "d", url, honest()) as peer:
+        server = running(settings, url)
+        finished = server.wait()
+    judged = [event.version for event in server.of(control.RoundClosed) if event.evaluation]
+    assert judged == [2, 4, 5]
+    # Version 2 is the first evaluation and has nothing to reuse, 4 the second, 5 the last.
+    assert [offer.version for offer in peer.offers if offer.kind == "statistics"] == [2, 4, 5]
+    assert finished.evaluation == server.of(control.RoundClosed)[-1].evaluation
+
+
+def test_old_statistics_serve_until_new_ones_are_due(url, config, running, fleet):
+    """With a query every third evaluation the ones between use the last answer."""
+    settings = config(round={"rounds": 4}, evaluation={"statistics_every": 3})
+    with Peer(fleet, "d", url, honest()) as peer:
+        server = running(settings, url)
+        server.wait()
+    assert [event.version for event in server.of(control.RoundClosed) if event.evaluation] == [1, 2, 3, 4]
+    assert [offer.version for offer in peer.offers if offer.kind == "statistics"] == [1, 3, 4]
+
+
+def test_statistics_can_come_from_the_servers_own_batches(url, config, running, fleet):
+    """No device is asked; the version is judged with the test set's statistics."""
+    settings = config(evaluation={"statistics": "server-batch"})
+    with Peer(fleet, "d", url, honest()) as peer:
+        server = running(settings, url)
+        finished = server.wait()
+    assert finished.evaluation is not None
+    assert {offer.kind for offer in peer.offers} == {"train"}
+
+
+def test_a_version_without_statistics_is_kept_and_says_why_it_was_not_judged(url, config, running, fleet):
+    """Devices that cannot run the whole model decline the query; the round closes all the same."""
+
+    def declines_queries(peer, work):
+        if work.offer.kind == "statistics":
+            peer.refuse(work, RefusalReason.NO_SPACE)
+        else:
+            honest()(peer, work)
+
+    with Peer(fleet, "d", url, declines_queries):
+        server = running(config(), url)
+        finished = server.wait()
+    closed = server.of(control.RoundClosed)[0]
+    assert (closed.version, closed.evaluation) == (1, None)
+    assert "batch norm statistics: 0 of 1 updates" in closed.note
+    assert finished.status == "finished"
+
+
+def test_a_merge_that_overflows_is_abandoned(url, config, running, fleet):
+    """Updates that are finite one by one may not be in sum; then there is no new version."""
+
+    def enormous(peer, work):
+        tensors = {name: np.full_like(value, 3e38) for name, value in work.weights.items()}
+        peer.send(work, encode_weights(tensors, work.metadata()))
+
+    with Peer(fleet, "a", url, enormous), Peer(fleet, "b", url, enormous):
+        server = running(config(round={"min_devices": 2, "retries": 1}), url)
+        finished = server.wait()
+    assert "merged weights are not finite" in server.of(control.RoundAbandoned)[0].reason
+    assert (finished.status, finished.version) == ("failed", 0)
+
+
+def test_a_run_of_the_smallest_tier_is_judged_by_that_tier(url, config, running, fleet):
+    """AllSmall: everybody trains and measures the small sub-model, and it alone is evaluated."""
+    small = "w0.50-d1"
+    settings = config(tiers={"allowed": (small,)}, evaluation={"tier": small})
+    with Peer(fleet, "d", url, honest()) as peer:
+        server = running(settings, url)
+        finished = server.wait()
+    assert {offer.choices[0].tier for offer in peer.offers} == {small}
+    assert {offer.kind for offer in peer.offers} == {"train", "statistics"}
+    assert finished.evaluation is not None
+    store = Store(settings.store, read_only=True)
+    versions = store.versions(finished.run)
+    store.close()
+    kept = {path.name for path in (settings.store / "blobs" / "objects").rglob("*") if path.is_file()}
+    assert kept == {item.digest for item in versions} | {versions[1].statistics_digest}
+
+
+def test_judging_a_tier_that_is_not_exported_is_an_error(url, config, running, fleet):
+    """Before anything is trained, with the tiers there are."""
+    server = running(config(evaluation={"tier": "w0.25-d1"}), url)
+    with pytest.raises(ConfigError, match=r"'w0\.25-d1' is not exported; exported are w1\.00-d1, w0\.50-d1"):
+        server.wait()
