@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from fleet_protocol import messages
+from fleet_protocol import control, messages
 from fleet_protocol.blobs import DEFAULT_CHUNK_BYTES, FRAME_OVERHEAD
 from fleet_protocol.topics import NAME_PATTERN, Topics
 
@@ -25,6 +25,20 @@ _SERVER_TO_DEVICE = (
     messages.UploadRefused,
 )
 _DEVICE_TO_SERVER = (messages.Accept, messages.Progress, messages.NeedChunks, messages.Done, messages.Refuse)
+_RUN_EVENTS = (
+    control.RunStarted,
+    control.RunRejected,
+    control.FleetChanged,
+    control.RoundStarted,
+    control.DeviceAccepted,
+    control.DeviceProgressed,
+    control.UpdateReceived,
+    control.UpdateRefused,
+    control.StatisticsStarted,
+    control.RoundClosed,
+    control.RoundAbandoned,
+    control.RunFinished,
+)
 _PARAMETERS = {
     "fleet": "name of the fleet",
     "device": "id of the device",
@@ -109,6 +123,14 @@ def _channels() -> dict[str, Any]:
         "serverStatus": _channel(
             address(topics.server_status), ("ServerStatus",), description="Retained presence of the server."
         ),
+        "serverControl": _channel(
+            address(topics.server_control), ("RunRequest",), description="The command line asks a running server."
+        ),
+        "serverEvents": _channel(
+            address(topics.server_events),
+            tuple(model.__name__ for model in _RUN_EVENTS),
+            description="What a running server tells about its runs.",
+        ),
     }
 
 
@@ -118,11 +140,18 @@ def document() -> dict[str, Any]:
     Returns:
         An AsyncAPI 3.0 document as plain JSON values, seen from the server.
     """
-    models = (messages.DeviceStatus, messages.ServerStatus, *_SERVER_TO_DEVICE, *_DEVICE_TO_SERVER)
+    models = (
+        messages.DeviceStatus,
+        messages.ServerStatus,
+        *_SERVER_TO_DEVICE,
+        *_DEVICE_TO_SERVER,
+        control.RunRequest,
+        *_RUN_EVENTS,
+    )
     schemas: dict[str, Any] = {}
     for model in models:
         schemas.update(model.model_json_schema(ref_template="#/components/schemas/{model}").get("$defs", {}))
-    sent = {"deviceTask", "blob", "serverStatus"}
+    sent = {"deviceTask", "blob", "serverStatus", "serverEvents"}
     channels = _channels()
     return {
         "asyncapi": "3.0.0",
