@@ -14,12 +14,13 @@ from device_runtime.board import installed_backends, peak_resident_bytes
 from device_runtime.data import DataSet
 from device_runtime.task_store import TaskRecord
 from device_runtime.training import evaluate, holdout_split, label_mask, measure, self_test, train
+from device_runtime.weights_file import read_weights
 from device_runtime.work import Job
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.manifest import Manifest
 from fleet_protocol.messages import BlobRef, Evaluation, TaskMetrics
-from fleet_protocol.weights import decode_weights, encode_weights
+from fleet_protocol.weights import encode_weights
 
 __all__ = ["Bench", "Outcome", "SelfTested", "compute", "needed_graphs"]
 
@@ -110,17 +111,7 @@ def needed_graphs(manifest: Manifest, kind: str, bench: Bench) -> tuple[str, ...
 
 
 def _weights(manifest: Manifest, bench: Bench, digest: str) -> Tensors:
-    weights = decode_weights(bench.blobs.read(digest))
-    for spec in manifest.parameters:
-        value = weights.get(spec.name)
-        if value is None or value.shape != spec.shape or value.dtype != np.dtype(spec.dtype):
-            found = "nothing" if value is None else f"{value.dtype} {list(value.shape)}"
-            raise RefusedError(
-                RefusalReason.BAD_SHAPE,
-                f"parameter {spec.name} of {manifest.tier} is {found} in the weights, "
-                f"{spec.dtype} {list(spec.shape)} in the manifest",
-            )
-    return weights
+    return read_weights(bench.blobs.path(digest), manifest)
 
 
 def _session(manifest: Manifest, bench: Bench, key: str, parameters: Tensors) -> ForwardSession:
@@ -152,7 +143,7 @@ def _train(record: TaskRecord, manifest: Manifest, bench: Bench, tested: frozens
     if name not in tested:
         self_test(session, manifest)
         job.report(SelfTested(name))
-    session.load(_weights(manifest, bench, record.choice.weights.digest))
+    read_weights(bench.blobs.path(record.choice.weights.digest), manifest, into=session.reset())
     chosen, _ = holdout_split(len(bench.data), bench.holdout)
     result = train(
         session,

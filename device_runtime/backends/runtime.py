@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import importlib
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from fleet_protocol.errors import ConfigError
 
-__all__ = ["RUNTIME_ERRORS", "load_runtime", "open_session", "settle_allocator"]
-
-# What onnxruntime raises on a bad graph or input: its own classes derive from these.
-RUNTIME_ERRORS: tuple[type[Exception], ...] = (RuntimeError, ValueError, TypeError, NotImplementedError)
+__all__ = ["load_runtime", "open_session", "settle_allocator"]
 
 _TRAINING_PACKAGE = "onnxruntime.training"
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # from glibc's malloc.h
-_MMAP_BYTES = 1024 * 1024
+_MMAP_BYTES = 64 * 1024  # below a chunk on the wire, so that chunks in the inbox leave nothing behind
+_ARENA_BYTES = 64 * 1024 * 1024
 
 
 def load_runtime() -> Any:
@@ -60,13 +58,35 @@ def settle_allocator() -> None:
         mallopt(_M_TRIM_THRESHOLD, _MMAP_BYTES)
 
 
-def open_session(graph: Path | bytes, *, threads: int = 1, providers: Sequence[str] = ("CPUExecutionProvider",)) -> Any:
+@functools.cache
+def _shared_arena() -> bool:
+    """Register one arena for all sessions of the process; False where the runtime has no such thing.
+
+    Its first region is large enough for the intermediate tensors of most tiers: they are then cut out of one piece,
+    where regions that grow by doubling fragment. Only pages that are touched count as resident.
+    """
+    runtime = load_runtime()
+    try:
+        memory = runtime.OrtMemoryInfo(
+            "Cpu", runtime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, runtime.OrtMemType.DEFAULT
+        )
+        arena = runtime.OrtArenaCfg({"arena_extend_strategy": 0, "initial_chunk_size_bytes": _ARENA_BYTES})
+        runtime.create_and_register_allocator(memory, arena)
+    except Exception:  # noqa: BLE001 - its errors have no base; an older runtime, or one that has an arena already
+        return False
+    return True
+
+
+def open_session(graph: Path | bytes, *, threads: int = 1) -> Any:
     """Open a graph with the settings that were measured to need the least memory at full speed.
+
+    A device that trains ``conv`` at width 1, batch 32, peaks at 156 MB with these settings (onnxruntime 1.31.1, x86-64),
+    8 MB higher with an arena per session, 50 MB higher with memory patterns; without any arena it is 9 MB lower and
+    two to three times slower.
 
     Args:
         graph: the file, or its bytes.
         threads: threads of one operator; 0 takes every core.
-        providers: execution providers, first choice first.
 
     Returns:
         An ``onnxruntime.InferenceSession``.
@@ -75,11 +95,14 @@ def open_session(graph: Path | bytes, *, threads: int = 1, providers: Sequence[s
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
-    options.enable_cpu_mem_arena = True
+    if _shared_arena():
+        options.add_session_config_entry("session.use_env_allocators", "1")
     # A pattern is one block for all intermediate tensors of a batch size, kept beside what the arena already holds.
     options.enable_mem_pattern = False
+    # The order of the file, which the exporter chose for memory; the default order delays weight gradients to the end.
+    options.execution_order = runtime.ExecutionOrder.PRIORITY_BASED
     options.log_severity_level = 3
     # Idle worker threads that spin take the core from the rest of the board.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     source = graph if isinstance(graph, bytes) else str(graph)
-    return runtime.InferenceSession(source, options, providers=list(providers))
+    return runtime.InferenceSession(source, options, providers=["CPUExecutionProvider"])

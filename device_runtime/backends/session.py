@@ -80,17 +80,25 @@ class TrainSession:
             binding.bind_ortvalue_output(next_name(name), self._values[1 - source][name])
         return binding
 
+    def reset(self) -> dict[str, NDArray[np.float32]]:
+        """Start again: the optimizer from zero, the parameters from what the caller writes into them.
+
+        Returns:
+            Parameter name to the array that the next step reads.
+        """
+        current = self._buffers[self._current]
+        for state in self._manifest.states:
+            current[state_input(state.name)].fill(0)
+        return self.parameters()
+
     def load(self, weights: Mapping[str, Array]) -> None:
         """Take new parameters; the optimizer starts from zero.
 
         Args:
             weights: parameter name to float32 array of its local shape.
         """
-        current = self._buffers[self._current]
-        for spec in self._manifest.parameters:
-            np.copyto(current[parameter_input(spec.name)], weights[spec.name], casting="no")
-        for state in self._manifest.states:
-            current[state_input(state.name)].fill(0)
+        for name, array in self.reset().items():
+            np.copyto(array, weights[name], casting="no")
 
     def step(self, x: Array, y: Array, mask: Array, learning_rate: float) -> float:
         """One step of the recipe on one batch.

@@ -260,7 +260,7 @@ def test_a_loss_that_is_not_finite_is_refused(tmp_path, one_broker, tiny):
         refusal = server.wait_message(Refuse)
         assert refusal.reason is RefusalReason.FAILED
         assert "the loss is nan in round 9 at step 1" in refusal.detail
-        assert device.states()[-1] == "idle"
+        device.wait_log("state=idle", times=2)
 
 
 def test_nonsense_is_ignored(tmp_path, one_broker, tiny):
