@@ -80,9 +80,9 @@ def _shared_arena() -> bool:
 def open_session(graph: Path | bytes, *, threads: int = 1) -> Any:
     """Open a graph with the settings that were measured to need the least memory at full speed.
 
-    A device that trains ``conv`` at width 1, batch 32, peaks at 156 MB with these settings (onnxruntime 1.31.1, x86-64),
-    8 MB higher with an arena per session, 50 MB higher with memory patterns; without any arena it is 9 MB lower and
-    two to three times slower.
+    A device that trains ``conv`` at width 1, batch 32, peaks at 156 MB with them (onnxruntime 1.31.1, x86-64), 8 MB
+    higher with an arena per session, 50 MB higher with memory patterns; without any arena it is 9 MB lower and two to
+    three times slower.
 
     Args:
         graph: the file, or its bytes.

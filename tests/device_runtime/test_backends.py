@@ -1,0 +1,53 @@
+"""Both flavours of the step graph run in one session class and agree."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from device_runtime.backends import TrainSession, choose_backend, step_graph_key
+from device_runtime.board import installed_backends
+from fleet_protocol.errors import ConfigError
+from fleet_protocol.manifest import parse_manifest
+from models.registry import Registry
+from models.tier import Tier
+from trainer_export.artifact_set import export_architecture
+from trainer_export.recipe import Recipe
+
+
+def test_the_backend_is_what_is_installed():
+    """`auto` takes the training runtime where there is one; a wish that cannot be met names the extra."""
+    installed = installed_backends()
+    assert choose_backend("auto") == ("ort-training" if "ort-training" in installed else "onnx")
+    assert choose_backend("onnx") == "onnx"
+    with pytest.raises(ConfigError, match="'tpu' is not installed on this board"):
+        choose_backend("tpu")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("ort-training" not in installed_backends(), reason="onnxruntime-training is not installed")
+@pytest.mark.parametrize("name", ["lenet5", "text_encoder"])
+def test_both_flavours_agree(name, tmp_path):
+    """Ten steps of either graph, bound and swapped by the same code, give the same parameters."""
+    export_architecture(Registry.zoo().get(name), {}, [Tier(0.5, 1)], Recipe(), tmp_path)
+    folder = next((tmp_path / name).glob("w*"))
+    manifest = parse_manifest((folder / "manifest.json").read_bytes())
+    keys = [step_graph_key(backend, manifest) for backend in ("onnx", "ort-training")]
+    assert keys == ["onnx/train", "ort-training/step"]
+    draw = np.random.default_rng(0)
+    weights = {p.name: draw.normal(0, 0.1, p.shape).astype(np.float32) for p in manifest.parameters}
+    shape = (16, *manifest.input_shape)
+    batches = []
+    for _ in range(10):
+        x = draw.integers(1, 20, shape) if manifest.input_dtype == "int64" else draw.normal(size=shape)
+        batches.append((x.astype(manifest.input_dtype), draw.integers(0, manifest.classes, 16)))
+    mask = np.ones(manifest.classes, np.float32)
+    results = []
+    for key in keys:
+        session = TrainSession(manifest, folder / manifest.graphs[key].path)
+        session.load(weights)
+        losses = [session.step(x, y, mask, 0.05) for x, y in batches]
+        results.append((losses, session.parameters()))
+    np.testing.assert_allclose(results[0][0], results[1][0], atol=1e-4)
+    for name_, value in results[0][1].items():
+        np.testing.assert_allclose(results[1][1][name_], value, atol=1e-4, err_msg=name_)
