@@ -228,11 +228,14 @@ def repeated(run: Callable[[SizedBatches], CheckSpec], batches: SizedBatches) ->
 class Reference:
     """PyTorch training the module as it was written."""
 
-    def __init__(self, module: nn.Module, recipe: Recipe) -> None:
+    def __init__(self, module: nn.Module, recipe: Recipe, learning_rate: float = LEARNING_RATE) -> None:
         self._module = set_mode(copy.deepcopy(module), "train")
         self._recipe = recipe
         self._optimizer = torch.optim.SGD(
-            self._module.parameters(), lr=LEARNING_RATE, momentum=recipe.momentum, weight_decay=recipe.weight_decay
+            self._module.parameters(),
+            lr=learning_rate,
+            momentum=recipe.momentum,
+            weight_decay=recipe.weight_decay,
         )
 
     def step(self, x: Tensor, y: Tensor, mask: Tensor) -> NDArray[Any]:

@@ -1,0 +1,158 @@
+"""Time of a training step on two threads: the portable graph against PyTorch eager, in turns in one process.
+
+Each row is the ratio of two medians of many short turns taken one after the other, so that what else the machine does
+weighs on both alike; the printed row is the median of the ratios. Both reuse their buffers: PyTorch its parameters,
+the session its bound inputs and outputs, as the device runtime does. The time of onnxruntime-training's own gradient
+graph stands beside it without a budget.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import torch
+from torch import nn
+
+from fleet_protocol.manifest import parameter_input, state_input
+from models import Registry, build
+from models.zoo import set_mode
+from trainer_export.check import SizedBatches, open_session, vocabulary_of
+from trainer_export.formats import ort_training
+from trainer_export.lowering import write_graph
+from trainer_export.recipe import Recipe
+from trainer_export.trace import Signature, trace_train
+
+__all__ = ["rows"]
+
+THREADS = 2
+BATCH = 32
+TURNS = 9
+TURN_SECONDS = 0.2
+SETTLE = 3  # steps at the start of a turn that are not counted: the other side's threads still spin
+BUDGETS = {"mlp": 1.0, "lenet5": 1.0, "text_encoder": 1.0, "conv": 1.3}
+CASES: tuple[tuple[str, float, int | None], ...] = (
+    ("mlp", 1.0, None),
+    ("mlp", 0.25, None),
+    ("lenet5", 1.0, None),
+    ("lenet5", 0.25, None),
+    ("text_encoder", 1.0, 4),
+    ("text_encoder", 0.5, 4),
+    ("text_encoder", 0.25, 2),
+    ("conv", 1.0, None),
+    ("conv", 0.5, None),
+    ("conv", 0.25, None),
+    ("conv", 0.125, None),
+    ("conv", 0.0625, None),
+)
+
+
+def rows() -> list[dict[str, Any]]:
+    """One row per model and width against the budget, and one for onnxruntime-training without."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(THREADS)
+    try:
+        return [row for case in CASES for row in measure(*case)]
+    finally:
+        torch.set_num_threads(threads)
+
+
+def measure(name: str, width: float, depth: int | None) -> list[dict[str, Any]]:
+    """Times of one model."""
+    arch = Registry.zoo().get(name)
+    settings = arch.settings()
+    torch.manual_seed(0)
+    module = build(arch, width, depth)
+    signature = Signature(tuple(settings["input_shape"]), arch.input_dtype, settings["classes"])
+    portable = write_graph(trace_train(module, signature, Recipe())).SerializeToString()
+    training = ort_training.write_artifacts(module, signature, Recipe())[-1].data
+    steps = [
+        torch_step(module, signature),
+        session_step(open_session(portable, THREADS), module, signature),
+        session_step(open_session(training, THREADS), module, signature),
+    ]
+    turns = [[turn(step) for step in steps] for _ in range(TURNS)]
+    label = f"{name} width {width:g}" + ("" if depth is None else f" depth {depth}")
+    eager, *others = (statistics.median(times) * 1e3 for times in zip(*turns, strict=True))
+    found = []
+    for i, (runtime, budget) in enumerate((("portable", BUDGETS[name]), ("ort-training", None)), 1):
+        ratio = statistics.median(times[i] / times[0] for times in turns)
+        found.append(
+            {
+                "name": f"step time {runtime}/PyTorch {label} ({others[i - 1]:.2f} / {eager:.2f} ms)",
+                "value": ratio,
+                "unit": "ratio",
+                "budget": budget,
+                "ok": budget is None or ratio <= budget,
+            }
+        )
+    return found
+
+
+def turn(step: Callable[[], None]) -> float:
+    """Median seconds of one step over a short while."""
+    for _ in range(SETTLE):
+        step()
+    times = []
+    end = time.perf_counter() + TURN_SECONDS
+    while time.perf_counter() < end or len(times) < 3:
+        start = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times)
+
+
+def torch_step(module: nn.Module, signature: Signature) -> Callable[[], None]:
+    """A step of PyTorch eager with the default recipe."""
+    set_mode(module, "train")
+    recipe = Recipe()
+    optimizer = torch.optim.SGD(module.parameters(), 0.01, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
+    x, y = next(SizedBatches(signature, vocabulary_of(module), (BATCH,)).take(1))
+    mask = torch.ones(signature.classes)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(module(x) * mask, y).backward()
+        nn.utils.clip_grad_norm_(module.parameters(), recipe.clip_norm or 1.0)
+        optimizer.step()
+
+    return step
+
+
+def session_step(session: onnxruntime.InferenceSession, module: nn.Module, signature: Signature) -> Callable[[], None]:
+    """A step of a graph with bound inputs and outputs."""
+    x, y = next(SizedBatches(signature, vocabulary_of(module), (BATCH,)).take(1))
+    feed: dict[str, Any] = {"x": x.numpy(), "y": y.numpy(), "mask": np.ones(signature.classes, np.float32)}
+    feed["lr"] = np.array(0.01, np.float32)
+    for name, parameter in module.named_parameters():
+        feed[parameter_input(name)] = parameter.detach().numpy().copy()
+        feed[state_input(name)] = np.zeros(tuple(parameter.shape), np.float32)
+    binding = session.io_binding()
+    kept = [feed]
+    for item in session.get_inputs():
+        binding.bind_cpu_input(item.name, np.ascontiguousarray(feed[item.name]))
+    for item in session.get_outputs():
+        array = np.empty(item.shape, np.float32)
+        kept.append({item.name: array})
+        binding.bind_output(item.name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
+
+    def step() -> None:
+        session.run_with_iobinding(binding)
+        assert kept  # the bound arrays live as long as the step does
+
+    return step
+
+
+def main() -> None:
+    """Print the rows."""
+    for row in rows():
+        budget = "-" if row["budget"] is None else f"{row['budget']:.1f}"
+        print(f"{row['name']:80} {row['value']:.3f} budget {budget} {'ok' if row['ok'] else 'NOT OK'}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
