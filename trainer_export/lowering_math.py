@@ -155,8 +155,8 @@ def _sigmoid_backward(e: Emitter, out: Spec, grad: Value, y: Value) -> Value:
 def _normal_share(e: Emitter, x: Value) -> tuple[Value, Value]:
     """``s = x / sqrt 2`` and the normal distribution of ``x``; shared by gelu and its gradient."""
     scaled = multiply(e, x, math.sqrt(0.5))
-    twice = e.pointwise("Add", e.pointwise("Erf", scaled), e.scalar(1, x.dtype))
-    return scaled, multiply(e, twice, 0.5)
+    # (1 + erf) / 2 in one pass: the error function never leaves the range that HardSigmoid would cut.
+    return scaled, e.pointwise("HardSigmoid", e.pointwise("Erf", scaled), alpha=0.5, beta=0.5)
 
 
 def _gelu(e: Emitter, out: Spec, x: Value, *, approximate: str = "none") -> Value:

@@ -59,15 +59,26 @@ def _layer_norm_backward(
     grad_x = grad_weight = grad_bias = None
     if mask[0]:
         upper = grad if weight is None else e.pointwise("Mul", grad, weight)
-        weighted = product if weight is None else e.pointwise("Mul", upper, normal)
-        slope = e.pointwise("Mul", normal, e.reduce("ReduceMean", weighted, inner, keep=True))
-        centred = e.pointwise("Sub", upper, e.reduce("ReduceMean", upper, inner, keep=True))
+        slope = e.pointwise("Mul", normal, _weighted_mean(e, product, weight, inner))
+        centred = e.pointwise("Sub", upper, _weighted_mean(e, grad, weight, inner))
         grad_x = e.pointwise("Mul", e.pointwise("Sub", centred, slope), inverse)
     if mask[1]:
         grad_weight = e.reduce("ReduceSum", product, outer, keep=False)
     if mask[2]:
         grad_bias = e.reduce("ReduceSum", grad, outer, keep=False)
     return grad_x, grad_weight, grad_bias
+
+
+def _weighted_mean(e: Emitter, x: Value, weight: Value | None, inner: list[int]) -> Value:
+    """The mean of ``x * weight`` over the normalised axes, kept with size 1; over one axis a product with a vector."""
+    if weight is None or len(inner) > 1:
+        return e.reduce("ReduceMean", x if weight is None else e.pointwise("Mul", x, weight), inner, keep=True)
+    count = x.shape[-1]
+    column = e.view(multiply(e, weight, 1 / count), (count, 1))
+    rows, shape = e.unfolded(e.plain(x), x.shape)
+    name = e.graph.node("MatMul", rows, column.name)
+    kept = (*x.shape[:-1], 1)
+    return e.value(e.reshaped(name, (*shape[:-1], 1), kept), kept)
 
 
 def _channels(e: Emitter, vector: Value, like: Value) -> Value:

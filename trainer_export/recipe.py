@@ -116,10 +116,7 @@ def sgd_step(
     Returns:
         New parameters and new states.
     """
-    small = [i for i, p in enumerate(parameters) if p.numel() <= _SMALL]
-    groups = [[i] for i in range(len(parameters)) if i not in small or len(small) < 3]
-    if len(small) >= 3:
-        groups.append(small)
+    groups = _groups(parameters)
     joined = [[_join([kind[i] for i in group]) for group in groups] for kind in (parameters, gradients)]
     buffers = [_join([states[i] for i in group]) for group in groups] if recipe.has_state else []
     scale = clip_scale(joined[1], recipe.clip_norm) if recipe.clip_norm is not None else None
@@ -140,12 +137,21 @@ def sgd_step(
     return [new_parameters[i] for i in order], [new_states[i] for i in order if recipe.has_state]
 
 
+def _groups(parameters: Sequence[Tensor]) -> list[list[int]]:
+    """Places of tensors to work on as one.
+
+    Small ones that differ in the first size only, so that joining them along it needs no reshape; each other alone.
+    """
+    groups: dict[object, list[int]] = {}
+    for i, parameter in enumerate(parameters):
+        joins = 0 < parameter.dim() and parameter.numel() <= _SMALL
+        groups.setdefault(tuple(parameter.shape[1:]) if joins else i, []).append(i)
+    return list(groups.values())
+
+
 def _join(tensors: Sequence[Tensor]) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat([t.reshape(-1) for t in tensors])
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
 
 
 def _split(joined: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    if len(like) == 1:
-        return [joined]
-    parts = torch.split(joined, [t.numel() for t in like])
-    return [part.reshape(t.shape) for part, t in zip(parts, like, strict=True)]
+    return [joined] if len(like) == 1 else list(torch.split(joined, [t.shape[0] for t in like]))

@@ -285,8 +285,10 @@ class Emitter:
         stored = _broadcast([v.stored for v in operands], rank)
         candidates = [v for v in operands if v.rank == rank]
         # The largest operand keeps its order; among equals one that is not plain, because it came from an operator
-        # that works in that order and its neighbours will too.
-        leader = max(candidates, key=lambda v: (hint(v.stored), not v.is_plain))
+        # that works in that order and its neighbours will too. Parameters and their gradients are the exception:
+        # whatever order a gradient came in, parameter and state are read and written plain, so it turns once.
+        of_batch = any(not isinstance(size, int) for size in stored)
+        leader = max(candidates, key=lambda v: (hint(v.stored), v.is_plain != of_batch))
         order = leader.order
         names = [self._aligned(v, order, rank) for v in operands]
         result = Value("", shape, dtype or operands[0].dtype, stored, order)

@@ -11,6 +11,7 @@ from trainer_export import check
 from trainer_export.check import SizedBatches
 from trainer_export.formats.files import GraphFile
 from trainer_export.lowering import write_graph
+from trainer_export.memory import fit_into_memory
 from trainer_export.recipe import Recipe
 from trainer_export.trace import Signature, Trace, trace_eval, trace_infer, trace_statistics, trace_train
 
@@ -41,7 +42,7 @@ def write_graphs(module: nn.Module, signature: Signature, recipe: Recipe) -> tup
 
 
 def _written(trace: Trace) -> GraphFile:
-    model = write_graph(trace, {"shoal.graph": trace.name})
+    model = fit_into_memory(write_graph(trace, {"shoal.graph": trace.name}))
     data = model.SerializeToString(deterministic=True)
     return GraphFile(f"onnx/{trace.name}", f"{trace.name}.onnx", data, trace.inputs, trace.outputs, model)
 
