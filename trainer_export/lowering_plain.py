@@ -1,7 +1,8 @@
-"""Lowerings of layers to the ONNX operators of the same name, for runtimes that differentiate the graph themselves."""
+"""Lowerings to ONNX operators that have a gradient, for runtimes that differentiate the graph themselves."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 
 from fleet_protocol.errors import ExportError
+from trainer_export.lowering_math import multiply
 from trainer_export.values import Emitter, Spec, Value
 
 __all__ = ["LOWERINGS"]
@@ -99,9 +101,18 @@ def _average_pool(
     return e.value(name, out.shape)
 
 
+def _gelu(e: Emitter, out: Spec, x: Value, *, approximate: str = "none") -> Value:
+    del out
+    if approximate != "none":
+        raise ExportError(f"gelu(approximate={approximate!r}) cannot be exported; use the exact one")
+    twice = e.pointwise("Add", e.pointwise("Erf", multiply(e, x, math.sqrt(0.5))), e.scalar(1, x.dtype))
+    return e.pointwise("Mul", x, multiply(e, twice, 0.5))
+
+
 LOWERINGS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
         aten.convolution.default: _convolution,
+        aten.gelu.default: _gelu,
         aten.max_pool2d_with_indices.default: _max_pool,
         aten.avg_pool2d.default: _average_pool,
     }

@@ -144,7 +144,7 @@ def _groups(parameters: Sequence[Tensor]) -> list[list[int]]:
     """
     groups: dict[object, list[int]] = {}
     for i, parameter in enumerate(parameters):
-        joins = 0 < parameter.dim() and parameter.numel() <= _SMALL
+        joins = parameter.dim() > 0 and parameter.numel() <= _SMALL
         groups.setdefault(tuple(parameter.shape[1:]) if joins else i, []).append(i)
     return list(groups.values())
 

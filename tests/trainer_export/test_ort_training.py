@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import onnx
 import pytest
+import torch
+from torch import Tensor, nn
 
+from fleet_protocol.errors import ExportError
 from tests.trainer_export.helpers import batches_for, tiny
 from trainer_export.check import calm_torch
 from trainer_export.formats import ort_training
 from trainer_export.recipe import Recipe
+from trainer_export.trace import Signature
 
 
 @pytest.mark.parametrize(("name", "width"), [("lenet5", 1.0), ("conv", 0.5), ("text_encoder", 0.5)])
@@ -46,3 +50,17 @@ def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     """The gradient builder's chatter stays out of the user's terminal."""
     ort_training.write_artifacts(*tiny("mlp"), Recipe())
     assert capfd.readouterr() == ("", "")
+
+
+def test_an_operator_without_a_gradient_is_named() -> None:
+    """The message names the operator and says which format still works; the portable graph of the model trains."""
+    module = nn.Sequential(nn.Linear(4, 4), nn.Hardsigmoid(), Rounded(), nn.Linear(4, 3))
+    with pytest.raises(ExportError, match=r"Round.*; export --formats onnx only"):
+        ort_training.write_artifacts(module, Signature((4,), "float32", 3), Recipe())
+
+
+class Rounded(nn.Module):
+    """An operator that onnxruntime-training cannot differentiate."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.round(x)

@@ -130,11 +130,17 @@ def _official_files(forward: onnx.ModelProto, trained: list[str]) -> list[SetFil
             )
         except Exception as error:
             raise ExportError(
-                f"onnxruntime-training cannot derive the gradient graph: {error}; export --formats onnx only"
+                f"onnxruntime-training cannot derive the gradient graph: {_reason(error)}; export --formats onnx only"
             ) from error
         files: list[SetFile] = [_model_file(folder, name) for name in _MODELS]
         files.append(SetFile(f"{_FOLDER}/checkpoint", f"{_FOLDER}/checkpoint", (folder / "checkpoint").read_bytes()))
     return files
+
+
+def _reason(error: Exception) -> str:
+    """What the runtime says, without the signature of the C++ function it says it in."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0].rsplit(" was false. ", 1)[-1]
 
 
 @contextlib.contextmanager
