@@ -10,16 +10,26 @@ import torch
 from torch import fx
 
 from fleet_protocol.errors import ExportError
-from trainer_export import lowering_conv, lowering_math, lowering_matrix, lowering_norm, lowering_pool, lowering_shape
+from trainer_export import (
+    lowering_conv,
+    lowering_math,
+    lowering_matrix,
+    lowering_norm,
+    lowering_pool,
+    lowering_reduce,
+    lowering_shape,
+)
+from trainer_export.emitter import Emitter
 from trainer_export.graph import GraphBuilder
 from trainer_export.trace import Trace
-from trainer_export.values import Emitter, Spec, Value, dim_of, numpy_dtype
+from trainer_export.values import Spec, Value, dim_of, numpy_dtype
 
 __all__ = ["LOWERINGS", "lower", "write_graph"]
 
 LOWERINGS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
         **lowering_math.LOWERINGS,
+        **lowering_reduce.LOWERINGS,
         **lowering_shape.LOWERINGS,
         **lowering_matrix.LOWERINGS,
         **lowering_conv.LOWERINGS,

@@ -20,7 +20,8 @@ import torch
 from numpy.typing import NDArray
 
 from fleet_protocol.errors import ExportError
-from trainer_export.values import Emitter, Spec, Value, channels_last
+from trainer_export.emitter import Emitter
+from trainer_export.values import Spec, Value, channels_last
 
 __all__ = ["LOWERINGS", "Geometry"]
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from trainer_export.emitter import Emitter
 from trainer_export.lowering_math import multiply
-from trainer_export.values import Emitter, Spec, Value
+from trainer_export.values import Spec, Value
 
 __all__ = ["LOWERINGS", "matrix_product"]
 

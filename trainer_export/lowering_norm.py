@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from trainer_export import operators  # noqa: F401 - registers shoal::static_batch_norm
+from trainer_export.emitter import Emitter
 from trainer_export.lowering_math import multiply
-from trainer_export.values import Dim, Emitter, Spec, Value
+from trainer_export.values import Dim, Spec, Value
 
 __all__ = ["LOWERINGS"]
 

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from fleet_protocol.errors import ExportError
+from trainer_export.emitter import Emitter
 from trainer_export.lowering_math import multiply
-from trainer_export.values import Emitter, Spec, Value
+from trainer_export.values import Spec, Value
 
 __all__ = ["LOWERINGS"]
 

@@ -17,8 +17,9 @@ import numpy as np
 import torch
 
 from fleet_protocol.errors import ExportError
+from trainer_export.emitter import Emitter
 from trainer_export.lowering_math import multiply
-from trainer_export.values import Emitter, Spec, Value, channels_last
+from trainer_export.values import Spec, Value, channels_last
 
 __all__ = ["LOWERINGS"]
 

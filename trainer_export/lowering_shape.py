@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from fleet_protocol.errors import ExportError
+from trainer_export.emitter import Emitter
 from trainer_export.lowering_math import fill
-from trainer_export.values import Dim, Emitter, Spec, Value, hint, overload
+from trainer_export.values import Dim, Spec, Value, hint, overload
 
 __all__ = ["LOWERINGS"]
 

@@ -7,9 +7,7 @@ replaced by an operator with a gradient in closed form (see `operators`).
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,11 +24,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fleet_protocol.errors import ExportError
 from fleet_protocol.manifest import next_name, parameter_input, state_input, statistic_mean, statistic_variance
-from models.zoo.layers import Mode, StaticBatchNorm, set_mode
+from models.zoo.layers import StaticBatchNorm
 from trainer_export import recipe as rules
 from trainer_export.graph import Port
-from trainer_export.operators import DECOMPOSITIONS, static_batch_norm
+from trainer_export.operators import DECOMPOSITIONS
 from trainer_export.passes import simplify
+from trainer_export.prepare import norms_of, prepared, recorded_modules
 from trainer_export.recipe import Recipe
 from trainer_export.values import Spec, dim_of
 
@@ -99,18 +98,6 @@ class Trace:
         return f"the {self.name} graph outside any module"
 
 
-class _OperatorNorm(nn.Module):
-    """Stands in for a StaticBatchNorm in a train trace; same parameters, one operator."""
-
-    def __init__(self, norm: StaticBatchNorm) -> None:
-        super().__init__()
-        self.weight, self.bias, self.eps = norm.weight, norm.bias, norm.eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        normal: Tensor = static_batch_norm(x, self.weight, self.bias, self.eps)
-        return normal
-
-
 def trace_train(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace:
     """The whole training step: loss, gradient, clipping and optimizer.
 
@@ -125,7 +112,7 @@ def trace_train(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace
     Raises:
         ExportError: the model cannot be traced with a dynamic batch.
     """
-    model = _prepared(model, "train", operators=True)
+    model = prepared(model, "train", operators=True)
     names = _parameter_names(model)
     count, states = len(names), len(names) if recipe.has_state else 0
 
@@ -169,7 +156,7 @@ def trace_loss(model: nn.Module, signature: Signature) -> Trace:
 
     Inputs ``param.*``, ``x``, ``y``, ``mask``; outputs ``loss`` and ``logits``.
     """
-    model = _prepared(model, "train")
+    model = prepared(model, "train")
     names = _parameter_names(model)
 
     def loss(*tensors: Tensor) -> list[Tensor]:
@@ -201,7 +188,7 @@ def trace_optimizer(shapes: Mapping[str, tuple[int, ...]], recipe: Recipe) -> Tr
 
 def trace_eval(model: nn.Module, signature: Signature) -> Trace:
     """Sum of losses and number of right answers of a batch, with given statistics."""
-    model = _prepared(model, "eval")
+    model = prepared(model, "eval")
 
     def evaluate(logits: Tensor, y: Tensor, mask: Tensor) -> list[Tensor]:
         return [rules.loss_sum(logits, y, mask), rules.correct_count(logits, y, mask)]
@@ -214,15 +201,15 @@ def trace_eval(model: nn.Module, signature: Signature) -> Trace:
 
 def trace_infer(model: nn.Module, signature: Signature) -> Trace:
     """The logits of a batch, with given statistics."""
-    model = _prepared(model, "eval")
+    model = prepared(model, "eval")
     output = Port("logits", "float32", (BATCH, signature.classes))
     return _trace_forward("infer", model, signature, (), lambda logits: [logits], (output,))
 
 
 def trace_statistics(model: nn.Module, signature: Signature) -> Trace | None:
     """Mean and unbiased variance of every static batch norm for one batch; None if the model has none."""
-    model = _prepared(model, "statistics")
-    names, norms = _parameter_names(model), _norms(model)
+    model = prepared(model, "statistics")
+    names, norms = _parameter_names(model), norms_of(model)
     if not norms:
         return None
 
@@ -242,7 +229,7 @@ def _trace_forward(
     finish: Callable[..., list[Tensor]],
     outputs: tuple[Port, ...],
 ) -> Trace:
-    names, norms = _parameter_names(model), _norms(model)
+    names, norms = _parameter_names(model), norms_of(model)
     buffers = [f"{path}.{kind}" for path, _ in norms for kind in ("running_mean", "running_var")]
     given = [*names, *buffers]
 
@@ -258,26 +245,12 @@ def _trace_forward(
 # -- models ------------------------------------------------------------------------------------------------------------
 
 
-def _prepared(model: nn.Module, mode: Mode, *, operators: bool = False) -> nn.Module:
-    """A copy of the model in a mode, optionally with its norms as operators."""
-    model = set_mode(copy.deepcopy(model), mode)
-    if operators:
-        for path, norm in _norms(model):
-            parent, _, leaf = path.rpartition(".")
-            setattr(model.get_submodule(parent), leaf, _OperatorNorm(norm))
-    return model
-
-
-def _norms(model: nn.Module) -> list[tuple[str, StaticBatchNorm]]:
-    return [(path, m) for path, m in model.named_modules() if isinstance(m, StaticBatchNorm)]
-
-
 def _parameter_names(model: nn.Module) -> list[str]:
     return [name for name, _ in model.named_parameters()]
 
 
 def _call(model: nn.Module, names: Sequence[str], tensors: Sequence[Tensor], x: Tensor) -> Any:
-    with _recorded_modules(model):
+    with recorded_modules(model):
         return functional_call(model, dict(zip(names, tensors, strict=True)), (x,))
 
 
@@ -382,30 +355,3 @@ def _fake_inputs(mode: FakeTensorMode, ports: Sequence[Port]) -> list[Tensor]:
 
 def _sizes(port: Port, batch: Any) -> list[Any]:
     return [batch if size == BATCH else size for size in port.shape]
-
-
-@contextmanager
-def _recorded_modules(model: nn.Module) -> Iterator[None]:
-    """While this holds, traced nodes remember the module that is running."""
-    stack: list[tuple[str, type]] = []
-
-    def enter(path: str) -> Callable[..., None]:
-        def hook(module: nn.Module, _: Any) -> None:
-            stack.append((path, type(module)))
-            traceback.current_meta["nn_module_stack"] = {str(i): entry for i, entry in enumerate(stack)}
-
-        return hook
-
-    def leave(*_: Any) -> None:
-        stack.pop()
-        traceback.current_meta["nn_module_stack"] = {str(i): entry for i, entry in enumerate(stack)}
-
-    handles = []
-    for path, module in model.named_modules():
-        handles.append(module.register_forward_pre_hook(enter(path)))
-        handles.append(module.register_forward_hook(leave, always_call=True))
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -31,13 +31,14 @@ from fleet_protocol.errors import ExportError
 from fleet_protocol.manifest import CheckSpec, next_name, parameter_input, state_input
 from trainer_export import check
 from trainer_export.check import SizedBatches
+from trainer_export.emitter import Emitter
 from trainer_export.formats.files import GraphFile, SetFile
 from trainer_export.graph import IR_VERSION, GraphBuilder, Port
 from trainer_export.lowering import LOWERINGS, lower
 from trainer_export.lowering_plain import LOWERINGS as PLAIN
 from trainer_export.recipe import Recipe
 from trainer_export.trace import Signature, trace_loss, trace_optimizer
-from trainer_export.values import Emitter, Value
+from trainer_export.values import Value
 
 __all__ = ["check_artifacts", "write_artifacts"]
 
