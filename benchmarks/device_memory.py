@@ -206,7 +206,7 @@ def _fresh_environment(folder: Path) -> Path:
     python = folder / "bin" / "python"
     constraints = REPOSITORY / "constraints.txt"
     pinned = ["--constraint", str(constraints)] if constraints.is_file() else []
-    command = [str(python), "-m", "pip", "install", "--quiet", "--no-compile", *pinned, *_requirements()]
+    command = [str(python), "-m", "pip", "install", "--quiet", *pinned, *_requirements()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     if done.returncode:
         raise RuntimeError((done.stderr.strip().splitlines() or ["pip failed"])[-1][:160])

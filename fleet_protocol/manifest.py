@@ -193,6 +193,7 @@ class Manifest(FrozenModel):
         recipe: what the train graph does.
         parameters: in the order of the weights blob.
         states: optimizer state, in parameter order; empty without momentum.
+        states_in_place: the step graphs may be given one buffer for a state and its next value.
         statistics: static batch norms whose mean and variance the eval and infer graphs take.
         graphs: ``onnx/train``, ``onnx/eval``, ``onnx/stats``, ``onnx/infer``, ``ort-training/step``,
             ``ort-training/training_model``, ``ort-training/eval_model``, ``ort-training/optimizer_model``.
@@ -216,6 +217,7 @@ class Manifest(FrozenModel):
     recipe: RecipeSpec
     parameters: tuple[ParameterSpec, ...]
     states: tuple[StateSpec, ...]
+    states_in_place: bool = False
     statistics: tuple[StatisticSpec, ...] = ()
     graphs: Mapping[str, GraphSpec]
     files: Mapping[str, FileSpec] = Field(default_factory=dict)

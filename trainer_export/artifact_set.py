@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import onnx
 import torch
 from torch import nn
 
@@ -45,6 +46,7 @@ from models.layout import Dim, Layout
 from models.registry import Architecture, build, infer_layout
 from models.tier import Tier
 from models.zoo.inference import initial_weights
+from trainer_export.aliasing import states_in_place
 from trainer_export.check import SizedBatches, calm_torch, vocabulary_of
 from trainer_export.footprint import Footprint, count_flops, peak_memory
 from trainer_export.formats import onnx as portable
@@ -58,6 +60,7 @@ __all__ = ["FORMATS", "Format", "Progress", "TierReport", "export_architecture"]
 Format = Literal["onnx", "ort-training"]
 FORMATS: tuple[Format, ...] = ("onnx", "ort-training")
 
+_STEP_GRAPHS = ("onnx/train", "ort-training/step")
 _VERSIONED = ("torch", "onnx", "onnxruntime", "onnxruntime-training-cpu", "numpy")
 
 
@@ -250,6 +253,9 @@ def _manifest(
         recipe=export.recipe.spec(),
         parameters=parameters,
         states=tuple(StateSpec(name=p.name, shape=p.shape) for p in parameters if export.recipe.has_state),
+        states_in_place=all(
+            states_in_place(onnx.load_model_from_string(file.data)) for file in files if file.key in _STEP_GRAPHS
+        ),
         statistics=tuple(
             StatisticSpec(
                 name=item.name, channels=layout.local_shape(item.dims, tier.width)[0], axis=_axis_text(item.dims[0])

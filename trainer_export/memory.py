@@ -32,6 +32,7 @@ PIECE_BYTES = 4 * 1024 * 1024
 _BATCH = 32
 _SMALL_BYTES = 64 * 1024  # values below this may live as long as they like
 _WORK_FACTOR = 8  # bytes computed again per byte saved, at most
+_THIN_COLUMNS = 16  # a product over so few columns costs little more than writing its result
 _VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Identity", "Flatten"})  # these give memory another name
 _COMMUTATIVE = frozenset({"Add", "Max", "Min", "Mul"})
 _CHEAP = _VIEWS | _COMMUTATIVE | {"HardSigmoid", "Pad", "Relu", "Slice", "Split", "Sub", "Transpose"}
@@ -339,7 +340,8 @@ def _recomputed(graph: _Graph, schedule: _Schedule, target: str, late: int) -> _
         root, node = schedule.root(name), schedule.producer.get(name)
         if node is None or (root not in targets and _stays(schedule, root, late)):
             return name
-        if node.op_type not in _CHEAP:
+        thin = _is_thin(graph, node)
+        if node.op_type not in _CHEAP and not thin:
             raise _TooDear
         inputs = [again(i) for i in node.input]
         if node.op_type in _COMMUTATIVE and inputs == list(node.input):
@@ -353,6 +355,8 @@ def _recomputed(graph: _Graph, schedule: _Schedule, target: str, late: int) -> _
         clone.input.extend(inputs)
         clone.output.extend(renamed[output] for output in node.output)
         clone.name = f"{node.op_type}.{clone.output[0]}"
+        if thin:
+            _set_unlike(clone)
         clones.append(clone)
         return renamed[name]
 
@@ -368,6 +372,20 @@ def _recomputed(graph: _Graph, schedule: _Schedule, target: str, late: int) -> _
     if work > _WORK_FACTOR * schedule.sizes[target]:
         raise _TooDear
     return _Schedule([*schedule.nodes[:late], *clones, *tail], sizes, schedule.fixed)
+
+
+def _is_thin(graph: _Graph, node: onnx.NodeProto) -> bool:
+    """Whether a node is a product over so few columns that it costs little more than writing its result."""
+    shape = graph.shapes.get(node.input[0], ()) if node.op_type == "Gemm" and len(node.input) == 2 else ()
+    return len(shape) == 2 and shape[0 if _attribute(node, "transA") else 1] <= _THIN_COLUMNS
+
+
+def _set_unlike(node: onnx.NodeProto) -> None:
+    """Make a product another expression, which the runtime does not merge with the first: beta scales nothing here."""
+    kept = [attribute for attribute in node.attribute if attribute.name != "beta"]
+    del node.attribute[:]
+    number = float(node.output[0].rpartition(".")[2])
+    node.attribute.extend([*kept, helper.make_attribute("beta", number)])
 
 
 def _stays(schedule: _Schedule, root: str, late: int) -> bool:

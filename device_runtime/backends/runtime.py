@@ -23,6 +23,7 @@ _TRAINING_PACKAGE = "onnxruntime.training"
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # from glibc's malloc.h
 _MMAP_BYTES = 64 * 1024  # below a chunk on the wire, so that chunks in the inbox leave nothing behind
 _ARENA_BYTES = 64 * 1024 * 1024
+_DEAD_BYTES = 64 * 1024  # a free piece that is larger than needed by more than this is cut; 128 MB is the default
 
 
 def load_runtime() -> Any:
@@ -70,7 +71,13 @@ def _shared_arena() -> bool:
         memory = runtime.OrtMemoryInfo(
             "Cpu", runtime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, runtime.OrtMemType.DEFAULT
         )
-        arena = runtime.OrtArenaCfg({"arena_extend_strategy": 0, "initial_chunk_size_bytes": _ARENA_BYTES})
+        arena = runtime.OrtArenaCfg(
+            {
+                "arena_extend_strategy": 0,
+                "initial_chunk_size_bytes": _ARENA_BYTES,
+                "max_dead_bytes_per_chunk": _DEAD_BYTES,
+            }
+        )
         runtime.create_and_register_allocator(memory, arena)
     except Exception:  # noqa: BLE001 - its errors have no base; an older runtime, or one that has an arena already
         return False

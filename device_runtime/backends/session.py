@@ -59,10 +59,10 @@ class TrainSession:
         self._inputs = {spec.name for spec in self._session.get_inputs()}
         shapes = {parameter_input(p.name): p.shape for p in manifest.parameters}
         shapes |= {state_input(s.name): s.shape for s in manifest.states}
-        self._buffers: tuple[dict[str, Array], dict[str, Array]] = (
-            {name: np.zeros(shape, np.float32) for name, shape in shapes.items()},
-            {name: np.zeros(shape, np.float32) for name, shape in shapes.items()},
-        )
+        first: dict[str, Array] = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+        in_place = {state_input(s.name) for s in manifest.states} if manifest.states_in_place else set()
+        second = {name: a if name in in_place else np.zeros_like(a) for name, a in first.items()}
+        self._buffers: tuple[dict[str, Array], dict[str, Array]] = (first, second)
         # An OrtValue made from an array shares its memory; the arrays above keep it alive.
         self._values = tuple(
             {name: runtime.OrtValue.ortvalue_from_numpy(array) for name, array in buffers.items()}
@@ -127,7 +127,10 @@ class TrainSession:
         return {spec.name: current[parameter_input(spec.name)] for spec in self._manifest.parameters}
 
     def addresses(self) -> dict[str, int]:
-        """Where each current parameter and state lies in memory; it alternates between two places."""
+        """Where each current parameter and state lies in memory.
+
+        Parameters alternate between two places; states too, unless the manifest allows them to stay.
+        """
         return {name: array.ctypes.data for name, array in self._buffers[self._current].items()}
 
 
