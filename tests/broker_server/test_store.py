@@ -107,7 +107,7 @@ def test_a_store_of_a_newer_version_is_left_alone(tmp_path):
     with sqlite3.connect(tmp_path / "shoal.db") as connection:
         connection.execute("UPDATE shoal_store SET schema_version = 99")
     connection.close()
-    with pytest.raises(StorageError, match=r"schema version 99.*reads up to 1"):
+    with pytest.raises(StorageError, match=r"schema version 99.*reads up to 2"):
         Store(tmp_path)
 
 
