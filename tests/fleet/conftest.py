@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from broker_server.artifacts import load_artifacts
 from broker_server.config import (
     BrokerConfig,
     EvaluationConfig,
@@ -16,7 +17,9 @@ from broker_server.config import (
     RoundConfig,
     TrainConfig,
 )
+from broker_server.evaluation import Evaluator
 from broker_server.server import Server
+from broker_server.test_set import load_test_set
 from fleet_protocol import control
 from models.registry import Registry, infer_layout
 from shoal_cli.local_fleet import LocalDevice, LocalFleet
@@ -87,6 +90,13 @@ class Watcher:
     def of(self, kind: type) -> list:
         """The events of one kind so far."""
         return [event for event in self.events if isinstance(event, kind)]
+
+
+def start_accuracy(config: FleetConfig) -> float:
+    """Accuracy of the initial weights on the test set, for models without batch norm."""
+    artifacts = load_artifacts(config.model.artifacts, config.model.arch, chunk_bytes=config.round.chunk_bytes)
+    data = load_test_set(config.evaluation.data, artifacts.layout)
+    return Evaluator(artifacts.full, data, batch_size=256, threads=1).evaluate(artifacts.initial_weights(), {}).accuracy
 
 
 def run(config: FleetConfig, watcher: Watcher) -> control.RunFinished:
