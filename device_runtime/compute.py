@@ -13,7 +13,16 @@ from device_runtime.backends import ForwardSession, TrainSession, step_graph_key
 from device_runtime.board import installed_backends, peak_resident_bytes
 from device_runtime.data import DataSet
 from device_runtime.task_store import TaskRecord
-from device_runtime.training import evaluate, holdout_split, label_mask, measure, self_test, train
+from device_runtime.training import (
+    counted_labels,
+    evaluate,
+    holdout_split,
+    label_mask,
+    measure,
+    present_labels,
+    self_test,
+    train,
+)
 from device_runtime.work import Job
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import RefusalReason, RefusedError
@@ -172,6 +181,8 @@ def _evaluate(record: TaskRecord, manifest: Manifest, bench: Bench, parameters: 
     chosen, held_out = holdout_split(len(bench.data), bench.holdout)
     graphs = needed_graphs(manifest, record.offer.kind, bench)
     settings, round_number = record.offer.train, record.offer.round
+    if not counted_labels(bench.data.y[held_out]):
+        return None
     if EVAL not in graphs or (manifest.statistics and (len(chosen) < 2 or settings.batch_size < 2)):
         return None
     statistics: Tensors = {}
@@ -179,7 +190,7 @@ def _evaluate(record: TaskRecord, manifest: Manifest, bench: Bench, parameters: 
         session = _session(manifest, bench, STATS, parameters)
         statistics, _ = measure(session, manifest, bench.data, chosen, settings, round_number, stopped=job.stopped)
         del session
-    mask = label_mask(np.unique(bench.data.y[chosen]), manifest.classes, masked=settings.mask_labels)
+    mask = label_mask(present_labels(bench.data.y[chosen]), manifest.classes, masked=settings.mask_labels)
     return evaluate(
         _session(manifest, bench, EVAL, parameters),
         manifest,
@@ -212,7 +223,7 @@ def compute(
         BlobError: a blob is damaged on disk.
         StorageError: the update cannot be written.
     """
-    bench.data.check(manifest.input_shape, manifest.input_dtype, manifest.classes)
+    bench.data.check(manifest.input_shape, manifest.input_dtype, manifest.classes, manifest.label_shape)
     offer = record.offer
     chosen, _ = holdout_split(len(bench.data), bench.holdout)
     started = time.monotonic()
@@ -231,7 +242,7 @@ def compute(
     metrics = TaskMetrics(
         examples=len(chosen),
         batches=count,
-        labels=tuple(int(label) for label in np.unique(bench.data.y[chosen])),
+        labels=tuple(int(label) for label in present_labels(bench.data.y[chosen])),
         train_loss=loss,
         fetch_seconds=fetch_seconds,
         train_seconds=seconds,

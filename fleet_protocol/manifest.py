@@ -25,6 +25,7 @@ __all__ = [
     "FileSpec",
     "GraphSpec",
     "Manifest",
+    "NoiseSpec",
     "ParameterSpec",
     "RecipeSpec",
     "StateSpec",
@@ -32,6 +33,7 @@ __all__ = [
     "TensorSpec",
     "digest_of",
     "next_name",
+    "noise_input",
     "parameter_input",
     "parse_manifest",
     "state_input",
@@ -109,6 +111,18 @@ class StatisticSpec(FrozenModel):
     name: str
     channels: int = Field(ge=1)
     axis: str
+
+
+class NoiseSpec(FrozenModel):
+    """Random numbers that one layer of the model needs in every training step, such as a dropout.
+
+    Attributes:
+        name: path of the layer.
+        shape: of the noise of one sample; the graph takes float32 ``[batch, *shape]``, uniform in [0, 1).
+    """
+
+    name: str
+    shape: tuple[int, ...]
 
 
 class FileSpec(FrozenModel):
@@ -190,10 +204,13 @@ class Manifest(FrozenModel):
         classes: number of labels; the label mask has this length.
         input_shape: shape of one sample.
         input_dtype: element type of the samples.
+        label_shape: shape of the labels of one sample: empty for one label, ``(T,)`` for one per token. Of several,
+            a negative label counts for nothing.
         recipe: what the train graph does.
         parameters: in the order of the weights blob.
         states: optimizer state, in parameter order; empty without momentum.
         statistics: static batch norms whose mean and variance the eval and infer graphs take.
+        noise: layers that need random numbers in training, in the order they are drawn in; the other graphs draw none.
         graphs: ``onnx/train``, ``onnx/eval``, ``onnx/stats``, ``onnx/infer``, ``ort-training/step``,
             ``ort-training/training_model``, ``ort-training/eval_model``, ``ort-training/optimizer_model``.
         files: further files, by the same kind of key (``ort-training/checkpoint``).
@@ -213,10 +230,12 @@ class Manifest(FrozenModel):
     classes: int = Field(ge=1)
     input_shape: tuple[int, ...]
     input_dtype: Dtype
+    label_shape: tuple[int, ...] = ()
     recipe: RecipeSpec
     parameters: tuple[ParameterSpec, ...]
     states: tuple[StateSpec, ...]
     statistics: tuple[StatisticSpec, ...] = ()
+    noise: tuple[NoiseSpec, ...] = ()
     graphs: Mapping[str, GraphSpec]
     files: Mapping[str, FileSpec] = Field(default_factory=dict)
     flops_per_sample: int = Field(ge=0)
@@ -281,6 +300,11 @@ def state_input(name: str) -> str:
 def next_name(graph_input: str) -> str:
     """Graph output that carries the new value of a parameter or state input."""
     return f"next.{graph_input}"
+
+
+def noise_input(layer: str) -> str:
+    """Graph input (train) with the random numbers of the layer ``layer``."""
+    return f"noise.{layer}"
 
 
 def statistic_mean(norm: str) -> str:

@@ -34,6 +34,7 @@ from fleet_protocol.manifest import (
     FileSpec,
     GraphSpec,
     Manifest,
+    NoiseSpec,
     ParameterSpec,
     StateSpec,
     StatisticSpec,
@@ -50,8 +51,8 @@ from trainer_export.footprint import Footprint, count_flops, peak_memory
 from trainer_export.formats import onnx as portable
 from trainer_export.formats import ort_training
 from trainer_export.formats.files import SetFile
+from trainer_export.model_ports import Signature, model_noise
 from trainer_export.recipe import Recipe
-from trainer_export.trace import Signature
 
 __all__ = ["FORMATS", "Format", "Progress", "TierReport", "export_architecture"]
 
@@ -199,7 +200,8 @@ class _Export:
 
 
 def _export_tier(export: _Export, tier: Tier, folder: Path, out: Path) -> TierReport:
-    module, signature, recipe = export.module(tier), export.signature, export.recipe
+    module, recipe = export.module(tier), export.recipe
+    signature = export.signature.with_labels_of(module)
     batches = SizedBatches(signature, vocabulary_of(module), seed=export.seed)
     export.counter.start(tier.id, "tracing")
     graphs = portable.write_graphs(module, signature, recipe)
@@ -218,7 +220,9 @@ def _export_tier(export: _Export, tier: Tier, folder: Path, out: Path) -> TierRe
     )
     for file in files:
         _write(folder / file.path, out, file.data)
-    manifest = _manifest(export, tier, files, tuple(checks), footprint)
+    noise = tuple(NoiseSpec(name=path, shape=shape) for path, shape in model_noise(module, signature).items())
+    facts = _Facts(signature.label_shape, noise, tuple(checks), footprint)
+    manifest = _manifest(export, tier, files, facts)
     _write(folder / "manifest.json", out, manifest.to_bytes())
     return TierReport(
         tier,
@@ -233,9 +237,17 @@ def _export_tier(export: _Export, tier: Tier, folder: Path, out: Path) -> TierRe
 # -- manifest ----------------------------------------------------------------------------------------------------------
 
 
-def _manifest(
-    export: _Export, tier: Tier, files: Sequence[SetFile], checks: tuple[CheckSpec, ...], footprint: Footprint
-) -> Manifest:
+@dataclass(frozen=True)
+class _Facts:
+    """What was found out about a sub-model by running it."""
+
+    label_shape: tuple[int, ...]
+    noise: tuple[NoiseSpec, ...]
+    checks: tuple[CheckSpec, ...]
+    footprint: Footprint
+
+
+def _manifest(export: _Export, tier: Tier, files: Sequence[SetFile], facts: _Facts) -> Manifest:
     layout = export.layout
     parameters = _parameter_specs(layout, tier)
     return Manifest(
@@ -247,6 +259,7 @@ def _manifest(
         classes=layout.classes,
         input_shape=layout.input_shape,
         input_dtype=layout.input_dtype,
+        label_shape=facts.label_shape,
         recipe=export.recipe.spec(),
         parameters=parameters,
         states=tuple(StateSpec(name=p.name, shape=p.shape) for p in parameters if export.recipe.has_state),
@@ -259,10 +272,11 @@ def _manifest(
         ),
         graphs={file.key: _graph_spec(file) for file in files if file.is_graph},
         files={file.key: FileSpec(**_content(file)) for file in files if not file.is_graph},
-        flops_per_sample=footprint.flops_per_sample,
-        flops_per_step_sample=footprint.flops_per_step_sample,
-        peak_memory_bytes=footprint.peak_memory_bytes,
-        checks=checks,
+        noise=facts.noise,
+        flops_per_sample=facts.footprint.flops_per_sample,
+        flops_per_step_sample=facts.footprint.flops_per_step_sample,
+        peak_memory_bytes=facts.footprint.peak_memory_bytes,
+        checks=facts.checks,
         versions=_versions(),
     )
 

@@ -17,7 +17,16 @@ from torch import Tensor
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.manifest import RecipeSpec
 
-__all__ = ["Recipe", "clip_scale", "correct_count", "loss_and_logit_gradient", "loss_sum", "sgd_step"]
+__all__ = [
+    "Recipe",
+    "clip_scale",
+    "correct_count",
+    "label_weights",
+    "loss_and_logit_gradient",
+    "loss_sum",
+    "one_hot",
+    "sgd_step",
+]
 
 _SMALL = 8192  # numbers up to which a tensor joins the others; copying it costs less than six more operators
 
@@ -61,35 +70,55 @@ def loss_and_logit_gradient(logits: Tensor, y: Tensor, mask: Tensor) -> tuple[Te
     """Mean cross entropy of a batch, and its gradient in closed form.
 
     Args:
-        logits: float32 [batch, classes].
-        y: labels, int64 [batch].
+        logits: float32 [batch, classes], or [batch, tokens, classes].
+        y: labels, int64 [batch] or [batch, tokens]. Of several labels of a sample, a negative one counts for nothing.
         mask: 1 for labels the device has, else 0, float32 [classes]; all ones for the plain loss.
 
     Returns:
-        The loss, float32 [], and the gradient with respect to ``logits``: ``(softmax - one_hot) * mask / batch``.
+        The loss, float32 [], a mean over the labels that count (0 if none does), and the gradient with respect to
+        ``logits``: ``(softmax - one_hot) * mask / count``, 0 where the label does not count.
     """
     masked = logits * mask
-    chosen = one_hot(y, logits.shape[1])
-    losses = -(torch.log_softmax(masked, 1) * chosen).sum(1)
-    gradient = (torch.softmax(masked, 1) - chosen) / logits.shape[0]
-    return losses.mean(), gradient * mask
+    chosen = one_hot(y, logits.shape[-1])
+    losses = -(torch.log_softmax(masked, -1) * chosen).sum(-1)
+    error = torch.softmax(masked, -1) - chosen
+    weights = label_weights(y)
+    if weights is None:
+        return losses.mean(), error / logits.shape[0] * mask
+    return (losses * weights).sum(), error * weights[..., None] * mask
 
 
 def loss_sum(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
     """Sum of the cross entropies of a batch, float32 []; arguments as for :func:`loss_and_logit_gradient`."""
     masked = logits * mask
-    return -(torch.log_softmax(masked, 1) * one_hot(y, logits.shape[1])).sum()
+    return -(torch.log_softmax(masked, -1) * one_hot(y, logits.shape[-1])).sum()
 
 
 def correct_count(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
-    """How many samples have their label as the largest (masked) logit, int64 []."""
+    """How many labels are the largest (masked) logit of their place, int64 []."""
     masked = logits * mask
-    return (masked.argmax(1) == y).to(torch.int64).sum()
+    return (masked.argmax(-1) == y).to(torch.int64).sum()
 
 
 def one_hot(y: Tensor, classes: int) -> Tensor:
-    """Labels as float32 [batch, classes]."""
-    return (y[:, None] == torch.arange(classes)).to(torch.float32)
+    """Labels as float32 [batch, classes] or [batch, tokens, classes]; all zero where a label is negative."""
+    return (y[..., None] == torch.arange(classes)).to(torch.float32)
+
+
+def label_weights(y: Tensor) -> Tensor | None:
+    """What each label weighs in the mean of a batch.
+
+    Args:
+        y: labels, int64 [batch] or [batch, tokens].
+
+    Returns:
+        float32 of the shape of y: 1 over the number of labels that count, 0 for a negative one. None with one label
+        per sample, where all count alike.
+    """
+    if y.dim() == 1:
+        return None
+    counted = (y >= 0).to(torch.float32)
+    return counted / torch.clamp(counted.sum(), min=1.0)
 
 
 def clip_scale(gradients: Sequence[Tensor], clip_norm: float) -> Tensor:

@@ -17,6 +17,7 @@ from device_runtime.backends.runtime import load_runtime, open_session
 from fleet_protocol.manifest import (
     Manifest,
     next_name,
+    noise_input,
     parameter_input,
     state_input,
     statistic_mean,
@@ -92,20 +93,25 @@ class TrainSession:
         for state in self._manifest.states:
             current[state_input(state.name)].fill(0)
 
-    def step(self, x: Array, y: Array, mask: Array, learning_rate: float) -> float:
+    def step(
+        self, x: Array, y: Array, mask: Array, learning_rate: float, noise: Mapping[str, Array] | None = None
+    ) -> float:
         """One step of the recipe on one batch.
 
         Args:
             x: samples ``[B, ...]``.
-            y: labels ``[B]``, int64.
+            y: labels ``[B]``, or ``[B, T]`` with a label per token, int64.
             mask: ``[classes]`` float32, 1 for labels that count.
             learning_rate: step size.
+            noise: layer to float32 ``[B, ...]`` for every entry of the manifest's ``noise``; see
+                `device_runtime.training.draw_noise`.
 
         Returns:
             Mean loss of the batch before the step.
         """
         binding = self._bindings[self._current]
         feeds = {"x": x, "y": y, "mask": mask, "lr": np.array(learning_rate, np.float32)}
+        feeds |= {noise_input(layer): numbers for layer, numbers in (noise or {}).items()}
         for name, value in feeds.items():
             if name in self._inputs:  # an exporter may drop an input that the recipe does not use
                 binding.bind_cpu_input(name, value)
@@ -151,12 +157,12 @@ class ForwardSession:
 
         Args:
             x: samples ``[B, ...]``.
-            y: labels ``[B]``, int64.
+            y: labels ``[B]``, or ``[B, T]`` with a label per token, int64.
             mask: ``[classes]`` float32.
             statistics: ``stat.<norm>.mean`` and ``.var`` of every static batch norm.
 
         Returns:
-            Sum of the losses, and number of samples whose largest logit is their label.
+            Sum of the losses, and number of labels that are the largest logit of their place.
         """
         loss, correct = self._run(["loss_sum", "correct"], {"x": x, "y": y, "mask": mask, **(statistics or {})})
         return float(loss.reshape(())), int(correct.reshape(()))

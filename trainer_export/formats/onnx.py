@@ -11,8 +11,9 @@ from trainer_export import check
 from trainer_export.check import SizedBatches
 from trainer_export.formats.files import GraphFile
 from trainer_export.lowering import write_graph
+from trainer_export.model_ports import Signature
 from trainer_export.recipe import Recipe
-from trainer_export.trace import Signature, Trace, trace_eval, trace_infer, trace_statistics, trace_train
+from trainer_export.trace import Trace, trace_eval, trace_infer, trace_statistics, trace_train
 
 __all__ = ["check_graphs", "write_graphs"]
 

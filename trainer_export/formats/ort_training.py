@@ -35,8 +35,9 @@ from trainer_export.formats.files import GraphFile, SetFile
 from trainer_export.graph import IR_VERSION, GraphBuilder, Port
 from trainer_export.lowering import LOWERINGS, lower
 from trainer_export.lowering_plain import LOWERINGS as PLAIN
+from trainer_export.model_ports import Signature, batch_ports, mask_port, model_noise, noise_ports
 from trainer_export.recipe import Recipe
-from trainer_export.trace import Signature, trace_loss, trace_optimizer
+from trainer_export.trace import trace_loss, trace_optimizer
 from trainer_export.values import Emitter, Value
 
 __all__ = ["check_artifacts", "write_artifacts"]
@@ -65,7 +66,8 @@ def write_artifacts(module: nn.Module, signature: Signature, recipe: Recipe) -> 
     forward = _forward_model(module, signature, weights)
     files = _official_files(forward, list(weights))
     training = onnx.load_model_from_string(files[0].data)
-    return (*files, _step_file(training, signature, {n: w.shape for n, w in weights.items()}, recipe))
+    batch = (*batch_ports(signature, "x", "y"), mask_port(signature), *noise_ports(model_noise(module, signature)))
+    return (*files, _step_file(training, batch, {n: w.shape for n, w in weights.items()}, recipe))
 
 
 def check_artifacts(
@@ -171,7 +173,7 @@ def _check_official(files: Sequence[SetFile], module: nn.Module, batches: SizedB
     """The official set through its Python API: gradients of the training model, its own SGD."""
     from onnxruntime.training import api  # noqa: PLC0415 - only in onnxruntime-training
 
-    worst = check.Worst()
+    worst, shapes = check.Worst(), model_noise(module, batches.signature)
     reference = check.Reference(module, Recipe(momentum=0.0, weight_decay=0.0, clip_norm=None))
     with tempfile.TemporaryDirectory() as name:
         paths = {file.key.split("/")[1]: Path(name) / Path(file.path).name for file in files}
@@ -182,13 +184,13 @@ def _check_official(files: Sequence[SetFile], module: nn.Module, batches: SizedB
         optimizer = api.Optimizer(str(paths["optimizer_model"]), model)
         optimizer.set_learning_rate(check.LEARNING_RATE)
         model.train()
-        for x, y in batches.take(_OFFICIAL_STEPS):
+        for number, (x, y) in enumerate(batches.take(_OFFICIAL_STEPS)):
             worst.sizes.append(len(y))
-            mask = batches.mask()
-            loss, _ = model(x.numpy(), y.numpy(), mask.numpy())
+            mask, noise = batches.mask(), batches.noise(shapes, len(y), number)
+            loss, _ = model(x.numpy(), y.numpy(), mask.numpy(), *(drawn.numpy() for drawn in noise.values()))
             optimizer.step()
             model.lazy_reset_grad()
-            worst.compare({"loss": np.asarray(loss)}, {"loss": reference.step(x, y, mask)})
+            worst.compare({"loss": np.asarray(loss)}, {"loss": reference.step(x, y, mask, noise)})
         expected, _ = reference.snapshot()
         worst.compare({name: state.parameters[name].data for name in expected}, expected)
         del optimizer, model, state  # they hold the files open
@@ -199,16 +201,11 @@ def _check_official(files: Sequence[SetFile], module: nn.Module, batches: SizedB
 
 
 def _step_file(
-    training: onnx.ModelProto, signature: Signature, shapes: Mapping[str, tuple[int, ...]], recipe: Recipe
+    training: onnx.ModelProto, batch: Sequence[Port], shapes: Mapping[str, tuple[int, ...]], recipe: Recipe
 ) -> GraphFile:
     graph = GraphBuilder("step")
     parameters = [Port(parameter_input(name), "float32", shape) for name, shape in shapes.items()]
     states = [Port(state_input(name), "float32", shape) for name, shape in shapes.items() if recipe.has_state]
-    batch: list[Port] = [
-        Port("x", signature.input_dtype, ("batch", *signature.input_shape)),
-        Port("y", "int64", ("batch",)),
-        Port("mask", "float32", (signature.classes,)),
-    ]
     inputs = [*parameters, *states, *batch, Port("lr", "float32", ())]
     for port in inputs:
         graph.input(port)
