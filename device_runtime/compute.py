@@ -161,7 +161,7 @@ def _train(record: TaskRecord, manifest: Manifest, bench: Bench, tested: frozens
     if name not in tested:
         self_test(session, manifest)
         job.report(SelfTested(name))
-    session.load(_weights(manifest, bench, record.choice.weights.digest))
+    session.load(_weights(manifest, bench, record.choice.weights.digest), record.offer.train.proximal_mu)
     chosen, _ = holdout_split(len(bench.data), bench.holdout)
     result = train(
         session,

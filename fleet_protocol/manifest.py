@@ -31,6 +31,7 @@ __all__ = [
     "StateSpec",
     "StatisticSpec",
     "TensorSpec",
+    "anchor_input",
     "digest_of",
     "next_name",
     "noise_input",
@@ -160,6 +161,8 @@ class RecipeSpec(FrozenModel):
         weight_decay: added to the gradient after clipping, times the parameter.
         clip_norm: bound of the global gradient norm, or None.
         loss: cross entropy of the logits times the label mask (METHODS 1.5).
+        proximal: the gradient gains ``mu * (parameter - anchor)`` before clipping (FedProx); the train graph then
+            takes ``anchor.<name>`` for every parameter, the weights the device was sent, and the scalar ``mu``.
     """
 
     optimizer: Literal["sgd"] = "sgd"
@@ -167,6 +170,7 @@ class RecipeSpec(FrozenModel):
     weight_decay: float = Field(default=5e-4, ge=0)
     clip_norm: float | None = Field(default=1.0, gt=0)
     loss: Literal["masked-cross-entropy"] = "masked-cross-entropy"
+    proximal: bool = False
 
 
 class CheckSpec(FrozenModel):
@@ -300,6 +304,11 @@ def state_input(name: str) -> str:
 def next_name(graph_input: str) -> str:
     """Graph output that carries the new value of a parameter or state input."""
     return f"next.{graph_input}"
+
+
+def anchor_input(name: str) -> str:
+    """Graph input (train, with a proximal term) that takes the weights sent for the parameter ``name``."""
+    return f"anchor.{name}"
 
 
 def noise_input(layer: str) -> str:

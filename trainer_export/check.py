@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from fleet_protocol.errors import ExportError
 from fleet_protocol.manifest import (
     CheckSpec,
+    anchor_input,
     next_name,
     noise_input,
     parameter_input,
@@ -31,6 +32,7 @@ from fleet_protocol.manifest import (
 from models.zoo.dropout import feed_noise
 from models.zoo.layers import StaticBatchNorm, set_mode
 from trainer_export.model_ports import Signature, model_noise
+from trainer_export.proximal import proximal_loss
 from trainer_export.recipe import Recipe
 
 __all__ = [
@@ -55,6 +57,7 @@ LIMIT = 1e-4
 
 _FLOOR = 0.1  # a tensor counts as at least this share of the largest of its kind: zero gradients have no scale
 LEARNING_RATE = 0.01
+MU = 0.5  # of the proximal term: large, so that it counts within a few steps
 _STEPS = 6
 _IGNORED = 0.2
 _TORCH_IGNORES = -100
@@ -217,6 +220,7 @@ def check_train(
             feed = {parameter_input(n): v for n, v in parameters.items()}
             feed |= {state_input(n): v for n, v in states.items()}
             feed |= {"x": x.numpy(), "y": y.numpy(), "mask": mask.numpy(), "lr": np.array(LEARNING_RATE, np.float32)}
+            feed |= reference.anchors() | {"mu": np.array(MU, np.float32)}
             feed |= {noise_input(path): drawn.numpy() for path, drawn in noise.items()}
             outputs = run_session(session, feed)
             loss = reference.step(x, y, mask, noise)
@@ -253,6 +257,7 @@ class Reference:
     def __init__(self, module: nn.Module, recipe: Recipe) -> None:
         self._module = set_mode(copy.deepcopy(module), "train")
         self._recipe = recipe
+        self._sent = [p.detach().clone() for p in self._module.parameters()]
         self._optimizer = torch.optim.SGD(
             self._module.parameters(), lr=LEARNING_RATE, momentum=recipe.momentum, weight_decay=recipe.weight_decay
         )
@@ -262,11 +267,19 @@ class Reference:
         self._optimizer.zero_grad()
         feed_noise(self._module, noise or {})
         loss = cross_entropy(self._module(x) * mask, y)
-        loss.backward()  # type: ignore[no-untyped-call]
+        whole = loss
+        if self._recipe.proximal:
+            whole = loss + proximal_loss(list(self._module.parameters()), self._sent, MU)
+        whole.backward()  # type: ignore[no-untyped-call]
         if self._recipe.clip_norm is not None:
             nn.utils.clip_grad_norm_(self._module.parameters(), self._recipe.clip_norm)
         self._optimizer.step()
         return loss.detach().numpy()
+
+    def anchors(self) -> Arrays:
+        """The weights at the start, as the graph takes them for the proximal term."""
+        named = zip(self._module.named_parameters(), self._sent, strict=True)
+        return {anchor_input(name): value.numpy() for (name, _), value in named}
 
     def snapshot(self) -> tuple[Arrays, Arrays]:
         """Copies of parameters and states by parameter name."""

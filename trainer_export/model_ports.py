@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fleet_protocol.errors import ExportError
-from fleet_protocol.manifest import noise_input, parameter_input, statistic_mean, statistic_variance
+from fleet_protocol.manifest import anchor_input, noise_input, parameter_input, statistic_mean, statistic_variance
 from models.zoo.dropout import feed_noise, noise_shapes
 from models.zoo.layers import Mode, StaticBatchNorm, set_mode
 from trainer_export.graph import Port
@@ -21,6 +21,7 @@ from trainer_export.tracing import BATCH, recorded_modules
 
 __all__ = [
     "Signature",
+    "anchor_ports",
     "batch_ports",
     "call_model",
     "check_logits",
@@ -167,6 +168,12 @@ def model_noise(model: nn.Module, signature: Signature) -> dict[str, tuple[int, 
 def parameter_ports(model: nn.Module) -> tuple[Port, ...]:
     """The parameters."""
     return tuple(Port(parameter_input(n), "float32", tuple(p.shape)) for n, p in model.named_parameters())
+
+
+def anchor_ports(shapes: Mapping[str, tuple[int, ...]]) -> tuple[Port, ...]:
+    """The weights sent, for the proximal term, and its strength."""
+    anchors = tuple(Port(anchor_input(name), "float32", shape) for name, shape in shapes.items())
+    return (*anchors, Port("mu", "float32", ()))
 
 
 def statistic_ports(layers: Sequence[tuple[str, StaticBatchNorm]]) -> tuple[Port, ...]:

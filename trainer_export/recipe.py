@@ -16,8 +16,10 @@ from torch import Tensor
 
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.manifest import RecipeSpec
+from trainer_export.proximal import proximal_gradients
 
 __all__ = [
+    "Pull",
     "Recipe",
     "clip_scale",
     "correct_count",
@@ -39,6 +41,7 @@ class Recipe:
         momentum: of the gradient; 0 for none, then there is no optimizer state.
         weight_decay: added to the clipped gradient, times the parameter; 0 for none.
         clip_norm: largest global norm of the gradient; None for no clipping.
+        proximal: whether the graph takes anchors and the strength mu of FedProx's proximal term.
 
     Raises:
         ConfigError: a number is out of its range.
@@ -47,6 +50,7 @@ class Recipe:
     momentum: float = 0.9
     weight_decay: float = 5e-4
     clip_norm: float | None = 1.0
+    proximal: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.momentum < 1:
@@ -63,7 +67,12 @@ class Recipe:
 
     def spec(self) -> RecipeSpec:
         """This recipe as the manifest states it."""
-        return RecipeSpec(momentum=self.momentum, weight_decay=self.weight_decay, clip_norm=self.clip_norm)
+        return RecipeSpec(
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            clip_norm=self.clip_norm,
+            proximal=self.proximal,
+        )
 
 
 def loss_and_logit_gradient(logits: Tensor, y: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,8 +136,26 @@ def clip_scale(gradients: Sequence[Tensor], clip_norm: float) -> Tensor:
     return torch.clamp(clip_norm / (norm + 1e-6), max=1.0)
 
 
+@dataclass(frozen=True)
+class Pull:
+    """The proximal term of a step.
+
+    Attributes:
+        anchors: the weights the device was sent, in parameter order.
+        mu: strength, float32 [].
+    """
+
+    anchors: Sequence[Tensor]
+    mu: Tensor
+
+
 def sgd_step(
-    parameters: Sequence[Tensor], states: Sequence[Tensor], gradients: Sequence[Tensor], lr: Tensor, recipe: Recipe
+    parameters: Sequence[Tensor],
+    states: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    lr: Tensor,
+    recipe: Recipe,
+    pull: Pull | None = None,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """One step of the optimizer.
 
@@ -141,6 +168,7 @@ def sgd_step(
         gradients: in the same order.
         lr: learning rate, float32 [].
         recipe: the numbers.
+        pull: added to the gradient before it is clipped; None for no proximal term.
 
     Returns:
         New parameters and new states.
@@ -151,6 +179,9 @@ def sgd_step(
         groups.append(small)
     joined = [[_join([kind[i] for i in group]) for group in groups] for kind in (parameters, gradients)]
     buffers = [_join([states[i] for i in group]) for group in groups] if recipe.has_state else []
+    if pull is not None:
+        anchors = [_join([pull.anchors[i] for i in group]) for group in groups]
+        joined[1] = proximal_gradients(joined[1], joined[0], anchors, pull.mu)
     scale = clip_scale(joined[1], recipe.clip_norm) if recipe.clip_norm is not None else None
     new_parameters: dict[int, Tensor] = {}
     new_states: dict[int, Tensor] = {}

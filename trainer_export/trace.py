@@ -18,6 +18,7 @@ from trainer_export import recipe as rules
 from trainer_export.graph import Port
 from trainer_export.model_ports import (
     Signature,
+    anchor_ports,
     batch_ports,
     call_model,
     check_logits,
@@ -55,7 +56,8 @@ def trace_train(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace
         recipe: loss and optimizer.
 
     Returns:
-        Inputs ``param.*``, ``state.*``, ``x``, ``y``, ``mask``, ``noise.*``, ``lr``; outputs ``loss`` and ``next.*``.
+        Inputs ``param.*``, ``state.*``, ``x``, ``y``, ``mask``, ``noise.*``, ``lr``, and with a proximal term
+        ``anchor.*`` and ``mu``; outputs ``loss`` and ``next.*``.
 
     Raises:
         ExportError: the model cannot be traced with a dynamic batch.
@@ -64,20 +66,25 @@ def trace_train(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace
     model = prepared(model, "train", operators=True)
     names = parameter_names(model)
     count, states = len(names), len(names) if recipe.has_state else 0
+    place = count + states + 3 + len(noise)  # of the learning rate
 
     def step(*tensors: Tensor) -> list[Tensor]:
         parameters = list(tensors[:count])
-        x, y, mask, *drawn, lr = tensors[count + states :]
+        x, y, mask, *drawn = tensors[count + states : place]
+        lr, pull = tensors[place], _pull(tensors[place + 1 :])
         trained = [p.detach().requires_grad_() for p in parameters]
         logits = call_model(model, names, trained, x, dict(zip(noise, drawn, strict=True)))
         check_logits(logits, signature)
         loss, slope = rules.loss_and_logit_gradient(logits.detach(), y, mask)
-        gradients: Sequence[Tensor | None] = torch.autograd.grad(logits, trained, slope, allow_unused=True)
-        # As in PyTorch, a parameter the loss does not depend on is left alone, weight decay and momentum too.
+        # As in PyTorch, a parameter the loss does not depend on is left alone, weight decay and momentum too; the
+        # proximal term depends on all of them.
+        gradients: Sequence[Tensor | None] = torch.autograd.grad(
+            logits, trained, slope, allow_unused=True, materialize_grads=recipe.proximal
+        )
         used = {i: g for i, g in enumerate(gradients) if g is not None}
         moved, kept = list(parameters), list(tensors[count : count + states])
         stepped = rules.sgd_step(
-            [parameters[i] for i in used], [kept[i] for i in used if states], list(used.values()), lr, recipe
+            [parameters[i] for i in used], [kept[i] for i in used if states], list(used.values()), lr, recipe, pull
         )
         for old, new in zip((moved, kept), stepped, strict=True):
             for i, tensor in zip(used, new, strict=False):
@@ -93,12 +100,18 @@ def trace_train(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace
         mask_port(signature),
         *noise_ports(noise),
         Port("lr", "float32", ()),
+        *(anchor_ports({n: tuple(p.shape) for n, p in model.named_parameters()}) if recipe.proximal else ()),
     )
     outputs = (
         Port("loss", "float32", ()),
         *(Port(next_name(p.name), p.dtype, p.shape) for p in (*ports, *state_ports)),
     )
     return trace_program("train", step, inputs, outputs)
+
+
+def _pull(tensors: Sequence[Tensor]) -> rules.Pull | None:
+    """The proximal term from the inputs of `anchor_ports`."""
+    return rules.Pull(tensors[:-1], tensors[-1]) if tensors else None
 
 
 def trace_loss(model: nn.Module, signature: Signature) -> Trace:
@@ -126,19 +139,33 @@ def trace_loss(model: nn.Module, signature: Signature) -> Trace:
 
 
 def trace_optimizer(shapes: Mapping[str, tuple[int, ...]], recipe: Recipe) -> Trace:
-    """Clipping and optimizer alone: inputs ``param.*``, ``state.*``, ``grad.*``, ``lr``; outputs ``next.*``."""
+    """Clipping and optimizer alone.
+
+    Inputs ``param.*``, ``state.*``, ``grad.*``, ``lr``, and with a proximal term ``anchor.*`` and ``mu``; outputs
+    ``next.*``.
+    """
     count, states = len(shapes), len(shapes) if recipe.has_state else 0
 
     def update(*tensors: Tensor) -> list[Tensor]:
-        gradients = tensors[count + states : -1]
-        moved, kept = rules.sgd_step(tensors[:count], tensors[count : count + states], gradients, tensors[-1], recipe)
+        place = count + states + count  # of the learning rate
+        gradients, pull = tensors[count + states : place], _pull(tensors[place + 1 :])
+        moved, kept = rules.sgd_step(
+            tensors[:count], tensors[count : count + states], gradients, tensors[place], recipe, pull
+        )
         return [*moved, *kept]
 
     parameters = tuple(Port(parameter_input(name), "float32", shape) for name, shape in shapes.items())
     kept = tuple(Port(state_input(name), "float32", shape) for name, shape in shapes.items())[:states]
     gradients = tuple(Port(f"grad.{name}", "float32", shape) for name, shape in shapes.items())
     outputs = tuple(Port(next_name(p.name), p.dtype, p.shape) for p in (*parameters, *kept))
-    return trace_program("optimizer", update, (*parameters, *kept, *gradients, Port("lr", "float32", ())), outputs)
+    inputs = (
+        *parameters,
+        *kept,
+        *gradients,
+        Port("lr", "float32", ()),
+        *(anchor_ports(shapes) if recipe.proximal else ()),
+    )
+    return trace_program("optimizer", update, inputs, outputs)
 
 
 def trace_eval(model: nn.Module, signature: Signature) -> Trace:

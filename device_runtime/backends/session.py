@@ -14,8 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.backends.runtime import load_runtime, open_session
+from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.manifest import (
     Manifest,
+    anchor_input,
     next_name,
     noise_input,
     parameter_input,
@@ -69,11 +71,22 @@ class TrainSession:
             {name: runtime.OrtValue.ortvalue_from_numpy(array) for name, array in buffers.items()}
             for buffers in self._buffers
         )
+        self._anchors: dict[str, Array] = {
+            parameter.name: np.zeros(parameter.shape, np.float32)
+            for parameter in manifest.parameters
+            if anchor_input(parameter.name) in self._inputs
+        }
+        self._anchor_values = {
+            anchor_input(name): runtime.OrtValue.ortvalue_from_numpy(array) for name, array in self._anchors.items()
+        }
+        self._mu = np.zeros((), np.float32)
         self._bindings = (self._bind(0), self._bind(1))
         self._current = 0
 
     def _bind(self, source: int) -> Any:
         binding = self._session.io_binding()
+        for name, value in self._anchor_values.items():
+            binding.bind_ortvalue_input(name, value)
         binding.bind_output("loss", "cpu")  # first, so that it is output 0
         for name, value in self._values[source].items():
             if name in self._inputs:
@@ -81,12 +94,26 @@ class TrainSession:
             binding.bind_ortvalue_output(next_name(name), self._values[1 - source][name])
         return binding
 
-    def load(self, weights: Mapping[str, Array]) -> None:
+    def load(self, weights: Mapping[str, Array], mu: float = 0.0) -> None:
         """Take new parameters; the optimizer starts from zero.
 
         Args:
-            weights: parameter name to float32 array of its local shape.
+            weights: parameter name to float32 array of its local shape. With a proximal term in the recipe they are
+                also what the parameters are pulled towards until the next call.
+            mu: strength of the proximal term; 0 for none.
+
+        Raises:
+            RefusedError: a proximal term is wanted that the set was not exported with.
         """
+        if mu and not self._anchors:
+            raise RefusedError(
+                RefusalReason.UNSUPPORTED,
+                f"artifact set {self._manifest.arch} {self._manifest.tier} has no proximal term, which mu = {mu:g} of "
+                "FedProx needs; export it again with a proximal recipe",
+            )
+        for name, anchor in self._anchors.items():
+            np.copyto(anchor, weights[name], casting="no")
+        self._mu = np.array(mu, np.float32)
         current = self._buffers[self._current]
         for spec in self._manifest.parameters:
             np.copyto(current[parameter_input(spec.name)], weights[spec.name], casting="no")
@@ -110,7 +137,7 @@ class TrainSession:
             Mean loss of the batch before the step.
         """
         binding = self._bindings[self._current]
-        feeds = {"x": x, "y": y, "mask": mask, "lr": np.array(learning_rate, np.float32)}
+        feeds = {"x": x, "y": y, "mask": mask, "lr": np.array(learning_rate, np.float32), "mu": self._mu}
         feeds |= {noise_input(layer): numbers for layer, numbers in (noise or {}).items()}
         for name, value in feeds.items():
             if name in self._inputs:  # an exporter may drop an input that the recipe does not use

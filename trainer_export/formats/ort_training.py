@@ -35,7 +35,7 @@ from trainer_export.formats.files import GraphFile, SetFile
 from trainer_export.graph import IR_VERSION, GraphBuilder, Port
 from trainer_export.lowering import LOWERINGS, lower
 from trainer_export.lowering_plain import LOWERINGS as PLAIN
-from trainer_export.model_ports import Signature, batch_ports, mask_port, model_noise, noise_ports
+from trainer_export.model_ports import Signature, anchor_ports, batch_ports, mask_port, model_noise, noise_ports
 from trainer_export.recipe import Recipe
 from trainer_export.trace import trace_loss, trace_optimizer
 from trainer_export.values import Emitter, Value
@@ -206,7 +206,8 @@ def _step_file(
     graph = GraphBuilder("step")
     parameters = [Port(parameter_input(name), "float32", shape) for name, shape in shapes.items()]
     states = [Port(state_input(name), "float32", shape) for name, shape in shapes.items() if recipe.has_state]
-    inputs = [*parameters, *states, *batch, Port("lr", "float32", ())]
+    anchors = anchor_ports(shapes) if recipe.proximal else ()
+    inputs = [*parameters, *states, *batch, Port("lr", "float32", ()), *anchors]
     for port in inputs:
         graph.input(port)
     _append_gradients(graph, training, list(shapes), [port.name for port in batch])
@@ -218,7 +219,8 @@ def _step_file(
     trace = trace_optimizer(shapes, recipe)
     known = [_value(emitter, p.name, p.shape) for p in (*parameters, *states)]
     known += [_value(emitter, _inner(f"{name}_grad"), shape) for name, shape in shapes.items()]
-    moved = lower(emitter, trace, [*known, _value(emitter, "lr", ())])
+    known += [_value(emitter, "lr", ()), *(_value(emitter, p.name, p.shape) for p in anchors)]
+    moved = lower(emitter, trace, known)
     for port, name in zip(outputs, [_inner("loss"), *(emitter.plain(v) for v in moved)], strict=True):
         graph.output(port, name)
     domains = [(item.domain, item.version) for item in training.opset_import if item.domain]
