@@ -108,7 +108,7 @@ def prepare_run(run: str, config: FleetConfig, artifacts: Artifacts) -> RunConte
 
 
 def _require_inputs(settings: TrainSettings, manifest: Manifest) -> None:
-    if settings.proximal_mu and not getattr(manifest.recipe, "proximal", False):
+    if settings.proximal_mu and not manifest.recipe.proximal:
         raise PlanError(
             f"{manifest.arch} {manifest.tier} was exported without a proximal term, so proximal_mu ="
             f" {settings.proximal_mu:g} would do nothing; export it with one"

@@ -43,6 +43,9 @@ def pond(tmp_path_factory):
     layout = infer_layout(architecture, settings)
     tiers = tuple(layout.tier(width) for width in TIERS)
     export_architecture(architecture, settings, tiers, Recipe(), folder / "artifacts", formats=("onnx",))
+    export_architecture(
+        architecture, settings, tiers[:1], Recipe(proximal=True), folder / "proximal", formats=("onnx",)
+    )
     with (
         mosquitto_broker(folder) as broker,
         LocalFleet(folder / "devices", fleet="pond", broker=broker.url, devices=devices) as fleet,
@@ -50,15 +53,29 @@ def pond(tmp_path_factory):
         yield folder, broker.url, fleet
 
 
+@pytest.fixture(scope="module")
+def school(pond):
+    """Six more agents on the same data that can all train the whole model."""
+    folder, url, _ = pond
+    devices = [LocalDevice(f"device-{index}", folder / f"device-{index}.npz", 1.0) for index in range(len(LIMITS))]
+    with LocalFleet(folder / "school", fleet="school", broker=url, devices=devices) as fleet:
+        yield folder, url, fleet
+
+
 @pytest.fixture
 def trained(pond, tmp_path):
     """Does a run with changed tables; gives what it told, and by how much accuracy rose."""
-    folder, url, fleet = pond
+    return trainer("pond", pond, tmp_path)
+
+
+def trainer(name, ground, tmp_path):
+    """Makes the function of `trained` for one fleet."""
+    folder, url, fleet = ground
 
     def go(**tables):
         config = FleetConfig.model_validate(
             {
-                "fleet": "pond",
+                "fleet": name,
                 "store": tmp_path / "store",
                 "broker": BrokerConfig(url=url),
                 "model": ModelConfig(artifacts=folder / "artifacts", arch="mlp"),
@@ -112,6 +129,38 @@ def test_rolling_trains_a_model_wider_than_every_device(trained):
     )
     assert set(merged(watcher)[0]) == {"w0.50-d1", "w0.25-d1"}
     assert gain > 0.3
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        pytest.param({"name": "fedavg"}, id="fedavg"),
+        pytest.param({"name": "fedprox", "fedprox": {"mu": 0.01}}, id="fedprox"),
+    ],
+)
+def test_methods_of_equal_devices_learn(school, tmp_path, strategy):
+    """All six devices train the whole model."""
+    trained = trainer("school", school, tmp_path)
+    model = ModelConfig(artifacts=school[0] / "proximal", arch="mlp")
+    watcher, gain = trained(strategy=strategy, model=model)
+    assert merged(watcher) == [("w1.00-d1",) * len(LIMITS)] * ROUNDS
+    assert gain > 0.6
+
+
+def test_a_strong_proximal_term_holds_the_model_back(school, tmp_path):
+    """The pull of FedProx reaches the devices: with a large mu the model hardly moves."""
+    trained = trainer("school", school, tmp_path)
+    _, gain = trained(
+        strategy={"name": "fedprox", "fedprox": {"mu": 20.0}},
+        model=ModelConfig(artifacts=school[0] / "proximal", arch="mlp"),
+        train=TrainConfig(learning_rate=0.01, epochs=2, batch_size=16),
+    )
+    _, free = trained(
+        strategy={"name": "fedavg"},
+        model=ModelConfig(artifacts=school[0] / "proximal", arch="mlp"),
+        train=TrainConfig(learning_rate=0.01, epochs=2, batch_size=16),
+    )
+    assert gain < free - 0.1
 
 
 @pytest.mark.parametrize("name", ["plain", "fedavgm", "fedadam", "fedyogi", "fedadagrad"])
