@@ -16,12 +16,9 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import json
-import os
-import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -52,9 +49,22 @@ from trainer_export.formats import onnx as portable
 from trainer_export.formats import ort_training
 from trainer_export.formats.files import SetFile
 from trainer_export.model_ports import Signature, model_noise
+from trainer_export.publishing import replacing, write_file
 from trainer_export.recipe import Recipe
 
-__all__ = ["FORMATS", "Format", "Progress", "TierReport", "export_architecture"]
+__all__ = [
+    "FORMATS",
+    "Export",
+    "Facts",
+    "Format",
+    "Progress",
+    "TierReport",
+    "content_of",
+    "export_architecture",
+    "graph_spec",
+    "manifest_of",
+    "versions",
+]
 
 Format = Literal["onnx", "ort-training"]
 FORMATS: tuple[Format, ...] = ("onnx", "ort-training")
@@ -139,13 +149,11 @@ def export_architecture(
     layout = infer_layout(arch, settings)
     for tier in wanted:
         layout.tier(tier.width, tier.depth)
-    export = _Export(
-        arch, layout, recipe, tuple(formats), seed, _Counter(progress, len(wanted) * (1 + 2 * len(formats)))
-    )
+    export = Export(arch, layout, recipe, tuple(formats), seed, Counter(progress, len(wanted) * (1 + 2 * len(formats))))
     try:
-        with calm_torch(), _replacing(out / arch.name) as folder:
-            _write(folder / "layout.json", out, layout.to_json().encode())
-            _write(folder / "init.safetensors", out, encode_weights(initial_weights(arch, settings, seed)))
+        with calm_torch(), replacing(out / arch.name) as folder:
+            write_file(folder / "layout.json", out, layout.to_json().encode())
+            write_file(folder / "init.safetensors", out, encode_weights(initial_weights(arch, settings, seed)))
             reports = [_export_tier(export, tier, folder / tier.id, out) for tier in wanted]
     except OSError as error:
         raise StorageError(
@@ -155,7 +163,7 @@ def export_architecture(
     return tuple(reports)
 
 
-class _Counter:
+class Counter:
     """Counts stages for a progress bar."""
 
     def __init__(self, report: Callable[[Progress], None] | None, total: int) -> None:
@@ -175,16 +183,28 @@ class _Counter:
 
 
 @dataclass(frozen=True)
-class _Export:
+class Export:
+    """What an export is about.
+
+    Attributes:
+        arch: the architecture.
+        layout: of its global model.
+        recipe: what a training step does.
+        formats: what is written.
+        seed: of the weights and batches of the checks.
+        counter: counts stages.
+    """
+
     arch: Architecture
     layout: Layout
     recipe: Recipe
-    formats: tuple[Format, ...]
-    seed: int
-    counter: _Counter
+    formats: tuple[Format, ...] = ("onnx",)
+    seed: int = 0
+    counter: Counter = field(default_factory=lambda: Counter(None, 0))
 
     @property
     def signature(self) -> Signature:
+        """What the model takes and returns, but for the shape of its labels."""
         return Signature(self.layout.input_shape, self.layout.input_dtype, self.layout.classes)
 
     def module(self, tier: Tier) -> nn.Module:
@@ -199,7 +219,7 @@ class _Export:
         return module
 
 
-def _export_tier(export: _Export, tier: Tier, folder: Path, out: Path) -> TierReport:
+def _export_tier(export: Export, tier: Tier, folder: Path, out: Path) -> TierReport:
     module, recipe = export.module(tier), export.recipe
     signature = export.signature.with_labels_of(module)
     batches = SizedBatches(signature, vocabulary_of(module), seed=export.seed)
@@ -219,11 +239,11 @@ def _export_tier(export: _Export, tier: Tier, folder: Path, out: Path) -> TierRe
         export.layout.parameter_count(tier), *count_flops(module, signature), peak_memory(graphs[0].model)
     )
     for file in files:
-        _write(folder / file.path, out, file.data)
+        write_file(folder / file.path, out, file.data)
     noise = tuple(NoiseSpec(name=path, shape=shape) for path, shape in model_noise(module, signature).items())
-    facts = _Facts(signature.label_shape, noise, tuple(checks), footprint)
-    manifest = _manifest(export, tier, files, facts)
-    _write(folder / "manifest.json", out, manifest.to_bytes())
+    facts = Facts(signature.label_shape, noise, tuple(checks), footprint)
+    manifest = manifest_of(export, tier, files, facts)
+    write_file(folder / "manifest.json", out, manifest.to_bytes())
     return TierReport(
         tier,
         footprint.parameters,
@@ -238,8 +258,15 @@ def _export_tier(export: _Export, tier: Tier, folder: Path, out: Path) -> TierRe
 
 
 @dataclass(frozen=True)
-class _Facts:
-    """What was found out about a sub-model by running it."""
+class Facts:
+    """What was found out about a sub-model by running it.
+
+    Attributes:
+        label_shape: of one sample.
+        noise: layers that draw in training.
+        checks: comparisons with PyTorch.
+        footprint: costs.
+    """
 
     label_shape: tuple[int, ...]
     noise: tuple[NoiseSpec, ...]
@@ -247,7 +274,15 @@ class _Facts:
     footprint: Footprint
 
 
-def _manifest(export: _Export, tier: Tier, files: Sequence[SetFile], facts: _Facts) -> Manifest:
+def manifest_of(export: Export, tier: Tier, files: Sequence[SetFile], facts: Facts) -> Manifest:
+    """The manifest of a sub-model's files.
+
+    Args:
+        export: what is exported.
+        tier: the sub-model's shape.
+        files: of the set.
+        facts: what is known of the sub-model.
+    """
     layout = export.layout
     parameters = _parameter_specs(layout, tier)
     return Manifest(
@@ -270,14 +305,14 @@ def _manifest(export: _Export, tier: Tier, files: Sequence[SetFile], facts: _Fac
             for item in layout.statistics
             if item.block in layout.blocks(tier)
         ),
-        graphs={file.key: _graph_spec(file) for file in files if file.is_graph},
-        files={file.key: FileSpec(**_content(file)) for file in files if not file.is_graph},
+        graphs={file.key: graph_spec(file) for file in files if file.is_graph},
+        files={file.key: FileSpec(**content_of(file)) for file in files if not file.is_graph},
         noise=facts.noise,
         flops_per_sample=facts.footprint.flops_per_sample,
         flops_per_step_sample=facts.footprint.flops_per_step_sample,
         peak_memory_bytes=facts.footprint.peak_memory_bytes,
         checks=facts.checks,
-        versions=_versions(),
+        versions=versions(),
     )
 
 
@@ -296,69 +331,24 @@ def _axis_text(dim: Dim) -> str:
     return dim.axis if dim.inner == 1 else f"{dim.axis}*{dim.inner}"
 
 
-def _content(file: SetFile) -> dict[str, Any]:
+def content_of(file: SetFile) -> dict[str, Any]:
+    """Where a file lies, and its content's name and size."""
     return {"path": file.path, "digest": digest_of(file.data), "size": len(file.data)}
 
 
-def _graph_spec(file: SetFile) -> GraphSpec:
+def graph_spec(file: SetFile) -> GraphSpec:
+    """A graph as a manifest states it."""
     inputs, outputs = (
         tuple(TensorSpec(name=p.name, dtype=p.dtype, shape=p.shape) for p in ports)  # type: ignore[arg-type]
         for ports in (file.inputs, file.outputs)
     )
-    return GraphSpec(**_content(file), inputs=inputs, outputs=outputs)
+    return GraphSpec(**content_of(file), inputs=inputs, outputs=outputs)
 
 
-def _versions() -> dict[str, str]:
-    versions = {"python": sys.version.split()[0]}
+def versions() -> dict[str, str]:
+    """The packages that had a part in an export."""
+    found = {"python": sys.version.split()[0]}
     for name in _VERSIONED:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name)
-    return versions
-
-
-# -- files -------------------------------------------------------------------------------------------------------------
-
-
-def _write(path: Path, out: Path, data: bytes) -> None:
-    """Store content once under its digest and link it to where people look for it."""
-    digest = digest_of(data)
-    stored = out / "objects" / digest[:2] / digest
-    if not stored.exists():
-        stored.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=stored.parent, delete=False) as temporary:
-            temporary.write(data)
-        Path(temporary.name).chmod(0o644)
-        Path(temporary.name).replace(stored)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.link(stored, path)
-    except OSError:
-        shutil.copyfile(stored, path)  # a file system without hard links
-
-
-@contextlib.contextmanager
-def _replacing(folder: Path) -> Iterator[Path]:
-    """A new folder that takes the place of ``folder`` if the block ends well, and vanishes if not."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    retired = folder.with_name(f".{folder.name}.old")
-    if retired.exists():  # a process was killed between the two renames below
-        if folder.exists():
-            shutil.rmtree(retired)
-        else:
-            retired.rename(folder)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}.new-", dir=folder.parent))
-    try:
-        fresh.chmod(0o755)
-        yield fresh
-        if folder.exists():
-            folder.rename(retired)
-        try:
-            fresh.rename(folder)
-        except OSError:
-            if retired.exists():
-                retired.rename(folder)
-            raise
-    except BaseException:
-        shutil.rmtree(fresh, ignore_errors=True)
-        raise
-    shutil.rmtree(retired, ignore_errors=True)
+            found[name] = importlib.metadata.version(name)
+    return found

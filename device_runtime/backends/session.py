@@ -1,8 +1,4 @@
-"""Graphs with their tensors in place: one class trains with either flavour of the step graph, one evaluates.
-
-Parameters and optimizer states lie in two sets of buffers. A step reads one set and writes the other; then the sets
-change places. Both bindings are made once, so a step copies no parameter and allocates none.
-"""
+"""Graphs with their tensors in place: one class trains with either flavour of the step graph, one evaluates."""
 
 from __future__ import annotations
 
@@ -13,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.backends.runtime import load_runtime, open_session
+from device_runtime.backends.runtime import open_session
+from device_runtime.backends.swapping import SwappingStep
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.manifest import (
     Manifest,
     anchor_input,
-    next_name,
     noise_input,
     parameter_input,
     state_input,
@@ -56,43 +52,12 @@ class TrainSession:
     """
 
     def __init__(self, manifest: Manifest, graph: Path, *, threads: int = 1) -> None:
-        runtime = load_runtime()
         self._manifest = manifest
-        self._session = open_session(graph, threads=threads)
-        self._inputs = {spec.name for spec in self._session.get_inputs()}
         shapes = {parameter_input(p.name): p.shape for p in manifest.parameters}
         shapes |= {state_input(s.name): s.shape for s in manifest.states}
-        self._buffers: tuple[dict[str, Array], dict[str, Array]] = (
-            {name: np.zeros(shape, np.float32) for name, shape in shapes.items()},
-            {name: np.zeros(shape, np.float32) for name, shape in shapes.items()},
-        )
-        # An OrtValue made from an array shares its memory; the arrays above keep it alive.
-        self._values = tuple(
-            {name: runtime.OrtValue.ortvalue_from_numpy(array) for name, array in buffers.items()}
-            for buffers in self._buffers
-        )
-        self._anchors: dict[str, Array] = {
-            parameter.name: np.zeros(parameter.shape, np.float32)
-            for parameter in manifest.parameters
-            if anchor_input(parameter.name) in self._inputs
-        }
-        self._anchor_values = {
-            anchor_input(name): runtime.OrtValue.ortvalue_from_numpy(array) for name, array in self._anchors.items()
-        }
+        anchors = {anchor_input(p.name): p.shape for p in manifest.parameters}
+        self._step = SwappingStep(graph, shapes, ["loss"], fixed=anchors, threads=threads)
         self._mu = np.zeros((), np.float32)
-        self._bindings = (self._bind(0), self._bind(1))
-        self._current = 0
-
-    def _bind(self, source: int) -> Any:
-        binding = self._session.io_binding()
-        for name, value in self._anchor_values.items():
-            binding.bind_ortvalue_input(name, value)
-        binding.bind_output("loss", "cpu")  # first, so that it is output 0
-        for name, value in self._values[source].items():
-            if name in self._inputs:
-                binding.bind_ortvalue_input(name, value)
-            binding.bind_ortvalue_output(next_name(name), self._values[1 - source][name])
-        return binding
 
     def load(self, weights: Mapping[str, Array], mu: float = 0.0) -> None:
         """Take new parameters; the optimizer starts from zero.
@@ -105,18 +70,18 @@ class TrainSession:
         Raises:
             RefusedError: a proximal term is wanted that the set was not exported with.
         """
-        if mu and not self._anchors:
+        anchors, current = self._step.fixed, self._step.current
+        if mu and not anchors:
             raise RefusedError(
                 RefusalReason.UNSUPPORTED,
                 f"artifact set {self._manifest.arch} {self._manifest.tier} has no proximal term, which mu = {mu:g} of "
                 "FedProx needs; export it again with a proximal recipe",
             )
-        for name, anchor in self._anchors.items():
-            np.copyto(anchor, weights[name], casting="no")
-        self._mu = np.array(mu, np.float32)
-        current = self._buffers[self._current]
         for spec in self._manifest.parameters:
             np.copyto(current[parameter_input(spec.name)], weights[spec.name], casting="no")
+            if anchor_input(spec.name) in anchors:
+                np.copyto(anchors[anchor_input(spec.name)], weights[spec.name], casting="no")
+        self._mu = np.array(mu, np.float32)
         for state in self._manifest.states:
             current[state_input(state.name)].fill(0)
 
@@ -136,24 +101,18 @@ class TrainSession:
         Returns:
             Mean loss of the batch before the step.
         """
-        binding = self._bindings[self._current]
         feeds = {"x": x, "y": y, "mask": mask, "lr": np.array(learning_rate, np.float32), "mu": self._mu}
         feeds |= {noise_input(layer): numbers for layer, numbers in (noise or {}).items()}
-        for name, value in feeds.items():
-            if name in self._inputs:  # an exporter may drop an input that the recipe does not use
-                binding.bind_cpu_input(name, value)
-        self._session.run_with_iobinding(binding)
-        self._current = 1 - self._current
-        return float(binding.get_outputs()[0].numpy().reshape(()))
+        return self._step.run(feeds)[0]
 
     def parameters(self) -> dict[str, NDArray[np.float32]]:
         """The parameters now, in manifest order; views that the next step but one overwrites."""
-        current = self._buffers[self._current]
+        current = self._step.current
         return {spec.name: current[parameter_input(spec.name)] for spec in self._manifest.parameters}
 
     def addresses(self) -> dict[str, int]:
         """Where each current parameter and state lies in memory; it alternates between two places."""
-        return {name: array.ctypes.data for name, array in self._buffers[self._current].items()}
+        return {name: array.ctypes.data for name, array in self._step.current.items()}
 
 
 class ForwardSession:
