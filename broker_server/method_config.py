@@ -14,6 +14,7 @@ __all__ = [
     "DropoutConfig",
     "FedProxConfig",
     "FedRolexConfig",
+    "FmlConfig",
     "InclusiveConfig",
     "ServerOptimizerConfig",
     "StrategyConfig",
@@ -72,6 +73,23 @@ class InclusiveConfig(FrozenModel):
     ] = "inclusive"
 
 
+class FmlConfig(FrozenModel):
+    """``[strategy.fml]`` (METHODS 5).
+
+    Attributes:
+        alpha: how much a personal model trusts the labels; the rest is trust in the meme.
+        beta: how much the meme does; the rest is trust in the personal model.
+        decays: closed rounds after which alpha falls and beta rises; usually those of the learning rate.
+        shared: blocks of the global model (``stem``, ``block1`` ..., ``head``) that are averaged; None for all. The
+            rest is every device's own.
+    """
+
+    alpha: float = Field(default=0.5, ge=0, le=1)
+    beta: float = Field(default=0.5, ge=0, le=1)
+    decays: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    shared: tuple[str, ...] | None = Field(default=None, min_length=1)
+
+
 class ServerOptimizerConfig(FrozenModel):
     """What the server does with a round's merge (METHODS 3.5).
 
@@ -121,6 +139,7 @@ class StrategyConfig(FrozenModel):
     federated_dropout: DropoutConfig = DropoutConfig()
     inclusivefl: InclusiveConfig = InclusiveConfig()
     whalefl: WhaleSettings = WhaleSettings()
+    fml: FmlConfig = FmlConfig()
 
     @model_validator(mode="after")
     def _of_this_method(self) -> StrategyConfig:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from device_runtime.backends import ForwardSession, TrainSession, step_graph_key
 from device_runtime.board import installed_backends, peak_resident_bytes
 from device_runtime.data import DataSet
+from device_runtime.personal import Personal, train_personal
 from device_runtime.task_store import TaskRecord
 from device_runtime.training import (
     counted_labels,
@@ -46,6 +47,7 @@ class Bench:
         backend: ``onnx`` or ``ort-training``.
         threads: threads of one operator.
         holdout: share of the samples kept for evaluation.
+        personal: the board's own model, None if it has none.
     """
 
     data: DataSet
@@ -53,6 +55,7 @@ class Bench:
     backend: str
     threads: int
     holdout: float
+    personal: Personal | None = None
 
     @property
     def examples(self) -> int:
@@ -225,7 +228,7 @@ def compute(
     """
     bench.data.check(manifest.input_shape, manifest.input_dtype, manifest.classes, manifest.label_shape)
     offer = record.offer
-    chosen, _ = holdout_split(len(bench.data), bench.holdout)
+    chosen, held_out = holdout_split(len(bench.data), bench.holdout)
     started = time.monotonic()
     loss = evaluation = step_seconds = None
     if offer.kind == "statistics":
@@ -233,6 +236,21 @@ def compute(
         session = _session(manifest, bench, STATS, parameters)
         tensors, count = measure(session, manifest, bench.data, chosen, offer.train, offer.round, stopped=job.stopped)
         seconds = time.monotonic() - started
+    elif offer.train.mutual is not None:
+        learnt = train_personal(
+            bench.personal,
+            manifest,
+            _weights(manifest, bench, record.choice.weights.digest),
+            offer,
+            bench.data,
+            chosen,
+            held_out,
+            threads=bench.threads,
+            report=job.report,
+            stopped=job.stopped,
+        )
+        tensors, count, loss, seconds = learnt.update, learnt.steps, learnt.loss, learnt.seconds
+        step_seconds, evaluation = seconds / max(count, 1), learnt.evaluation
     else:
         tensors, result = _train(record, manifest, bench, tested, job)
         count, loss, seconds = result.steps, result.loss, result.seconds

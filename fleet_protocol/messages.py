@@ -166,10 +166,12 @@ class MutualSettings(FrozenModel):
     Attributes:
         alpha: of the personal model; the rest is trust in the meme.
         beta: of the meme; the rest is trust in the personal model.
+        stays: parameters of the meme that stay on the device (its adaptor); what was sent of them is sent back.
     """
 
     alpha: float = Field(default=0.5, ge=0, le=1)
     beta: float = Field(default=0.5, ge=0, le=1)
+    stays: tuple[str, ...] = ()
 
 
 class Sizing(FrozenModel):
