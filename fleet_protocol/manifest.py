@@ -222,6 +222,7 @@ class Manifest(FrozenModel):
         flops_per_step_sample: the same for forward, backward and update (update spread over nothing: per sample).
         peak_memory_bytes: estimated peak of one training process beyond the runtime itself, batch 32.
         checks: figures of the comparison with PyTorch.
+        skipped: formats that were asked for and that the model cannot have, each with the reason.
         versions: exporter packages and their versions.
     """
 
@@ -246,6 +247,7 @@ class Manifest(FrozenModel):
     flops_per_step_sample: int = Field(ge=0)
     peak_memory_bytes: int = Field(ge=0)
     checks: tuple[CheckSpec, ...] = ()
+    skipped: Mapping[str, str] = Field(default_factory=dict)
     versions: Mapping[str, str] = Field(default_factory=dict)
 
     @property

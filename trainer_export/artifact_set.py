@@ -48,6 +48,7 @@ from trainer_export.footprint import Footprint, count_flops, peak_memory
 from trainer_export.formats import onnx as portable
 from trainer_export.formats import ort_training
 from trainer_export.formats.files import SetFile
+from trainer_export.formats.ort_training import MissingGradientError
 from trainer_export.model_ports import Signature, model_noise
 from trainer_export.publishing import replacing, write_file
 from trainer_export.recipe import Recipe
@@ -100,6 +101,7 @@ class TierReport:
         graph_bytes: bytes of all its graphs.
         peak_memory_bytes: estimate for training at batch 32, beyond the runtime itself.
         worst_deviation: largest deviation from PyTorch of any of its graphs, relative to the tensor's largest value.
+        skipped: formats that were asked for and that the model cannot have, each with the reason.
     """
 
     tier: Tier
@@ -108,6 +110,7 @@ class TierReport:
     graph_bytes: int
     peak_memory_bytes: int
     worst_deviation: float
+    skipped: Mapping[str, str] = field(default_factory=dict)
 
 
 def export_architecture(
@@ -128,7 +131,8 @@ def export_architecture(
         tiers: the shapes to export; the first of equal ones counts.
         recipe: what a training step does.
         out: folder of all artifact sets; made if it is not there.
-        formats: ``onnx`` is always written; ``ort-training`` beside it.
+        formats: ``onnx`` is always written; ``ort-training`` beside it, where the runtime has the gradients: if not,
+            report and manifest say so under ``skipped``.
         seed: of the initial weights and of the random batches of the checks.
         progress: called before each stage, and once at the end.
 
@@ -228,11 +232,16 @@ def _export_tier(export: Export, tier: Tier, folder: Path, out: Path) -> TierRep
     export.counter.start(tier.id, "checking against PyTorch")
     checks = list(portable.check_graphs(graphs, module, recipe, batches))
     files: list[SetFile] = list(graphs)
+    skipped: dict[str, str] = {}
     if "ort-training" in export.formats:
         export.counter.start(tier.id, "writing onnxruntime-training artifacts")
-        training = ort_training.write_artifacts(module, signature, recipe)
+        try:
+            training = ort_training.write_artifacts(module, signature, recipe)
+        except MissingGradientError as error:
+            training, skipped["ort-training"] = (), str(error)
         export.counter.start(tier.id, "checking onnxruntime-training artifacts")
-        checks += ort_training.check_artifacts(training, module, recipe, batches)
+        if training:
+            checks += ort_training.check_artifacts(training, module, recipe, batches)
         files += training
     export.counter.start(tier.id, "writing")
     footprint = Footprint(
@@ -241,7 +250,7 @@ def _export_tier(export: Export, tier: Tier, folder: Path, out: Path) -> TierRep
     for file in files:
         write_file(folder / file.path, out, file.data)
     noise = tuple(NoiseSpec(name=path, shape=shape) for path, shape in model_noise(module, signature).items())
-    facts = Facts(signature.label_shape, noise, tuple(checks), footprint)
+    facts = Facts(signature.label_shape, noise, tuple(checks), footprint, skipped)
     manifest = manifest_of(export, tier, files, facts)
     write_file(folder / "manifest.json", out, manifest.to_bytes())
     return TierReport(
@@ -251,6 +260,7 @@ def _export_tier(export: Export, tier: Tier, folder: Path, out: Path) -> TierRep
         sum(len(file.data) for file in files if file.is_graph),
         footprint.peak_memory_bytes,
         max(check.worst_relative for check in checks),
+        skipped,
     )
 
 
@@ -266,12 +276,14 @@ class Facts:
         noise: layers that draw in training.
         checks: comparisons with PyTorch.
         footprint: costs.
+        skipped: formats it cannot have, with the reason.
     """
 
     label_shape: tuple[int, ...]
     noise: tuple[NoiseSpec, ...]
     checks: tuple[CheckSpec, ...]
     footprint: Footprint
+    skipped: Mapping[str, str] = field(default_factory=dict)
 
 
 def manifest_of(export: Export, tier: Tier, files: Sequence[SetFile], facts: Facts) -> Manifest:
@@ -312,6 +324,7 @@ def manifest_of(export: Export, tier: Tier, files: Sequence[SetFile], facts: Fac
         flops_per_step_sample=facts.footprint.flops_per_step_sample,
         peak_memory_bytes=facts.footprint.peak_memory_bytes,
         checks=facts.checks,
+        skipped=facts.skipped,
         versions=versions(),
     )
 

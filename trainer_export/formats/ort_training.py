@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -40,12 +41,28 @@ from trainer_export.recipe import Recipe
 from trainer_export.trace import trace_loss, trace_optimizer
 from trainer_export.values import Emitter, Value
 
-__all__ = ["check_artifacts", "write_artifacts"]
+__all__ = ["MissingGradientError", "check_artifacts", "write_artifacts"]
 
 _FOLDER = "ort-training"
 _STEP = f"{_FOLDER}/step"
 _MODELS = ("training_model", "eval_model", "optimizer_model")
 _OFFICIAL_STEPS = 5
+_NO_GRADIENT = re.compile(r"gradient builder has not been registered: *(\w+)")
+
+
+class MissingGradientError(ExportError):
+    """onnxruntime-training cannot differentiate an operator of the model; the portable format does not need it.
+
+    Args:
+        operator: the ONNX operator without a gradient.
+    """
+
+    def __init__(self, operator: str) -> None:
+        super().__init__(
+            f"format ort-training not available for this model: no gradient for op {operator};"
+            " the portable format works"
+        )
+        self.operator = operator
 
 
 def write_artifacts(module: nn.Module, signature: Signature, recipe: Recipe) -> tuple[SetFile, ...]:
@@ -60,7 +77,8 @@ def write_artifacts(module: nn.Module, signature: Signature, recipe: Recipe) -> 
         The files.
 
     Raises:
-        ExportError: an operator cannot be exported, or the runtime has no gradient for it.
+        ExportError: an operator cannot be exported.
+        MissingGradientError: the runtime has no gradient for an operator.
     """
     weights = {name: p.detach().numpy() for name, p in module.named_parameters()}
     forward = _forward_model(module, signature, weights)
@@ -131,6 +149,9 @@ def _official_files(forward: onnx.ModelProto, trained: list[str]) -> list[SetFil
                 forward, requires_grad=trained, optimizer=artifacts.OptimType.SGD, artifact_directory=folder
             )
         except Exception as error:
+            unknown = _NO_GRADIENT.search(str(error))
+            if unknown:
+                raise MissingGradientError(unknown[1]) from error
             raise ExportError(
                 f"onnxruntime-training cannot derive the gradient graph: {error}; export --formats onnx only"
             ) from error
