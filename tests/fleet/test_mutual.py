@@ -113,7 +113,7 @@ def test_personal_models_and_the_meme_learn_from_each_other(studio, config):
 
 
 def test_an_adaptor_stays_on_its_device(studio, config):
-    """With a shared trunk the server's head never changes, and every device keeps one of its own."""
+    """With a shared trunk every device keeps a head of its own in its state folder."""
     finished = run(config(shared=("stem",)), Watcher())
     assert finished.status == "finished", finished.error
     kept = [
