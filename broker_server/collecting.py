@@ -55,6 +55,7 @@ class OpenTask:
     Attributes:
         record: as in the store.
         manifest: of its tier.
+        manifests: of every tier it was offered, by id.
         heard: ``time.monotonic()`` of the last sign of the device about this task.
         offered: the same of the last offer.
         damaged: uploads whose digest was wrong.
@@ -69,6 +70,22 @@ class OpenTask:
     damaged: int = 0
     announced: Done | None = None
     quiet: float = math.inf
+    manifests: Mapping[str, Manifest] = field(default_factory=dict)
+
+    def take(self, tier: str) -> bool:
+        """Follow the device to the tier it took.
+
+        Args:
+            tier: its id; one that was not offered changes nothing.
+
+        Returns:
+            Whether it is another tier than before.
+        """
+        changed = self.record.taking(tier)
+        if changed is self.record:
+            return False
+        self.record, self.manifest = changed, self.manifests[tier]
+        return True
 
 
 @dataclass

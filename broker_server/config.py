@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from broker_server.assignment import parse_mix, scheduled_rate
+from broker_server.method_config import ServerOptimizerConfig, StrategyConfig
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import Name
 
@@ -18,6 +20,7 @@ __all__ = [
     "ModelConfig",
     "NpzTestSet",
     "RoundConfig",
+    "ServerOptimizerConfig",
     "StrategyConfig",
     "TestSetConfig",
     "TiersConfig",
@@ -97,8 +100,9 @@ class TrainConfig(FrozenModel):
         epochs: passes over a device's data in one round.
         batch_size: samples per step.
         mask_labels: zero the logits of labels a device does not hold (METHODS 1.5).
-        milestones: closed rounds after which the learning rate is multiplied by ``factor``.
+        milestones: rounds at which the learning rate is multiplied by ``factor``.
         factor: of the multi-step schedule.
+        schedule: a milestone acts ``after`` its round (METHODS 1.2, step 6), or already in it (``before``, 2.6).
     """
 
     learning_rate: float = Field(default=0.05, gt=0)
@@ -107,42 +111,38 @@ class TrainConfig(FrozenModel):
     mask_labels: bool = True
     milestones: tuple[int, ...] = ()
     factor: float = Field(default=0.1, gt=0)
+    schedule: Literal["after", "before"] = "after"
 
     def rate_after(self, closed_rounds: int) -> float:
-        """The learning rate of the round that follows ``closed_rounds`` closed ones (METHODS 1.2, step 6)."""
-        return self.learning_rate * self.factor ** sum(closed_rounds >= milestone for milestone in self.milestones)
-
-
-class StrategyConfig(FrozenModel):
-    """How sub-models are cut and merged.
-
-    Attributes:
-        name: a file of ``broker_server/strategies``.
-        plan: which units a narrower sub-model keeps.
-        weighting: every update alike, or by its number of samples; None takes the strategy's own.
-        label_rule: take rows of label axes only for labels the device holds; None takes the strategy's own.
-    """
-
-    name: str = "heterofl"
-    plan: Literal["static", "rolling", "random"] = "static"
-    weighting: Literal["uniform", "samples"] | None = None
-    label_rule: bool | None = None
+        """The learning rate of the round that follows ``closed_rounds`` closed ones."""
+        return scheduled_rate(self.learning_rate, self.milestones, self.factor, closed_rounds + 1, self.schedule)
 
 
 class TiersConfig(FrozenModel):
     """Which device gets which tier.
 
     Attributes:
-        assign: the largest tier a device declares itself able to train.
+        assign: ``capacity``: the largest tier a device declares itself able to train. ``fix`` and ``dynamic``: the
+            level it is given by ``levels``, once or before every round (METHODS 1.1), but never more than that.
+        levels: a mix of levels such as ``a1-b1-e2``; the first level is the global model's.
         allowed: ids of the tiers in use; None for every exported one.
         exclude_smaller: only devices able to train the full model take part (the Exclusive baseline).
         memory_share: share of a board's free memory that training may take.
     """
 
-    assign: Literal["capacity"] = "capacity"
+    assign: Literal["capacity", "fix", "dynamic"] = "capacity"
+    levels: str | None = None
     allowed: tuple[str, ...] | None = Field(default=None, min_length=1)
     exclude_smaller: bool = False
     memory_share: Share = 0.8
+
+    @model_validator(mode="after")
+    def _levels_are_for_assigning(self) -> TiersConfig:
+        if (self.levels is None) != (self.assign == "capacity"):
+            raise ValueError('levels go with assign = "fix" or "dynamic", and these need levels')
+        if self.levels is not None:
+            parse_mix(self.levels)
+        return self
 
 
 class _TestSet(FrozenModel):
@@ -237,6 +237,7 @@ class FleetConfig(FrozenModel):
         round: how rounds go.
         train: how devices train.
         strategy: how sub-models are cut and merged.
+        server_optimizer: what the server does with a merge; None for what the strategy does by itself.
         tiers: which device gets which tier.
         evaluation: how the global model is judged.
     """
@@ -249,6 +250,7 @@ class FleetConfig(FrozenModel):
     round: RoundConfig = RoundConfig()
     train: TrainConfig = TrainConfig()
     strategy: StrategyConfig = StrategyConfig()
+    server_optimizer: ServerOptimizerConfig | None = None
     tiers: TiersConfig = TiersConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
 
@@ -256,6 +258,8 @@ class FleetConfig(FrozenModel):
     def _consistent(self) -> FleetConfig:
         if list(self.train.milestones) != sorted(set(self.train.milestones)):
             raise ValueError("train.milestones must ascend")
+        if self.server_optimizer is not None:
+            _ = self.server_optimizer.settings  # refuses what does not go together
         return self
 
     def relative_to(self, folder: Path) -> FleetConfig:

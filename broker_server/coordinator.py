@@ -159,7 +159,7 @@ class Coordinator:
     # Planning.
 
     def _plan(self, version: VersionRecord, number: int) -> RoundRecord:
-        eligible = self._wait_for_devices()
+        eligible = self._wait_for_devices(version)
         config = self._context.config
         chosen = choose(
             eligible,
@@ -172,12 +172,18 @@ class Coordinator:
         self._store.plan_round(record, tasks)
         return record
 
-    def _wait_for_devices(self) -> dict[str, Assignment]:
+    def _wait_for_devices(self, version: VersionRecord) -> dict[str, Assignment]:
         config = self._context.config
         deadline = time.monotonic() + config.round.wait_seconds
         told: tuple[str, ...] | None = None
         while True:
-            eligible = assign(self._desk.fleet.profiles(), self._context.tiers, config.tiers)
+            eligible = assign(
+                self._desk.fleet.profiles(),
+                self._context.tiers,
+                config.tiers,
+                seed=config.seed,
+                version=version.number,
+            )
             if len(eligible) >= config.round.min_devices:
                 return eligible
             online = self._desk.fleet.online
@@ -218,7 +224,7 @@ class Coordinator:
         folding = begin_folding(
             self._context, tasks, lambda task: collection.tasks[task].record, self._services.updates
         )
-        self._desk.blobs.serve({task.weights.digest: self._services.blobs.path(task.weights.digest) for task in tasks})
+        self._desk.blobs.serve({digest: self._services.blobs.path(digest) for digest in _slices(tasks)})
         if record.state is RoundState.PLANNED:
             record = self._store.advance_round(record, RoundEvent.ANNOUNCE)
         self._reporter.emit(
@@ -323,11 +329,16 @@ class Coordinator:
     def _settled(self, tasks: Sequence[TaskRecord]) -> None:
         """Forget slices and updates of tasks that are over; global versions stay."""
         kept = {version.digest for version in self._store.versions(self._context.run)}
-        slices = {task.weights.digest for task in tasks} - kept
-        self._desk.blobs.withdraw({task.weights.digest for task in tasks})
-        for digest in slices:
+        slices = _slices(tasks)
+        self._desk.blobs.withdraw(slices)
+        for digest in slices - kept:
             self._services.blobs.remove(digest)
         for task in tasks:
             self._services.spool.drop(task.id)
             if task.update_digest is not None:
                 self._services.updates.remove(task.update_digest)
+
+
+def _slices(tasks: Sequence[TaskRecord]) -> set[str]:
+    """Digests of the weights that devices are offered."""
+    return {choice.weights.digest for task in tasks for choice in task.choices}

@@ -8,12 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from broker_server.artifacts import TierArtifacts
+from broker_server.assignment import assign_dynamic, assign_fix, parse_mix
 from broker_server.config import TiersConfig
 from broker_server.store import DeviceRecord
-from fleet_protocol.errors import ConfigError
+from fleet_protocol.errors import ConfigError, PlanError
 from fleet_protocol.messages import DeviceStatus, Profile
 
-__all__ = ["Assignment", "Fleet", "assign", "choose", "fits", "usable_tiers"]
+__all__ = ["Assignment", "Fleet", "assign", "choose", "fits", "require_levels", "usable_tiers"]
 
 _WIDTH_SLACK = 1e-9  # a device may write 0.3333 for a third
 
@@ -104,26 +105,75 @@ def fits(profile: Profile, tier: TierArtifacts, memory_share: float) -> bool:
 
 
 def assign(
-    profiles: Mapping[str, Profile], tiers: Sequence[TierArtifacts], config: TiersConfig
+    profiles: Mapping[str, Profile],
+    tiers: Sequence[TierArtifacts],
+    config: TiersConfig,
+    *,
+    seed: int = 0,
+    version: int = 0,
 ) -> dict[str, Assignment]:
-    """Give every device the largest tier it declares itself able to train.
+    """Give every device the largest tier it declares itself able to train, or one of its level if that is smaller.
 
     Args:
         profiles: of the connected devices.
         tiers: in use, largest first.
-        config: restrictions.
+        config: restrictions, and the levels if there are any. Fixed levels go by the order of the devices' ids, so
+            they are the same all run long where the same devices are there.
+        seed: of the run.
+        version: closed rounds, for levels that are drawn anew in every round.
 
     Returns:
         Devices that can take part, by id; those without data or too small for every tier are left out.
     """
-    chosen: dict[str, Assignment] = {}
+    able: dict[str, list[TierArtifacts]] = {}
     for device, profile in profiles.items():
-        able = [tier for tier in tiers if fits(profile, tier, config.memory_share)]
-        if config.exclude_smaller:
-            able = able[:1] if able[:1] == list(tiers[:1]) else []
-        if able and profile.examples > 0 and profile.backends:
-            chosen[device] = Assignment(device, able[0])
+        fitting = [tier for tier in tiers if fits(profile, tier, config.memory_share)]
+        if config.exclude_smaller and fitting[:1] != list(tiers[:1]):
+            continue
+        if fitting and profile.examples > 0 and profile.backends:
+            able[device] = fitting
+    limits = _limits(sorted(able), config, seed, version)
+    chosen: dict[str, Assignment] = {}
+    for device, fitting in able.items():
+        # A board too small for its level takes what it can.
+        within = [tier for tier in fitting if tier.tier.width <= limits.get(device, 1.0) + _WIDTH_SLACK]
+        chosen[device] = Assignment(device, (within or fitting[-1:])[0])
     return chosen
+
+
+def _limits(devices: Sequence[str], config: TiersConfig, seed: int, version: int) -> dict[str, float]:
+    """The width of every device's level; nothing where there are no levels."""
+    if config.levels is None or not devices:
+        return {}
+    mix = parse_mix(config.levels)
+    rates = (
+        assign_fix(mix, len(devices))
+        if config.assign == "fix"
+        else assign_dynamic(mix, len(devices), seed=seed, round_index=version)
+    )
+    return {device: mix.width(rate) for device, rate in zip(devices, rates, strict=True)}
+
+
+def require_levels(tiers: Sequence[TierArtifacts], config: TiersConfig) -> None:
+    """See that there is a tier for every level.
+
+    Args:
+        tiers: in use.
+        config: with the levels, if there are any.
+
+    Raises:
+        PlanError: a level that devices can be given has no tier of its width.
+    """
+    if config.levels is None:
+        return
+    mix = parse_mix(config.levels)
+    for level in mix.levels:
+        width = mix.width(level.rate)
+        if level.weight and not any(abs(item.tier.width - width) <= _WIDTH_SLACK for item in tiers):
+            raise PlanError(
+                f"tiers.levels: level {level.name} is width {width:g} of the global model, but the tiers in use are"
+                f" {', '.join(item.tier.id for item in tiers)}; export that width or change the levels"
+            )
 
 
 def choose(

@@ -7,12 +7,12 @@ everyone before it has answered, so at the close little is left to do; what has 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from broker_server.collecting import folded_prefix
-from broker_server.merge import Accumulator
 from broker_server.store import TaskPhase
 from broker_server.strategies import Contribution, Strategy
 from models.layout import Layout
@@ -40,7 +40,7 @@ class Folding:
         self._order = tuple(order)
         self._load = load
         self._done = 0
-        self._state: Accumulator = strategy.start(layout)
+        self._state: Any = strategy.start(layout)
         self.folded: list[str] = []
 
     def advance(self, phases: Mapping[str, TaskPhase]) -> None:

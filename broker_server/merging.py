@@ -12,7 +12,7 @@ from broker_server.folding import Folding
 from broker_server.planning import RunContext, compiled_plans
 from broker_server.store import Store, TaskRecord, VersionRecord
 from broker_server.strategies import Contribution
-from broker_server.tensors import open_tensors
+from broker_server.tensors import open_state, open_tensors
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.weights import encode_weights
@@ -80,7 +80,7 @@ def make_version(
         StorageError: the disk is full.
     """
     before = open_tensors(blobs.path(old.digest))
-    state = open_tensors(blobs.path(old.state_digest)) if old.state_digest is not None else {}
+    state = open_state(blobs, old.state_digest)
     weights, state_after = context.strategy.step(before, folding.finish(before), state)
     if not _finite(weights):
         return None

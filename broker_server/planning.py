@@ -11,13 +11,14 @@ from typing import Literal
 from broker_server.artifacts import Artifacts, TierArtifacts
 from broker_server.collecting import Collection, OpenTask, quorum_of
 from broker_server.config import FleetConfig
-from broker_server.fleet import Assignment, usable_tiers
+from broker_server.fleet import Assignment, require_levels, usable_tiers
 from broker_server.machine import RoundState
-from broker_server.store import RoundRecord, TaskRecord, VersionRecord
-from broker_server.strategies import PlanRequest, Strategy
-from broker_server.tensors import open_tensors
+from broker_server.store import Alternative, Alternatives, RoundRecord, TaskRecord, VersionRecord
+from broker_server.strategies import PlanRequest, Strategy, strategy
+from broker_server.tensors import open_state, open_tensors
 from fleet_protocol.blob_store import BlobStore
-from fleet_protocol.errors import ConfigError
+from fleet_protocol.errors import ConfigError, PlanError
+from fleet_protocol.manifest import Manifest
 from fleet_protocol.messages import BlobRef, TrainSettings
 from fleet_protocol.weights import encode_weights
 from models.plan import CompiledPlan, compile_plan
@@ -28,6 +29,7 @@ __all__ = [
     "compiled_plans",
     "open_collection",
     "plan_round",
+    "prepare_run",
     "statistics_tasks",
     "task_id",
     "tiers_in_use",
@@ -81,6 +83,49 @@ def tiers_in_use(artifacts: Artifacts, config: FleetConfig, strategy: Strategy) 
     return tuple(item for item in allowed if item.tier in usable)
 
 
+def prepare_run(run: str, config: FleetConfig, artifacts: Artifacts) -> RunContext:
+    """Put together what is fixed for a run, and refuse what does not go together before anything is trained.
+
+    Args:
+        run: id.
+        config: with absolute paths.
+        artifacts: of the architecture.
+
+    Raises:
+        ConfigError: a name or number in the configuration is wrong.
+        PlanError: method, model, tiers and settings do not go together.
+    """
+    optimizer = config.server_optimizer
+    chosen = strategy(config.strategy, None if optimizer is None else optimizer.settings)
+    tiers = tiers_in_use(artifacts, config, chosen)
+    require_levels(tiers, config.tiers)
+    prepared = chosen.for_run(chosen, artifacts.layout, [item.tier for item in tiers])
+    settings = _train_settings(config)
+    changed = prepared.train(settings, artifacts.layout, 0)
+    for item in tiers:
+        _require_inputs(changed, item.manifest)
+    return RunContext(run, config, artifacts, tiers, prepared)
+
+
+def _require_inputs(settings: TrainSettings, manifest: Manifest) -> None:
+    if settings.proximal_mu and not manifest.recipe.proximal:
+        raise PlanError(
+            f"{manifest.arch} {manifest.tier} was exported without a proximal term, so proximal_mu ="
+            f" {settings.proximal_mu:g} would do nothing; export it with one"
+        )
+
+
+def _train_settings(config: FleetConfig, closed_rounds: int = 0) -> TrainSettings:
+    train = config.train
+    return TrainSettings(
+        learning_rate=train.rate_after(closed_rounds),
+        epochs=train.epochs,
+        batch_size=train.batch_size,
+        seed=config.seed,
+        mask_labels=train.mask_labels,
+    )
+
+
 def task_id(run: str, number: int, kind: str, device: str) -> str:
     """The name of a device's part in a round: the same whenever it is asked for, unlike any other."""
     digest = hashlib.sha256(f"{run}/{number}/{kind}/{device}".encode()).hexdigest()
@@ -108,17 +153,30 @@ def plan_round(
     """
     layout = context.artifacts.layout
     weights = open_tensors(blobs.path(version.digest))
+    state = open_state(blobs, version.state_digest)
+    strategy, in_use = context.strategy, [item.tier for item in context.tiers]
     refs: dict[str, BlobRef] = {}
     tasks = []
     for item in chosen:
-        planned = context.strategy.plan(
-            PlanRequest(layout, item.tier.tier, item.device, version.number, context.config.seed)
-        )
-        if planned.key not in refs:
-            data = encode_weights(compile_plan(layout, planned.plan).slice(weights))
-            refs[planned.key] = BlobRef(
-                digest=blobs.put(data), size=len(data), chunk_bytes=context.config.round.chunk_bytes
+        choices = []
+        for tier in strategy.offer(layout, in_use, item.tier.tier):
+            request = PlanRequest(layout, tier, item.device, version.number, context.config.seed)
+            planned = strategy.plan(request)
+            if planned.key not in refs:
+                sent = strategy.send(compile_plan(layout, planned.plan), request, weights, state)
+                data = encode_weights({name: sent[name] for name in layout.shapes(tier)})
+                refs[planned.key] = BlobRef(
+                    digest=blobs.put(data), size=len(data), chunk_bytes=context.config.round.chunk_bytes
+                )
+            choices.append(
+                Alternative(
+                    tier=tier.id,
+                    artifact_set=context.artifacts.tiers[tier.id].ref,
+                    weights=refs[planned.key],
+                    plan_key=planned.key,
+                )
             )
+        first, *others = choices
         tasks.append(
             TaskRecord(
                 id=task_id(context.run, number, "train", item.device),
@@ -126,11 +184,12 @@ def plan_round(
                 round=number,
                 device=item.device,
                 kind="train",
-                tier=item.tier.tier.id,
-                plan_key=planned.key,
+                tier=first.tier,
+                plan_key=first.plan_key,
                 version=version.number,
-                artifact_set=item.tier.ref,
-                weights=refs[planned.key],
+                artifact_set=first.artifact_set,
+                weights=first.weights,
+                others=Alternatives(items=tuple(others)) if others else None,
             )
         )
     record = RoundRecord(
@@ -157,15 +216,16 @@ def compiled_plans(context: RunContext, tasks: Sequence[TaskRecord]) -> dict[str
         tasks: of one round.
 
     Returns:
-        By plan key.
+        By plan key, those that a device may still take included.
     """
     plans: dict[str, CompiledPlan] = {}
     for task in tasks:
-        if task.plan_key not in plans:
-            request = PlanRequest(
-                context.artifacts.layout, Tier.parse(task.tier), task.device, task.version, context.config.seed
-            )
-            plans[task.plan_key] = compile_plan(context.artifacts.layout, context.strategy.plan(request).plan)
+        for choice in task.choices:
+            if choice.plan_key not in plans:
+                request = PlanRequest(
+                    context.artifacts.layout, Tier.parse(choice.tier), task.device, task.version, context.config.seed
+                )
+                plans[choice.plan_key] = compile_plan(context.artifacts.layout, context.strategy.plan(request).plan)
     return plans
 
 
@@ -218,19 +278,22 @@ def open_collection(
         closed_rounds: so far, for the learning rate schedule.
         deadline: ``time.monotonic()``.
     """
-    train = context.config.train
     manifests: Mapping[str, TierArtifacts] = context.artifacts.tiers
+    settings = _train_settings(context.config, closed_rounds)
+    if kind == "train":
+        settings = context.strategy.train(settings, context.artifacts.layout, closed_rounds)
     return Collection(
         number=tasks[0].round,
         kind=kind,
-        tasks={task.id: OpenTask(task, manifests[task.tier].manifest) for task in tasks},
-        train=TrainSettings(
-            learning_rate=train.rate_after(closed_rounds),
-            epochs=train.epochs,
-            batch_size=train.batch_size,
-            seed=context.config.seed,
-            mask_labels=train.mask_labels,
-        ),
+        tasks={
+            task.id: OpenTask(
+                task,
+                manifests[task.tier].manifest,
+                manifests={choice.tier: manifests[choice.tier].manifest for choice in task.choices},
+            )
+            for task in tasks
+        },
+        train=settings,
         quorum=quorum,
         deadline=deadline,
     )

@@ -65,7 +65,9 @@ class Post:
 
     def offer(self, task: TaskRecord, train: TrainSettings, seconds_left: float) -> None:
         """Ask a device to take its task."""
-        choice = TierChoice(tier=task.tier, artifact_set=task.artifact_set, weights=task.weights)
+        choices = tuple(
+            TierChoice(tier=item.tier, artifact_set=item.artifact_set, weights=item.weights) for item in task.choices
+        )
         self._send(
             task.device,
             Offer.model_validate(
@@ -73,7 +75,7 @@ class Post:
                     **self._head(task),
                     "kind": task.kind,
                     "version": task.version,
-                    "choices": (choice,),
+                    "choices": choices,
                     "train": train,
                     "seconds_left": max(seconds_left, 0.001),
                 }

@@ -31,12 +31,11 @@ from broker_server.evaluation import Evaluator
 from broker_server.fleet import Fleet
 from broker_server.machine import FINAL
 from broker_server.merging import first_version
-from broker_server.planning import RunContext, tiers_in_use
+from broker_server.planning import RunContext, prepare_run
 from broker_server.post import Post
 from broker_server.reporting import Listener, Reporter
 from broker_server.spool import Spool
 from broker_server.store import RunRecord, Store
-from broker_server.strategies import strategy
 from broker_server.test_set import load_test_set
 from broker_server.uploads import Uploads
 from fleet_protocol import control
@@ -213,8 +212,7 @@ class Server:
             chunk_bytes=config.round.chunk_bytes,
             weights=config.model.weights,
         )
-        chosen = strategy(config.strategy)
-        context = RunContext(run, config, artifacts, tiers_in_use(artifacts, config, chosen), chosen)
+        context = prepare_run(run, config, artifacts)
         evaluator = None
         if config.evaluation.data is not None:
             evaluator = Evaluator(

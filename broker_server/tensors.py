@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import BlobError
 
-__all__ = ["open_tensors"]
+__all__ = ["open_state", "open_tensors"]
 
 _DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F64": np.dtype("<f8"), "I64": np.dtype("<i8")}
 
@@ -42,3 +43,16 @@ def open_tensors(path: Path) -> dict[str, NDArray[Any]]:
     except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
         raise BlobError(f"cannot read the tensors in {path}: {error!r}") from error
     return tensors
+
+
+def open_state(blobs: BlobStore, digest: str | None) -> dict[str, NDArray[Any]]:
+    """Map what a strategy carries from round to round.
+
+    Args:
+        blobs: where it is kept.
+        digest: of the state of a version; None if it has none.
+
+    Raises:
+        BlobError: it cannot be read.
+    """
+    return {} if digest is None else open_tensors(blobs.path(digest))

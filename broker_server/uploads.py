@@ -86,10 +86,12 @@ class Uploads:
         Raises:
             StorageError: the server's disk is full.
         """
-        record = task.record
-        if record.phase.answered:
+        if task.record.phase.answered:
             self._repeat(task)
             return False
+        if task.take(message.tier):
+            self._store.take(task.record)
+        record = task.record
         try:
             check_done(message, record, task.manifest)
             missing = self._spool.missing(record.id, message.update)

@@ -58,7 +58,8 @@ def check_done(done: Done, task: TaskRecord, manifest: Manifest) -> None:
             f"task {task.id} belongs to round {task.round} of run {task.run}, not to {done.round} of {done.run}",
         )
     if done.tier != task.tier:
-        raise RefusedError(RefusalReason.UNSUPPORTED, f"task {task.id} was offered as {task.tier}, not {done.tier}")
+        offered = ", ".join(choice.tier for choice in task.choices)
+        raise RefusedError(RefusalReason.UNSUPPORTED, f"task {task.id} was offered as {offered}, not {done.tier}")
     limit = size_limit(task, manifest)
     if done.update.size > limit:
         raise RefusedError(

@@ -158,6 +158,7 @@ class _Computing(DeviceState):
     def __init__(self, ctx: Context) -> None:
         super().__init__(ctx)
         self._epochs: EpochReport | None = None
+        self._losses: list[float] = []
         self._told_at = -NEVER
 
     @override
@@ -206,6 +207,8 @@ class _Computing(DeviceState):
             outcome = event.result
             metrics = outcome.metrics
             ctx.step_seconds = outcome.step_seconds or ctx.step_seconds
+            if self._losses:
+                ctx.remember_round(sum(self._losses) / len(self._losses))
             ctx.journal.info(
                 f"computed {metrics.batches} batches in {metrics.train_seconds:.2f} s, loss={metrics.train_loss}"
             )
@@ -224,6 +227,7 @@ class _Computing(DeviceState):
             self.ctx.journal.info(f"self-test passed: {value.name}")
         elif isinstance(value, EpochReport):
             first, self._epochs = self._epochs is None, value
+            self._losses.append(value.loss)  # every epoch has all samples, so the mean of these is that of all steps
             due = time.monotonic() - self._told_at >= _PROGRESS_SECONDS
             if first or due or value.epoch == value.epochs:
                 self.ctx.journal.info(f"epoch {value.epoch}/{value.epochs} step={value.step} loss={value.loss:.4f}")

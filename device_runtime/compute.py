@@ -6,14 +6,23 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.backends import ForwardSession, TrainSession, step_graph_key
 from device_runtime.board import installed_backends, peak_resident_bytes
 from device_runtime.data import DataSet
+from device_runtime.personal import Personal, train_personal
 from device_runtime.task_store import TaskRecord
-from device_runtime.training import evaluate, holdout_split, label_mask, measure, self_test, train
+from device_runtime.training import (
+    counted_labels,
+    evaluate,
+    holdout_split,
+    label_mask,
+    measure,
+    present_labels,
+    self_test,
+    train,
+)
 from device_runtime.weights_file import read_weights
 from device_runtime.work import Job
 from fleet_protocol.blob_store import BlobStore
@@ -38,6 +47,7 @@ class Bench:
         backend: ``onnx`` or ``ort-training``.
         threads: threads of one operator.
         holdout: share of the samples kept for evaluation.
+        personal: the board's own model, None if it has none.
     """
 
     data: DataSet
@@ -45,6 +55,7 @@ class Bench:
     backend: str
     threads: int
     holdout: float
+    personal: Personal | None = None
 
     @property
     def examples(self) -> int:
@@ -144,6 +155,7 @@ def _train(record: TaskRecord, manifest: Manifest, bench: Bench, tested: frozens
         self_test(session, manifest)
         job.report(SelfTested(name))
     read_weights(bench.blobs.path(record.choice.weights.digest), manifest, into=session.reset())
+    session.anchor(record.offer.train.proximal_mu)
     chosen, _ = holdout_split(len(bench.data), bench.holdout)
     result = train(
         session,
@@ -163,6 +175,8 @@ def _evaluate(record: TaskRecord, manifest: Manifest, bench: Bench, parameters: 
     chosen, held_out = holdout_split(len(bench.data), bench.holdout)
     graphs = needed_graphs(manifest, record.offer.kind, bench)
     settings, round_number = record.offer.train, record.offer.round
+    if not counted_labels(bench.data.y[held_out]):
+        return None
     if EVAL not in graphs or (manifest.statistics and (len(chosen) < 2 or settings.batch_size < 2)):
         return None
     statistics: Tensors = {}
@@ -170,7 +184,7 @@ def _evaluate(record: TaskRecord, manifest: Manifest, bench: Bench, parameters: 
         session = _session(manifest, bench, STATS, parameters)
         statistics, _ = measure(session, manifest, bench.data, chosen, settings, round_number, stopped=job.stopped)
         del session
-    mask = label_mask(np.unique(bench.data.y[chosen]), manifest.classes, masked=settings.mask_labels)
+    mask = label_mask(present_labels(bench.data.y[chosen]), manifest.classes, masked=settings.mask_labels)
     return evaluate(
         _session(manifest, bench, EVAL, parameters),
         manifest,
@@ -203,9 +217,9 @@ def compute(
         BlobError: a blob is damaged on disk.
         StorageError: the update cannot be written.
     """
-    bench.data.check(manifest.input_shape, manifest.input_dtype, manifest.classes)
+    bench.data.check(manifest.input_shape, manifest.input_dtype, manifest.classes, manifest.label_shape)
     offer = record.offer
-    chosen, _ = holdout_split(len(bench.data), bench.holdout)
+    chosen, held_out = holdout_split(len(bench.data), bench.holdout)
     started = time.monotonic()
     loss = evaluation = step_seconds = None
     if offer.kind == "statistics":
@@ -213,6 +227,21 @@ def compute(
         session = _session(manifest, bench, STATS, parameters)
         tensors, count = measure(session, manifest, bench.data, chosen, offer.train, offer.round, stopped=job.stopped)
         seconds = time.monotonic() - started
+    elif offer.train.mutual is not None:
+        learnt = train_personal(
+            bench.personal,
+            manifest,
+            _weights(manifest, bench, record.choice.weights.digest),
+            offer,
+            bench.data,
+            chosen,
+            held_out,
+            threads=bench.threads,
+            report=job.report,
+            stopped=job.stopped,
+        )
+        tensors, count, loss, seconds = learnt.update, learnt.steps, learnt.loss, learnt.seconds
+        step_seconds, evaluation = seconds / max(count, 1), learnt.evaluation
     else:
         tensors, result = _train(record, manifest, bench, tested, job)
         count, loss, seconds = result.steps, result.loss, result.seconds
@@ -222,7 +251,7 @@ def compute(
     metrics = TaskMetrics(
         examples=len(chosen),
         batches=count,
-        labels=tuple(int(label) for label in np.unique(bench.data.y[chosen])),
+        labels=tuple(int(label) for label in present_labels(bench.data.y[chosen])),
         train_loss=loss,
         fetch_seconds=fetch_seconds,
         train_seconds=seconds,

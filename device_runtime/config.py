@@ -14,7 +14,7 @@ from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.link import BrokerAddress
 from fleet_protocol.topics import NAME_PATTERN
 
-__all__ = ["DeviceConfig", "TlsConfig", "load_device_config"]
+__all__ = ["DeviceConfig", "PersonalConfig", "TlsConfig", "load_device_config"]
 
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 Seconds = Annotated[float, Field(gt=0)]
@@ -32,6 +32,16 @@ class TlsConfig(FrozenModel):
     ca_file: Path | None = None
     cert_file: Path | None = None
     key_file: Path | None = None
+
+
+class PersonalConfig(FrozenModel):
+    """The model that stays on this board in mutual learning.
+
+    Attributes:
+        set: folder of a mutual set, exported for the fleet's model and this board's own.
+    """
+
+    set: Path
 
 
 class DeviceConfig(FrozenModel):
@@ -53,6 +63,7 @@ class DeviceConfig(FrozenModel):
         repair_seconds: silence after which missing chunks are asked for again.
         max_cache_bytes: bound of the blobs kept between tasks.
         tls: certificate files.
+        personal: the board's own model, for mutual learning.
     """
 
     fleet: Name
@@ -70,6 +81,7 @@ class DeviceConfig(FrozenModel):
     repair_seconds: Seconds = 2.0
     max_cache_bytes: int = Field(default=512 * 1024 * 1024, ge=0)
     tls: TlsConfig | None = None
+    personal: PersonalConfig | None = None
 
     def address(self) -> BrokerAddress:
         """The broker with its certificate files.
@@ -93,8 +105,14 @@ class DeviceConfig(FrozenModel):
         if tls is not None:
             files = {name: base / path for name, path in tls if path is not None}
             tls = tls.model_copy(update=files)
+        personal = None if self.personal is None else PersonalConfig(set=base / self.personal.set)
         return self.model_copy(
-            update={"state_dir": base / self.state_dir, "data": self.data.resolved(base), "tls": tls}
+            update={
+                "state_dir": base / self.state_dir,
+                "data": self.data.resolved(base),
+                "tls": tls,
+                "personal": personal,
+            }
         )
 
 

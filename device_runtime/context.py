@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import queue
 import re
 import time
@@ -16,6 +17,7 @@ from device_runtime.compute import Bench
 from device_runtime.config import DeviceConfig
 from device_runtime.journal import Journal
 from device_runtime.machine import Event, State
+from device_runtime.sizing import SizingStore, after_round, choose_width
 from device_runtime.task_store import TaskRecord, TaskStore
 from device_runtime.work import Worker
 from fleet_protocol.blob_store import BlobStore
@@ -39,6 +41,11 @@ __all__ = ["Context", "Task", "refusal_of"]
 _TIER = re.compile(r"^w(\d+\.\d+)-d(\d+)$")
 _OUTCOMES_KEPT = 32
 _UNWANTED_KEPT = 256
+
+
+def _width(tier: str) -> float:
+    match = _TIER.fullmatch(tier)
+    return float(match[1]) if match else math.inf
 
 
 @dataclass
@@ -284,14 +291,49 @@ class Context:
         )
 
     def choose(self, offer: Offer) -> TierChoice | None:
-        """The first sub-model of an offer that this board may train.
+        """The first sub-model of an offer that this board may train, or the one it wants if it may choose.
 
         A statistics task measures the global model with one forward pass, so the limits of training do not count.
 
         Args:
             offer: from the server.
         """
-        return next((c for c in offer.choices if offer.kind == "statistics" or self._fits(c.tier)), None)
+        able = [choice for choice in offer.choices if offer.kind == "statistics" or self._fits(choice.tier)]
+        sizing = offer.train.sizing
+        if not able or sizing is None or offer.kind == "statistics":
+            return able[0] if able else None
+        steps = offer.train.epochs * math.ceil(self.need_bench().examples / offer.train.batch_size)
+        width = choose_width(
+            SizingStore(self.config.state_dir).load(offer.run, sizing),
+            sizing,
+            [_width(choice.tier) for choice in able],
+            steps=steps,
+            bytes_per_second=self.link_bytes_per_second,
+        )
+        return next(choice for choice in able if _width(choice.tier) == width)
+
+    def remember_round(self, loss: float) -> None:
+        """Keep what the next choice of a tier needs to know of this round.
+
+        Args:
+            loss: mean over all training steps.
+        """
+        record = self.need_task().record
+        sizing = record.offer.train.sizing
+        if sizing is None:
+            return
+        store = SizingStore(self.config.state_dir)
+        before = store.load(record.offer.run, sizing)
+        after = after_round(
+            before,
+            sizing,
+            number=record.offer.round,
+            width=_width(record.tier),
+            step_seconds=self.step_seconds,
+            loss=loss,
+        )
+        store.save(after)
+        self.journal.info(f"training efficiency {after.state.training_efficiency:g} for the next choice of a tier")
 
     def _fits(self, tier: str) -> bool:
         match = _TIER.fullmatch(tier)

@@ -18,6 +18,7 @@ from device_runtime.compute import Bench
 from device_runtime.context import Task
 from device_runtime.data import load_data
 from device_runtime.machine import Event, State
+from device_runtime.personal import Personal
 from device_runtime.state_base import DeviceState
 from device_runtime.task_store import TaskRecord, resume_event
 from fleet_protocol.errors import RefusalReason, StorageError
@@ -37,7 +38,10 @@ class Starting(DeviceState):
         config = self.ctx.config
         backend = choose_backend(config.backend)
         data = load_data(config.data)
-        self.ctx.bench = Bench(data, self.ctx.blobs, backend, config.threads, config.holdout)
+        personal = None if config.personal is None else Personal(config.personal.set, config.state_dir)
+        if personal is not None:
+            personal.manifest()  # a set that cannot be read ends the process here, not in the first round
+        self.ctx.bench = Bench(data, self.ctx.blobs, backend, config.threads, config.holdout, personal)
         self.ctx.journal.info(f"data {data.source}: {len(data)} samples; backend {backend}")
         self.ctx.post(Event.LOADED)
 

@@ -9,6 +9,9 @@ samples alone, so that a simulation reproduces a device bit by bit:
 - ``sample_order(seed, round, epoch, n)``: a permutation of ``n`` from ``PCG64(SeedSequence([seed, round, epoch]))``,
   epochs from 0. Batches are consecutive pieces of it; a short last batch is kept (METHODS 1.3: local SGD over all
   batches).
+- ``draw_noise(layers, seed, round, epoch, step, count)``: what the layers of a model draw at random in one step, from
+  ``PCG64(SeedSequence([seed, round, epoch, step], spawn_key=(1,)))``: one generator for the layers in manifest order,
+  ``random((count, *shape), float32)`` each; steps count from 0 within an epoch. Evaluation draws nothing.
 - a statistics task takes the order of epoch 0 and drops a last batch of one sample, whose unbiased variance is
   undefined (METHODS 1.6).
 """
@@ -17,7 +20,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +30,7 @@ from numpy.typing import NDArray
 from device_runtime.backends.session import ForwardSession, TrainSession
 from device_runtime.data.dataset import DataSet
 from fleet_protocol.errors import DataError, RefusalReason, RefusedError
-from fleet_protocol.manifest import Manifest
+from fleet_protocol.manifest import Manifest, NoiseSpec
 from fleet_protocol.messages import Evaluation, TrainSettings
 
 __all__ = [
@@ -35,10 +38,13 @@ __all__ = [
     "TaskStopped",
     "TrainResult",
     "batches",
+    "counted_labels",
+    "draw_noise",
     "evaluate",
     "holdout_split",
     "label_mask",
     "measure",
+    "present_labels",
     "sample_order",
     "self_test",
     "train",
@@ -61,7 +67,7 @@ class EpochReport:
         epoch: finished epochs.
         epochs: epochs in all.
         step: finished steps.
-        loss: mean loss of the last finished epoch, weighted by samples.
+        loss: mean loss of the last finished epoch, weighted by the labels that count.
     """
 
     epoch: int
@@ -76,7 +82,7 @@ class TrainResult:
 
     Attributes:
         steps: steps done.
-        loss: mean loss of the last epoch, weighted by samples.
+        loss: mean loss of the last epoch, weighted by the labels that count.
         seconds: time of the training alone.
     """
 
@@ -122,6 +128,45 @@ def batches(order: Indices, batch_size: int) -> Iterator[Indices]:
         yield order[start : start + batch_size]
 
 
+def draw_noise(
+    layers: Sequence[NoiseSpec], seed: int, round_number: int, epoch: int, step: int, count: int
+) -> dict[str, NDArray[np.float32]]:
+    """The random numbers of one training step (see the module's text).
+
+    Args:
+        layers: of the manifest.
+        seed: of the offer.
+        round_number: number of the round, from 1.
+        epoch: from 0.
+        step: within the epoch, from 0.
+        count: samples of the batch.
+
+    Returns:
+        Layer to float32 ``[count, *shape]``, uniform in [0, 1).
+    """
+    if not layers:
+        return {}
+    # The spawn key keeps the numbers apart from those of `sample_order`: [a, b, c] and [a, b, c, 0] seed alike.
+    sequence = np.random.SeedSequence([seed, round_number, epoch, step], spawn_key=(1,))
+    generator = np.random.Generator(np.random.PCG64(sequence))
+    return {layer.name: generator.random((count, *layer.shape), np.float32) for layer in layers}
+
+
+def counted_labels(y: NDArray[np.int64]) -> int:
+    """How many labels count: all but the negative ones."""
+    return int(np.count_nonzero(y >= 0))
+
+
+def present_labels(y: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The labels that occur, sorted; negative ones are none.
+
+    Args:
+        y: labels of some samples, ``[n]`` or ``[n, T]``.
+    """
+    found = np.unique(y)
+    return found[found >= 0]
+
+
 def label_mask(labels: NDArray[np.int64], classes: int, *, masked: bool) -> NDArray[np.float32]:
     """The label mask of METHODS 1.5.
 
@@ -154,8 +199,10 @@ def self_test(session: TrainSession, manifest: Manifest) -> None:
     x: NDArray[Any] = np.zeros(shape, np.int64)  # token 0 exists in every vocabulary
     if manifest.input_dtype == "float32":
         x = draw.normal(size=shape).astype(np.float32)
-    y = np.arange(_SELF_TEST_SAMPLES, dtype=np.int64) % manifest.classes
-    loss = session.step(x, y, np.ones(manifest.classes, np.float32), 0.01)
+    places = (_SELF_TEST_SAMPLES, *manifest.label_shape)
+    y = np.arange(math.prod(places), dtype=np.int64).reshape(places) % manifest.classes
+    noise = draw_noise(manifest.noise, 0, 0, 0, 0, _SELF_TEST_SAMPLES)
+    loss = session.step(x, y, np.ones(manifest.classes, np.float32), 0.01, noise)
     broken = [name for name, value in session.parameters().items() if not np.isfinite(value).all()]
     if not math.isfinite(loss) or broken:
         what = f"loss {loss}" if not math.isfinite(loss) else f"parameter {broken[0]} not finite"
@@ -190,18 +237,23 @@ def train(
 
     Raises:
         TaskStopped: ``stopped`` said so.
+        DataError: no label of the training samples counts.
         RefusedError: the loss or a parameter is not finite.
     """
-    mask = label_mask(np.unique(data.y[chosen]), manifest.classes, masked=settings.mask_labels)
+    mask = label_mask(present_labels(data.y[chosen]), manifest.classes, masked=settings.mask_labels)
+    weight = counted_labels(data.y[chosen])
+    if not weight:
+        raise DataError(f"{data.source}: every label of the {len(chosen)} training samples is negative; none counts")
     started, step, mean = time.monotonic(), 0, math.nan
     for epoch in range(settings.epochs):
         total = 0.0
         order = chosen[sample_order(settings.seed, round_number, epoch, len(chosen))]
-        for indices in batches(order, settings.batch_size):
+        for number, indices in enumerate(batches(order, settings.batch_size)):
             if stopped():
                 raise TaskStopped
             x, y = data.batch(indices, manifest.input_dtype)
-            loss = session.step(x, y, mask, settings.learning_rate)
+            noise = draw_noise(manifest.noise, settings.seed, round_number, epoch, number, len(indices))
+            loss = session.step(x, y, mask, settings.learning_rate, noise)
             step += 1
             if not math.isfinite(loss):
                 raise RefusedError(
@@ -209,8 +261,8 @@ def train(
                     f"the loss is {loss} in round {round_number} at step {step} (epoch {epoch + 1}) of "
                     f"{manifest.arch} {manifest.tier}; lower the learning rate or look at the data",
                 )
-            total += loss * len(indices)
-        mean = total / len(chosen)
+            total += loss * counted_labels(y)
+        mean = total / weight
         report(EpochReport(epoch + 1, settings.epochs, step, mean))
     for name, value in session.parameters().items():
         if not np.isfinite(value).all():
@@ -291,20 +343,24 @@ def evaluate(
         session: the evaluation graph with its parameters.
         manifest: of the artifact set.
         data: the board's samples.
-        chosen: indices of the held-out samples, at least one.
+        chosen: indices of the held-out samples; at least one of their labels counts.
         batch_size: samples per batch.
         mask: label mask of the training.
         statistics: of the static batch norms.
         stopped: asked before every batch.
 
+    Returns:
+        Means over the labels that count, and their number: one per sample, or with a label per token those that are
+        not negative.
+
     Raises:
         TaskStopped: ``stopped`` said so.
     """
-    loss, correct = 0.0, 0
+    loss, correct, count = 0.0, 0, counted_labels(data.y[chosen])
     for indices in batches(chosen, batch_size):
         if stopped():
             raise TaskStopped
         x, y = data.batch(indices, manifest.input_dtype)
         batch_loss, batch_correct = session.evaluate(x, y, mask, statistics)
         loss, correct = loss + batch_loss, correct + batch_correct
-    return Evaluation(examples=len(chosen), loss=loss / len(chosen), accuracy=correct / len(chosen))
+    return Evaluation(examples=count, loss=loss / count, accuracy=correct / count)

@@ -25,13 +25,16 @@ __all__ = [
     "FileSpec",
     "GraphSpec",
     "Manifest",
+    "NoiseSpec",
     "ParameterSpec",
     "RecipeSpec",
     "StateSpec",
     "StatisticSpec",
     "TensorSpec",
+    "anchor_input",
     "digest_of",
     "next_name",
+    "noise_input",
     "parameter_input",
     "parse_manifest",
     "state_input",
@@ -111,6 +114,18 @@ class StatisticSpec(FrozenModel):
     axis: str
 
 
+class NoiseSpec(FrozenModel):
+    """Random numbers that one layer of the model needs in every training step, such as a dropout.
+
+    Attributes:
+        name: path of the layer.
+        shape: of the noise of one sample; the graph takes float32 ``[batch, *shape]``, uniform in [0, 1).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+
+
 class FileSpec(FrozenModel):
     """A file of the set by content.
 
@@ -146,6 +161,8 @@ class RecipeSpec(FrozenModel):
         weight_decay: added to the gradient after clipping, times the parameter.
         clip_norm: bound of the global gradient norm, or None.
         loss: cross entropy of the logits times the label mask (METHODS 1.5).
+        proximal: the gradient gains ``mu * (parameter - anchor)`` before clipping (FedProx); the train graph then
+            takes ``anchor.<name>`` for every parameter, the weights the device was sent, and the scalar ``mu``.
     """
 
     optimizer: Literal["sgd"] = "sgd"
@@ -153,6 +170,7 @@ class RecipeSpec(FrozenModel):
     weight_decay: float = Field(default=5e-4, ge=0)
     clip_norm: float | None = Field(default=1.0, gt=0)
     loss: Literal["masked-cross-entropy"] = "masked-cross-entropy"
+    proximal: bool = False
 
 
 class CheckSpec(FrozenModel):
@@ -190,11 +208,14 @@ class Manifest(FrozenModel):
         classes: number of labels; the label mask has this length.
         input_shape: shape of one sample.
         input_dtype: element type of the samples.
+        label_shape: shape of the labels of one sample: empty for one label, ``(T,)`` for one per token. Of several,
+            a negative label counts for nothing.
         recipe: what the train graph does.
         parameters: in the order of the weights blob.
         states: optimizer state, in parameter order; empty without momentum.
         states_in_place: the step graphs may be given one buffer for a state and its next value.
         statistics: static batch norms whose mean and variance the eval and infer graphs take.
+        noise: layers that need random numbers in training, in the order they are drawn in; the other graphs draw none.
         graphs: ``onnx/train``, ``onnx/eval``, ``onnx/stats``, ``onnx/infer``, ``ort-training/step``,
             ``ort-training/training_model``, ``ort-training/eval_model``, ``ort-training/optimizer_model``.
         files: further files, by the same kind of key (``ort-training/checkpoint``).
@@ -202,6 +223,7 @@ class Manifest(FrozenModel):
         flops_per_step_sample: the same for forward, backward and update (update spread over nothing: per sample).
         peak_memory_bytes: estimated peak of one training process beyond the runtime itself, batch 32.
         checks: figures of the comparison with PyTorch.
+        skipped: formats that were asked for and that the model cannot have, each with the reason.
         versions: exporter packages and their versions.
     """
 
@@ -214,17 +236,20 @@ class Manifest(FrozenModel):
     classes: int = Field(ge=1)
     input_shape: tuple[int, ...]
     input_dtype: Dtype
+    label_shape: tuple[int, ...] = ()
     recipe: RecipeSpec
     parameters: tuple[ParameterSpec, ...]
     states: tuple[StateSpec, ...]
     states_in_place: bool = False
     statistics: tuple[StatisticSpec, ...] = ()
+    noise: tuple[NoiseSpec, ...] = ()
     graphs: Mapping[str, GraphSpec]
     files: Mapping[str, FileSpec] = Field(default_factory=dict)
     flops_per_sample: int = Field(ge=0)
     flops_per_step_sample: int = Field(ge=0)
     peak_memory_bytes: int = Field(ge=0)
     checks: tuple[CheckSpec, ...] = ()
+    skipped: Mapping[str, str] = Field(default_factory=dict)
     versions: Mapping[str, str] = Field(default_factory=dict)
 
     @property
@@ -283,6 +308,16 @@ def state_input(name: str) -> str:
 def next_name(graph_input: str) -> str:
     """Graph output that carries the new value of a parameter or state input."""
     return f"next.{graph_input}"
+
+
+def anchor_input(name: str) -> str:
+    """Graph input (train, with a proximal term) that takes the weights sent for the parameter ``name``."""
+    return f"anchor.{name}"
+
+
+def noise_input(layer: str) -> str:
+    """Graph input (train) with the random numbers of the layer ``layer``."""
+    return f"noise.{layer}"
 
 
 def statistic_mean(norm: str) -> str:

@@ -13,6 +13,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.sizing import WhaleSettings
 from fleet_protocol.topics import NAME_PATTERN
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "DeviceStatus",
     "Done",
     "Evaluation",
+    "MutualSettings",
     "NeedChunks",
     "Offer",
     "Profile",
@@ -32,6 +34,7 @@ __all__ = [
     "Refuse",
     "ServerMessage",
     "ServerStatus",
+    "Sizing",
     "TaskMetrics",
     "TierChoice",
     "TrainSettings",
@@ -157,6 +160,32 @@ class ServerStatus(_Message):
     run: str | None = None
 
 
+class MutualSettings(FrozenModel):
+    """How much the two models of mutual learning trust the labels in one round (METHODS 5.1).
+
+    Attributes:
+        alpha: of the personal model; the rest is trust in the meme.
+        beta: of the meme; the rest is trust in the personal model.
+        stays: parameters of the meme that stay on the device (its adaptor); what was sent of them is sent back.
+    """
+
+    alpha: float = Field(default=0.5, ge=0, le=1)
+    beta: float = Field(default=0.5, ge=0, le=1)
+    stays: tuple[str, ...] = ()
+
+
+class Sizing(FrozenModel):
+    """What a device needs to choose its tier itself (METHODS 4).
+
+    Attributes:
+        settings: the constants.
+        full_bytes: size of the whole model, whose time on the link T_cm is.
+    """
+
+    settings: WhaleSettings
+    full_bytes: int = Field(ge=1)
+
+
 class TrainSettings(FrozenModel):
     """How a device trains in one task.
 
@@ -166,6 +195,9 @@ class TrainSettings(FrozenModel):
         batch_size: samples per step; the last batch of an epoch may be shorter.
         seed: of the shuffling, made unique per task by the device and round.
         mask_labels: zero the logits of labels the device does not hold (METHODS 1.5).
+        proximal_mu: pull towards the weights the round started from (FedProx); 0 for none.
+        sizing: set where the device chooses among the offered tiers itself.
+        mutual: set where the device trains a personal model beside the one it was sent.
     """
 
     learning_rate: float = Field(gt=0)
@@ -173,6 +205,9 @@ class TrainSettings(FrozenModel):
     batch_size: int = Field(ge=1)
     seed: int = Field(ge=0)
     mask_labels: bool = True
+    proximal_mu: float = Field(default=0.0, ge=0)
+    sizing: Sizing | None = None
+    mutual: MutualSettings | None = None
 
 
 class TierChoice(FrozenModel):

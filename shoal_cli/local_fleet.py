@@ -29,21 +29,27 @@ class LocalDevice:
         name: id of the device.
         data: npz file with ``x`` and ``y``.
         max_width: widest sub-model it may be given.
+        max_depth: deepest sub-model it may be given; None for no limit.
+        personal: folder of the mutual set with its personal model, if it has one.
         state_dir: where it keeps its task and blobs; by default below the fleet's folder.
     """
 
     name: str
     data: Path
     max_width: float
+    max_depth: int | None = None
+    personal: Path | None = None
     state_dir: Path | None = None
 
 
 def _toml(fleet: str, broker: str, folder: Path, device: LocalDevice, holdout: float, threads: int) -> str:
+    depth = "" if device.max_depth is None else f"max_depth = {device.max_depth}\n"
+    personal = "" if device.personal is None else f'[personal]\nset = "{device.personal.as_posix()}"\n'
     return (
         f'fleet = "{fleet}"\ndevice = "{device.name}"\nbroker = "{broker}"\n'
         f'state_dir = "{(device.state_dir or folder / device.name).as_posix()}"\nmax_width = {device.max_width}\n'
-        f"holdout = {holdout}\nthreads = {threads}\n\n"
-        f'[data]\nkind = "npz"\npath = "{device.data.as_posix()}"\n'
+        f"{depth}holdout = {holdout}\nthreads = {threads}\n\n"
+        f'[data]\nkind = "npz"\npath = "{device.data.as_posix()}"\n{personal}'
     )
 
 

@@ -16,12 +16,9 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import json
-import os
-import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,6 +32,7 @@ from fleet_protocol.manifest import (
     FileSpec,
     GraphSpec,
     Manifest,
+    NoiseSpec,
     ParameterSpec,
     StateSpec,
     StatisticSpec,
@@ -52,10 +50,24 @@ from trainer_export.footprint import Footprint, count_flops, peak_memory
 from trainer_export.formats import onnx as portable
 from trainer_export.formats import ort_training
 from trainer_export.formats.files import SetFile
+from trainer_export.formats.ort_training import MissingGradientError
+from trainer_export.model_ports import Signature, model_noise
+from trainer_export.publishing import replacing, write_file
 from trainer_export.recipe import Recipe
-from trainer_export.trace import Signature
 
-__all__ = ["FORMATS", "Format", "Progress", "TierReport", "export_architecture"]
+__all__ = [
+    "FORMATS",
+    "Export",
+    "Facts",
+    "Format",
+    "Progress",
+    "TierReport",
+    "content_of",
+    "export_architecture",
+    "graph_spec",
+    "manifest_of",
+    "versions",
+]
 
 Format = Literal["onnx", "ort-training"]
 FORMATS: tuple[Format, ...] = ("onnx", "ort-training")
@@ -92,6 +104,7 @@ class TierReport:
         graph_bytes: bytes of all its graphs.
         peak_memory_bytes: estimate for training at batch 32, beyond the runtime itself.
         worst_deviation: largest deviation from PyTorch of any of its graphs, relative to the tensor's largest value.
+        skipped: formats that were asked for and that the model cannot have, each with the reason.
     """
 
     tier: Tier
@@ -100,6 +113,7 @@ class TierReport:
     graph_bytes: int
     peak_memory_bytes: int
     worst_deviation: float
+    skipped: Mapping[str, str] = field(default_factory=dict)
 
 
 def export_architecture(
@@ -120,7 +134,8 @@ def export_architecture(
         tiers: the shapes to export; the first of equal ones counts.
         recipe: what a training step does.
         out: folder of all artifact sets; made if it is not there.
-        formats: ``onnx`` is always written; ``ort-training`` beside it.
+        formats: ``onnx`` is always written; ``ort-training`` beside it, where the runtime has the gradients: if not,
+            report and manifest say so under ``skipped``.
         seed: of the initial weights and of the random batches of the checks.
         progress: called before each stage, and once at the end.
 
@@ -141,13 +156,11 @@ def export_architecture(
     layout = infer_layout(arch, settings)
     for tier in wanted:
         layout.tier(tier.width, tier.depth)
-    export = _Export(
-        arch, layout, recipe, tuple(formats), seed, _Counter(progress, len(wanted) * (1 + 2 * len(formats)))
-    )
+    export = Export(arch, layout, recipe, tuple(formats), seed, Counter(progress, len(wanted) * (1 + 2 * len(formats))))
     try:
-        with calm_torch(), _replacing(out / arch.name) as folder:
-            _write(folder / "layout.json", out, layout.to_json().encode())
-            _write(folder / "init.safetensors", out, encode_weights(initial_weights(arch, settings, seed)))
+        with calm_torch(), replacing(out / arch.name) as folder:
+            write_file(folder / "layout.json", out, layout.to_json().encode())
+            write_file(folder / "init.safetensors", out, encode_weights(initial_weights(arch, settings, seed)))
             reports = [_export_tier(export, tier, folder / tier.id, out) for tier in wanted]
     except OSError as error:
         raise StorageError(
@@ -157,7 +170,7 @@ def export_architecture(
     return tuple(reports)
 
 
-class _Counter:
+class Counter:
     """Counts stages for a progress bar."""
 
     def __init__(self, report: Callable[[Progress], None] | None, total: int) -> None:
@@ -177,16 +190,28 @@ class _Counter:
 
 
 @dataclass(frozen=True)
-class _Export:
+class Export:
+    """What an export is about.
+
+    Attributes:
+        arch: the architecture.
+        layout: of its global model.
+        recipe: what a training step does.
+        formats: what is written.
+        seed: of the weights and batches of the checks.
+        counter: counts stages.
+    """
+
     arch: Architecture
     layout: Layout
     recipe: Recipe
-    formats: tuple[Format, ...]
-    seed: int
-    counter: _Counter
+    formats: tuple[Format, ...] = ("onnx",)
+    seed: int = 0
+    counter: Counter = field(default_factory=lambda: Counter(None, 0))
 
     @property
     def signature(self) -> Signature:
+        """What the model takes and returns, but for the shape of its labels."""
         return Signature(self.layout.input_shape, self.layout.input_dtype, self.layout.classes)
 
     def module(self, tier: Tier) -> nn.Module:
@@ -201,28 +226,36 @@ class _Export:
         return module
 
 
-def _export_tier(export: _Export, tier: Tier, folder: Path, out: Path) -> TierReport:
-    module, signature, recipe = export.module(tier), export.signature, export.recipe
+def _export_tier(export: Export, tier: Tier, folder: Path, out: Path) -> TierReport:
+    module, recipe = export.module(tier), export.recipe
+    signature = export.signature.with_labels_of(module)
     batches = SizedBatches(signature, vocabulary_of(module), seed=export.seed)
     export.counter.start(tier.id, "tracing")
     graphs = portable.write_graphs(module, signature, recipe)
     export.counter.start(tier.id, "checking against PyTorch")
     checks = list(portable.check_graphs(graphs, module, recipe, batches))
     files: list[SetFile] = list(graphs)
+    skipped: dict[str, str] = {}
     if "ort-training" in export.formats:
         export.counter.start(tier.id, "writing onnxruntime-training artifacts")
-        training = ort_training.write_artifacts(module, signature, recipe)
+        try:
+            training = ort_training.write_artifacts(module, signature, recipe)
+        except MissingGradientError as error:
+            training, skipped["ort-training"] = (), str(error)
         export.counter.start(tier.id, "checking onnxruntime-training artifacts")
-        checks += ort_training.check_artifacts(training, module, recipe, batches)
+        if training:
+            checks += ort_training.check_artifacts(training, module, recipe, batches)
         files += training
     export.counter.start(tier.id, "writing")
     footprint = Footprint(
         export.layout.parameter_count(tier), *count_flops(module, signature), peak_memory(graphs[0].model)
     )
     for file in files:
-        _write(folder / file.path, out, file.data)
-    manifest = _manifest(export, tier, files, tuple(checks), footprint)
-    _write(folder / "manifest.json", out, manifest.to_bytes())
+        write_file(folder / file.path, out, file.data)
+    noise = tuple(NoiseSpec(name=path, shape=shape) for path, shape in model_noise(module, signature).items())
+    facts = Facts(signature.label_shape, noise, tuple(checks), footprint, skipped)
+    manifest = manifest_of(export, tier, files, facts)
+    write_file(folder / "manifest.json", out, manifest.to_bytes())
     return TierReport(
         tier,
         footprint.parameters,
@@ -230,15 +263,41 @@ def _export_tier(export: _Export, tier: Tier, folder: Path, out: Path) -> TierRe
         sum(len(file.data) for file in files if file.is_graph),
         footprint.peak_memory_bytes,
         max(check.worst_relative for check in checks),
+        skipped,
     )
 
 
 # -- manifest ----------------------------------------------------------------------------------------------------------
 
 
-def _manifest(
-    export: _Export, tier: Tier, files: Sequence[SetFile], checks: tuple[CheckSpec, ...], footprint: Footprint
-) -> Manifest:
+@dataclass(frozen=True)
+class Facts:
+    """What was found out about a sub-model by running it.
+
+    Attributes:
+        label_shape: of one sample.
+        noise: layers that draw in training.
+        checks: comparisons with PyTorch.
+        footprint: costs.
+        skipped: formats it cannot have, with the reason.
+    """
+
+    label_shape: tuple[int, ...]
+    noise: tuple[NoiseSpec, ...]
+    checks: tuple[CheckSpec, ...]
+    footprint: Footprint
+    skipped: Mapping[str, str] = field(default_factory=dict)
+
+
+def manifest_of(export: Export, tier: Tier, files: Sequence[SetFile], facts: Facts) -> Manifest:
+    """The manifest of a sub-model's files.
+
+    Args:
+        export: what is exported.
+        tier: the sub-model's shape.
+        files: of the set.
+        facts: what is known of the sub-model.
+    """
     layout = export.layout
     parameters = _parameter_specs(layout, tier)
     return Manifest(
@@ -250,6 +309,7 @@ def _manifest(
         classes=layout.classes,
         input_shape=layout.input_shape,
         input_dtype=layout.input_dtype,
+        label_shape=facts.label_shape,
         recipe=export.recipe.spec(),
         parameters=parameters,
         states=tuple(StateSpec(name=p.name, shape=p.shape) for p in parameters if export.recipe.has_state),
@@ -263,13 +323,15 @@ def _manifest(
             for item in layout.statistics
             if item.block in layout.blocks(tier)
         ),
-        graphs={file.key: _graph_spec(file) for file in files if file.is_graph},
-        files={file.key: FileSpec(**_content(file)) for file in files if not file.is_graph},
-        flops_per_sample=footprint.flops_per_sample,
-        flops_per_step_sample=footprint.flops_per_step_sample,
-        peak_memory_bytes=footprint.peak_memory_bytes,
-        checks=checks,
-        versions=_versions(),
+        graphs={file.key: graph_spec(file) for file in files if file.is_graph},
+        files={file.key: FileSpec(**content_of(file)) for file in files if not file.is_graph},
+        noise=facts.noise,
+        flops_per_sample=facts.footprint.flops_per_sample,
+        flops_per_step_sample=facts.footprint.flops_per_step_sample,
+        peak_memory_bytes=facts.footprint.peak_memory_bytes,
+        checks=facts.checks,
+        skipped=facts.skipped,
+        versions=versions(),
     )
 
 
@@ -288,69 +350,24 @@ def _axis_text(dim: Dim) -> str:
     return dim.axis if dim.inner == 1 else f"{dim.axis}*{dim.inner}"
 
 
-def _content(file: SetFile) -> dict[str, Any]:
+def content_of(file: SetFile) -> dict[str, Any]:
+    """Where a file lies, and its content's name and size."""
     return {"path": file.path, "digest": digest_of(file.data), "size": len(file.data)}
 
 
-def _graph_spec(file: SetFile) -> GraphSpec:
+def graph_spec(file: SetFile) -> GraphSpec:
+    """A graph as a manifest states it."""
     inputs, outputs = (
         tuple(TensorSpec(name=p.name, dtype=p.dtype, shape=p.shape) for p in ports)  # type: ignore[arg-type]
         for ports in (file.inputs, file.outputs)
     )
-    return GraphSpec(**_content(file), inputs=inputs, outputs=outputs)
+    return GraphSpec(**content_of(file), inputs=inputs, outputs=outputs)
 
 
-def _versions() -> dict[str, str]:
-    versions = {"python": sys.version.split()[0]}
+def versions() -> dict[str, str]:
+    """The packages that had a part in an export."""
+    found = {"python": sys.version.split()[0]}
     for name in _VERSIONED:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[name] = importlib.metadata.version(name)
-    return versions
-
-
-# -- files -------------------------------------------------------------------------------------------------------------
-
-
-def _write(path: Path, out: Path, data: bytes) -> None:
-    """Store content once under its digest and link it to where people look for it."""
-    digest = digest_of(data)
-    stored = out / "objects" / digest[:2] / digest
-    if not stored.exists():
-        stored.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=stored.parent, delete=False) as temporary:
-            temporary.write(data)
-        Path(temporary.name).chmod(0o644)
-        Path(temporary.name).replace(stored)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.link(stored, path)
-    except OSError:
-        shutil.copyfile(stored, path)  # a file system without hard links
-
-
-@contextlib.contextmanager
-def _replacing(folder: Path) -> Iterator[Path]:
-    """A new folder that takes the place of ``folder`` if the block ends well, and vanishes if not."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    retired = folder.with_name(f".{folder.name}.old")
-    if retired.exists():  # a process was killed between the two renames below
-        if folder.exists():
-            shutil.rmtree(retired)
-        else:
-            retired.rename(folder)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}.new-", dir=folder.parent))
-    try:
-        fresh.chmod(0o755)
-        yield fresh
-        if folder.exists():
-            folder.rename(retired)
-        try:
-            fresh.rename(folder)
-        except OSError:
-            if retired.exists():
-                retired.rename(folder)
-            raise
-    except BaseException:
-        shutil.rmtree(fresh, ignore_errors=True)
-        raise
-    shutil.rmtree(retired, ignore_errors=True)
+            found[name] = importlib.metadata.version(name)
+    return found

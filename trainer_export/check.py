@@ -21,15 +21,19 @@ from torch import Tensor, nn
 from fleet_protocol.errors import ExportError
 from fleet_protocol.manifest import (
     CheckSpec,
+    anchor_input,
     next_name,
+    noise_input,
     parameter_input,
     state_input,
     statistic_mean,
     statistic_variance,
 )
+from models.zoo.dropout import feed_noise
 from models.zoo.layers import StaticBatchNorm, set_mode
+from trainer_export.model_ports import Signature, model_noise
+from trainer_export.proximal import proximal_loss
 from trainer_export.recipe import Recipe
-from trainer_export.trace import Signature
 
 __all__ = [
     "LIMIT",
@@ -41,6 +45,7 @@ __all__ = [
     "check_infer",
     "check_statistics",
     "check_train",
+    "cross_entropy",
     "open_session",
     "repeated",
     "run_session",
@@ -52,7 +57,10 @@ LIMIT = 1e-4
 
 _FLOOR = 0.1  # a tensor counts as at least this share of the largest of its kind: zero gradients have no scale
 LEARNING_RATE = 0.01
+MU = 0.5  # of the proximal term: large, so that it counts within a few steps
 _STEPS = 6
+_IGNORED = 0.2
+_TORCH_IGNORES = -100
 _TRIES = 3
 _THREADS = 2
 
@@ -84,7 +92,22 @@ class SizedBatches:
                 x = torch.randint(0, self.vocabulary, shape, generator=generator)
             else:
                 x = torch.randn(shape, generator=generator)
-            yield x, torch.randint(0, self.signature.classes, shape[:1], generator=generator)
+            places = (*shape[:1], *self.signature.label_shape)
+            y = torch.randint(0, self.signature.classes, places, generator=generator)
+            if self.signature.label_shape:  # some labels that count for nothing
+                y = torch.where(torch.rand(places, generator=generator) < _IGNORED, -1, y)
+            yield x, y
+
+    def noise(self, shapes: Mapping[str, tuple[int, ...]], count: int, step: int) -> dict[str, Tensor]:
+        """Random numbers for the layers that need them.
+
+        Args:
+            shapes: of one sample, by path of the layer.
+            count: samples.
+            step: other numbers for every step.
+        """
+        generator = torch.Generator().manual_seed(1000 * self.seed + step)
+        return {path: torch.rand((count, *shape), generator=generator) for path, shape in shapes.items()}
 
     def mask(self) -> Tensor:
         """A label mask with one label missing, so that masking is compared too."""
@@ -185,19 +208,22 @@ def check_train(
         ExportError: the graph deviates by more than `LIMIT`; the message names the tensor.
     """
     session = open_session(model)
+    shapes = model_noise(module, batches.signature)
 
     def run(seeded: SizedBatches) -> CheckSpec:
         worst = Worst()
         reference = Reference(module, recipe)
         parameters, states = reference.snapshot()
-        for x, y in seeded.take(_STEPS):
+        for number, (x, y) in enumerate(seeded.take(_STEPS)):
             worst.sizes.append(len(y))
-            mask = seeded.mask()
+            mask, noise = seeded.mask(), seeded.noise(shapes, len(y), number)
             feed = {parameter_input(n): v for n, v in parameters.items()}
             feed |= {state_input(n): v for n, v in states.items()}
             feed |= {"x": x.numpy(), "y": y.numpy(), "mask": mask.numpy(), "lr": np.array(LEARNING_RATE, np.float32)}
+            feed |= reference.anchors() | {"mu": np.array(MU, np.float32)}
+            feed |= {noise_input(path): drawn.numpy() for path, drawn in noise.items()}
             outputs = run_session(session, feed)
-            loss = reference.step(x, y, mask)
+            loss = reference.step(x, y, mask, noise)
             parameters = {n: outputs[next_name(parameter_input(n))] for n in parameters}
             states = {n: outputs[next_name(state_input(n))] for n in states}
             expected, expected_states = reference.snapshot()
@@ -231,6 +257,7 @@ class Reference:
     def __init__(self, module: nn.Module, recipe: Recipe, learning_rate: float = LEARNING_RATE) -> None:
         self._module = set_mode(copy.deepcopy(module), "train")
         self._recipe = recipe
+        self._sent = [p.detach().clone() for p in self._module.parameters()]
         self._optimizer = torch.optim.SGD(
             self._module.parameters(),
             lr=learning_rate,
@@ -238,15 +265,24 @@ class Reference:
             weight_decay=recipe.weight_decay,
         )
 
-    def step(self, x: Tensor, y: Tensor, mask: Tensor) -> NDArray[Any]:
+    def step(self, x: Tensor, y: Tensor, mask: Tensor, noise: Mapping[str, Tensor] | None = None) -> NDArray[Any]:
         """One training step; returns the loss."""
         self._optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(self._module(x) * mask, y)
-        loss.backward()  # type: ignore[no-untyped-call]
+        feed_noise(self._module, noise or {})
+        loss = cross_entropy(self._module(x) * mask, y)
+        whole = loss
+        if self._recipe.proximal:
+            whole = loss + proximal_loss(list(self._module.parameters()), self._sent, MU)
+        whole.backward()  # type: ignore[no-untyped-call]
         if self._recipe.clip_norm is not None:
             nn.utils.clip_grad_norm_(self._module.parameters(), self._recipe.clip_norm)
         self._optimizer.step()
         return loss.detach().numpy()
+
+    def anchors(self) -> Arrays:
+        """The weights at the start, as the graph takes them for the proximal term."""
+        named = zip(self._module.named_parameters(), self._sent, strict=True)
+        return {anchor_input(name): value.numpy() for (name, _), value in named}
 
     def snapshot(self) -> tuple[Arrays, Arrays]:
         """Copies of parameters and states by parameter name."""
@@ -261,6 +297,20 @@ class Reference:
         return np.zeros(tuple(parameter.shape), np.float32) if buffer is None else buffer.numpy().copy()
 
 
+def cross_entropy(logits: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
+    """PyTorch's cross entropy over the labels that count, float32 [].
+
+    Args:
+        logits: float32 [batch, classes] or [batch, tokens, classes].
+        y: labels, int64 [batch] or [batch, tokens]; negative ones count for nothing.
+        reduction: ``mean`` or ``sum``.
+    """
+    counted = torch.where(y < 0, _TORCH_IGNORES, y)
+    return nn.functional.cross_entropy(
+        logits.flatten(0, -2), counted.flatten(), ignore_index=_TORCH_IGNORES, reduction=reduction
+    )
+
+
 def check_eval(model: bytes, module: nn.Module, batches: SizedBatches, *, graph: str = "onnx/eval") -> CheckSpec:
     """Compare the sum of losses and the number of right answers; arguments as for :func:`check_train`.
 
@@ -270,8 +320,8 @@ def check_eval(model: bytes, module: nn.Module, batches: SizedBatches, *, graph:
 
     def expected(module: nn.Module, x: Tensor, y: Tensor) -> Arrays:
         logits = module(x) * batches.mask()
-        losses = nn.functional.cross_entropy(logits, y, reduction="sum")
-        return {"loss_sum": losses.numpy(), "correct": (logits.argmax(1) == y).sum().numpy()}
+        losses = cross_entropy(logits, y, reduction="sum")
+        return {"loss_sum": losses.numpy(), "correct": (logits.argmax(-1) == y).sum().numpy()}
 
     def extra(y: Tensor) -> Arrays:
         return {"y": y.numpy(), "mask": batches.mask().numpy()}

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from models.zoo.layers import set_mode
-from trainer_export.trace import Signature
+from trainer_export.model_ports import Signature
 
 __all__ = ["Footprint", "count_flops", "peak_memory"]
 
@@ -51,7 +51,7 @@ class Footprint:
 def count_flops(module: nn.Module, signature: Signature) -> tuple[int, int]:
     """Floating point operations per sample of the forward pass, and of forward and backward together."""
     batch = 2  # a static batch norm needs more than one sample
-    x = torch.zeros((batch, *signature.input_shape), dtype=signature.torch_dtype)
+    x = signature.samples(batch)
     set_mode(module, "train")
     with FlopCounterMode(display=False) as forward:
         logits = module(x)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trainer_export.recipe import Recipe, one_hot, sgd_step
+from trainer_export.recipe import Recipe, label_weights, one_hot, sgd_step
 
 __all__ = ["Learner", "Learnt", "MutualParts", "mutual_loss_and_logit_gradient", "mutual_parts", "mutual_step"]
 
@@ -33,8 +33,8 @@ class MutualParts:
     Attributes:
         cross_entropy: with the labels, mean over the batch, [].
         divergence: from the other model's distribution, KL(other || own), mean over the batch, [].
-        own: softmax of the own logits, [batch, classes].
-        other: softmax of the other logits, [batch, classes].
+        own: softmax of the own logits, [batch, classes] (or [batch, tokens, classes], as the logits).
+        other: softmax of the other logits, of the same shape.
     """
 
     cross_entropy: Tensor
@@ -47,19 +47,25 @@ def mutual_parts(own: Tensor, other: Tensor, y: Tensor) -> MutualParts:
     """Compute the parts of a model's mutual loss.
 
     Args:
-        own: logits of the model that learns, float [batch, classes].
-        other: logits of the model that teaches, float [batch, classes]; taken as constants.
-        y: labels, int64 [batch].
+        own: logits of the model that learns, float [batch, classes] or [batch, tokens, classes].
+        other: logits of the model that teaches, of the same shape; taken as constants.
+        y: labels, int64 [batch] or [batch, tokens]; of several, a negative one leaves its place out of both parts.
     """
-    log_own, log_other = torch.log_softmax(own, 1), torch.log_softmax(other.detach(), 1)
-    chosen = one_hot(y, own.shape[1])
+    log_own, log_other = torch.log_softmax(own, -1), torch.log_softmax(other.detach(), -1)
+    chosen = one_hot(y, own.shape[-1])
     taught = torch.exp(log_other)
     return MutualParts(
-        cross_entropy=-(log_own * chosen).sum(1).mean(),
-        divergence=(taught * (log_other - log_own)).sum(1).mean(),
+        cross_entropy=_mean(-(log_own * chosen).sum(-1), y),
+        divergence=_mean((taught * (log_other - log_own)).sum(-1), y),
         own=torch.exp(log_own),
         other=taught,
     )
+
+
+def _mean(losses: Tensor, y: Tensor) -> Tensor:
+    """Over the labels that count."""
+    weights = label_weights(y)
+    return losses.mean() if weights is None else (losses * weights).sum()
 
 
 def mutual_loss_and_logit_gradient(
@@ -68,19 +74,20 @@ def mutual_loss_and_logit_gradient(
     """A model's mutual loss, and its gradient in closed form.
 
     Args:
-        own: logits of the model that learns, float [batch, classes].
-        other: logits of the model that teaches, float [batch, classes]; taken as constants.
-        y: labels, int64 [batch].
+        own: logits of the model that learns, float [batch, classes] or [batch, tokens, classes].
+        other: logits of the model that teaches, of the same shape; taken as constants.
+        y: labels, int64 [batch] or [batch, tokens].
         trust: share of the labels in the loss, in [0, 1], a number or float []: alpha for the personal model, beta
             for the meme. At 1 the other model does not matter.
 
     Returns:
-        The loss, float [], and the gradient with respect to `own`, float [batch, classes].
+        The loss, float [], and the gradient with respect to `own`, of its shape.
     """
     parts = mutual_parts(own, other, y)
     loss = parts.cross_entropy * trust + parts.divergence * (1 - trust)
-    slope = (parts.own - one_hot(y, own.shape[1])) * trust + (parts.own - parts.other) * (1 - trust)
-    return loss, slope / own.shape[0]
+    slope = (parts.own - one_hot(y, own.shape[-1])) * trust + (parts.own - parts.other) * (1 - trust)
+    weights = label_weights(y)
+    return loss, slope / own.shape[0] if weights is None else slope * weights[..., None]
 
 
 @dataclass(frozen=True)

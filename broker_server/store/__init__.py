@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from broker_server.store.records import (
+    Alternative,
+    Alternatives,
     DeviceRecord,
     EventRecord,
     RefusalRecord,
@@ -15,6 +17,8 @@ from broker_server.store.records import (
 from broker_server.store.repository import Store
 
 __all__ = [
+    "Alternative",
+    "Alternatives",
     "DeviceRecord",
     "EventRecord",
     "RefusalRecord",

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Literal
 
 from broker_server.machine import RoundState
-from fleet_protocol.messages import BlobRef, Evaluation, Profile, TaskMetrics
+from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.messages import BlobRef, Evaluation, Profile, TaskMetrics, TierChoice
 
 __all__ = [
+    "Alternative",
+    "Alternatives",
     "DeviceRecord",
     "EventRecord",
     "RefusalRecord",
@@ -120,6 +124,26 @@ class RoundRecord:
     note: str | None
 
 
+class Alternative(TierChoice):
+    """A sub-model that a device may take.
+
+    Attributes:
+        plan_key: name of the plan in its round.
+    """
+
+    plan_key: str
+
+
+class Alternatives(FrozenModel):
+    """Sub-models that a device may take instead of its task's.
+
+    Attributes:
+        items: in the order they are offered.
+    """
+
+    items: tuple[Alternative, ...]
+
+
 @dataclass(frozen=True)
 class TaskRecord:
     """One device's part in a round.
@@ -135,6 +159,7 @@ class TaskRecord:
         version: the global version its weights were cut from.
         artifact_set: the manifest.
         weights: the slice.
+        others: further sub-models that the device may take instead.
         phase: where it is.
         detail: why it was refused or declined.
         update_digest: of the update on disk.
@@ -159,6 +184,28 @@ class TaskRecord:
     update_size: int | None = None
     metrics: TaskMetrics | None = None
     received_at: float | None = None
+    others: Alternatives | None = None
+
+    @property
+    def choices(self) -> tuple[Alternative, ...]:
+        """What the device is offered: the task's own sub-model first."""
+        own = Alternative(tier=self.tier, artifact_set=self.artifact_set, weights=self.weights, plan_key=self.plan_key)
+        return (own, *(self.others.items if self.others is not None else ()))
+
+    def taking(self, tier: str) -> TaskRecord:
+        """The task with the sub-model that the device took in the first place; as it is if that was not offered."""
+        taken: Mapping[str, Alternative] = {item.tier: item for item in self.choices}
+        if tier == self.tier or tier not in taken:
+            return self
+        rest = tuple(item for item in self.choices if item.tier != tier)
+        return replace(
+            self,
+            tier=tier,
+            plan_key=taken[tier].plan_key,
+            artifact_set=taken[tier].artifact_set,
+            weights=taken[tier].weights,
+            others=Alternatives(items=rest),
+        )
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
-from sqlalchemy import Connection, Engine, Row, Select, create_engine, event, insert, select, update
+from sqlalchemy import Connection, Engine, Row, Select, create_engine, event, insert, select, text, update
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.exc import SQLAlchemyError
 
 from broker_server.machine import RoundEvent, RoundState, advance
 from broker_server.store import schema
 from broker_server.store.records import (
+    Alternatives,
     DeviceRecord,
     EventRecord,
     RefusalRecord,
@@ -39,6 +40,7 @@ _PARSED: dict[str, type[BaseModel]] = {
     "metrics": TaskMetrics,
     "artifact_set": BlobRef,
     "weights": BlobRef,
+    "others": Alternatives,
 }
 _ENUMS: dict[type, dict[str, type[RoundState | TaskPhase]]] = {
     RoundRecord: {"state": RoundState},
@@ -105,6 +107,9 @@ class Store:
                     f"the store {self.path} has schema version {found}, this Shoal reads up to "
                     f"{schema.SCHEMA_VERSION}; use the newer version that wrote it, or another store folder"
                 )
+            elif found < schema.SCHEMA_VERSION:
+                connection.execute(text("ALTER TABLE tasks ADD COLUMN others TEXT"))
+                connection.execute(update(schema.stamp).values(schema_version=schema.SCHEMA_VERSION))
 
     @contextmanager
     def _begin(self) -> Iterator[Connection]:
@@ -281,6 +286,13 @@ class Store:
             update_size=size,
             metrics=metrics.model_dump_json(),
             received_at=time.time(),
+        )
+
+    def take(self, task: TaskRecord) -> None:
+        """Commit which of its sub-models a device took."""
+        values = _plain(task)
+        self._set_task(
+            task.id, **{key: values[key] for key in ("tier", "plan_key", "artifact_set", "weights", "others")}
         )
 
     def settle(self, tasks: Iterable[str], phase: TaskPhase, detail: str | None = None) -> None:

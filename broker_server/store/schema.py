@@ -28,7 +28,7 @@ __all__ = [
     "versions",
 ]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 2: tasks.others
 
 metadata = MetaData()
 
@@ -97,6 +97,7 @@ tasks = Table(
     Column("update_size", Integer),
     Column("metrics", Text),  # TaskMetrics as JSON
     Column("received_at", Float),
+    Column("others", Text),  # Alternatives as JSON
     ForeignKeyConstraint(["run", "round"], ["rounds.run", "rounds.number"]),
     Index("tasks_by_round", "run", "round"),
 )

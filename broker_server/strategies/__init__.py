@@ -6,7 +6,8 @@ from difflib import get_close_matches
 from types import MappingProxyType
 
 from broker_server.config import StrategyConfig
-from broker_server.strategies import fedavg, heterofl
+from broker_server.server_optimizer import OptimizerSettings
+from broker_server.strategies import fedavg, fedprox, fedrolex, fml, heterofl, inclusive_rounds, whalefl
 from broker_server.strategies.strategy import Builder, Contribution, PlannedTier, PlanRequest, ServerState, Strategy
 from fleet_protocol.errors import ConfigError
 
@@ -20,21 +21,35 @@ __all__ = [
     "strategy",
 ]
 
-STRATEGIES: MappingProxyType[str, Builder] = MappingProxyType({"fedavg": fedavg.build, "heterofl": heterofl.build})
+STRATEGIES: MappingProxyType[str, Builder] = MappingProxyType(
+    {
+        "fedavg": fedavg.build,
+        "fedprox": fedprox.build,
+        "heterofl": heterofl.build,
+        "fedrolex": fedrolex.build,
+        "federated_dropout": fedrolex.build_dropout,
+        "inclusivefl": inclusive_rounds.build,
+        "whalefl": whalefl.build,
+        "fml": fml.build,
+    }
+)
 
 
-def strategy(config: StrategyConfig) -> Strategy:
+def strategy(config: StrategyConfig, optimizer: OptimizerSettings | None = None) -> Strategy:
     """Build the configured strategy.
 
     Args:
         config: names it and sets it up.
+        optimizer: of the server; None for what the strategy does by itself.
 
     Raises:
         ConfigError: there is none of that name.
+        PlanError: its settings do not go together.
     """
     builder = STRATEGIES.get(config.name)
     if builder is None:
         close = get_close_matches(config.name, STRATEGIES, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(STRATEGIES)}"
         raise ConfigError(f"strategy.name: no strategy {config.name!r}; {hint}")
-    return builder(config)
+    built = builder(config)
+    return built if optimizer is None else built.optimized(built, optimizer)

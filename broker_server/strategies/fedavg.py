@@ -26,11 +26,17 @@ def build(config: StrategyConfig) -> Strategy:
     """The strategy as configured.
 
     Args:
-        config: ``weighting`` defaults to samples, ``label_rule`` to off; plans do not matter to the whole model.
+        config: ``weighting`` defaults to samples, ``label_rule`` to off.
+
+    Raises:
+        PlanError: a plan is configured, which does not matter to the whole model.
     """
+    if config.plan != "static":
+        raise PlanError(
+            f"{config.name} trains the whole model, so there is nothing for plan = {config.plan!r} to choose; remove it"
+        )
     settings = config.model_copy(
         update={
-            "plan": "static",
             "weighting": config.weighting or "samples",
             "label_rule": config.label_rule is True,
         }
@@ -39,7 +45,9 @@ def build(config: StrategyConfig) -> Strategy:
     def full_tier(layout: Layout, tiers: Sequence[Tier]) -> tuple[Tier, ...]:
         full = layout.tier(1.0)
         if full not in tiers:
-            raise PlanError(f"fedavg trains the full tier {full.id}, which is not among those exported and allowed")
+            raise PlanError(
+                f"{config.name} trains the full tier {full.id}, which is not among those exported and allowed"
+            )
         return (full,)
 
     return replace(heterofl.build(settings), name="fedavg", paper="https://arxiv.org/abs/1602.05629", tiers=full_tier)

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from broker_server.config import StrategyConfig
 from broker_server.strategies import heterofl
-from broker_server.strategies.strategy import PlannedTier, PlanRequest, Strategy
+from broker_server.strategies.strategy import Contribution, PlannedTier, PlanRequest, Strategy
 from fleet_protocol.errors import ConfigError, PlanError
 from models.axes import AxisKind, kept_units
 from models.draws import Direction, HeadRule
@@ -38,6 +38,7 @@ __all__ = [
     "WidthMerge",
     "Window",
     "build",
+    "build_dropout",
     "check_coverage",
     "expected_rounds_to_cover",
     "finish_width",
@@ -81,11 +82,16 @@ def build(config: StrategyConfig, window: Window | None = None) -> Strategy:
     The global model may be wider than the widest device: nothing asks for the full tier.
 
     Args:
-        config: ``weighting`` defaults to uniform, ``label_rule`` to on; ``plan = "random"`` makes it Federated Dropout
-            where no window is given.
-        window: how units are chosen; the paper's by default.
+        config: ``fedrolex``; ``weighting`` defaults to uniform, ``label_rule`` to on.
+        window: how units are chosen, instead of what ``fedrolex`` says.
+
+    Raises:
+        PlanError: a plan is configured, or two ways of weighting are.
     """
-    chosen = window or Window(kind="random" if config.plan == "random" else "rolling")
+    if config.plan != "static":
+        raise PlanError(f"{config.name} chooses its units itself; remove plan = {config.plan!r}")
+    keys = config.fedrolex
+    chosen = window or Window(keys.window, keys.step, keys.direction, keys.heads)
 
     def tiers(layout: Layout, offered: Sequence[Tier]) -> tuple[Tier, ...]:
         if chosen.kind == "rolling":
@@ -93,13 +99,47 @@ def build(config: StrategyConfig, window: Window | None = None) -> Strategy:
                 check_coverage(layout, tier.width, chosen)
         return tuple(offered)
 
-    return replace(
+    built = replace(
         heterofl.build(config),
-        name="fedrolex",
+        name=config.name,
         paper="https://arxiv.org/abs/2212.01548",
         tiers=tiers,
         plan=lambda request: plan_window(request, chosen),
     )
+    if keys.weighting == "avg":
+        return built
+    if config.weighting is not None:
+        raise PlanError(
+            f"{config.name}: fedrolex.weighting = {keys.weighting!r} weights by layers, so weighting ="
+            f" {config.weighting!r} has no place; remove one"
+        )
+    by_label = config.label_rule is not False
+
+    def fold_layers(state: WidthMerge, update: Contribution) -> None:
+        fold_width(state, update.plan, update.weights, labels=update.metrics.labels if by_label else None)
+
+    return replace(
+        built,
+        start=lambda layout: start_width(layout, keys.weighting),
+        fold=fold_layers,
+        finish=finish_width,
+    )
+
+
+def build_dropout(config: StrategyConfig) -> Strategy:
+    """Federated Dropout: every device draws its own units in every round.
+
+    Sebastian Caldas, Jakub Konecny, H. Brendan McMahan, Ameet Talwalkar: "Expanding the Reach of Federated Learning by
+    Reducing Client Resource Requirements", 2018, https://arxiv.org/abs/1812.07210.
+
+    Args:
+        config: ``federated_dropout``; the rest as for FedRolex.
+
+    Raises:
+        PlanError: a plan is configured.
+    """
+    window = Window(kind="random", draw=config.federated_dropout.draw)
+    return replace(build(config, window), paper="https://arxiv.org/abs/1812.07210")
 
 
 def plan_window(request: PlanRequest, window: Window) -> PlannedTier:

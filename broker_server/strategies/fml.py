@@ -5,7 +5,7 @@ Learning", 2020, https://arxiv.org/abs/2006.16765. METHODS section 5.
 
 The server's half: only the copies of the global model (the memes) come back, and their mean is plain, without weights
 by samples. The global model may be a trunk: then the rest, each device's adaptor and head, stays on its device. The
-losses and the mutual step are `trainer_export.mutual`.
+losses and the mutual step are `trainer_export.mutual`, the device's half is `device_runtime.personal`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,17 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from broker_server.config import StrategyConfig
 from broker_server.merge import finish, fold, start
+from broker_server.strategies import fedavg
+from broker_server.strategies.strategy import ServerState, Strategy
 from fleet_protocol.errors import ConfigError, PlanError
+from fleet_protocol.messages import MutualSettings, TrainSettings
 from models.layout import Layout
 from models.plan import compile_plan, make_plan
 from models.slicing import Tensors
 
-__all__ = ["MutualWeights", "decay_rounds", "merge_memes", "trunk"]
+__all__ = ["MutualWeights", "build", "decay_rounds", "merge_memes", "trunk"]
 
 _ALPHA_STEP, _ALPHA_FLOOR, _BETA_STEP = 0.2, 0.5, 0.4  # METHODS 5.5
 
@@ -64,6 +68,46 @@ class MutualWeights:
             alpha=max(self.alpha - _ALPHA_STEP * decays, floor),
             beta=min(self.beta + _BETA_STEP * decays, 1.0),
         )
+
+
+def build(config: StrategyConfig) -> Strategy:
+    """The strategy as configured.
+
+    Args:
+        config: ``fml``.
+
+    Raises:
+        PlanError: weights by samples are configured, which METHODS 5.2 leaves out for the devices' privacy.
+    """
+    if config.weighting == "samples":
+        raise PlanError("fml takes the plain mean of the memes; remove weighting")
+    built = fedavg.build(config.model_copy(update={"weighting": "uniform"}))
+    keys = config.fml
+    weights = MutualWeights(keys.alpha, keys.beta, dynamic=True)
+
+    def stays(layout: Layout) -> tuple[str, ...]:
+        if keys.shared is None:
+            return ()
+        shared = {item.name for item in trunk(layout, keys.shared).parameters}
+        return tuple(item.name for item in layout.parameters if item.name not in shared)
+
+    def train(settings: TrainSettings, layout: Layout, closed_rounds: int) -> TrainSettings:
+        now = weights.after(sum(closed_rounds >= decay for decay in keys.decays))
+        mutual = MutualSettings(alpha=now.alpha, beta=now.beta, stays=stays(layout))
+        return settings.model_copy(update={"mutual": mutual})
+
+    def for_run(strategy: Strategy, layout: Layout, _tiers: object) -> Strategy:
+        own = stays(layout)  # refuses blocks that the model lacks
+
+        def step(
+            old: Tensors, merged: dict[str, NDArray[Any]], state: ServerState
+        ) -> tuple[dict[str, NDArray[Any]], ServerState]:
+            new, after = strategy.step(old, merged, state)
+            return {name: old[name] if name in own else value for name, value in new.items()}, after
+
+        return replace(strategy, step=step)
+
+    return replace(built, name="fml", paper="https://arxiv.org/abs/2006.16765", train=train, for_run=for_run)
 
 
 def decay_rounds(rounds: int) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from broker_server.config import StrategyConfig
 from broker_server.merge import Accumulator, finish, fold, start
-from broker_server.strategies.strategy import Contribution, PlannedTier, PlanRequest, Strategy, keep_state
+from broker_server.strategies.strategy import Contribution, PlannedTier, PlanRequest, Strategy
 from models.layout import Layout
 from models.plan import make_plan
 from models.tier import Tier
@@ -69,5 +69,4 @@ def build(config: StrategyConfig) -> Strategy:
         start=start,
         fold=add,
         finish=finish,
-        step=keep_state,
     )

@@ -4,18 +4,52 @@ Huai-an Su, Jiaxiang Geng, Liang Li, Xiaoqi Qin, Yanzhao Hou, Hao Wang, Xin Fu, 
 Heterogeneity Aware Latency Efficient Federated Learning over Mobile Devices via Adaptive Subnetwork Scheduling", 2024,
 https://arxiv.org/abs/2405.00885. METHODS section 4, whose equations 3 to 8 are reconstructed.
 
-The device's half, the utilities, is `device_runtime.adaptive`. Slices and the merge are HeteroFL's, the label rule
-included. What the method improves is the time of a round, which is that of its slowest device.
+The device's half, the utilities, is `device_runtime.adaptive`. It is offered every tier within its maximum, which is
+the cap of equation 7, and the server takes an update of any of them. Slices and the merge are HeteroFL's, the label
+rule included. What the method improves is the time of a round, which is that of its slowest device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
-from fleet_protocol.errors import ConfigError, PlanError, RefusalReason, RefusedError
+from broker_server.config import StrategyConfig
+from broker_server.strategies import heterofl
+from broker_server.strategies.strategy import Strategy
+from fleet_protocol.errors import ConfigError, PlanError
+from fleet_protocol.messages import Sizing, TrainSettings
+from models.layout import Layout
 from models.tier import Tier
 
-__all__ = ["compute_seconds", "device_seconds", "honoured", "offered", "round_seconds", "upload_seconds"]
+__all__ = ["build", "compute_seconds", "device_seconds", "offered", "round_seconds", "upload_seconds"]
+
+_FLOAT_BYTES = 4
+
+
+def build(config: StrategyConfig) -> Strategy:
+    """The strategy as configured.
+
+    Args:
+        config: ``whalefl``, the constants that devices choose with; the rest as for HeteroFL.
+
+    Raises:
+        PlanError: plans other than leading units are configured.
+    """
+    if config.plan != "static":
+        raise PlanError(f"whalefl cuts leading units, as HeteroFL does; remove plan = {config.plan!r}")
+
+    def train(settings: TrainSettings, layout: Layout, _closed_rounds: int) -> TrainSettings:
+        full_bytes = _FLOAT_BYTES * layout.parameter_count(layout.tier(1.0))
+        return settings.model_copy(update={"sizing": Sizing(settings=config.whalefl, full_bytes=full_bytes)})
+
+    return replace(
+        heterofl.build(config),
+        name="whalefl",
+        paper="https://arxiv.org/abs/2405.00885",
+        offer=lambda _layout, tiers, largest: offered(tiers, largest),
+        train=train,
+    )
 
 
 def offered(allowed: Sequence[Tier], maximum: Tier) -> tuple[Tier, ...]:
@@ -42,27 +76,6 @@ def offered(allowed: Sequence[Tier], maximum: Tier) -> tuple[Tier, ...]:
             f" {', '.join(tier.id for tier in sorted(set(allowed))) or 'none'}"
         )
     return tuple(fitting)
-
-
-def honoured(choice: Tier, choices: Sequence[Tier]) -> Tier:
-    """Accept what a device chose.
-
-    Args:
-        choice: the tier it says it trained.
-        choices: what it was offered; all within its maximum, which is the cap of equation 7.
-
-    Returns:
-        The choice.
-
-    Raises:
-        RefusedError: it was not offered this tier.
-    """
-    if choice in choices:
-        return choice
-    raise RefusedError(
-        RefusalReason.UNSUPPORTED,
-        f"the device chose {choice.id}, but was offered {', '.join(tier.id for tier in choices)}",
-    )
 
 
 def compute_seconds(sample_seconds: float, batch_size: int, steps: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from device_runtime.backends.mutual import MutualSession
 from device_runtime.backends.runtime import load_runtime, settle_allocator
 from device_runtime.backends.session import ForwardSession, TrainSession, step_graph_key
 from device_runtime.board import installed_backends
@@ -9,6 +10,7 @@ from fleet_protocol.errors import ConfigError
 
 __all__ = [
     "ForwardSession",
+    "MutualSession",
     "TrainSession",
     "choose_backend",
     "load_runtime",

@@ -1,8 +1,4 @@
-"""Graphs with their tensors in place: one class trains with either flavour of the step graph, one evaluates.
-
-Parameters and optimizer states lie in two sets of buffers. A step reads one set and writes the other; then the sets
-change places. Both bindings are made once, so a step copies no parameter and allocates none.
-"""
+"""Graphs with their tensors in place: one class trains with either flavour of the step graph, one evaluates."""
 
 from __future__ import annotations
 
@@ -13,10 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.backends.runtime import load_runtime, open_session
+from device_runtime.backends.runtime import open_session
+from device_runtime.backends.swapping import SwappingStep
+from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.manifest import (
     Manifest,
-    next_name,
+    anchor_input,
+    noise_input,
     parameter_input,
     state_input,
     statistic_mean,
@@ -53,32 +52,13 @@ class TrainSession:
     """
 
     def __init__(self, manifest: Manifest, graph: Path, *, threads: int = 1) -> None:
-        runtime = load_runtime()
         self._manifest = manifest
-        self._session = open_session(graph, threads=threads)
-        self._inputs = {spec.name for spec in self._session.get_inputs()}
         shapes = {parameter_input(p.name): p.shape for p in manifest.parameters}
         shapes |= {state_input(s.name): s.shape for s in manifest.states}
-        first: dict[str, Array] = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
-        in_place = {state_input(s.name) for s in manifest.states} if manifest.states_in_place else set()
-        second = {name: a if name in in_place else np.zeros_like(a) for name, a in first.items()}
-        self._buffers: tuple[dict[str, Array], dict[str, Array]] = (first, second)
-        # An OrtValue made from an array shares its memory; the arrays above keep it alive.
-        self._values = tuple(
-            {name: runtime.OrtValue.ortvalue_from_numpy(array) for name, array in buffers.items()}
-            for buffers in self._buffers
-        )
-        self._bindings = (self._bind(0), self._bind(1))
-        self._current = 0
-
-    def _bind(self, source: int) -> Any:
-        binding = self._session.io_binding()
-        binding.bind_output("loss", "cpu")  # first, so that it is output 0
-        for name, value in self._values[source].items():
-            if name in self._inputs:
-                binding.bind_ortvalue_input(name, value)
-            binding.bind_ortvalue_output(next_name(name), self._values[1 - source][name])
-        return binding
+        anchors = {anchor_input(p.name): p.shape for p in manifest.parameters}
+        in_place = [state_input(s.name) for s in manifest.states] if manifest.states_in_place else []
+        self._step = SwappingStep(graph, shapes, ["loss"], fixed=anchors, in_place=in_place, threads=threads)
+        self._mu = np.zeros((), np.float32)
 
     def reset(self) -> dict[str, NDArray[np.float32]]:
         """Start again: the optimizer from zero, the parameters from what the caller writes into them.
@@ -86,44 +66,69 @@ class TrainSession:
         Returns:
             Parameter name to the array that the next step reads.
         """
-        current = self._buffers[self._current]
         for state in self._manifest.states:
-            current[state_input(state.name)].fill(0)
+            self._step.current[state_input(state.name)].fill(0)
         return self.parameters()
 
-    def load(self, weights: Mapping[str, Array]) -> None:
+    def anchor(self, mu: float) -> None:
+        """Pull the parameters towards what they are now, until the next call (FedProx).
+
+        Args:
+            mu: strength of the proximal term; 0 for none.
+
+        Raises:
+            RefusedError: a proximal term is wanted that the set was not exported with.
+        """
+        anchors = self._step.fixed
+        if mu and not anchors:
+            raise RefusedError(
+                RefusalReason.UNSUPPORTED,
+                f"artifact set {self._manifest.arch} {self._manifest.tier} has no proximal term, which mu = {mu:g} of "
+                "FedProx needs; export it again with a proximal recipe",
+            )
+        for name, value in self.parameters().items():
+            if anchor_input(name) in anchors:
+                np.copyto(anchors[anchor_input(name)], value)
+        self._mu = np.array(mu, np.float32)
+
+    def load(self, weights: Mapping[str, Array], mu: float = 0.0) -> None:
         """Take new parameters; the optimizer starts from zero.
 
         Args:
-            weights: parameter name to float32 array of its local shape.
+            weights: parameter name to float32 array of its local shape. With a proximal term in the recipe they are
+                also what the parameters are pulled towards until the next call.
+            mu: strength of the proximal term; 0 for none.
+
+        Raises:
+            RefusedError: a proximal term is wanted that the set was not exported with.
         """
         for name, array in self.reset().items():
             np.copyto(array, weights[name], casting="no")
+        self.anchor(mu)
 
-    def step(self, x: Array, y: Array, mask: Array, learning_rate: float) -> float:
+    def step(
+        self, x: Array, y: Array, mask: Array, learning_rate: float, noise: Mapping[str, Array] | None = None
+    ) -> float:
         """One step of the recipe on one batch.
 
         Args:
             x: samples ``[B, ...]``.
-            y: labels ``[B]``, int64.
+            y: labels ``[B]``, or ``[B, T]`` with a label per token, int64.
             mask: ``[classes]`` float32, 1 for labels that count.
             learning_rate: step size.
+            noise: layer to float32 ``[B, ...]`` for every entry of the manifest's ``noise``; see
+                `device_runtime.training.draw_noise`.
 
         Returns:
             Mean loss of the batch before the step.
         """
-        binding = self._bindings[self._current]
-        feeds = {"x": x, "y": y, "mask": mask, "lr": np.array(learning_rate, np.float32)}
-        for name, value in feeds.items():
-            if name in self._inputs:  # an exporter may drop an input that the recipe does not use
-                binding.bind_cpu_input(name, value)
-        self._session.run_with_iobinding(binding)
-        self._current = 1 - self._current
-        return float(binding.get_outputs()[0].numpy().reshape(()))
+        feeds = {"x": x, "y": y, "mask": mask, "lr": np.array(learning_rate, np.float32), "mu": self._mu}
+        feeds |= {noise_input(layer): numbers for layer, numbers in (noise or {}).items()}
+        return self._step.run(feeds)[0]
 
     def parameters(self) -> dict[str, NDArray[np.float32]]:
         """The parameters now, in manifest order; views that the next step but one overwrites."""
-        current = self._buffers[self._current]
+        current = self._step.current
         return {spec.name: current[parameter_input(spec.name)] for spec in self._manifest.parameters}
 
     def addresses(self) -> dict[str, int]:
@@ -131,7 +136,7 @@ class TrainSession:
 
         Parameters alternate between two places; states too, unless the manifest allows them to stay.
         """
-        return {name: array.ctypes.data for name, array in self._buffers[self._current].items()}
+        return {name: array.ctypes.data for name, array in self._step.current.items()}
 
 
 class ForwardSession:
@@ -162,12 +167,12 @@ class ForwardSession:
 
         Args:
             x: samples ``[B, ...]``.
-            y: labels ``[B]``, int64.
+            y: labels ``[B]``, or ``[B, T]`` with a label per token, int64.
             mask: ``[classes]`` float32.
             statistics: ``stat.<norm>.mean`` and ``.var`` of every static batch norm.
 
         Returns:
-            Sum of the losses, and number of samples whose largest logit is their label.
+            Sum of the losses, and number of labels that are the largest logit of their place.
         """
         loss, correct = self._run(["loss_sum", "correct"], {"x": x, "y": y, "mask": mask, **(statistics or {})})
         return float(loss.reshape(())), int(correct.reshape(()))

@@ -24,7 +24,7 @@ class DataSet:
     Attributes:
         source: where they came from, for messages.
         x: raw samples ``[N, ...]``, any real type, not yet normalised.
-        y: labels ``[N]``, int64, not negative.
+        y: labels ``[N]``, int64, not negative; or ``[N, T]``, one per token, of which negative ones do not count.
         scale: factor of every value.
         mean: subtracted after scaling, broadcast against one sample.
         std: divides last, broadcast against one sample.
@@ -48,7 +48,7 @@ class DataSet:
             dtype: ``float32`` (normalised) or ``int64`` (tokens, as they are).
 
         Returns:
-            Samples ``[B, ...]`` and labels ``[B]``, both new arrays.
+            Samples ``[B, ...]`` and labels ``[B]`` (or ``[B, T]``), both new arrays.
         """
         rows = self.x[indices]
         if dtype == "float32":
@@ -62,13 +62,14 @@ class DataSet:
             return values, self.y[indices]
         return rows.astype(np.int64), self.y[indices]
 
-    def check(self, shape: Sequence[int], dtype: str, classes: int) -> None:
+    def check(self, shape: Sequence[int], dtype: str, classes: int, label_shape: Sequence[int] = ()) -> None:
         """See that a model can take these samples.
 
         Args:
             shape: of one sample.
             dtype: ``float32`` or ``int64``.
             classes: number of labels of the model.
+            label_shape: of the labels of one sample: empty, or ``(T,)`` for a label per token.
 
         Raises:
             DataError: another shape, labels the model does not have, or values that are no tokens.
@@ -78,21 +79,26 @@ class DataSet:
                 f"samples in {self.source} have shape {list(self.x.shape[1:])}, the model takes {list(shape)}; "
                 "set `shape` (or `size`) in [data], or give the model other settings"
             )
+        if tuple(label_shape) != self.y.shape[1:]:
+            raise DataError(
+                f"labels in {self.source} have shape {list(self.y.shape[1:])} per sample, the model takes "
+                f"{list(label_shape)}; {'give one label per token' if label_shape else 'give one label per sample'}"
+            )
         check_labels(self.source, self.y, classes)
         if dtype == "int64" and not np.issubdtype(self.x.dtype, np.integer):
             raise DataError(f"samples in {self.source} are {self.x.dtype}, the model takes integer tokens")
 
 
 def check_labels(source: str, y: NDArray[np.int64], classes: int) -> None:
-    """See that labels lie in ``[0, classes)``.
+    """See that labels lie in ``[0, classes)``; with a label per token, negative ones are allowed and do not count.
 
     Raises:
         DataError: the first label outside, with its position.
     """
-    wrong = np.flatnonzero((y < 0) | (y >= classes))
+    wrong = np.argwhere((y >= classes) | ((y < 0) & (y.ndim == 1)))
     if len(wrong):
         raise DataError(
-            f"label {int(y[wrong[0]])} of sample {int(wrong[0])} in {source} is outside 0 to {classes - 1} "
+            f"label {int(y[tuple(wrong[0])])} of sample {int(wrong[0][0])} in {source} is outside 0 to {classes - 1} "
             f"({len(wrong)} such labels)"
         )
 
@@ -132,7 +138,7 @@ def make_dataset(
     Args:
         source: path, for messages.
         x: samples ``[N, ...]``.
-        y: labels ``[N]``, whole numbers.
+        y: labels ``[N]``, or ``[N, T]`` with one per token, whole numbers.
         shape: shape to give to a sample.
         scale: factor of every value.
         mean: subtracted after scaling; a number or one per channel.
@@ -142,10 +148,10 @@ def make_dataset(
     Raises:
         DataError: empty, lengths that differ, wrong types, labels outside their range, values that are not finite.
     """
-    if x.ndim < 1 or y.ndim != 1:
+    if x.ndim < 1 or y.ndim not in (1, 2):
         raise DataError(
             f"{source} holds samples of shape {list(x.shape)} and labels of shape {list(y.shape)}; "
-            "expected [N, ...] and [N]"
+            "expected [N, ...] and [N] (or [N, T], a label per token)"
         )
     if len(x) != len(y):
         raise DataError(f"{source} holds {len(x)} samples but {len(y)} labels")

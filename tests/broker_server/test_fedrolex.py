@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from broker_server import merge
 from broker_server.config import StrategyConfig
-from broker_server.strategies import heterofl
+from broker_server.strategies import heterofl, strategy
 from broker_server.strategies.fedrolex import (
     Window,
     build,
@@ -101,7 +101,9 @@ def test_as_a_strategy_it_plans_windows_and_merges_as_heterofl():
     assert made.finish is heterofl.build(config).finish
     with pytest.raises(PlanError, match="never reaches"):
         build(config, Window(step=4)).tiers(LAYOUT, [Tier(0.25)])
-    assert build(config.model_copy(update={"plan": "random"})).plan(request).key.endswith("/d")
+    assert strategy(StrategyConfig(name="federated_dropout")).plan(request).key.endswith("/d")
+    with pytest.raises(PlanError, match="remove plan"):
+        build(config.model_copy(update={"plan": "random"}))
 
 
 def contributions(window):

@@ -8,8 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker_server.assignment import scheduled_rate
+from broker_server.config import StrategyConfig
+from broker_server.strategies import strategy
 from broker_server.strategies.fml import MutualWeights, decay_rounds, merge_memes, trunk
 from fleet_protocol.errors import ConfigError, PlanError
+from fleet_protocol.messages import TrainSettings
 from models import Registry, infer_layout
 from tests.models.layouts import noise
 
@@ -79,3 +82,26 @@ def test_what_makes_no_sense_is_refused(layout):
         trunk(layout, [])
     with pytest.raises(PlanError, match="missing"):
         merge_memes(layout, noise(layout), [{}])
+
+
+def test_as_a_strategy_it_sends_the_weights_of_the_labels_and_keeps_its_own_adaptor(layout):
+    """Alpha falls and beta rises at each decay; what is not shared keeps its bits on the server."""
+    keys = {"alpha": 0.9, "beta": 0.1, "decays": (2, 4), "shared": ("stem",)}
+    built = strategy(StrategyConfig.model_validate({"name": "fml", "fml": keys}))
+    base = TrainSettings(learning_rate=0.1, epochs=1, batch_size=1, seed=0)
+    mutual = [built.train(base, layout, closed).mutual for closed in (0, 2, 4)]
+    assert [(found.alpha, found.beta) for found in mutual] == [
+        pytest.approx((0.9, 0.1)),
+        pytest.approx((0.7, 0.5)),
+        pytest.approx((0.5, 0.9)),
+    ]
+    stays = mutual[0].stays
+    assert stays
+    assert set(stays) == {item.name for item in layout.parameters if item.block != "stem"}
+    ready = built.for_run(built, layout, [layout.tier(1.0)])
+    old, new = noise(layout, 1), noise(layout, 2)
+    after, _ = ready.step(old, dict(new), {})
+    for name in old:
+        np.testing.assert_array_equal(after[name], (old if name in stays else new)[name])
+    with pytest.raises(PlanError, match="remove weighting"):
+        strategy(StrategyConfig(name="fml", weighting="samples"))

@@ -107,8 +107,21 @@ def test_a_store_of_a_newer_version_is_left_alone(tmp_path):
     with sqlite3.connect(tmp_path / "shoal.db") as connection:
         connection.execute("UPDATE shoal_store SET schema_version = 99")
     connection.close()
-    with pytest.raises(StorageError, match=r"schema version 99.*reads up to 1"):
+    with pytest.raises(StorageError, match=r"schema version 99.*reads up to 2"):
         Store(tmp_path)
+
+
+def test_a_store_of_the_first_version_is_brought_up_to_date(tmp_path):
+    """It gets the column it lacks, once."""
+    Store(tmp_path).close()
+    with sqlite3.connect(tmp_path / "shoal.db") as connection:
+        connection.execute("ALTER TABLE tasks DROP COLUMN others")
+        connection.execute("UPDATE shoal_store SET schema_version = 1")
+    connection.close()
+    for _ in range(2):
+        store = Store(tmp_path)
+        assert store.tasks("r", 1) == []
+        store.close()
 
 
 def test_a_file_that_is_no_database_is_an_error(tmp_path):

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from broker_server.artifacts import load_artifacts
 from broker_server.config import (
     BrokerConfig,
     EvaluationConfig,
@@ -16,8 +17,11 @@ from broker_server.config import (
     RoundConfig,
     TrainConfig,
 )
+from broker_server.evaluation import Evaluator
 from broker_server.server import Server
+from broker_server.test_set import load_test_set
 from fleet_protocol import control
+from models.plan import compile_plan, make_plan
 from models.registry import Registry, infer_layout
 from shoal_cli.local_fleet import LocalDevice, LocalFleet
 from simulation.datasets import load_dataset
@@ -87,6 +91,15 @@ class Watcher:
     def of(self, kind: type) -> list:
         """The events of one kind so far."""
         return [event for event in self.events if isinstance(event, kind)]
+
+
+def start_accuracy(config: FleetConfig) -> float:
+    """Accuracy of the judged part of the initial weights on the test set, for models without batch norm."""
+    artifacts = load_artifacts(config.model.artifacts, config.model.arch, chunk_bytes=config.round.chunk_bytes)
+    layout, judged = artifacts.layout, artifacts.tiers[config.evaluation.tier or artifacts.full.tier.id]
+    weights = compile_plan(layout, make_plan(layout, judged.tier)).slice(artifacts.initial_weights())
+    data = load_test_set(config.evaluation.data, layout)
+    return Evaluator(judged, data, batch_size=256, threads=1).evaluate(weights, {}).accuracy
 
 
 def run(config: FleetConfig, watcher: Watcher) -> control.RunFinished:

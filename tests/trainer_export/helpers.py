@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,11 +20,21 @@ from trainer_export.trace import Signature, trace_train
 
 ZOO = Registry.zoo()
 
+_TEXT = {"input_shape": (6,), "embed": 8, "heads": 2, "ffn": 12, "blocks": 2}
 TINY: Mapping[str, Mapping[str, Any]] = {
     "mlp": {"input_shape": (1, 4, 4), "classes": 3, "hidden": (8, 6)},
     "lenet5": {"input_shape": (1, 16, 16), "classes": 4, "channels": (4, 6), "hidden": (12, 8)},
     "conv": {"input_shape": (1, 14, 14), "classes": 5, "channels": (8, 12, 16)},
     "text_encoder": {"input_shape": (6,), "classes": 3, "vocab": 20, "embed": 8, "heads": 2, "ffn": 12, "blocks": 2},
+    "cnn1": {"input_shape": (3, 16, 16), "classes": 4, "channels": (4, 6), "hidden": (10,)},
+    "cnn2": {"input_shape": (3, 16, 16), "classes": 4, "channels": (4, 6, 8)},
+    "har_cnn": {"input_shape": (3, 32), "classes": 4, "channels": (4, 8, 8)},
+    "preresnet18": {"input_shape": (3, 16, 16), "classes": 4, "channels": (4, 6, 8, 8)},
+    "minilm_encoder": _TEXT | {"classes": 3, "vocab": 30, "pretrained": False},
+    "token_classifier": _TEXT | {"classes": 3, "vocab": 30, "pretrained": False},
+    # The runtime's LayerNormalization subtracts squares, which costs digits where four nearly equal numbers are normed.
+    "next_word": _TEXT | {"classes": 20, "head_dim": 4, "embed": 32},
+    "transformer_mlm": _TEXT | {"classes": 20},
 }
 
 
@@ -34,7 +44,8 @@ def tiny(name: str, width: float = 1.0, depth: int | None = None) -> tuple[nn.Mo
     settings = arch.settings(TINY[name])
     torch.manual_seed(1)
     module = build(arch, width, depth, settings)
-    return shaken(module), Signature(tuple(settings["input_shape"]), arch.input_dtype, settings["classes"])
+    signature = Signature(tuple(settings["input_shape"]), arch.input_dtype, settings["classes"])
+    return shaken(module), signature.with_labels_of(module)
 
 
 def shaken(module: nn.Module) -> nn.Module:
@@ -65,6 +76,11 @@ def all_reports(module: nn.Module, signature: Signature, recipe: Recipe | None =
     with calm_torch():
         reports = check_graphs(graphs, module, recipe, batches_for(module, signature))
     return {report.graph: report for report in reports}
+
+
+def deviation(reports: Iterable[CheckSpec]) -> float:
+    """The worst of some reports: absolute, or relative where the numbers are large (a sum of losses)."""
+    return max(min(report.worst_absolute, report.worst_relative) for report in reports)
 
 
 def assert_portable(model: onnx.ModelProto) -> None:

@@ -12,10 +12,11 @@ from trainer_export.check import SizedBatches
 from trainer_export.formats.files import GraphFile
 from trainer_export.lowering import write_graph
 from trainer_export.memory import fit_into_memory
+from trainer_export.model_ports import Signature
 from trainer_export.recipe import Recipe
-from trainer_export.trace import Signature, Trace, trace_eval, trace_infer, trace_statistics, trace_train
+from trainer_export.trace import Trace, trace_eval, trace_infer, trace_statistics, trace_train
 
-__all__ = ["check_graphs", "write_graphs"]
+__all__ = ["check_graphs", "write_forward_graphs", "write_graphs", "written"]
 
 
 def write_graphs(module: nn.Module, signature: Signature, recipe: Recipe) -> tuple[GraphFile, ...]:
@@ -32,16 +33,29 @@ def write_graphs(module: nn.Module, signature: Signature, recipe: Recipe) -> tup
     Raises:
         ExportError: an operator cannot be exported.
     """
+    return (written(trace_train(module, signature, recipe)), *write_forward_graphs(module, signature))
+
+
+def write_forward_graphs(module: nn.Module, signature: Signature) -> tuple[GraphFile, ...]:
+    """Write the eval, stats (with static batch norm only) and infer graphs of a model.
+
+    Args:
+        module: the sub-model; not changed.
+        signature: what it takes and returns.
+
+    Raises:
+        ExportError: an operator cannot be exported.
+    """
     traces: list[Trace | None] = [
-        trace_train(module, signature, recipe),
         trace_eval(module, signature),
         trace_statistics(module, signature),
         trace_infer(module, signature),
     ]
-    return tuple(_written(trace) for trace in traces if trace is not None)
+    return tuple(written(trace) for trace in traces if trace is not None)
 
 
-def _written(trace: Trace) -> GraphFile:
+def written(trace: Trace) -> GraphFile:
+    """A traced program as a file of the portable format."""
     model = fit_into_memory(write_graph(trace, {"shoal.graph": trace.name}))
     data = model.SerializeToString(deterministic=True)
     return GraphFile(f"onnx/{trace.name}", f"{trace.name}.onnx", data, trace.inputs, trace.outputs, model)

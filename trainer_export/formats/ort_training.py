@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
+import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -36,16 +37,33 @@ from trainer_export.formats.files import GraphFile, SetFile
 from trainer_export.graph import IR_VERSION, GraphBuilder, Port
 from trainer_export.lowering import LOWERINGS, lower
 from trainer_export.lowering_plain import LOWERINGS as PLAIN
+from trainer_export.model_ports import Signature, anchor_ports, batch_ports, mask_port, model_noise, noise_ports
 from trainer_export.recipe import Recipe
-from trainer_export.trace import Signature, trace_loss, trace_optimizer
+from trainer_export.trace import trace_loss, trace_optimizer
 from trainer_export.values import Value
 
-__all__ = ["check_artifacts", "write_artifacts"]
+__all__ = ["MissingGradientError", "check_artifacts", "write_artifacts"]
 
 _FOLDER = "ort-training"
 _STEP = f"{_FOLDER}/step"
 _MODELS = ("training_model", "eval_model", "optimizer_model")
 _OFFICIAL_STEPS = 5
+_NO_GRADIENT = re.compile(r"gradient builder has not been registered: *(\w+)")
+
+
+class MissingGradientError(ExportError):
+    """onnxruntime-training cannot differentiate an operator of the model; the portable format does not need it.
+
+    Args:
+        operator: the ONNX operator without a gradient.
+    """
+
+    def __init__(self, operator: str) -> None:
+        super().__init__(
+            f"format ort-training not available for this model: no gradient for op {operator};"
+            " the portable format works"
+        )
+        self.operator = operator
 
 
 def write_artifacts(module: nn.Module, signature: Signature, recipe: Recipe) -> tuple[SetFile, ...]:
@@ -60,13 +78,15 @@ def write_artifacts(module: nn.Module, signature: Signature, recipe: Recipe) -> 
         The files.
 
     Raises:
-        ExportError: an operator cannot be exported, or the runtime has no gradient for it.
+        ExportError: an operator cannot be exported.
+        MissingGradientError: the runtime has no gradient for an operator.
     """
     weights = {name: p.detach().numpy() for name, p in module.named_parameters()}
     forward = _forward_model(module, signature, weights)
     files = _official_files(forward, list(weights))
     training = onnx.load_model_from_string(files[0].data)
-    return (*files, _step_file(training, signature, {n: w.shape for n, w in weights.items()}, recipe))
+    batch = (*batch_ports(signature, "x", "y"), mask_port(signature), *noise_ports(model_noise(module, signature)))
+    return (*files, _step_file(training, batch, {n: w.shape for n, w in weights.items()}, recipe))
 
 
 def check_artifacts(
@@ -130,6 +150,9 @@ def _official_files(forward: onnx.ModelProto, trained: list[str]) -> list[SetFil
                 forward, requires_grad=trained, optimizer=artifacts.OptimType.SGD, artifact_directory=folder
             )
         except Exception as error:
+            unknown = _NO_GRADIENT.search(str(error))
+            if unknown:
+                raise MissingGradientError(unknown[1]) from error
             raise ExportError(
                 f"onnxruntime-training cannot derive the gradient graph: {_reason(error)}; export --formats onnx only"
             ) from error
@@ -178,7 +201,7 @@ def _check_official(files: Sequence[SetFile], module: nn.Module, batches: SizedB
     """The official set through its Python API: gradients of the training model, its own SGD."""
     from onnxruntime.training import api  # noqa: PLC0415 - only in onnxruntime-training
 
-    worst = check.Worst()
+    worst, shapes = check.Worst(), model_noise(module, batches.signature)
     reference = check.Reference(module, Recipe(momentum=0.0, weight_decay=0.0, clip_norm=None))
     with tempfile.TemporaryDirectory() as name:
         paths = {file.key.split("/")[1]: Path(name) / Path(file.path).name for file in files}
@@ -189,13 +212,13 @@ def _check_official(files: Sequence[SetFile], module: nn.Module, batches: SizedB
         optimizer = api.Optimizer(str(paths["optimizer_model"]), model)
         optimizer.set_learning_rate(check.LEARNING_RATE)
         model.train()
-        for x, y in batches.take(_OFFICIAL_STEPS):
+        for number, (x, y) in enumerate(batches.take(_OFFICIAL_STEPS)):
             worst.sizes.append(len(y))
-            mask = batches.mask()
-            loss, _ = model(x.numpy(), y.numpy(), mask.numpy())
+            mask, noise = batches.mask(), batches.noise(shapes, len(y), number)
+            loss, _ = model(x.numpy(), y.numpy(), mask.numpy(), *(drawn.numpy() for drawn in noise.values()))
             optimizer.step()
             model.lazy_reset_grad()
-            worst.compare({"loss": np.asarray(loss)}, {"loss": reference.step(x, y, mask)})
+            worst.compare({"loss": np.asarray(loss)}, {"loss": reference.step(x, y, mask, noise)})
         expected, _ = reference.snapshot()
         worst.compare({name: state.parameters[name].data for name in expected}, expected)
         del optimizer, model, state  # they hold the files open
@@ -206,17 +229,13 @@ def _check_official(files: Sequence[SetFile], module: nn.Module, batches: SizedB
 
 
 def _step_file(
-    training: onnx.ModelProto, signature: Signature, shapes: Mapping[str, tuple[int, ...]], recipe: Recipe
+    training: onnx.ModelProto, batch: Sequence[Port], shapes: Mapping[str, tuple[int, ...]], recipe: Recipe
 ) -> GraphFile:
     graph = GraphBuilder("step")
     parameters = [Port(parameter_input(name), "float32", shape) for name, shape in shapes.items()]
     states = [Port(state_input(name), "float32", shape) for name, shape in shapes.items() if recipe.has_state]
-    batch: list[Port] = [
-        Port("x", signature.input_dtype, ("batch", *signature.input_shape)),
-        Port("y", "int64", ("batch",)),
-        Port("mask", "float32", (signature.classes,)),
-    ]
-    inputs = [*parameters, *states, *batch, Port("lr", "float32", ())]
+    anchors = anchor_ports(shapes) if recipe.proximal else ()
+    inputs = [*parameters, *states, *batch, Port("lr", "float32", ()), *anchors]
     for port in inputs:
         graph.input(port)
     _append_gradients(graph, training, list(shapes), [port.name for port in batch])
@@ -228,7 +247,8 @@ def _step_file(
     trace = trace_optimizer(shapes, recipe)
     known = [_value(emitter, p.name, p.shape) for p in (*parameters, *states)]
     known += [_value(emitter, _inner(f"{name}_grad"), shape) for name, shape in shapes.items()]
-    moved = lower(emitter, trace, [*known, _value(emitter, "lr", ())])
+    known += [_value(emitter, "lr", ()), *(_value(emitter, p.name, p.shape) for p in anchors)]
+    moved = lower(emitter, trace, known)
     for port, name in zip(outputs, [_inner("loss"), *(emitter.plain(v) for v in moved)], strict=True):
         graph.output(port, name)
     domains = [(item.domain, item.version) for item in training.opset_import if item.domain]

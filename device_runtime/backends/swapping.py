@@ -1,0 +1,102 @@
+"""A step graph whose tensors stay in place: it reads one set of buffers and writes the other, then they swap.
+
+Both bindings are made once, so a step copies no parameter and allocates none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.backends.runtime import load_runtime, open_session
+from fleet_protocol.manifest import next_name
+
+__all__ = ["SwappingStep"]
+
+Array = NDArray[Any]
+
+
+class SwappingStep:
+    """A step graph with its tensors.
+
+    Args:
+        graph: file of the graph.
+        shapes: of the float32 tensors that a step changes, by graph input; the outputs are `next_name` of these.
+        scalars: outputs of one number each, which `run` returns.
+        fixed: shapes of float32 inputs that no step changes, by graph input; those the graph lacks are left out.
+        in_place: of the tensors that a step changes, those whose next value may be written over them.
+        threads: threads of one operator; 0 takes every core.
+    """
+
+    def __init__(
+        self,
+        graph: Path,
+        shapes: Mapping[str, tuple[int, ...]],
+        scalars: Sequence[str],
+        *,
+        fixed: Mapping[str, tuple[int, ...]] | None = None,
+        in_place: Collection[str] = (),
+        threads: int = 1,
+    ) -> None:
+        runtime = load_runtime()
+        self._session = open_session(graph, threads=threads)
+        self._inputs = {spec.name for spec in self._session.get_inputs()}
+        self._scalars = tuple(scalars)
+        first: dict[str, Array] = {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}
+        second = {name: array if name in in_place else np.zeros_like(array) for name, array in first.items()}
+        self._buffers: tuple[dict[str, Array], dict[str, Array]] = (first, second)
+        self._fixed = {
+            name: np.zeros(shape, np.float32) for name, shape in (fixed or {}).items() if name in self._inputs
+        }
+        # An OrtValue made from an array shares its memory; the arrays above keep it alive.
+        self._values, self._fixed_values = (
+            [{name: runtime.OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items()} for arrays in sets]
+            for sets in (self._buffers, [self._fixed])
+        )
+        self._bindings = (self._bind(0), self._bind(1))
+        self._current = 0
+
+    def _bind(self, source: int) -> Any:
+        binding = self._session.io_binding()
+        for name in self._scalars:
+            binding.bind_output(name, "cpu")  # first, so that they are the first outputs
+        for name, value in self._fixed_values[0].items():
+            binding.bind_ortvalue_input(name, value)
+        for name, value in self._values[source].items():
+            if name in self._inputs:
+                binding.bind_ortvalue_input(name, value)
+            binding.bind_ortvalue_output(next_name(name), self._values[1 - source][name])
+        return binding
+
+    @property
+    def current(self) -> dict[str, Array]:
+        """The changing tensors now, by graph input; to read and write in place, until the next step."""
+        return self._buffers[self._current]
+
+    @property
+    def fixed(self) -> dict[str, Array]:
+        """The tensors that no step changes, by graph input; to write in place."""
+        return self._fixed
+
+    def run(self, feeds: Mapping[str, Array]) -> list[float]:
+        """One step.
+
+        Args:
+            feeds: all other inputs; one that the graph lacks is left out, because an exporter may drop an input
+                that the step does not use.
+
+        Returns:
+            The scalars, in order.
+        """
+        binding = self._bindings[self._current]
+        for name, value in feeds.items():
+            if name in self._inputs:
+                binding.bind_cpu_input(name, value)
+        self._session.run_with_iobinding(binding)
+        self._current = 1 - self._current
+        outputs = binding.get_outputs()
+        return [float(outputs[i].numpy().reshape(())) for i in range(len(self._scalars))]

@@ -1,0 +1,124 @@
+"""InclusiveFL as a strategy: what each group is sent, what a round makes of its updates, and its baselines."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from broker_server.config import StrategyConfig
+from broker_server.server_optimizer import OptimizerSettings
+from broker_server.strategies import Contribution, PlanRequest, inclusivefl, strategy
+from broker_server.strategies.inclusivefl import InclusiveSettings
+from fleet_protocol.errors import PlanError
+from fleet_protocol.messages import TaskMetrics
+from models import Registry, Tier, compile_plan, infer_layout
+from tests.models.layouts import noise
+
+TIERS = (Tier(1.0, 4), Tier(1.0, 2), Tier(1.0, 1))
+PLAIN = OptimizerSettings("plain")
+DEVICES = {"a": TIERS[0], "b": TIERS[1], "c": TIERS[1], "d": TIERS[2]}
+
+
+@pytest.fixture(scope="module")
+def layout():
+    return infer_layout(
+        Registry.zoo().get("text_encoder"),
+        {"embed": 8, "heads": 2, "ffn": 6, "blocks": 4, "vocab": 11, "input_shape": (5,), "classes": 3},
+    )
+
+
+def made(layout, baseline="inclusive", optimizer=PLAIN):
+    config = StrategyConfig.model_validate({"name": "inclusivefl", "inclusivefl": {"baseline": baseline, "beta": 0.5}})
+    built = strategy(config, optimizer)
+    return built.for_run(built, layout, built.tiers(layout, TIERS))
+
+
+def one_round(method, layout, weights, state, version, devices=DEVICES):
+    """Every device adds a constant of its own to what it is sent; gives what was sent and the new weights and state."""
+    sums, sent = method.start(layout), {}
+    for number, (device, tier) in enumerate(devices.items(), 1):
+        request = PlanRequest(layout, tier, device, version, 0)
+        planned = method.plan(request)
+        plan = compile_plan(layout, planned.plan)
+        sent[device] = dict(method.send(plan, request, weights, state))
+        update = {name: value + np.float32(number) for name, value in sent[device].items()}
+        metrics = TaskMetrics(examples=1, batches=1, labels=(0,), fetch_seconds=0, train_seconds=0, resident_bytes=0)
+        method.fold(sums, Contribution(device, planned.key, plan, update, metrics))
+    return sent, *method.step(weights, method.finish(sums, weights), state)
+
+
+def test_a_round_is_the_method_over_the_groups_means(layout):
+    """Sending, folding and stepping are those of `inclusivefl.apply`, round after round, through the stored state."""
+    method, weights, state = made(layout), noise(layout), {}
+    groups = {"d1": 1, "d2": 2, "d4": 4}
+    expected = inclusivefl.init(layout, groups, weights, InclusiveSettings(0.5, PLAIN))
+    for version in range(3):
+        sent, weights, state = one_round(method, layout, weights, state, version)
+        for device, tier in DEVICES.items():
+            own = expected.models[f"d{tier.depth}"]
+            assert set(sent[device]) == set(own)
+            for name, value in own.items():
+                np.testing.assert_array_equal(sent[device][name], value)
+        steps = {"d4": 1.0, "d2": 2.5, "d1": 4.0}
+        updates = {
+            group: {name: np.full_like(value, steps[group]) for name, value in model.items()}
+            for group, model in expected.models.items()
+        }
+        expected, _ = inclusivefl.apply(expected, updates, {"d4": 1, "d2": 2, "d1": 1}, InclusiveSettings(0.5, PLAIN))
+        for name, value in expected.models["d4"].items():
+            np.testing.assert_allclose(weights[name], value, atol=1e-4)
+        expected = inclusivefl.state_from_tensors(layout, groups, state)
+
+
+def test_a_group_without_devices_keeps_its_top_and_receives_what_is_shared(layout):
+    """Its top layer and head stay; the bottom follows the others."""
+    method, weights = made(layout), noise(layout)
+    present = {"a": TIERS[0], "b": TIERS[1]}
+    _, after, state = one_round(method, layout, weights, {}, 0, present)
+    sent, _, _ = one_round(method, layout, after, state, 1)
+    names = layout.shapes(TIERS[2])
+    bottom = [name for name in names if name.startswith(("tokens", "positions"))]
+    top = [name for name in names if name.startswith(("blocks.0", "head"))]
+    assert bottom
+    assert top
+    assert all(not np.array_equal(sent["d"][name], weights[name]) for name in bottom)
+    assert all(np.array_equal(sent["d"][name], weights[name]) for name in top)
+
+
+@pytest.mark.parametrize(
+    ("baseline", "tiers"),
+    [("all_large", TIERS[:1]), ("exclusive", TIERS[:1]), ("all_small", TIERS[2:]), ("without_distillation", TIERS)],
+)
+def test_baselines_choose_the_tiers(layout, baseline, tiers):
+    """One depth for everybody, or all of them."""
+    assert made(layout, baseline).tiers(layout, TIERS[::-1]) == tiers
+
+
+def test_a_fleet_of_small_models_leaves_the_upper_layers_alone(layout):
+    """AllSmall is FedAvg of the smallest depth within the deepest model's weights."""
+    weights = noise(layout)
+    method = made(layout, "all_small")
+    _, after, _ = one_round(method, layout, weights, {}, 0, {"a": TIERS[2], "b": TIERS[2]})
+    kept = layout.shapes(TIERS[2])
+    for name, value in weights.items():
+        np.testing.assert_allclose(after[name], value + (1.5 if name in kept else 0.0), atol=1e-5)
+
+
+def test_alone_every_device_gets_its_own_weights_back(layout):
+    """Nothing is merged: the global model stays, and each device goes on from where it was."""
+    method, weights = made(layout, "local", None), noise(layout)
+    _, after, state = one_round(method, layout, weights, {}, 0)
+    sent, last, _ = one_round(method, layout, after, state, 1)
+    for number, device in enumerate(DEVICES, 1):
+        for name, value in sent[device].items():
+            np.testing.assert_allclose(value, weights[name] + number, atol=1e-5)
+    assert all(np.array_equal(last[name], weights[name]) for name in weights)
+
+
+def test_widths_and_a_missing_deepest_tier_are_refused(layout):
+    """The method cuts by depth alone, and a run ends with the deepest model."""
+    built = strategy(StrategyConfig(name="inclusivefl"))
+    with pytest.raises(PlanError, match="no tier of width 1"):
+        built.tiers(layout, [Tier(0.5, 4)])
+    with pytest.raises(PlanError, match="must be in use"):
+        built.tiers(layout, [Tier(1.0, 2)])

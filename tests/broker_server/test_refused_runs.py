@@ -1,0 +1,138 @@
+"""What cannot work is an error before any training starts: methods, models, tiers, levels, data and keys."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from broker_server.artifacts import load_artifacts
+from broker_server.config import FleetConfig
+from broker_server.fleet import assign
+from broker_server.method_config import StrategyConfig
+from broker_server.planning import prepare_run
+from broker_server.server_optimizer import OptimizerSettings
+from broker_server.strategies import strategy
+from device_runtime.data import load_data
+from device_runtime.data.config import NpzData
+from fleet_protocol.config import parse_config
+from fleet_protocol.errors import ConfigError, DataError, PlanError
+from models import Axis, Dim, Tier
+from models.axes import kept_units
+from tests.broker_server.artifacts import ARCH, tiny_layout
+from tests.broker_server.peer import profile
+from tests.models.layouts import make_layout
+
+CHUNK = 1024
+
+
+def prepare(config, **tables):
+    made = config(**tables)
+    return prepare_run("r", made, load_artifacts(made.model.artifacts, ARCH, chunk_bytes=CHUNK))
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ({"strategy": {"name": "fedavg"}, "tiers": {"allowed": ["w0.50-d1"]}}, "full tier"),
+        ({"strategy": {"name": "fedavg", "plan": "rolling"}}, "remove it"),
+        ({"strategy": {"name": "whalefl", "plan": "rolling"}}, "remove plan"),
+        ({"strategy": {"name": "fedrolex", "plan": "random"}}, "remove plan"),
+        ({"strategy": {"name": "federated_dropout", "plan": "rolling"}}, "remove plan"),
+        ({"strategy": {"name": "fedrolex", "fedrolex": {"step": 8}}}, "never reaches"),
+        (
+            {"strategy": {"name": "fedrolex", "weighting": "samples", "fedrolex": {"weighting": "width"}}},
+            "has no place",
+        ),
+        ({"strategy": {"name": "inclusivefl", "weighting": "samples"}}, "has no place"),
+        ({"strategy": {"name": "fedprox"}}, "without a proximal term"),
+        ({"tiers": {"assign": "fix", "levels": "a1-c1"}}, r"level c is width 0\.25.*export that width"),
+    ],
+)
+def test_a_combination_that_makes_no_sense_is_refused_when_planned(config, tables, message):
+    """The error says why and comes before any device is asked."""
+    with pytest.raises(PlanError, match=message):
+        prepare(config, **tables)
+
+
+def test_the_baseline_local_has_no_server_optimizer():
+    """Nothing is merged there, so there is nothing to step."""
+    local = StrategyConfig.model_validate({"name": "inclusivefl", "inclusivefl": {"baseline": "local"}})
+    with pytest.raises(PlanError, match="remove server_optimizer"):
+        strategy(local, OptimizerSettings("fedadam"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[strategy]\nnam = 'fedavg'", "did you mean 'name'"),
+        ("[strategy]\nname = 'fedrolex'\n[strategy.fedrolex]\nstpe = 2", "did you mean 'step'"),
+        ("[strategy]\nname = 'heterofl'\n[strategy.fedrolex]\nstep = 2", "no effect on strategy 'heterofl'"),
+        ("[strategy]\nname = 'fedrolex'\n[strategy.fedrolex]\nstep = 0", "step"),
+        ("[strategy]\nname = 'whalefl'\n[strategy.whalefl]\ntheta = -1", "theta must be positive"),
+        ("[strategy]\nname = 'inclusivefl'\n[strategy.inclusivefl]\nbeta = 1.5", "beta"),
+        ("[server_optimizer]\nname = 'adam'", "name"),
+        ("[server_optimizer]\nname = 'fedadam'\nbeta1 = 1.0", "beta1"),
+        ("[server_optimizer]\nmilestones = [3, 2]", "must ascend"),
+        ("[tiers]\nassign = 'fix'", "need levels"),
+        ("[tiers]\nlevels = 'a1'", "need levels"),
+        ("[tiers]\nassign = 'fix'\nlevels = 'a1-z2'", "no level 'z'"),
+        ("[tiers]\nassign = 'dynamic'\nlevels = 'b1-a2'", "wider than the global model"),
+    ],
+)
+def test_a_key_that_is_wrong_is_named(text, message):
+    """Unknown keys, keys of another method, and numbers out of range."""
+    with pytest.raises(ConfigError, match=message):
+        parse_config(f'fleet = "l"\n[model]\narch = "c"\n{text}', FleetConfig, source="fleet.toml")
+
+
+def test_a_configuration_that_was_written_out_can_be_read_again():
+    """The tables of other methods are in it with their defaults, which have no effect."""
+    made = StrategyConfig.model_validate({"name": "fedrolex", "fedrolex": {"step": 3}})
+    assert StrategyConfig.model_validate_json(made.model_dump_json()) == made
+
+
+def test_a_model_cannot_have_every_tier():
+    """Wider than the model, no width at all, and a depth it lacks; a tiny width still keeps one unit of each axis."""
+    layout = tiny_layout()
+    for wrong in (0.0, -0.5, 1.5):
+        with pytest.raises(PlanError, match="is not in"):
+            layout.tier(wrong)
+    with pytest.raises(PlanError, match="has no sub-model of depth 3"):
+        layout.tier(0.5, 3)
+    assert kept_units(8, 1e-6) == 1
+    assert min(min(shape) for shape in layout.shapes(layout.tier(1e-6)).values()) >= 1
+    with pytest.raises(PlanError):
+        make_layout([Axis("k", 0)], {"w": (Dim("k"),)})
+
+
+def test_a_device_without_samples_or_with_foreign_labels_trains_nothing(tmp_path, config):
+    """It ends at start, is refused by its own check, and is given no tier."""
+    np.savez(tmp_path / "empty.npz", x=np.zeros((0, 6), np.float32), y=np.zeros(0, np.int64))
+    with pytest.raises(DataError, match=r"no samples|empty|0 samples"):
+        load_data(NpzData(path=tmp_path / "empty.npz"))
+    np.savez(tmp_path / "labels.npz", x=np.zeros((2, 6), np.float32), y=np.array([0, 4]))
+    with pytest.raises(DataError, match="label"):
+        load_data(NpzData(path=tmp_path / "labels.npz")).check((6,), "float32", 4)
+    made = config()
+    tiers = list(load_artifacts(made.model.artifacts, ARCH, chunk_bytes=CHUNK).tiers.values())
+    assert assign({"d": profile(examples=0)}, tiers, made.tiers) == {}
+
+
+def test_levels_never_exceed_what_a_board_can_hold(config):
+    """Fixed levels go by the devices' ids; a board too small for its level takes what it can."""
+    made = config(tiers={"assign": "fix", "levels": "a1-b1"})
+    tiers = list(load_artifacts(made.model.artifacts, ARCH, chunk_bytes=CHUNK).tiers.values())
+    profiles = {"a": profile(), "b": profile(max_width=0.5), "c": profile(), "d": profile()}
+    given = {device: item.tier.tier for device, item in assign(profiles, tiers, made.tiers).items()}
+    assert given == {"a": Tier(1.0), "b": Tier(0.5), "c": Tier(0.5), "d": Tier(0.5)}
+    drawn = config(tiers={"assign": "dynamic", "levels": "a1-b1"}).tiers
+    rounds = [
+        tuple(item.tier.tier.width for item in assign(profiles, tiers, drawn, seed=1, version=version).values())
+        for version in range(8)
+    ]
+    assert len(set(rounds)) > 1
+    assert all(widths[1] == 0.5 for widths in rounds)
+    assert rounds == [
+        tuple(item.tier.tier.width for item in assign(profiles, tiers, drawn, seed=1, version=version).values())
+        for version in range(8)
+    ]

@@ -1,0 +1,131 @@
+"""InclusiveFL and its baselines in the fleet: six device processes of three depths learn SST-2 in five rounds."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from broker_server.config import (
+    BrokerConfig,
+    EvaluationConfig,
+    FleetConfig,
+    ModelConfig,
+    NpzTestSet,
+    TrainConfig,
+)
+from fleet_protocol import control
+from models.registry import Registry, infer_layout
+from shoal_cli.local_fleet import LocalDevice, LocalFleet
+from simulation.datasets import load_dataset
+from simulation.partition import iid
+from tests.brokers import mosquitto_broker
+from tests.fleet.conftest import Watcher, run, start_accuracy
+from trainer_export.artifact_set import export_architecture
+from trainer_export.recipe import Recipe
+
+ROUNDS = 5
+DEPTHS = (3, 2, 1)
+LIMITS = (3, 3, 2, 2, 1, 1)
+ALL = len(LIMITS)
+DATA = Path(os.environ.get("SHOAL_DATA") or Path(__file__).parents[3] / "shared" / "data")
+
+SETTINGS = {
+    "train": TrainConfig(learning_rate=0.05, epochs=3, batch_size=16),
+    "server_optimizer": {"name": "fedadam", "learning_rate": 0.05, "beta1": 0.5},
+}
+
+pytestmark = pytest.mark.skipif(not (DATA / "sst2").is_dir(), reason="SST-2 is not in SHOAL_DATA")
+
+
+@pytest.fixture(scope="module")
+def reef(tmp_path_factory):
+    """A broker and six agents, two of each depth."""
+    folder = tmp_path_factory.mktemp("reef")
+    data = load_dataset("sst2", DATA, length=24)
+    np.savez(folder / "test.npz", x=data.test_x, y=data.test_y)
+    devices = []
+    for index, part in enumerate(iid(len(data.train_y), len(LIMITS), seed=3)):
+        np.savez(folder / f"device-{index}.npz", x=data.train_x[part], y=data.train_y[part])
+        devices.append(LocalDevice(f"device-{index}", folder / f"device-{index}.npz", 1.0, max_depth=LIMITS[index]))
+    architecture = Registry.zoo().get("text_encoder")
+    settings = architecture.settings({"input_shape": (24,), "classes": 2, "embed": 32, "ffn": 64, "blocks": DEPTHS[0]})
+    layout = infer_layout(architecture, settings)
+    tiers = tuple(layout.tier(1.0, depth) for depth in DEPTHS)
+    export_architecture(
+        architecture, settings, tiers, Recipe(weight_decay=0.0), folder / "artifacts", formats=("onnx",)
+    )
+    with (
+        mosquitto_broker(folder) as broker,
+        LocalFleet(folder / "devices", fleet="reef", broker=broker.url, devices=devices, holdout=0.1) as fleet,
+    ):
+        yield folder, broker.url, fleet
+
+
+@pytest.fixture
+def trained(reef, tmp_path):
+    """Does a run with changed tables; gives what it told, and by how much accuracy rose."""
+    folder, url, fleet = reef
+
+    def go(inclusivefl, tier="w1.00-d3", devices=ALL, **tables):
+        config = FleetConfig.model_validate(
+            {
+                "fleet": "reef",
+                "store": tmp_path / "store",
+                "broker": BrokerConfig(url=url),
+                "model": ModelConfig(artifacts=folder / "artifacts", arch="text_encoder"),
+                "round": {"rounds": ROUNDS, "min_devices": devices, "nudge_seconds": 5.0},
+                "strategy": {"name": "inclusivefl", "inclusivefl": inclusivefl},
+                "evaluation": EvaluationConfig(data=NpzTestSet(path=folder / "test.npz"), tier=tier, every=ROUNDS),
+                **tables,
+            }
+        )
+        watcher = Watcher()
+        finished = run(config, watcher)
+        fleet.check()
+        assert finished.status == "finished", finished.error
+        assert not watcher.of(control.UpdateRefused)
+        start = start_accuracy(config)
+        print(f"gain {finished.evaluation.accuracy - start:.3f} to {finished.evaluation.accuracy:.3f}")
+        return watcher, finished.evaluation.accuracy - start
+
+    return go
+
+
+def test_three_depths_train_together(trained):
+    """Every device trains its own depth with FedAdam behind each group, and the deepest model learns."""
+    watcher, gain = trained({"beta": 0.2}, **SETTINGS)
+    tiers = tuple(f"w1.00-d{depth}" for depth in LIMITS)
+    assert [tuple(event.merged.values()) for event in watcher.of(control.RoundClosed)] == [tiers] * ROUNDS
+    assert gain > 0.08
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("baseline", "devices", "tier"),
+    [
+        ("without_distillation", 6, "w1.00-d3"),
+        ("distillation_only", 6, "w1.00-d3"),
+        ("all_large", 2, "w1.00-d3"),
+        ("exclusive", 2, "w1.00-d3"),
+        ("all_small", 6, "w1.00-d1"),
+    ],
+)
+def test_baselines_run_and_learn(trained, baseline, devices, tier):
+    """Each asks the devices that it should; what is judged learns."""
+    watcher, gain = trained({"baseline": baseline}, tier=tier, devices=devices, **SETTINGS)
+    assert [len(event.merged) for event in watcher.of(control.RoundClosed)] == [devices] * ROUNDS
+    assert gain > 0.03
+
+
+@pytest.mark.slow
+def test_alone_each_device_learns_for_itself(trained):
+    """The global model stays as it was, and each device's loss falls round after round."""
+    watcher, gain = trained({"baseline": "local"}, train=SETTINGS["train"])
+    assert gain == 0.0
+    updates = watcher.of(control.UpdateReceived)
+    first, last = ([event.metrics for event in updates if event.round == number] for number in (1, ROUNDS))
+    own = np.mean([metrics.evaluation.accuracy for metrics in last])
+    print(f"own accuracy {own:.3f}")
+    assert own > 0.52
+    assert np.mean([metrics.train_loss for metrics in last]) < 0.9 * np.mean([metrics.train_loss for metrics in first])
