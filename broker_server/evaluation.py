@@ -59,12 +59,12 @@ class Evaluator:
         fixed = {parameter_input(name): value for name, value in weights.items()}
         fixed |= dict(statistics)
         fixed["mask"] = np.ones(self._classes, np.float32)
-        loss, correct = 0.0, 0
+        loss, correct, count = 0.0, 0, 0
         for x, y in self.data.batches(self._batch_size):
             batch_loss, batch_correct = self._session.run(["loss_sum", "correct"], {**fixed, "x": x, "y": y})
             loss += float(batch_loss)
             correct += int(batch_correct)
-        count = len(self.data)
+            count += int(np.count_nonzero(y >= 0))  # a negative label, of a token, counts for nothing
         if not math.isfinite(loss):
-            raise DataError(f"the loss of the global model on the {count} test samples is not finite")
+            raise DataError(f"the loss of the global model on the {len(self.data)} test samples is not finite")
         return Evaluation(examples=count, loss=loss / count, accuracy=correct / count)

@@ -29,6 +29,7 @@ def _export(
     momentum: Annotated[float, typer.Option(help="SGD momentum; 0 for none.")] = 0.9,
     weight_decay: Annotated[float, typer.Option(help="Weight decay.")] = 5e-4,
     clip_norm: Annotated[float, typer.Option(help="Bound of the global gradient norm; 0 for none.")] = 1.0,
+    proximal: Annotated[bool, typer.Option("--proximal", help="Add the proximal term that FedProx needs.")] = False,
     seed: Annotated[int, typer.Option(help="Seed of the initial global weights.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
@@ -51,7 +52,7 @@ def _export(
     layout = infer_layout(architecture, chosen)
     depth_list: tuple[int | None, ...] = parse_ints("--depths", depths) if depths else (None,)
     tiers = tuple(layout.tier(width, depth) for depth in depth_list for width in parse_floats("--widths", widths))
-    recipe = Recipe(momentum=momentum, weight_decay=weight_decay, clip_norm=clip_norm or None)
+    recipe = Recipe(momentum=momentum, weight_decay=weight_decay, clip_norm=clip_norm or None, proximal=proximal)
 
     with ProgressBar(
         TextColumn("{task.description}"),
@@ -79,6 +80,7 @@ def _export(
                     "graph_bytes": report.graph_bytes,
                     "peak_memory_bytes": report.peak_memory_bytes,
                     "worst_deviation": report.worst_deviation,
+                    "skipped": dict(report.skipped),
                 }
                 for report in reports
             ]
@@ -99,6 +101,8 @@ def _export(
         ],
         empty="nothing was exported",
     )
+    for name, reason in {name: reason for report in reports for name, reason in report.skipped.items()}.items():
+        error_console().print(f"[yellow]{name} was skipped:[/] {reason}", soft_wrap=True)
 
 
 def add_to(app: typer.Typer) -> None:

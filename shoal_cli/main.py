@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 
 from fleet_protocol.errors import ShoalError
-from shoal_cli import demo, device, export, inspect, server
+from shoal_cli import data, demo, device, export, inspect, server
 from shoal_cli.console import error_console
 
 __all__ = ["app", "main"]
@@ -24,6 +24,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(device.app, name="device")
+app.add_typer(data.app, name="data")
 export.add_to(app)
 server.add_to(app)
 inspect.add_to(app)

@@ -16,7 +16,7 @@ from trainer_export.model_ports import Signature
 from trainer_export.recipe import Recipe
 from trainer_export.trace import Trace, trace_eval, trace_infer, trace_statistics, trace_train
 
-__all__ = ["check_graphs", "write_forward_graphs", "write_graphs", "written"]
+__all__ = ["check_graphs", "write_forward_graphs", "write_graphs", "write_train_graph", "written"]
 
 
 def write_graphs(module: nn.Module, signature: Signature, recipe: Recipe) -> tuple[GraphFile, ...]:
@@ -33,7 +33,12 @@ def write_graphs(module: nn.Module, signature: Signature, recipe: Recipe) -> tup
     Raises:
         ExportError: an operator cannot be exported.
     """
-    return (written(trace_train(module, signature, recipe)), *write_forward_graphs(module, signature))
+    return (write_train_graph(module, signature, recipe), *write_forward_graphs(module, signature))
+
+
+def write_train_graph(module: nn.Module, signature: Signature, recipe: Recipe) -> GraphFile:
+    """Write the train graph alone; arguments and errors as for :func:`write_graphs`."""
+    return written(trace_train(module, signature, recipe))
 
 
 def write_forward_graphs(module: nn.Module, signature: Signature) -> tuple[GraphFile, ...]:
