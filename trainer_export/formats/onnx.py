@@ -15,7 +15,7 @@ from trainer_export.memory import fit_into_memory
 from trainer_export.recipe import Recipe
 from trainer_export.trace import Signature, Trace, trace_eval, trace_infer, trace_statistics, trace_train
 
-__all__ = ["check_graphs", "write_graphs"]
+__all__ = ["check_graphs", "write_graphs", "write_train_graph"]
 
 
 def write_graphs(module: nn.Module, signature: Signature, recipe: Recipe) -> tuple[GraphFile, ...]:
@@ -33,12 +33,16 @@ def write_graphs(module: nn.Module, signature: Signature, recipe: Recipe) -> tup
         ExportError: an operator cannot be exported.
     """
     traces: list[Trace | None] = [
-        trace_train(module, signature, recipe),
         trace_eval(module, signature),
         trace_statistics(module, signature),
         trace_infer(module, signature),
     ]
-    return tuple(_written(trace) for trace in traces if trace is not None)
+    return (write_train_graph(module, signature, recipe), *(_written(t) for t in traces if t is not None))
+
+
+def write_train_graph(module: nn.Module, signature: Signature, recipe: Recipe) -> GraphFile:
+    """Write the train graph alone; arguments and errors as for :func:`write_graphs`."""
+    return _written(trace_train(module, signature, recipe))
 
 
 def _written(trace: Trace) -> GraphFile:
