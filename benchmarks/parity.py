@@ -26,9 +26,9 @@ from fleet_protocol.manifest import next_name, parameter_input, state_input
 from models import Registry, build
 from trainer_export.check import Reference, SizedBatches, calm_torch, open_session, run_session, vocabulary_of
 from trainer_export.formats import ort_training
-from trainer_export.lowering import write_graph
+from trainer_export.formats.onnx import write_train_graph
 from trainer_export.recipe import Recipe
-from trainer_export.trace import Signature, trace_train
+from trainer_export.trace import Signature
 
 __all__ = ["rows"]
 
@@ -80,7 +80,7 @@ def measure(case: Case) -> list[dict[str, Any]]:
     signature = Signature(tuple(settings["input_shape"]), arch.input_dtype, settings["classes"])
     recipe = Recipe()
     graphs = {
-        "portable": write_graph(trace_train(module, signature, recipe)).SerializeToString(),
+        "portable": write_train_graph(module, signature, recipe).data,
         "ort-training": ort_training.write_artifacts(module, signature, recipe)[-1].data,
     }
     found = []

@@ -13,10 +13,9 @@ from torch import nn
 from fleet_protocol.manifest import CheckSpec
 from models import Registry, build
 from trainer_export.check import SizedBatches, calm_torch, check_train, vocabulary_of
-from trainer_export.formats.onnx import check_graphs, write_graphs
-from trainer_export.lowering import write_graph
+from trainer_export.formats.onnx import check_graphs, write_graphs, write_train_graph
 from trainer_export.recipe import Recipe
-from trainer_export.trace import Signature, trace_train
+from trainer_export.trace import Signature
 
 ZOO = Registry.zoo()
 
@@ -65,9 +64,9 @@ def train_report(
 ) -> CheckSpec:
     """Export the train graph alone and compare it with PyTorch over six steps."""
     recipe = recipe or Recipe()
-    model = write_graph(trace_train(module, signature, recipe))
+    graph = write_train_graph(module, signature, recipe)
     with calm_torch():
-        return check_train(model.SerializeToString(), module, recipe, batches_for(module, signature, sizes))
+        return check_train(graph.data, module, recipe, batches_for(module, signature, sizes))
 
 
 def all_reports(module: nn.Module, signature: Signature, recipe: Recipe | None = None) -> dict[str, CheckSpec]:
