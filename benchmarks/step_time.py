@@ -31,9 +31,9 @@ __all__ = ["rows"]
 
 THREADS = 2
 BATCH = 32
-TURNS = 12
-TURN_SECONDS = 0.2
-SETTLE = 3  # steps at the start of a turn that are not counted: the other side's threads still spin
+TURNS = 8
+TURN_SECONDS = 0.15
+SETTLE = 2  # steps at the start of a turn that are not counted: the other side's threads still spin
 BUDGETS = {"mlp": 1.0, "lenet5": 1.0, "text_encoder": 1.0, "conv": 1.3}
 CASES: tuple[tuple[str, float, int | None], ...] = (
     ("mlp", 1.0, None),
