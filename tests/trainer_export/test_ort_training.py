@@ -55,7 +55,7 @@ def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
 def test_an_operator_without_a_gradient_is_named() -> None:
     """The message names the operator and says which format still works; the portable graph of the model trains."""
     module = nn.Sequential(nn.Linear(4, 4), nn.Hardsigmoid(), Rounded(), nn.Linear(4, 3))
-    with pytest.raises(ExportError, match=r"Round.*; export --formats onnx only"):
+    with pytest.raises(ExportError, match=r"no gradient for op Round; the portable format works"):
         ort_training.write_artifacts(module, Signature((4,), "float32", 3), Recipe())
 
 
