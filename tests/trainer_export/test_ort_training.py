@@ -47,8 +47,11 @@ def test_layer_norm_keeps_a_gradient() -> None:
 
 
 def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
-    """The gradient builder's chatter stays out of the user's terminal."""
-    ort_training.write_artifacts(*tiny("mlp"), Recipe())
+    """The runtime's chatter stays out of the user's terminal, while writing and while checking."""
+    module, signature = tiny("mlp")
+    files = ort_training.write_artifacts(module, signature, Recipe())
+    with calm_torch():
+        ort_training.check_artifacts(files, module, Recipe(), batches_for(module, signature))
     assert capfd.readouterr() == ("", "")
 
 

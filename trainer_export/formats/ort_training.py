@@ -169,7 +169,7 @@ def _reason(error: Exception) -> str:
 
 @contextlib.contextmanager
 def _silent_stderr() -> Iterator[None]:
-    """The gradient builder prints every rewrite it tries, past every logger setting, to the process's stderr."""
+    """The runtime prints every rewrite it tries, past every logger setting; what fails still raises."""
     kept = os.dup(2)
     with Path(os.devnull).open("wb") as nowhere:
         os.dup2(nowhere.fileno(), 2)
@@ -203,7 +203,7 @@ def _check_official(files: Sequence[SetFile], module: nn.Module, batches: SizedB
 
     worst, shapes = check.Worst(), model_noise(module, batches.signature)
     reference = check.Reference(module, Recipe(momentum=0.0, weight_decay=0.0, clip_norm=None))
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, _silent_stderr():
         paths = {file.key.split("/")[1]: Path(name) / Path(file.path).name for file in files}
         for file in files:
             paths[file.key.split("/")[1]].write_bytes(file.data)
