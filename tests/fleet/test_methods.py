@@ -107,9 +107,14 @@ def merged(watcher):
     [
         pytest.param({"name": "heterofl"}, 0.6, id="heterofl"),
         pytest.param({"name": "fedrolex"}, 0.5, id="fedrolex"),
-        pytest.param({"name": "fedrolex", "fedrolex": {"window": "static"}}, 0.6, id="static"),
-        pytest.param({"name": "fedrolex", "fedrolex": {"weighting": "width", "step": 3}}, 0.5, id="by-width"),
-        pytest.param({"name": "federated_dropout"}, 0.4, id="dropout-tied"),
+        pytest.param({"name": "fedrolex", "fedrolex": {"window": "static"}}, 0.6, id="static", marks=pytest.mark.slow),
+        pytest.param(
+            {"name": "fedrolex", "fedrolex": {"weighting": "width", "step": 3}},
+            0.5,
+            id="by-width",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({"name": "federated_dropout"}, 0.4, id="dropout-tied", marks=pytest.mark.slow),
         pytest.param(
             {"name": "federated_dropout", "federated_dropout": {"draw": "per_layer"}}, 0.4, id="dropout-per-layer"
         ),
@@ -147,6 +152,7 @@ def test_methods_of_equal_devices_learn(school, tmp_path, strategy):
     assert gain > 0.6
 
 
+@pytest.mark.slow
 def test_a_strong_proximal_term_holds_the_model_back(school, tmp_path):
     """The pull of FedProx reaches the devices: with a large mu the model hardly moves."""
     trained = trainer("school", school, tmp_path)
@@ -163,7 +169,10 @@ def test_a_strong_proximal_term_holds_the_model_back(school, tmp_path):
     assert gain < free - 0.1
 
 
-@pytest.mark.parametrize("name", ["plain", "fedavgm", "fedadam", "fedyogi", "fedadagrad"])
+@pytest.mark.parametrize(
+    "name",
+    ["fedadam", *(pytest.param(n, marks=pytest.mark.slow) for n in ("plain", "fedavgm", "fedyogi", "fedadagrad"))],
+)
 def test_a_server_optimizer_steps_any_merge(trained, name):
     """Each is put behind HeteroFL's average, and its state lives through the rounds."""
     rates = {"plain": 0.8, "fedavgm": 0.3, "fedadam": 0.03, "fedyogi": 0.03, "fedadagrad": 0.1}
@@ -174,6 +183,7 @@ def test_a_server_optimizer_steps_any_merge(trained, name):
     assert gain > 0.3
 
 
+@pytest.mark.slow
 def test_fixed_levels_go_by_the_order_of_the_devices(trained):
     """Two of each level for six devices, but never more than a board can hold."""
     watcher, gain = trained(tiers={"assign": "fix", "levels": "a1-b1-c1"})
