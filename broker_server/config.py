@@ -98,6 +98,7 @@ class TrainConfig(FrozenModel):
     Attributes:
         learning_rate: before the first milestone.
         epochs: passes over a device's data in one round.
+        steps: instead of whole passes exactly so many steps in one round, over as many passes as they take.
         batch_size: samples per step.
         mask_labels: zero the logits of labels a device does not hold (METHODS 1.5).
         milestones: rounds at which the learning rate is multiplied by ``factor``.
@@ -107,6 +108,7 @@ class TrainConfig(FrozenModel):
 
     learning_rate: float = Field(default=0.05, gt=0)
     epochs: int = Field(default=3, ge=1)
+    steps: int | None = Field(default=None, ge=1)
     batch_size: int = Field(default=32, ge=1)
     mask_labels: bool = True
     milestones: tuple[int, ...] = ()

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from broker_server.accounting import wire_since
 from broker_server.collecting import Collection, Decision, Verdict, decide
-from broker_server.desk import Desk
 from broker_server.evaluation import Evaluator
 from broker_server.fleet import Assignment, assign, choose
 from broker_server.folding import Folding
@@ -20,9 +19,8 @@ from broker_server.judging import Judge, Judgement
 from broker_server.machine import FINAL, RoundEvent, RoundState
 from broker_server.merging import begin_folding, make_version
 from broker_server.planning import RunContext, open_collection, plan_round
-from broker_server.spool import Spool
+from broker_server.ports import Asking
 from broker_server.store import RoundRecord, Store, TaskPhase, TaskRecord, VersionRecord
-from broker_server.uploads import Uploads
 from fleet_protocol import control
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import ShoalError, StorageError, TransportError
@@ -40,17 +38,17 @@ class Services:
         store: the database.
         blobs: global versions, slices and statistics.
         updates: what devices sent.
-        spool: what they are sending.
-        uploads: counts what was taken.
+        forget: called with the id of every task that is over, to drop what came of its update.
+        upload_bytes: reads the payload bytes of the updates taken since the last call.
         wire: reads the connection's byte counters.
     """
 
-    desk: Desk
+    desk: Asking
     store: Store
     blobs: BlobStore
     updates: BlobStore
-    spool: Spool
-    uploads: Uploads
+    forget: Callable[[str], None]
+    upload_bytes: Callable[[], int]
     wire: Callable[[], WireCount]
 
 
@@ -152,7 +150,7 @@ class Coordinator:
     def _count_bytes(self) -> None:
         self._reporter.count()
         now = self._services.wire()
-        payload = self._desk.blobs.take_payload_bytes() + self._services.uploads.take_payload_bytes()
+        payload = self._desk.blobs.take_payload_bytes() + self._services.upload_bytes()
         self._store.add_bytes(self._context.run, wire=wire_since(now, self._wire), payload=payload)
         self._wire = now
 
@@ -334,7 +332,7 @@ class Coordinator:
         for digest in slices - kept:
             self._services.blobs.remove(digest)
         for task in tasks:
-            self._services.spool.drop(task.id)
+            self._services.forget(task.id)
             if task.update_digest is not None:
                 self._services.updates.remove(task.update_digest)
 

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker_server.collecting import Collection, Verdict, decide, quorum_of
-from broker_server.desk import Desk
 from broker_server.evaluation import Evaluator
 from broker_server.planning import RunContext, open_collection, statistics_tasks
+from broker_server.ports import Asking
 from broker_server.statistics import combine, has_statistics, over_batches
 from broker_server.store import RoundRecord, Store, TaskPhase, VersionRecord
 from broker_server.tensors import open_tensors
@@ -55,7 +55,7 @@ class Judge:
         self,
         context: RunContext,
         evaluator: Evaluator | None,
-        desk: Desk,
+        desk: Asking,
         store: Store,
         blobs: BlobStore,
         updates: BlobStore,

@@ -120,6 +120,7 @@ def _train_settings(config: FleetConfig, closed_rounds: int = 0) -> TrainSetting
     return TrainSettings(
         learning_rate=train.rate_after(closed_rounds),
         epochs=train.epochs,
+        steps=train.steps,
         batch_size=train.batch_size,
         seed=config.seed,
         mask_labels=train.mask_labels,

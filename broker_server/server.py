@@ -261,7 +261,15 @@ class Server:
             f"{context.strategy.name} on {context.artifacts.arch}, tiers "
             + ", ".join(item.tier.id for item in context.tiers),
         )
-        services = Services(desk, self._store, self._blobs, self._updates, spool, uploads, lambda: self._link.wire)
+        services = Services(
+            desk=desk,
+            store=self._store,
+            blobs=self._blobs,
+            updates=self._updates,
+            forget=spool.drop,
+            upload_bytes=uploads.take_payload_bytes,
+            wire=lambda: self._link.wire,
+        )
         coordinator = Coordinator(context, services, evaluator)
         try:
             return coordinator.run()

@@ -6,9 +6,10 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.backends import ForwardSession, TrainSession, step_graph_key
+from device_runtime.backends import ForwardSession, Sessions, step_graph_key
 from device_runtime.board import installed_backends, peak_resident_bytes
 from device_runtime.data import DataSet
 from device_runtime.personal import Personal, train_personal
@@ -48,6 +49,8 @@ class Bench:
         threads: threads of one operator.
         holdout: share of the samples kept for evaluation.
         personal: the board's own model, None if it has none.
+        sessions: opens the graphs; None opens each anew on `threads`.
+        parts: training and held-out indices to use instead of a split by `holdout`.
     """
 
     data: DataSet
@@ -56,11 +59,22 @@ class Bench:
     threads: int
     holdout: float
     personal: Personal | None = None
+    sessions: Sessions | None = None
+    parts: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
 
     @property
     def examples(self) -> int:
         """Number of training samples."""
-        return len(holdout_split(len(self.data), self.holdout)[0])
+        return len(self.split()[0])
+
+    def split(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Indices of the training and of the held-out samples."""
+        return self.parts or holdout_split(len(self.data), self.holdout)
+
+    @property
+    def opening(self) -> Sessions:
+        """What opens the graphs."""
+        return self.sessions or Sessions(self.threads)
 
 
 @dataclass(frozen=True)
@@ -107,7 +121,7 @@ def needed_graphs(manifest: Manifest, kind: str, bench: Bench) -> tuple[str, ...
         wanted: list[str | None] = [STATS]
     else:
         wanted = [step_graph_key(bench.backend, manifest)]
-        _, held_out = holdout_split(len(bench.data), bench.holdout)
+        _, held_out = bench.split()
         if len(held_out) and EVAL in manifest.graphs:
             wanted += [EVAL, *([STATS] if manifest.statistics else [])]
     missing = [key for key in wanted if key is None or key not in manifest.graphs]
@@ -127,7 +141,7 @@ def _weights(manifest: Manifest, bench: Bench, digest: str) -> Tensors:
 
 def _session(manifest: Manifest, bench: Bench, key: str, parameters: Tensors) -> ForwardSession:
     graph = bench.blobs.path(manifest.graphs[key].digest)
-    return ForwardSession(manifest, graph, parameters, threads=bench.threads)
+    return bench.opening.forward(manifest, graph, parameters)
 
 
 def _keep(record: TaskRecord, bench: Bench, tensors: Tensors) -> BlobRef:
@@ -149,14 +163,14 @@ def _train(record: TaskRecord, manifest: Manifest, bench: Bench, tested: frozens
     key = step_graph_key(bench.backend, manifest)
     if key is None:
         raise RefusedError(RefusalReason.UNSUPPORTED, f"no step for backend {bench.backend} in {manifest.tier}")
-    session = TrainSession(manifest, bench.blobs.path(manifest.graphs[key].digest), threads=bench.threads)
+    session = bench.opening.train(manifest, bench.blobs.path(manifest.graphs[key].digest))
     name = f"{key} {installed_backends()[bench.backend]}"
     if name not in tested:
         self_test(session, manifest)
         job.report(SelfTested(name))
     read_weights(bench.blobs.path(record.choice.weights.digest), manifest, into=session.reset())
     session.anchor(record.offer.train.proximal_mu)
-    chosen, _ = holdout_split(len(bench.data), bench.holdout)
+    chosen, _ = bench.split()
     result = train(
         session,
         manifest,
@@ -172,7 +186,7 @@ def _train(record: TaskRecord, manifest: Manifest, bench: Bench, tested: frozens
 
 def _evaluate(record: TaskRecord, manifest: Manifest, bench: Bench, parameters: Tensors, job: Job) -> Evaluation | None:
     """Loss and accuracy of the sub-model on the held-out samples, its norms fed with the board's own statistics."""
-    chosen, held_out = holdout_split(len(bench.data), bench.holdout)
+    chosen, held_out = bench.split()
     graphs = needed_graphs(manifest, record.offer.kind, bench)
     settings, round_number = record.offer.train, record.offer.round
     if not counted_labels(bench.data.y[held_out]):
@@ -219,7 +233,7 @@ def compute(
     """
     bench.data.check(manifest.input_shape, manifest.input_dtype, manifest.classes, manifest.label_shape)
     offer = record.offer
-    chosen, held_out = holdout_split(len(bench.data), bench.holdout)
+    chosen, held_out = bench.split()
     started = time.monotonic()
     loss = evaluation = step_seconds = None
     if offer.kind == "statistics":

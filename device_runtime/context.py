@@ -302,7 +302,8 @@ class Context:
         sizing = offer.train.sizing
         if not able or sizing is None or offer.kind == "statistics":
             return able[0] if able else None
-        steps = offer.train.epochs * math.ceil(self.need_bench().examples / offer.train.batch_size)
+        per_pass = math.ceil(self.need_bench().examples / offer.train.batch_size)
+        steps = offer.train.steps or offer.train.epochs * per_pass
         width = choose_width(
             SizingStore(self.config.state_dir).load(offer.run, sizing),
             sizing,

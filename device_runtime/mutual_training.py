@@ -19,10 +19,9 @@ from device_runtime.training import (
     EpochReport,
     Indices,
     TaskStopped,
-    batches,
     counted_labels,
     draw_noise,
-    sample_order,
+    passes,
 )
 from fleet_protocol.errors import DataError, RefusalReason, RefusedError
 from fleet_protocol.messages import MutualSettings, TrainSettings
@@ -77,14 +76,12 @@ def train_mutual(
         RefusedError: a loss or a parameter is not finite.
     """
     mutual = settings.mutual or MutualSettings()
-    weight = counted_labels(data.y[chosen])
-    if not weight:
+    if not counted_labels(data.y[chosen]):
         raise DataError(f"{data.source}: every label of the {len(chosen)} training samples is negative; none counts")
     started, step, means = time.monotonic(), 0, np.full(len(SIDES), math.nan)
-    for epoch in range(settings.epochs):
-        totals = np.zeros(len(SIDES))
-        order = chosen[sample_order(settings.seed, round_number, epoch, len(chosen))]
-        for number, indices in enumerate(batches(order, settings.batch_size)):
+    for epoch, epochs, planned in passes(chosen, settings, round_number):
+        totals, weight = np.zeros(len(SIDES)), 0
+        for number, indices in enumerate(planned):
             if stopped():
                 raise TaskStopped
             x, y = data.batch(indices, manifest.meme.input_dtype)
@@ -97,9 +94,10 @@ def train_mutual(
                     f"the losses of the personal model and the meme are {losses} in round {round_number} at step "
                     f"{step} (epoch {epoch + 1}); lower the learning rate or look at the data",
                 )
-            totals += np.array(losses) * counted_labels(y)
-        means = totals / weight
-        report(EpochReport(epoch + 1, settings.epochs, step, float(means[SIDES.index("meme")])))
+            counted = counted_labels(y)
+            totals, weight = totals + np.array(losses) * counted, weight + counted
+        means = totals / weight if weight else means
+        report(EpochReport(epoch + 1, epochs, step, float(means[SIDES.index("meme")])))
     for side in SIDES:
         for name, value in session.parameters(side).items():
             if not np.isfinite(value).all():

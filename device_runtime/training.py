@@ -44,6 +44,7 @@ __all__ = [
     "holdout_split",
     "label_mask",
     "measure",
+    "passes",
     "present_labels",
     "sample_order",
     "self_test",
@@ -126,6 +127,25 @@ def batches(order: Indices, batch_size: int) -> Iterator[Indices]:
     """Consecutive pieces of an order; the last may be shorter."""
     for start in range(0, len(order), batch_size):
         yield order[start : start + batch_size]
+
+
+def passes(chosen: Indices, settings: TrainSettings, round_number: int) -> Iterator[tuple[int, int, list[Indices]]]:
+    """The batches of a task, pass by pass.
+
+    Args:
+        chosen: indices of the training samples.
+        settings: of the offer; with ``steps`` the last pass ends early, or there are more passes than ``epochs``.
+        round_number: number of the round.
+
+    Yields:
+        Number of the pass from 0, number of passes in all, and the batches of this pass.
+    """
+    per_pass = math.ceil(len(chosen) / settings.batch_size)
+    left = settings.steps or settings.epochs * per_pass
+    count = math.ceil(left / per_pass)
+    for epoch in range(count):
+        order = chosen[sample_order(settings.seed, round_number, epoch, len(chosen))]
+        yield epoch, count, list(batches(order, settings.batch_size))[: left - epoch * per_pass]
 
 
 def draw_noise(
@@ -223,7 +243,7 @@ def train(
     report: Callable[[EpochReport], None],
     stopped: Callable[[], bool],
 ) -> TrainResult:
-    """Train for the epochs of an offer.
+    """Train for the epochs or steps of an offer.
 
     Args:
         session: with the weights loaded; it holds the result.
@@ -241,14 +261,12 @@ def train(
         RefusedError: the loss or a parameter is not finite.
     """
     mask = label_mask(present_labels(data.y[chosen]), manifest.classes, masked=settings.mask_labels)
-    weight = counted_labels(data.y[chosen])
-    if not weight:
+    if not counted_labels(data.y[chosen]):
         raise DataError(f"{data.source}: every label of the {len(chosen)} training samples is negative; none counts")
     started, step, mean = time.monotonic(), 0, math.nan
-    for epoch in range(settings.epochs):
-        total = 0.0
-        order = chosen[sample_order(settings.seed, round_number, epoch, len(chosen))]
-        for number, indices in enumerate(batches(order, settings.batch_size)):
+    for epoch, epochs, planned in passes(chosen, settings, round_number):
+        total, weight = 0.0, 0
+        for number, indices in enumerate(planned):
             if stopped():
                 raise TaskStopped
             x, y = data.batch(indices, manifest.input_dtype)
@@ -261,9 +279,10 @@ def train(
                     f"the loss is {loss} in round {round_number} at step {step} (epoch {epoch + 1}) of "
                     f"{manifest.arch} {manifest.tier}; lower the learning rate or look at the data",
                 )
-            total += loss * counted_labels(y)
-        mean = total / weight
-        report(EpochReport(epoch + 1, settings.epochs, step, mean))
+            counted = counted_labels(y)
+            total, weight = total + loss * counted, weight + counted
+        mean = total / weight if weight else mean
+        report(EpochReport(epoch + 1, epochs, step, mean))
     for name, value in session.parameters().items():
         if not np.isfinite(value).all():
             raise RefusedError(

@@ -192,6 +192,7 @@ class TrainSettings(FrozenModel):
     Attributes:
         learning_rate: input of the train graph.
         epochs: passes over the device's training data.
+        steps: instead of whole passes exactly so many steps, over as many passes as they take; None for ``epochs``.
         batch_size: samples per step; the last batch of an epoch may be shorter.
         seed: of the shuffling, made unique per task by the device and round.
         mask_labels: zero the logits of labels the device does not hold (METHODS 1.5).
@@ -202,6 +203,7 @@ class TrainSettings(FrozenModel):
 
     learning_rate: float = Field(gt=0)
     epochs: int = Field(ge=1)
+    steps: int | None = Field(default=None, ge=1)
     batch_size: int = Field(ge=1)
     seed: int = Field(ge=0)
     mask_labels: bool = True

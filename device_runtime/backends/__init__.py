@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from device_runtime.backends.mutual import MutualSession
 from device_runtime.backends.runtime import load_runtime, settle_allocator
-from device_runtime.backends.session import ForwardSession, TrainSession, step_graph_key
+from device_runtime.backends.session import ForwardSession, Sessions, TrainSession, step_graph_key
 from device_runtime.board import installed_backends
 from fleet_protocol.errors import ConfigError
 
 __all__ = [
     "ForwardSession",
     "MutualSession",
+    "Sessions",
     "TrainSession",
     "choose_backend",
     "load_runtime",

@@ -22,7 +22,7 @@ from fleet_protocol.manifest import (
     statistic_variance,
 )
 
-__all__ = ["ForwardSession", "TrainSession", "step_graph_key"]
+__all__ = ["ForwardSession", "Sessions", "TrainSession", "step_graph_key"]
 
 Array = NDArray[Any]
 
@@ -150,10 +150,18 @@ class ForwardSession:
     """
 
     def __init__(self, manifest: Manifest, graph: Path, parameters: Mapping[str, Array], *, threads: int = 1) -> None:
-        self._session = open_session(graph, threads=threads)
         self._manifest = manifest
+        self._session = open_session(graph, threads=threads)
         self._inputs = {spec.name for spec in self._session.get_inputs()}
-        self._fixed = {parameter_input(p.name): parameters[p.name] for p in manifest.parameters}
+        self.load(parameters)
+
+    def load(self, parameters: Mapping[str, Array]) -> None:
+        """Read other parameters from now on.
+
+        Args:
+            parameters: parameter name to float32 array; read in place, not copied.
+        """
+        self._fixed = {parameter_input(p.name): parameters[p.name] for p in self._manifest.parameters}
 
     def _run(self, outputs: list[str], feeds: Mapping[str, Array]) -> list[Array]:
         known = {name: value for name, value in {**self._fixed, **feeds}.items() if name in self._inputs}
@@ -192,3 +200,35 @@ class ForwardSession:
             for name in (statistic_mean(spec.name), statistic_variance(spec.name))
         ]
         return dict(zip(names, self._run(names, {"x": x}), strict=True))
+
+
+class Sessions:
+    """Opens the graphs of a task.
+
+    A board opens each anew, for memory; a simulation, which trains one tier for many devices, may keep them.
+
+    Args:
+        threads: threads of one operator; 0 takes every core.
+    """
+
+    def __init__(self, threads: int = 1) -> None:
+        self.threads = threads
+
+    def train(self, manifest: Manifest, graph: Path) -> TrainSession:
+        """A session of a step graph; the caller loads weights.
+
+        Args:
+            manifest: of the artifact set.
+            graph: file of the step graph.
+        """
+        return TrainSession(manifest, graph, threads=self.threads)
+
+    def forward(self, manifest: Manifest, graph: Path, parameters: Mapping[str, Array]) -> ForwardSession:
+        """A session of a graph that changes nothing.
+
+        Args:
+            manifest: of the artifact set.
+            graph: file of the graph.
+            parameters: parameter name to float32 array.
+        """
+        return ForwardSession(manifest, graph, parameters, threads=self.threads)

@@ -18,6 +18,7 @@ from device_runtime.training import (
     holdout_split,
     label_mask,
     measure,
+    passes,
     sample_order,
     self_test,
     train,
@@ -259,3 +260,17 @@ def test_self_test_accepts_a_good_set_and_refuses_a_broken_one(tiny, tmp_path):
     session = TrainSession(broken.manifest, broken.graph("onnx/train"))
     with pytest.raises(RefusedError, match="fails its self-test"):
         self_test(session, broken.manifest)
+
+
+@pytest.mark.parametrize(("steps", "passes_made", "last"), [(1, 1, 1), (3, 1, 3), (4, 2, 1), (7, 3, 1)])
+def test_a_number_of_steps_takes_as_many_passes_as_it_needs(steps, passes_made, last):
+    """Ten samples in batches of four are three steps a pass; the last pass ends early, and its order is its own."""
+    chosen = np.arange(100, 110)
+    made = list(passes(chosen, _settings(epochs=1, steps=steps, batch_size=4), 3))
+    assert [count for _, count, _ in made] == [passes_made] * passes_made
+    assert sum(len(planned) for _, _, planned in made) == steps
+    assert len(made[-1][2]) == last
+    whole = list(passes(chosen, _settings(epochs=passes_made, batch_size=4), 3))
+    for (_, _, short), (_, _, full) in zip(made, whole, strict=True):
+        for mine, theirs in zip(short, full, strict=False):
+            np.testing.assert_array_equal(mine, theirs)
