@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -29,17 +29,23 @@ def _nested_models(annotation: object) -> Iterator[type[BaseModel]]:
         yield from _nested_models(argument)
 
 
+def _below(annotation: object, key: str) -> object:
+    """What a key leads to: a model's field, or any entry of a table with free keys."""
+    if get_origin(annotation) is Mapping:
+        return get_args(annotation)[1]
+    model = next(_nested_models(annotation), None)
+    field = model.model_fields.get(key) if model else None
+    return field.annotation if field else None
+
+
 def _fields_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
     """Names allowed at the table that ``path`` leads to."""
-    current: type[BaseModel] | None = model
+    current: object = model
     for part in path:
-        if current is None:
-            return []
-        if isinstance(part, int):
-            continue
-        field = current.model_fields.get(part)
-        current = next(_nested_models(field.annotation), None) if field else None
-    return list(current.model_fields) if current else []
+        if isinstance(part, str):
+            current = _below(current, part)
+    found = next(_nested_models(current), None)
+    return list(found.model_fields) if found else []
 
 
 def _describe(error: dict[str, Any], model: type[BaseModel]) -> str:
