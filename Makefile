@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-EXTRAS := export,server,broker,dev
+EXTRAS := export,server,broker,simulate,dev
 
 .PHONY: install demo test test-slow check format bench docs clean
 

@@ -1,0 +1,333 @@
+"""The history of a simulation: one row for each closed round in ``metrics.parquet``, and one for each device's part.
+
+The per-device rows lie in the folder ``devices.parquet``, in parts of some thousand rows; pyarrow, pandas and polars
+read the folder as one table. Every file is replaced atomically, so a reader and a crash find whole rounds.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any, TypeVar
+
+import pyarrow as pa
+from pyarrow import parquet
+from typing_extensions import Self
+
+from fleet_protocol.blob_store import write_atomically
+from fleet_protocol.blobs import storage_error
+from fleet_protocol.errors import DataError
+
+__all__ = [
+    "DEVICES",
+    "METRICS",
+    "DeviceRow",
+    "HistoryWriter",
+    "RoundRow",
+    "read_devices",
+    "read_history",
+    "rounds_to_accuracy",
+    "time_to_accuracy",
+    "write_history",
+]
+
+METRICS = "metrics.parquet"
+"""Name of the file of rounds."""
+DEVICES = "devices.parquet"
+"""Name of the folder of devices' parts."""
+
+_PART_ROWS = 4096  # of devices; some 10 ms to write and 200 kB to keep in memory
+_SHARE = 0.01  # of the time may go into writing
+
+RowT = TypeVar("RowT", "RoundRow", "DeviceRow")
+
+
+@dataclass(frozen=True)
+class RoundRow:
+    """One closed round.
+
+    Attributes:
+        round: its number, from 1; abandoned rounds count.
+        version: the global version it made.
+        accuracy: of that version on the server's test set, if it was evaluated.
+        loss: likewise.
+        train_loss: mean over the devices that took part, None if none said.
+        devices: that took part.
+        tiers: how many of them trained each tier.
+        simulated_seconds: emulated time of this round.
+        simulated_total: emulated time since the start of the run, to the end of this round.
+        seconds: real time of this round.
+        payload_bytes: of weights and updates, both ways.
+        local_accuracy: mean over the devices' own held-out samples, weighted by their number.
+    """
+
+    round: int
+    version: int
+    accuracy: float | None
+    loss: float | None
+    train_loss: float | None
+    devices: int
+    tiers: Mapping[str, int]
+    simulated_seconds: float
+    simulated_total: float
+    seconds: float
+    payload_bytes: int
+    local_accuracy: float | None
+
+
+@dataclass(frozen=True)
+class DeviceRow:
+    """One device's part in a closed round.
+
+    Attributes:
+        round: number of the round.
+        device: id of the device.
+        tier: id of the tier it trained.
+        examples: training samples it holds.
+        train_loss: as it reported.
+        local_accuracy: of the trained sub-model on its own held-out samples, if it keeps any.
+        simulated_seconds: emulated time of its part.
+        seconds: real time of its training.
+        payload_bytes: of its update.
+    """
+
+    round: int
+    device: str
+    tier: str
+    examples: int
+    train_loss: float | None
+    local_accuracy: float | None
+    simulated_seconds: float
+    seconds: float
+    payload_bytes: int
+
+
+_TYPES: Mapping[str, Any] = MappingProxyType(
+    {
+        "int": pa.int64(),
+        "float": pa.float64(),
+        "float | None": pa.float64(),
+        "str": pa.string(),
+        "Mapping[str, int]": pa.map_(pa.string(), pa.int64()),
+    }
+)
+"""Column types by annotation."""
+
+
+def read_history(folder: Path) -> tuple[RoundRow, ...]:
+    """Read the rounds of a simulation.
+
+    Args:
+        folder: what the simulation writes to.
+
+    Returns:
+        Its rounds in order.
+
+    Raises:
+        DataError: there is no history, or it is damaged or of another version.
+    """
+    path = folder / METRICS
+    if not path.is_file():
+        raise DataError(f"there is no {METRICS} in {folder}; give the folder that a simulation wrote to")
+    return tuple(_read(path, RoundRow))
+
+
+def write_history(folder: Path, rows: Sequence[RoundRow]) -> None:
+    """Replace the rounds of a simulation.
+
+    Args:
+        folder: where to; it is made.
+        rows: all the rounds, in order.
+
+    Raises:
+        StorageError: the folder cannot be written.
+    """
+    _write(folder / METRICS, RoundRow, rows)
+
+
+def read_devices(folder: Path) -> tuple[DeviceRow, ...]:
+    """Read what each device did in each round.
+
+    Args:
+        folder: what the simulation writes to.
+
+    Returns:
+        The rows, by round and then as they were added; none if none were written.
+
+    Raises:
+        DataError: a part is damaged or of another version.
+    """
+    return tuple(row for path in _parts(folder) for row in _read(path, DeviceRow))
+
+
+class HistoryWriter:
+    """Writes the history while a simulation goes on, so seldom that it takes about 1 % of the time.
+
+    A file is replaced once a hundred times as long has passed as writing it took the last time; leaving the context
+    writes the rest. A process that is killed may so miss the last rounds here that the run's store has:
+    `rows` says which ones are here, and those after them can be added again.
+
+    Args:
+        folder: where to; it is made. Rounds that are there already are kept.
+        until: last round to keep; the later ones are dropped, as are rows of devices without their round.
+        clock: seconds, for tests.
+
+    Raises:
+        DataError: what is there is damaged or of another version.
+        StorageError: the folder cannot be written.
+    """
+
+    def __init__(self, folder: Path, *, until: int | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.folder = folder
+        self._clock = clock
+        found = read_history(folder) if (folder / METRICS).is_file() else ()
+        self._rows = [row for row in found if until is None or row.round <= until]
+        self._pending: list[DeviceRow] = []
+        _drop_devices_after(folder, self._rows[-1].round if self._rows else 0)
+        if len(self._rows) != len(found):
+            write_history(folder, self._rows)
+        self._unwritten = False
+        self._due_at = clock()
+
+    @property
+    def rows(self) -> tuple[RoundRow, ...]:
+        """The rounds so far."""
+        return tuple(self._rows)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.flush()
+
+    def add(self, row: RoundRow, devices: Iterable[DeviceRow] = ()) -> None:
+        """Add a round.
+
+        Args:
+            row: the round, later than those that are here.
+            devices: what each device did in it.
+
+        Raises:
+            DataError: this round, or a later one, is here already; or a device's row is of another round.
+            StorageError: the folder cannot be written.
+        """
+        added = list(devices)
+        if self._rows and row.round <= self._rows[-1].round:
+            raise DataError(f"round {row.round} cannot follow round {self._rows[-1].round} in the history")
+        if any(device.round != row.round for device in added):
+            raise DataError(f"a device's row of another round was added to round {row.round}")
+        self._rows.append(row)
+        self._pending += added
+        self._unwritten = True
+        began = self._clock()
+        if began >= self._due_at or len(self._pending) >= _PART_ROWS:
+            self.flush()
+            ended = self._clock()
+            self._due_at = ended + (ended - began) / _SHARE
+
+    def flush(self) -> None:
+        """Write what is not written yet.
+
+        Raises:
+            StorageError: the folder cannot be written.
+        """
+        if not self._unwritten:
+            return
+        if self._pending:
+            _write(_part(self.folder, self._pending[0].round), DeviceRow, self._pending)
+            if len(self._pending) >= _PART_ROWS:
+                self._pending = []
+        # Devices first: their rows without the round are dropped by the next writer, a round without them would stay.
+        write_history(self.folder, self._rows)
+        self._unwritten = False
+
+
+def rounds_to_accuracy(rows: Iterable[RoundRow], target: float) -> int | None:
+    """The first round whose model reaches an accuracy.
+
+    Args:
+        rows: rounds in order.
+        target: accuracy in [0, 1].
+
+    Returns:
+        Its number; None if no evaluated round reaches it.
+    """
+    reached = _reaching(rows, target)
+    return reached.round if reached else None
+
+
+def time_to_accuracy(rows: Iterable[RoundRow], target: float) -> float | None:
+    """Emulated time until the model reaches an accuracy, for the first time and whether or not it stays there.
+
+    Args:
+        rows: rounds in order.
+        target: accuracy in [0, 1].
+
+    Returns:
+        Seconds to the end of that round; None if no evaluated round reaches it.
+    """
+    reached = _reaching(rows, target)
+    return reached.simulated_total if reached else None
+
+
+def _reaching(rows: Iterable[RoundRow], target: float) -> RoundRow | None:
+    return next((row for row in rows if row.accuracy is not None and row.accuracy >= target), None)
+
+
+def _part(folder: Path, first_round: int) -> Path:
+    return folder / DEVICES / f"from-{first_round:09d}.parquet"
+
+
+def _parts(folder: Path) -> list[Path]:
+    return sorted((folder / DEVICES).glob("from-*.parquet"))
+
+
+def _drop_devices_after(folder: Path, last: int) -> None:
+    """Remove the devices' rows of rounds after the last one."""
+    for path in reversed(_parts(folder)):
+        rows = _read(path, DeviceRow)
+        kept = [row for row in rows if row.round <= last]
+        if len(kept) == len(rows):
+            return
+        if kept:
+            _write(path, DeviceRow, kept)
+            return
+        try:
+            path.unlink()
+        except OSError as error:
+            raise storage_error("remove", path, error) from error
+
+
+def _schema(kind: type[RowT]) -> Any:
+    return pa.schema([(field.name, _TYPES[str(field.type)]) for field in fields(kind)])
+
+
+def _write(path: Path, kind: type[RowT], rows: Sequence[RowT]) -> None:
+    columns = {
+        field.name: [
+            tuple(value.items()) if isinstance(value, Mapping) else value
+            for value in (getattr(row, field.name) for row in rows)
+        ]
+        for field in fields(kind)
+    }
+    buffer = io.BytesIO()
+    parquet.write_table(pa.table(columns, schema=_schema(kind)), buffer)
+    write_atomically(path, buffer.getbuffer())
+
+
+def _read(path: Path, kind: type[RowT]) -> list[RowT]:
+    try:
+        # ParquetFile and not read_table, which looks for partitions in the names of folders.
+        with parquet.ParquetFile(path) as file:
+            table = file.read()
+    except (OSError, pa.ArrowException) as error:
+        raise DataError(f"cannot read {path}: {error}; remove it, or take another folder") from error
+    if table.schema != _schema(kind):
+        raise DataError(f"{path} was written by another version of Shoal: its columns are {table.schema.names}")
+    return [kind(**record) for record in table.to_pylist(maps_as_pydicts="strict")]

@@ -1,0 +1,142 @@
+"""Plots: the lines are where the numbers say, the legend says what they are, and files are written whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fleet_protocol.errors import DataError
+from simulation.history import RoundRow
+from simulation.plots import Curve, accuracy_over_rounds, accuracy_over_time, plot_run, save, tier_counts
+
+
+def a_run(accuracies, *, seconds: float = 10.0, tiers=None) -> list[RoundRow]:
+    return [
+        RoundRow(
+            round=number,
+            version=number,
+            accuracy=accuracy,
+            loss=None,
+            train_loss=None,
+            devices=4,
+            tiers=tiers or {"w1.00-d1": 1, "w0.25-d1": 3},
+            simulated_seconds=seconds,
+            simulated_total=seconds * number,
+            seconds=0.5,
+            payload_bytes=10,
+            local_accuracy=None,
+        )
+        for number, accuracy in enumerate(accuracies, start=1)
+    ]
+
+
+def lines(figure) -> dict[str, list[list[float]]]:
+    (axes,) = figure.axes
+    return {line.get_label(): np.asarray(line.get_xydata()).tolist() for line in axes.get_lines()}
+
+
+def legend(figure) -> list[str]:
+    (axes,) = figure.axes
+    shown = axes.get_legend()
+    return [] if shown is None else [text.get_text() for text in shown.get_texts()]
+
+
+def bands(figure) -> list[list[list[float]]]:
+    (axes,) = figure.axes
+    return [collection.get_paths()[0].vertices for collection in axes.collections]
+
+
+def test_rounds_without_an_evaluation_are_left_out():
+    """One run is one line through its evaluated rounds, without band or legend."""
+    figure = accuracy_over_rounds([Curve("ours", [a_run([None, 0.5, None, 0.75])])])
+    assert lines(figure) == {"ours": [[2, 0.5], [4, 0.75]]}
+    assert not bands(figure)
+    assert legend(figure) == []
+    (axes,) = figure.axes
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("round", "test accuracy")
+
+
+def test_seeds_are_a_mean_and_a_band():
+    """The line is the seeds' mean in the rounds they share, the band goes from the lowest to the highest."""
+    figure = accuracy_over_rounds(
+        [Curve("ours", [a_run([0.25, 0.5, 0.9]), a_run([0.75, 1.0])]), Curve("theirs", [a_run([0.125, 0.25])])],
+        target=0.9,
+    )
+    drawn = lines(figure)
+    assert drawn["ours (2 seeds)"] == [[1, 0.5], [2, 0.75]]
+    assert drawn["theirs"] == [[1, 0.125], [2, 0.25]]
+    assert legend(figure) == ["ours (2 seeds)", "theirs", "target 90%"]
+    ((band),) = bands(figure)
+    assert {tuple(point) for point in band} == {(1, 0.25), (2, 0.5), (1, 0.75), (2, 1.0)}
+
+
+def test_time_is_shown_in_a_unit_that_fits():
+    """Seconds, minutes or hours, by the longest run."""
+    for seconds, unit, last in ((10, "seconds", 20), (300, "minutes", 10), (36_000, "hours", 20)):
+        figure = accuracy_over_time([Curve("ours", [a_run([0.25, 0.5], seconds=seconds)])])
+        assert figure.axes[0].get_xlabel() == f"simulated time, {unit}"
+        assert lines(figure)["ours"] == [[last / 2, 0.25], [last, 0.5]]
+
+
+def test_seeds_with_different_times_meet_in_between():
+    """Each seed is interpolated over its own time; the mean is drawn where every seed has a value."""
+    fast, slow = a_run([0.0, 0.4, 0.8], seconds=10), a_run([0.0, 1.0], seconds=20)
+    figure = accuracy_over_time([Curve("ours", [fast, slow])])
+    points = np.array(lines(figure)["ours (2 seeds)"])
+    assert points[0].tolist() == pytest.approx([20, (0.4 + 0.0) / 2])
+    assert points[-1].tolist() == pytest.approx([30, (0.8 + 0.5) / 2])
+    assert (np.diff(points[:, 0]) > 0).all()
+
+
+def test_a_curve_without_values_does_not_hide_the_others():
+    """What was never evaluated has no line; if that is all there is, the error says what to do."""
+    never = Curve("never", [a_run([None, None])])
+    apart = Curve("apart", [a_run([0.5], seconds=1.0), a_run([0.5], seconds=9.0)])
+    for draw in (accuracy_over_rounds, accuracy_over_time):
+        assert list(lines(draw([never, Curve("ours", [a_run([0.5])])]))) == ["ours"]
+        with pytest.raises(DataError, match="no round was evaluated"):
+            draw([never])
+    assert list(lines(accuracy_over_time([apart, Curve("ours", [a_run([0.5])])]))) == ["ours"]
+
+
+def test_tiers_are_stacked_from_the_largest():
+    """Each tier's bars lie on those of the larger ones, and the highest reach the number of devices."""
+    rows = a_run([None, None])
+    rows[1] = replace(rows[1], tiers={"w1.00-d1": 3, "w0.50-d1": 1})
+    figure = tier_counts(rows)
+    (axes,) = figure.axes
+    drawn = {patch.get_label(): patch.get_data() for patch in axes.patches}
+    assert list(drawn) == ["width 1", "width 0.5", "width 0.25"]
+    assert [stairs.values.tolist() for stairs in drawn.values()] == [[1, 3], [1, 4], [4, 4]]
+    assert [np.asarray(stairs.baseline).tolist() for stairs in drawn.values()] == [[0, 0], [1, 3], [1, 4]]
+    assert drawn["width 1"].edges.tolist() == [0.5, 1.5, 2.5]
+    assert legend(figure) == ["width 0.25", "width 0.5", "width 1"]
+
+
+def test_many_rounds_are_averaged():
+    """A bar stands for several rounds, the last one for the rest, and the axis says so."""
+    rows = [replace(row, tiers={"w1.00-d2": 2 * (row.round % 2), "w1.00-d1": 1}) for row in a_run([None] * 401)]
+    (axes,) = tier_counts(rows).axes
+    deep = axes.patches[0].get_data()
+    assert axes.patches[0].get_label() == "width 1, depth 2"
+    assert axes.get_ylabel() == "devices, mean of 3 rounds"
+    assert len(deep.values) == 134
+    assert deep.values[:2] == pytest.approx([4 / 3, 2 / 3])
+    assert deep.values[-1] == pytest.approx(1.0)
+    assert deep.edges[[0, 1, -1]].tolist() == [0.5, 3.5, 401.5]
+    with pytest.raises(DataError, match="no round to plot"):
+        tier_counts([])
+
+
+def test_the_plots_of_a_run_are_files(tmp_path):
+    """A run has three plots, one if nothing was evaluated; the same rows make the same bytes."""
+    rows = a_run([0.25, 0.5])
+    written = plot_run(tmp_path, rows, title="two rounds")
+    assert [path.name for path in written] == ["accuracy.png", "accuracy_time.png", "tiers.png"]
+    content = [path.read_bytes() for path in written]
+    assert all(data.startswith(b"\x89PNG") for data in content)
+    assert [path.read_bytes() for path in plot_run(tmp_path, rows, title="two rounds")] == content
+    assert [path.name for path in plot_run(tmp_path / "blind", a_run([None]))] == ["tiers.png"]
+    assert save(tier_counts(rows), tmp_path / "tiers.svg").read_bytes().startswith(b"<?xml")
