@@ -212,6 +212,7 @@ class EvaluationConfig(FrozenModel):
         combine: how the devices' variances become one: ``pooled`` adds the variance between the devices' means,
             ``per_client`` does not (METHODS 1.6, vector H8).
         statistics_every: evaluations between statistics queries; in between the last answer is used.
+        statistics_fraction: share of the devices with data that a statistics query asks, rounded up.
         statistics_quorum: share of the asked devices that must answer a statistics query.
         threads: for onnxruntime; 0 takes every core.
     """
@@ -223,6 +224,7 @@ class EvaluationConfig(FrozenModel):
     statistics: Literal["query", "server-batch"] = "query"
     combine: Literal["pooled", "per_client"] = "pooled"
     statistics_every: int = Field(default=1, ge=1)
+    statistics_fraction: Share = 1.0
     statistics_quorum: Share = 0.5
     threads: int = Field(default=0, ge=0)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import random
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -148,7 +150,10 @@ class Judge:
             devices = [device for device, profile in self._desk.fleet.profiles().items() if profile.examples > 0]
             if not devices:
                 return "no device is online to give batch norm statistics"
-            tasks = statistics_tasks(context, devices, version, record.number, judged)
+            count = math.ceil(round(config.statistics_fraction * len(devices), 9))
+            draw = random.Random(f"{context.config.seed}/statistics/{version.number}")  # noqa: S311  (reproducible)
+            asked = sorted(draw.sample(devices, count))
+            tasks = statistics_tasks(context, asked, version, record.number, judged)
             self._store.add_tasks(tasks)
         self._desk.blobs.serve({judged.digest: self._blobs.path(judged.digest)})
         collection = open_collection(

@@ -27,12 +27,12 @@ class Reporter:
     Args:
         run: id of the run.
         store: where the log is kept.
-        link: the connection.
+        link: the connection, None where nobody watches over MQTT.
         topics: of the fleet.
         listener: the caller's display, if any.
     """
 
-    def __init__(self, run: str, store: Store, link: Link, topics: Topics, listener: Listener | None) -> None:
+    def __init__(self, run: str, store: Store, link: Link | None, topics: Topics, listener: Listener | None) -> None:
         self.run = run
         self._store = store
         self._link = link
@@ -58,8 +58,9 @@ class Reporter:
         if log is not None:
             number = getattr(event, "round", None)
             self._store.log(event.type, log, run=self.run, number=number, device=device)
-        with contextlib.suppress(TransportError):
-            self._link.publish(self._topics.server_events, event.to_bytes())
+        if self._link is not None:
+            with contextlib.suppress(TransportError):
+                self._link.publish(self._topics.server_events, event.to_bytes())
         if self._listener is not None:
             self._listener(event)
 

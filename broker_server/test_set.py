@@ -58,12 +58,21 @@ class TestSet:
             Samples, float32 or int64, and labels.
         """
         for first in range(0, len(self), size):
-            rows = self.x[first : first + size]
-            labels = self.y[first : first + size]
-            if self.input_dtype == "int64":
-                yield rows.astype(np.int64), labels
-            else:
-                yield (rows.astype(np.float32) * np.float32(self.scale) - self.mean) / self.std, labels
+            yield self.take(slice(first, first + size))
+
+    def take(self, chosen: slice | NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """Some samples, normalised.
+
+        Args:
+            chosen: which.
+
+        Returns:
+            Samples, float32 or int64, and labels.
+        """
+        rows, labels = self.x[chosen], self.y[chosen]
+        if self.input_dtype == "int64":
+            return rows.astype(np.int64), labels
+        return (rows.astype(np.float32) * np.float32(self.scale) - self.mean) / self.std, labels
 
 
 def _read_idx(path: Path) -> NDArray[Any]:

@@ -235,7 +235,7 @@ def compute(
     offer = record.offer
     chosen, held_out = bench.split()
     started = time.monotonic()
-    loss = evaluation = step_seconds = None
+    loss = mean_loss = evaluation = step_seconds = None
     if offer.kind == "statistics":
         parameters = _weights(manifest, bench, record.choice.weights.digest)
         session = _session(manifest, bench, STATS, parameters)
@@ -258,7 +258,7 @@ def compute(
         step_seconds, evaluation = seconds / max(count, 1), learnt.evaluation
     else:
         tensors, result = _train(record, manifest, bench, tested, job)
-        count, loss, seconds = result.steps, result.loss, result.seconds
+        count, loss, mean_loss, seconds = result.steps, result.loss, result.mean_loss, result.seconds
         step_seconds = seconds / max(count, 1)
         evaluation = _evaluate(record, manifest, bench, tensors, job)
     update = _keep(record, bench, tensors)
@@ -267,6 +267,7 @@ def compute(
         batches=count,
         labels=tuple(int(label) for label in present_labels(bench.data.y[chosen])),
         train_loss=loss,
+        mean_loss=mean_loss,
         fetch_seconds=fetch_seconds,
         train_seconds=seconds,
         resident_bytes=peak_resident_bytes(),

@@ -85,11 +85,13 @@ class TrainResult:
         steps: steps done.
         loss: mean loss of the last epoch, weighted by the labels that count.
         seconds: time of the training alone.
+        mean_loss: mean loss of all steps, weighted likewise; None if it is not known.
     """
 
     steps: int
     loss: float
     seconds: float
+    mean_loss: float | None = None
 
 
 def holdout_split(n: int, share: float) -> tuple[Indices, Indices]:
@@ -264,6 +266,7 @@ def train(
     if not counted_labels(data.y[chosen]):
         raise DataError(f"{data.source}: every label of the {len(chosen)} training samples is negative; none counts")
     started, step, mean = time.monotonic(), 0, math.nan
+    all_total, all_weight = 0.0, 0
     for epoch, epochs, planned in passes(chosen, settings, round_number):
         total, weight = 0.0, 0
         for number, indices in enumerate(planned):
@@ -282,6 +285,7 @@ def train(
             counted = counted_labels(y)
             total, weight = total + loss * counted, weight + counted
         mean = total / weight if weight else mean
+        all_total, all_weight = all_total + total, all_weight + weight
         report(EpochReport(epoch + 1, epochs, step, mean))
     for name, value in session.parameters().items():
         if not np.isfinite(value).all():
@@ -289,7 +293,8 @@ def train(
                 RefusalReason.FAILED,
                 f"parameter {name} is not finite after round {round_number}, step {step}; lower the learning rate",
             )
-    return TrainResult(step, mean, time.monotonic() - started)
+    seconds = time.monotonic() - started
+    return TrainResult(step, mean, seconds, all_total / all_weight if all_weight else None)
 
 
 def measure(

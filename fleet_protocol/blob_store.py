@@ -17,12 +17,13 @@ from fleet_protocol.messages import BlobRef
 __all__ = ["BlobStore", "write_atomically"]
 
 
-def write_atomically(path: Path, data: bytes | memoryview) -> None:
+def write_atomically(path: Path, data: bytes | memoryview, *, durable: bool = True) -> None:
     """Replace a file so that a reader, or a crash, sees the old content or the new and nothing between.
 
     Args:
         path: the file; its folder is made.
         data: the new content.
+        durable: wait until it would survive a power cut; without, it survives the end of the process alone.
 
     Raises:
         StorageError: the disk is full or cannot be written; the old file is untouched.
@@ -34,7 +35,8 @@ def write_atomically(path: Path, data: bytes | memoryview) -> None:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
-            os.fsync(file.fileno())
+            if durable:
+                os.fsync(file.fileno())
         Path(temporary).replace(path)
     except OSError as error:
         if temporary:
@@ -48,13 +50,15 @@ class BlobStore:
 
     Args:
         root: the folder; it is made.
+        durable: whether blobs must survive a power cut.
 
     Raises:
         StorageError: the folder cannot be made.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, durable: bool = True) -> None:
         self.root = root
+        self._durable = durable
         try:
             (root / "objects").mkdir(parents=True, exist_ok=True)
             (root / "parts").mkdir(exist_ok=True)
@@ -87,7 +91,7 @@ class BlobStore:
         digest = digest_of(data)
         path = self.path(digest)
         if not path.is_file():
-            write_atomically(path, data)
+            write_atomically(path, data, durable=self._durable)
         return digest
 
     def read(self, digest: str) -> bytes:

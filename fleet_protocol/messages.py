@@ -373,6 +373,7 @@ class TaskMetrics(FrozenModel):
         batches: batches processed (steps of training, or batches of a statistics pass).
         labels: labels present in the training data (C_k of METHODS), needed by the label rule.
         train_loss: mean loss over the last epoch.
+        mean_loss: mean loss over all training steps, where it is known.
         fetch_seconds: from the offer to the weights on disk.
         train_seconds: training alone.
         resident_bytes: peak resident memory of the process.
@@ -383,6 +384,7 @@ class TaskMetrics(FrozenModel):
     batches: int = Field(ge=1)
     labels: tuple[int, ...]
     train_loss: float | None = None
+    mean_loss: float | None = None
     fetch_seconds: float = Field(ge=0)
     train_seconds: float = Field(ge=0)
     resident_bytes: int = Field(ge=0)

@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 
 from fleet_protocol.errors import ShoalError
-from shoal_cli import data, demo, device, export, inspect, server
+from shoal_cli import data, demo, device, export, inspect, server, simulate
 from shoal_cli.console import error_console
 
 __all__ = ["app", "main"]
@@ -29,6 +29,7 @@ export.add_to(app)
 server.add_to(app)
 inspect.add_to(app)
 demo.add_to(app)
+simulate.add_to(app)
 
 
 def _print_version(wanted: bool) -> None:

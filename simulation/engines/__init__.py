@@ -1,0 +1,27 @@
+"""What computes the tasks of a simulation: processes of this machine, or a Ray cluster."""
+
+from __future__ import annotations
+
+from simulation.config import EngineTable
+from simulation.engines.local import LocalEngine
+from simulation.work import Engine, WorkerSetup
+
+__all__ = ["open_engine"]
+
+
+def open_engine(config: EngineTable, setup: WorkerSetup) -> Engine:
+    """Start the configured engine.
+
+    Args:
+        config: which one.
+        setup: what its workers are told.
+
+    Raises:
+        ConfigError: ray is not installed.
+        TransportError: the Ray cluster cannot be reached.
+    """
+    if config.kind == "ray":
+        from simulation.engines.ray import RayEngine  # noqa: PLC0415  (an extra)
+
+        return RayEngine(config, setup)
+    return LocalEngine(config.workers, setup)

@@ -1,0 +1,198 @@
+"""Processes of this machine, one thread each, each on a core of its own where the system can pin them.
+
+A worker that dies - killed for memory, or crashed in a library - is replaced, and what it worked on is computed once
+more by the next free one. Tasks are functions of their items, so the repetition changes nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import IO
+
+from pydantic import TypeAdapter
+
+from fleet_protocol.errors import ShoalError
+from simulation.work import Failed, Finished, WorkerSetup, WorkOrder
+
+__all__ = ["LocalEngine", "WorkerDiedError"]
+
+_AHEAD = 2  # orders a worker has at once, so that it need not wait for the store between two of them
+_END_SECONDS = 5.0
+_RESULT: TypeAdapter[Finished | Failed] = TypeAdapter(Finished | Failed)
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+
+
+class WorkerDiedError(ShoalError):
+    """A worker died twice over the same work."""
+
+    exit_code = 9
+
+
+@dataclass
+class _Worker:
+    """One process, and the orders it has.
+
+    Attributes:
+        process: the process.
+        core: it is pinned to, None for none.
+        orders: in the order in which it works on them; the first is under way.
+        unread: bytes of an unfinished line.
+        answered: tasks of the first order that it has answered.
+    """
+
+    process: subprocess.Popen[bytes]
+    core: int | None
+    orders: deque[WorkOrder] = field(default_factory=deque)
+    unread: bytes = b""
+    answered: set[str] = field(default_factory=set)
+
+    @property
+    def output(self) -> IO[bytes]:
+        """Where its results come from."""
+        if self.process.stdout is None:
+            raise AssertionError("workers are started with pipes")
+        return self.process.stdout
+
+    def send(self, line: str) -> None:
+        """Write a line; a dead worker is noticed when its output ends."""
+        if self.process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.write(line.encode() + b"\n")
+                self.process.stdin.flush()
+
+
+class LocalEngine:
+    """Workers on this machine.
+
+    Args:
+        workers: processes; 0 for one per core that this process may use.
+        setup: what they are told.
+    """
+
+    def __init__(self, workers: int, setup: WorkerSetup) -> None:
+        self._setup = setup
+        cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+        count = workers or len(cores) or os.cpu_count() or 1
+        self._selector = selectors.DefaultSelector()
+        self._waiting: deque[WorkOrder] = deque()
+        self._losses: dict[str, int] = {}
+        # More workers than cores share them; pinning would only keep them from the free ones.
+        pins: list[int | None] = list(cores) if count <= len(cores) else []
+        self._workers = [self._start(pins[index] if pins else None) for index in range(count)]
+
+    def _start(self, core: int | None) -> _Worker:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "simulation.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, **_ONE_THREAD},
+            bufsize=0,
+        )
+        if core is not None:
+            with contextlib.suppress(OSError):  # some containers forbid it; the results are the same
+                os.sched_setaffinity(process.pid, {core})
+        worker = _Worker(process, core)
+        worker.send(self._setup.model_dump_json())
+        os.set_blocking(worker.output.fileno(), False)
+        self._selector.register(worker.output, selectors.EVENT_READ, worker)
+        return worker
+
+    def submit(self, orders: Sequence[WorkOrder]) -> None:
+        """Give it work; see `simulation.work.Engine`."""
+        self._waiting.extend(orders)
+        self._hand_out()
+
+    def _hand_out(self) -> None:
+        for depth in range(_AHEAD):
+            for worker in self._workers:
+                if self._waiting and len(worker.orders) == depth:
+                    order = self._waiting.popleft()
+                    worker.orders.append(order)
+                    worker.send(order.model_dump_json())
+
+    def take(self, timeout_seconds: float) -> list[Finished | Failed]:
+        """Wait for results; see `simulation.work.Engine`.
+
+        Raises:
+            WorkerDiedError: a worker died over an order for the second time.
+        """
+        found: list[Finished | Failed] = []
+        deadline = time.monotonic() + timeout_seconds
+        while not found:
+            ready = self._selector.select(max(0.0, deadline - time.monotonic()))
+            for key, _ in ready:
+                found += self._read(key.data)
+            if not ready and time.monotonic() >= deadline:
+                break
+        self._hand_out()
+        return found
+
+    def _read(self, worker: _Worker) -> list[Finished | Failed]:
+        data = worker.output.read(1 << 20)
+        if data is None:
+            return []
+        if not data:
+            self._replace(worker)
+            return []
+        *lines, worker.unread = (worker.unread + data).split(b"\n")
+        results = [_RESULT.validate_json(line) for line in lines]
+        for result in results:
+            worker.answered.add(result.task)
+            if {item.task for item in worker.orders[0].items} <= worker.answered:
+                worker.orders.popleft()
+                worker.answered.clear()
+        return results
+
+    def _replace(self, worker: _Worker) -> None:
+        """A worker is gone: put another in its place, and its orders before all others."""
+        self._selector.unregister(worker.output)
+        code = self._end(worker)
+        place = self._workers.index(worker)
+        orders = list(worker.orders)
+        if orders:
+            left = WorkOrder(items=tuple(item for item in orders[0].items if item.task not in worker.answered))
+            key = left.items[0].task
+            self._losses[key] = self._losses.get(key, 0) + 1
+            if self._losses[key] > 1:
+                devices = ", ".join(item.device for item in left.items)
+                raise WorkerDiedError(
+                    f"a worker died twice over round {left.items[0].round}, {devices} ({left.items[0].tier}), the last "
+                    f"time with {_describe(code)}; with too little memory take fewer workers ([engine] workers)"
+                )
+            orders[0] = left
+        self._waiting.extendleft(reversed(orders))
+        self._workers[place] = self._start(worker.core)
+
+    def _end(self, worker: _Worker) -> int:
+        if worker.process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                worker.process.stdin.close()
+        try:
+            code = worker.process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            worker.process.kill()
+            code = worker.process.wait()
+        worker.output.close()
+        return code
+
+    def close(self) -> None:
+        """End the workers; what they work on is lost."""
+        for worker in self._workers:
+            if worker.orders:
+                worker.process.kill()
+        for worker in self._workers:
+            self._selector.unregister(worker.output)
+            self._end(worker)
+        self._selector.close()
+
+
+def _describe(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -1,0 +1,314 @@
+"""What stands on disk before a simulation starts: exported graphs, initial weights, data, and who holds which samples.
+
+    <cache>/artifacts/<key>/     what `shoal export` would write; shared by all runs of the same model
+    <cache>/data/<key>/          train_x.npy, train_y.npy (workers map them into memory) and test.npz
+    <out>/parts.npz              indices of every device's training and test samples
+    <out>/init.safetensors       initial global weights
+
+Whatever is there already is not made again, so a simulation that goes on starts at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.data import DataSet
+from fleet_protocol.blob_store import write_atomically
+from fleet_protocol.blobs import storage_error
+from fleet_protocol.errors import ConfigError, DataError
+from fleet_protocol.weights import encode_weights
+from models.registry import Architecture, Registry, infer_layout
+from simulation.config import DataTable, SimulationConfig
+from simulation.dataset import Dataset, evenly
+from simulation.datasets import load_dataset
+from simulation.partition import by_subject, deal_shards, dirichlet, iid
+
+__all__ = ["Parts", "Prepared", "Stage", "VirtualData", "prepare", "split_data"]
+
+Stage = Callable[[str], None]
+"""Told what is being done, for a progress bar."""
+
+Indices = NDArray[np.int64]
+_INPUT_SETTINGS = {"input_shape": "input_shape", "classes": "classes", "vocab": "tokens"}
+_TEST_DRAW = 1  # keeps the deal of test shards apart from that of the training shards
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Who holds which samples.
+
+    Attributes:
+        train: indices of the training samples, by device.
+        test: indices of the test samples that are like a device's training samples, by device.
+    """
+
+    train: tuple[Indices, ...]
+    test: tuple[Indices, ...]
+
+    def save(self, path: Path) -> None:
+        """Write them to an npz file, atomically."""
+        arrays: dict[str, Any] = {
+            f"{name}_{what}": value
+            for name, parts in (("train", self.train), ("test", self.test))
+            for what, value in (
+                ("index", np.concatenate(parts)),
+                ("offset", np.cumsum([0, *map(len, parts)])),
+            )
+        }
+        _save(path, lambda file: np.savez(file, **arrays))
+
+    @staticmethod
+    def load(path: Path) -> Parts:
+        """Read what `save` wrote.
+
+        Raises:
+            DataError: the file is missing or damaged.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                pieces = {
+                    name: tuple(
+                        file[f"{name}_index"][start:stop]
+                        for start, stop in zip(file[f"{name}_offset"], file[f"{name}_offset"][1:], strict=False)
+                    )
+                    for name in ("train", "test")
+                }
+        except (OSError, ValueError, KeyError, EOFError) as error:
+            raise DataError(f"cannot read {path}: {error}; remove it and start the simulation again") from error
+        return Parts(**pieces)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Where everything lies.
+
+    Attributes:
+        artifacts: folder of the exported architecture.
+        data: folder of the arrays.
+        parts: file with the split.
+        weights: file with the initial global weights.
+        settings: of the architecture, complete.
+    """
+
+    artifacts: Path
+    data: Path
+    parts: Path
+    weights: Path
+    settings: Mapping[str, Any]
+
+    @property
+    def test_set(self) -> Path:
+        """The server's test set."""
+        return self.data / "test.npz"
+
+
+class VirtualData:
+    """The samples of every virtual device, read from one mapped file.
+
+    Args:
+        folder: of the arrays.
+        parts: who holds which.
+        augment: as in `DataTable`.
+
+    Raises:
+        DataError: a file is missing or damaged.
+    """
+
+    def __init__(self, folder: Path, parts: Path, augment: str = "none") -> None:
+        try:
+            self._x: NDArray[Any] = np.load(folder / "train_x.npy", mmap_mode="r", allow_pickle=False)
+            self._y: NDArray[np.int64] = np.load(folder / "train_y.npy", mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise DataError(f"cannot read the samples in {folder}: {error}; remove the folder") from error
+        self._parts = Parts.load(parts)
+        self._source = str(folder)
+        self._augment = augment
+
+    def examples(self, index: int) -> int:
+        """Number of training samples of a device."""
+        return len(self._parts.train[index])
+
+    def of(self, index: int) -> DataSet:
+        """The samples of a device, copied out of the file."""
+        chosen = self._parts.train[index]
+        return DataSet(
+            source=f"{self._source}, device {index}",
+            x=self._x[chosen],
+            y=np.asarray(self._y[chosen]),
+            scale=1.0,
+            mean=np.zeros((), np.float32),
+            std=np.ones((), np.float32),
+        )
+
+
+def prepare(config: SimulationConfig, stage: Stage = lambda _text: None) -> Prepared:
+    """Make what is not there yet.
+
+    Args:
+        config: with absolute paths.
+        stage: told what is being done.
+
+    Raises:
+        ConfigError: a name or setting is wrong, or an extra is not installed.
+        DataError: the data set is missing or damaged.
+        PlanError: the model cannot have one of the tiers.
+        ExportError: a graph does not agree with PyTorch.
+        StorageError: the disk is full.
+    """
+    cache = config.cache or config.out
+    stage(f"reading {config.data.name}")
+    data = _limited(load_dataset(config.data.name, config.data.root, **config.data.options), config.data)
+    folder = cache / "data" / _key({"data": config.data.model_dump(mode="json", exclude={"augment"})}, data.name)
+    _write_data(folder, data)
+    parts = config.out / "parts.npz"
+    if not parts.is_file():
+        split_data(config, data).save(parts)
+    registry = Registry.zoo() if config.model.models is None else Registry.zoo().with_file(config.model.models)
+    architecture = registry.get(config.model.arch)
+    settings = architecture.settings(_with_data(architecture, config.model.settings, data))
+    artifacts = _export(config, architecture, settings, cache, stage)
+    weights = config.out / "init.safetensors"
+    if not weights.is_file():
+        weights.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(weights, _initial(config, architecture, settings))
+    return Prepared(artifacts, folder, parts, weights, settings)
+
+
+def split_data(config: SimulationConfig, data: Dataset) -> Parts:
+    """Deal training samples, and test samples of the same kind, to the devices.
+
+    Args:
+        config: partition, number of devices, seed.
+        data: what is dealt.
+
+    Raises:
+        ConfigError: the data cannot be dealt like this.
+    """
+    table, count = config.partition, config.devices.count
+    seed = config.seed if table.seed is None else table.seed
+    empty = tuple(np.zeros(0, np.int64) for _ in range(count))
+    if table.kind == "subject":
+        if data.train_group is None:
+            raise ConfigError(f'partition kind = "subject": nobody in particular recorded the samples of {data.name}')
+        return Parts(tuple(by_subject(data.train_group, count)), empty)
+    if table.kind == "iid":
+        test = iid(len(data.test_y), count, seed + _TEST_DRAW) if len(data.test_y) >= count else empty
+        return Parts(tuple(iid(len(data.train_y), count, seed)), tuple(test))
+    if data.train_y.ndim != 1:
+        raise ConfigError(f'partition kind = "{table.kind}" needs one label a sample; {data.name} has one a token')
+    if table.kind == "dirichlet":
+        return Parts(tuple(dirichlet(data.train_y, count, table.alpha, seed)), empty)
+    dealt = deal_shards(data.classes, count, table.per_device, seed, as_released=table.as_released)
+    return Parts(tuple(dealt.split(data.train_y, seed)), tuple(dealt.split(data.test_y, seed + _TEST_DRAW)))
+
+
+def _limited(data: Dataset, table: DataTable) -> Dataset:
+    train, test = evenly(len(data.train_y), table.train_limit), evenly(len(data.test_y), table.test_limit)
+    if len(train) == len(data.train_y) and len(test) == len(data.test_y):
+        return data
+    return Dataset(
+        data.name,
+        data.train_x[train],
+        data.train_y[train],
+        data.test_x[test],
+        data.test_y[test],
+        data.classes,
+        data.tokens,
+        None if data.train_group is None else data.train_group[train],
+        None if data.test_group is None else data.test_group[test],
+    )
+
+
+def _with_data(architecture: Architecture, settings: Mapping[str, Any], data: Dataset) -> dict[str, Any]:
+    """The settings with what follows from the data, where the architecture has such a setting."""
+    found = {
+        setting: getattr(data, source)
+        for setting, source in _INPUT_SETTINGS.items()
+        if setting in architecture.defaults and getattr(data, source)
+    }
+    return {**found, **settings}
+
+
+def _export(
+    config: SimulationConfig, architecture: Architecture, settings: Mapping[str, Any], cache: Path, stage: Stage
+) -> Path:
+    # The exporter needs onnx, which the rest of the simulation does without.
+    from trainer_export.artifact_set import Progress, export_architecture  # noqa: PLC0415
+    from trainer_export.recipe import Recipe  # noqa: PLC0415
+
+    table = config.model
+    layout = infer_layout(architecture, settings)
+    tiers = tuple(layout.tier(width, depth) for depth in table.depths or (None,) for width in table.widths)
+    recipe = Recipe(
+        momentum=table.recipe.momentum,
+        weight_decay=table.recipe.weight_decay,
+        clip_norm=table.recipe.clip_norm or None,
+        proximal=table.recipe.proximal,
+    )
+    facts = {
+        "layout": json.loads(layout.to_json()),
+        "tiers": sorted(tier.id for tier in tiers),
+        "recipe": table.recipe.model_dump(),
+        "code": hashlib.sha256(inspect.getsource(inspect.getmodule(architecture.build)).encode()).hexdigest(),  # type: ignore[arg-type]
+    }
+    out = cache / "artifacts" / _key(facts, table.arch)
+    if (out / table.arch / "layout.json").is_file():
+        return out
+
+    def progress(state: Progress) -> None:
+        stage(f"exporting {table.arch} {state.tier}: {state.stage}")
+
+    export_architecture(architecture, settings, tiers, recipe, out, formats=("onnx",), progress=progress)
+    return out
+
+
+def _initial(config: SimulationConfig, architecture: Architecture, settings: Mapping[str, Any]) -> bytes:
+    if config.model.weights is not None:
+        try:
+            return config.model.weights.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"model.weights: cannot read {config.model.weights}: {error.strerror}") from error
+    from models.zoo.inference import initial_weights  # noqa: PLC0415  (torch)
+
+    return encode_weights(initial_weights(architecture, settings, config.seed))
+
+
+def _key(facts: Mapping[str, Any], name: str) -> str:
+    text = json.dumps(facts, sort_keys=True, default=str)
+    return f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def _write_data(folder: Path, data: Dataset) -> None:
+    if (folder / "test.npz").is_file():  # the last of the three
+        return
+    _save(folder / "train_x.npy", lambda file: np.save(file, data.train_x))
+    _save(folder / "train_y.npy", lambda file: np.save(file, data.train_y))
+    _save(folder / "test.npz", lambda file: np.savez(file, x=data.test_x, y=data.test_y))
+
+
+def _save(path: Path, write: Callable[[Any], None]) -> None:
+    """Write a file whose content is too large to be held as bytes once more, atomically."""
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            temporary = Path(file.name)
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+        raise storage_error("write", path, error) from error

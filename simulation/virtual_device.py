@@ -1,0 +1,239 @@
+"""What a worker of a simulation does: the tasks of virtual devices, by the code that boards run.
+
+A virtual device is a number with samples. Its task goes through `device_runtime.compute.compute`, as on a board; only
+the sessions are kept from task to task, one per tier, because here one process stands for many boards. With the torch
+backend the training itself is `simulation.torch_backend`'s, and everything else stays as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+from device_runtime.backends import ForwardSession, Sessions, TrainSession
+from device_runtime.board import installed_backends, peak_resident_bytes
+from device_runtime.compute import Bench, SelfTested, compute
+from device_runtime.personal import Personal
+from device_runtime.task_store import TaskRecord
+from device_runtime.training import present_labels
+from device_runtime.weights_file import read_weights
+from device_runtime.work import Job
+from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.errors import BlobError, RefusedError, ShoalError
+from fleet_protocol.manifest import Manifest, parse_manifest
+from fleet_protocol.messages import BlobRef, Offer, TaskMetrics, TierChoice
+from fleet_protocol.weights import encode_weights
+from simulation.preparing import VirtualData
+from simulation.work import Failed, Finished, WorkerSetup, WorkItem, WorkOrder
+
+if TYPE_CHECKING:
+    from simulation.torch_backend import TorchTrainer
+
+__all__ = ["VirtualDevices"]
+
+_FLEET = "simulation"
+
+
+class _SharedBlobs(BlobStore):
+    """The blobs of a simulation: graphs, global versions and slices are read where they lie, updates are added.
+
+    Args:
+        updates: folder that new blobs are put into.
+        others: folders of blobs that others wrote.
+    """
+
+    def __init__(self, updates: Path, others: Sequence[Path]) -> None:
+        super().__init__(updates, durable=False)
+        self._others = tuple(BlobStore(folder, durable=False) for folder in others)
+
+    def path(self, digest: str) -> Path:
+        for other in self._others:
+            path = other.path(digest)
+            if path.is_file():
+                return path
+        return super().path(digest)
+
+
+class _KeptSessions(Sessions):
+    """Sessions that stay open: one of every graph."""
+
+    def __init__(self) -> None:
+        super().__init__(threads=1)
+        self._train: dict[Path, TrainSession] = {}
+        self._forward: dict[Path, ForwardSession] = {}
+
+    def train(self, manifest: Manifest, graph: Path) -> TrainSession:
+        if graph not in self._train:
+            self._train[graph] = super().train(manifest, graph)
+        return self._train[graph]
+
+    def forward(self, manifest: Manifest, graph: Path, parameters: Mapping[str, NDArray[Any]]) -> ForwardSession:
+        if graph not in self._forward:
+            self._forward[graph] = super().forward(manifest, graph, parameters)
+        self._forward[graph].load(parameters)
+        return self._forward[graph]
+
+
+class VirtualDevices:
+    """All virtual devices, as one worker sees them.
+
+    Args:
+        setup: where everything lies.
+
+    Raises:
+        DataError: the samples cannot be read.
+        StorageError: the folder of updates cannot be made.
+    """
+
+    def __init__(self, setup: WorkerSetup) -> None:
+        self._setup = setup
+        self._data = VirtualData(setup.data, setup.parts, setup.augment)
+        self._blobs = _SharedBlobs(setup.updates, [setup.artifacts, setup.blobs])
+        self._sessions = _KeptSessions()
+        self._manifests: dict[str, Manifest] = {}
+        self._trainers: dict[str, TorchTrainer] = {}
+        runtime = installed_backends().get("onnx", "")
+        # The exporter has just checked the graphs on this machine, so no device needs to test them once more.
+        self._tested = frozenset({f"onnx/train {runtime}"})
+
+    def work(self, order: WorkOrder) -> list[Finished | Failed]:
+        """Do an order.
+
+        Args:
+            order: its tasks.
+
+        Returns:
+            One result for each task; an error of one is its result alone.
+        """
+        first = order.items[0]
+        if self._setup.backend == "torch" and first.kind == "train" and first.train.mutual is None:
+            return self._with_torch(order.items)
+        return [self._one(item) for item in order.items]
+
+    def _manifest(self, item: WorkItem) -> Manifest:
+        digest = item.artifact_set.digest
+        if digest not in self._manifests:
+            path = self._setup.artifacts / self._setup.arch / item.tier / "manifest.json"
+            try:
+                self._manifests[digest] = parse_manifest(path.read_bytes())
+            except OSError as error:
+                raise BlobError(f"cannot read {path}: {error.strerror}; start the simulation again") from error
+        return self._manifests[digest]
+
+    def _bench(self, item: WorkItem) -> Bench:
+        personal = None
+        if self._setup.personal:
+            folder = self._setup.devices / item.device
+            folder.mkdir(parents=True, exist_ok=True)
+            personal = Personal(self._setup.personal[item.index % len(self._setup.personal)], folder)
+        return Bench(
+            data=self._data.of(item.index),
+            blobs=self._blobs,
+            backend="onnx",
+            threads=1,
+            holdout=self._setup.holdout,
+            personal=personal,
+            sessions=self._sessions,
+        )
+
+    def _one(self, item: WorkItem) -> Finished | Failed:
+        try:
+            manifest = self._manifest(item)
+            inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+            record = _record(item)
+            outcome = compute(record, manifest, self._bench(item), self._tested, 0.0, Job(0, inbox))
+            while not inbox.empty():
+                report = inbox.get()
+                if isinstance(report.value, SelfTested):
+                    self._tested |= {report.value.name}
+        except ShoalError as error:
+            return _failed(item, error)
+        return Finished(task=item.task, update=outcome.update, metrics=outcome.metrics)
+
+    # The torch backend.
+
+    def _trainer(self, item: WorkItem, manifest: Manifest) -> TorchTrainer:
+        if item.tier not in self._trainers:
+            from models.registry import Registry  # noqa: PLC0415
+            from simulation.torch_backend import TorchTrainer  # noqa: PLC0415  (torch: seconds)
+
+            registry = Registry.zoo() if self._setup.models is None else Registry.zoo().with_file(self._setup.models)
+            self._trainers[item.tier] = TorchTrainer(
+                registry.get(self._setup.arch), json.loads(self._setup.settings), manifest, device=self._setup.device
+            )
+        return self._trainers[item.tier]
+
+    def _with_torch(self, items: Sequence[WorkItem]) -> list[Finished | Failed]:
+        from simulation.torch_backend import TorchJob  # noqa: PLC0415
+
+        try:
+            manifest = self._manifest(items[0])
+            trainer = self._trainer(items[0], manifest)
+            benches = [self._bench(item) for item in items]
+            jobs = []
+            for item, bench in zip(items, benches, strict=True):
+                bench.data.check(manifest.input_shape, manifest.input_dtype, manifest.classes, manifest.label_shape)
+                weights = read_weights(self._blobs.path(item.weights.digest), manifest)
+                jobs.append(TorchJob(weights, bench.data, bench.split()[0], item.train, item.round))
+            started = time.monotonic()
+            results = trainer.train(jobs)
+        except ShoalError as error:
+            return [_failed(item, error) for item in items]
+        seconds = (time.monotonic() - started) / len(items)
+        found: list[Finished | Failed] = []
+        for item, bench, result in zip(items, benches, results, strict=True):
+            if isinstance(result, RefusedError):
+                found.append(_failed(item, result))
+                continue
+            chosen = bench.split()[0]
+            metrics = TaskMetrics(
+                examples=len(chosen),
+                batches=result.result.steps,
+                labels=tuple(int(label) for label in present_labels(bench.data.y[chosen])),
+                train_loss=result.result.loss,
+                mean_loss=result.result.mean_loss,
+                fetch_seconds=0.0,
+                train_seconds=seconds,
+                resident_bytes=peak_resident_bytes(),
+            )
+            data = encode_weights(result.tensors, _metadata(item))
+            update = BlobRef(digest=self._blobs.put(data), size=len(data), chunk_bytes=item.weights.chunk_bytes)
+            found.append(Finished(task=item.task, update=update, metrics=metrics))
+        return found
+
+
+def _metadata(item: WorkItem) -> dict[str, str]:
+    return {
+        "task": item.task,
+        "run": item.run,
+        "round": str(item.round),
+        "version": str(item.version),
+        "tier": item.tier,
+    }
+
+
+def _record(item: WorkItem) -> TaskRecord:
+    offer = Offer(
+        fleet=_FLEET,
+        seq=0,
+        run=item.run,
+        round=item.round,
+        task=item.task,
+        kind=item.kind,
+        version=item.version,
+        choices=(TierChoice(tier=item.tier, artifact_set=item.artifact_set, weights=item.weights),),
+        train=item.train,
+        seconds_left=1.0,
+    )
+    return TaskRecord(phase="training", offer=offer, tier=item.tier, deadline_unix=0.0)
+
+
+def _failed(item: WorkItem, error: ShoalError) -> Failed:
+    reason = error.reason.value if isinstance(error, RefusedError) else ""
+    return Failed(task=item.task, reason=reason, detail=str(error), exit_code=error.exit_code)

@@ -1,0 +1,42 @@
+"""A worker process of the local engine: ``python -m simulation.worker``.
+
+Reads one line of `WorkerSetup`, then `WorkOrder`s, a line each, from standard input; writes `Finished` and `Failed`
+lines to standard output. It ends when its input does, which is also what happens when the simulation dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+
+from fleet_protocol.errors import ShoalError
+from simulation.virtual_device import VirtualDevices
+from simulation.work import Failed, WorkerSetup, WorkOrder
+
+__all__ = ["main"]
+
+
+def main() -> int:
+    """Work until the input ends."""
+    # What a library prints must not get between the results.
+    results = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    source = sys.stdin.buffer
+    devices: VirtualDevices | None = None
+    setup = WorkerSetup.model_validate_json(source.readline())
+    for line in source:
+        order = WorkOrder.model_validate_json(line)
+        try:
+            devices = devices or VirtualDevices(setup)
+            found = devices.work(order)
+        except ShoalError as error:
+            found = [Failed(task=item.task, detail=str(error), exit_code=error.exit_code) for item in order.items]
+        for result in found:
+            results.write(result.model_dump_json().encode() + b"\n")
+    return 0
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
+        sys.exit(main())
