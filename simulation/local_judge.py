@@ -1,5 +1,6 @@
-"""Local accuracy: the global model on every device's own part of the test set, with its label mask (METHODS 1.6, 2.7).
+"""Local accuracy: the global model on every device's own part of the test set (METHODS 1.6, 2.7).
 
+Where devices train with a label mask, they are judged with it.
 All samples count alike, so devices with larger parts weigh more.
 """
 
@@ -57,9 +58,10 @@ class LocalJudge:
         layout, tier = self._context.artifacts.layout, self._context.judged.tier
         weights = compile_plan(layout, make_plan(layout, tier)).slice(open_tensors(blobs.path(version.digest)))
         statistics = open_tensors(blobs.path(version.statistics_digest)) if version.statistics_digest else {}
+        masked = self._context.config.train.mask_labels  # as in the training, or the logits would be others
         correct = count = 0
         for part, labels in zip(self._parts, self._labels, strict=True):
-            mask = np.zeros(layout.classes, np.float32)
+            mask = np.zeros(layout.classes, np.float32) if masked else np.ones(layout.classes, np.float32)
             mask[labels] = 1
             hits, counted = self._evaluator.hits(weights, statistics, part, mask)
             correct, count = correct + hits, count + counted

@@ -156,6 +156,7 @@ class LocalEngine:
         self._selector.unregister(worker.output)
         code = self._end(worker)
         place = self._workers.index(worker)
+        del self._workers[place]
         orders = list(worker.orders)
         if orders:
             left = WorkOrder(items=tuple(item for item in orders[0].items if item.task not in worker.answered))
@@ -169,7 +170,8 @@ class LocalEngine:
                 )
             orders[0] = left
         self._waiting.extendleft(reversed(orders))
-        self._workers[place] = self._start(worker.core)
+        self._workers.insert(place, self._start(worker.core))
+        self._hand_out()
 
     def _end(self, worker: _Worker) -> int:
         if worker.process.stdin is not None:

@@ -1,0 +1,329 @@
+"""Simulations: the same as a fleet, the same after a kill, the same when a worker dies."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from broker_server.config import BrokerConfig
+from broker_server.launch import submit
+from broker_server.server import Server, broker_address
+from broker_server.store import Store
+from fleet_protocol import control
+from fleet_protocol.errors import ConfigError, DataError, PlanError
+from shoal_cli.local_fleet import LocalDevice, LocalFleet
+from simulation.engines.local import LocalEngine, WorkerDiedError
+from simulation.history import read_devices, read_history
+from simulation.preparing import Parts, prepare
+from simulation.runner import simulate
+from simulation.work import WorkerSetup, WorkItem, WorkOrder
+from tests.brokers import embedded_broker
+from tests.simulation.simulations import settings, tensors
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory):
+    """Exported graphs and data, shared by the tests."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def straight(cache, tmp_path_factory):
+    """A simulation that nothing disturbed."""
+    return simulate(settings(tmp_path_factory.mktemp("straight") / "out", cache))
+
+
+def same(first: list[dict], second: list[dict]) -> None:
+    assert len(first) == len(second)
+    for mine, theirs in zip(first, second, strict=True):
+        assert mine.keys() == theirs.keys()
+        for name, value in mine.items():
+            np.testing.assert_array_equal(value, theirs[name], err_msg=name)
+
+
+def test_history_and_learning(straight):
+    """Every round has a row, the files say the same, and the model has learnt."""
+    assert straight.finished.status == "finished"
+    assert [row.round for row in straight.rounds] == [1, 2, 3, 4]
+    assert read_history(straight.folder) == straight.rounds
+    assert straight.rounds[-1].accuracy > 0.5  # ten classes
+    assert all(row.devices == 3 for row in straight.rounds)
+    assert len(read_devices(straight.folder)) == 12
+    totals = [row.simulated_total for row in straight.rounds]
+    assert totals == sorted(totals)
+    assert totals[0] == straight.rounds[0].simulated_seconds > 0
+
+
+def test_a_fleet_and_a_simulation_agree(cache, tmp_path):
+    """Six agents and a server over a real broker sample, plan and train as six virtual devices do, to the bit."""
+    config = settings(tmp_path / "sim", cache, round={"rounds": 5})
+    simulated = simulate(config)
+    prepared = prepare(config)
+    x, y = np.load(prepared.data / "train_x.npy"), np.load(prepared.data / "train_y.npy")
+    devices = []
+    for name, held in zip(config.devices.ids, Parts.load(prepared.parts).train, strict=True):
+        path = tmp_path / f"{name}.npz"
+        np.savez(path, x=x[held], y=y[held])
+        devices.append(LocalDevice(name, path, 1.0))
+    fleet = config.fleet(artifacts=prepared.artifacts, weights=prepared.weights, test_set=prepared.test_set)
+    with embedded_broker(tmp_path / "broker") as broker:
+        at = BrokerConfig(url=broker.url)
+        rounds = fleet.round.model_copy(update={"deadline_seconds": 60.0})
+        fleet = fleet.model_copy(update={"store": tmp_path / "fleet" / "store", "broker": at, "round": rounds})
+        agents = LocalFleet(tmp_path / "devices", fleet=fleet.fleet, broker=broker.url, devices=devices)
+        with Server(fleet.fleet, fleet.store, at) as server, agents:
+            up = threading.Thread(target=server.serve)
+            up.start()
+            try:
+                wait_until_online(fleet.store, len(devices))
+                finished = submit(fleet, broker_address(at))
+            finally:
+                server.stop()
+                up.join(30)
+    assert finished.status == "finished"
+    assert asked(tmp_path / "fleet", finished.run) == asked(tmp_path / "sim", simulated.run)
+    trained, virtual = tensors(tmp_path / "fleet", finished.run), tensors(tmp_path / "sim", simulated.run)
+    assert len(trained) == len(virtual) == 6
+    for mine, theirs in zip(trained, virtual, strict=True):
+        assert max(float(np.abs(mine[name] - theirs[name]).max()) for name in mine) <= 1e-5
+    assert finished.evaluation.accuracy == simulated.rounds[-1].accuracy
+
+
+def wait_until_online(store: Path, count: int) -> None:
+    """Wait until the server has heard of all devices, so that it samples among all of them."""
+    deadline, pause = time.monotonic() + 60, threading.Event()
+    reading = Store(store, read_only=True)
+    try:
+        while sum(device.online for device in reading.devices()) < count:
+            assert time.monotonic() < deadline, "the devices do not come up"
+            pause.wait(0.1)
+    finally:
+        reading.close()
+
+
+def asked(folder: Path, run: str) -> list[list[tuple]]:
+    """Devices, tiers and plans of every round."""
+    store = Store(folder / "store", read_only=True)
+    try:
+        rounds = store.rounds(run)
+        return [
+            [(task.kind, task.device, task.tier, task.plan_key) for task in store.tasks(run, item.number)]
+            for item in rounds
+        ]
+    finally:
+        store.close()
+
+
+KILLED = """
+import os, sys
+from fleet_protocol.config import load_config
+from simulation.config import SimulationConfig
+from simulation.runner import simulate
+config = SimulationConfig.model_validate_json(sys.argv[1])
+kind, number, count = sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+seen = 0
+def told(event):
+    global seen
+    if event.type == kind and getattr(event, "round", None) == number:
+        seen += 1
+        if seen == count:
+            os.kill(os.getpid(), 9)
+simulate(config, listener=told)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "number", "count"),
+    [
+        ("round-started", 1, 1),
+        ("update-received", 2, 1),
+        ("update-received", 2, 3),
+        ("statistics-started", 2, 1),
+        ("update-received", 3, 5),
+        ("round-closed", 3, 1),
+        ("update-received", 4, 2),
+    ],
+)
+def test_a_killed_simulation_goes_on_to_the_same_bits(cache, tmp_path, straight, kind, number, count):
+    """Killed in any state of a round, a simulation started again ends with the weights of an undisturbed one."""
+    config = settings(tmp_path / "out", cache)
+    script = [sys.executable, "-c", KILLED, config.model_dump_json(), kind, str(number), str(count)]
+    killed = subprocess.run(script, timeout=120, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    result = simulate(config)
+    same(tensors(result.folder, result.run), tensors(straight.folder, straight.run))
+    assert [row.accuracy for row in result.rounds] == [row.accuracy for row in straight.rounds]
+    assert [row.simulated_total for row in result.rounds] == [row.simulated_total for row in straight.rounds]
+    assert read_history(result.folder) == result.rounds
+
+
+def test_more_rounds_go_on_from_the_last(cache, tmp_path, straight):
+    """Two rounds, and then four asked for in the same folder, are four rounds."""
+    two = settings(tmp_path / "out", cache, round={"rounds": 2})
+    assert len(simulate(two).rounds) == 2
+    four = simulate(settings(tmp_path / "out", cache))
+    same(tensors(four.folder, four.run), tensors(straight.folder, straight.run))
+    again = simulate(settings(tmp_path / "out", cache))
+    assert again.rounds == four.rounds
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_workers_do_not_change_results(cache, tmp_path, straight, workers):
+    """One worker or three give the bits of two."""
+    result = simulate(settings(tmp_path / "out", cache, engine={"workers": workers}))
+    same(tensors(result.folder, result.run), tensors(straight.folder, straight.run))
+
+
+def workers_of_this_process() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if "simulation.worker" in " ".join(child.cmdline())]
+
+
+def test_a_dead_worker_is_replaced(cache, tmp_path, straight):
+    """A worker that is killed in mid-round is started again, and its device's work is repeated once."""
+    dead = []
+
+    def told(event):
+        if isinstance(event, control.RoundStarted) and event.round == 2:
+            dead.append(workers_of_this_process()[0].pid)
+            os.kill(dead[0], signal.SIGKILL)
+
+    result = simulate(settings(tmp_path / "out", cache), listener=told)
+    assert dead
+    assert result.finished.status == "finished"
+    same(tensors(result.folder, result.run), tensors(straight.folder, straight.run))
+
+
+def test_a_worker_that_dies_twice_over_the_same_work_ends_the_simulation(cache, tmp_path):
+    """The error names the devices, the round, how the worker died and what to do; the folder can go on."""
+    config = settings(tmp_path / "out", cache)
+
+    class Deadly(LocalEngine):
+        def submit(self, orders):
+            super().submit(orders)
+            for worker in self._workers:
+                if worker.orders:
+                    worker.process.kill()
+
+        def _hand_out(self):
+            super()._hand_out()
+            for worker in self._workers:
+                if worker.orders:
+                    worker.process.kill()
+
+    prepared = prepare(config)
+    setup = WorkerSetup(
+        artifacts=prepared.artifacts,
+        arch="conv",
+        data=prepared.data,
+        parts=prepared.parts,
+        blobs=tmp_path / "blobs",
+        updates=tmp_path / "updates",
+        devices=tmp_path / "devices",
+    )
+    blob = {"digest": "0" * 64, "size": 1, "chunk_bytes": 1024}
+    item = WorkItem.model_validate(
+        {
+            "task": "t1",
+            "run": "r",
+            "round": 7,
+            "kind": "train",
+            "device": "device-4",
+            "index": 4,
+            "version": 0,
+            "tier": "w0.50-d1",
+            "artifact_set": blob,
+            "weights": blob,
+            "train": {"learning_rate": 0.1, "epochs": 1, "batch_size": 8, "seed": 0},
+        }
+    )
+    engine = Deadly(1, setup)
+    what = r"twice over round 7, device-4 \(w0.50-d1\).*signal 9.*fewer workers"
+    with contextlib.closing(engine), pytest.raises(WorkerDiedError, match=what):
+        until_it_ends(engine, WorkOrder(items=(item,)))
+
+
+def until_it_ends(engine: LocalEngine, order: WorkOrder) -> None:
+    engine.submit([order])
+    for _ in range(5):
+        engine.take(10.0)
+
+
+def test_refusals_of_a_device_do_not_end_the_simulation(cache, tmp_path):
+    """A learning rate that makes losses infinite declines every task; the run fails with that reason."""
+    result = simulate(settings(tmp_path / "out", cache, train={"learning_rate": 1e30}))
+    assert result.finished.status == "failed"
+    assert result.finished.exit_code != 0
+    assert "declined" in result.finished.error
+
+
+def test_another_configuration_is_refused(cache, tmp_path, straight):
+    """A folder belongs to one simulation; the error names the table that differs."""
+    with pytest.raises(ConfigError, match=r"holds a simulation with another \[train\]"):
+        simulate(settings(straight.folder, cache, train={"learning_rate": 0.01}))
+
+
+@pytest.mark.parametrize(
+    ("tables", "error", "match"),
+    [
+        ({"data": {"name": "mnst"}}, ConfigError, "no data set 'mnst'"),
+        ({"data": {"name": "mnist", "root": "/nowhere"}}, DataError, "/nowhere/mnist"),
+        ({"model": {"arch": "cnov"}}, ConfigError, "cnov"),
+        ({"tiers": {"levels": "a1-e1"}}, PlanError, "level e"),
+        ({"devices": {"types": [{"type": "Pi9"}]}}, ConfigError, "Pi9"),
+        ({"evaluation": {"local": True}}, ConfigError, "evaluation.local"),
+        ({"partition": {"kind": "subject"}}, ConfigError, "nobody in particular"),
+    ],
+)
+def test_what_cannot_begin_says_why(cache, tmp_path, tables, error, match):
+    """Wrong names and settings that do not go together are errors before anything is trained."""
+    with pytest.raises(error, match=match):
+        simulate(settings(tmp_path / "out", cache, **tables))
+
+
+def test_devices_choose_their_tiers(cache, tmp_path):
+    """WHALE-FL: slow devices start narrow, the server merges what they chose, and a continued run chooses alike."""
+    tables = {
+        "model": {"widths": (1.0, 0.5, 0.25, 0.125, 0.0625), "settings": {"channels": (16, 32)}},
+        "strategy": {"name": "whalefl"},
+        "tiers": {"assign": "capacity", "levels": None},
+        "round": {"rounds": 4, "fraction": 1.0},
+        "train": {"steps": 10, "batch_size": 64, "learning_rate": 0.05},
+        "devices": {
+            "count": 6,
+            "types": [
+                {"type": "MacBookPro2018", "link": "wifi", "count": 3},
+                {"type": "RaspberryPi4", "link": "bluetooth", "count": 3},
+            ],
+        },
+    }
+    whole = simulate(settings(tmp_path / "whole", cache, **tables))
+    rows = read_devices(whole.folder)
+    widths = {name: [row.tier for row in rows if row.device == name] for name in ("device-0", "device-5")}
+    # SE = 1/0.154 + 1/0.631 = 8.06 and 1/0.823 + 1/1.644 = 1.82, of theta 9 (METHODS 4.2 and 4.4).
+    assert widths["device-0"][0] == "w1.00-d1"
+    assert widths["device-5"][0] == "w0.125-d1"
+    simulate(settings(tmp_path / "parts", cache, **{**tables, "round": {"rounds": 2, "fraction": 1.0}}))
+    parts = simulate(settings(tmp_path / "parts", cache, **tables))
+    assert [(row.round, row.device, row.tier) for row in read_devices(parts.folder)] == [
+        (row.round, row.device, row.tier) for row in rows
+    ]
+    same(tensors(whole.folder, whole.run), tensors(parts.folder, parts.run))
+
+
+def test_local_accuracy_is_of_the_devices_own_labels(cache, tmp_path):
+    """With two labels a device and the mask, local accuracy is above the global one."""
+    tables = {"partition": {"kind": "shards", "per_device": 2}, "evaluation": {"local": True}, "devices": {"count": 10}}
+    result = simulate(settings(tmp_path / "out", cache, **tables))
+    last = result.rounds[-1]
+    assert last.local_accuracy > last.accuracy
+    assert json.loads((tmp_path / "out" / "config.json").read_bytes())["evaluation"]["local"] is True
