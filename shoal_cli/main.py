@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 
 from fleet_protocol.errors import ShoalError
-from shoal_cli import data, demo, device, export, inspect, server, simulate
+from shoal_cli import data, demo, device, export, inspect, reproduce, server, simulate
 from shoal_cli.console import error_console
 
 __all__ = ["app", "main"]
@@ -30,6 +30,7 @@ server.add_to(app)
 inspect.add_to(app)
 demo.add_to(app)
 simulate.add_to(app)
+reproduce.add_to(app)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,0 +1,175 @@
+"""``shoal reproduce``: a table of a paper, run by the simulation and compared with what was published."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fleet_protocol.errors import ConfigError
+from shoal_cli.console import error_console, output_console, print_json, print_rows, seconds_text
+from shoal_cli.options import parse_ints
+from shoal_cli.simulate import SimulationDisplay
+
+if TYPE_CHECKING:
+    from simulation.config import EngineTable
+    from simulation.history import RoundRow
+    from simulation.reproduce.experiment import Experiment, Scale
+    from simulation.reproduce.render import Written
+    from simulation.reproduce.running import Job
+
+__all__ = ["add_to"]
+
+
+def _reproduce(
+    table: Annotated[str, typer.Argument(help="Name of the table; --list shows them all.")] = "",
+    scale: Annotated[str, typer.Option(help="smoke (minutes), small (under two hours) or paper.")] = "small",
+    seeds: Annotated[str, typer.Option(help="Seeds, for example 1,2,3; by default those of the scale.")] = "",
+    only: Annotated[str, typer.Option(help="Arms to run, separated by commas; by default those of the scale.")] = "",
+    out: Annotated[Path, typer.Option(help="Folder of all results.")] = Path("results"),
+    engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
+    address: Annotated[str | None, typer.Option(help="Address of a running Ray cluster.")] = None,
+    workers: Annotated[int, typer.Option(min=0, help="Processes or actors; 0 for one per core.")] = 0,
+    backend: Annotated[str, typer.Option(help="onnx or torch.")] = "onnx",
+    device: Annotated[str, typer.Option(help="Of the torch backend: cpu or cuda.")] = "cpu",
+    group: Annotated[int, typer.Option(min=1, help="Devices that the torch backend trains together.")] = 1,
+    listing: Annotated[bool, typer.Option("--list", help="List tables, or the arms of a table.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Run a table of a paper, and write it with the published numbers beside ours.
+
+    Given again, the command goes on where it was stopped; arms that are complete are not run again.
+    """
+    try:
+        from simulation.reproduce.catalogue import TABLES, find_experiment, parse_scale  # noqa: PLC0415
+        from simulation.reproduce.figures import figures  # noqa: PLC0415
+        from simulation.reproduce.render import figure_cells, plain  # noqa: PLC0415
+        from simulation.reproduce.running import collect, jobs  # noqa: PLC0415
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"reproducing needs the extras `simulate`, `server` and `export` ({error.name} is not installed)"
+        ) from error
+
+    if not table:
+        if not listing:
+            raise ConfigError(f"shoal reproduce: name a table; there are {', '.join(TABLES)}")
+        _list_tables(tuple(TABLES.values()), as_json=as_json)
+        return
+    experiment, at = find_experiment(table), parse_scale(scale)
+    if listing:
+        _list_arms(experiment, as_json=as_json)
+        return
+    folder = out.resolve()
+    todo = jobs(
+        experiment,
+        at,
+        out=folder,
+        seeds=parse_ints("--seeds", seeds) if seeds else (),
+        only=tuple(name.strip() for name in only.split(",")) if only else (),
+        engine=_engine(kind=engine, address=address, workers=workers, backend=backend, device=device, group=group),
+    )
+    complete = [job for job in todo if job.complete]  # also refuses folders of other configurations, before any work
+    for number, job in enumerate(todo, 1):
+        if job in complete:
+            continue
+        error_console().print(
+            f"[bold]{experiment.table}[/] {at}, {number} of {len(todo)}: {job.arm.name}, seed {job.config.seed}",
+            highlight=False,
+        )
+        _run(job)
+        _write(experiment, at, folder)  # so that whatever stops the rest, the table has what is complete
+    written = _write(experiment, at, folder)
+    results = collect(experiment, at, folder)
+    if as_json:
+        print_json({**plain(experiment, at, results), "files": list(map(str, written.paths))})
+        return
+    ran = len({result.arm.name for result in results})
+    print_rows(
+        f"{experiment.title}: {ran} of {len(experiment.arms)} arms run",
+        [figure_cells(figure) for figure in figures(results)],
+        empty="no arm is complete",
+    )
+    for path in written.paths:
+        output_console().print(f"{path}", highlight=False, soft_wrap=True)
+
+
+def _engine(**table: Any) -> EngineTable:
+    from pydantic import ValidationError  # noqa: PLC0415
+
+    from simulation.config import EngineTable  # noqa: PLC0415
+
+    try:
+        return EngineTable.model_validate(table)
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'options'}: {e['msg']}" for e in error.errors())
+        raise ConfigError(f"shoal reproduce: {problems}") from error
+
+
+def _run(job: Job) -> None:
+    from simulation.reproduce.running import run_job  # noqa: PLC0415
+
+    console = error_console()
+    display = SimulationDisplay(console, job.config.round.rounds)
+
+    def watch(row: RoundRow) -> None:
+        accuracy = "" if row.accuracy is None else f"accuracy {row.accuracy:.4f}, "
+        display.closed(row.round, f"round {row.round}: {accuracy}{seconds_text(row.seconds)}")
+
+    if console.is_terminal:
+        with display.live:
+            run_job(job, listener=display.show, stage=display.stage, watch=watch)
+    else:
+        run_job(job, listener=display.show, stage=display.stage, watch=watch)
+
+
+def _write(experiment: Experiment, scale: Scale, folder: Path) -> Written:
+    from simulation.reproduce.render import write_table  # noqa: PLC0415
+    from simulation.reproduce.running import collect, table_folder  # noqa: PLC0415
+
+    return write_table(experiment, scale, collect(experiment, scale, folder), table_folder(folder, experiment, scale))
+
+
+def _list_tables(experiments: tuple[Experiment, ...], *, as_json: bool) -> None:
+    if as_json:
+        print_json([{"table": e.table, "title": e.title, "arms": [arm.name for arm in e.arms]} for e in experiments])
+        return
+    print_rows(
+        "tables",
+        [
+            {
+                "table": e.table,
+                "title": e.title,
+                "arms": str(len(e.arms)),
+                "small": f"{len(e.chosen('small'))} arms, {len(e.seeds['small'])} seeds",
+            }
+            for e in experiments
+        ],
+        empty="there are no tables",
+    )
+
+
+def _list_arms(experiment: Experiment, *, as_json: bool) -> None:
+    chosen = {scale: {arm.name for arm in experiment.chosen(scale)} for scale in experiment.seeds}
+    rows = [
+        {
+            "arm": arm.name,
+            "what it is": arm.about,
+            "published": ", ".join(f"{name} {figure.value:g}" for name, figure in arm.published.items()) or "-",
+            "run by default at": ", ".join(scale for scale, names in chosen.items() if arm.name in names),
+        }
+        for arm in experiment.arms
+    ]
+    if as_json:
+        print_json(rows)
+    else:
+        print_rows(experiment.title, rows, empty="no arms")
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the command.
+
+    Args:
+        app: the application.
+    """
+    app.command("reproduce")(_reproduce)

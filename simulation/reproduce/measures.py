@@ -1,0 +1,148 @@
+"""Figures that the tables print, read from the rounds of a run: the best one, as the papers report, and the last.
+
+HeteroFL and FedRolex publish the checkpoint that is best on the test set (METHODS 1.2 and 2.7), which flatters: so the
+last evaluated round stands beside it everywhere.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from simulation.history import RoundRow, rounds_to_accuracy, time_to_accuracy
+
+__all__ = [
+    "GLOBAL",
+    "LOCAL",
+    "PERPLEXITY",
+    "PERSONAL",
+    "ROUNDS_TO_BEST",
+    "Measure",
+    "Reading",
+    "hours_to",
+]
+
+_SECONDS_PER_HOUR = 3600.0
+_PER_CENT = 100.0
+Value = Callable[[RoundRow], float | None]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A figure of one run.
+
+    Attributes:
+        best: at the best evaluated round; None where a target was never reached.
+        best_round: which round that was; None likewise.
+        last: at the last evaluated round; None for figures that belong to no single round, such as a time.
+    """
+
+    best: float | None
+    best_round: int | None
+    last: float | None
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A kind of figure.
+
+    Attributes:
+        name: its key in files, such as ``global``.
+        title: for people.
+        unit: ``%``, ``h`` or nothing.
+        larger_is_better: which of two figures is the better one.
+        read: finds it in the rounds of a run; None if no round was evaluated for it.
+    """
+
+    name: str
+    title: str
+    unit: str
+    larger_is_better: bool
+    read: Callable[[Sequence[RoundRow]], Reading | None]
+
+
+def _scaled(value: Value, factor: float) -> Value:
+    def scaled(row: RoundRow) -> float | None:
+        found = value(row)
+        return None if found is None else factor * found
+
+    return scaled
+
+
+def _at_best(of: Value, judged_by: Value, *, larger_is_better: bool) -> Callable[[Sequence[RoundRow]], Reading | None]:
+    """Read a figure at the round that another figure, or the same, finds best; the first of equal ones."""
+
+    def read(rows: Sequence[RoundRow]) -> Reading | None:
+        found = [(judge, figure, row) for row in rows if None not in (judge := judged_by(row), figure := of(row))]
+        if not found:
+            return None
+        sign = 1.0 if larger_is_better else -1.0
+        _, best, row = max(found, key=lambda item: sign * (item[0] or 0.0))
+        return Reading(best, row.round, found[-1][1])
+
+    return read
+
+
+def _accuracy(row: RoundRow) -> float | None:
+    return row.accuracy
+
+
+def _local(row: RoundRow) -> float | None:
+    return row.local_accuracy
+
+
+def _perplexity(row: RoundRow) -> float | None:
+    return None if row.loss is None else math.exp(row.loss)
+
+
+def _rounds_to_best(rows: Sequence[RoundRow]) -> Reading | None:
+    found = GLOBAL.read(rows)
+    return (
+        None if found is None or found.best_round is None else Reading(float(found.best_round), found.best_round, None)
+    )
+
+
+GLOBAL = Measure(
+    "global", "global accuracy", "%", True, _at_best(_scaled(_accuracy, _PER_CENT), _accuracy, larger_is_better=True)
+)
+"""Accuracy of the global model on the whole test set."""
+
+LOCAL = Measure(
+    "local", "local accuracy", "%", True, _at_best(_scaled(_local, _PER_CENT), _accuracy, larger_is_better=True)
+)
+"""Accuracy on the devices' own parts of the test set, over samples, at the round whose global accuracy is best."""
+
+PERSONAL = Measure(
+    "own",
+    "accuracy on the devices' own data",
+    "%",
+    True,
+    _at_best(_scaled(_local, _PER_CENT), _local, larger_is_better=True),
+)
+"""The same at the round where it is best itself, for models that are judged by it."""
+
+PERPLEXITY = Measure("perplexity", "perplexity", "", False, _at_best(_perplexity, _perplexity, larger_is_better=False))
+"""exp of the mean cross entropy of the test set."""
+
+ROUNDS_TO_BEST = Measure("rounds", "rounds to the best accuracy", "", False, _rounds_to_best)
+"""The round of the best global accuracy."""
+
+
+def hours_to(target: float) -> Measure:
+    """Simulated time until the global accuracy has reached a target.
+
+    Args:
+        target: accuracy, in %.
+
+    Returns:
+        The measure; its figure is None where the run ended before.
+    """
+
+    def read(rows: Sequence[RoundRow]) -> Reading | None:
+        if all(row.accuracy is None for row in rows):
+            return None
+        seconds, number = time_to_accuracy(rows, target / _PER_CENT), rounds_to_accuracy(rows, target / _PER_CENT)
+        return Reading(None if seconds is None else seconds / _SECONDS_PER_HOUR, number, None)
+
+    return Measure(f"hours-{target:g}", f"simulated hours to {target:g} %", "h", False, read)
