@@ -158,8 +158,8 @@ def test_a_killed_simulation_goes_on_to_the_same_bits(cache, tmp_path, straight,
     """Killed in any state of a round, a simulation started again ends with the weights of an undisturbed one."""
     config = settings(tmp_path / "out", cache)
     script = [sys.executable, "-c", KILLED, config.model_dump_json(), kind, str(number), str(count)]
-    killed = subprocess.run(script, timeout=120, check=False)
-    assert killed.returncode == -signal.SIGKILL
+    killed = subprocess.run(script, timeout=120, check=False, capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
     result = simulate(config)
     same(tensors(result.folder, result.run), tensors(straight.folder, straight.run))
     assert [row.accuracy for row in result.rounds] == [row.accuracy for row in straight.rounds]
