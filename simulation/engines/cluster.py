@@ -1,0 +1,137 @@
+"""Reaching a Ray cluster, or starting one on this machine, within a deadline and without what Ray does on the side.
+
+Met with Ray 2.60:
+
+- ``ray.init`` with an address where nothing answers tries for more than two minutes, in native code that no other
+  thread and no signal interrupts. A process of its own tries first, because that can be ended.
+- ``ray.init`` takes over SIGTERM. The handler that was there is put back, or a run could not end in good order.
+- A Ray that is started here would report its use to Ray's makers; it is told not to.
+- When the raylet of this machine dies, Ray ends the whole process; nothing here can prevent that, and the simulation
+  goes on from its folder when it is started again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import ray
+
+from fleet_protocol.errors import TransportError
+
+__all__ = ["connect", "disconnect"]
+
+_TRY = """
+import sys, ray
+ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+"""
+_STORE_BYTES = 80 * 2**20  # next to the least Ray takes; on one machine everything goes through files
+
+
+def connect(address: str | None, *, workers: int, deadline_seconds: float = 30.0) -> bool:
+    """Make Ray's functions work in this process.
+
+    Args:
+        address: of a running cluster (``host:6379`` or ``auto`` on one of its machines, ``ray://host:10001`` from
+            elsewhere); None starts Ray on this machine.
+        workers: CPUs that a Ray started here offers.
+        deadline_seconds: how long a cluster may take to answer.
+
+    Returns:
+        Whether `disconnect` is to be called; not if this process was connected before.
+
+    Raises:
+        TransportError: nothing answers at the address, or Ray cannot be started here.
+    """
+    if ray.is_initialized():
+        return False
+    with _own_sigterm():
+        if address is None:
+            _start_here(workers)
+        else:
+            _try(address, deadline_seconds)
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    return True
+
+
+def disconnect() -> None:
+    """Leave the cluster; one that was started here ends."""
+    with _own_sigterm():
+        ray.shutdown()
+
+
+def _start_here(workers: int) -> None:
+    try:
+        with _environment(RAY_USAGE_STATS_ENABLED="0"):
+            ray.init(
+                address="local",  # whatever RAY_ADDRESS says
+                num_cpus=workers,
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+                object_store_memory=_STORE_BYTES,
+            )
+    except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        raise TransportError(
+            f"Ray cannot be started on this machine: {error}; its logs are in /tmp/ray/session_latest/logs, and"
+            ' [engine] kind = "local" needs no Ray'
+        ) from error
+
+
+def _try(address: str, deadline_seconds: float) -> None:
+    """See whether a cluster answers.
+
+    Raises:
+        TransportError: it does not.
+    """
+    hint = (
+        "`ray status` on one of the cluster's machines tells whether it runs, `ray start --head --port 6379` starts"
+        " one; without [engine] address Ray is started on this machine"
+    )
+    host, _, port = address.removeprefix("ray://").partition("/")[0].rpartition(":")
+    if host and port.isdigit():
+        try:
+            socket.create_connection((host, int(port)), deadline_seconds).close()
+        except OSError as error:
+            raise TransportError(f"no Ray cluster at {address}: {error}; {hint}") from error
+    command = [sys.executable, "-c", _TRY, address]
+    try:
+        tried = subprocess.run(  # noqa: S603  (our own line of Python)
+            command, capture_output=True, text=True, timeout=deadline_seconds, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise TransportError(f"no Ray cluster answers at {address} within {deadline_seconds:g} s; {hint}") from error
+    if tried.returncode:
+        last = (tried.stderr.strip().splitlines() or ["no reason given"])[-1]
+        raise TransportError(f"the Ray cluster at {address} cannot be used: {last}; {hint}")
+
+
+@contextlib.contextmanager
+def _own_sigterm() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():  # only there can handlers be set, by Ray as well
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    """Variables for the processes that Ray starts, where the user has not set them."""
+    added = {name: value for name, value in values.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            os.environ.pop(name, None)

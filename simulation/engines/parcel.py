@@ -1,0 +1,104 @@
+"""What a worker needs that does not share the simulation's folder: the files of its setup, in places of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from fleet_protocol.blob_store import write_atomically
+from fleet_protocol.blobs import storage_error
+from fleet_protocol.errors import DataError
+from simulation.work import WorkerSetup
+
+__all__ = ["packing_list", "read_state", "relocated", "write_state"]
+
+_SAMPLES = ("train_x.npy", "train_y.npy")  # the server keeps the test set to itself
+
+
+def packing_list(setup: WorkerSetup) -> dict[str, Path]:
+    """The files a worker reads that stay the same for the whole simulation.
+
+    Args:
+        setup: where they lie.
+
+    Returns:
+        Their places, relative and with slashes, and where they lie.
+
+    Raises:
+        DataError: one of them is missing.
+    """
+    found = {f"data/{name}": setup.data / name for name in _SAMPLES} | {"parts.npz": setup.parts}
+    if setup.models is not None:
+        found["models.py"] = setup.models
+    trees = {"artifacts": setup.artifacts}
+    trees |= {f"personal/{number}": folder for number, folder in enumerate(setup.personal)}
+    for place, folder in trees.items():
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                found[f"{place}/{path.relative_to(folder).as_posix()}"] = path
+    missing = [path for path in found.values() if not path.is_file()]
+    if missing:
+        raise DataError(f"{missing[0]} is missing; start the simulation again")
+    return found
+
+
+def relocated(setup: WorkerSetup, shared: Path, own: Path) -> WorkerSetup:
+    """The setup of a worker that keeps its files in places of its own.
+
+    Args:
+        setup: as in the simulation.
+        shared: where the files of the packing list lie, which workers of one machine may share.
+        own: folder of this worker.
+    """
+    return setup.model_copy(
+        update={
+            "artifacts": shared / "artifacts",
+            "data": shared / "data",
+            "parts": shared / "parts.npz",
+            "models": None if setup.models is None else shared / "models.py",
+            "personal": tuple(shared / "personal" / str(number) for number in range(len(setup.personal))),
+            "blobs": own / "blobs",
+            "updates": own / "updates",
+            "devices": own / "devices",
+        }
+    )
+
+
+def read_state(folder: Path) -> dict[str, bytes]:
+    """What a device keeps between rounds.
+
+    Args:
+        folder: of the device; it need not be there.
+
+    Returns:
+        The content of its files by name.
+
+    Raises:
+        StorageError: one cannot be read.
+    """
+    if not folder.is_dir():
+        return {}
+    found = {}
+    for path in sorted(folder.iterdir()):
+        try:
+            if path.is_file() and not path.name.startswith("."):  # what begins with a dot is being written
+                found[path.name] = path.read_bytes()
+        except OSError as error:
+            raise storage_error("read", path, error) from error
+    return found
+
+
+def write_state(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Make a device's folder hold these files and no others.
+
+    Args:
+        folder: of the device; it is made.
+        files: content by name.
+
+    Raises:
+        StorageError: the folder cannot be written.
+    """
+    for name, content in files.items():
+        write_atomically(folder / name, content)
+    for name in read_state(folder).keys() - files.keys():
+        (folder / name).unlink(missing_ok=True)
