@@ -1,0 +1,302 @@
+"""Trains virtual devices of one tier with PyTorch, on a CPU or a GPU, to the result a board gets from its ONNX step.
+
+Orders, batches, random numbers, label masks and the bookkeeping of losses are those of `device_runtime.training`, the
+recipe is that of the manifest (METHODS 1.3). Devices are trained one after the other by the module itself, or several
+together by the same module mapped over their parameters (`simulation.torch_model`), whatever their numbers of samples.
+
+This module imports torch; a simulation without this backend does not import it.
+
+Example::
+
+    trainer = TorchTrainer(Registry.zoo().get("conv"), settings, manifest)
+    for result in trainer.train([TorchJob(weights, data, chosen, offer.train, offer.round)]):
+        if isinstance(result, ShoalError): ...  # this device's update is missing, the others' are not
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from device_runtime.training import (
+    Statistics,
+    TrainResult,
+    check_measurable,
+    check_parameters,
+    counted_labels,
+    loss_refused,
+    mean_statistics,
+    training_labels,
+)
+from fleet_protocol.errors import ConfigError, RefusalReason, RefusedError, ShoalError
+from fleet_protocol.manifest import Manifest, statistic_mean, statistic_variance
+from models.registry import Architecture
+from models.zoo.layers import StaticBatchNorm, set_mode
+from simulation.torch_batches import TorchJob, pieces
+from simulation.torch_model import Alone, Stepper, Together, make_model, used_parameters
+from simulation.torch_rows import Layout, Pull, sgd_rows
+
+__all__ = ["TorchJob", "TorchResult", "TorchTrainer"]
+
+
+@dataclass(frozen=True)
+class TorchResult:
+    """What a virtual device ends its training with.
+
+    Attributes:
+        tensors: new float32 arrays by parameter name, in manifest order.
+        result: steps, loss and time; of devices trained together, each has an equal share of the time.
+    """
+
+    tensors: dict[str, NDArray[np.float32]]
+    result: TrainResult
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A job that may start: its place among the jobs, its label mask and how many of its labels count."""
+
+    place: int
+    job: TorchJob
+    mask: NDArray[np.float32]
+    weight: int
+
+
+class TorchTrainer:
+    """Trains any number of virtual devices of one tier.
+
+    Args:
+        architecture: what the artifact set was exported from.
+        settings: those it was exported with.
+        manifest: of the set.
+        device: ``cpu`` or ``cuda``.
+        threads: of one operator on the CPU; 0 leaves torch's own number.
+        together: whether the jobs of a call are trained together where their batch sizes and epochs agree; by default
+            on a GPU, where a narrow model leaves most of the chip idle. On a CPU it is slower: a grouped convolution
+            takes longer than its parts.
+
+    Raises:
+        ConfigError: the module does not have the parameters of the manifest, or there is no such device.
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        settings: Mapping[str, Any] | None,
+        manifest: Manifest,
+        *,
+        device: Literal["cpu", "cuda"] = "cpu",
+        threads: int = 1,
+        together: bool | None = None,
+    ) -> None:
+        if device == "cuda" and not torch.cuda.is_available():
+            raise ConfigError('torch sees no CUDA device here; set device = "cpu", or install a CUDA build of torch')
+        self._manifest, self._threads, self._device = manifest, threads, torch.device(device)
+        self._together = device == "cuda" if together is None else together
+        with self._settled():
+            module = make_model(architecture, settings, manifest)
+            names = frozenset(spec.name for spec in manifest.parameters)
+            # The proximal term makes the loss depend on every parameter.
+            used = names if manifest.recipe.proximal else used_parameters(module, manifest)
+            self._module = module.to(self._device)
+        shapes = {spec.name: spec.shape for spec in manifest.parameters}
+        self._together_layout = Layout.of(shapes, used, channels_last=False)
+        self._alone_layout = Layout.of(shapes, used, channels_last=device == "cpu")
+
+    def train(self, jobs: Sequence[TorchJob]) -> list[TorchResult | ShoalError]:
+        """Train virtual devices for the epochs of their offers.
+
+        Args:
+            jobs: any number; how many are trained at the same time is how many of these agree in batch size and
+                epochs.
+
+        Returns:
+            For each job in its order its result, or why it has none while the others do: a `DataError` where the data
+            does not fit the model, a `RefusedError` where a loss or a parameter is not finite or the recipe lacks what
+            the settings ask for.
+        """
+        outcomes: dict[int, TorchResult | ShoalError] = {}
+        groups: dict[object, list[_Ready]] = {}
+        for place, job in enumerate(jobs):
+            try:
+                ready = self._ready(place, job)
+            except ShoalError as error:
+                outcomes[place] = error
+                continue
+            key = (job.settings.batch_size, job.settings.epochs) if self._together else place
+            groups.setdefault(key, []).append(ready)
+        with self._settled():
+            for group in groups.values():
+                outcomes |= self._run(sorted(group, key=lambda ready: -len(ready.job.chosen)))
+        return [outcomes[place] for place in range(len(jobs))]
+
+    def measure(self, job: TorchJob) -> tuple[Statistics, int]:
+        """Batch norm statistics of a model on a device's training samples, as `device_runtime.training.measure`.
+
+        Args:
+            job: of its settings batch size and seed count.
+
+        Returns:
+            ``stat.<norm>.mean`` and ``stat.<norm>.var`` as means over the batches, and the number of batches.
+
+        Raises:
+            DataError: the data does not fit the model, or has one sample only.
+            RefusedError: a statistic is not finite.
+        """
+        self._check_data(job)
+        check_measurable(job.data, job.chosen, job.settings)
+        sums: dict[str, Tensor] = {}
+        count = 0
+        with self._settled(), torch.no_grad():
+            rows = self._alone_layout.filled([job.weights]).to(self._device)
+            Alone(self._module, self._alone_layout, rows, self._manifest)
+            set_mode(self._module, "statistics")
+            try:
+                norms = {spec.name: self._module.get_submodule(spec.name) for spec in self._manifest.statistics}
+                for piece in pieces([job], 0, self._manifest, noise=False):
+                    if piece.x.shape[2] == 1:  # the unbiased variance of one sample does not exist
+                        continue
+                    for x in torch.from_numpy(piece.x[0]).to(self._device):
+                        self._module(x)
+                        count += 1
+                        for name, norm in norms.items():
+                            assert isinstance(norm, StaticBatchNorm)
+                            assert norm.last_mean is not None
+                            assert norm.last_var is not None
+                            pair = {statistic_mean(name): norm.last_mean, statistic_variance(name): norm.last_var}
+                            for key, value in pair.items():
+                                sums[key] = sums[key] + value if key in sums else value.double()
+            finally:
+                set_mode(self._module, "train")
+        arrays = {name: value.cpu().numpy() for name, value in sums.items()}
+        return mean_statistics(arrays, count, job.round), count
+
+    def _check_data(self, job: TorchJob) -> None:
+        manifest = self._manifest
+        job.data.check(manifest.input_shape, manifest.input_dtype, manifest.classes, manifest.label_shape)
+
+    def _ready(self, place: int, job: TorchJob) -> _Ready:
+        """See that a job can be done.
+
+        Raises:
+            DataError: its data does not fit the model, or none of its labels counts.
+            RefusedError: the recipe lacks what its settings ask for.
+        """
+        manifest, settings = self._manifest, job.settings
+        self._check_data(job)
+        if settings.proximal_mu and not manifest.recipe.proximal:
+            raise RefusedError(
+                RefusalReason.UNSUPPORTED,
+                f"artifact set {manifest.arch} {manifest.tier} has no proximal term, which mu = "
+                f"{settings.proximal_mu:g} of FedProx needs; export it again with a proximal recipe",
+            )
+        if settings.mutual is not None:
+            raise RefusedError(
+                RefusalReason.UNSUPPORTED,
+                f"round {job.round} asks {manifest.arch} {manifest.tier} for mutual learning, which the torch backend "
+                'does not do; set backend = "onnx"',
+            )
+        mask, weight = training_labels(job.data, job.chosen, manifest.classes, masked=settings.mask_labels)
+        return _Ready(place, job, mask, weight)
+
+    def _run(self, group: Sequence[_Ready]) -> dict[int, TorchResult | ShoalError]:
+        """Train devices of equal batch size and epochs, the largest first; outcomes by place."""
+        started = time.monotonic()
+        jobs = [ready.job for ready in group]
+        layout = self._together_layout if self._together else self._alone_layout
+        rows = layout.filled([job.weights for job in jobs]).to(self._device)
+        stepper: Stepper = (Together if self._together else Alone)(self._module, layout, rows, self._manifest)
+        steps = self._stepped(stepper, rows[:, : layout.trained], group)
+        failures: dict[int, ShoalError] = {}
+        means: dict[int, float] = {}
+        settings = jobs[0].settings
+        for epoch in range(settings.epochs):
+            losses, counts = next(steps)
+            for ready, row, weights in zip(group, losses, counts, strict=True):
+                each = -(-len(ready.job.chosen) // settings.batch_size)
+                bad = np.flatnonzero(~np.isfinite(row[:each]))
+                if len(bad) and ready.place not in failures:
+                    step = epoch * each + int(bad[0]) + 1
+                    loss = float(row[bad[0]])
+                    failures[ready.place] = loss_refused(loss, self._manifest, ready.job.round, step, epoch)
+                means[ready.place] = float(row[:each] @ weights[:each]) / ready.weight
+            if len(failures) == len(group):
+                break
+        seconds = (time.monotonic() - started) / len(group)
+        found = rows.cpu()
+        order = [spec.name for spec in self._manifest.parameters]
+        outcomes: dict[int, TorchResult | ShoalError] = dict(failures)
+        for ready, row in zip(group, found, strict=True):
+            if ready.place in failures:
+                continue
+            tensors = layout.tensors(row, order)
+            done = settings.epochs * -(-len(ready.job.chosen) // settings.batch_size)
+            try:
+                check_parameters(tensors, ready.job.round, done)
+                outcomes[ready.place] = TorchResult(tensors, TrainResult(done, means[ready.place], seconds))
+            except RefusedError as error:
+                outcomes[ready.place] = error
+        return outcomes
+
+    def _stepped(
+        self, stepper: Stepper, values: Tensor, group: Sequence[_Ready]
+    ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
+        """Train epoch by epoch.
+
+        Args:
+            stepper: on the rows of the group.
+            values: the trained part of the rows, changed in place.
+            group: devices of equal batch size and epochs, the largest first.
+
+        Yields:
+            Of every epoch the loss of each device and step, and how many labels counted in it, both
+            ``[devices, steps]``.
+        """
+        jobs = [ready.job for ready in group]
+        settings = jobs[0].settings
+        recipe = self._manifest.recipe
+        momentum, gradient = torch.zeros_like(values), torch.empty_like(values)
+        rate = self._column([job.settings.learning_rate for job in jobs])
+        mu = [job.settings.proximal_mu for job in jobs]
+        pull = Pull(values.clone(), self._column(mu)) if any(mu) else None
+        masks = np.stack([ready.mask for ready in group])
+        mask = None if masks.all() else torch.from_numpy(masks).to(self._device)
+        shape = (len(jobs), -(-len(jobs[0].chosen) // settings.batch_size))
+        for epoch in range(settings.epochs):
+            losses = torch.zeros(shape, device=self._device)
+            counts = np.zeros(shape)
+            for piece in pieces(jobs, epoch, self._manifest):
+                who = piece.devices
+                x, y = (torch.from_numpy(array).to(self._device) for array in (piece.x, piece.y))
+                noise = [torch.from_numpy(array).to(self._device) for array in piece.noise]
+                part = None if mask is None else mask[who]
+                pulled = None if pull is None else Pull(pull.anchors[who], pull.mu[who])
+                for number in range(x.shape[1]):
+                    step = piece.first + number
+                    drawn = [numbers[:, number] for numbers in noise]
+                    losses[who, step] = stepper.gradients(who, x[:, number], y[:, number], part, drawn, gradient[who])
+                    sgd_rows(values[who], momentum[who], gradient[who], rate[who], recipe, pulled)
+                    counts[who, step] = [counted_labels(labels) for labels in piece.y[:, number]]
+            yield losses.cpu().numpy().astype(np.float64), counts
+
+    def _column(self, numbers: Sequence[float]) -> Tensor:
+        return torch.tensor(numbers, dtype=torch.float32, device=self._device)[:, None]
+
+    @contextmanager
+    def _settled(self) -> Iterator[None]:
+        """Torch with this trainer's threads, and on a GPU with the same sums every time and no short mantissas."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(self._threads or threads)
+        try:
+            with torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+                yield
+        finally:
+            torch.set_num_threads(threads)
