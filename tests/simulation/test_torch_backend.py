@@ -22,8 +22,10 @@ from fleet_protocol.errors import ConfigError, DataError, RefusalReason, Refused
 from fleet_protocol.manifest import Manifest, parse_manifest
 from fleet_protocol.messages import MutualSettings, TrainSettings
 from models import Architecture, Registry, Tier, build
+from simulation import torch_backend
 from simulation.torch_backend import TorchJob, TorchResult, TorchTrainer
 from simulation.torch_batches import stretches
+from simulation.torch_model import Alone, Together
 from simulation.torch_rows import Layout
 from tests.trainer_export.helpers import TINY, shaken
 from trainer_export.artifact_set import export_architecture
@@ -207,7 +209,7 @@ def test_the_same_job_gives_the_same_bits(conv):
     trainer = conv.trainer()
     first = trainer.train([job])[0]
     trainer.train([other])
-    again = conv.trainer().train([other, job])[1]
+    again = conv.trainer(together=False).train([other, job])[1]
     once_more = trainer.train([job])[0]
     for name, value in first.tensors.items():
         np.testing.assert_array_equal(again.tensors[name], value)
@@ -233,6 +235,20 @@ def test_batch_norm_statistics_are_those_of_a_board(conv):
     assert_alike(trainer.train([job])[0], trained, 0)
     with pytest.raises(DataError, match="two samples"):
         trainer.measure(replace(job, chosen=np.arange(1)))
+
+
+def test_small_steps_are_done_together(conv, monkeypatch):
+    """Several jobs of small steps are mapped over one module; one job, or larger steps, run eagerly."""
+    used = []
+    for kind in (Alone, Together):
+        monkeypatch.setattr(torch_backend, kind.__name__, lambda *a, kind=kind: used.append(kind) or kind(*a))
+    jobs = [conv.job(1), conv.job(2, 27), conv.job(3, epochs=1)]
+    conv.trainer().train(jobs)
+    assert used == [Together, Alone]
+    used.clear()
+    monkeypatch.setattr(torch_backend, "_SMALL_STEP_FLOPS", 10.0)
+    conv.trainer().train(jobs)
+    assert used == [Alone] * 3
 
 
 def test_a_model_that_is_not_the_manifests_is_refused(conv):
