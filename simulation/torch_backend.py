@@ -15,6 +15,8 @@ Example::
 
 from __future__ import annotations
 
+import itertools
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,12 +31,15 @@ from torch import Tensor
 from device_runtime.training import (
     Statistics,
     TrainResult,
+    batches,
     check_measurable,
     check_parameters,
     counted_labels,
     loss_refused,
     mean_statistics,
-    training_labels,
+    passes,
+    sample_order,
+    training_mask,
 )
 from fleet_protocol.errors import ConfigError, RefusalReason, RefusedError, ShoalError
 from fleet_protocol.manifest import Manifest, statistic_mean, statistic_variance
@@ -66,12 +71,48 @@ class TorchResult:
 
 @dataclass(frozen=True)
 class _Ready:
-    """A job that may start: its place among the jobs, its label mask and how many of its labels count."""
+    """A job that may start: its place among the jobs, and its label mask."""
 
     place: int
     job: TorchJob
     mask: NDArray[np.float32]
-    weight: int
+
+
+class _Tally:
+    """The losses of one device, kept as `device_runtime.training.train` keeps them.
+
+    Attributes:
+        steps: steps done.
+        failure: why the device has no result; None so far.
+    """
+
+    def __init__(self, job: TorchJob, manifest: Manifest) -> None:
+        self._job, self._manifest = job, manifest
+        self._mean, self._total, self._weight = math.nan, 0.0, 0.0
+        self.steps = 0
+        self.failure: ShoalError | None = None
+
+    def add(self, epoch: int, losses: NDArray[np.float64], counts: NDArray[np.float64]) -> None:
+        """Take a pass over the samples into account.
+
+        Args:
+            epoch: number of the pass, from 0.
+            losses: of its steps; none for a device that has ended.
+            counts: labels that counted in each.
+        """
+        bad = np.flatnonzero(~np.isfinite(losses))
+        if len(bad) and self.failure is None:
+            step = self.steps + int(bad[0]) + 1
+            self.failure = loss_refused(float(losses[bad[0]]), self._manifest, self._job.round, step, epoch)
+        self.steps += len(losses)
+        total, weight = float(losses @ counts), float(counts.sum())
+        self._mean = total / weight if weight else self._mean
+        self._total, self._weight = self._total + total, self._weight + weight
+
+    def result(self, seconds: float) -> TrainResult:
+        """The figures of the whole training, which took that long."""
+        mean = self._total / self._weight if self._weight else None
+        return TrainResult(self.steps, self._mean, seconds, mean)
 
 
 class TorchTrainer:
@@ -83,7 +124,7 @@ class TorchTrainer:
         manifest: of the set.
         device: ``cpu`` or ``cuda``.
         threads: of one operator on the CPU; 0 leaves torch's own number.
-        together: whether the jobs of a call are trained together where their batch sizes and epochs agree. By default
+        together: whether the jobs of a call are trained together where they agree in batch size and length. By default
             they are on a GPU, where a narrow model leaves most of the chip idle, and on a CPU where a step is so small
             that starting its operators takes longer than running them. Which devices a device is trained together
             with changes the last bits of what it ends with, since convolutions then sum in another order; a job that
@@ -118,11 +159,10 @@ class TorchTrainer:
         self._alone_layout = Layout.of(shapes, used, channels_last=device == "cpu")
 
     def train(self, jobs: Sequence[TorchJob]) -> list[TorchResult | ShoalError]:
-        """Train virtual devices for the epochs of their offers.
+        """Train virtual devices for the epochs or steps of their offers.
 
         Args:
-            jobs: any number; how many are trained at the same time is how many of these agree in batch size and
-                epochs.
+            jobs: any number; they are trained at the same time as far as they agree in batch size and length.
 
         Returns:
             For each job in its order its result, or why it has none while the others do: a `DataError` where the data
@@ -130,14 +170,15 @@ class TorchTrainer:
             the settings ask for.
         """
         outcomes: dict[int, TorchResult | ShoalError] = {}
-        groups: dict[tuple[int, int], list[_Ready]] = {}
+        groups: dict[tuple[int, int, int | None], list[_Ready]] = {}
         for place, job in enumerate(jobs):
             try:
                 ready = self._ready(place, job)
             except ShoalError as error:
                 outcomes[place] = error
                 continue
-            groups.setdefault((job.settings.batch_size, job.settings.epochs), []).append(ready)
+            key = job.settings.batch_size, job.settings.epochs, job.settings.steps
+            groups.setdefault(key, []).append(ready)
         with self._settled():
             for group in groups.values():
                 if self._groups(group):
@@ -162,6 +203,8 @@ class TorchTrainer:
         """
         self._check_data(job)
         check_measurable(job.data, job.chosen, job.settings)
+        order = job.chosen[sample_order(job.settings.seed, job.round, 0, len(job.chosen))]
+        plan = list(batches(order, job.settings.batch_size))
         sums: dict[str, Tensor] = {}
         count = 0
         with self._settled(), torch.no_grad():
@@ -170,7 +213,7 @@ class TorchTrainer:
             set_mode(self._module, "statistics")
             try:
                 norms = {spec.name: self._module.get_submodule(spec.name) for spec in self._manifest.statistics}
-                for piece in pieces([job], 0, self._manifest, noise=False):
+                for piece in pieces([job], [plan], 0, self._manifest, noise=False):
                     if piece.x.shape[2] == 1:  # the unbiased variance of one sample does not exist
                         continue
                     for x in torch.from_numpy(piece.x[0]).to(self._device):
@@ -213,71 +256,49 @@ class TorchTrainer:
                 f"round {job.round} asks {manifest.arch} {manifest.tier} for mutual learning, which the torch backend "
                 'does not do; set backend = "onnx"',
             )
-        mask, weight = training_labels(job.data, job.chosen, manifest.classes, masked=settings.mask_labels)
-        return _Ready(place, job, mask, weight)
+        mask = training_mask(job.data, job.chosen, manifest.classes, masked=settings.mask_labels)
+        return _Ready(place, job, mask)
 
     def _groups(self, group: Sequence[_Ready]) -> bool:
-        """Whether to train devices of equal batch size and epochs together."""
+        """Whether to train devices that agree in batch size and length together."""
         if self._wish is not None:
             return self._wish
         step_flops = self._manifest.flops_per_step_sample * group[0].job.settings.batch_size
         return len(group) > 1 and (self._device.type == "cuda" or step_flops <= _SMALL_STEP_FLOPS)
 
     def _run(self, group: Sequence[_Ready], *, together: bool) -> dict[int, TorchResult | ShoalError]:
-        """Train devices of equal batch size and epochs, the largest first; outcomes by place."""
+        """Train devices that agree in batch size and length, the largest first; outcomes by place."""
         started = time.monotonic()
-        jobs = [ready.job for ready in group]
         layout = self._together_layout if together else self._alone_layout
-        rows = layout.filled([job.weights for job in jobs]).to(self._device)
+        rows = layout.filled([ready.job.weights for ready in group]).to(self._device)
         stepper: Stepper = (Together if together else Alone)(self._module, layout, rows, self._manifest)
-        steps = self._stepped(stepper, rows[:, : layout.trained], group)
-        failures: dict[int, ShoalError] = {}
-        means: dict[int, float] = {}
-        settings = jobs[0].settings
-        for epoch in range(settings.epochs):
-            losses, counts = next(steps)
-            for ready, row, weights in zip(group, losses, counts, strict=True):
-                each = -(-len(ready.job.chosen) // settings.batch_size)
-                bad = np.flatnonzero(~np.isfinite(row[:each]))
-                if len(bad) and ready.place not in failures:
-                    step = epoch * each + int(bad[0]) + 1
-                    loss = float(row[bad[0]])
-                    failures[ready.place] = loss_refused(loss, self._manifest, ready.job.round, step, epoch)
-                means[ready.place] = float(row[:each] @ weights[:each]) / ready.weight
-            if len(failures) == len(group):
-                break
+        tallies = [_Tally(ready.job, self._manifest) for ready in group]
+        self._train_rows(stepper, rows[:, : layout.trained], group, tallies)
         seconds = (time.monotonic() - started) / len(group)
-        found = rows.cpu()
         order = [spec.name for spec in self._manifest.parameters]
-        outcomes: dict[int, TorchResult | ShoalError] = dict(failures)
-        for ready, row in zip(group, found, strict=True):
-            if ready.place in failures:
+        outcomes: dict[int, TorchResult | ShoalError] = {}
+        for ready, row, tally in zip(group, rows.cpu(), tallies, strict=True):
+            if tally.failure is not None:
+                outcomes[ready.place] = tally.failure
                 continue
             tensors = layout.tensors(row, order)
-            done = settings.epochs * -(-len(ready.job.chosen) // settings.batch_size)
             try:
-                check_parameters(tensors, ready.job.round, done)
-                outcomes[ready.place] = TorchResult(tensors, TrainResult(done, means[ready.place], seconds))
+                check_parameters(tensors, ready.job.round, tally.steps)
+                outcomes[ready.place] = TorchResult(tensors, tally.result(seconds))
             except RefusedError as error:
                 outcomes[ready.place] = error
         return outcomes
 
-    def _stepped(
-        self, stepper: Stepper, values: Tensor, group: Sequence[_Ready]
-    ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.float64]]]:
-        """Train epoch by epoch.
+    def _train_rows(self, stepper: Stepper, values: Tensor, group: Sequence[_Ready], tallies: Sequence[_Tally]) -> None:
+        """Train until every device has done its passes, or failed.
 
         Args:
             stepper: on the rows of the group.
             values: the trained part of the rows, changed in place.
-            group: devices of equal batch size and epochs, the largest first.
-
-        Yields:
-            Of every epoch the loss of each device and step, and how many labels counted in it, both
-            ``[devices, steps]``.
+            group: the devices.
+            tallies: of each, told every loss.
         """
         jobs = [ready.job for ready in group]
-        settings = jobs[0].settings
         recipe = self._manifest.recipe
         momentum, gradient = torch.zeros_like(values), torch.empty_like(values)
         rate = self._column([job.settings.learning_rate for job in jobs])
@@ -285,11 +306,14 @@ class TorchTrainer:
         pull = Pull(values.clone(), self._column(mu)) if any(mu) else None
         masks = np.stack([ready.mask for ready in group])
         mask = None if masks.all() else torch.from_numpy(masks).to(self._device)
-        shape = (len(jobs), -(-len(jobs[0].chosen) // settings.batch_size))
-        for epoch in range(settings.epochs):
-            losses = torch.zeros(shape, device=self._device)
-            counts = np.zeros(shape)
-            for piece in pieces(jobs, epoch, self._manifest):
+        ahead = [passes(job.chosen, job.settings, job.round) for job in jobs]
+        for epoch in itertools.count():
+            plans = [next((plan for _, _, plan in each), []) for each in ahead]
+            if not any(plans) or all(tally.failure for tally in tallies):
+                return
+            losses = torch.zeros((len(jobs), max(map(len, plans))), device=self._device)
+            counts = np.zeros(losses.shape)
+            for piece in pieces(jobs, plans, epoch, self._manifest):
                 who = piece.devices
                 x, y = (torch.from_numpy(array).to(self._device) for array in (piece.x, piece.y))
                 noise = [torch.from_numpy(array).to(self._device) for array in piece.noise]
@@ -301,7 +325,9 @@ class TorchTrainer:
                     losses[who, step] = stepper.gradients(who, x[:, number], y[:, number], part, drawn, gradient[who])
                     sgd_rows(values[who], momentum[who], gradient[who], rate[who], recipe, pulled)
                     counts[who, step] = [counted_labels(labels) for labels in piece.y[:, number]]
-            yield losses.cpu().numpy().astype(np.float64), counts
+            found = losses.cpu().numpy().astype(np.float64)
+            for tally, plan, each, weights in zip(tallies, plans, found, counts, strict=True):
+                tally.add(epoch, each[: len(plan)], weights[: len(plan)])
 
     def _column(self, numbers: Sequence[float]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.float32, device=self._device)[:, None]

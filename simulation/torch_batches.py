@@ -1,8 +1,8 @@
 """What a torch worker feeds its model: the batches of several virtual devices, in stretches of equal shapes.
 
 Each device has the order, the batches and the random numbers that `device_runtime.training` gives it. Devices are
-sorted by their number of samples, so that those that still have full batches are always the first ones: nobody waits
-for a larger device, no step is masked out, and a short last batch is a stretch of its own.
+sorted by their number of samples, so that in an epoch those that still have full batches are always the first ones:
+nobody waits for a larger device, no step is masked out, and a short last batch is a stretch of its own.
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.data.dataset import DataSet
-from device_runtime.training import Indices, draw_noise, sample_order
+from device_runtime.training import Indices, draw_noise
 from fleet_protocol.manifest import Manifest, NoiseSpec
 from fleet_protocol.messages import TrainSettings
 
 __all__ = ["Piece", "Stretch", "TorchJob", "pieces", "stretches"]
+
+ValueT = TypeVar("ValueT")
 
 _PIECE_BYTES = 32 << 20  # of samples and noise that are prepared at once
 
@@ -46,11 +48,11 @@ class TorchJob:
 
 
 class Stretch(NamedTuple):
-    """Steps of an epoch in which the same devices have batches of the same size.
+    """Steps of a pass over the samples in which the same devices have batches of the same size.
 
     Attributes:
         devices: which of the sorted devices.
-        first: number of its first step within the epoch.
+        first: number of its first step within the pass.
         stop: number behind its last step.
         size: samples of each batch.
     """
@@ -61,31 +63,38 @@ class Stretch(NamedTuple):
     size: int
 
 
-def stretches(counts: Sequence[int], batch_size: int) -> list[Stretch]:
-    """Cut an epoch into stretches.
+def stretches(sizes: Sequence[Sequence[int]], batch_size: int) -> list[Stretch]:
+    """Cut a pass over the samples into stretches.
 
     Args:
-        counts: samples of each device, the largest first.
-        batch_size: samples per step.
+        sizes: of the batches of each device, in their order: all full but perhaps the last.
+        batch_size: samples of a full batch.
 
     Returns:
         Stretches that hold every batch of every device once, those of one device in their order.
     """
     found: list[Stretch] = []
-    full = [count // batch_size for count in counts]
+    full = [sum(size == batch_size for size in device) for device in sizes]
     done = 0
     for steps in sorted(set(full) - {0}):
-        holders = sum(number >= steps for number in full)
-        found.append(Stretch(slice(0, holders), done, steps, batch_size))
+        for devices, takes_part in _runs([number >= steps for number in full]):
+            if takes_part:
+                found.append(Stretch(devices, done, steps, batch_size))
         done = steps
-    start = 0
-    for count, alike in itertools.groupby(counts):
-        stop = start + len(list(alike))
-        if count % batch_size:
-            short = Stretch(slice(start, stop), count // batch_size, count // batch_size + 1, count % batch_size)
-            found.append(short)
-        start = stop
+    ends = [(number, sum(device[number:])) for number, device in zip(full, sizes, strict=True)]
+    for devices, (number, short) in _runs(ends):
+        if short:
+            found.append(Stretch(devices, number, number + 1, short))
     return found
+
+
+def _runs(values: Sequence[ValueT]) -> Iterator[tuple[slice, ValueT]]:
+    """Neighbours that are equal, as slices."""
+    start = 0
+    for value, alike in itertools.groupby(values):
+        stop = start + sum(1 for _ in alike)
+        yield slice(start, stop), value
+        start = stop
 
 
 @dataclass(frozen=True)
@@ -94,7 +103,7 @@ class Piece:
 
     Attributes:
         devices: which of the sorted devices, ``k`` of them.
-        first: number of the first step within the epoch.
+        first: number of the first step within the pass.
         x: samples ``[k, steps, batch, ...]``.
         y: labels, int64 ``[k, steps, batch]`` or ``[k, steps, batch, tokens]``.
         noise: float32 ``[k, steps, batch, ...]`` for every noise layer of the manifest.
@@ -107,31 +116,34 @@ class Piece:
     noise: tuple[NDArray[np.float32], ...]
 
 
-def pieces(jobs: Sequence[TorchJob], epoch: int, manifest: Manifest, *, noise: bool = True) -> Iterator[Piece]:
-    """The batches of an epoch, a few at a time.
+def pieces(
+    jobs: Sequence[TorchJob],
+    plans: Sequence[Sequence[Indices]],
+    epoch: int,
+    manifest: Manifest,
+    *,
+    noise: bool = True,
+) -> Iterator[Piece]:
+    """The batches of a pass over the samples, some steps at a time.
 
     Args:
         jobs: with the same batch size, the largest first.
-        epoch: from 0.
+        plans: of each job the indices of every batch, as `device_runtime.training.passes` gives them; none of a job
+            that has ended.
+        epoch: number of the pass, from 0.
         manifest: of the artifact set.
         noise: whether to draw what the layers of the manifest need; not for statistics.
     """
     layers = manifest.noise if noise else ()
-    batch_size = jobs[0].settings.batch_size
-    counts = [len(job.chosen) for job in jobs]
-    orders = [job.chosen[sample_order(job.settings.seed, job.round, epoch, len(job.chosen))] for job in jobs]
     numbers = math.prod(manifest.input_shape) + sum(math.prod(spec.shape) for spec in layers)
-    for stretch in stretches(counts, batch_size):
+    sizes = [[len(indices) for indices in plan] for plan in plans]
+    for stretch in stretches(sizes, jobs[0].settings.batch_size):
         members = range(len(jobs))[stretch.devices]
         most = max(1, _PIECE_BYTES // (4 * numbers * stretch.size * len(members)))
         for first in range(stretch.first, stretch.stop, most):
             steps = range(first, min(first + most, stretch.stop))
-            # Every batch before these was full, a short one's own included.
-            start = first * batch_size
-            stop = start + len(steps) * stretch.size
-            shape = (len(steps), stretch.size)
             parts = [
-                _batches(jobs[i], orders[i][start:stop], epoch, steps, shape, manifest.input_dtype, layers)
+                _batches(jobs[i], plans[i][steps.start : steps.stop], epoch, steps, manifest.input_dtype, layers)
                 for i in members
             ]
             x, y = _stacked([part.x for part in parts]), _stacked([part.y for part in parts])
@@ -148,15 +160,20 @@ class _Batches(NamedTuple):
 
 
 def _batches(
-    job: TorchJob,
-    indices: Indices,
-    epoch: int,
-    steps: range,
-    shape: tuple[int, int],
-    dtype: str,
-    layers: Sequence[NoiseSpec],
+    job: TorchJob, plan: Sequence[Indices], epoch: int, steps: range, dtype: str, layers: Sequence[NoiseSpec]
 ) -> _Batches:
-    x, y = job.data.batch(indices, dtype)
+    """Batches of equal size.
+
+    Args:
+        job: whose.
+        plan: the indices of each.
+        epoch: number of the pass.
+        steps: their numbers within it.
+        dtype: of the samples.
+        layers: that need noise.
+    """
+    x, y = job.data.batch(np.concatenate(plan), dtype)
+    shape = (len(plan), len(plan[0]))
     draws = [draw_noise(layers, job.settings.seed, job.round, epoch, step, shape[1]) for step in steps]
     noise = tuple(np.stack([draw[spec.name] for draw in draws]) for spec in layers)
     return _Batches(x.reshape(*shape, *x.shape[1:]), y.reshape(*shape, *y.shape[1:]), noise)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from hypothesis import strategies as st
 
 from device_runtime.backends import ForwardSession, TrainSession
 from device_runtime.data import make_dataset
-from device_runtime.training import measure, train
+from device_runtime.training import batches, measure, train
 from fleet_protocol.errors import ConfigError, DataError, RefusalReason, RefusedError
 from fleet_protocol.manifest import Manifest, parse_manifest
 from fleet_protocol.messages import MutualSettings, TrainSettings
@@ -120,6 +119,7 @@ def assert_alike(found: TorchResult, expected: TorchResult, tolerance: float = T
         np.testing.assert_allclose(found.tensors[name], value, rtol=0, atol=tolerance, err_msg=name)
     assert found.result.steps == expected.result.steps
     assert found.result.loss == pytest.approx(expected.result.loss, abs=tolerance)
+    assert found.result.mean_loss == pytest.approx(expected.result.mean_loss, abs=tolerance)
 
 
 def moved(job: TorchJob, result: TorchResult) -> float:
@@ -153,7 +153,7 @@ def test_the_rest_of_the_zoo_ends_where_boards_end(tmp_path, name):
 
 @pytest.mark.parametrize("together", [False, True])
 def test_every_device_has_its_own_settings(conv, mlp, together):
-    """Learning rates, seeds, batch sizes, epochs, masked labels and proximal terms differ within one call."""
+    """Learning rates, seeds, batch sizes, epochs, masks, proximal terms, and passes cut off after some steps."""
     jobs = [
         mlp.job(1, proximal_mu=3.0, learning_rate=0.05),
         mlp.job(2, proximal_mu=0.0, labels=2),
@@ -161,6 +161,10 @@ def test_every_device_has_its_own_settings(conv, mlp, together):
         mlp.job(4, batch_size=5, epochs=1),
     ]
     for job, result in zip(jobs, mlp.trainer(together=together).train(jobs), strict=True):
+        assert_alike(result, mlp.on_a_board(job))
+    counted = [mlp.job(seed, count, steps=7) for seed, count in ((7, 9), (8, 18), (9, 50), (10, 3))]
+    for job, result in zip(counted, mlp.trainer(together=together).train(counted), strict=True):
+        assert result.result.steps == 7
         assert_alike(result, mlp.on_a_board(job))
     without = mlp.trainer(together=together).train([replace(jobs[0], settings=jobs[1].settings)])[0]
     assert np.abs(without.tensors["head.weight"] - mlp.on_a_board(jobs[0]).tensors["head.weight"]).max() > 1e-3
@@ -226,8 +230,8 @@ def test_batch_norm_statistics_are_those_of_a_board(conv):
     found, count = trainer.measure(job)
     session = ForwardSession(conv.manifest, conv.graph("onnx/stats"), job.weights)
     arguments = (conv.manifest, job.data, job.chosen, job.settings, job.round)
-    expected, batches = measure(session, *arguments, stopped=lambda: False)
-    assert count == batches == 4
+    expected, measured = measure(session, *arguments, stopped=lambda: False)
+    assert count == measured == 4
     assert list(found) == list(expected)
     for name, value in expected.items():
         assert found[name].dtype == np.float32
@@ -289,19 +293,28 @@ def test_torch_is_left_as_it_was(conv):
     assert torch.equal(state, torch.get_rng_state())
 
 
-@given(counts=st.lists(st.integers(1, 40), min_size=1, max_size=6), size=st.integers(1, 9))
-def test_stretches_hold_every_batch_once(counts, size):
-    """Each device's steps come in order, full ones first, as many as its samples need."""
-    counts.sort(reverse=True)
-    seen: dict[int, list[tuple[int, int]]] = {device: [] for device in range(len(counts))}
-    for stretch in stretches(counts, size):
-        for device in range(len(counts))[stretch.devices]:
+@given(counts=st.lists(st.integers(0, 40), min_size=1, max_size=6), size=st.integers(1, 9), most=st.integers(1, 9))
+def test_stretches_hold_every_batch_once(counts, size, most):
+    """Each device's steps come in order with the sizes of its batches, though some devices stop early or not start."""
+    plans = [[len(piece) for piece in batches(np.arange(count), size)][:most] for count in counts]
+    seen: list[list[tuple[int, int]]] = [[] for _ in plans]
+    for stretch in stretches(plans, size):
+        assert stretch.devices.stop > stretch.devices.start
+        for device in range(len(plans))[stretch.devices]:
             seen[device] += [(step, stretch.size) for step in range(stretch.first, stretch.stop)]
-    for device, count in enumerate(counts):
-        steps, sizes = zip(*seen[device], strict=True)
-        assert steps == tuple(range(len(steps)))
-        assert sum(sizes) == count
-        assert all(a == size for a, _ in pairwise(sizes))
+    assert seen == [list(enumerate(plan)) for plan in plans]
+
+
+def test_sorted_devices_share_their_steps():
+    """With the largest first there is one stretch for each number of full batches, and one for each short batch."""
+    plans = [[4, 4, 4, 1], [4, 4, 4, 1], [4, 3], [2]]
+    assert stretches(plans, 4) == [
+        (slice(0, 3), 0, 1, 4),
+        (slice(0, 2), 1, 3, 4),
+        (slice(0, 2), 3, 4, 1),
+        (slice(2, 3), 1, 2, 3),
+        (slice(3, 4), 0, 1, 2),
+    ]
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
