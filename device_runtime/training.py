@@ -38,17 +38,22 @@ __all__ = [
     "TaskStopped",
     "TrainResult",
     "batches",
+    "check_measurable",
+    "check_parameters",
     "counted_labels",
     "draw_noise",
     "evaluate",
     "holdout_split",
     "label_mask",
+    "loss_refused",
+    "mean_statistics",
     "measure",
     "passes",
     "present_labels",
     "sample_order",
     "self_test",
     "train",
+    "training_mask",
 ]
 
 Indices = NDArray[np.int64]
@@ -262,9 +267,7 @@ def train(
         DataError: no label of the training samples counts.
         RefusedError: the loss or a parameter is not finite.
     """
-    mask = label_mask(present_labels(data.y[chosen]), manifest.classes, masked=settings.mask_labels)
-    if not counted_labels(data.y[chosen]):
-        raise DataError(f"{data.source}: every label of the {len(chosen)} training samples is negative; none counts")
+    mask = training_mask(data, chosen, manifest.classes, masked=settings.mask_labels)
     started, step, mean = time.monotonic(), 0, math.nan
     all_total, all_weight = 0.0, 0
     for epoch, epochs, planned in passes(chosen, settings, round_number):
@@ -277,24 +280,71 @@ def train(
             loss = session.step(x, y, mask, settings.learning_rate, noise)
             step += 1
             if not math.isfinite(loss):
-                raise RefusedError(
-                    RefusalReason.FAILED,
-                    f"the loss is {loss} in round {round_number} at step {step} (epoch {epoch + 1}) of "
-                    f"{manifest.arch} {manifest.tier}; lower the learning rate or look at the data",
-                )
+                raise loss_refused(loss, manifest, round_number, step, epoch)
             counted = counted_labels(y)
             total, weight = total + loss * counted, weight + counted
         mean = total / weight if weight else mean
         all_total, all_weight = all_total + total, all_weight + weight
         report(EpochReport(epoch + 1, epochs, step, mean))
-    for name, value in session.parameters().items():
+    check_parameters(session.parameters(), round_number, step)
+    seconds = time.monotonic() - started
+    return TrainResult(step, mean, seconds, all_total / all_weight if all_weight else None)
+
+
+def training_mask(data: DataSet, chosen: Indices, classes: int, *, masked: bool) -> NDArray[np.float32]:
+    """The label mask of a training.
+
+    Args:
+        data: the board's samples.
+        chosen: indices of the training samples.
+        classes: labels of the model.
+        masked: whether labels that do not occur are masked.
+
+    Returns:
+        ``[classes]``, 1 where the label counts.
+
+    Raises:
+        DataError: no label of the training samples counts.
+    """
+    if not counted_labels(data.y[chosen]):
+        raise DataError(f"{data.source}: every label of the {len(chosen)} training samples is negative; none counts")
+    return label_mask(present_labels(data.y[chosen]), classes, masked=masked)
+
+
+def loss_refused(loss: float, manifest: Manifest, round_number: int, step: int, epoch: int) -> RefusedError:
+    """The refusal of a task whose loss is not finite.
+
+    Args:
+        loss: what it is.
+        manifest: of the artifact set.
+        round_number: number of the round.
+        step: of the task, from 1.
+        epoch: from 0.
+    """
+    return RefusedError(
+        RefusalReason.FAILED,
+        f"the loss is {loss} in round {round_number} at step {step} (epoch {epoch + 1}) of "
+        f"{manifest.arch} {manifest.tier}; lower the learning rate or look at the data",
+    )
+
+
+def check_parameters(parameters: Mapping[str, NDArray[np.float32]], round_number: int, step: int) -> None:
+    """See that training left every parameter finite.
+
+    Args:
+        parameters: by name.
+        round_number: number of the round.
+        step: steps done.
+
+    Raises:
+        RefusedError: a parameter is not finite.
+    """
+    for name, value in parameters.items():
         if not np.isfinite(value).all():
             raise RefusedError(
                 RefusalReason.FAILED,
                 f"parameter {name} is not finite after round {round_number}, step {step}; lower the learning rate",
             )
-    seconds = time.monotonic() - started
-    return TrainResult(step, mean, seconds, all_total / all_weight if all_weight else None)
 
 
 def measure(
@@ -326,11 +376,7 @@ def measure(
         DataError: one sample only, whose unbiased variance does not exist.
         RefusedError: a statistic is not finite.
     """
-    if len(chosen) < 2 or settings.batch_size < 2:
-        raise DataError(
-            f"{data.source}: {len(chosen)} training samples in batches of {settings.batch_size} give no unbiased "
-            "variance; batch norm statistics need two samples in a batch"
-        )
+    check_measurable(data, chosen, settings)
     order = chosen[sample_order(settings.seed, round_number, 0, len(chosen))]
     sums: dict[str, NDArray[np.float64]] = {}
     count = 0
@@ -343,11 +389,38 @@ def measure(
         for name, value in session.statistics(x).items():
             sums[name] = sums[name] + value if name in sums else value.astype(np.float64)
         count += 1
+    return mean_statistics(sums, count, round_number), count
+
+
+def check_measurable(data: DataSet, chosen: Indices, settings: TrainSettings) -> None:
+    """See that some samples have batch norm statistics.
+
+    Raises:
+        DataError: one sample only, whose unbiased variance does not exist.
+    """
+    if len(chosen) < 2 or settings.batch_size < 2:
+        raise DataError(
+            f"{data.source}: {len(chosen)} training samples in batches of {settings.batch_size} give no unbiased "
+            "variance; batch norm statistics need two samples in a batch"
+        )
+
+
+def mean_statistics(sums: Mapping[str, NDArray[np.float64]], count: int, round_number: int) -> Statistics:
+    """Batch norm statistics from their sums over the batches.
+
+    Args:
+        sums: float64 vectors by name.
+        count: batches, at least 1.
+        round_number: number of the round.
+
+    Raises:
+        RefusedError: a statistic is not finite.
+    """
     statistics = {name: (value / count).astype(np.float32) for name, value in sums.items()}
     broken = [name for name, value in statistics.items() if not np.isfinite(value).all()]
     if broken:
         raise RefusedError(RefusalReason.FAILED, f"{broken[0]} is not finite in round {round_number}")
-    return statistics, count
+    return statistics
 
 
 def evaluate(

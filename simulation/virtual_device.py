@@ -178,7 +178,6 @@ class VirtualDevices:
             benches = [self._bench(item) for item in items]
             jobs = []
             for item, bench in zip(items, benches, strict=True):
-                bench.data.check(manifest.input_shape, manifest.input_dtype, manifest.classes, manifest.label_shape)
                 weights = read_weights(self._blobs.path(item.weights.digest), manifest)
                 jobs.append(TorchJob(weights, bench.data, bench.split()[0], item.train, item.round))
             started = time.monotonic()
@@ -188,7 +187,7 @@ class VirtualDevices:
         seconds = (time.monotonic() - started) / len(items)
         found: list[Finished | Failed] = []
         for item, bench, result in zip(items, benches, results, strict=True):
-            if isinstance(result, RefusedError):
+            if isinstance(result, ShoalError):
                 found.append(_failed(item, result))
                 continue
             chosen = bench.split()[0]
