@@ -28,7 +28,12 @@ class BoardTimes:
 
     def __init__(self, clock: Clock, kinds: Sequence[DeviceGroup], layout: Layout) -> None:
         self._clock = clock
-        self._depth = layout.tier(1.0).depth
+        whole = layout.tier(1.0)
+        self._depth = whole.depth
+        # What a device would send of the whole model, counted as the clock counts its updates.
+        self._full_bits = (
+            32 * layout.parameter_count(whole) if clock.config.upload == "bytes" else clock.config.full_bits
+        )
         known: dict[tuple[str, str | float], DeviceClock] = {}
         for kind in kinds:
             if (kind.type, kind.link) not in known:
@@ -69,7 +74,7 @@ class BoardTimes:
         Args:
             index: number of the device.
         """
-        return self._clock.config.full_bits / (self._devices[index].mbps * 1e6)
+        return self._full_bits / (self._devices[index].mbps * 1e6)
 
     def round_seconds(
         self, index: int, tier: Tier, train: TrainSettings, *, examples: int, upload_bytes: int, download_bytes: int

@@ -89,7 +89,7 @@ def published_tables(paper: str) -> Mapping[str, PublishedTable]:
     Raises:
         ValueError: a row has not as many cells as there are columns; a mistake in the file.
     """
-    text = files("simulation.reproduce").joinpath("published", f"{paper}.toml").read_text(encoding="utf-8")
+    text = files("simulation.reproduce").joinpath(f"published/{paper}.toml").read_text(encoding="utf-8")
     tables = {name: _table(name, table) for name, table in tomllib.loads(text).items()}
     return MappingProxyType(tables)
 
