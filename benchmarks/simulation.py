@@ -219,7 +219,7 @@ def memory(root: Path, data: Path) -> list[Row]:
             "ok": max(seen) / GB <= MEMORY_BUDGET_GB,
         },
         {
-            "name": f"simulation memory growth from round 2 to {MEMORY_ROUNDS} ({(max(seen[1:]) - seen[1]) / MB:.0f} MB)",
+            "name": f"simulation memory growth, rounds 2 to {MEMORY_ROUNDS} ({(max(seen[1:]) - seen[1]) / MB:.0f} MB)",
             "value": growth,
             "unit": "share",
             "budget": 0.05,
