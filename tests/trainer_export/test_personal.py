@@ -133,6 +133,18 @@ def test_a_trunk_gets_an_adaptor_of_another_shape(board, hundred, tmp_path):
         np.testing.assert_allclose(left_by(tmp_path, 3)[f"adaptor/{name}"], trained[f"adaptor/{name}"], atol=1e-6)
 
 
+def test_a_round_that_is_computed_twice_gives_the_same_update(board, tmp_path):
+    """As after a power cut between training and upload: personal model and adaptor start where they did before."""
+    board(1)
+    once, left = board(2), left_by(tmp_path, 2)
+    again = board(2)
+    for name, value in once.update.items():
+        np.testing.assert_array_equal(again.update[name], value)
+    for name, value in left_by(tmp_path, 2).items():
+        np.testing.assert_array_equal(value, left[name])
+    assert again.evaluation == once.evaluation
+
+
 def test_an_adaptor_of_the_same_shape_starts_from_what_is_sent(board, whole, tmp_path):
     """A set without an adaptor of its own needs none; with nothing that stays, everything is sent."""
     weights = sent(100)
