@@ -61,6 +61,7 @@ class OpenTask:
         damaged: uploads whose digest was wrong.
         announced: the device's Done while chunks are still missing.
         quiet: ``time.monotonic()`` from which on they count as lost if none has come.
+        stays: parameters that stay on the device, so that its update must not have them.
     """
 
     record: TaskRecord
@@ -71,6 +72,7 @@ class OpenTask:
     announced: Done | None = None
     quiet: float = math.inf
     manifests: Mapping[str, Manifest] = field(default_factory=dict)
+    stays: frozenset[str] = frozenset()
 
     def take(self, tier: str) -> bool:
         """Follow the device to the tier it took.

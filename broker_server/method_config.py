@@ -80,8 +80,8 @@ class FmlConfig(FrozenModel):
         alpha: how much a personal model trusts the labels; the rest is trust in the meme.
         beta: how much the meme does; the rest is trust in the personal model.
         decays: closed rounds after which alpha falls and beta rises; usually those of the learning rate.
-        shared: blocks of the global model (``stem``, ``block1`` ..., ``head``) that are averaged; None for all. The
-            rest is every device's own.
+        shared: parts of the global model that are averaged, blocks (``stem``, ``block1`` ..., ``head``) or modules by
+            path (``trunk``, ``fc1``); None for all. The rest is every device's own, and may have another shape there.
     """
 
     alpha: float = Field(default=0.5, ge=0, le=1)

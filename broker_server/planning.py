@@ -104,6 +104,12 @@ def prepare_run(run: str, config: FleetConfig, artifacts: Artifacts) -> RunConte
     changed = prepared.train(settings, artifacts.layout, 0)
     for item in tiers:
         _require_inputs(changed, item.manifest)
+    stays = changed.mutual.stays if changed.mutual is not None else ()
+    if stays and config.evaluation.data is not None:
+        raise PlanError(
+            f"{stays[0]} stays on the devices and is never trained here, so the global model has nothing to be judged"
+            " by: remove evaluation.data, and look at the accuracy that the devices report (shoal rounds)"
+        )
     return RunContext(run, config, artifacts, tiers, prepared)
 
 
@@ -291,6 +297,7 @@ def open_collection(
                 task,
                 manifests[task.tier].manifest,
                 manifests={choice.tier: manifests[choice.tier].manifest for choice in task.choices},
+                stays=frozenset(settings.mutual.stays if settings.mutual is not None else ()),
             )
             for task in tasks
         },

@@ -82,6 +82,8 @@ class DeviceView:
         fetch_seconds: mean over its updates.
         resident_bytes: largest reported.
         examples: training samples, as last reported.
+        evaluation: on its own held-out samples, as last reported, if it keeps any: of the sub-model it trained, in
+            mutual learning of its personal model.
     """
 
     device: DeviceRecord
@@ -94,6 +96,7 @@ class DeviceView:
     fetch_seconds: float | None
     resident_bytes: int | None
     examples: int | None
+    evaluation: Evaluation | None
 
 
 @dataclass(frozen=True)
@@ -105,12 +108,15 @@ class RoundView:
         phases: number of training tasks in each phase.
         seconds: from the first offers to its end.
         tasks: its training tasks, by device.
+        device_accuracy: mean of the accuracies that devices report of their own held-out samples, each device alike;
+            None if none does.
     """
 
     round: RoundRecord
     phases: Mapping[str, int]
     seconds: float | None
     tasks: tuple[TaskRecord, ...]
+    device_accuracy: float | None
 
 
 def find_run(store: Store, run: str | None = None) -> RunRecord:
@@ -206,6 +212,7 @@ def _device(device: DeviceRecord, tasks: list[TaskRecord], refused: int) -> Devi
         fetch_seconds=_mean([item.fetch_seconds for item in measured]),
         resident_bytes=max((item.resident_bytes for item in measured), default=None),
         examples=measured[-1].examples if measured else device.profile.examples if device.profile else None,
+        evaluation=next((item.evaluation for item in reversed(measured) if item.evaluation), None),
     )
 
 
@@ -230,6 +237,9 @@ def rounds(store: Store, run: str | None = None) -> list[RoundView]:
                 phases=dict(sorted(Counter(task.phase.value for task in tasks).items())),
                 seconds=ended - began if began is not None and ended is not None else None,
                 tasks=tuple(tasks),
+                device_accuracy=_mean(
+                    [e.accuracy for task in tasks if task.metrics and (e := task.metrics.evaluation)]
+                ),
             )
         )
     return views

@@ -57,7 +57,7 @@ class Uploads:
         if task.record.phase.answered:
             return  # the acknowledgement was lost and the device sends everything again
         try:
-            self._spool.add(task.record.id, frame, size_limit(task.record, task.manifest))
+            self._spool.add(task.record.id, frame, size_limit(task.record, task.manifest, task.stays))
         except RefusedError as error:
             self._count(task, error)
             return
@@ -93,7 +93,7 @@ class Uploads:
             self._store.take(task.record)
         record = task.record
         try:
-            check_done(message, record, task.manifest)
+            check_done(message, record, task.manifest, task.stays)
             missing = self._spool.missing(record.id, message.update)
             if missing:
                 # Brokers keep the order of one topic only: the announcement may overtake the chunks.
@@ -113,7 +113,7 @@ class Uploads:
                 return False
             return self._refuse(task, error)
         try:
-            check_update(data, record, task.manifest)
+            check_update(data, record, task.manifest, task.stays)
         except RefusedError as error:
             self._spool.reject(message.update)
             return self._refuse(task, error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,15 +20,16 @@ __all__ = ["HEADER_ALLOWANCE_BYTES", "check_done", "check_update", "expected_sha
 HEADER_ALLOWANCE_BYTES = 1024 * 1024  # a safetensors header of 10,000 parameters
 
 
-def expected_shapes(task: TaskRecord, manifest: Manifest) -> dict[str, tuple[int, ...]]:
+def expected_shapes(task: TaskRecord, manifest: Manifest, stays: Collection[str] = ()) -> dict[str, tuple[int, ...]]:
     """Tensors that the update of a task must have.
 
     Args:
         task: its kind decides: the tier's parameters, or a mean and a variance for each static batch norm.
         manifest: of the task's tier.
+        stays: parameters that stay on the device; an update that has one is refused.
     """
     if task.kind == "train":
-        return {spec.name: spec.shape for spec in manifest.parameters}
+        return {spec.name: spec.shape for spec in manifest.parameters if spec.name not in stays}
     return {
         name: (spec.channels,)
         for spec in manifest.statistics
@@ -36,18 +37,21 @@ def expected_shapes(task: TaskRecord, manifest: Manifest) -> dict[str, tuple[int
     }
 
 
-def size_limit(task: TaskRecord, manifest: Manifest) -> int:
-    """The most bytes the update of a task may have."""
-    return 4 * sum(math.prod(shape) for shape in expected_shapes(task, manifest).values()) + HEADER_ALLOWANCE_BYTES
+def size_limit(task: TaskRecord, manifest: Manifest, stays: Collection[str] = ()) -> int:
+    """The most bytes the update of a task may have; the arguments are those of `expected_shapes`."""
+    shapes = expected_shapes(task, manifest, stays)
+    return 4 * sum(math.prod(shape) for shape in shapes.values()) + HEADER_ALLOWANCE_BYTES
 
 
-def check_done(done: Done, task: TaskRecord, manifest: Manifest) -> None:
+def check_done(done: Done, task: TaskRecord, manifest: Manifest, stays: Collection[str] = ()) -> None:
     """Check what a device says about its update.
 
     Args:
         done: the message.
         task: the task it names.
         manifest: of the task's tier.
+        stays: parameters that stay on the device. If there are any, its labels stay as well: its head, and with it
+            what a label means, may be its own.
 
     Raises:
         RefusedError: it is of another run, round or tier, too large, or has labels that do not exist.
@@ -60,24 +64,29 @@ def check_done(done: Done, task: TaskRecord, manifest: Manifest) -> None:
     if done.tier != task.tier:
         offered = ", ".join(choice.tier for choice in task.choices)
         raise RefusedError(RefusalReason.UNSUPPORTED, f"task {task.id} was offered as {offered}, not {done.tier}")
-    limit = size_limit(task, manifest)
+    limit = size_limit(task, manifest, stays)
     if done.update.size > limit:
         raise RefusedError(
             RefusalReason.OVERSIZED, f"an update of {done.update.size} bytes; {task.tier} has at most {limit}"
         )
+    if stays:
+        if done.metrics.labels:
+            raise RefusedError(RefusalReason.BAD_LABELS, f"labels, which stay on the device with its {min(stays)}")
+        return
     wrong = [label for label in done.metrics.labels if not 0 <= label < manifest.classes]
     if wrong or not done.metrics.labels:
         found = f"label {wrong[0]}" if wrong else "no labels"
         raise RefusedError(RefusalReason.BAD_LABELS, f"{found}; the model has labels 0 to {manifest.classes - 1}")
 
 
-def check_update(data: bytes, task: TaskRecord, manifest: Manifest) -> None:
+def check_update(data: bytes, task: TaskRecord, manifest: Manifest, stays: Collection[str] = ()) -> None:
     """Check the bytes of an update, whose digest is known to be right.
 
     Args:
         data: the whole blob.
         task: the task it answers.
         manifest: of the task's tier.
+        stays: parameters that stay on the device.
 
     Raises:
         RefusedError: it is no safetensors blob, belongs to another task or round, or has a tensor that is missing,
@@ -89,7 +98,7 @@ def check_update(data: bytes, task: TaskRecord, manifest: Manifest) -> None:
     except BlobError as error:
         raise RefusedError(RefusalReason.MALFORMED, str(error)) from error
     _check_metadata(metadata, task)
-    _check_tensors(tensors, expected_shapes(task, manifest), task)
+    _check_tensors(tensors, expected_shapes(task, manifest, stays), task)
 
 
 def _check_metadata(metadata: Mapping[str, str], task: TaskRecord) -> None:
@@ -112,7 +121,7 @@ def _check_tensors(
 ) -> None:
     foreign = tensors.keys() - shapes.keys()
     if foreign:
-        raise RefusedError(RefusalReason.BAD_SHAPE, f"{task.tier} has no tensor {min(foreign)}")
+        raise RefusedError(RefusalReason.BAD_SHAPE, f"an update of {task.tier} has no tensor {min(foreign)}")
     for name, shape in shapes.items():
         value = tensors.get(name)
         if value is None or value.shape != shape:

@@ -129,7 +129,7 @@ class Fetching(DeviceState):
                     RefusalReason.MALFORMED, f"the offer says tier {choice.tier}, its manifest {manifest.tier}"
                 )
             task.manifest = manifest
-            self._graphs = needed_graphs(manifest, task.offer.kind, ctx.need_bench())
+            self._graphs = needed_graphs(manifest, task.offer, ctx.need_bench())
             specs = [manifest.graphs[key] for key in self._graphs]
             chunk_bytes = choice.artifact_set.chunk_bytes
             self._want(*(BlobRef(digest=s.digest, size=s.size, chunk_bytes=chunk_bytes) for s in specs))

@@ -29,7 +29,7 @@ from device_runtime.work import Job
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.manifest import Manifest
-from fleet_protocol.messages import BlobRef, Evaluation, TaskMetrics
+from fleet_protocol.messages import BlobRef, Evaluation, Offer, TaskMetrics
 from fleet_protocol.weights import encode_weights
 
 __all__ = ["Bench", "Outcome", "SelfTested", "compute", "needed_graphs"]
@@ -103,22 +103,24 @@ class Outcome:
     step_seconds: float | None
 
 
-def needed_graphs(manifest: Manifest, kind: str, bench: Bench) -> tuple[str, ...]:
+def needed_graphs(manifest: Manifest, offer: Offer, bench: Bench) -> tuple[str, ...]:
     """The graphs of a set that a task runs on this board.
 
     Args:
         manifest: of the set.
-        kind: of the offer.
+        offer: the task.
         bench: the board.
 
     Returns:
-        Keys of ``manifest.graphs``, the step first.
+        Keys of ``manifest.graphs``, the step first; none in mutual learning, whose graphs are on the board.
 
     Raises:
         RefusedError: the set has no graph for this board's backend.
     """
-    if kind == "statistics":
+    if offer.kind == "statistics":
         wanted: list[str | None] = [STATS]
+    elif offer.train.mutual is not None:
+        wanted = []
     else:
         wanted = [step_graph_key(bench.backend, manifest)]
         _, held_out = bench.split()
@@ -129,7 +131,7 @@ def needed_graphs(manifest: Manifest, kind: str, bench: Bench) -> tuple[str, ...
         raise RefusedError(
             RefusalReason.UNSUPPORTED,
             f"artifact set {manifest.arch} {manifest.tier} has no graph for "
-            f"{'statistics' if kind == 'statistics' else f'backend {bench.backend}'} "
+            f"{'statistics' if offer.kind == 'statistics' else f'backend {bench.backend}'} "
             f"(it has {', '.join(sorted(manifest.graphs))}); export it again",
         )
     return tuple(key for key in wanted if key is not None)
@@ -187,7 +189,7 @@ def _train(record: TaskRecord, manifest: Manifest, bench: Bench, tested: frozens
 def _evaluate(record: TaskRecord, manifest: Manifest, bench: Bench, parameters: Tensors, job: Job) -> Evaluation | None:
     """Loss and accuracy of the sub-model on the held-out samples, its norms fed with the board's own statistics."""
     chosen, held_out = bench.split()
-    graphs = needed_graphs(manifest, record.offer.kind, bench)
+    graphs = needed_graphs(manifest, record.offer, bench)
     settings, round_number = record.offer.train, record.offer.round
     if not counted_labels(bench.data.y[held_out]):
         return None
@@ -227,12 +229,16 @@ def compute(
     Raises:
         TaskStopped: the job was cancelled.
         DataError: the data does not fit the model.
-        RefusedError: a self-test failed, or a loss, parameter or statistic is not finite.
+        RefusedError: a self-test failed, or a loss, parameter or statistic is not finite, or the personal model of
+            mutual learning is missing or goes with another model.
+        ConfigError: a file of the personal model's set is missing or damaged.
         BlobError: a blob is damaged on disk.
         StorageError: the update cannot be written.
     """
-    bench.data.check(manifest.input_shape, manifest.input_dtype, manifest.classes, manifest.label_shape)
     offer = record.offer
+    mutual = offer.train.mutual if offer.kind == "train" else None
+    if mutual is None:
+        bench.data.check(manifest.input_shape, manifest.input_dtype, manifest.classes, manifest.label_shape)
     chosen, held_out = bench.split()
     started = time.monotonic()
     loss = mean_loss = evaluation = step_seconds = None
@@ -241,7 +247,7 @@ def compute(
         session = _session(manifest, bench, STATS, parameters)
         tensors, count = measure(session, manifest, bench.data, chosen, offer.train, offer.round, stopped=job.stopped)
         seconds = time.monotonic() - started
-    elif offer.train.mutual is not None:
+    elif mutual is not None:
         learnt = train_personal(
             bench.personal,
             manifest,
@@ -262,10 +268,11 @@ def compute(
         step_seconds = seconds / max(count, 1)
         evaluation = _evaluate(record, manifest, bench, tensors, job)
     update = _keep(record, bench, tensors)
+    labels = present_labels(bench.data.y[chosen])
     metrics = TaskMetrics(
         examples=len(chosen),
         batches=count,
-        labels=tuple(int(label) for label in present_labels(bench.data.y[chosen])),
+        labels=() if mutual is not None and mutual.stays else tuple(int(label) for label in labels),
         train_loss=loss,
         mean_loss=mean_loss,
         fetch_seconds=fetch_seconds,

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from device_runtime.data.config import DataConfig
+from device_runtime.personal_files import KEPT_RUNS
 from fleet_protocol.config import load_config
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.frozen import FrozenModel
@@ -39,9 +40,11 @@ class PersonalConfig(FrozenModel):
 
     Attributes:
         set: folder of a mutual set, exported for the fleet's model and this board's own.
+        keep_runs: of so many runs the model is kept, the current one among them; older ones are removed.
     """
 
     set: Path
+    keep_runs: int = Field(default=KEPT_RUNS, ge=1)
 
 
 class DeviceConfig(FrozenModel):
@@ -105,7 +108,9 @@ class DeviceConfig(FrozenModel):
         if tls is not None:
             files = {name: base / path for name, path in tls if path is not None}
             tls = tls.model_copy(update=files)
-        personal = None if self.personal is None else PersonalConfig(set=base / self.personal.set)
+        personal = self.personal
+        if personal is not None:
+            personal = personal.model_copy(update={"set": base / personal.set})
         return self.model_copy(
             update={
                 "state_dir": base / self.state_dir,

@@ -38,9 +38,10 @@ class Starting(DeviceState):
         config = self.ctx.config
         backend = choose_backend(config.backend)
         data = load_data(config.data)
-        personal = None if config.personal is None else Personal(config.personal.set, config.state_dir)
-        if personal is not None:
-            personal.manifest()  # a set that cannot be read ends the process here, not in the first round
+        personal = None
+        if config.personal is not None:
+            personal = Personal(config.personal.set, config.state_dir, config.personal.keep_runs)
+            personal.check()  # a set that is not whole ends the process here, not in the first round
         self.ctx.bench = Bench(data, self.ctx.blobs, backend, config.threads, config.holdout, personal)
         self.ctx.journal.info(f"data {data.source}: {len(data)} samples; backend {backend}")
         self.ctx.post(Event.LOADED)

@@ -166,7 +166,8 @@ class MutualSettings(FrozenModel):
     Attributes:
         alpha: of the personal model; the rest is trust in the meme.
         beta: of the meme; the rest is trust in the personal model.
-        stays: parameters of the meme that stay on the device (its adaptor); what was sent of them is sent back.
+        stays: parameters of the model that stay on the device (its adaptor, which may have another shape there); they
+            are not in its update, and its labels are not in its metrics.
     """
 
     alpha: float = Field(default=0.5, ge=0, le=1)
@@ -371,13 +372,15 @@ class TaskMetrics(FrozenModel):
     Attributes:
         examples: training samples.
         batches: batches processed (steps of training, or batches of a statistics pass).
-        labels: labels present in the training data (C_k of METHODS), needed by the label rule.
+        labels: labels present in the training data (C_k of METHODS), needed by the label rule; none where an adaptor
+            stays on the device.
         train_loss: mean loss over the last epoch.
         mean_loss: mean loss over all training steps, where it is known.
         fetch_seconds: from the offer to the weights on disk.
         train_seconds: training alone.
         resident_bytes: peak resident memory of the process.
-        evaluation: of the trained sub-model on the device's own held-out samples, when it keeps any.
+        evaluation: of the trained sub-model on the device's own held-out samples, when it keeps any; in mutual
+            learning of the personal model.
     """
 
     examples: int = Field(ge=1)

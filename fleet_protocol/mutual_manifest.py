@@ -18,10 +18,20 @@ from fleet_protocol.errors import BlobError
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.manifest import FORMAT_VERSION, CheckSpec, FileSpec, GraphSpec, Manifest, NoiseSpec
 
-__all__ = ["SIDES", "MutualManifest", "Side", "loss_name", "parse_mutual_manifest", "side_name"]
+__all__ = ["SIDES", "AdaptorSpec", "MutualManifest", "Side", "loss_name", "parse_mutual_manifest", "side_name"]
 
 Side = Literal["personal", "meme"]
 SIDES: tuple[Side, ...] = ("personal", "meme")
+
+
+class AdaptorSpec(FileSpec):
+    """Weights blob that the part of a meme starts from which its device keeps.
+
+    Attributes:
+        parameters: their names, in the order of the meme.
+    """
+
+    parameters: tuple[str, ...] = Field(min_length=1)
 
 
 class MutualManifest(FrozenModel):
@@ -35,6 +45,8 @@ class MutualManifest(FrozenModel):
         meme: the copy of the global model, likewise.
         graph: the mutual step.
         personal_init: weights blob the personal model starts from.
+        adaptor: what the meme adds to the parameters that it shares with the fleet's model, in a shape of its own; None
+            where the meme is the fleet's model and starts wholly from what the device is sent.
         peak_memory_bytes: estimated peak of one training process beyond the runtime itself, batch 32.
         checks: the comparison of the mutual graph with PyTorch.
         versions: exporter packages and their versions.
@@ -46,6 +58,7 @@ class MutualManifest(FrozenModel):
     meme: Manifest
     graph: GraphSpec
     personal_init: FileSpec
+    adaptor: AdaptorSpec | None = None
     peak_memory_bytes: int = Field(ge=0)
     checks: tuple[CheckSpec, ...] = ()
     versions: Mapping[str, str] = Field(default_factory=dict)

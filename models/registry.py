@@ -49,7 +49,7 @@ class Architecture:
         """Complete some settings with the defaults.
 
         Args:
-            overrides: settings by name; lists become tuples.
+            overrides: settings by name; lists become tuples, and so does a single value where the default is one.
 
         Returns:
             Every setting, read-only.
@@ -65,7 +65,12 @@ class Architecture:
                     f" its settings are {', '.join(self.defaults)}"
                 )
         frozen: Mapping[str, Any] = freeze({**self.defaults, **given})
-        return frozen
+        wrapped = {
+            name: (frozen[name],)
+            for name, value in self.defaults.items()
+            if isinstance(value, tuple) and isinstance(frozen[name], (bool, int, float, str))
+        }
+        return MappingProxyType({**frozen, **wrapped})
 
 
 def architecture(

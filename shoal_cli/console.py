@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 __all__ = ["bytes_text", "count_text", "error_console", "output_console", "print_json", "print_rows", "seconds_text"]
@@ -41,7 +42,7 @@ def print_rows(title: str, rows: Sequence[Mapping[str, str]], *, empty: str) -> 
 
     Args:
         title: above the table.
-        rows: cells by column, already formatted.
+        rows: cells by column, already formatted; a [word] in a cell is no markup.
         empty: what to say when there is nothing to show.
     """
     console = output_console()
@@ -53,7 +54,7 @@ def print_rows(title: str, rows: Sequence[Mapping[str, str]], *, empty: str) -> 
         numeric = value[:1].isdigit() or value in {"-", ""}
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*row.values())
+        table.add_row(*map(escape, row.values()))
     console.print(table)
 
 

@@ -56,7 +56,7 @@ def _status(store: StoreFolder = DEFAULT_STORE, run: Run = None, as_json: AsJson
     accuracy = "not evaluated" if view.evaluation is None else f"accuracy {view.evaluation.accuracy:.4f}"
     console.print(f"run [bold]{view.run.id}[/] of {view.run.arch}: {view.run.status}", highlight=False)
     if view.run.detail:
-        console.print(f"  {view.run.detail}", highlight=False)
+        console.print(f"  {view.run.detail}", highlight=False, markup=False)
     console.print(f"  {view.closed} of {view.rounds} rounds closed, {accuracy}", highlight=False)
     if view.round is not None:
         console.print(f"  round {view.round.number} is {view.round.state.value}", highlight=False)
@@ -89,6 +89,7 @@ def _devices(store: StoreFolder = DEFAULT_STORE, run: Run = None, as_json: AsJso
                 "merged": str(view.merged),
                 "missed": str(view.missed),
                 "refused": str(view.refused),
+                "own accuracy": f"{view.evaluation.accuracy:.4f}" if view.evaluation else "-",
                 "training": seconds_text(view.train_seconds),
                 "memory": "-" if view.resident_bytes is None else bytes_text(view.resident_bytes),
                 "last seen": _clock(view.device.last_seen_at),
@@ -110,6 +111,7 @@ def _rounds(store: StoreFolder = DEFAULT_STORE, run: Run = None, as_json: AsJson
             "state": view.round.state.value,
             "accuracy": f"{view.round.evaluation.accuracy:.4f}" if view.round.evaluation else "-",
             "loss": f"{view.round.evaluation.loss:.4f}" if view.round.evaluation else "-",
+            "on devices": f"{view.device_accuracy:.4f}" if view.device_accuracy is not None else "-",
             "updates": ", ".join(f"{count} {phase}" for phase, count in view.phases.items()),
             "time": seconds_text(view.seconds),
             "note": view.round.reason or view.round.note or "",

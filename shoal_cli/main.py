@@ -11,7 +11,7 @@ import typer
 from rich.markup import escape
 
 from fleet_protocol.errors import ShoalError
-from shoal_cli import data, demo, device, export, inspect, reproduce, server, simulate
+from shoal_cli import data, demo, device, export, export_mutual, inspect, reproduce, server, simulate
 from shoal_cli.console import error_console
 
 __all__ = ["app", "main"]
@@ -26,6 +26,7 @@ app = typer.Typer(
 app.add_typer(device.app, name="device")
 app.add_typer(data.app, name="data")
 export.add_to(app)
+export_mutual.add_to(app)
 server.add_to(app)
 inspect.add_to(app)
 demo.add_to(app)

@@ -6,6 +6,7 @@ from types import TracebackType
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from typing_extensions import Self
@@ -96,14 +97,15 @@ class RunDisplay:
             case control.UpdateReceived():
                 self._set(event.device, f"[green]sent {bytes_text(event.size)}[/]")
             case control.UpdateRefused():
-                self._say(f"[yellow]refused[/] ({event.reason.value}) {event.device or ''}: {event.detail}")
+                # The text is a device's: a [word] in it is no markup.
+                self._say(f"[yellow]refused[/] ({event.reason.value}) {event.device or ''}: {escape(event.detail)}")
             case control.StatisticsStarted():
                 for device in event.devices:
                     self._set(device, "asked for statistics")
             case control.RoundClosed():
                 self._closed(event)
             case control.RoundAbandoned():
-                self._say(f"[yellow]round {event.round} abandoned:[/] {event.reason}")
+                self._say(f"[yellow]round {event.round} abandoned:[/] {escape(event.reason)}")
             case control.RunFinished() | control.RunRejected():
                 self._devices = {}
         if self._console.is_terminal:

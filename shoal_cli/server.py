@@ -74,7 +74,9 @@ def _report(finished: control.RunFinished, as_json: bool) -> None:
         accuracy = "" if finished.evaluation is None else f", accuracy {finished.evaluation.accuracy:.4f}"
         why = f": {finished.error}" if finished.error else ""
         output_console().print(
-            f"run {finished.run} {finished.status} after {finished.rounds} rounds{accuracy}{why}", highlight=False
+            f"run {finished.run} {finished.status} after {finished.rounds} rounds{accuracy}{why}",
+            highlight=False,
+            markup=False,
         )
     if finished.status == "stopped":
         error_console().print("the run goes on when the same command is given again")

@@ -57,6 +57,7 @@ from trainer_export.recipe import Recipe
 
 __all__ = [
     "FORMATS",
+    "Counter",
     "Export",
     "Facts",
     "Format",

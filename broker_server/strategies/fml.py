@@ -4,8 +4,9 @@ Tao Shen, Jie Zhang, Xinkang Jia, Fengda Zhang, Gang Huang, Pan Zhou, Kun Kuang,
 Learning", 2020, https://arxiv.org/abs/2006.16765. METHODS section 5.
 
 The server's half: only the copies of the global model (the memes) come back, and their mean is plain, without weights
-by samples. The global model may be a trunk: then the rest, each device's adaptor and head, stays on its device. The
-losses and the mutual step are `trainer_export.mutual`, the device's half is `device_runtime.personal`.
+by samples. The global model may be a trunk: then the rest, each device's adaptor and head, stays on its device, may
+have another shape there, and is neither merged nor evaluated here. The losses and the mutual step are
+`trainer_export.mutual`, the device's half is `device_runtime.personal`.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ from typing import Any
 from numpy.typing import NDArray
 
 from broker_server.config import StrategyConfig
-from broker_server.merge import finish, fold, start
+from broker_server.merge import Accumulator, finish, fold, start
 from broker_server.strategies import fedavg
-from broker_server.strategies.strategy import ServerState, Strategy
+from broker_server.strategies.strategy import Contribution, ServerState, Strategy
 from fleet_protocol.errors import ConfigError, PlanError
 from fleet_protocol.messages import MutualSettings, TrainSettings
 from models.layout import Layout
+from models.parts import in_parts, parameters_in
 from models.plan import compile_plan, make_plan
 from models.slicing import Tensors
 
@@ -85,11 +87,12 @@ def build(config: StrategyConfig) -> Strategy:
     keys = config.fml
     weights = MutualWeights(keys.alpha, keys.beta, dynamic=True)
 
+    def shared(layout: Layout) -> Layout:
+        return layout if keys.shared is None else trunk(layout, keys.shared)
+
     def stays(layout: Layout) -> tuple[str, ...]:
-        if keys.shared is None:
-            return ()
-        shared = {item.name for item in trunk(layout, keys.shared).parameters}
-        return tuple(item.name for item in layout.parameters if item.name not in shared)
+        kept = {item.name for item in shared(layout).parameters}
+        return tuple(item.name for item in layout.parameters if item.name not in kept)
 
     def train(settings: TrainSettings, layout: Layout, closed_rounds: int) -> TrainSettings:
         now = weights.after(sum(closed_rounds >= decay for decay in keys.decays))
@@ -97,15 +100,19 @@ def build(config: StrategyConfig) -> Strategy:
         return settings.model_copy(update={"mutual": mutual})
 
     def for_run(strategy: Strategy, layout: Layout, _tiers: object) -> Strategy:
-        own = stays(layout)  # refuses blocks that the model lacks
+        part = shared(layout)  # refuses parts that the model lacks
+        plan = compile_plan(part, make_plan(part, part.tier(1.0)))
+
+        def add(state: Accumulator, update: Contribution) -> None:
+            fold(state, update.key, plan, update.weights)
 
         def step(
             old: Tensors, merged: dict[str, NDArray[Any]], state: ServerState
         ) -> tuple[dict[str, NDArray[Any]], ServerState]:
-            new, after = strategy.step(old, merged, state)
-            return {name: old[name] if name in own else value for name, value in new.items()}, after
+            new, after = strategy.step({name: old[name] for name in merged}, merged, state)
+            return {**old, **new}, after
 
-        return replace(strategy, step=step)
+        return replace(strategy, start=lambda _layout: start(part), fold=add, step=step)
 
     return replace(built, name="fml", paper="https://arxiv.org/abs/2006.16765", train=train, for_run=for_run)
 
@@ -128,31 +135,26 @@ def trunk(layout: Layout, shared: Iterable[str] | None = None) -> Layout:
 
     Args:
         layout: the global model.
-        shared: blocks (``stem``, ``block1`` ..., ``head``) that are shared; None shares all but the head, which is
-            each device's adaptor.
+        shared: blocks (``stem``, ``block1`` ..., ``head``) or modules by path that are shared; None shares all but the
+            head, which is each device's adaptor.
 
     Returns:
         A layout of the shared parameters and statistics alone.
 
     Raises:
-        PlanError: a block has no parameter, or nothing is left to share.
+        PlanError: a part has no parameter, or nothing is left to share.
     """
-    known = {item.block for item in layout.parameters}
-    blocks = known - {"head"} if shared is None else set(shared)
-    unknown = blocks - known
-    if unknown or not blocks:
-        what = f"has no block {min(unknown)}" if unknown else "would share nothing"
-        raise PlanError(f"{layout.arch} {what}; its blocks are {', '.join(sorted(known))}")
+    parts = {item.block for item in layout.parameters} - {"head"} if shared is None else set(shared)
+    names = parameters_in(layout, parts)
+    if not names:
+        raise PlanError(f"{layout.arch} would share nothing; name the parts that devices share")
+    kept = tuple(item for item in layout.parameters if item.name in names)
     return replace(
         layout,
-        parameters=tuple(item for item in layout.parameters if item.block in blocks),
-        statistics=tuple(item for item in layout.statistics if item.block in blocks),
+        parameters=kept,
+        statistics=tuple(item for item in layout.statistics if in_parts(item, parts)),
         # A trunk has no rows that belong to labels.
-        label_axes=tuple(
-            axis
-            for axis in layout.label_axes
-            if any(dim.axis == axis for item in layout.parameters if item.block in blocks for dim in item.dims)
-        ),
+        label_axes=tuple(axis for axis in layout.label_axes if any(dim.axis == axis for p in kept for dim in p.dims)),
     )
 
 

@@ -7,14 +7,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from broker_server.artifacts import load_artifacts
 from broker_server.assignment import scheduled_rate
 from broker_server.config import StrategyConfig
-from broker_server.strategies import strategy
+from broker_server.planning import prepare_run
+from broker_server.server_optimizer import OptimizerSettings
+from broker_server.strategies import Contribution, strategy
 from broker_server.strategies.fml import MutualWeights, decay_rounds, merge_memes, trunk
-from fleet_protocol.errors import ConfigError, PlanError
-from fleet_protocol.messages import TrainSettings
-from models import Registry, infer_layout
+from fleet_protocol import control
+from fleet_protocol.errors import ConfigError, PlanError, RefusalReason
+from fleet_protocol.messages import TaskMetrics, TrainSettings, UploadRefused
+from fleet_protocol.weights import encode_weights
+from models import Registry, compile_plan, infer_layout, make_plan
+from models.parts import parameters_in
+from tests.broker_server.artifacts import ARCH
+from tests.broker_server.peer import Peer
 from tests.models.layouts import noise
+
+METRICS = TaskMetrics(examples=7, batches=1, labels=(), fetch_seconds=0, train_seconds=0, resident_bytes=0)
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +94,8 @@ def test_what_makes_no_sense_is_refused(layout):
         merge_memes(layout, noise(layout), [{}])
 
 
-def test_as_a_strategy_it_sends_the_weights_of_the_labels_and_keeps_its_own_adaptor(layout):
-    """Alpha falls and beta rises at each decay; what is not shared keeps its bits on the server."""
+def test_as_a_strategy_it_sends_the_weights_of_the_labels_and_what_stays(layout):
+    """Alpha falls and beta rises at each decay; what is not shared is named."""
     keys = {"alpha": 0.9, "beta": 0.1, "decays": (2, 4), "shared": ("stem",)}
     built = strategy(StrategyConfig.model_validate({"name": "fml", "fml": keys}))
     base = TrainSettings(learning_rate=0.1, epochs=1, batch_size=1, seed=0)
@@ -98,10 +108,82 @@ def test_as_a_strategy_it_sends_the_weights_of_the_labels_and_keeps_its_own_adap
     stays = mutual[0].stays
     assert stays
     assert set(stays) == {item.name for item in layout.parameters if item.block != "stem"}
-    ready = built.for_run(built, layout, [layout.tier(1.0)])
-    old, new = noise(layout, 1), noise(layout, 2)
-    after, _ = ready.step(old, dict(new), {})
-    for name in old:
-        np.testing.assert_array_equal(after[name], (old if name in stays else new)[name])
     with pytest.raises(PlanError, match="remove weighting"):
         strategy(StrategyConfig(name="fml", weighting="samples"))
+
+
+@pytest.mark.parametrize("optimizer", [None, OptimizerSettings("fedadam")], ids=["plain", "fedadam"])
+def test_a_round_merges_trunks_and_keeps_the_rest(layout, optimizer):
+    """Updates hold the trunk alone; what stays on the devices keeps its bits here, whatever the server optimizer."""
+    built = strategy(StrategyConfig.model_validate({"name": "fml", "fml": {"shared": ["stem"]}}), optimizer)
+    ready = built.for_run(built, layout, [layout.tier(1.0)])
+    shared = [item.name for item in layout.parameters if item.block == "stem"]
+    plan = compile_plan(layout, make_plan(layout, layout.tier(1.0)))
+    old, memes = noise(layout, 9), [noise(layout, seed) for seed in (1, 2)]
+    state = ready.start(layout)
+    for number, meme in enumerate(memes):
+        trunk_alone = {name: meme[name] for name in shared}
+        ready.fold(state, Contribution(f"d{number}", "w1.00-d1", plan, trunk_alone, METRICS))
+    merged = ready.finish(state, old)
+    assert list(merged) == shared
+    after, _ = ready.step(old, merged, {})
+    assert set(after) == set(old)
+    for name in old:
+        if name not in shared:
+            np.testing.assert_array_equal(after[name], old[name])
+        elif optimizer is None:
+            np.testing.assert_allclose(after[name], (memes[0][name] + memes[1][name]) / 2, atol=1e-6)
+        else:
+            assert not np.array_equal(after[name], old[name])
+
+
+def test_parts_are_blocks_or_modules(layout):
+    """A trunk may be named by its modules, so a model need not have its convolutions in a block of their own."""
+    names = [item.name for item in layout.parameters]
+    assert parameters_in(layout, ["head"]) == ("head.weight", "head.bias")
+    first = names[0].rpartition(".")[0]
+    assert parameters_in(layout, [first]) == tuple(name for name in names if name.startswith(f"{first}."))
+    assert parameters_in(layout, [names[0]]) == (names[0],)
+    assert parameters_in(layout, []) == ()
+    with pytest.raises(PlanError, match=r"no block and no module hea; its blocks are head, stem, its modules .*head"):
+        parameters_in(layout, ["hea"])
+
+
+def trunk_alone(peer, work):
+    """What an honest device sends: the shared weights plus one, and no labels."""
+    shared = {n: v + np.float32(1) for n, v in work.weights.items() if n not in work.offer.train.mutual.stays}
+    peer.send(work, encode_weights(shared, work.metadata()), labels=())
+
+
+def with_its_adaptor(peer, work):
+    """Sends what should have stayed."""
+    peer.send(work, encode_weights(dict(work.weights), work.metadata()), labels=())
+
+
+def with_its_labels(peer, work):
+    """Tells what its labels are."""
+    shared = {n: v for n, v in work.weights.items() if n not in work.offer.train.mutual.stays}
+    peer.send(work, encode_weights(shared, work.metadata()), labels=(0,))
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [(with_its_adaptor, RefusalReason.BAD_SHAPE), (with_its_labels, RefusalReason.BAD_LABELS)],
+    ids=["adaptor", "labels"],
+)
+def test_the_server_takes_trunks_and_nothing_else(script, reason, url, config, running, fleet):
+    """An update that brings the adaptor or the labels of its device is refused, and the round goes on without it."""
+    tables = {"strategy": {"name": "fml", "fml": {"shared": ["hidden"]}}, "round": {"min_devices": 2, "quorum": 0.5}}
+    with Peer(fleet, "bad", url, script) as bad, Peer(fleet, "good", url, trunk_alone):
+        server = running(config(**tables, evaluation={"data": None}), url)
+        server.wait()
+        bad.wait_for(lambda peer: peer.got(UploadRefused))
+    assert bad.got(UploadRefused)[0].reason is reason
+    assert server.of(control.RoundClosed)[0].merged == {"good": "w1.00-d1"}
+
+
+def test_a_trunk_alone_cannot_be_judged(config):
+    """The head on the server is never trained, so an accuracy of it would say nothing."""
+    made = config(strategy={"name": "fml", "fml": {"shared": ["hidden"]}})
+    with pytest.raises(PlanError, match=r"head\.weight stays on the devices.*remove evaluation\.data"):
+        prepare_run("r", made, load_artifacts(made.model.artifacts, ARCH, chunk_bytes=1024))

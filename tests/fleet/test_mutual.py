@@ -67,6 +67,8 @@ def config(studio, tmp_path):
     folder, url, _ = studio
 
     def build(**fml):
+        # What stays on the devices is not there to be judged.
+        judged = NpzTestSet(path=folder / "test.npz") if "shared" not in fml else None
         return FleetConfig.model_validate(
             {
                 "fleet": "studio",
@@ -76,7 +78,7 @@ def config(studio, tmp_path):
                 "round": RoundConfig(rounds=ROUNDS, min_devices=DEVICES, nudge_seconds=2.0),
                 "train": TrainConfig(learning_rate=0.05, epochs=2, batch_size=16),
                 "strategy": {"name": "fml", "fml": fml},
-                "evaluation": EvaluationConfig(data=NpzTestSet(path=folder / "test.npz"), every=ROUNDS),
+                "evaluation": EvaluationConfig(data=judged, every=ROUNDS),
             }
         )
 

@@ -220,5 +220,6 @@ def test_an_architecture_is_a_frozen_value(zoo):
     arch = zoo.get("conv")
     assert isinstance(arch, Architecture)
     assert arch.settings({"channels": [4, 8]})["channels"] == (4, 8)
+    assert arch.settings({"channels": 4})["channels"] == (4,)
     with pytest.raises(TypeError):
         arch.defaults["classes"] = 3
