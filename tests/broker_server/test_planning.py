@@ -211,6 +211,8 @@ arch = "conv"
 weights = "/abs/w.safetensors"
 [evaluation]
 data = {kind = "idx", path = "x", labels = "y"}
+tiers = ["w1.00-d2"]
+tier_data = {"w1.00-d2" = {kind = "npz", path = "z"}}
 """
     config = parse_config(text, FleetConfig, source="f").relative_to(tmp_path)
     assert config.store == tmp_path / "runs"
@@ -218,6 +220,24 @@ data = {kind = "idx", path = "x", labels = "y"}
     assert config.model.artifacts == tmp_path / "artifacts"
     assert str(config.model.weights) == "/abs/w.safetensors"
     assert (config.evaluation.data.path, config.evaluation.data.labels) == (tmp_path / "x", tmp_path / "y")
+    assert config.evaluation.data_of("w1.00-d2").path == tmp_path / "z"
+    assert config.evaluation.data_of("w1.00-d4") == config.evaluation.data
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ('tiers = ["w1.00-d2"]', "go with evaluation.data"),
+        (
+            'data = {kind = "npz", path = "x"}\ntier_data = {"w1.00-d2" = {kind = "npz", path = "z"}}',
+            "name it in evaluation.tiers",
+        ),
+    ],
+)
+def test_a_test_set_that_nobody_is_judged_on_is_refused(table, message):
+    """Tiers need a test set, and a test set of a tier needs the tier."""
+    with pytest.raises(ConfigError, match=message):
+        parse_config(f'fleet = "l"\n[model]\narch = "c"\n[evaluation]\n{table}', FleetConfig, source="f")
 
 
 def test_incomplete_artifacts_are_an_error_that_says_what_to_do(tmp_path):
