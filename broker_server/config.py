@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -198,13 +199,24 @@ class IdxTestSet(_TestSet):
 TestSetConfig = Annotated[NpzTestSet | IdxTestSet, Field(discriminator="kind")]
 
 
+def _moved(data: TestSetConfig, folder: Path) -> TestSetConfig:
+    """The same test set with relative paths taken from ``folder``."""
+    paths = {"path": folder / data.path}
+    if isinstance(data, IdxTestSet):
+        paths["labels"] = folder / data.labels
+    return data.model_copy(update=paths)
+
+
 class EvaluationConfig(FrozenModel):
     """How the global model is judged.
 
     Attributes:
         data: the server's test set; None evaluates nothing.
-        tier: id of the tier that is judged, cut at the leading units; None judges the whole model. A run that trains
-            only smaller tiers has trained nothing else.
+        tier: id of the tier that is judged; None judges the whole model. A run that trains only smaller tiers has
+            trained nothing else.
+        tiers: ids of tiers that are judged beside it, each as the model that its devices are sent; where plans move or
+            are drawn, at the leading units.
+        tier_data: test sets of tiers that have labels of their own; the others are judged on ``data``.
         batch_size: samples per call of the eval graph.
         every: closed rounds between evaluations; the last round is always evaluated.
         statistics: where static batch norm gets its statistics: asked from the devices, or taken over the batches
@@ -219,6 +231,8 @@ class EvaluationConfig(FrozenModel):
 
     data: TestSetConfig | None = None
     tier: str | None = None
+    tiers: tuple[str, ...] = ()
+    tier_data: Mapping[str, TestSetConfig] = Field(default_factory=dict)
     batch_size: int = Field(default=256, ge=1)
     every: int = Field(default=1, ge=1)
     statistics: Literal["query", "server-batch"] = "query"
@@ -227,6 +241,19 @@ class EvaluationConfig(FrozenModel):
     statistics_fraction: Share = 1.0
     statistics_quorum: Share = 0.5
     threads: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _tiers_have_data(self) -> EvaluationConfig:
+        if (self.tiers or self.tier_data) and self.data is None:
+            raise ValueError("evaluation.tiers and tier_data go with evaluation.data, the test set of the whole model")
+        stray = self.tier_data.keys() - {self.tier, *self.tiers}
+        if stray:
+            raise ValueError(f"evaluation.tier_data: {min(stray)} is not judged; name it in evaluation.tiers")
+        return self
+
+    def data_of(self, tier: str) -> TestSetConfig | None:
+        """The test set that a tier is judged on, None if nothing is judged."""
+        return self.tier_data.get(tier, self.data)
 
 
 class FleetConfig(FrozenModel):
@@ -274,11 +301,8 @@ class FleetConfig(FrozenModel):
         """
         evaluation = self.evaluation
         if evaluation.data is not None:
-            data = evaluation.data
-            moved = {"path": folder / data.path}
-            if isinstance(data, IdxTestSet):
-                moved["labels"] = folder / data.labels
-            evaluation = evaluation.model_copy(update={"data": data.model_copy(update=moved)})
+            moved = {tier: _moved(data, folder) for tier, data in evaluation.tier_data.items()}
+            evaluation = evaluation.model_copy(update={"data": _moved(evaluation.data, folder), "tier_data": moved})
         files = {
             key: folder / value
             for key in ("ca_file", "cert_file", "key_file")

@@ -59,16 +59,23 @@ class Coordinator:
         context: the run; its record and initial version are in the store.
         services: what to work with.
         evaluator: the eval graph with the test set, or None.
+        beside: evaluators of further tiers.
     """
 
-    def __init__(self, context: RunContext, services: Services, evaluator: Evaluator | None) -> None:
+    def __init__(
+        self,
+        context: RunContext,
+        services: Services,
+        evaluator: Evaluator | None,
+        beside: Sequence[Evaluator] = (),
+    ) -> None:
         self._context = context
         self._services = services
         self._desk = services.desk
         self._store = services.store
         self._reporter = services.desk.reporter
         self._wire = services.wire()
-        self._judge = Judge(context, evaluator, services.desk, services.store, services.blobs, services.updates)
+        self._judge = Judge(context, evaluator, services.desk, services.store, services.blobs, services.updates, beside)
         self._round_began = time.monotonic()
 
     # The run.
@@ -304,7 +311,7 @@ class Coordinator:
         trained = [task for task in tasks if task.kind == "train"]
         run = self._store.run(record.run)
         found = judgement.evaluation
-        shown = f"accuracy {found.accuracy:.4f}, loss {found.loss:.4f}" if found else judgement.note or "not evaluated"
+        shown = found.summary if found else judgement.note or "not evaluated"
         merged = {task.device: task.tier for task in trained if task.phase is TaskPhase.MERGED}
         self._reporter.emit(
             control.RoundClosed(

@@ -1,4 +1,4 @@
-"""Judging a global version: the eval graph of the full tier over the server's test set, without label mask."""
+"""Judging a global version: the eval graph of a tier over the server's test set, without label mask."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ class Evaluator:
         graph = judged.manifest.graphs.get("onnx/eval")
         if graph is None:
             raise ConfigError(f"{judged.folder} has no eval graph; export the architecture again")
+        self.judged = judged
         self.data = data
         self._batch_size = batch_size
         self._classes = judged.manifest.classes
@@ -47,11 +48,11 @@ class Evaluator:
         """Loss and accuracy of a version.
 
         Args:
-            weights: global weights, float32.
+            weights: of the judged tier, float32.
             statistics: of its static batch norms; empty if it has none.
 
         Returns:
-            Means over all samples.
+            Means over all samples; with a label per token over all labels that count.
 
         Raises:
             DataError: the loss is not finite; the statistics or the weights are useless.
@@ -66,7 +67,8 @@ class Evaluator:
             correct += int(batch_correct)
             count += int(np.count_nonzero(y >= 0))  # a negative label, of a token, counts for nothing
         if not math.isfinite(loss):
-            raise DataError(f"the loss of the global model on the {len(self.data)} test samples is not finite")
+            tier = self.judged.tier.id
+            raise DataError(f"the loss of {tier} of the new version on {len(self.data)} test samples is not finite")
         return Evaluation(examples=count, loss=loss / count, accuracy=correct / count)
 
     def hits(

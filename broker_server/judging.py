@@ -5,27 +5,63 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from broker_server.artifacts import TierArtifacts
 from broker_server.collecting import Collection, Verdict, decide, quorum_of
 from broker_server.evaluation import Evaluator
-from broker_server.planning import RunContext, open_collection, statistics_tasks
+from broker_server.planning import RunContext, model_of, open_collection, statistics_tasks
 from broker_server.ports import Asking
 from broker_server.statistics import combine, has_statistics, over_batches
 from broker_server.store import RoundRecord, Store, TaskPhase, VersionRecord
 from broker_server.tensors import open_tensors
+from broker_server.test_set import load_test_set
 from fleet_protocol import control
 from fleet_protocol.blob_store import BlobStore
-from fleet_protocol.errors import DataError
+from fleet_protocol.control import VersionEvaluation
+from fleet_protocol.errors import ConfigError, DataError
 from fleet_protocol.messages import BlobRef, Evaluation
 from fleet_protocol.weights import encode_weights
-from models.plan import compile_plan, make_plan
 
-__all__ = ["Judge", "Judgement"]
+__all__ = ["Judge", "Judgement", "open_evaluators"]
+
+
+def open_evaluators(context: RunContext) -> tuple[Evaluator | None, tuple[Evaluator, ...]]:
+    """Read the test sets and open the graphs that judge a run's versions.
+
+    Args:
+        context: the run.
+
+    Returns:
+        The evaluator of the judged tier, None if nothing is judged, and those of the tiers that are judged beside it.
+
+    Raises:
+        ConfigError: a tier is not exported; or several are judged of a model whose batch norm statistics are asked from
+            the devices, who are asked for one tier.
+        DataError: a test set cannot be read, or does not fit its tier.
+    """
+    config = context.config.evaluation
+
+    def opened(tier: TierArtifacts) -> Evaluator | None:
+        data = config.data_of(tier.tier.id)
+        if data is None:
+            return None
+        test_set = load_test_set(data, tier.manifest)
+        return Evaluator(tier, test_set, batch_size=config.batch_size, threads=config.threads)
+
+    beside = context.judged_beside
+    if config.statistics == "query" and any(map(has_statistics, beside)):
+        raise ConfigError(
+            f"evaluation.tiers: devices are asked for the batch norm statistics of one tier; to judge"
+            f' {", ".join(item.tier.id for item in beside)} as well set evaluation.statistics = "server-batch"'
+        )
+    found = [opened(tier) for tier in beside]
+    own = opened(context.judged) if config.data is not None else None
+    return own, tuple(item for item in found if item is not None)
 
 
 @dataclass(frozen=True)
@@ -37,7 +73,7 @@ class Judgement:
         note: why there is none although one was due.
     """
 
-    evaluation: Evaluation | None = None
+    evaluation: VersionEvaluation | None = None
     note: str | None = None
 
 
@@ -51,6 +87,7 @@ class Judge:
         store: where statistics and evaluations are committed.
         blobs: where statistics are kept.
         updates: where the devices' answers are kept.
+        beside: evaluators of further tiers.
     """
 
     def __init__(
@@ -61,6 +98,7 @@ class Judge:
         store: Store,
         blobs: BlobStore,
         updates: BlobStore,
+        beside: Sequence[Evaluator] = (),
     ) -> None:
         self._context = context
         self._evaluator = evaluator
@@ -68,6 +106,7 @@ class Judge:
         self._store = store
         self._blobs = blobs
         self._updates = updates
+        self._beside = beside
 
     def judge(self, record: RoundRecord, version: VersionRecord) -> Judgement:
         """Evaluate a version if that is due; what a killed server had found already is not asked for again.
@@ -99,22 +138,38 @@ class Judge:
             self._store.judge_version(version.run, version.number, statistics=digest)
             statistics = open_tensors(self._blobs.path(digest))
         try:
-            evaluation = self._evaluator.evaluate(weights, statistics)
+            own = self._evaluator.evaluate(weights, statistics)
+            beside = {item.judged.tier.id: self._judge_beside(item, version) for item in self._beside}
         except DataError as error:
             return Judgement(note=str(error))
+        evaluation = VersionEvaluation(**own.model_dump(), tiers=beside)
         self._store.judge_version(version.run, version.number, evaluation=evaluation)
         if judged.digest != version.digest:
             self._blobs.remove(judged.digest)  # a cut of the version can be made again
         return Judgement(evaluation)
 
+    def _judge_beside(self, evaluator: Evaluator, version: VersionRecord) -> Evaluation:
+        """Loss and accuracy of a further tier; its statistics come from the test set (see `open_evaluators`)."""
+        context, tier = self._context, evaluator.judged
+        weights = model_of(context, tier.tier, version, self._blobs)
+        statistics: Mapping[str, NDArray[np.float32]] = {}
+        if has_statistics(tier):
+            statistics = over_batches(
+                tier,
+                weights,
+                evaluator.data,
+                batch_size=context.config.train.batch_size,
+                threads=context.config.evaluation.threads,
+            )
+        return evaluator.evaluate(weights, statistics)
+
     def _judged_blob(self, version: VersionRecord) -> BlobRef:
-        """What is judged of a version: all of it, or the leading units of the configured tier."""
+        """What is judged of a version: all of it, or the model of the configured tier."""
         layout, tier = self._context.artifacts.layout, self._context.judged.tier
         digest = version.digest
         if tier != layout.tier(1.0):
-            whole = open_tensors(self._blobs.path(digest))
-            cut = compile_plan(layout, make_plan(layout, tier)).slice(whole)
-            digest = self._blobs.put(encode_weights({item.name: cut[item.name] for item in layout.kept(tier)}))
+            model = model_of(self._context, tier, version, self._blobs)
+            digest = self._blobs.put(encode_weights({item.name: model[item.name] for item in layout.kept(tier)}))
         size = self._blobs.path(digest).stat().st_size
         return BlobRef(digest=digest, size=size, chunk_bytes=self._context.config.round.chunk_bytes)
 

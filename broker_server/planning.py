@@ -21,12 +21,14 @@ from fleet_protocol.errors import ConfigError, PlanError
 from fleet_protocol.manifest import Manifest
 from fleet_protocol.messages import BlobRef, TrainSettings
 from fleet_protocol.weights import encode_weights
-from models.plan import CompiledPlan, compile_plan
+from models.plan import CompiledPlan, compile_plan, make_plan
+from models.slicing import Tensors
 from models.tier import Tier
 
 __all__ = [
     "RunContext",
     "compiled_plans",
+    "model_of",
     "open_collection",
     "plan_round",
     "prepare_run",
@@ -62,12 +64,20 @@ class RunContext:
             ConfigError: the configured one, or the full one, is not exported.
         """
         wanted = self.config.evaluation.tier
-        if wanted is None:
-            return self.artifacts.full
+        return self.artifacts.full if wanted is None else self._exported("evaluation.tier", wanted)
+
+    @property
+    def judged_beside(self) -> tuple[TierArtifacts, ...]:
+        """Further tiers that are evaluated.
+
+        Raises:
+            ConfigError: one is not exported.
+        """
+        return tuple(self._exported("evaluation.tiers", wanted) for wanted in self.config.evaluation.tiers)
+
+    def _exported(self, key: str, wanted: str) -> TierArtifacts:
         if wanted not in self.artifacts.tiers:
-            raise ConfigError(
-                f"evaluation.tier: {wanted!r} is not exported; exported are {', '.join(self.artifacts.tiers)}"
-            )
+            raise ConfigError(f"{key}: {wanted!r} is not exported; exported are {', '.join(self.artifacts.tiers)}")
         return self.artifacts.tiers[wanted]
 
 
@@ -213,6 +223,29 @@ def plan_round(
         note=None,
     )
     return record, tasks
+
+
+def model_of(context: RunContext, tier: Tier, version: VersionRecord, blobs: BlobStore) -> Tensors:
+    """What a tier is in a global version: the model that its devices are sent, with the leading units.
+
+    Args:
+        context: the run.
+        tier: its shape; one that the run does not train is a cut of the global weights.
+        version: the global version.
+        blobs: where its weights and state are kept.
+
+    Raises:
+        BlobError: they cannot be read.
+    """
+    layout = context.artifacts.layout
+    weights = open_tensors(blobs.path(version.digest))
+    if tier == layout.tier(1.0):
+        return weights
+    plan = compile_plan(layout, make_plan(layout, tier))
+    if all(item.tier != tier for item in context.tiers):
+        return plan.slice(weights)
+    request = PlanRequest(layout, tier, "", version.number, context.config.seed)
+    return context.strategy.send(plan, request, weights, open_state(blobs, version.state_digest))
 
 
 def compiled_plans(context: RunContext, tasks: Sequence[TaskRecord]) -> dict[str, CompiledPlan]:

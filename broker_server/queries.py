@@ -13,8 +13,8 @@ from pydantic import BaseModel
 
 from broker_server.config import FleetConfig
 from broker_server.store import DeviceRecord, EventRecord, RoundRecord, RunRecord, Store, TaskPhase, TaskRecord
+from fleet_protocol.control import VersionEvaluation
 from fleet_protocol.errors import ConfigError
-from fleet_protocol.messages import Evaluation
 
 __all__ = ["DeviceView", "RoundView", "StatusView", "devices", "find_run", "log", "plain", "rounds", "status"]
 
@@ -60,7 +60,7 @@ class StatusView:
     closed: int
     rounds: int
     version: int | None
-    evaluation: Evaluation | None
+    evaluation: VersionEvaluation | None
     online: int
     devices: int
     refusals: Mapping[str, int]

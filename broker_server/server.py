@@ -29,6 +29,7 @@ from broker_server.coordinator import Coordinator, Services
 from broker_server.desk import Desk, Stop, StopRequested
 from broker_server.evaluation import Evaluator
 from broker_server.fleet import Fleet
+from broker_server.judging import open_evaluators
 from broker_server.machine import FINAL
 from broker_server.merging import first_version
 from broker_server.planning import RunContext, prepare_run
@@ -36,7 +37,6 @@ from broker_server.post import Post
 from broker_server.reporting import Listener, Reporter
 from broker_server.spool import Spool
 from broker_server.store import RunRecord, Store
-from broker_server.test_set import load_test_set
 from broker_server.uploads import Uploads
 from fleet_protocol import control
 from fleet_protocol.blob_store import BlobStore
@@ -46,6 +46,8 @@ from fleet_protocol.messages import ServerStatus, parse_status
 from fleet_protocol.topics import Topics
 
 __all__ = ["Server", "broker_address", "new_run_id"]
+
+_Evaluators = tuple[Evaluator | None, tuple[Evaluator, ...]]
 
 SESSION_SECONDS = 60  # longer than a broken connection lasts, short enough not to queue much for a dead server
 
@@ -169,7 +171,7 @@ class Server:
         unfinished = self._store.unfinished(self.fleet)
         if unfinished is not None and _same(unfinished, config):
             return self._go_on(unfinished, config, request)
-        context, evaluator = self._prepare(new_run_id(), config)
+        context, evaluators = self._prepare(new_run_id(), config)
         if unfinished is not None:
             self._store.end_run(unfinished.id, "stopped", f"run {context.run} with another configuration was begun")
         record = RunRecord(
@@ -185,7 +187,7 @@ class Server:
             payload_bytes=0,
         )
         self._store.add_run(record, first_version(context, self._blobs))
-        return self._work(context, evaluator, request)
+        return self._work(context, evaluators, request)
 
     def resume(self) -> control.RunFinished | None:
         """Go on with a run that an earlier server left unfinished.
@@ -202,10 +204,10 @@ class Server:
         return self._go_on(unfinished, FleetConfig.model_validate_json(unfinished.config), None)
 
     def _go_on(self, record: RunRecord, config: FleetConfig, request: str | None) -> control.RunFinished:
-        context, evaluator = self._prepare(record.id, config)
-        return self._work(context, evaluator, request)
+        context, evaluators = self._prepare(record.id, config)
+        return self._work(context, evaluators, request)
 
-    def _prepare(self, run: str, config: FleetConfig) -> tuple[RunContext, Evaluator | None]:
+    def _prepare(self, run: str, config: FleetConfig) -> tuple[RunContext, _Evaluators]:
         artifacts = load_artifacts(
             config.model.artifacts,
             config.model.arch,
@@ -213,17 +215,9 @@ class Server:
             weights=config.model.weights,
         )
         context = prepare_run(run, config, artifacts)
-        evaluator = None
-        if config.evaluation.data is not None:
-            evaluator = Evaluator(
-                context.judged,
-                load_test_set(config.evaluation.data, artifacts.layout),
-                batch_size=config.evaluation.batch_size,
-                threads=config.evaluation.threads,
-            )
-        return context, evaluator
+        return context, open_evaluators(context)
 
-    def _work(self, context: RunContext, evaluator: Evaluator | None, request: str | None) -> control.RunFinished:
+    def _work(self, context: RunContext, evaluators: _Evaluators, request: str | None) -> control.RunFinished:
         reporter = Reporter(context.run, self._store, self._link, self._topics, self._listener)
         spool = Spool(self._updates)
         uploads = Uploads(self._store, spool, self._post, reporter)
@@ -270,7 +264,7 @@ class Server:
             upload_bytes=uploads.take_payload_bytes,
             wire=lambda: self._link.wire,
         )
-        coordinator = Coordinator(context, services, evaluator)
+        coordinator = Coordinator(context, services, *evaluators)
         try:
             return coordinator.run()
         except StopRequested:

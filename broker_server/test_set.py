@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from broker_server.config import IdxTestSet, NpzTestSet
 from fleet_protocol.errors import DataError
-from models.layout import Layout
+from fleet_protocol.manifest import Manifest
 
 __all__ = ["TestSet", "load_test_set"]
 
@@ -29,7 +29,7 @@ class TestSet:
 
     Attributes:
         x: raw samples ``[N, *input_shape]``.
-        y: labels ``[N]``, int64.
+        y: labels ``[N]``, int64; or ``[N, T]``, one per token, of which negative ones do not count.
         input_dtype: what the model takes, ``float32`` or ``int64``.
         scale: factor of every value.
         mean: subtracted after scaling, broadcast against a sample.
@@ -108,21 +108,29 @@ def _read_npz(config: NpzTestSet) -> tuple[NDArray[Any], NDArray[Any]]:
         raise DataError(f"cannot read the test set {config.path}: {error}") from error
 
 
-def _per_channel(value: float | tuple[float, ...], layout: Layout, key: str) -> NDArray[np.float32]:
+def _per_channel(value: float | tuple[float, ...], manifest: Manifest, key: str) -> NDArray[np.float32]:
     array = np.asarray(value, np.float32)
     if array.ndim == 0:
         return array
-    if array.size != layout.input_shape[0]:
-        raise DataError(f"evaluation.data.{key} has {array.size} values, a sample {layout.input_shape[0]} channels")
-    return array.reshape(-1, *[1] * (len(layout.input_shape) - 1))
+    if array.size != manifest.input_shape[0]:
+        raise DataError(f"evaluation.data.{key} has {array.size} values, a sample {manifest.input_shape[0]} channels")
+    return array.reshape(-1, *[1] * (len(manifest.input_shape) - 1))
 
 
-def load_test_set(config: NpzTestSet | IdxTestSet, layout: Layout) -> TestSet:
+def _check_labels(path: Path, y: NDArray[Any], manifest: Manifest) -> None:
+    """Labels are those of the model; of several per sample negative ones count for nothing, but not all may be."""
+    if y.dtype.kind not in "iu" or int(y.max()) >= manifest.classes or (y.ndim == 1 and int(y.min()) < 0):
+        raise DataError(f"{path}: labels must be integers from 0 to {manifest.classes - 1}")
+    if not (y >= 0).any():
+        raise DataError(f"{path}: every label is negative, so none counts")
+
+
+def load_test_set(config: NpzTestSet | IdxTestSet, manifest: Manifest) -> TestSet:
     """Read a test set.
 
     Args:
         config: what to read.
-        layout: the model that shall be judged by it.
+        manifest: of the tier that shall be judged by it.
 
     Raises:
         DataError: a file or array is missing, damaged or empty, or does not fit the model.
@@ -131,24 +139,22 @@ def load_test_set(config: NpzTestSet | IdxTestSet, layout: Layout) -> TestSet:
         x, y = _read_npz(config)
     else:
         x, y = _read_idx(config.path), _read_idx(config.labels)
-    if not len(y) or len(x) != len(y) or y.ndim != 1:
-        raise DataError(
-            f"{config.path}: {len(x)} samples and labels of shape {list(y.shape)}; one label each is needed"
-        )
+    if not len(y) or len(x) != len(y) or y.shape[1:] != manifest.label_shape:
+        needed = f"{list(manifest.label_shape)} labels" if manifest.label_shape else "one label"
+        raise DataError(f"{config.path}: {len(x)} samples and labels of shape {list(y.shape)}; {needed} each is needed")
     if config.limit is not None:
         x, y = x[: config.limit], y[: config.limit]
-    shape = config.shape or layout.input_shape
-    if tuple(shape) != layout.input_shape or x[0].size != math.prod(layout.input_shape):
+    shape = config.shape or manifest.input_shape
+    if tuple(shape) != manifest.input_shape or x[0].size != math.prod(manifest.input_shape):
         raise DataError(
-            f"{config.path}: a sample has shape {list(x.shape[1:])}, {layout.arch} takes {list(layout.input_shape)}"
+            f"{config.path}: a sample has shape {list(x.shape[1:])}, {manifest.arch} takes {list(manifest.input_shape)}"
         )
-    if y.dtype.kind not in "iu" or int(y.min()) < 0 or int(y.max()) >= layout.classes:
-        raise DataError(f"{config.path}: labels must be integers from 0 to {layout.classes - 1}")
+    _check_labels(config.path, y, manifest)
     return TestSet(
-        x=x.reshape(len(x), *layout.input_shape),
+        x=x.reshape(len(x), *manifest.input_shape),
         y=y.astype(np.int64),
-        input_dtype=layout.input_dtype,
+        input_dtype=manifest.input_dtype,
         scale=config.scale,
-        mean=_per_channel(config.mean, layout, "mean"),
-        std=_per_channel(config.std, layout, "std"),
+        mean=_per_channel(config.mean, manifest, "mean"),
+        std=_per_channel(config.std, manifest, "std"),
     )

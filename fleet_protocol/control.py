@@ -30,9 +30,26 @@ __all__ = [
     "StatisticsStarted",
     "UpdateReceived",
     "UpdateRefused",
+    "VersionEvaluation",
     "parse_request",
     "parse_run_event",
 ]
+
+
+class VersionEvaluation(Evaluation):
+    """Loss and accuracy of a global version.
+
+    Attributes:
+        tiers: of further tiers by id, each as the model that its devices are sent.
+    """
+
+    tiers: Mapping[str, Evaluation] = Field(default_factory=dict)
+
+    @property
+    def summary(self) -> str:
+        """In a few words: ``accuracy 0.8123, loss 0.4321; w1.00-d2 0.7654, w1.00-d4 0.7890``."""
+        beside = ", ".join(f"{tier} {found.accuracy:.4f}" for tier, found in self.tiers.items())
+        return f"accuracy {self.accuracy:.4f}, loss {self.loss:.4f}" + (f"; {beside}" if beside else "")
 
 
 class RunRequest(FrozenModel):
@@ -253,7 +270,7 @@ class RoundClosed(_RunEvent):
     version: int
     merged: Mapping[str, str]
     missing: tuple[str, ...] = ()
-    evaluation: Evaluation | None = None
+    evaluation: VersionEvaluation | None = None
     note: str | None = None
     round_seconds: float
     wire_bytes: int
@@ -293,7 +310,7 @@ class RunFinished(_RunEvent):
     status: Literal["finished", "failed", "stopped"]
     version: int
     rounds: int
-    evaluation: Evaluation | None = None
+    evaluation: VersionEvaluation | None = None
     wire_bytes: int
     payload_bytes: int
     error: str | None = None

@@ -13,6 +13,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.labels import Labels
 from fleet_protocol.sizing import WhaleSettings
 from fleet_protocol.topics import NAME_PATTERN
 
@@ -373,7 +374,7 @@ class TaskMetrics(FrozenModel):
         examples: training samples.
         batches: batches processed (steps of training, or batches of a statistics pass).
         labels: labels present in the training data (C_k of METHODS), needed by the label rule; none where an adaptor
-            stays on the device.
+            stays on the device. Many travel as a bitmap.
         train_loss: mean loss over the last epoch.
         mean_loss: mean loss over all training steps, where it is known.
         fetch_seconds: from the offer to the weights on disk.
@@ -385,7 +386,7 @@ class TaskMetrics(FrozenModel):
 
     examples: int = Field(ge=1)
     batches: int = Field(ge=1)
-    labels: tuple[int, ...]
+    labels: Labels
     train_loss: float | None = None
     mean_loss: float | None = None
     fetch_seconds: float = Field(ge=0)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from broker_server import queries
 from broker_server.export import ExportedVersion, export_safetensors, load_version
-from broker_server.store import Store
+from broker_server.store import RoundRecord, Store
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.errors import ConfigError
 from shoal_cli.console import bytes_text, output_console, print_json, print_rows, seconds_text
@@ -53,7 +53,7 @@ def _status(store: StoreFolder = DEFAULT_STORE, run: Run = None, as_json: AsJson
     if view.run is None:
         console.print(f"no run yet in {store}; {view.online} of {view.devices} devices online")
         return
-    accuracy = "not evaluated" if view.evaluation is None else f"accuracy {view.evaluation.accuracy:.4f}"
+    accuracy = "not evaluated" if view.evaluation is None else view.evaluation.summary
     console.print(f"run [bold]{view.run.id}[/] of {view.run.arch}: {view.run.status}", highlight=False)
     if view.run.detail:
         console.print(f"  {view.run.detail}", highlight=False, markup=False)
@@ -98,6 +98,11 @@ def _devices(store: StoreFolder = DEFAULT_STORE, run: Run = None, as_json: AsJso
     print_rows("devices", rows, empty="no device was ever seen")
 
 
+def _tier_accuracy(record: RoundRecord, tier: str) -> str:
+    found = record.evaluation.tiers.get(tier) if record.evaluation else None
+    return f"{found.accuracy:.4f}" if found else "-"
+
+
 def _rounds(store: StoreFolder = DEFAULT_STORE, run: Run = None, as_json: AsJson = False) -> None:
     """List the rounds of a run."""
     with _opened(store) as opened:
@@ -105,6 +110,7 @@ def _rounds(store: StoreFolder = DEFAULT_STORE, run: Run = None, as_json: AsJson
     if as_json:
         print_json(queries.plain(views))
         return
+    tiers = dict.fromkeys(tier for view in views if view.round.evaluation for tier in view.round.evaluation.tiers)
     rows = [
         {
             "round": str(view.round.number),
@@ -112,6 +118,7 @@ def _rounds(store: StoreFolder = DEFAULT_STORE, run: Run = None, as_json: AsJson
             "accuracy": f"{view.round.evaluation.accuracy:.4f}" if view.round.evaluation else "-",
             "loss": f"{view.round.evaluation.loss:.4f}" if view.round.evaluation else "-",
             "on devices": f"{view.device_accuracy:.4f}" if view.device_accuracy is not None else "-",
+            **{tier: _tier_accuracy(view.round, tier) for tier in tiers},
             "updates": ", ".join(f"{count} {phase}" for phase, count in view.phases.items()),
             "time": seconds_text(view.seconds),
             "note": view.round.reason or view.round.note or "",

@@ -113,7 +113,7 @@ class RunDisplay:
 
     def _closed(self, event: control.RoundClosed) -> None:
         self._bar.advance(self._rounds)
-        accuracy = "" if event.evaluation is None else f"accuracy {event.evaluation.accuracy:.4f}, "
+        accuracy = "" if event.evaluation is None else f"{event.evaluation.summary}, "
         missing = f", missing {', '.join(event.missing)}" if event.missing else ""
         self._last = (
             f"  round {event.round}: {accuracy}{len(event.merged)} updates merged{missing}, "

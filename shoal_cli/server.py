@@ -71,7 +71,7 @@ def _report(finished: control.RunFinished, as_json: bool) -> None:
     if as_json:
         print_json(finished.model_dump(mode="json"))
     else:
-        accuracy = "" if finished.evaluation is None else f", accuracy {finished.evaluation.accuracy:.4f}"
+        accuracy = "" if finished.evaluation is None else f", {finished.evaluation.summary}"
         why = f": {finished.error}" if finished.error else ""
         output_console().print(
             f"run {finished.run} {finished.status} after {finished.rounds} rounds{accuracy}{why}",

@@ -167,7 +167,7 @@ class _Simulation:
         times = BoardTimes(load_clock(self._config.clock), self._config.devices.kinds, artifacts.layout)
         if self._fleet.evaluation.data is None:
             raise AssertionError("a simulation always has a test set")
-        data = load_test_set(self._fleet.evaluation.data, artifacts.layout)
+        data = load_test_set(self._fleet.evaluation.data, context.judged.manifest)
         judging = self._fleet.evaluation
         evaluator = Evaluator(context.judged, data, batch_size=judging.batch_size, threads=judging.threads)
         local = LocalJudge(context, evaluator, data, parts) if self._config.evaluation.local else None

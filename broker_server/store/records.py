@@ -8,8 +8,9 @@ from enum import Enum
 from typing import Literal
 
 from broker_server.machine import RoundState
+from fleet_protocol.control import VersionEvaluation
 from fleet_protocol.frozen import FrozenModel
-from fleet_protocol.messages import BlobRef, Evaluation, Profile, TaskMetrics, TierChoice
+from fleet_protocol.messages import BlobRef, Profile, TaskMetrics, TierChoice
 
 __all__ = [
     "Alternative",
@@ -120,7 +121,7 @@ class RoundRecord:
     planned_at: float
     opened_at: float | None
     ended_at: float | None
-    evaluation: Evaluation | None
+    evaluation: VersionEvaluation | None
     note: str | None
 
 
@@ -230,7 +231,7 @@ class VersionRecord:
     state_digest: str | None
     statistics_digest: str | None
     created_at: float
-    evaluation: Evaluation | None
+    evaluation: VersionEvaluation | None
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,9 @@ from broker_server.store.records import (
     TaskRecord,
     VersionRecord,
 )
+from fleet_protocol.control import VersionEvaluation
 from fleet_protocol.errors import RefusalReason, StorageError
-from fleet_protocol.messages import BlobRef, DeviceStatus, Evaluation, Profile, TaskMetrics
+from fleet_protocol.messages import BlobRef, DeviceStatus, Profile, TaskMetrics
 
 __all__ = ["Store"]
 
@@ -36,7 +37,7 @@ RecordT = TypeVar("RecordT")
 
 _PARSED: dict[str, type[BaseModel]] = {
     "profile": Profile,
-    "evaluation": Evaluation,
+    "evaluation": VersionEvaluation,
     "metrics": TaskMetrics,
     "artifact_set": BlobRef,
     "weights": BlobRef,
@@ -224,7 +225,7 @@ class Store:
         what: RoundEvent,
         *,
         reason: str | None = None,
-        evaluation: Evaluation | None = None,
+        evaluation: VersionEvaluation | None = None,
         note: str | None = None,
     ) -> RoundRecord:
         """Move a round by its table and commit.
@@ -319,7 +320,7 @@ class Store:
                 )
 
     def judge_version(
-        self, run: str, number: int, *, statistics: str | None = None, evaluation: Evaluation | None = None
+        self, run: str, number: int, *, statistics: str | None = None, evaluation: VersionEvaluation | None = None
     ) -> None:
         """Add the digest of its statistics, or its evaluation, to a version."""
         values: dict[str, Any] = {}

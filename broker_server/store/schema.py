@@ -73,7 +73,7 @@ rounds = Table(
     Column("planned_at", Float, nullable=False),
     Column("opened_at", Float),
     Column("ended_at", Float),
-    Column("evaluation", Text),  # Evaluation as JSON
+    Column("evaluation", Text),  # VersionEvaluation as JSON
     Column("note", Text),
     ForeignKeyConstraint(["run"], ["runs.id"]),
 )
@@ -112,7 +112,7 @@ versions = Table(
     Column("state_digest", String(64)),  # of the server optimizer
     Column("statistics_digest", String(64)),  # static batch norm
     Column("created_at", Float, nullable=False),
-    Column("evaluation", Text),  # Evaluation as JSON
+    Column("evaluation", Text),  # VersionEvaluation as JSON
     ForeignKeyConstraint(["run"], ["runs.id"]),
 )
 

@@ -33,7 +33,7 @@ def reference(weights, mean, variance, x, y):
 
 def test_a_version_is_judged_as_numpy_judges_it(full, test_set):
     """Loss and accuracy over uneven batches equal those of the whole set at once."""
-    data = load_test_set(NpzTestSet(path=test_set), tiny_layout())
+    data = load_test_set(NpzTestSet(path=test_set), full.manifest)
     weights = tiny_weights(tiny_layout(), 3)
     mean, variance = np.full(8, 0.25, np.float32), np.full(8, 2.0, np.float32)
     found = Evaluator(full, data, batch_size=7, threads=1).evaluate(
@@ -47,7 +47,7 @@ def test_a_version_is_judged_as_numpy_judges_it(full, test_set):
 
 def test_server_batches_give_the_mean_of_batch_statistics(full, test_set):
     """METHODS 1.6 c: every batch counts alike, variances unbiased; a last batch of one is left out."""
-    data = load_test_set(NpzTestSet(path=test_set, limit=31), tiny_layout())
+    data = load_test_set(NpzTestSet(path=test_set, limit=31), full.manifest)
     weights = tiny_weights(tiny_layout(), 3)
     found = over_batches(full, weights, data, batch_size=10, threads=1)
     _, _, a = reference(weights, 0, 1, data.x, data.y)
@@ -60,7 +60,7 @@ def test_server_batches_give_the_mean_of_batch_statistics(full, test_set):
 
 def test_useless_statistics_are_an_error(full, test_set):
     """A loss that is not finite is reported, not returned."""
-    data = load_test_set(NpzTestSet(path=test_set), tiny_layout())
+    data = load_test_set(NpzTestSet(path=test_set), full.manifest)
     nan = {"stat.norm.mean": np.full(8, np.nan, np.float32), "stat.norm.var": np.ones(8, np.float32)}
     with pytest.raises(DataError, match="not finite"):
         Evaluator(full, data, batch_size=7, threads=1).evaluate(tiny_weights(tiny_layout()), nan)
@@ -72,12 +72,12 @@ def write_idx(path, array, *, packed=False):
     path.write_bytes(gzip.compress(data) if packed else data)
 
 
-def test_idx_files_are_scaled_and_normalised(tmp_path):
+def test_idx_files_are_scaled_and_normalised(tmp_path, full):
     """Plain or gzip; bytes are divided by 255, then mean and deviation are applied."""
     x = np.arange(3 * INPUTS).reshape(3, INPUTS)
     write_idx(tmp_path / "x", x)
     write_idx(tmp_path / "y.gz", np.array([0, 3, 1]), packed=True)
-    data = load_test_set(IdxTestSet(path=tmp_path / "x", labels=tmp_path / "y.gz", mean=0.1, std=0.5), tiny_layout())
+    data = load_test_set(IdxTestSet(path=tmp_path / "x", labels=tmp_path / "y.gz", mean=0.1, std=0.5), full.manifest)
     (first, labels), (second, _) = data.batches(2)
     np.testing.assert_allclose(np.concatenate([first, second]), (x / 255 - 0.1) / 0.5, rtol=1e-6)
     assert labels.tolist() == [0, 3]
@@ -102,21 +102,37 @@ GOOD = {"x": np.zeros((2, INPUTS), np.float32), "y": np.array([0, 1])}
         ({"x": np.zeros((0, INPUTS)), "y": np.zeros(0, int)}, "0 samples"),
     ],
 )
-def test_a_test_set_that_does_not_fit_says_why(tmp_path, arrays, words):
+def test_a_test_set_that_does_not_fit_says_why(tmp_path, full, arrays, words):
     """Missing arrays, missing labels, labels the model lacks, another shape, nothing at all."""
     with pytest.raises(DataError, match=words):
-        load_test_set(npz(tmp_path / "t.npz", **arrays), tiny_layout())
+        load_test_set(npz(tmp_path / "t.npz", **arrays), full.manifest)
 
 
-def test_a_missing_or_damaged_file_is_named(tmp_path):
+def test_a_label_per_token_may_be_negative(tmp_path, full):
+    """As many labels as the manifest says; negative ones do not count, but not all may be negative."""
+    tagged = full.manifest.model_copy(update={"label_shape": (3,)})
+    y = np.array([[0, -1, 3], [-1, -1, 2]])
+    data = load_test_set(npz(tmp_path / "t.npz", **{**GOOD, "y": y}), tagged)
+    ((_, labels),) = data.batches(9)
+    np.testing.assert_array_equal(labels, y)
+    for wrong, words in (
+        (y[:, :2], r"\[3\] labels each"),
+        (y + 1, "0 to 3"),
+        (np.full_like(y, -1), "every label is negative"),
+    ):
+        with pytest.raises(DataError, match=words):
+            load_test_set(npz(tmp_path / "t.npz", **{**GOOD, "y": wrong}), tagged)
+
+
+def test_a_missing_or_damaged_file_is_named(tmp_path, full):
     """For npz and IDX alike."""
     with pytest.raises(DataError, match=r"nothing\.npz"):
-        load_test_set(NpzTestSet(path=tmp_path / "nothing.npz"), tiny_layout())
+        load_test_set(NpzTestSet(path=tmp_path / "nothing.npz"), full.manifest)
     write_idx(tmp_path / "x", np.zeros((2, INPUTS)))
     write_idx(tmp_path / "y", np.zeros(2))
     (tmp_path / "x").write_bytes((tmp_path / "x").read_bytes()[:-1])
     with pytest.raises(DataError, match="truncated"):
-        load_test_set(IdxTestSet(path=tmp_path / "x", labels=tmp_path / "y"), tiny_layout())
+        load_test_set(IdxTestSet(path=tmp_path / "x", labels=tmp_path / "y"), full.manifest)
     (tmp_path / "x").write_bytes(b"\x00\x00\x77\x01abcd")
     with pytest.raises(DataError, match="not an IDX file"):
-        load_test_set(IdxTestSet(path=tmp_path / "x", labels=tmp_path / "y"), tiny_layout())
+        load_test_set(IdxTestSet(path=tmp_path / "x", labels=tmp_path / "y"), full.manifest)

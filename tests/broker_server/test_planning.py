@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from broker_server.artifacts import load_artifacts
-from broker_server.config import FleetConfig, StrategyConfig, TiersConfig, TrainConfig
-from broker_server.fleet import Fleet, assign, choose, usable_tiers
-from broker_server.planning import task_id
+from broker_server.config import FleetConfig, StrategyConfig, TiersConfig
+from broker_server.fleet import Assignment, Fleet, assign, choose, usable_tiers
+from broker_server.merging import first_version
+from broker_server.planning import open_collection, plan_round, prepare_run, task_id
+from broker_server.post import Post
 from broker_server.strategies import STRATEGIES, PlanRequest, strategy
+from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.config import parse_config
 from fleet_protocol.errors import ConfigError, PlanError
-from fleet_protocol.messages import DeviceStatus
+from fleet_protocol.messages import DeviceStatus, parse_server_message
+from fleet_protocol.topics import Topics
 from tests.broker_server.artifacts import ARCH, export_tiny, tiny_layout
 from tests.broker_server.peer import profile
 
@@ -127,11 +133,60 @@ def test_an_unknown_strategy_is_named_with_a_suggestion():
         STRATEGIES["mine"] = None
 
 
-def test_the_learning_rate_steps_after_a_milestone():
-    """METHODS H11: milestone 150 first acts in round 151."""
-    train = TrainConfig(learning_rate=0.1, milestones=(150, 250), factor=0.1)
-    rates = [train.rate_after(number - 1) for number in (150, 151, 251)]
-    assert rates == pytest.approx([0.1, 0.01, 0.001])
+class Letterbox:
+    """Keeps what is published instead of sending it."""
+
+    def __init__(self):
+        self.payloads = []
+
+    def publish(self, _topic, payload, **_options):
+        self.payloads.append(payload)
+
+
+@pytest.fixture
+def offered_rates(artifacts, tmp_path):
+    """From the text of a fleet.toml and numbers of rounds to the learning rates in the offers a device would get."""
+
+    def rates(train, numbers):
+        text = f"""
+fleet = "lab"
+model = {{ artifacts = "{artifacts}", arch = "{ARCH}" }}
+[round]
+rounds = 2000
+[train]
+{train}
+"""
+        config = parse_config(text, FleetConfig, source="fleet.toml")
+        context = prepare_run("run", config, load_artifacts(artifacts, ARCH, chunk_bytes=CHUNK))
+        blobs = BlobStore(tmp_path / "blobs")
+        start = first_version(context, blobs)
+        chosen = [Assignment("a", context.tiers[0])]
+        letters = Letterbox()
+        for number in numbers:
+            record, tasks = plan_round(context, chosen, replace(start, number=number - 1), number, blobs)
+            collection = open_collection(
+                context, tasks, kind="train", quorum=1, closed_rounds=record.version, deadline=60.0
+            )
+            Post(letters, Topics("lab")).offer(tasks[0], collection.train, 1.0)
+        return [parse_server_message(payload).train.learning_rate for payload in letters.payloads]
+
+    return rates
+
+
+def test_the_learning_rate_steps_after_a_milestone(offered_rates):
+    """METHODS H11 for HeteroFL: milestone 150 first acts in the offers of round 151."""
+    train = "learning_rate = 0.1\nmilestones = [150, 250]\nfactor = 0.1"
+    rates = offered_rates(train, (1, 150, 151, 250, 251))
+    assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001])
+
+
+def test_the_learning_rate_steps_before_a_round_where_asked(offered_rates):
+    """METHODS H11 for FedRolex: milestone 800 already acts in the offers of round 800, and with ``after`` in 801."""
+    train = "learning_rate = 2e-4\nmilestones = [800, 1200]\nfactor = 0.25\n"
+    before = offered_rates(train + 'schedule = "before"', (799, 800, 1199, 1200))
+    assert before == pytest.approx([2e-4, 5e-5, 5e-5, 1.25e-5])
+    after = offered_rates(train + 'schedule = "after"', (800, 801, 1200, 1201))
+    assert after == pytest.approx([2e-4, 5e-5, 5e-5, 1.25e-5])
 
 
 def test_a_wrong_configuration_names_the_key():
@@ -156,6 +211,8 @@ arch = "conv"
 weights = "/abs/w.safetensors"
 [evaluation]
 data = {kind = "idx", path = "x", labels = "y"}
+tiers = ["w1.00-d2"]
+tier_data = {"w1.00-d2" = {kind = "npz", path = "z"}}
 """
     config = parse_config(text, FleetConfig, source="f").relative_to(tmp_path)
     assert config.store == tmp_path / "runs"
@@ -163,6 +220,24 @@ data = {kind = "idx", path = "x", labels = "y"}
     assert config.model.artifacts == tmp_path / "artifacts"
     assert str(config.model.weights) == "/abs/w.safetensors"
     assert (config.evaluation.data.path, config.evaluation.data.labels) == (tmp_path / "x", tmp_path / "y")
+    assert config.evaluation.data_of("w1.00-d2").path == tmp_path / "z"
+    assert config.evaluation.data_of("w1.00-d4") == config.evaluation.data
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ('tiers = ["w1.00-d2"]', "go with evaluation.data"),
+        (
+            'data = {kind = "npz", path = "x"}\ntier_data = {"w1.00-d2" = {kind = "npz", path = "z"}}',
+            "name it in evaluation.tiers",
+        ),
+    ],
+)
+def test_a_test_set_that_nobody_is_judged_on_is_refused(table, message):
+    """Tiers need a test set, and a test set of a tier needs the tier."""
+    with pytest.raises(ConfigError, match=message):
+        parse_config(f'fleet = "l"\n[model]\narch = "c"\n[evaluation]\n{table}', FleetConfig, source="f")
 
 
 def test_incomplete_artifacts_are_an_error_that_says_what_to_do(tmp_path):

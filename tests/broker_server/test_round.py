@@ -6,13 +6,20 @@ import contextlib
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from broker_server.artifacts import load_artifacts
+from broker_server.evaluation import Evaluator
+from broker_server.statistics import over_batches
 from broker_server.store import Store, TaskPhase
 from broker_server.tensors import open_tensors
+from broker_server.test_set import load_test_set
 from fleet_protocol import control
 from fleet_protocol.errors import ConfigError, RefusalReason
 from fleet_protocol.weights import encode_weights
-from tests.broker_server.artifacts import export_tiny, tiny_layout, tiny_weights
+from models.plan import compile_plan, make_plan
+from shoal_cli.main import app
+from tests.broker_server.artifacts import ARCH, export_tiny, tiny_layout, tiny_weights
 from tests.broker_server.peer import Peer, honest, profile
 
 
@@ -141,6 +148,44 @@ def test_a_run_of_the_smallest_tier_is_judged_by_that_tier(url, config, running,
     store.close()
     kept = {path.name for path in (settings.store / "blobs" / "objects").rglob("*") if path.is_file()}
     assert kept == {item.digest for item in versions} | {versions[1].statistics_digest}
+
+
+def test_further_tiers_are_judged_beside_the_whole_model(url, config, running, fleet, tmp_path, test_set):
+    """Each as its devices are sent it, one on samples of its own; the record, the events and `shoal rounds` tell."""
+    small = "w0.50-d1"
+    with np.load(test_set) as file:
+        np.savez(tmp_path / "few.npz", x=file["x"][:7], y=file["y"][:7])
+    own = {"kind": "npz", "path": tmp_path / "few.npz"}
+    settings = config(
+        evaluation={"statistics": "server-batch", "tiers": ("w1.00-d1", small), "tier_data": {small: own}}
+    )
+    with Peer(fleet, "d", url, honest()):
+        finished = running(settings, url).wait()
+    found = finished.evaluation.tiers
+    assert {tier: item.examples for tier, item in found.items()} == {"w1.00-d1": 40, small: 7}
+    assert found["w1.00-d1"].accuracy == finished.evaluation.accuracy
+    artifacts = load_artifacts(settings.model.artifacts, ARCH, chunk_bytes=1024)
+    tier = artifacts.tiers[small]
+    data = load_test_set(settings.evaluation.data_of(small), tier.manifest)
+    store = Store(settings.store, read_only=True)
+    digest = store.version(finished.run).digest
+    (record,) = store.rounds(finished.run)
+    store.close()
+    weights = open_tensors(settings.store / "blobs" / "objects" / digest[:2] / digest)
+    cut = compile_plan(artifacts.layout, make_plan(artifacts.layout, tier.tier)).slice(weights)
+    statistics = over_batches(tier, cut, data, batch_size=settings.train.batch_size, threads=1)
+    assert found[small] == Evaluator(tier, data, batch_size=256, threads=1).evaluate(cut, statistics)
+    assert record.evaluation == finished.evaluation
+    shown = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["rounds", "--store", str(settings.store)]).stdout
+    assert small in shown
+    assert f"{found[small].accuracy:.4f}" in shown
+
+
+def test_statistics_are_asked_for_one_tier_alone(url, config, running, fleet):
+    """To judge several tiers of a model with static batch norm the server's own batches have to do."""
+    server = running(config(evaluation={"tiers": ("w0.50-d1",)}), url)
+    with pytest.raises(ConfigError, match=r'evaluation\.statistics = "server-batch"'):
+        server.wait()
 
 
 def test_judging_a_tier_that_is_not_exported_is_an_error(url, config, running, fleet):

@@ -9,6 +9,7 @@ import pytest
 
 from broker_server.machine import RoundEvent, RoundState, RoundTransitionError
 from broker_server.store import RoundRecord, RunRecord, Store, TaskPhase, TaskRecord, VersionRecord
+from fleet_protocol.control import VersionEvaluation
 from fleet_protocol.errors import RefusalReason, StorageError
 from fleet_protocol.messages import BlobRef, DeviceStatus, Evaluation
 from tests.broker_server.peer import profile
@@ -46,7 +47,8 @@ def test_records_come_back_as_they_were(begun):
     record, tasks = add_round(begun)
     assert begun.last_round("r1") == record
     assert begun.tasks("r1", 1) == tasks
-    judged = Evaluation(examples=3, loss=0.5, accuracy=0.25)
+    own = Evaluation(examples=3, loss=0.5, accuracy=0.25)
+    judged = VersionEvaluation(**own.model_dump(), tiers={"w0.50-d1": own})
     begun.receive("t1-a", "c" * 64, 77, metrics())
     begun.add_version(VersionRecord("r1", 1, 1, "d" * 64, None, None, 2.0, None), ["t1-a"])
     begun.judge_version("r1", 1, statistics="e" * 64, evaluation=judged)

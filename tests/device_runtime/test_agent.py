@@ -17,7 +17,14 @@ from fleet_protocol.weights import decode_weights, read_metadata
 from tests.brokers import TestBroker, embedded_broker, mosquitto_broker
 from tests.device_runtime.device_process import DeviceProcess
 from tests.device_runtime.scripted_server import ScriptedServer, scripted_server
-from tests.device_runtime.tiny_set import TinySet, broken_train_graph, initial_weights, samples, write_tiny_set
+from tests.device_runtime.tiny_set import (
+    TinySet,
+    broken_train_graph,
+    initial_weights,
+    overflowing_weights,
+    samples,
+    write_tiny_set,
+)
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +39,10 @@ def broker(request, tmp_path_factory) -> Iterator[TestBroker]:
 
 
 @contextlib.contextmanager
-def running_device(tmp_path: Path, url: str, *, data=None, scale=1.0, **options) -> Iterator[DeviceProcess]:
+def running_device(tmp_path: Path, url: str, *, data=None, **options) -> Iterator[DeviceProcess]:
     x, y = data or samples(50)
     np.savez(tmp_path / "data.npz", x=x, y=y)
-    device = DeviceProcess(tmp_path, url, {"kind": "npz", "path": "data.npz", "scale": scale}, **options)
+    device = DeviceProcess(tmp_path, url, {"kind": "npz", "path": "data.npz"}, **options)
     device.start()
     try:
         yield device
@@ -106,7 +113,7 @@ def test_a_broker_that_dies_in_mid_task(tmp_path, broker, tiny):
         device.wait_log("computed ")
         broker.start()
         server.wait_update("t1")
-        device.wait_log("the server has the update")
+        device.wait_log("state=idle", times=2)
         assert device.states()[-4:] == ["training", "uploading", "dropping", "idle"]
         assert server.statuses[-1].online
 
@@ -177,7 +184,7 @@ def test_cancel_and_newer_rounds_end_a_task_at_once(tmp_path, one_broker, tiny):
         device.wait_log("ignored an offer of the earlier round 4")
         server.offer(device.id, choice, task="t3", round=6)
         server.wait_update("t3")
-        device.wait_log("the server has the update")
+        device.wait_log("state=idle", times=4)
         chain = " ".join(device.states())
         assert chain == (
             "starting probing idle fetching training dropping idle fetching training dropping idle "
@@ -255,8 +262,8 @@ def test_data_that_does_not_fit_is_refused_with_its_path(tmp_path, one_broker, t
 
 def test_a_loss_that_is_not_finite_is_refused(tmp_path, one_broker, tiny):
     """NaN is reported with its round and step, and the device lives on."""
-    with fleet(tmp_path, one_broker, tiny, scale=1e30) as (server, device):
-        server.offer(device.id, tiny.choice(initial_weights()), round=9)
+    with fleet(tmp_path, one_broker, tiny) as (server, device):
+        server.offer(device.id, tiny.choice(overflowing_weights()), round=9)
         refusal = server.wait_message(Refuse)
         assert refusal.reason is RefusalReason.FAILED
         assert "the loss is nan in round 9 at step 1" in refusal.detail

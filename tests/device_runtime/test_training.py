@@ -31,6 +31,7 @@ from tests.device_runtime.tiny_set import (
     TinySet,
     broken_train_graph,
     initial_weights,
+    overflowing_weights,
     reference_step,
     samples,
     write_tiny_set,
@@ -191,9 +192,9 @@ def test_absent_labels_do_not_move_their_rows(tiny):
 def test_loss_that_is_not_finite_is_refused_by_round_and_step(tiny):
     """A NaN loss ends the task with the place where it happened."""
     x, y = samples(24)
-    data = make_dataset("tiny.npz", x, y, scale=1e30)
+    data = make_dataset("tiny.npz", x, y)
     session = TrainSession(tiny.manifest, tiny.graph("onnx/train"))
-    session.load(initial_weights())
+    session.load(overflowing_weights())
     with pytest.raises(RefusedError, match="loss is nan in round 5 at step 1") as caught:
         train(session, tiny.manifest, data, np.arange(24), _settings(), 5, report=lambda _: None, stopped=lambda: False)
     assert caught.value.reason is RefusalReason.FAILED

@@ -76,6 +76,15 @@ def initial_weights(seed: int = 0) -> Arrays:
     return {name: draw.normal(0, 0.1, shape).astype(np.float32) for name, shape in PARAMETERS.items()}
 
 
+def overflowing_weights() -> Arrays:
+    """Weights whose logits overflow: infinity minus infinity is not a number on every processor.
+
+    Huge samples are not enough. Their variance overflows too, and the square root of infinity is infinity on one
+    processor and not a number on another whose vector unit computes x times 1 / sqrt(x).
+    """
+    return {name: np.full(shape, 3e38, np.float32) for name, shape in PARAMETERS.items()}
+
+
 def samples(count: int = 50, seed: int = 0, classes: int = CLASSES) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Blobs of points, one per label, that the model can learn."""
     draw = np.random.default_rng(seed)

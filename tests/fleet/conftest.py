@@ -98,7 +98,7 @@ def start_accuracy(config: FleetConfig) -> float:
     artifacts = load_artifacts(config.model.artifacts, config.model.arch, chunk_bytes=config.round.chunk_bytes)
     layout, judged = artifacts.layout, artifacts.tiers[config.evaluation.tier or artifacts.full.tier.id]
     weights = compile_plan(layout, make_plan(layout, judged.tier)).slice(artifacts.initial_weights())
-    data = load_test_set(config.evaluation.data, layout)
+    data = load_test_set(config.evaluation.data, judged.manifest)
     return Evaluator(judged, data, batch_size=256, threads=1).evaluate(weights, {}).accuracy
 
 
