@@ -15,6 +15,7 @@ from broker_server.config import FleetConfig
 from broker_server.store import DeviceRecord, EventRecord, RoundRecord, RunRecord, Store, TaskPhase, TaskRecord
 from fleet_protocol.control import VersionEvaluation
 from fleet_protocol.errors import ConfigError
+from fleet_protocol.messages import Evaluation
 
 __all__ = ["DeviceView", "RoundView", "StatusView", "devices", "find_run", "log", "plain", "rounds", "status"]
 
