@@ -212,7 +212,7 @@ class VirtualDesk:
     def _finished(self, task: OpenTask, result: Finished) -> None:
         record, update = task.record, result.update
         try:
-            check_update(self._updates.path(update.digest).read_bytes(), record, task.manifest)
+            check_update(self._updates.path(update.digest).read_bytes(), record, task.manifest, task.stays)
         except RefusedError as error:
             self._settle(task, TaskPhase.REFUSED, error.reason, str(error))
             return
