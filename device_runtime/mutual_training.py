@@ -1,6 +1,6 @@
 """Epochs of mutual learning on a device (METHODS 5.3): a personal model and a meme teach each other.
 
-Orders and random numbers are those of `device_runtime.training`: ``sample_order`` and ``draw_noise``, the personal
+Orders and random numbers are those of `device_runtime.training`: ``training_batch`` and ``draw_noise``, the personal
 model's layers before the meme's. There is no label mask: the losses are those of the paper.
 """
 
@@ -22,6 +22,7 @@ from device_runtime.training import (
     counted_labels,
     draw_noise,
     passes,
+    training_batch,
 )
 from fleet_protocol.errors import DataError, RefusalReason, RefusedError
 from fleet_protocol.messages import MutualSettings, TrainSettings
@@ -84,7 +85,7 @@ def train_mutual(
         for number, indices in enumerate(planned):
             if stopped():
                 raise TaskStopped
-            x, y = data.batch(indices, manifest.meme.input_dtype)
+            x, y = training_batch(data, indices, manifest.meme.input_dtype, settings.seed, round_number, epoch, number)
             noise = draw_noise(manifest.noise, settings.seed, round_number, epoch, number, len(indices))
             losses = session.step(x, y, mutual.alpha, mutual.beta, settings.learning_rate, noise)
             step += 1

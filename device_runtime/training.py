@@ -12,8 +12,10 @@ samples alone, so that a simulation reproduces a device bit by bit:
 - ``draw_noise(layers, seed, round, epoch, step, count)``: what the layers of a model draw at random in one step, from
   ``PCG64(SeedSequence([seed, round, epoch, step], spawn_key=(1,)))``: one generator for the layers in manifest order,
   ``random((count, *shape), float32)`` each; steps count from 0 within an epoch. Evaluation draws nothing.
+- ``training_batch(...)``: the samples of a step. With ``augment`` in the board's ``[data]`` they are changed at random,
+  by what `device_runtime.data.augment` draws from ``PCG64(SeedSequence([seed, round, epoch, step], spawn_key=(2,)))``.
 - a statistics task takes the order of epoch 0 and drops a last batch of one sample, whose unbiased variance is
-  undefined (METHODS 1.6).
+  undefined (METHODS 1.6). Its samples are those of the steps of a training with the same seed, changes included.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.backends.session import ForwardSession, TrainSession
+from device_runtime.data.augment import crop_flip
 from device_runtime.data.dataset import DataSet
 from fleet_protocol.errors import DataError, RefusalReason, RefusedError
 from fleet_protocol.manifest import Manifest, NoiseSpec
@@ -53,6 +56,7 @@ __all__ = [
     "sample_order",
     "self_test",
     "train",
+    "training_batch",
     "training_mask",
 ]
 
@@ -179,6 +183,30 @@ def draw_noise(
     return {layer.name: generator.random((count, *layer.shape), np.float32) for layer in layers}
 
 
+def training_batch(
+    data: DataSet, indices: Indices, dtype: str, seed: int, round_number: int, epoch: int, step: int
+) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """The samples and labels of one training step (see the module's text).
+
+    Args:
+        data: the board's samples.
+        indices: of the batch, ``[B]``.
+        dtype: ``float32`` or ``int64``, as the model takes samples.
+        seed: of the offer.
+        round_number: number of the round, from 1.
+        epoch: from 0.
+        step: within the epoch, from 0.
+
+    Returns:
+        Samples ``[B, ...]`` and labels ``[B]`` (or ``[B, T]``), both new arrays.
+    """
+    x, y = data.batch(indices, dtype)
+    if data.augment == "none":
+        return x, y
+    sequence = np.random.SeedSequence([seed, round_number, epoch, step], spawn_key=(2,))
+    return crop_flip(x, data.normal_black, np.random.Generator(np.random.PCG64(sequence))), y
+
+
 def counted_labels(y: NDArray[np.int64]) -> int:
     """How many labels count: all but the negative ones."""
     return int(np.count_nonzero(y >= 0))
@@ -275,7 +303,7 @@ def train(
         for number, indices in enumerate(planned):
             if stopped():
                 raise TaskStopped
-            x, y = data.batch(indices, manifest.input_dtype)
+            x, y = training_batch(data, indices, manifest.input_dtype, settings.seed, round_number, epoch, number)
             noise = draw_noise(manifest.noise, settings.seed, round_number, epoch, number, len(indices))
             loss = session.step(x, y, mask, settings.learning_rate, noise)
             step += 1
@@ -380,12 +408,12 @@ def measure(
     order = chosen[sample_order(settings.seed, round_number, 0, len(chosen))]
     sums: dict[str, NDArray[np.float64]] = {}
     count = 0
-    for indices in batches(order, settings.batch_size):
+    for number, indices in enumerate(batches(order, settings.batch_size)):
         if stopped():
             raise TaskStopped
         if len(indices) == 1:
             continue
-        x, _ = data.batch(indices, manifest.input_dtype)
+        x, _ = training_batch(data, indices, manifest.input_dtype, settings.seed, round_number, 0, number)
         for name, value in session.statistics(x).items():
             sums[name] = sums[name] + value if name in sums else value.astype(np.float64)
         count += 1

@@ -23,6 +23,7 @@ from broker_server.config import (
     TiersConfig,
     TrainConfig,
 )
+from device_runtime.data import Augment
 from fleet_protocol.frozen import FrozenModel
 from simulation.clock import ClockConfig
 
@@ -100,7 +101,7 @@ class DataTable(FrozenModel):
     options: Mapping[str, Any] = Field(default_factory=dict)
     train_limit: int | None = Field(default=None, ge=1)
     test_limit: int | None = Field(default=None, ge=1)
-    augment: Literal["none", "crop-flip"] = "none"
+    augment: Augment = "none"
 
 
 class PartitionTable(FrozenModel):

@@ -30,6 +30,7 @@ class Dataset:
         tokens: number of token ids, the size of a model's embedding; 0 for what is no text.
         train_group: who recorded or holds each training sample, int64 [n], 0-based; None if nobody in particular.
         test_group: the same for the test samples, int64 [m].
+        black: of images, what a black pixel is among the samples; a number, or one per channel.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Dataset:
     tokens: int = 0
     train_group: NDArray[np.int64] | None = None
     test_group: NDArray[np.int64] | None = None
+    black: float | tuple[float, ...] = 0.0
 
     @property
     def input_shape(self) -> tuple[int, ...]:

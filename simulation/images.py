@@ -17,13 +17,12 @@ from numpy.typing import NDArray
 from fleet_protocol.errors import DataError
 from simulation.dataset import Dataset, dataset_folder, evenly, read_arrays
 
-__all__ = ["augment_cifar10", "cifar10", "digits", "mnist", "read_idx"]
+__all__ = ["cifar10", "digits", "mnist", "read_idx"]
 
 _IDX_TYPES: Mapping[int, np.dtype[Any]] = MappingProxyType({0x08: np.dtype(np.uint8), 0x0D: np.dtype(">f4")})
 _MNIST_MEAN, _MNIST_STD = 0.1307, 0.3081
 _CIFAR_MEAN, _CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 _CIFAR_SIDE = 32
-_CROP_PADDING = 4
 _DIGITS_TEST_SHARE = 0.2
 
 
@@ -96,13 +95,14 @@ def mnist(root: Path | None, *, limit: int | None = None) -> Dataset:
         images /= _MNIST_STD
         return images, labels[kept].astype(np.int64)
 
-    return Dataset("mnist", *split("train"), *split("t10k"), 10)
+    black = -np.float32(_MNIST_MEAN) / np.float32(_MNIST_STD)
+    return Dataset("mnist", *split("train"), *split("t10k"), 10, black=float(black))
 
 
 def cifar10(root: Path | None, *, limit: int | None = None) -> Dataset:
     """Load CIFAR-10 from one npz file of JPEG images for each split; needs Pillow.
 
-    Image i of a file is ``jpeg[offset[i]:offset[i + 1]]``. The images are not augmented: see `augment_cifar10`.
+    Image i of a file is ``jpeg[offset[i]:offset[i + 1]]``.
 
     Args:
         root: folder that holds ``cifar10/``.
@@ -129,36 +129,8 @@ def cifar10(root: Path | None, *, limit: int | None = None) -> Dataset:
         images /= np.array(_CIFAR_STD, np.float32)[:, None, None]
         return images, label[kept].astype(np.int64)
 
-    return Dataset("cifar10", *split("train"), *split("test"), 10)
-
-
-def augment_cifar10(images: NDArray[np.float32], seed: int) -> NDArray[np.float32]:
-    """Crop and flip normalised CIFAR-10 images at random, as HeteroFL's training does.
-
-    Each image is padded by 4 black pixels on all sides, cropped to its size at a random place, and mirrored with
-    probability 1/2.
-
-    Args:
-        images: what `cifar10` returned, float32 [n, 3, 32, 32].
-        seed: of the draw; take another for each epoch.
-
-    Returns:
-        New images, float32 of the same shape.
-    """
-    rng = np.random.default_rng(seed)
-    count, channels, height, width = images.shape
-    padded = np.empty((count, channels, height + 2 * _CROP_PADDING, width + 2 * _CROP_PADDING), np.float32)
-    # Black, as it looks after normalisation.
-    padded[:] = (-np.array(_CIFAR_MEAN) / np.array(_CIFAR_STD)).astype(np.float32)[:, None, None]
-    padded[:, :, _CROP_PADDING:-_CROP_PADDING, _CROP_PADDING:-_CROP_PADDING] = images
-    down, right = rng.integers(0, 2 * _CROP_PADDING + 1, (2, count))
-    rows = down[:, None] + np.arange(height)
-    columns = right[:, None] + np.arange(width)
-    flipped = rng.random(count) < 0.5
-    columns[flipped] = columns[flipped, ::-1]
-    sample, channel = np.arange(count)[:, None, None, None], np.arange(channels)[:, None, None]
-    cropped: NDArray[np.float32] = padded[sample, channel, rows[:, None, :, None], columns[:, None, None, :]]
-    return cropped
+    black = -np.array(_CIFAR_MEAN, np.float32) / np.array(_CIFAR_STD, np.float32)
+    return Dataset("cifar10", *split("train"), *split("test"), 10, black=tuple(black.tolist()))
 
 
 def _decoded(code: bytes, what: str) -> NDArray[np.uint8]:

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.data import DataSet
+from device_runtime.data import Augment, DataSet
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.blobs import storage_error
 from fleet_protocol.errors import ConfigError, DataError
@@ -125,15 +125,17 @@ class VirtualData:
         DataError: a file is missing or damaged.
     """
 
-    def __init__(self, folder: Path, parts: Path, augment: str = "none") -> None:
+    def __init__(self, folder: Path, parts: Path, augment: Augment = "none") -> None:
         try:
             self._x: NDArray[Any] = np.load(folder / "train_x.npy", mmap_mode="r", allow_pickle=False)
             self._y: NDArray[np.int64] = np.load(folder / "train_y.npy", mmap_mode="r", allow_pickle=False)
+            black = np.load(folder / "black.npy", allow_pickle=False)
         except (OSError, ValueError, EOFError) as error:
             raise DataError(f"cannot read the samples in {folder}: {error}; remove the folder") from error
         self._parts = Parts.load(parts)
         self._source = str(folder)
         self._augment = augment
+        self._black: NDArray[np.float32] = black.reshape(-1, *[1] * (self._x.ndim - 2)) if black.ndim else black
 
     def examples(self, index: int) -> int:
         """Number of training samples of a device."""
@@ -149,6 +151,8 @@ class VirtualData:
             scale=1.0,
             mean=np.zeros((), np.float32),
             std=np.ones((), np.float32),
+            augment=self._augment,
+            black=self._black,
         )
 
 
@@ -227,6 +231,7 @@ def _limited(data: Dataset, table: DataTable) -> Dataset:
         data.tokens,
         None if data.train_group is None else data.train_group[train],
         None if data.test_group is None else data.test_group[test],
+        data.black,
     )
 
 
@@ -290,8 +295,10 @@ def _key(facts: Mapping[str, Any], name: str) -> str:
 
 
 def _write_data(folder: Path, data: Dataset) -> None:
-    if (folder / "test.npz").is_file():  # the last of the three
+    if all((folder / name).is_file() for name in ("black.npy", "test.npz")):  # the first and the last
         return
+    black = np.asarray(data.black, np.float32)
+    _save(folder / "black.npy", lambda file: np.save(file, black))
     _save(folder / "train_x.npy", lambda file: np.save(file, data.train_x))
     _save(folder / "train_y.npy", lambda file: np.save(file, data.train_y))
     _save(folder / "test.npz", lambda file: np.savez(file, x=data.test_x, y=data.test_y))

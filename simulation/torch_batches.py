@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from device_runtime.data.dataset import DataSet
-from device_runtime.training import Indices, draw_noise
+from device_runtime.training import Indices, draw_noise, training_batch
 from fleet_protocol.manifest import Manifest, NoiseSpec
 from fleet_protocol.messages import TrainSettings
 
@@ -172,8 +172,16 @@ def _batches(
         dtype: of the samples.
         layers: that need noise.
     """
-    x, y = job.data.batch(np.concatenate(plan), dtype)
     shape = (len(plan), len(plan[0]))
+    if job.data.augment == "none":
+        x, y = job.data.batch(np.concatenate(plan), dtype)  # at once what `training_batch` does step by step
+    else:
+        seed = job.settings.seed
+        made = [
+            training_batch(job.data, indices, dtype, seed, job.round, epoch, step)
+            for step, indices in zip(steps, plan, strict=True)
+        ]
+        x, y = np.concatenate([x for x, _ in made]), np.concatenate([y for _, y in made])
     draws = [draw_noise(layers, job.settings.seed, job.round, epoch, step, shape[1]) for step in steps]
     noise = tuple(np.stack([draw[spec.name] for draw in draws]) for spec in layers)
     return _Batches(x.reshape(*shape, *x.shape[1:]), y.reshape(*shape, *y.shape[1:]), noise)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
+from device_runtime.data import Augment
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import BlobRef, TaskMetrics, TrainSettings
 
@@ -40,7 +41,7 @@ class WorkerSetup(FrozenModel):
     updates: Path
     devices: Path
     holdout: float = 0.0
-    augment: str = "none"
+    augment: Augment = "none"
     backend: Literal["onnx", "torch"] = "onnx"
     device: Literal["cpu", "cuda"] = "cpu"
     settings: str = "{}"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from device_runtime.data.augment import Augment
 from device_runtime.data.config import CsvData, DataConfig, IdxData, ImagesData, NpzData, PythonData
 from device_runtime.data.dataset import DataSet, make_dataset
 from device_runtime.data.readers import read_csv, read_idx, read_images, read_npz, read_python
 
 __all__ = [
+    "Augment",
     "CsvData",
     "DataConfig",
     "DataSet",
@@ -48,4 +50,6 @@ def load_data(config: DataConfig) -> DataSet:
         mean=config.mean,
         std=config.std,
         classes=config.classes,
+        augment=config.augment,
+        black=config.black,
     )

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, JsonValue
 from typing_extensions import Self
 
+from device_runtime.data.augment import Augment
 from fleet_protocol.frozen import FrozenModel
 
 __all__ = ["CsvData", "DataConfig", "IdxData", "ImagesData", "NpzData", "PythonData"]
@@ -29,6 +30,9 @@ class _Data(FrozenModel):
         std: divides last; a number, or one per channel.
         classes: number of labels, checked when the data is read; without it labels are checked when a task names a
             model.
+        augment: random changes to the samples of every training step, never to those that are evaluated:
+            ``crop-flip`` pads images by 4 black pixels, crops them at a random place and mirrors every other one.
+        black: a black pixel as the source has it, before scaling; a number, or one per channel.
     """
 
     shape: tuple[Annotated[int, Field(ge=1)], ...] | None = None
@@ -36,6 +40,8 @@ class _Data(FrozenModel):
     mean: PerChannel = 0.0
     std: Positive | tuple[Positive, ...] = 1.0
     classes: int | None = Field(default=None, ge=1)
+    augment: Augment = "none"
+    black: PerChannel = 0.0
 
     def resolved(self, base: Path) -> Self:
         """The same source with relative paths taken from ``base``."""

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from device_runtime.data.augment import Augment
 from fleet_protocol.errors import DataError
 
 __all__ = ["DataSet", "make_dataset"]
 
+_IMAGES = 4  # dimensions of the samples: which, channels, height, width
 _CHECK_ROWS = 4096  # values are looked at in pieces, so that a check needs no second copy of the data
 
 
@@ -28,6 +30,11 @@ class DataSet:
         scale: factor of every value.
         mean: subtracted after scaling, broadcast against one sample.
         std: divides last, broadcast against one sample.
+        augment: random changes to the samples of a training step; see `device_runtime.data.augment`.
+        black: a black pixel among the raw samples, broadcast against one sample.
+
+    Raises:
+        DataError: the samples are no images, and are to be changed as such.
     """
 
     source: str
@@ -36,6 +43,15 @@ class DataSet:
     scale: float
     mean: NDArray[np.float32]
     std: NDArray[np.float32]
+    augment: Augment = "none"
+    black: NDArray[np.float32] = field(default_factory=lambda: np.zeros((), np.float32))
+
+    def __post_init__(self) -> None:
+        if self.augment != "none" and self.x.ndim != _IMAGES:
+            raise DataError(
+                f'[data] augment = "{self.augment}" is for images [channels, height, width]; samples in {self.source} '
+                f"have shape {list(self.x.shape[1:])}; set `shape`, or leave augment out"
+            )
 
     def __len__(self) -> int:
         return len(self.y)
@@ -51,16 +67,24 @@ class DataSet:
             Samples ``[B, ...]`` and labels ``[B]`` (or ``[B, T]``), both new arrays.
         """
         rows = self.x[indices]
-        if dtype == "float32":
-            values = rows.astype(np.float32)
-            if self.scale != 1:
-                values *= np.float32(self.scale)
-            if self.mean.any():
-                values -= self.mean
-            if (self.std != 1).any():
-                values /= self.std
-            return values, self.y[indices]
-        return rows.astype(np.int64), self.y[indices]
+        values = self._normalised(rows.astype(np.float32)) if dtype == "float32" else rows.astype(np.int64)
+        return values, self.y[indices]
+
+    @property
+    def normal_black(self) -> NDArray[np.float32]:
+        """A black pixel as it is in a batch, bit by bit, float32 that broadcasts against one sample."""
+        shape = (self.x.shape[1], *[1] * (self.x.ndim - 2))
+        return self._normalised(np.broadcast_to(self.black, shape).copy())
+
+    def _normalised(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Scale and shift in place."""
+        if self.scale != 1:
+            values *= np.float32(self.scale)
+        if self.mean.any():
+            values -= self.mean
+        if (self.std != 1).any():
+            values /= self.std
+        return values
 
     def check(self, shape: Sequence[int], dtype: str, classes: int, label_shape: Sequence[int] = ()) -> None:
         """See that a model can take these samples.
@@ -87,6 +111,10 @@ class DataSet:
         check_labels(self.source, self.y, classes)
         if dtype == "int64" and not np.issubdtype(self.x.dtype, np.integer):
             raise DataError(f"samples in {self.source} are {self.x.dtype}, the model takes integer tokens")
+        if dtype == "int64" and self.augment != "none":
+            raise DataError(
+                f'the model takes tokens, but [data] augment = "{self.augment}" is for images; leave it out'
+            )
 
 
 def check_labels(source: str, y: NDArray[np.int64], classes: int) -> None:
@@ -132,6 +160,8 @@ def make_dataset(
     mean: float | Sequence[float] = 0.0,
     std: float | Sequence[float] = 1.0,
     classes: int | None = None,
+    augment: Augment = "none",
+    black: float | Sequence[float] = 0.0,
 ) -> DataSet:
     """Check what a source delivered.
 
@@ -144,9 +174,12 @@ def make_dataset(
         mean: subtracted after scaling; a number or one per channel.
         std: divides last; a number or one per channel.
         classes: number of labels, where it is known.
+        augment: random changes to the samples of a training step.
+        black: a black pixel among the raw samples; a number or one per channel.
 
     Raises:
-        DataError: empty, lengths that differ, wrong types, labels outside their range, values that are not finite.
+        DataError: empty, lengths that differ, wrong types, labels outside their range, values that are not finite, or
+            no images where images are to be changed.
     """
     if x.ndim < 1 or y.ndim not in (1, 2):
         raise DataError(
@@ -180,4 +213,6 @@ def make_dataset(
         scale=scale,
         mean=_per_channel(source, "mean", mean, x.shape[1:]),
         std=_per_channel(source, "std", std, x.shape[1:]),
+        augment=augment,
+        black=_per_channel(source, "black", black, x.shape[1:]),
     )

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -23,7 +24,7 @@ from fleet_protocol.errors import ConfigError, DataError, PlanError
 from shoal_cli.local_fleet import LocalDevice, LocalFleet
 from simulation.engines.local import LocalEngine, WorkerDiedError
 from simulation.history import read_devices, read_history
-from simulation.preparing import Parts, prepare
+from simulation.preparing import Parts, VirtualData, prepare
 from simulation.runner import simulate
 from simulation.work import WorkerSetup, WorkItem, WorkOrder
 from tests.brokers import embedded_broker
@@ -61,6 +62,19 @@ def test_history_and_learning(straight):
     totals = [row.simulated_total for row in straight.rounds]
     assert totals == sorted(totals)
     assert totals[0] == straight.rounds[0].simulated_seconds > 0
+
+
+def test_virtual_devices_change_their_images_as_boards_do(cache, tmp_path):
+    """[data] augment reaches every device's samples, with the black of the data set."""
+    config = settings(tmp_path / "out", cache, data={"augment": "crop-flip"})
+    prepared = prepare(config)
+    data = VirtualData(prepared.data, prepared.parts, config.data.augment).of(2)
+    assert data.augment == "crop-flip"
+    np.testing.assert_array_equal(data.normal_black, np.zeros((1, 1, 1), np.float32))
+    normalised = shutil.copytree(prepared.data, tmp_path / "data")
+    np.save(normalised / "black.npy", np.array([-1.5], np.float32))
+    data = VirtualData(normalised, prepared.parts, "crop-flip").of(2)
+    assert data.normal_black.tolist() == [[[-1.5]]]
 
 
 def test_a_fleet_and_a_simulation_agree(cache, tmp_path):

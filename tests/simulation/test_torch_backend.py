@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from device_runtime.backends import ForwardSession, TrainSession
 from device_runtime.data import make_dataset
-from device_runtime.training import batches, measure, train
+from device_runtime.training import Statistics, batches, measure, train
 from fleet_protocol.errors import ConfigError, DataError, RefusalReason, RefusedError
 from fleet_protocol.manifest import Manifest, parse_manifest
 from fleet_protocol.messages import MutualSettings, TrainSettings
@@ -84,6 +84,12 @@ class Exported:
         )
         return TorchResult({name: value.copy() for name, value in session.parameters().items()}, result)
 
+    def statistics_on_a_board(self, job: TorchJob) -> tuple[Statistics, int]:
+        """What a device measures."""
+        session = ForwardSession(self.manifest, self.graph("onnx/stats"), job.weights)
+        arguments = (self.manifest, job.data, job.chosen, job.settings, job.round)
+        return measure(session, *arguments, stopped=lambda: False)
+
 
 def export(name: str, folder: Path, *, recipe: Recipe | None = None, **settings) -> Exported:
     arch, depth = Registry.zoo().get(name), 2 if "blocks" in TINY[name] and name != "preresnet18" else 1
@@ -138,6 +144,20 @@ def test_devices_end_where_boards_end(request, name, together):
         expected = exported.on_a_board(job)
         assert moved(job, expected) > 100 * TOLERANCE
         assert_alike(result, expected)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_images_change_as_on_a_board(conv, together):
+    """Random crops and mirror images are those of the same step of the same device, in statistics too."""
+    jobs = [conv.job(1), conv.job(2, 14)]
+    changed = [replace(job, data=replace(job.data, augment="crop-flip", black=np.float32(-0.5))) for job in jobs]
+    trainer = conv.trainer(together=together)
+    plain = trainer.train(jobs)
+    for job, result, without in zip(changed, trainer.train(changed), plain, strict=True):
+        assert_alike(result, conv.on_a_board(job))
+        assert abs(result.result.loss - without.result.loss) > 100 * TOLERANCE
+        for name, value in conv.statistics_on_a_board(job)[0].items():
+            np.testing.assert_allclose(trainer.measure(job)[0][name], value, rtol=0, atol=TOLERANCE, err_msg=name)
 
 
 @pytest.mark.slow
@@ -228,9 +248,7 @@ def test_batch_norm_statistics_are_those_of_a_board(conv):
     trainer = conv.trainer()
     trained = trainer.train([job])[0]
     found, count = trainer.measure(job)
-    session = ForwardSession(conv.manifest, conv.graph("onnx/stats"), job.weights)
-    arguments = (conv.manifest, job.data, job.chosen, job.settings, job.round)
-    expected, measured = measure(session, *arguments, stopped=lambda: False)
+    expected, measured = conv.statistics_on_a_board(job)
     assert count == measured == 4
     assert list(found) == list(expected)
     for name, value in expected.items():
