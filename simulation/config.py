@@ -35,6 +35,8 @@ __all__ = [
     "EvaluationTable",
     "ModelTable",
     "PartitionTable",
+    "PersonalModel",
+    "PersonalTable",
     "RecipeTable",
     "RoundTable",
     "SimulationConfig",
@@ -122,6 +124,28 @@ class PartitionTable(FrozenModel):
     seed: int | None = Field(default=None, ge=0)
 
 
+class PersonalModel(FrozenModel):
+    """One entry of ``[[personal.models]]``.
+
+    Attributes:
+        arch: name of an architecture of the zoo, or of ``model.models``.
+        settings: its settings; what follows from the data need not be given.
+    """
+
+    arch: str
+    settings: Mapping[str, Any] = Field(default_factory=dict)
+
+
+class PersonalTable(FrozenModel):
+    """``[personal]``: the devices' own models, for mutual learning (METHODS 5).
+
+    Attributes:
+        models: dealt to the devices in turn.
+    """
+
+    models: tuple[PersonalModel, ...] = Field(min_length=1)
+
+
 class DeviceGroup(FrozenModel):
     """One entry of ``[[devices.types]]``: devices that are alike.
 
@@ -195,7 +219,8 @@ class EvaluationTable(FrozenModel):
     """``[evaluation]``: how the global model is judged; the keys are those of ``fleet.toml``.
 
     Attributes:
-        local: also judge it on every device's own part of the test set, with the device's label mask (METHODS 1.6).
+        local: also judge it on every device's own part of the test set, with the device's label mask (METHODS 1.6);
+            with personal models those are judged there instead.
         holdout: share of every device's samples on which its sub-model is judged after training.
         tier: see `broker_server.config.EvaluationConfig`, as the rest.
         batch_size: samples per call.
@@ -266,6 +291,7 @@ class SimulationConfig(FrozenModel):
         evaluation: how the global model is judged.
         engine: what computes.
         clock: how long the devices would take.
+        personal: the devices' own models, None for methods without.
     """
 
     out: Path = Path("runs/simulation")
@@ -283,6 +309,7 @@ class SimulationConfig(FrozenModel):
     evaluation: EvaluationTable = EvaluationTable()
     engine: EngineTable = EngineTable()
     clock: ClockConfig = ClockConfig()
+    personal: PersonalTable | None = None
 
     def relative_to(self, folder: Path) -> SimulationConfig:
         """The same configuration with its relative paths taken from ``folder``.

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from fleet_protocol.errors import ConfigError
+from simulation.cifar100 import cifar100
 from simulation.dataset import Dataset
 from simulation.images import cifar10, digits, mnist, read_idx
 from simulation.sentences import cola, sst2
@@ -23,6 +24,7 @@ DATASETS: Mapping[str, Callable[..., Dataset]] = MappingProxyType(
         "digits": digits,
         "mnist": mnist,
         "cifar10": cifar10,
+        "cifar100": cifar100,
         "watch": watch,
         "wikitext2": wikitext2,
         "sst2": sst2,

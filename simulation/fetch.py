@@ -82,6 +82,8 @@ ELSEWHERE: Mapping[str, str] = MappingProxyType(
         "digits": "it ships with scikit-learn and needs no file",
         "cifar10": "get it from https://www.cs.toronto.edu/~kriz/cifar.html and store each split as cifar10/train.npz"
         " and test.npz with the arrays jpeg (the JPEG files end to end, uint8), offset (int64) and label (uint8)",
+        "cifar100": "get the binary version from https://www.cs.toronto.edu/~kriz/cifar.html and put train.bin and"
+        " test.bin into cifar100/",
         "watch": "it is part of the seglearn package on PyPI (load_watch); store it as watch/watch.npz with the arrays"
         " signal (recordings end to end, float32 [time, 6]), length, label and subject",
         "wikitext2": "get the WikiText-2 token files from its authors and put wiki.train.tokens, wiki.valid.tokens and"

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from fleet_protocol.errors import DataError
 from simulation.dataset import Dataset, dataset_folder, evenly, read_arrays
 
-__all__ = ["cifar10", "digits", "mnist", "read_idx"]
+__all__ = ["CIFAR_MEAN", "CIFAR_SIDE", "CIFAR_STD", "cifar10", "digits", "mnist", "read_idx"]
 
 _IDX_TYPES: Mapping[int, np.dtype[Any]] = MappingProxyType({0x08: np.dtype(np.uint8), 0x0D: np.dtype(">f4")})
 _MNIST_MEAN, _MNIST_STD = 0.1307, 0.3081
-_CIFAR_MEAN, _CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
-_CIFAR_SIDE = 32
+CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
+CIFAR_SIDE = 32
 _DIGITS_TEST_SHARE = 0.2
 
 
@@ -120,16 +120,16 @@ def cifar10(root: Path | None, *, limit: int | None = None) -> Dataset:
         path = folder / f"{stem}.npz"
         jpeg, offset, label = read_arrays(path, ("jpeg", "offset", "label"))
         kept = evenly(len(label), limit)
-        images = np.empty((len(kept), 3, _CIFAR_SIDE, _CIFAR_SIDE), np.float32)
+        images = np.empty((len(kept), 3, CIFAR_SIDE, CIFAR_SIDE), np.float32)
         for position, index in enumerate(kept):
             code = jpeg[offset[index] : offset[index + 1]].tobytes()
             images[position] = _decoded(code, f"image {index} of {path}").transpose(2, 0, 1)
         images /= 255.0
-        images -= np.array(_CIFAR_MEAN, np.float32)[:, None, None]
-        images /= np.array(_CIFAR_STD, np.float32)[:, None, None]
+        images -= np.array(CIFAR_MEAN, np.float32)[:, None, None]
+        images /= np.array(CIFAR_STD, np.float32)[:, None, None]
         return images, label[kept].astype(np.int64)
 
-    black = -np.array(_CIFAR_MEAN, np.float32) / np.array(_CIFAR_STD, np.float32)
+    black = -np.array(CIFAR_MEAN, np.float32) / np.array(CIFAR_STD, np.float32)
     return Dataset("cifar10", *split("train"), *split("test"), 10, black=tuple(black.tolist()))
 
 
@@ -143,6 +143,6 @@ def _decoded(code: bytes, what: str) -> NDArray[np.uint8]:
             pixels = np.asarray(image.convert("RGB"), np.uint8)
     except (OSError, ValueError) as error:
         raise DataError(f"{what} is not a JPEG image: {error}") from error
-    if pixels.shape != (_CIFAR_SIDE, _CIFAR_SIDE, 3):
-        raise DataError(f"{what} has shape {pixels.shape}, not {_CIFAR_SIDE}x{_CIFAR_SIDE}")
+    if pixels.shape != (CIFAR_SIDE, CIFAR_SIDE, 3):
+        raise DataError(f"{what} has shape {pixels.shape}, not {CIFAR_SIDE}x{CIFAR_SIDE}")
     return pixels

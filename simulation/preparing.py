@@ -23,6 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+import models
+import trainer_export
 from device_runtime.data import Augment, DataSet
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.blobs import storage_error
@@ -99,6 +101,7 @@ class Prepared:
         parts: file with the split.
         weights: file with the initial global weights.
         settings: of the architecture, complete.
+        personal: mutual sets of the devices' own models, in the order in which they are dealt.
     """
 
     artifacts: Path
@@ -106,6 +109,7 @@ class Prepared:
     parts: Path
     weights: Path
     settings: Mapping[str, Any]
+    personal: tuple[Path, ...] = ()
 
     @property
     def test_set(self) -> Path:
@@ -133,7 +137,8 @@ class VirtualData:
         except (OSError, ValueError, EOFError) as error:
             raise DataError(f"cannot read the samples in {folder}: {error}; remove the folder") from error
         self._parts = Parts.load(parts)
-        self._source = str(folder)
+        self._folder = folder
+        self._test: tuple[NDArray[Any], NDArray[np.int64]] | None = None
         self._augment = augment
         self._black: NDArray[np.float32] = black.reshape(-1, *[1] * (self._x.ndim - 2)) if black.ndim else black
 
@@ -142,12 +147,36 @@ class VirtualData:
         return len(self._parts.train[index])
 
     def of(self, index: int) -> DataSet:
-        """The samples of a device, copied out of the file."""
+        """The training samples of a device, copied out of the file."""
         chosen = self._parts.train[index]
+        return self._dataset(index, self._x[chosen], np.asarray(self._y[chosen]))
+
+    def with_test(self, index: int) -> tuple[DataSet, tuple[Indices, Indices]]:
+        """The training samples of a device followed by its own part of the test set, and the indices of the two.
+
+        Args:
+            index: number of the device.
+
+        Raises:
+            DataError: the test set cannot be read.
+        """
+        if self._test is None:
+            try:
+                with np.load(self._folder / "test.npz", allow_pickle=False) as file:
+                    self._test = file["x"], file["y"]
+            except (OSError, ValueError, KeyError, EOFError) as error:
+                raise DataError(f"cannot read the test set in {self._folder}: {error}; remove the folder") from error
+        train, test = self._parts.train[index], self._parts.test[index]
+        x = np.concatenate([self._x[train], self._test[0][test]])
+        y = np.concatenate([self._y[train], self._test[1][test]])
+        count = len(train)
+        return self._dataset(index, x, y), (np.arange(count), np.arange(count, count + len(test)))
+
+    def _dataset(self, index: int, x: NDArray[Any], y: NDArray[np.int64]) -> DataSet:
         return DataSet(
-            source=f"{self._source}, device {index}",
-            x=self._x[chosen],
-            y=np.asarray(self._y[chosen]),
+            source=f"{self._folder}, device {index}",
+            x=x,
+            y=y,
             scale=1.0,
             mean=np.zeros((), np.float32),
             std=np.ones((), np.float32),
@@ -182,11 +211,12 @@ def prepare(config: SimulationConfig, stage: Stage = lambda _text: None) -> Prep
     architecture = registry.get(config.model.arch)
     settings = architecture.settings(_with_data(architecture, config.model.settings, data))
     artifacts = _export(config, architecture, settings, cache, stage)
+    personal = _export_personal(config, registry, architecture, settings, data, cache, stage)
     weights = config.out / "init.safetensors"
     if not weights.is_file():
         weights.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(weights, _initial(config, architecture, settings))
-    return Prepared(artifacts, folder, parts, weights, settings)
+    return Prepared(artifacts, folder, parts, weights, settings, personal)
 
 
 def split_data(config: SimulationConfig, data: Dataset) -> Parts:
@@ -255,17 +285,12 @@ def _export(
     table = config.model
     layout = infer_layout(architecture, settings)
     tiers = tuple(layout.tier(width, depth) for depth in table.depths or (None,) for width in table.widths)
-    recipe = Recipe(
-        momentum=table.recipe.momentum,
-        weight_decay=table.recipe.weight_decay,
-        clip_norm=table.recipe.clip_norm or None,
-        proximal=table.recipe.proximal,
-    )
+    recipe = Recipe(**{**table.recipe.model_dump(), "clip_norm": table.recipe.clip_norm or None})
     facts = {
         "layout": json.loads(layout.to_json()),
         "tiers": sorted(tier.id for tier in tiers),
         "recipe": table.recipe.model_dump(),
-        "code": hashlib.sha256(inspect.getsource(inspect.getmodule(architecture.build)).encode()).hexdigest(),  # type: ignore[arg-type]
+        "code": _code(architecture),
     }
     out = cache / "artifacts" / _key(facts, table.arch)
     if (out / table.arch / "layout.json").is_file():
@@ -276,6 +301,60 @@ def _export(
 
     export_architecture(architecture, settings, tiers, recipe, out, formats=("onnx",), progress=progress)
     return out
+
+
+def _export_personal(
+    config: SimulationConfig,
+    registry: Registry,
+    architecture: Architecture,
+    settings: Mapping[str, Any],
+    data: Dataset,
+    cache: Path,
+    stage: Stage,
+) -> tuple[Path, ...]:
+    """A mutual set for every kind of personal model."""
+    if config.personal is None:
+        return ()
+    from trainer_export.artifact_set import Progress  # noqa: PLC0415
+    from trainer_export.mutual_set import MutualModel, MutualPair, export_mutual  # noqa: PLC0415
+    from trainer_export.recipe import Recipe  # noqa: PLC0415
+
+    whole = infer_layout(architecture, settings).tier(1.0)
+    recipe = Recipe(**{**config.model.recipe.model_dump(), "clip_norm": config.model.recipe.clip_norm or None})
+    found: list[Path] = []
+    for model in config.personal.models:
+        own = registry.get(model.arch)
+        chosen = own.settings(_with_data(own, model.settings, data))
+        layout = infer_layout(own, chosen)
+        facts = {
+            "meme": json.loads(infer_layout(architecture, settings).to_json()),
+            "personal": json.loads(layout.to_json()),
+            "recipe": config.model.recipe.model_dump(),
+            "seed": config.seed,
+            "code": [_code(architecture), _code(own)],
+        }
+        key = _key(facts, f"{config.model.arch}+{model.arch}")
+        pair = MutualPair(MutualModel(architecture, whole, settings), MutualModel(own, layout.tier(1.0), chosen))
+        out = cache / "personal"
+
+        def progress(state: Progress, name: str = model.arch) -> None:
+            stage(f"exporting a personal {name}: {state.stage}")
+
+        if not (out / key / pair.folder / "manifest.json").is_file():
+            export_mutual([pair], recipe, out, name=key, seed=config.seed, progress=progress)
+        found.append(out / key / pair.folder)
+    return tuple(found)
+
+
+def _code(architecture: Architecture) -> str:
+    """Digest of everything that a graph depends on beside its settings."""
+    folders = (Path(models.__file__).parent, Path(trainer_export.__file__).parent)
+    paths = sorted(path for folder in folders for path in folder.rglob("*.py"))
+    own = inspect.getsourcefile(architecture.build)
+    digest = hashlib.sha256()
+    for path in [*paths, *([Path(own)] if own else [])]:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def _initial(config: SimulationConfig, architecture: Architecture, settings: Mapping[str, Any]) -> bytes:

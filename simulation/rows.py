@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from broker_server.planning import RunContext
 from broker_server.store import RoundRecord, Store, TaskPhase
 from fleet_protocol.blob_store import BlobStore
-from fleet_protocol.messages import TrainSettings
+from fleet_protocol.messages import Evaluation, TrainSettings
 from models.tier import Tier
 from simulation.board_times import BoardTimes
 from simulation.clock import round_seconds
@@ -99,7 +99,9 @@ class RowMaker:
             simulated_total=simulated_before + simulated,
             seconds=max(0.0, (record.ended_at or record.planned_at) - record.planned_at),
             payload_bytes=payload,
-            local_accuracy=self._local_accuracy(record, devices),
+            local_accuracy=self._local_accuracy(
+                record, [task.metrics.evaluation for task in tasks if task.kind == "train" and task.metrics is not None]
+            ),
         )
         return row, tuple(devices)
 
@@ -113,10 +115,10 @@ class RowMaker:
             seed=self._context.config.seed,
         )
 
-    def _local_accuracy(self, record: RoundRecord, devices: Sequence[DeviceRow]) -> float | None:
+    def _local_accuracy(self, record: RoundRecord, found: Sequence[Evaluation | None]) -> float | None:
         """Of the global version where the devices have parts of the test set, else of their own models."""
         if self._local is not None and record.evaluation is not None:
             version = self._store.version(record.run, record.version + 1)
             return None if version is None else self._local.judge(version, self._blobs)
-        own = [(row.local_accuracy, row.examples) for row in devices if row.local_accuracy is not None]
-        return sum(accuracy * count for accuracy, count in own) / sum(count for _, count in own) if own else None
+        own = [item for item in found if item is not None]
+        return sum(item.accuracy * item.examples for item in own) / sum(item.examples for item in own) if own else None

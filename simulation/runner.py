@@ -170,7 +170,9 @@ class _Simulation:
         data = load_test_set(self._fleet.evaluation.data, context.judged.manifest)
         judging = self._fleet.evaluation
         evaluator = Evaluator(context.judged, data, batch_size=judging.batch_size, threads=judging.threads)
-        local = LocalJudge(context, evaluator, data, parts) if self._config.evaluation.local else None
+        local = (
+            LocalJudge(context, evaluator, data, parts) if self._config.evaluation.local and not self._mutual else None
+        )
         rows = RowMaker(context, self._store, self._blobs, times, boards, local)
         closed = [item for item in self._store.rounds(context.run) if item.state is RoundState.CLOSED]
         with HistoryWriter(self._folder, until=closed[-1].number if closed else 0) as history:
@@ -194,6 +196,11 @@ class _Simulation:
             reporter = Reporter(context.run, self._store, None, Topics(FLEET), told)
             finished = self._work(context, reporter, boards, times, evaluator)
         return SimulationResult(context.run, self._folder, finished, history.rows)
+
+    @property
+    def _mutual(self) -> bool:
+        """Whether devices have models of their own, which are judged instead of the global one."""
+        return self._config.personal is not None
 
     def _record(self, context: RunContext) -> RunRecord:
         return RunRecord(
@@ -232,6 +239,8 @@ class _Simulation:
             device=table.device,
             settings=json.dumps(dict(self._prepared.settings)),
             models=self._config.model.models,
+            personal=self._prepared.personal,
+            own_test=self._config.evaluation.local and self._mutual,
         )
         with contextlib.closing(open_engine(table, setup)) as engine, stop_on_signals(self._stopping.set):
             desk = VirtualDesk(

@@ -132,8 +132,13 @@ class VirtualDevices:
             folder = self._setup.devices / item.device
             folder.mkdir(parents=True, exist_ok=True)
             personal = Personal(self._setup.personal[item.index % len(self._setup.personal)], folder)
+        if self._setup.own_test:
+            data, parts = self._data.with_test(item.index)
+        else:
+            data, parts = self._data.of(item.index), None
         return Bench(
-            data=self._data.of(item.index),
+            data=data,
+            parts=parts,
             blobs=self._blobs,
             backend="onnx",
             threads=1,

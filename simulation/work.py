@@ -31,6 +31,7 @@ class WorkerSetup(FrozenModel):
         settings: of the architecture as JSON, for the torch backend.
         models: file with the user's architectures, for the torch backend.
         personal: mutual sets of the devices' personal models, dealt in turn; empty for none.
+        own_test: judge what a device trains on its own part of the test set, not on a share of its samples.
     """
 
     artifacts: Path
@@ -47,6 +48,7 @@ class WorkerSetup(FrozenModel):
     settings: str = "{}"
     models: Path | None = None
     personal: tuple[Path, ...] = ()
+    own_test: bool = False
 
 
 class WorkItem(FrozenModel):

@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 from fleet_protocol.errors import ConfigError
 from simulation.config import SimulationConfig
 from simulation.reproduce.measures import Measure
-from simulation.reproduce.published_numbers import Published
+from simulation.reproduce.published import Published
 
 __all__ = ["SCALES", "Arm", "Comparison", "Experiment", "Milestone", "Scale", "Settings", "merged", "suggestion"]
 

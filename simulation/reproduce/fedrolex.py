@@ -15,7 +15,7 @@ from typing import Any, Literal
 from simulation.reproduce.experiment import Arm, Comparison, Experiment, Scale, Settings, merged
 from simulation.reproduce.heterofl import level_tables
 from simulation.reproduce.measures import GLOBAL, LOCAL
-from simulation.reproduce.published_numbers import Published, published_tables
+from simulation.reproduce.published import Published, published_tables
 
 __all__ = ["EXPERIMENTS"]
 

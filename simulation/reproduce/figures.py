@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from simulation.reproduce.experiment import Arm, Comparison, Experiment, Milestone, Scale
 from simulation.reproduce.measures import Measure, Reading
-from simulation.reproduce.published_numbers import Published
+from simulation.reproduce.published import Published
 from simulation.reproduce.running import ArmResult
 
 __all__ = ["Compared", "Figure", "Reached", "compared", "figures", "mean_and_spread", "reached"]

@@ -14,7 +14,7 @@ from typing import Any
 
 from simulation.reproduce.experiment import Arm, Comparison, Experiment, Scale, Settings, merged
 from simulation.reproduce.measures import GLOBAL, PERSONAL
-from simulation.reproduce.published_numbers import published_tables
+from simulation.reproduce.published import published_tables
 
 __all__ = ["EXPERIMENTS"]
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from broker_server.assignment import LEVEL_RATES
 from simulation.reproduce.experiment import Arm, Comparison, Experiment, Milestone, Scale, Settings, merged
 from simulation.reproduce.measures import GLOBAL, LOCAL, PERPLEXITY
-from simulation.reproduce.published_numbers import PublishedTable, published_tables
+from simulation.reproduce.published import PublishedTable, published_tables
 
 __all__ = ["EXPERIMENTS", "level_tables"]
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from simulation.reproduce.experiment import Arm, Comparison, Experiment, Scale, Settings, merged
 from simulation.reproduce.measures import GLOBAL, ROUNDS_TO_BEST
-from simulation.reproduce.published_numbers import Published, published_tables
+from simulation.reproduce.published import Published, published_tables
 
 __all__ = ["EXPERIMENTS"]
 

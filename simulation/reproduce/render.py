@@ -15,7 +15,7 @@ from simulation.reproduce.differences import Difference, differences, grouped
 from simulation.reproduce.experiment import Arm, Experiment, Scale
 from simulation.reproduce.figures import Compared, Figure, Reached, compared, figures, mean_and_spread, reached
 from simulation.reproduce.measures import Measure
-from simulation.reproduce.published_numbers import Published
+from simulation.reproduce.published import Published
 from simulation.reproduce.running import ArmResult
 
 __all__ = ["Written", "as_csv", "as_markdown", "figure_cells", "plain", "write_table"]

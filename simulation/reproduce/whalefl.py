@@ -19,7 +19,7 @@ from typing import Any
 from simulation.clock import ClockConfig, load_clock
 from simulation.reproduce.experiment import Arm, Comparison, Experiment, Scale, Settings, merged
 from simulation.reproduce.measures import GLOBAL, hours_to
-from simulation.reproduce.published_numbers import published_tables
+from simulation.reproduce.published import published_tables
 
 __all__ = ["EXPERIMENTS"]
 

@@ -1,4 +1,4 @@
-"""Reads the published numbers, one TOML file per paper in ``simulation/reproduce/published``."""
+"""Reads the published numbers, one TOML file per paper beside this one."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def published_tables(paper: str) -> Mapping[str, PublishedTable]:
     Raises:
         ValueError: a row has not as many cells as there are columns; a mistake in the file.
     """
-    text = files("simulation.reproduce").joinpath(f"published/{paper}.toml").read_text(encoding="utf-8")
+    text = files("simulation.reproduce.published").joinpath(f"{paper}.toml").read_text(encoding="utf-8")
     tables = {name: _table(name, table) for name, table in tomllib.loads(text).items()}
     return MappingProxyType(tables)
 
