@@ -77,11 +77,11 @@ def data_root(folder: Path) -> Path:
     return folder / "made-up"
 
 
-def settings(root: Path, data: Path, name: str, **tables: Mapping[str, Any]) -> SimulationConfig:
+def settings(root: Path, sets: Path, name: str, **tables: Mapping[str, Any]) -> SimulationConfig:
     """HeteroFL's MNIST experiment; tables that are given are merged into its own."""
     base: dict[str, Any] = {
         "model": {"arch": "conv", "widths": WIDTHS},
-        "data": {"name": "mnist", "root": data, "train_limit": DEVICES * SAMPLES, "test_limit": 500},
+        "data": {"name": "mnist", "root": sets, "train_limit": DEVICES * SAMPLES, "test_limit": 500},
         "devices": {"count": DEVICES},
         "round": {"rounds": TIMED + 1, "fraction": 0.1},
         "train": {"epochs": 5, "batch_size": 10, "learning_rate": 0.01},
