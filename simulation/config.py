@@ -221,6 +221,7 @@ class EvaluationTable(FrozenModel):
     Attributes:
         local: also judge it on every device's own part of the test set, with the device's label mask (METHODS 1.6);
             with personal models those are judged there instead.
+        matthews: also correlate its predictions with the labels, of which there must be two.
         holdout: share of every device's samples on which its sub-model is judged after training.
         tier: see `broker_server.config.EvaluationConfig`, as the rest.
         batch_size: samples per call.
@@ -233,6 +234,7 @@ class EvaluationTable(FrozenModel):
     """
 
     local: bool = False
+    matthews: bool = False
     holdout: float = Field(default=0.0, ge=0, lt=1)
     tier: str | None = None
     batch_size: int = Field(default=256, ge=1)
@@ -339,7 +341,7 @@ class SimulationConfig(FrozenModel):
             weights: safetensors file with the initial global weights.
             test_set: npz file.
         """
-        evaluation = self.evaluation.model_dump(exclude={"local", "holdout"})
+        evaluation = self.evaluation.model_dump(exclude={"local", "matthews", "holdout"})
         return FleetConfig(
             fleet=FLEET,
             store=self.out / "store",

@@ -41,6 +41,7 @@ from simulation.config import FLEET, SimulationConfig
 from simulation.engines import open_engine
 from simulation.history import HistoryWriter, RoundRow
 from simulation.local_judge import LocalJudge
+from simulation.matthews import MatthewsJudge
 from simulation.preparing import Parts, Prepared, prepare
 from simulation.rows import RowMaker
 from simulation.virtual_desk import VirtualBoard, VirtualDesk
@@ -110,7 +111,9 @@ def _claim(config: SimulationConfig) -> None:
     path = config.out / _CONFIG
     mine = json.loads(config.model_dump_json(exclude=set(_FREE_TO_CHANGE)))
     if path.is_file():
-        before = json.loads(path.read_bytes())
+        # Read as a configuration, so that keys which came later have their defaults.
+        stored = SimulationConfig.model_validate_json(path.read_bytes())
+        before = json.loads(stored.model_dump_json(exclude=set(_FREE_TO_CHANGE)))
         changed = [key for key in mine if _without_rounds(key, mine[key]) != _without_rounds(key, before.get(key))]
         if changed:
             raise ConfigError(
@@ -173,7 +176,8 @@ class _Simulation:
         local = (
             LocalJudge(context, evaluator, data, parts) if self._config.evaluation.local and not self._mutual else None
         )
-        rows = RowMaker(context, self._store, self._blobs, times, boards, local)
+        matthews = MatthewsJudge(context, evaluator, data) if self._config.evaluation.matthews else None
+        rows = RowMaker(context, self._store, self._blobs, times, boards, local, matthews)
         closed = [item for item in self._store.rounds(context.run) if item.state is RoundState.CLOSED]
         with HistoryWriter(self._folder, until=closed[-1].number if closed else 0) as history:
 

@@ -360,7 +360,7 @@ def _named(measure: Measure) -> str:
 
 
 def _digits(measure: Measure) -> int:
-    return {"h": 3, "%": 2}.get(measure.unit, 2 if measure.name == "perplexity" else 0)
+    return {"h": 3, "%": 2}.get(measure.unit, 0 if measure.name == "rounds" else 2)
 
 
 def _value(value: float | None, measure: Measure) -> str:
