@@ -168,15 +168,14 @@ class _Simulation:
             for index, (name, kind, held) in enumerate(named)
         ]
         times = BoardTimes(load_clock(self._config.clock), self._config.devices.kinds, artifacts.layout)
-        if self._fleet.evaluation.data is None:
-            raise AssertionError("a simulation always has a test set")
-        data = load_test_set(self._fleet.evaluation.data, context.judged.manifest)
-        judging = self._fleet.evaluation
-        evaluator = Evaluator(context.judged, data, batch_size=judging.batch_size, threads=judging.threads)
-        local = (
-            LocalJudge(context, evaluator, data, parts) if self._config.evaluation.local and not self._mutual else None
-        )
-        matthews = MatthewsJudge(context, evaluator, data) if self._config.evaluation.matthews else None
+        judging, evaluator, local, matthews = self._fleet.evaluation, None, None, None
+        if judging.data is not None:
+            data = load_test_set(judging.data, context.judged.manifest)
+            evaluator = Evaluator(context.judged, data, batch_size=judging.batch_size, threads=judging.threads)
+            if self._config.evaluation.local and not self._mutual:
+                local = LocalJudge(context, evaluator, data, parts)
+            if self._config.evaluation.matthews:
+                matthews = MatthewsJudge(context, evaluator, data)
         rows = RowMaker(context, self._store, self._blobs, times, boards, local, matthews)
         closed = [item for item in self._store.rounds(context.run) if item.state is RoundState.CLOSED]
         with HistoryWriter(self._folder, until=closed[-1].number if closed else 0) as history:
@@ -226,7 +225,7 @@ class _Simulation:
         reporter: Reporter,
         boards: Sequence[VirtualBoard],
         times: BoardTimes,
-        evaluator: Evaluator,
+        evaluator: Evaluator | None,
     ) -> control.RunFinished:
         table = self._config.engine
         setup = WorkerSetup(
@@ -244,6 +243,7 @@ class _Simulation:
             settings=json.dumps(dict(self._prepared.settings)),
             models=self._config.model.models,
             personal=self._prepared.personal,
+            tasks=() if self._config.personal is None else tuple(item.labels for item in self._config.personal.models),
             own_test=self._config.evaluation.local and self._mutual,
         )
         with contextlib.closing(open_engine(table, setup)) as engine, stop_on_signals(self._stopping.set):
