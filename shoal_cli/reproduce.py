@@ -102,8 +102,10 @@ def _engine(**table: Any) -> EngineTable:
     try:
         return EngineTable.model_validate(table)
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'options'}: {e['msg']}" for e in error.errors())
-        raise ConfigError(f"shoal reproduce: {problems}") from error
+        # What the table of sim.toml calls `kind` is --engine here.
+        problems = [(str(item["loc"][0]) if item["loc"] else "", item["msg"]) for item in error.errors()]
+        words = "; ".join(f"--{'engine' if key == 'kind' else key or 'backend'}: {text}" for key, text in problems)
+        raise ConfigError(f"shoal reproduce: {words}") from error
 
 
 def _run(job: Job) -> None:

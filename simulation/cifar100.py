@@ -48,7 +48,8 @@ def cifar100(root: Path | None, *, limit: int | None = None) -> Dataset:
         images /= np.array(CIFAR_STD, np.float32)[:, None, None]
         return images, kept[:, _LABELS - 1].astype(np.int64)
 
-    return Dataset("cifar100", *split("train"), *split("test"), _CLASSES)
+    black = -np.array(CIFAR_MEAN, np.float32) / np.array(CIFAR_STD, np.float32)
+    return Dataset("cifar100", *split("train"), *split("test"), _CLASSES, black=tuple(black.tolist()))
 
 
 def _records(path: Path) -> NDArray[Any]:

@@ -130,10 +130,27 @@ class PersonalModel(FrozenModel):
     Attributes:
         arch: name of an architecture of the zoo, or of ``model.models``.
         settings: its settings; what follows from the data need not be given.
+        labels: a task of the device's own: what each label of the data set is to it, from 0; -1 for labels that none of
+            its samples has. Its personal model and its copy of the global model then have classes of their own, so
+            ``strategy.fml.shared`` must leave out whatever depends on them.
     """
 
     arch: str
     settings: Mapping[str, Any] = Field(default_factory=dict)
+    labels: tuple[Annotated[int, Field(ge=-1)], ...] | None = None
+
+    @property
+    def classes(self) -> int | None:
+        """Labels of the task of its own, None without one."""
+        return None if self.labels is None else max(self.labels) + 1
+
+    @model_validator(mode="after")
+    def _has_labels(self) -> PersonalModel:
+        if self.labels is not None and set(self.labels) - {-1} != set(range(max(self.labels, default=-1) + 1)):
+            raise ValueError("labels must use every label from 0 to its largest")
+        if self.labels is not None and max(self.labels, default=-1) < 1:
+            raise ValueError("labels must leave a task of at least two labels")
+        return self
 
 
 class PersonalTable(FrozenModel):
@@ -221,6 +238,7 @@ class EvaluationTable(FrozenModel):
     Attributes:
         local: also judge it on every device's own part of the test set, with the device's label mask (METHODS 1.6);
             with personal models those are judged there instead.
+        matthews: also correlate its predictions with the labels, of which there must be two.
         holdout: share of every device's samples on which its sub-model is judged after training.
         tier: see `broker_server.config.EvaluationConfig`, as the rest.
         batch_size: samples per call.
@@ -233,6 +251,7 @@ class EvaluationTable(FrozenModel):
     """
 
     local: bool = False
+    matthews: bool = False
     holdout: float = Field(default=0.0, ge=0, lt=1)
     tier: str | None = None
     batch_size: int = Field(default=256, ge=1)
@@ -339,7 +358,10 @@ class SimulationConfig(FrozenModel):
             weights: safetensors file with the initial global weights.
             test_set: npz file.
         """
-        evaluation = self.evaluation.model_dump(exclude={"local", "holdout"})
+        evaluation = self.evaluation.model_dump(exclude={"local", "matthews", "holdout"})
+        # Where devices have tasks of their own, the global model has none that it could be judged by.
+        tasks = self.personal is not None and any(item.labels is not None for item in self.personal.models)
+        data = None if tasks else NpzTestSet(path=test_set)
         return FleetConfig(
             fleet=FLEET,
             store=self.out / "store",
@@ -350,5 +372,5 @@ class SimulationConfig(FrozenModel):
             strategy=self.strategy,
             server_optimizer=self.server_optimizer,
             tiers=self.tiers,
-            evaluation=EvaluationConfig(data=NpzTestSet(path=test_set), statistics_quorum=1.0, **evaluation),
+            evaluation=EvaluationConfig(data=data, statistics_quorum=1.0, **evaluation),
         )

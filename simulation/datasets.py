@@ -11,6 +11,7 @@ from typing import Any
 
 from fleet_protocol.errors import ConfigError
 from simulation.cifar100 import cifar100
+from simulation.cifar_tasks import cifar_tasks
 from simulation.dataset import Dataset
 from simulation.images import cifar10, digits, mnist, read_idx
 from simulation.sentences import cola, sst2
@@ -25,6 +26,7 @@ DATASETS: Mapping[str, Callable[..., Dataset]] = MappingProxyType(
         "mnist": mnist,
         "cifar10": cifar10,
         "cifar100": cifar100,
+        "cifar_tasks": cifar_tasks,
         "watch": watch,
         "wikitext2": wikitext2,
         "sst2": sst2,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, TypeVar
@@ -63,6 +63,7 @@ class RoundRow:
         seconds: real time of this round.
         payload_bytes: of weights and updates, both ways.
         local_accuracy: mean over the devices' own held-out samples, weighted by their number.
+        matthews: correlation of its predictions with two labels, if that was asked for.
     """
 
     round: int
@@ -77,6 +78,7 @@ class RoundRow:
     seconds: float
     payload_bytes: int
     local_accuracy: float | None
+    matthews: float | None = None
 
 
 @dataclass(frozen=True)
@@ -328,6 +330,12 @@ def _read(path: Path, kind: type[RowT]) -> list[RowT]:
             table = file.read()
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"cannot read {path}: {error}; remove it, or take another folder") from error
+    for field in fields(kind):  # that came later, and have a default for what was written before
+        if field.default is not MISSING and field.name not in table.column_names:
+            table = table.append_column(
+                pa.field(field.name, _TYPES[str(field.type)]),
+                pa.array([field.default] * len(table), _TYPES[str(field.type)]),
+            )
     if table.schema != _schema(kind):
         raise DataError(f"{path} was written by another version of Shoal: its columns are {table.schema.names}")
     return [kind(**record) for record in table.to_pylist(maps_as_pydicts="strict")]

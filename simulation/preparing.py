@@ -15,7 +15,7 @@ import inspect
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,8 @@ from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.blobs import storage_error
 from fleet_protocol.errors import ConfigError, DataError
 from fleet_protocol.weights import encode_weights
+from models.layout import Layout
+from models.parts import parameters_in
 from models.registry import Architecture, Registry, infer_layout
 from simulation.config import DataTable, SimulationConfig
 from simulation.dataset import Dataset, evenly
@@ -124,12 +126,19 @@ class VirtualData:
         folder: of the arrays.
         parts: who holds which.
         augment: as in `DataTable`.
+        tasks: what each label is to the devices, dealt in turn; None where it is itself.
 
     Raises:
         DataError: a file is missing or damaged.
     """
 
-    def __init__(self, folder: Path, parts: Path, augment: Augment = "none") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        parts: Path,
+        augment: Augment = "none",
+        tasks: Sequence[Sequence[int] | None] = (),
+    ) -> None:
         try:
             self._x: NDArray[Any] = np.load(folder / "train_x.npy", mmap_mode="r", allow_pickle=False)
             self._y: NDArray[np.int64] = np.load(folder / "train_y.npy", mmap_mode="r", allow_pickle=False)
@@ -140,6 +149,7 @@ class VirtualData:
         self._folder = folder
         self._test: tuple[NDArray[Any], NDArray[np.int64]] | None = None
         self._augment = augment
+        self._tasks = [None if labels is None else np.array(labels, np.int64) for labels in tasks]
         self._black: NDArray[np.float32] = black.reshape(-1, *[1] * (self._x.ndim - 2)) if black.ndim else black
 
     def examples(self, index: int) -> int:
@@ -173,6 +183,9 @@ class VirtualData:
         return self._dataset(index, x, y), (np.arange(count), np.arange(count, count + len(test)))
 
     def _dataset(self, index: int, x: NDArray[Any], y: NDArray[np.int64]) -> DataSet:
+        task = self._tasks[index % len(self._tasks)] if self._tasks else None
+        if task is not None:
+            y = _as_task(task, y, f"{self._folder}, device {index}")
         return DataSet(
             source=f"{self._folder}, device {index}",
             x=x,
@@ -235,7 +248,10 @@ def split_data(config: SimulationConfig, data: Dataset) -> Parts:
     if table.kind == "subject":
         if data.train_group is None:
             raise ConfigError(f'partition kind = "subject": nobody in particular recorded the samples of {data.name}')
-        return Parts(tuple(by_subject(data.train_group, count)), empty)
+        train = by_subject(data.train_group, count)
+        same = data.test_group is not None and np.array_equal(np.unique(data.test_group), np.unique(data.train_group))
+        held = by_subject(data.test_group, count) if same and data.test_group is not None else empty
+        return Parts(tuple(train), tuple(held))
     if table.kind == "iid":
         test = iid(len(data.test_y), count, seed + _TEST_DRAW) if len(data.test_y) >= count else empty
         return Parts(tuple(iid(len(data.train_y), count, seed)), tuple(test))
@@ -319,22 +335,28 @@ def _export_personal(
     from trainer_export.mutual_set import MutualModel, MutualPair, export_mutual  # noqa: PLC0415
     from trainer_export.recipe import Recipe  # noqa: PLC0415
 
-    whole = infer_layout(architecture, settings).tier(1.0)
     recipe = Recipe(**{**config.model.recipe.model_dump(), "clip_norm": config.model.recipe.clip_norm or None})
     found: list[Path] = []
     for model in config.personal.models:
         own = registry.get(model.arch)
-        chosen = own.settings(_with_data(own, model.settings, data))
-        layout = infer_layout(own, chosen)
+        task = {} if model.classes is None else {"classes": model.classes}
+        chosen = own.settings({**_with_data(own, model.settings, data), **task})
+        with_adaptor = {**settings, **task}
+        layout, meme = infer_layout(own, chosen), infer_layout(architecture, with_adaptor)
         facts = {
-            "meme": json.loads(infer_layout(architecture, settings).to_json()),
+            "meme": json.loads(meme.to_json()),
             "personal": json.loads(layout.to_json()),
+            "adaptor": _adaptor(meme, config.strategy.fml.shared) if task else (),
             "recipe": config.model.recipe.model_dump(),
             "seed": config.seed,
             "code": [_code(architecture), _code(own)],
         }
         key = _key(facts, f"{config.model.arch}+{model.arch}")
-        pair = MutualPair(MutualModel(architecture, whole, settings), MutualModel(own, layout.tier(1.0), chosen))
+        pair = MutualPair(
+            MutualModel(architecture, meme.tier(1.0), with_adaptor),
+            MutualModel(own, layout.tier(1.0), chosen),
+            adaptor=_adaptor(meme, config.strategy.fml.shared) if task else (),
+        )
         out = cache / "personal"
 
         def progress(state: Progress, name: str = model.arch) -> None:
@@ -344,6 +366,23 @@ def _export_personal(
             export_mutual([pair], recipe, out, name=key, seed=config.seed, progress=progress)
         found.append(out / key / pair.folder)
     return tuple(found)
+
+
+def _adaptor(meme: Layout, shared: Sequence[str] | None) -> tuple[str, ...]:
+    """The parameters of a meme that its device keeps: all that are not shared."""
+    common = {item.name for item in meme.parameters} if shared is None else set(parameters_in(meme, shared))
+    return tuple(item.name for item in meme.parameters if item.name not in common)
+
+
+def _as_task(task: NDArray[np.int64], y: NDArray[np.int64], source: str) -> NDArray[np.int64]:
+    if len(y) and y.max() >= len(task):
+        raise DataError(f"{source} has the label {y.max()}, and the task's labels end at {len(task) - 1}")
+    labels = task[y]
+    if len(labels) and labels.min() < 0:
+        raise DataError(
+            f"{source} has the label {y[labels.argmin()]}, which its task leaves out; deal it other samples"
+        )
+    return labels
 
 
 def _code(architecture: Architecture) -> str:

@@ -14,6 +14,7 @@ from simulation.board_times import BoardTimes
 from simulation.clock import round_seconds
 from simulation.history import DeviceRow, RoundRow
 from simulation.local_judge import LocalJudge
+from simulation.matthews import MatthewsJudge
 from simulation.virtual_desk import VirtualBoard
 
 __all__ = ["RowMaker"]
@@ -29,6 +30,7 @@ class RowMaker:
         times: clocks of the devices.
         boards: the devices.
         local: judges versions on the devices' own parts of the test set, None if nobody wants that.
+        matthews: correlates their predictions with the labels, likewise.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class RowMaker:
         times: BoardTimes,
         boards: Sequence[VirtualBoard],
         local: LocalJudge | None,
+        matthews: MatthewsJudge | None = None,
     ) -> None:
         self._context = context
         self._store = store
@@ -46,6 +49,7 @@ class RowMaker:
         self._times = times
         self._index = {board.id: board.index for board in boards}
         self._local = local
+        self._matthews = matthews
 
     def make(self, record: RoundRecord, simulated_before: float) -> tuple[RoundRow, tuple[DeviceRow, ...]]:
         """The row of a round, and those of its devices.
@@ -102,6 +106,7 @@ class RowMaker:
             local_accuracy=self._local_accuracy(
                 record, [task.metrics.evaluation for task in tasks if task.kind == "train" and task.metrics is not None]
             ),
+            matthews=self._correlation(record),
         )
         return row, tuple(devices)
 
@@ -114,6 +119,12 @@ class RowMaker:
             batch_size=train.batch_size,
             seed=self._context.config.seed,
         )
+
+    def _correlation(self, record: RoundRecord) -> float | None:
+        if self._matthews is None or record.evaluation is None:
+            return None
+        version = self._store.version(record.run, record.version + 1)
+        return None if version is None else self._matthews.judge(version, self._blobs)
 
     def _local_accuracy(self, record: RoundRecord, found: Sequence[Evaluation | None]) -> float | None:
         """Of the global version where the devices have parts of the test set, else of their own models."""

@@ -41,6 +41,7 @@ from simulation.config import FLEET, SimulationConfig
 from simulation.engines import open_engine
 from simulation.history import HistoryWriter, RoundRow
 from simulation.local_judge import LocalJudge
+from simulation.matthews import MatthewsJudge
 from simulation.preparing import Parts, Prepared, prepare
 from simulation.rows import RowMaker
 from simulation.virtual_desk import VirtualBoard, VirtualDesk
@@ -110,7 +111,9 @@ def _claim(config: SimulationConfig) -> None:
     path = config.out / _CONFIG
     mine = json.loads(config.model_dump_json(exclude=set(_FREE_TO_CHANGE)))
     if path.is_file():
-        before = json.loads(path.read_bytes())
+        # Read as a configuration, so that keys which came later have their defaults.
+        stored = SimulationConfig.model_validate_json(path.read_bytes())
+        before = json.loads(stored.model_dump_json(exclude=set(_FREE_TO_CHANGE)))
         changed = [key for key in mine if _without_rounds(key, mine[key]) != _without_rounds(key, before.get(key))]
         if changed:
             raise ConfigError(
@@ -165,15 +168,15 @@ class _Simulation:
             for index, (name, kind, held) in enumerate(named)
         ]
         times = BoardTimes(load_clock(self._config.clock), self._config.devices.kinds, artifacts.layout)
-        if self._fleet.evaluation.data is None:
-            raise AssertionError("a simulation always has a test set")
-        data = load_test_set(self._fleet.evaluation.data, context.judged.manifest)
-        judging = self._fleet.evaluation
-        evaluator = Evaluator(context.judged, data, batch_size=judging.batch_size, threads=judging.threads)
-        local = (
-            LocalJudge(context, evaluator, data, parts) if self._config.evaluation.local and not self._mutual else None
-        )
-        rows = RowMaker(context, self._store, self._blobs, times, boards, local)
+        judging, evaluator, local, matthews = self._fleet.evaluation, None, None, None
+        if judging.data is not None:
+            data = load_test_set(judging.data, context.judged.manifest)
+            evaluator = Evaluator(context.judged, data, batch_size=judging.batch_size, threads=judging.threads)
+            if self._config.evaluation.local and not self._mutual:
+                local = LocalJudge(context, evaluator, data, parts)
+            if self._config.evaluation.matthews:
+                matthews = MatthewsJudge(context, evaluator, data)
+        rows = RowMaker(context, self._store, self._blobs, times, boards, local, matthews)
         closed = [item for item in self._store.rounds(context.run) if item.state is RoundState.CLOSED]
         with HistoryWriter(self._folder, until=closed[-1].number if closed else 0) as history:
 
@@ -222,7 +225,7 @@ class _Simulation:
         reporter: Reporter,
         boards: Sequence[VirtualBoard],
         times: BoardTimes,
-        evaluator: Evaluator,
+        evaluator: Evaluator | None,
     ) -> control.RunFinished:
         table = self._config.engine
         setup = WorkerSetup(
@@ -240,6 +243,7 @@ class _Simulation:
             settings=json.dumps(dict(self._prepared.settings)),
             models=self._config.model.models,
             personal=self._prepared.personal,
+            tasks=() if self._config.personal is None else tuple(item.labels for item in self._config.personal.models),
             own_test=self._config.evaluation.local and self._mutual,
         )
         with contextlib.closing(open_engine(table, setup)) as engine, stop_on_signals(self._stopping.set):

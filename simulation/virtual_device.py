@@ -93,7 +93,7 @@ class VirtualDevices:
 
     def __init__(self, setup: WorkerSetup) -> None:
         self._setup = setup
-        self._data = VirtualData(setup.data, setup.parts, setup.augment)
+        self._data = VirtualData(setup.data, setup.parts, setup.augment, setup.tasks)
         self._blobs = _SharedBlobs(setup.updates, [setup.artifacts, setup.blobs])
         self._sessions = _KeptSessions()
         self._manifests: dict[str, Manifest] = {}

@@ -31,6 +31,7 @@ class WorkerSetup(FrozenModel):
         settings: of the architecture as JSON, for the torch backend.
         models: file with the user's architectures, for the torch backend.
         personal: mutual sets of the devices' personal models, dealt in turn; empty for none.
+        tasks: what each label of the data is to the devices, dealt in the same turn; None where it is itself.
         own_test: judge what a device trains on its own part of the test set, not on a share of its samples.
     """
 
@@ -48,6 +49,7 @@ class WorkerSetup(FrozenModel):
     settings: str = "{}"
     models: Path | None = None
     personal: tuple[Path, ...] = ()
+    tasks: tuple[tuple[int, ...] | None, ...] = ()
     own_test: bool = False
 
 

@@ -1,4 +1,4 @@
-"""FML's table 1 and its study of different models.
+"""FML's table 1 and its studies of different models and different tasks.
 
 Shen, Zhang, Jia, Zhang, Huang, Zhou, Kuang, Wu, Wu: "Federated mutual learning", 2020, https://arxiv.org/abs/2006.16765.
 The protocol is METHODS 5.6. Table 1 prints the accuracy of the global model; on a device's own data FML's personal
@@ -12,6 +12,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
+from simulation.cifar_tasks import CIFAR_TASKS
 from simulation.reproduce.experiment import Arm, Comparison, Experiment, Scale, Settings, merged
 from simulation.reproduce.measures import GLOBAL, PERSONAL
 from simulation.reproduce.published import published_tables
@@ -204,4 +205,58 @@ def _models() -> Experiment:
     )
 
 
-EXPERIMENTS = (_table_1(), _models())
+# Cars and ships apart from animals: airplane, automobile, ship and truck have the labels 0, 1, 8 and 9.
+_ANIMALS = tuple(int(label not in (0, 1, 8, 9)) for label in range(10))
+_PARITY = tuple(digit % 2 for digit in range(10))
+_SHARED = ("trunk",)
+
+
+def _task_settings(method: str, scale: Scale) -> Settings:
+    """Two tasks; the convolutions of CNN2 are the global model, and each device has an adaptor of its own."""
+    base = _settings(method, "cifar10", "iid", "cnn2", ("lenet5", "cnn1"), scale)
+    tasks: tuple[Mapping[str, Any], ...] = (
+        {"arch": "lenet5", "labels": tuple(range(10))},
+        {"arch": "cnn1", "labels": _ANIMALS},
+    )
+    other: dict[str, Any] = {}
+    if scale == "paper":
+        tasks = ({"arch": "lenet5", "labels": CIFAR_TASKS[0]}, {"arch": "cnn1", "labels": CIFAR_TASKS[1]})
+        other = {"data": {"name": "cifar_tasks"}, "partition": {"kind": "subject"}}
+    elif scale == "smoke":
+        tasks = ({"arch": "mlp", "labels": tuple(range(10))}, {"arch": "cnn1", "labels": _PARITY})
+        other = {"data": {"name": "digits"}, "model": {"settings": {"channels": (8, 16, 16)}}}
+    changed = merged(base, other, {"strategy": {"fml": {"shared": _SHARED}}, "personal": {"models": tasks}})
+    if scale == "smoke":  # of the subset of MNIST that stands for CIFAR-10 where LeNet-5 is trained
+        changed["data"] = {"name": "digits"}
+    return changed
+
+
+def _tasks() -> Experiment:
+    arms = tuple(
+        Arm(
+            method,
+            f"{_ABOUT[method]}; two tasks, the convolutions of CNN2 shared",
+            (PERSONAL,),
+            partial(_task_settings, method),
+        )
+        for method in ("alone", "fml")
+    )
+    return Experiment(
+        table="fml-tasks",
+        title="FML, task heterogeneity: one fleet, two tasks",
+        paper=PAPER,
+        arms=arms,
+        seeds=MappingProxyType({"smoke": (1,), "small": (1, 2, 3), "paper": (1, 2, 3)}),
+        selected=MappingProxyType({"smoke": ("fml",)}),
+        comparisons=(Comparison("fml", "alone", PERSONAL.name, at_least=0.0),),
+        notes=(
+            *_NOTES,
+            (
+                "Three devices have the first task and two the second. The paper shows this study in a figure, without"
+                " numbers in the text."
+            ),
+        ),
+    )
+
+
+EXPERIMENTS = (_table_1(), _models(), _tasks())

@@ -15,6 +15,7 @@ from simulation.history import RoundRow, rounds_to_accuracy, time_to_accuracy
 __all__ = [
     "GLOBAL",
     "LOCAL",
+    "MATTHEWS",
     "PERPLEXITY",
     "PERSONAL",
     "ROUNDS_TO_BEST",
@@ -92,12 +93,16 @@ def _local(row: RoundRow) -> float | None:
     return row.local_accuracy
 
 
+def _matthews(row: RoundRow) -> float | None:
+    return row.matthews
+
+
 def _perplexity(row: RoundRow) -> float | None:
     return None if row.loss is None else math.exp(row.loss)
 
 
 def _rounds_to_best(rows: Sequence[RoundRow]) -> Reading | None:
-    found = GLOBAL.read(rows)
+    found = MATTHEWS.read(rows) or GLOBAL.read(rows)
     return (
         None if found is None or found.best_round is None else Reading(float(found.best_round), found.best_round, None)
     )
@@ -125,8 +130,17 @@ PERSONAL = Measure(
 PERPLEXITY = Measure("perplexity", "perplexity", "", False, _at_best(_perplexity, _perplexity, larger_is_better=False))
 """exp of the mean cross entropy of the test set."""
 
-ROUNDS_TO_BEST = Measure("rounds", "rounds to the best accuracy", "", False, _rounds_to_best)
-"""The round of the best global accuracy."""
+MATTHEWS = Measure(
+    "matthews",
+    "Matthews correlation x 100",
+    "",
+    True,
+    _at_best(_scaled(_matthews, _PER_CENT), _matthews, larger_is_better=True),
+)
+"""Correlation of the predictions with two labels, at the round where it is best, in hundredths as GLUE prints it."""
+
+ROUNDS_TO_BEST = Measure("rounds", "rounds to the best value", "", False, _rounds_to_best)
+"""The round of the best correlation where there is one, else of the best global accuracy."""
 
 
 def hours_to(target: float) -> Measure:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -332,17 +332,29 @@ def _run_section(experiment: Experiment, scale: Scale, results: Sequence[ArmResu
 
 
 def _write_plots(experiment: Experiment, results: Sequence[ArmResult], folder: Path) -> tuple[Path, ...]:
+    title = experiment.title
+    curves = _curves(results)
+    if not curves:  # a fleet of several tasks has no global model to judge
+        own = [
+            replace(result, rows=tuple(replace(row, accuracy=row.local_accuracy) for row in result.rows))
+            for result in results
+        ]
+        curves, title = _curves(own), f"{title} (on their own data)"
+    if not curves:
+        return ()
+    plots = [save(accuracy_over_rounds(curves, title=title), folder / f"{experiment.table}-rounds.png")]
+    if _timed(results):
+        plots.append(save(accuracy_over_time(curves, title=title), folder / f"{experiment.table}-time.png"))
+    return tuple(plots)
+
+
+def _curves(results: Sequence[ArmResult]) -> list[Curve]:
     curves = []
     for arm in dict.fromkeys(result.arm for result in results):
         histories = [result.rows for result in results if result.arm is arm]
         if all(any(row.accuracy is not None for row in rows) for rows in histories):
             curves.append(Curve(arm.name, histories))
-    if not curves:
-        return ()
-    plots = [save(accuracy_over_rounds(curves, title=experiment.title), folder / f"{experiment.table}-rounds.png")]
-    if _timed(results):
-        plots.append(save(accuracy_over_time(curves, title=experiment.title), folder / f"{experiment.table}-time.png"))
-    return tuple(plots)
+    return curves
 
 
 def _timed(results: Sequence[ArmResult]) -> bool:
@@ -360,7 +372,7 @@ def _named(measure: Measure) -> str:
 
 
 def _digits(measure: Measure) -> int:
-    return {"h": 3, "%": 2}.get(measure.unit, 2 if measure.name == "perplexity" else 0)
+    return {"h": 3, "%": 2}.get(measure.unit, 0 if measure.name == "rounds" else 2)
 
 
 def _value(value: float | None, measure: Measure) -> str:

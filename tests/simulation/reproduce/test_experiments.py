@@ -121,9 +121,10 @@ def test_differences_are_found_and_grouped():
     experiment = find_experiment("heterofl-1")
     mixed, single = (experiment.arm(name) for name in ("a-b-c-d-e/iid", "a/iid"))
     found = {arm.name: differences(arm.config("paper", 1), arm.config("small", 1)) for arm in (mixed, single)}
-    assert found["a/iid"] == (Difference("evaluation.every", "1", "5"), Difference("round.rounds", "200", "10"))
+    judged = (Difference("evaluation.every", "1", "5"), Difference("evaluation.statistics_fraction", "1", "0.1"))
+    assert found["a/iid"] == (*judged, Difference("round.rounds", "200", "10"))
     assert grouped(found) == (
-        Difference("evaluation.every", "1", "5"),
+        *judged,
         Difference("round.rounds", "200", "10", ("a/iid",)),
         Difference("round.rounds", "200", "40", ("a-b-c-d-e/iid",)),
     )
