@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -36,6 +36,11 @@ class TierArtifacts:
     manifest: Manifest
     ref: BlobRef
     folder: Path
+
+    @property
+    def head(self) -> Path:
+        """File with the initial weights of a head of its own, where it has one."""
+        return self.folder / "head.safetensors"
 
 
 @dataclass(frozen=True)
@@ -78,16 +83,40 @@ class Artifacts:
             BlobError: the file is damaged.
             ConfigError: it does not fit the layout.
         """
-        given = open_tensors(self.initial)
-        for item in self.layout.parameters:
-            value = given.get(item.name)
-            if value is None or value.shape != item.shape or value.dtype != np.float32:
+        return self._tensors(self.initial, {item.name: item.shape for item in self.layout.parameters})
+
+    def initial_heads(self, tiers: Iterable[Tier]) -> dict[Tier, Tensors]:
+        """The weights that heads of tiers' own start from.
+
+        Args:
+            tiers: exported ones.
+
+        Returns:
+            By tier with a head of its own, read-only float32 views.
+
+        Raises:
+            BlobError: a file is missing or damaged.
+            ConfigError: it does not fit the layout.
+        """
+        heads = {}
+        for tier in tiers:
+            shapes = self.layout.shapes(tier)
+            own = {item.name: shapes[item.name] for item in self.layout.own_head(tier)}
+            if own:
+                heads[tier] = self._tensors(self.tiers[tier.id].head, own)
+        return heads
+
+    def _tensors(self, path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Tensors:
+        given = open_tensors(path)
+        for name, shape in shapes.items():
+            value = given.get(name)
+            if value is None or value.shape != shape or value.dtype != np.float32:
                 found = "missing" if value is None else f"{value.dtype} {value.shape}"
                 raise ConfigError(
-                    f"{self.initial}: tensor {item.name} should be float32 {item.shape} but is {found}; "
+                    f"{path}: tensor {name} should be float32 {shape} but is {found}; "
                     f"these weights do not belong to {self.arch} as exported"
                 )
-        return {item.name: given[item.name] for item in self.layout.parameters}
+        return {name: given[name] for name in shapes}
 
 
 def _read(path: Path, hint: str) -> bytes:

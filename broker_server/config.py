@@ -251,10 +251,6 @@ class EvaluationConfig(FrozenModel):
             raise ValueError(f"evaluation.tier_data: {min(stray)} is not judged; name it in evaluation.tiers")
         return self
 
-    def data_of(self, tier: str) -> TestSetConfig | None:
-        """The test set that a tier is judged on, None if nothing is judged."""
-        return self.tier_data.get(tier, self.data)
-
 
 class FleetConfig(FrozenModel):
     """Everything ``fleet.toml`` says.

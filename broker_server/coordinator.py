@@ -301,6 +301,7 @@ class Coordinator:
                 return
         judgement = self._judge.judge(record, version)
         self._close(record, version, judgement)
+        self._forget_state(record.version, version)
 
     def _close(self, record: RoundRecord, version: VersionRecord, judgement: Judgement) -> None:
         record = self._store.advance_round(
@@ -330,6 +331,12 @@ class Coordinator:
             f"version {version.number} from {len(merged)} updates; {shown}",
         )
         self._settled(tasks)
+
+    def _forget_state(self, before: int, version: VersionRecord) -> None:
+        """Drop the state that a closed round started from: only the newest is gone on with, and it may be large."""
+        old = self._store.version(self._context.run, before)
+        if old is not None and old.state_digest not in {None, version.state_digest}:
+            self._services.blobs.remove(old.state_digest)
 
     def _settled(self, tasks: Sequence[TaskRecord]) -> None:
         """Forget slices and updates of tasks that are over; global versions stay."""

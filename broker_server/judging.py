@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from broker_server.artifacts import TierArtifacts
 from broker_server.collecting import Collection, Verdict, decide, quorum_of
+from broker_server.config import TestSetConfig
 from broker_server.evaluation import Evaluator
 from broker_server.planning import RunContext, model_of, open_collection, statistics_tasks
 from broker_server.ports import Asking
@@ -46,22 +47,22 @@ def open_evaluators(context: RunContext) -> tuple[Evaluator | None, tuple[Evalua
     """
     config = context.config.evaluation
 
-    def opened(tier: TierArtifacts) -> Evaluator | None:
-        data = config.data_of(tier.tier.id)
-        if data is None:
-            return None
-        test_set = load_test_set(data, tier.manifest)
+    def opened(tier: TierArtifacts, default: TestSetConfig) -> Evaluator:
+        test_set = load_test_set(config.tier_data.get(tier.tier.id, default), tier.manifest)
         return Evaluator(tier, test_set, batch_size=config.batch_size, threads=config.threads)
 
-    beside = context.judged_beside
-    if config.statistics == "query" and any(map(has_statistics, beside)):
+    if config.data is None:
+        return None, ()
+    judged, beside = context.judged, context.judged_beside
+    others = [tier for tier in beside if tier is not judged]
+    if config.statistics == "query" and any(map(has_statistics, others)):
         raise ConfigError(
-            f"evaluation.tiers: devices are asked for the batch norm statistics of one tier; to judge"
-            f' {", ".join(item.tier.id for item in beside)} as well set evaluation.statistics = "server-batch"'
+            "evaluation.tiers: devices are asked for the batch norm statistics of one tier; to judge"
+            f' {", ".join(item.tier.id for item in others)} as well set evaluation.statistics = "server-batch"'
         )
-    found = [opened(tier) for tier in beside]
-    own = opened(context.judged) if config.data is not None else None
-    return own, tuple(item for item in found if item is not None)
+    own = opened(judged, config.data)
+    by_tier = {tier.tier.id: opened(tier, config.data) for tier in others}
+    return own, tuple(by_tier.get(tier.tier.id, own) for tier in beside)
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,10 @@ class Judge:
             statistics = open_tensors(self._blobs.path(digest))
         try:
             own = self._evaluator.evaluate(weights, statistics)
-            beside = {item.judged.tier.id: self._judge_beside(item, version) for item in self._beside}
+            beside = {
+                item.judged.tier.id: own if item is self._evaluator else self._judge_beside(item, version)
+                for item in self._beside
+            }
         except DataError as error:
             return Judgement(note=str(error))
         evaluation = VersionEvaluation(**own.model_dump(), tiers=beside)

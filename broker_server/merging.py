@@ -49,14 +49,27 @@ def begin_folding(
 
 
 def first_version(context: RunContext, blobs: BlobStore) -> VersionRecord:
-    """Put the initial weights into the store's blobs.
+    """Put the initial weights into the store's blobs, and with them the heads that tiers have of their own.
 
     Raises:
+        BlobError: a file of them is missing or damaged.
         ConfigError: they do not fit the architecture.
         StorageError: the disk is full.
     """
-    data = encode_weights(context.artifacts.initial_weights(), {"run": context.run, "version": "0"})
-    return VersionRecord(context.run, 0, 0, blobs.put(data), None, None, time.time(), None)
+    weights = context.artifacts.initial_weights()
+    heads = context.artifacts.initial_heads(item.tier for item in context.tiers)
+    begin = context.strategy.begin
+    state = begin(context.artifacts.layout, weights, heads) if begin is not None and heads else {}
+    return VersionRecord(
+        run=context.run,
+        number=0,
+        round=0,
+        digest=blobs.put(encode_weights(weights, {"run": context.run, "version": "0"})),
+        state_digest=blobs.put(encode_weights(state)) if state else None,
+        statistics_digest=None,
+        created_at=time.time(),
+        evaluation=None,
+    )
 
 
 def make_version(

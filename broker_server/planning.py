@@ -78,7 +78,10 @@ class RunContext:
     def _exported(self, key: str, wanted: str) -> TierArtifacts:
         if wanted not in self.artifacts.tiers:
             raise ConfigError(f"{key}: {wanted!r} is not exported; exported are {', '.join(self.artifacts.tiers)}")
-        return self.artifacts.tiers[wanted]
+        found = self.artifacts.tiers[wanted]
+        if self.artifacts.layout.own_head(found.tier) and found not in self.tiers:
+            raise ConfigError(f"{key}: {wanted!r} has a head of its own, which this run does not train")
+        return found
 
 
 def tiers_in_use(artifacts: Artifacts, config: FleetConfig, strategy: Strategy) -> tuple[TierArtifacts, ...]:
@@ -110,6 +113,12 @@ def prepare_run(run: str, config: FleetConfig, artifacts: Artifacts) -> RunConte
     tiers = tiers_in_use(artifacts, config, chosen)
     require_levels(tiers, config.tiers)
     prepared = chosen.for_run(chosen, artifacts.layout, [item.tier for item in tiers])
+    own = [item.tier.id for item in tiers if artifacts.layout.own_head(item.tier)]
+    if own and prepared.begin is None:
+        raise PlanError(
+            f"{', '.join(own)} of {artifacts.arch} have heads of their own, which {prepared.name} cannot merge; use"
+            " inclusivefl, or export them without --head"
+        )
     settings = _train_settings(config)
     changed = prepared.train(settings, artifacts.layout, 0)
     for item in tiers:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, cast
 
@@ -113,6 +113,7 @@ class Layout:
         input_shape: shape of one sample, without the batch.
         input_dtype: ``float32``, or ``int64`` for tokens.
         classes: number of labels.
+        heads: tiers with a head of their own, which no other tier shares, by id: the number of their labels.
     """
 
     arch: str
@@ -126,9 +127,11 @@ class Layout:
     input_shape: tuple[int, ...]
     input_dtype: Literal["float32", "int64"]
     classes: int
+    heads: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "settings", freeze(self.settings))
+        object.__setattr__(self, "heads", MappingProxyType(dict(self.heads)))
         object.__setattr__(self, "axes", MappingProxyType(dict(self.axes)))
         _check(self)
 
@@ -173,13 +176,27 @@ class Layout:
         """Compute the shape of a tensor with these dimensions in a sub-model of this width."""
         return tuple(self.axes[dim.axis].kept(width) * dim.inner for dim in dims)
 
+    def classes_of(self, tier: Tier) -> int:
+        """Number of labels of a tier: the model's, or those of the head it has of its own."""
+        return self.heads.get(tier.id, self.classes)
+
+    def own_head(self, tier: Tier) -> tuple[Parameter, ...]:
+        """List the parameters of the head a tier has of its own; none if it shares the model's."""
+        return tuple(item for item in self.parameters if item.block == HEAD) if tier.id in self.heads else ()
+
     def shapes(self, tier: Tier) -> dict[str, tuple[int, ...]]:
         """Map the parameters a tier keeps to their local shapes, in registration order.
 
         Raises:
             PlanError: if the model has no such depth.
         """
-        return {item.name: self.local_shape(item.dims, tier.width) for item in self.kept(tier)}
+        shapes = {item.name: self.local_shape(item.dims, tier.width) for item in self.kept(tier)}
+        for item in self.own_head(tier):
+            shapes[item.name] = tuple(
+                self.classes_of(tier) * dim.inner if dim.axis in self.label_axes else size
+                for dim, size in zip(item.dims, shapes[item.name], strict=True)
+            )
+        return shapes
 
     def statistic_shapes(self, tier: Tier) -> dict[str, tuple[int, ...]]:
         """Map the statistic tensors a tier keeps (``stat.<norm>.mean``, ``.var``) to their local shapes.
@@ -205,7 +222,7 @@ class Layout:
 
     def to_json(self) -> str:
         """Write the layout as JSON text, the content of ``layout.json``."""
-        document = {
+        document: dict[str, Any] = {
             "version": FORMAT_VERSION,
             "arch": self.arch,
             "settings": _thaw(self.settings),
@@ -233,6 +250,8 @@ class Layout:
                 for item in self.statistics
             ],
         }
+        if self.heads:
+            document["heads"] = dict(self.heads)
         return json.dumps(document, indent=1)
 
     @classmethod
@@ -278,6 +297,7 @@ def _read(document: Mapping[str, Any]) -> Layout:
         input_shape=tuple(map(int, document["input_shape"])),
         input_dtype=cast('Literal["float32", "int64"]', document["input_dtype"]),
         classes=int(document["classes"]),
+        heads={str(tier): int(classes) for tier, classes in document.get("heads", {}).items()},
     )
 
 
@@ -308,3 +328,25 @@ def _check(layout: Layout) -> None:
     for name in layout.label_axes:
         if name not in layout.axes or layout.axes[name].kind is not AxisKind.FIXED:
             raise PlanError(f"{layout.arch}: label axis {name} is not one of its fixed axes")
+    for tier_id, classes in layout.heads.items():
+        _check_head(layout, Tier.parse(tier_id), classes)
+
+
+def _check_head(layout: Layout, tier: Tier, classes: int) -> None:
+    """A head of a tier's own: whole in width, so that nothing else is cut with it, and all that goes with labels."""
+    layout.tier(tier.width, tier.depth)
+    if classes < 1 or tier.width != 1.0 or tier == layout.tier(1.0):
+        raise PlanError(
+            f"{layout.arch}: {tier.id} cannot have a head of its own with {classes} labels; shallower tiers of width 1"
+            " can, and the head of the whole model is that of its setting `classes`"
+        )
+    outside = [
+        item.name
+        for item in layout.parameters
+        if item.block != HEAD and any(dim.axis in layout.label_axes for dim in item.dims)
+    ]
+    if outside:
+        raise PlanError(
+            f"{layout.arch}: {outside[0]} goes with the labels but is not part of the head, so no tier can have"
+            " labels of its own"
+        )

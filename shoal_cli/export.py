@@ -11,7 +11,7 @@ from rich.progress import Progress as ProgressBar
 
 from fleet_protocol.errors import ConfigError
 from shoal_cli.console import bytes_text, count_text, error_console, print_json, print_rows
-from shoal_cli.options import parse_floats, parse_ints, parse_settings
+from shoal_cli.options import parse_floats, parse_heads, parse_ints, parse_settings
 
 __all__ = ["add_to"]
 
@@ -24,6 +24,10 @@ def _export(
     models: Annotated[Path | None, typer.Option(help="Python file with architectures of your own.")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Setting of the architecture, for example channels=32,64.")
+    ] = None,
+    heads: Annotated[
+        list[str] | None,
+        typer.Option("--head", help="Labels of a tier with a head of its own, for example w1.00-d2=5."),
     ] = None,
     formats: Annotated[str, typer.Option(help="Any of onnx and ort-training.")] = "onnx,ort-training",
     momentum: Annotated[float, typer.Option(help="SGD momentum; 0 for none.")] = 0.9,
@@ -52,6 +56,7 @@ def _export(
     layout = infer_layout(architecture, chosen)
     depth_list: tuple[int | None, ...] = parse_ints("--depths", depths) if depths else (None,)
     tiers = tuple(layout.tier(width, depth) for depth in depth_list for width in parse_floats("--widths", widths))
+    own_heads = parse_heads("--head", heads or [])
     recipe = Recipe(momentum=momentum, weight_decay=weight_decay, clip_norm=clip_norm or None, proximal=proximal)
 
     with ProgressBar(
@@ -67,7 +72,15 @@ def _export(
             bar.update(shown, description=f"{state.tier}: {state.stage}", completed=state.done, total=state.total)
 
         reports = export_architecture(
-            architecture, chosen, tiers, recipe, out, formats=wanted, seed=seed, progress=progress
+            architecture,
+            chosen,
+            tiers,
+            recipe,
+            out,
+            formats=wanted,
+            seed=seed,
+            progress=progress,
+            heads=own_heads,
         )
 
     if as_json:

@@ -6,9 +6,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from fleet_protocol.errors import ConfigError
+from fleet_protocol.errors import ConfigError, PlanError
+from models.tier import Tier
 
-__all__ = ["parse_floats", "parse_ints", "parse_settings"]
+__all__ = ["parse_floats", "parse_heads", "parse_ints", "parse_settings"]
 
 
 def parse_floats(option: str, text: str) -> tuple[float, ...]:
@@ -64,6 +65,26 @@ def parse_settings(option: str, values: Sequence[str]) -> dict[str, Any]:
             raise ConfigError(f"{option}: {text!r} is not of the form name=value, for example channels=32,64")
         settings[name.strip()] = _value(value.strip())
     return settings
+
+
+def parse_heads(option: str, values: Sequence[str]) -> dict[Tier, int]:
+    """Read ``w1.00-d2=5`` and the like.
+
+    Args:
+        option: name of the option, for the message.
+        values: one ``tier=labels`` each.
+
+    Raises:
+        ConfigError: a value is not of this form.
+    """
+    heads = {}
+    for text in values:
+        tier, _, labels = text.partition("=")
+        try:
+            heads[Tier.parse(tier.strip())] = int(labels)
+        except (PlanError, ValueError) as error:
+            raise ConfigError(f"{option}: {text!r} is not of the form tier=labels, for example w1.00-d2=5") from error
+    return heads
 
 
 def _value(text: str) -> Any:

@@ -4,6 +4,7 @@
     <out>/<arch>/layout.json               axes of the global model
     <out>/<arch>/init.safetensors          initial global weights, in layout order
     <out>/<arch>/<tier>/manifest.json      what a device must know
+    <out>/<arch>/<tier>/head.safetensors   initial weights of a head of the tier's own, where it has one
     <out>/<arch>/<tier>/*.onnx             the portable graphs, hard links into objects
     <out>/<arch>/<tier>/ort-training/*     the same for onnxruntime-training
 
@@ -18,12 +19,14 @@ import importlib.metadata
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import onnx
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from fleet_protocol.errors import ConfigError, StorageError
@@ -126,6 +129,7 @@ def export_architecture(
     formats: Sequence[Format] = FORMATS,
     seed: int = 0,
     progress: Callable[[Progress], None] | None = None,
+    heads: Mapping[Tier, int] | None = None,
 ) -> tuple[TierReport, ...]:
     """Export, check and publish the artifact sets of some tiers of one architecture.
 
@@ -139,13 +143,14 @@ def export_architecture(
             report and manifest say so under ``skipped``.
         seed: of the initial weights and of the random batches of the checks.
         progress: called before each stage, and once at the end.
+        heads: number of labels of tiers that have a head of their own.
 
     Returns:
         One report per tier, in order.
 
     Raises:
-        ConfigError: no tier, or a format that does not exist.
-        PlanError: the model cannot have one of the tiers.
+        ConfigError: no tier, a format that does not exist, or a head for a tier that is not exported.
+        PlanError: the model cannot have one of the tiers or heads.
         ExportError: an operator cannot be exported, or a graph does not agree with PyTorch; nothing is published.
         StorageError: a file cannot be written; what was published before is still there.
     """
@@ -157,6 +162,11 @@ def export_architecture(
     layout = infer_layout(arch, settings)
     for tier in wanted:
         layout.tier(tier.width, tier.depth)
+    if heads:
+        stray = next((tier for tier in heads if tier not in wanted), None)
+        if stray is not None:
+            raise ConfigError(f"{arch.name}: tier {stray.id} shall have a head of its own but is not exported")
+        layout = replace(layout, heads={tier.id: classes for tier, classes in heads.items()})
     export = Export(arch, layout, recipe, tuple(formats), seed, Counter(progress, len(wanted) * (1 + 2 * len(formats))))
     try:
         with calm_torch(), replacing(out / arch.name) as folder:
@@ -215,11 +225,33 @@ class Export:
         """What the model takes and returns, but for the shape of its labels."""
         return Signature(self.layout.input_shape, self.layout.input_dtype, self.layout.classes)
 
+    def settings(self, tier: Tier) -> Mapping[str, Any]:
+        """The settings that a tier is built with: the model's, with the labels of a head of its own."""
+        own = tier.id in self.layout.heads
+        return {**self.layout.settings, "classes": self.layout.classes_of(tier)} if own else self.layout.settings
+
+    def head(self, tier: Tier) -> dict[str, NDArray[np.float32]]:
+        """The initial weights of a tier's own head; empty if it has none.
+
+        Raises:
+            ConfigError: the model's setting ``classes`` is not the number of its labels.
+        """
+        own, shapes = self.layout.own_head(tier), self.layout.shapes(tier)
+        drawn = initial_weights(self.arch, self.settings(tier), self.seed) if own else {}
+        head = {item.name: drawn[item.name] for item in own}
+        for name, value in head.items():
+            if value.shape != shapes[name]:
+                raise ConfigError(
+                    f"{self.arch.name}: with classes = {self.layout.classes_of(tier)} the parameter {name} is"
+                    f" {value.shape}, not {shapes[name]}; a head of a tier's own needs `classes` to be its labels"
+                )
+        return head
+
     def module(self, tier: Tier) -> nn.Module:
         """The sub-model with weights that hide nothing: a norm with scale 1 and shift 0 would hide a lost parameter."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
-            module: nn.Module = build(self.arch, tier, settings=self.layout.settings)
+            module: nn.Module = build(self.arch, tier, settings=self.settings(tier))
             with torch.no_grad():
                 for parameter in module.parameters():
                     if parameter.dim() < 2:
@@ -228,8 +260,9 @@ class Export:
 
 
 def _export_tier(export: Export, tier: Tier, folder: Path, out: Path) -> TierReport:
+    head = export.head(tier)
     module, recipe = export.module(tier), export.recipe
-    signature = export.signature.with_labels_of(module)
+    signature = replace(export.signature, classes=export.layout.classes_of(tier)).with_labels_of(module)
     batches = SizedBatches(signature, vocabulary_of(module), seed=export.seed)
     export.counter.start(tier.id, "tracing")
     graphs = portable.write_graphs(module, signature, recipe)
@@ -253,6 +286,8 @@ def _export_tier(export: Export, tier: Tier, folder: Path, out: Path) -> TierRep
     )
     for file in files:
         write_file(folder / file.path, out, file.data)
+    if head:
+        write_file(folder / "head.safetensors", out, encode_weights(head))
     noise = tuple(NoiseSpec(name=path, shape=shape) for path, shape in model_noise(module, signature).items())
     facts = Facts(signature.label_shape, noise, tuple(checks), footprint, skipped)
     manifest = manifest_of(export, tier, files, facts)
@@ -303,11 +338,11 @@ def manifest_of(export: Export, tier: Tier, files: Sequence[SetFile], facts: Fac
     parameters = _parameter_specs(layout, tier)
     return Manifest(
         arch=export.arch.name,
-        settings=json.loads(layout.to_json())["settings"],
+        settings=json.loads(replace(layout, settings=export.settings(tier)).to_json())["settings"],
         tier=tier.id,
         width=tier.width,
         depth=tier.depth,
-        classes=layout.classes,
+        classes=layout.classes_of(tier),
         input_shape=layout.input_shape,
         input_dtype=layout.input_dtype,
         label_shape=facts.label_shape,

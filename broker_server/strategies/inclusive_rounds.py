@@ -108,7 +108,7 @@ def build(config: StrategyConfig, optimizer: OptimizerSettings | None = None) ->
             return strategy
         depths = {group_of(tier): tier.depth for tier in in_use}
         rounds = _Rounds(layout, depths, settings)
-        return replace(strategy, send=rounds.send, step=rounds.step)
+        return replace(strategy, send=rounds.send, step=rounds.step, begin=rounds.begin)
 
     return Strategy(
         name="inclusivefl",
@@ -119,6 +119,7 @@ def build(config: StrategyConfig, optimizer: OptimizerSettings | None = None) ->
         fold=_fold_alone if baseline.alone else _fold,
         finish=lambda sums, _old: sums.means(),
         step=_keep_alone,
+        begin=_begin_alone,
         send=_send_alone,
         for_run=for_run,
         optimized=lambda _strategy, given: build(config, given),
@@ -170,6 +171,11 @@ class _Rounds:
             return inclusivefl.state_from_tensors(self.layout, self.depths, stored)
         return inclusivefl.init(self.layout, self.depths, weights, self.settings)
 
+    def begin(self, layout: Layout, weights: Tensors, heads: Mapping[Tier, Tensors]) -> ServerState:
+        """The state of groups with heads of their own, which are in no other group's weights."""
+        own = {group_of(tier): head for tier, head in heads.items()}
+        return inclusivefl.state_tensors(inclusivefl.init(layout, self.depths, weights, self.settings, own))
+
     def send(
         self, plan: CompiledPlan, request: PlanRequest, weights: Tensors, stored: ServerState
     ) -> Mapping[str, NDArray[Any]]:
@@ -188,9 +194,11 @@ class _Rounds:
             for group in counts
         }
         new, _ = inclusivefl.apply(state, updates, counts, self.settings)
+        own = {item.name for item in self.layout.own_head(self.layout.tier(1.0, new.ladder.deepest))}
         deepest = new.models[new.ladder.groups[-1]]
-        # A baseline of shallow models leaves the rest of the global model as it was.
-        whole = {item.name: np.array(deepest.get(item.name, old[item.name])) for item in self.layout.parameters}
+        # A baseline of shallow models leaves the rest of the global model as it was, its head too if that is another.
+        kept = deepest.keys() - own
+        whole = {name: np.array(deepest[name] if name in kept else value) for name, value in old.items()}
         return whole, inclusivefl.state_tensors(new)
 
 
@@ -205,12 +213,19 @@ def _fold_alone(sums: GroupSums, update: Contribution) -> None:
     sums.add(update.device, update.weights)
 
 
+def _begin_alone(_layout: Layout, _weights: Tensors, heads: Mapping[Tier, Tensors]) -> ServerState:
+    return {f"heads/{tier.id}/{name}": value for tier, head in heads.items() for name, value in head.items()}
+
+
 def _send_alone(
     plan: CompiledPlan, request: PlanRequest, weights: Tensors, stored: ServerState
 ) -> Mapping[str, NDArray[Any]]:
-    own = {name: stored.get(f"{request.device}/{name}") for name in request.layout.shapes(request.tier)}
-    found = {name: value for name, value in own.items() if value is not None}
-    return found if len(found) == len(own) else plan.slice(weights)
+    names = list(request.layout.shapes(request.tier))
+    own = {name: stored[f"{request.device}/{name}"] for name in names if f"{request.device}/{name}" in stored}
+    if len(own) == len(names):
+        return own
+    head = request.layout.own_head(request.tier)
+    return {**plan.slice(weights), **{item.name: stored[f"heads/{request.tier.id}/{item.name}"] for item in head}}
 
 
 def _keep_alone(old: Tensors, merged: Weights, stored: ServerState) -> tuple[Weights, ServerState]:

@@ -149,6 +149,8 @@ class Strategy:
         finish: the merged weights, from the accumulator and the weights the round started from. They are for `step`
             alone, which may know more of them than the parameters of the model.
         step: old weights, merged weights and state to new weights and state.
+        begin: the state of a run before its first round, from layout, initial weights and the initial weights of the
+            heads that tiers in use have of their own; None for a method that has no place for such heads.
         send: the tensors that a device is sent, from plan, request, global weights and state.
         offer: the tiers that a device is offered, the one it takes by default first, from those in use and the
             largest it can train.
@@ -166,6 +168,7 @@ class Strategy:
     fold: Callable[[Any, Contribution], None]
     finish: Callable[[Any, Tensors], Weights]
     step: Step = keep_state
+    begin: Callable[[Layout, Tensors, Mapping[Tier, Tensors]], ServerState] | None = None
     send: Callable[[CompiledPlan, PlanRequest, Tensors, ServerState], Tensors] = slice_of_global
     offer: Callable[[Layout, Sequence[Tier], Tier], tuple[Tier, ...]] = largest_only
     train: Callable[[TrainSettings, Layout, int], TrainSettings] = keep_settings

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -102,6 +104,72 @@ def test_a_fleet_of_small_models_leaves_the_upper_layers_alone(layout):
     kept = layout.shapes(TIERS[2])
     for name, value in weights.items():
         np.testing.assert_allclose(after[name], value + (1.5 if name in kept else 0.0), atol=1e-5)
+
+
+OWN = {TIERS[1]: 5, TIERS[2]: 7}
+
+
+@pytest.fixture(scope="module")
+def headed(layout):
+    """The model with heads of their own for the two shallower tiers, and what these start from."""
+    own = replace(layout, heads={tier.id: classes for tier, classes in OWN.items()})
+    rng = np.random.default_rng(8)
+    heads = {
+        tier: {
+            item.name: rng.standard_normal(own.shapes(tier)[item.name]).astype(np.float32)
+            for item in own.own_head(tier)
+        }
+        for tier in OWN
+    }
+    return own, heads
+
+
+def test_groups_with_labels_of_their_own_keep_their_heads_to_themselves(headed):
+    """Each head starts from its own weights, moves by its own devices' updates alone, and lives in the state."""
+    layout, heads = headed
+    method, weights = made(layout), noise(layout)
+    state = method.begin(layout, weights, heads)
+    sent, after, state = one_round(method, layout, weights, state, 0)
+    again, last, _ = one_round(method, layout, after, state, 1)
+    for device, tier in DEVICES.items():
+        assert {name: value.shape for name, value in sent[device].items()} == layout.shapes(tier)
+        head = heads.get(tier) or {item.name: weights[item.name] for item in layout.parameters if item.block == "head"}
+        mean = np.mean([number for number, name in enumerate(DEVICES, 1) if DEVICES[name] == tier])
+        for name, value in head.items():
+            np.testing.assert_array_equal(sent[device][name], value)
+            np.testing.assert_allclose(again[device][name], value + mean, atol=1e-5)
+    shared = [name for name in layout.shapes(TIERS[2]) if name.startswith(("tokens", "positions"))]
+    assert shared
+    for name in shared:
+        np.testing.assert_array_equal(again["a"][name], again["d"][name])
+    assert {name: value.shape for name, value in last.items()} == {name: w.shape for name, w in weights.items()}
+
+
+def test_alone_every_device_begins_with_the_head_of_its_tier(headed):
+    """The baseline of the NER experiments: own head, own weights, nothing merged."""
+    layout, heads = headed
+    method, weights = made(layout, "local", None), noise(layout)
+    state = method.begin(layout, weights, heads)
+    sent, after, state = one_round(method, layout, weights, state, 0)
+    again, _, _ = one_round(method, layout, after, state, 1)
+    for number, (device, tier) in enumerate(DEVICES.items(), 1):
+        assert {name: value.shape for name, value in sent[device].items()} == layout.shapes(tier)
+        for name, value in heads.get(tier, {}).items():
+            np.testing.assert_array_equal(sent[device][name], value)
+        for name, value in again[device].items():
+            np.testing.assert_allclose(value, sent[device][name] + number, atol=1e-5)
+
+
+def test_a_fleet_of_small_models_with_other_labels_leaves_the_global_head_alone(headed):
+    """The shallow model's layers are in the global version, its head is for other labels."""
+    layout, heads = headed
+    method, weights = made(layout, "all_small"), noise(layout)
+    state = method.begin(layout, weights, {TIERS[2]: heads[TIERS[2]]})
+    _, after, _ = one_round(method, layout, weights, state, 0, {"a": TIERS[2], "b": TIERS[2]})
+    own = {item.name for item in layout.own_head(TIERS[2])}
+    for name, value in weights.items():
+        trained = name in layout.shapes(TIERS[2]).keys() - own
+        np.testing.assert_allclose(after[name], value + (1.5 if trained else 0.0), atol=1e-5)
 
 
 def test_alone_every_device_gets_its_own_weights_back(layout):

@@ -220,8 +220,7 @@ tier_data = {"w1.00-d2" = {kind = "npz", path = "z"}}
     assert config.model.artifacts == tmp_path / "artifacts"
     assert str(config.model.weights) == "/abs/w.safetensors"
     assert (config.evaluation.data.path, config.evaluation.data.labels) == (tmp_path / "x", tmp_path / "y")
-    assert config.evaluation.data_of("w1.00-d2").path == tmp_path / "z"
-    assert config.evaluation.data_of("w1.00-d4") == config.evaluation.data
+    assert config.evaluation.tier_data["w1.00-d2"].path == tmp_path / "z"
 
 
 @pytest.mark.parametrize(

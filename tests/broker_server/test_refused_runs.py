@@ -15,12 +15,14 @@ from broker_server.strategies import strategy
 from device_runtime.data import load_data
 from device_runtime.data.config import NpzData
 from fleet_protocol.config import parse_config
-from fleet_protocol.errors import ConfigError, DataError, PlanError
-from models import Axis, Dim, Tier
+from fleet_protocol.errors import BlobError, ConfigError, DataError, PlanError
+from models import Axis, Dim, Registry, Tier
 from models.axes import kept_units
 from tests.broker_server.artifacts import ARCH, tiny_layout
 from tests.broker_server.peer import profile
 from tests.models.layouts import make_layout
+from tests.trainer_export.helpers import TINY
+from trainer_export import Recipe, export_architecture
 
 CHUNK = 1024
 
@@ -136,3 +138,30 @@ def test_levels_never_exceed_what_a_board_can_hold(config):
         tuple(item.tier.tier.width for item in assign(profiles, tiers, drawn, seed=1, version=version).values())
         for version in range(8)
     ]
+
+
+def test_heads_of_tiers_own_need_a_method_that_keeps_them(tmp_path):
+    """Methods of widths average one head; methods of the whole model never see another; an idle head is not judged."""
+    whole, small = Tier(1.0, 2), Tier(1.0, 1)
+    arch, settings = Registry.zoo().get("text_encoder"), {**TINY["text_encoder"], "embed": 4, "ffn": 4}
+    export_architecture(arch, settings, (whole, small), Recipe(), tmp_path, formats=("onnx",), heads={small: 5})
+    artifacts = load_artifacts(tmp_path, arch.name, chunk_bytes=CHUNK)
+
+    def prepared(name, **tables):
+        made = {"fleet": "f", "model": {"arch": arch.name}, "strategy": {"name": name}, **tables}
+        return prepare_run("r", FleetConfig.model_validate(made), artifacts)
+
+    for name in ("heterofl", "fedrolex", "federated_dropout", "whalefl"):
+        with pytest.raises(PlanError, match=r"w1\.00-d1 of text_encoder have heads of their own.*inclusivefl"):
+            prepared(name)
+    assert prepared("fedavg").tiers == (artifacts.full,)
+    tables = {
+        "tiers": {"allowed": (whole.id,)},
+        "evaluation": {"data": {"kind": "npz", "path": "x"}, "tiers": (small.id,)},
+    }
+    with pytest.raises(ConfigError, match="a head of its own, which this run does not train"):
+        _ = prepared("inclusivefl", **tables).judged_beside
+    assert prepared("inclusivefl").strategy.begin is not None
+    artifacts.tiers[small.id].head.unlink()
+    with pytest.raises(BlobError, match=r"head\.safetensors"):
+        artifacts.initial_heads([whole, small])

@@ -166,7 +166,7 @@ def test_further_tiers_are_judged_beside_the_whole_model(url, config, running, f
     assert found["w1.00-d1"].accuracy == finished.evaluation.accuracy
     artifacts = load_artifacts(settings.model.artifacts, ARCH, chunk_bytes=1024)
     tier = artifacts.tiers[small]
-    data = load_test_set(settings.evaluation.data_of(small), tier.manifest)
+    data = load_test_set(settings.evaluation.tier_data[small], tier.manifest)
     store = Store(settings.store, read_only=True)
     digest = store.version(finished.run).digest
     (record,) = store.rounds(finished.run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -150,6 +151,42 @@ def test_a_layout_survives_its_file():
     assert json.loads(layout.to_json())["version"] == 1
 
 
+def test_a_tier_may_have_a_head_of_its_own():
+    """Its head has a row for each of its own labels; all else, and every other tier, is as it was; a file keeps it."""
+    plain, small, middle = encoder(), Tier(1.0, 1), Tier(1.0, 2)
+    layout = replace(plain, heads={small.id: 7})
+    assert layout.shapes(small) == {**plain.shapes(small), "head": (7, 16)}
+    assert layout.shapes(middle) == plain.shapes(middle)
+    assert (layout.classes_of(small), layout.classes_of(middle)) == (7, plain.classes)
+    assert [item.name for item in layout.own_head(small)] == ["head"]
+    assert not layout.own_head(middle)
+    assert layout.parameter_count(small) == plain.parameter_count(small) + 4 * 16
+    assert Layout.from_json(layout.to_json()) == layout
+    assert "heads" not in json.loads(plain.to_json())
+
+
+@pytest.mark.parametrize(
+    ("tier", "classes", "message"),
+    [
+        ("w1.00-d3", 5, "setting `classes`"),
+        ("w0.50-d1", 5, "width 1 can"),
+        ("w1.00-d1", 0, "with 0 labels"),
+        ("w1.00-d9", 5, "no sub-model of depth 9"),
+        ("small", 5, "not a tier id"),
+    ],
+)
+def test_a_head_that_makes_no_sense_is_refused(tier, classes, message):
+    """The whole model has its head already; narrow heads would be cut, which nobody can merge."""
+    with pytest.raises(PlanError, match=message):
+        replace(encoder(), heads={tier: classes})
+
+
+def test_labels_below_the_head_cannot_be_a_tiers_own():
+    """A token embedding with a row for each label is shared by every tier."""
+    with pytest.raises(PlanError, match="embedding goes with the labels"):
+        replace(encoder(), label_axes=("classes", "vocab"), heads={"w1.00-d1": 7})
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -162,6 +199,7 @@ def test_a_layout_survives_its_file():
         lambda document: document.update(depths=[1, 2]),
         lambda document: document.update(input_dtype="float16"),
         lambda document: document["parameters"].append(document["parameters"][0]),
+        lambda document: document.update(heads={"w1.00-d3": 4}),
     ],
 )
 def test_a_damaged_layout_is_refused(damage):

@@ -81,6 +81,7 @@ def test_export_prints_a_table_and_json(tmp_path):
         (["export", "--arch", "mlp", "--depths", "9"], 2, "depth"),
         (["export", "--arch", "mlp", "--set", "hiden=3"], 2, "hiden"),
         (["export", "--arch", "mlp", "--formats", "onxx"], 2, "no format 'onxx'"),
+        (["export", "--arch", "mlp", "--head", "d2=5"], 2, "tier=labels, for example w1.00-d2=5"),
         (["export", "--arch", "mlp", "--models", "none.py"], 2, "none.py"),
         (["run", "--config", "none.toml"], 2, "none.toml"),
         (["status", "--store", "nowhere"], 7, "nowhere"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import OrderedDict
 from pathlib import Path
 
 import numpy as np
@@ -225,3 +226,43 @@ def test_depth_tiers_have_their_own_sets(tmp_path: Path) -> None:
     assert {p.block for p in shallow.parameters} == {"stem", "block1", "head"}
     assert (shallow.width, shallow.depth, shallow.input_dtype) == (0.5, 1, "int64")
     assert json.loads((tmp_path / "text_encoder" / "layout.json").read_text())["depth"] == 2
+
+
+def test_a_tier_is_exported_with_a_head_of_its_own(tmp_path: Path) -> None:
+    """Its graphs and manifest have its labels, and its first weights lie beside them; the rest is the model's."""
+    settings, small, whole = TINY["text_encoder"], Tier(1.0, 1), Tier(1.0, 2)
+    arch = ZOO.get("text_encoder")
+    export_architecture(arch, settings, [whole, small], Recipe(), tmp_path, formats=("onnx",), heads={small: 7})
+    folder = tmp_path / "text_encoder"
+    layout = Layout.from_json((folder / "layout.json").read_bytes())
+    own, other = (manifest_of(tmp_path, tier, "text_encoder") for tier in (small, whole))
+    assert (own.classes, own.settings["classes"], other.classes) == (7, 7, layout.classes)
+    assert {spec.name: spec.shape for spec in own.parameters} == layout.shapes(small)
+    infer = own.graphs["onnx/infer"]
+    assert infer.outputs[0].shape[-1] == 7
+    head = decode_weights((folder / small.id / "head.safetensors").read_bytes())
+    assert {name: value.shape for name, value in head.items()} == {
+        item.name: layout.shapes(small)[item.name] for item in layout.own_head(small)
+    }
+    assert any(value.any() for value in head.values())
+    assert not (folder / whole.id / "head.safetensors").exists()
+
+
+def test_a_head_needs_its_tier_and_a_model_that_can_have_one(tmp_path: Path) -> None:
+    """A tier that is not exported, a model whose labels reach below its head, a builder with labels of its own mind."""
+    arch = ZOO.get("text_encoder")
+    with pytest.raises(ConfigError, match=r"w1\.00-d1 shall have a head of its own but is not exported"):
+        export_architecture(arch, TINY["text_encoder"], [Tier(1.0, 2)], Recipe(), tmp_path, heads={Tier(1.0, 1): 7})
+    with pytest.raises(PlanError, match="goes with the labels"):
+        export_architecture(
+            ZOO.get("transformer_mlm"), TINY["transformer_mlm"], TIERS[:1], Recipe(), tmp_path, heads={TIERS[0]: 7}
+        )
+
+    @architecture()
+    def stubborn(cut: Cut, *, input_shape: tuple[int] = (4,), classes: int = 3) -> nn.Module:
+        blocks = nn.Sequential(*(nn.Linear(4, 4) for _ in range(cut.depth(2))))
+        return nn.Sequential(OrderedDict(stem=nn.Linear(4, 4), blocks=blocks, head=nn.Linear(4, cut.classes(3))))
+
+    with pytest.raises(ConfigError, match="needs `classes` to be its labels"):
+        export_architecture(stubborn, {}, [Tier(1.0, 1)], Recipe(), tmp_path, heads={Tier(1.0, 1): 7})
+    assert not list(tmp_path.glob("*/layout.json"))
