@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 from broker_server.config import StrategyConfig
 from broker_server.server_optimizer import OptimizerSettings
-from broker_server.strategies import fedavg, fedprox, fedrolex, fml, heterofl, inclusive_rounds, whalefl
+from broker_server.strategies import fedavg, fedmedian, fedprox, fedrolex, fml, heterofl, inclusive_rounds, whalefl
 from broker_server.strategies.strategy import Builder, Contribution, PlannedTier, PlanRequest, ServerState, Strategy
 from fleet_protocol.errors import ConfigError
 
@@ -31,6 +31,7 @@ STRATEGIES: MappingProxyType[str, Builder] = MappingProxyType(
         "inclusivefl": inclusive_rounds.build,
         "whalefl": whalefl.build,
         "fml": fml.build,
+        "fedmedian": fedmedian.build,
     }
 )
 

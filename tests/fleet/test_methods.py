@@ -115,6 +115,7 @@ def merged(watcher):
             marks=pytest.mark.slow,
         ),
         pytest.param({"name": "federated_dropout"}, 0.4, id="dropout-tied", marks=pytest.mark.slow),
+        pytest.param({"name": "fedmedian"}, 0.5, id="fedmedian", marks=pytest.mark.slow),
         pytest.param(
             {"name": "federated_dropout", "federated_dropout": {"draw": "per_layer"}}, 0.4, id="dropout-per-layer"
         ),
