@@ -181,6 +181,19 @@ def test_further_tiers_are_judged_beside_the_whole_model(url, config, running, f
     assert f"{found[small].accuracy:.4f}" in shown
 
 
+def test_only_the_newest_state_of_a_server_optimizer_is_kept(url, config, running, fleet):
+    """Every global version stays; what the optimizer carries is needed for the next round alone."""
+    settings = config(round={"rounds": 3}, evaluation={"data": None}, server_optimizer={"name": "fedadam"})
+    with Peer(fleet, "d", url, honest()):
+        finished = running(settings, url).wait()
+    store = Store(settings.store, read_only=True)
+    versions = store.versions(finished.run)
+    store.close()
+    kept = {path.name for path in (settings.store / "blobs" / "objects").rglob("*") if path.is_file()}
+    assert kept == {item.digest for item in versions} | {versions[-1].state_digest}
+    assert len({item.state_digest for item in versions}) == len(versions)
+
+
 def test_statistics_are_asked_for_one_tier_alone(url, config, running, fleet):
     """To judge several tiers of a model with static batch norm the server's own batches have to do."""
     server = running(config(evaluation={"tiers": ("w0.50-d1",)}), url)
