@@ -216,8 +216,47 @@ def test_devices_that_size_themselves_grow_when_training_stalls(trained):
     assert gain > 0.4
 
 
+GROWING = {"theta": 1e9, "gamma": 1.0, "step": 1e9, "stall": 100.0, "alpha": 1.0}
+NARROWEST, WIDEST = ("w0.125-d1",) * len(LIMITS), tuple(f"w{limit:.2f}-d1" for limit in LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("arm", "wanted"),
+    [("full", [NARROWEST] * 2 + [WIDEST] * 3), pytest.param("system", [NARROWEST] * 5, marks=pytest.mark.slow)],
+)
+def test_the_system_arm_sees_no_loss(trained, arm, wanted):
+    """A Theta beyond any speed keeps devices narrow; only where the loss counts do stalled rounds outgrow it.
+
+    The server offers every device its widest tier first, and merges what the device takes instead.
+    """
+    watcher, _ = trained(strategy={"name": "whalefl", "whalefl": {"arm": arm, **GROWING}})
+    assert merged(watcher) == wanted
+    assert {tuple(event.devices.values()) for event in watcher.of(control.RoundStarted)} == {WIDEST}
+    taken = {(event.round, event.device): event.tier for event in watcher.of(control.DeviceAccepted)}
+    assert [
+        tuple(taken[number, f"device-{i}"] for i in range(len(LIMITS))) for number in range(1, ROUNDS + 1)
+    ] == wanted
+
+
+@pytest.mark.slow
+def test_devices_that_size_themselves_send_less_than_the_baselines(trained, school, tmp_path):
+    """FedAvg is width 1 for all and HeteroFL every device's widest; narrow rounds send less than both."""
+    sent = {}
+    for name, do, wanted, table in (
+        ("fedavg", trainer("school", school, tmp_path), ("w1.00-d1",) * len(LIMITS), {}),
+        ("heterofl", trained, WIDEST, {}),
+        ("whalefl", trained, NARROWEST, {"whalefl": {"arm": "system", "theta": 1e9}}),
+    ):
+        watcher, _ = do(strategy={"name": name, **table})
+        closed = watcher.of(control.RoundClosed)
+        assert merged(watcher) == [wanted] * ROUNDS
+        sent[name] = sum(event.size for event in watcher.of(control.UpdateReceived))
+        assert closed[-1].payload_bytes > sent[name]
+    assert sent["fedavg"] > 1.5 * sent["heterofl"] > 4 * sent["whalefl"]
+
+
 def test_devices_that_size_themselves_measure_their_speed(trained):
-    """All arms run; in the first round nothing is measured, so the narrowest tier is taken and timed."""
+    """At first nothing is measured, so all take the narrowest tier and time it; a low Theta then lets them grow."""
     watcher, gain = trained(strategy={"name": "whalefl", "whalefl": {"theta": 1e-3}})
     assert set(merged(watcher)[0]) == {"w0.125-d1"}
     assert merged(watcher)[1:] == [tuple(f"w{limit:.2f}-d1" for limit in LIMITS)] * (ROUNDS - 1)
