@@ -171,14 +171,13 @@ def test_a_table_that_is_interrupted_goes_on_to_the_same_figures(tmp_path):
     command = ["heterofl-1", "--scale", "smoke", "--only", "a-b-c-d-e/iid", "--workers", "1"]
     straight = shoal(*command, "--out", tmp_path / "straight", cwd=tmp_path, timeout=280)
     assert straight.returncode == 0, straight.stderr
-    cut = subprocess.Popen(
-        [SHOAL, "reproduce", *command, "--out", tmp_path / "cut"], stderr=subprocess.PIPE, text=True, cwd=tmp_path
-    )
-    assert cut.stderr is not None
-    for line in cut.stderr:
-        if line.startswith("round 1:"):
-            cut.send_signal(signal.SIGINT)
-    cut.wait(timeout=60)
+    arguments = [SHOAL, "reproduce", *command, "--out", tmp_path / "cut"]
+    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as cut:
+        assert cut.stderr is not None
+        for line in cut.stderr:
+            if line.startswith("round 1:"):
+                cut.send_signal(signal.SIGINT)
+        cut.wait(timeout=60)
     assert cut.returncode == 130
     folder = tmp_path / "cut" / "heterofl-1" / "smoke"
     assert not list(folder.glob("*.md"))
