@@ -123,18 +123,20 @@ def _settings(study: _Study, method: str, data: Kind, spread: Spread, mix: str, 
         levels((64, 128, 256, 512)),
     )
     if scale == "small":
-        return merged(protocol, levels((16, 32, 64, 128)), _SMALL)
+        return merged(protocol, levels((16, 32, 64)), _SMALL)
     if scale == "smoke":
         return merged(protocol, levels((16, 32, 64, 128)), _SMOKE)
     return protocol
 
 
+# With static batch norm, batches of two labels and so few rounds every arm stayed near chance: 10 to 15 % in trials of
+# 40 to 200 rounds on one seed. Without a norm the same network rose above 20 % within 60 to 80 rounds.
 _SMALL: Settings = {
-    "model": {"settings": {"blocks": (1, 1, 1, 1)}},
-    "data": {"train_limit": 20_000, "test_limit": 2_000},
+    "model": {"settings": {"blocks": (1, 1, 1), "norm": "none"}},
+    "data": {"test_limit": 2_000},
     "round": {"rounds": 150},
-    "train": {"learning_rate": 0.05, "milestones": (75, 112)},
-    "evaluation": {"every": 10, "statistics": "server-batch"},
+    "train": {"learning_rate": 0.05, "steps": 20, "milestones": (75, 112)},
+    "evaluation": {"every": 10},
 }
 _SMOKE: Settings = {
     "model": {"settings": {"blocks": (1, 1, 1, 1)}},

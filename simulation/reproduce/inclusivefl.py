@@ -94,7 +94,7 @@ def _settings(method: str, task: Task, ratio: str, scale: Scale) -> Settings:
         ratio: of weak to medium to strong devices.
         scale: at which scale.
     """
-    length = {"cola": 24, "sst2": 40}[task]
+    length = {"cola": 24, "sst2": 32}[task]
     options: dict[str, Any] = {"tokens": "minilm", "length": 128}
     if task == "sst2":
         options["test"] = "dev"
@@ -119,9 +119,9 @@ def _settings(method: str, task: Task, ratio: str, scale: Scale) -> Settings:
             {
                 "data": {"options": {"length": length}},
                 "devices": {"count": devices},
-                "round": {"rounds": 20, "fraction": 0.1},
+                "round": {"rounds": 12, "fraction": 0.1},
                 "train": {"batch_size": 8},
-                "evaluation": {"every": 2},
+                "evaluation": {"every": 3},
             },
         )
     elif scale == "smoke":

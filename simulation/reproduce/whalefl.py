@@ -110,6 +110,8 @@ def _settings(method: str, split: str, scale: Scale) -> Settings:
         return merged(
             protocol,
             {
+                # The clock's times belong to a width, not to a number of channels, so they stay as they are.
+                "model": {"settings": {"channels": (32, 64, 128, 256)}},
                 "data": {"test_limit": 2_000},
                 "round": {"rounds": 40},
                 "evaluation": {"statistics": "server-batch"},
