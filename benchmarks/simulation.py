@@ -8,7 +8,8 @@ research script does: one process, PyTorch on all cores, one device after the ot
 core, and does all that it does outside of a benchmark: the store, the checks, the history. Without SHOAL_DATA both
 train on made-up images, which take as long.
 
-Overhead: with one worker, the share of a round in which no device trains.
+Overhead: with one worker, the share of a round in which no device trains; starting the worker, once in a simulation,
+is a row of its own.
 
 Memory: 1,000 devices train `conv` at width 1/16 in every round; resident memory of all processes together, where pages
 that they share count for each.
@@ -132,7 +133,8 @@ def loop_seconds(config: SimulationConfig, result: SimulationResult) -> float:
     arch = Registry.zoo().get("conv")
     layout = infer_layout(arch, prepared.settings)
     plans = {width: compile_plan(layout, make_plan(layout, layout.tier(width))) for width in WIDTHS}
-    weights = {name: value.numpy().copy() for name, value in build(arch, settings=prepared.settings).named_parameters()}
+    start = build(arch, settings=prepared.settings)
+    weights = {name: value.detach().numpy().copy() for name, value in start.named_parameters()}
     seconds = 0.0
     for number in range(1, TIMED + 1):
         asked = [(names[row.device], row.tier) for row in read_devices(result.folder) if row.round == number]
@@ -176,19 +178,30 @@ def local_training(
 
 
 def overhead(root: Path, data: Path) -> list[Row]:
-    """Share of the timed rounds in which the only worker does not train."""
+    """Share of the rounds after the first in which the only worker does not train; of the first, the time it starts."""
     result = simulate(settings(root, data, "alone", engine={"workers": 1}))
-    total = sum(row.seconds for row in result.rounds[:TIMED])
-    trained = sum(row.seconds for row in read_devices(result.folder) if row.round <= TIMED)
-    share = 1 - trained / total
+    trained = dict.fromkeys(range(1, TIMED + 1), 0.0)
+    for row in read_devices(result.folder):
+        if row.round in trained:
+            trained[row.round] += row.seconds
+    besides = {row.round: row.seconds - trained[row.round] for row in result.rounds if row.round in trained}
+    later = sum(row.seconds for row in result.rounds if 1 < row.round <= TIMED)
+    outside = sum(seconds for number, seconds in besides.items() if number > 1)
     return [
         {
-            "name": f"simulation overhead outside training ({total - trained:.2f} of {total:.1f} s)",
-            "value": share,
+            "name": f"simulation overhead outside training ({outside:.2f} of {later:.1f} s)",
+            "value": outside / later,
             "unit": "share",
             "budget": 0.05,
-            "ok": share <= 0.05,
-        }
+            "ok": outside / later <= 0.05,
+        },
+        {
+            "name": "simulation start: first round outside training",
+            "value": besides[1],
+            "unit": "s",
+            "budget": None,
+            "ok": True,
+        },
     ]
 
 
