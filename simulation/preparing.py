@@ -1,6 +1,6 @@
 """What stands on disk before a simulation starts: exported graphs, initial weights, data, and who holds which samples.
 
-    <cache>/artifacts/<key>/     what `shoal export` would write; shared by all runs of the same model
+    <cache>/artifacts/<key>/     see `simulation.exporting`
     <cache>/data/<key>/          train_x.npy, train_y.npy (workers map them into memory) and test.npz
     <out>/parts.npz              indices of every device's training and test samples
     <out>/init.safetensors       initial global weights
@@ -10,9 +10,6 @@ Whatever is there already is not made again, so a simulation that goes on starts
 
 from __future__ import annotations
 
-import hashlib
-import inspect
-import json
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -23,28 +20,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-import models
-import trainer_export
 from device_runtime.data import Augment, DataSet
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.blobs import storage_error
 from fleet_protocol.errors import ConfigError, DataError
-from fleet_protocol.weights import encode_weights
-from models.layout import Layout
-from models.parts import parameters_in
-from models.registry import Architecture, Registry, infer_layout
+from models.registry import Registry
 from simulation.config import DataTable, SimulationConfig
 from simulation.dataset import Dataset, evenly
 from simulation.datasets import load_dataset
+from simulation.exporting import Stage, cache_key, export_personal, export_tiers, initial_blob, with_data
 from simulation.partition import by_subject, deal_shards, dirichlet, iid
 
-__all__ = ["Parts", "Prepared", "Stage", "VirtualData", "prepare", "split_data"]
-
-Stage = Callable[[str], None]
-"""Told what is being done, for a progress bar."""
+__all__ = ["Parts", "Prepared", "VirtualData", "prepare", "split_data"]
 
 Indices = NDArray[np.int64]
-_INPUT_SETTINGS = {"input_shape": "input_shape", "classes": "classes", "vocab": "tokens"}
 _TEST_DRAW = 1  # keeps the deal of test shards apart from that of the training shards
 
 
@@ -215,20 +204,20 @@ def prepare(config: SimulationConfig, stage: Stage = lambda _text: None) -> Prep
     cache = config.cache or config.out
     stage(f"reading {config.data.name}")
     data = _limited(load_dataset(config.data.name, config.data.root, **config.data.options), config.data)
-    folder = cache / "data" / _key({"data": config.data.model_dump(mode="json", exclude={"augment"})}, data.name)
+    folder = cache / "data" / cache_key({"data": config.data.model_dump(mode="json", exclude={"augment"})}, data.name)
     _write_data(folder, data)
     parts = config.out / "parts.npz"
     if not parts.is_file():
         split_data(config, data).save(parts)
     registry = Registry.zoo() if config.model.models is None else Registry.zoo().with_file(config.model.models)
     architecture = registry.get(config.model.arch)
-    settings = architecture.settings(_with_data(architecture, config.model.settings, data))
-    artifacts = _export(config, architecture, settings, cache, stage)
-    personal = _export_personal(config, registry, architecture, settings, data, cache, stage)
+    settings = architecture.settings(with_data(architecture, config.model.settings, data))
+    artifacts = export_tiers(config, architecture, settings, cache, stage)
+    personal = export_personal(config, registry, architecture, settings, data, cache, stage)
     weights = config.out / "init.safetensors"
     if not weights.is_file():
         weights.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(weights, _initial(config, architecture, settings))
+        write_atomically(weights, initial_blob(config, architecture, settings))
     return Prepared(artifacts, folder, parts, weights, settings, personal)
 
 
@@ -281,99 +270,6 @@ def _limited(data: Dataset, table: DataTable) -> Dataset:
     )
 
 
-def _with_data(architecture: Architecture, settings: Mapping[str, Any], data: Dataset) -> dict[str, Any]:
-    """The settings with what follows from the data, where the architecture has such a setting."""
-    found = {
-        setting: getattr(data, source)
-        for setting, source in _INPUT_SETTINGS.items()
-        if setting in architecture.defaults and getattr(data, source)
-    }
-    return {**found, **settings}
-
-
-def _export(
-    config: SimulationConfig, architecture: Architecture, settings: Mapping[str, Any], cache: Path, stage: Stage
-) -> Path:
-    # The exporter needs onnx, which the rest of the simulation does without.
-    from trainer_export.artifact_set import Progress, export_architecture  # noqa: PLC0415
-    from trainer_export.recipe import Recipe  # noqa: PLC0415
-
-    table = config.model
-    layout = infer_layout(architecture, settings)
-    tiers = tuple(layout.tier(width, depth) for depth in table.depths or (None,) for width in table.widths)
-    recipe = Recipe(**{**table.recipe.model_dump(), "clip_norm": table.recipe.clip_norm or None})
-    facts = {
-        "layout": json.loads(layout.to_json()),
-        "tiers": sorted(tier.id for tier in tiers),
-        "recipe": table.recipe.model_dump(),
-        "code": _code(architecture),
-    }
-    out = cache / "artifacts" / _key(facts, table.arch)
-    if (out / table.arch / "layout.json").is_file():
-        return out
-
-    def progress(state: Progress) -> None:
-        stage(f"exporting {table.arch} {state.tier}: {state.stage}")
-
-    export_architecture(architecture, settings, tiers, recipe, out, formats=("onnx",), progress=progress)
-    return out
-
-
-def _export_personal(
-    config: SimulationConfig,
-    registry: Registry,
-    architecture: Architecture,
-    settings: Mapping[str, Any],
-    data: Dataset,
-    cache: Path,
-    stage: Stage,
-) -> tuple[Path, ...]:
-    """A mutual set for every kind of personal model."""
-    if config.personal is None:
-        return ()
-    from trainer_export.artifact_set import Progress  # noqa: PLC0415
-    from trainer_export.mutual_set import MutualModel, MutualPair, export_mutual  # noqa: PLC0415
-    from trainer_export.recipe import Recipe  # noqa: PLC0415
-
-    recipe = Recipe(**{**config.model.recipe.model_dump(), "clip_norm": config.model.recipe.clip_norm or None})
-    found: list[Path] = []
-    for model in config.personal.models:
-        own = registry.get(model.arch)
-        task = {} if model.classes is None else {"classes": model.classes}
-        chosen = own.settings({**_with_data(own, model.settings, data), **task})
-        with_adaptor = {**settings, **task}
-        layout, meme = infer_layout(own, chosen), infer_layout(architecture, with_adaptor)
-        facts = {
-            "meme": json.loads(meme.to_json()),
-            "personal": json.loads(layout.to_json()),
-            "adaptor": _adaptor(meme, config.strategy.fml.shared) if task else (),
-            "recipe": config.model.recipe.model_dump(),
-            "seed": config.seed,
-            "code": [_code(architecture), _code(own)],
-        }
-        key = _key(facts, f"{config.model.arch}+{model.arch}")
-        pair = MutualPair(
-            MutualModel(architecture, meme.tier(1.0), with_adaptor),
-            MutualModel(own, layout.tier(1.0), chosen),
-            adaptor=_adaptor(meme, config.strategy.fml.shared) if task else (),
-        )
-        out = cache / "personal"
-
-        def progress(state: Progress, name: str = model.arch) -> None:
-            stage(f"exporting a personal {name}: {state.stage}")
-
-        if not (out / key / pair.folder / "manifest.json").is_file():
-            export_mutual([pair], recipe, out, name=key, seed=config.seed, progress=progress)
-        found.append(out / key / pair.folder)
-    return tuple(found)
-
-
-def _adaptor(meme: Layout, shared: Sequence[str] | None) -> tuple[str, ...]:
-    """The parameters of a meme that its device keeps: all that are not shared."""
-    common = {item.name for item in meme.parameters} if shared is None else set(parameters_in(meme, shared))
-    return tuple(item.name for item in meme.parameters if item.name not in common)
-
-
 def _as_task(task: NDArray[np.int64], y: NDArray[np.int64], source: str) -> NDArray[np.int64]:
     if len(y) and y.max() >= len(task):
         raise DataError(f"{source} has the label {y.max()}, and the task's labels end at {len(task) - 1}")
@@ -383,33 +279,6 @@ def _as_task(task: NDArray[np.int64], y: NDArray[np.int64], source: str) -> NDAr
             f"{source} has the label {y[labels.argmin()]}, which its task leaves out; deal it other samples"
         )
     return labels
-
-
-def _code(architecture: Architecture) -> str:
-    """Digest of everything that a graph depends on beside its settings."""
-    folders = (Path(models.__file__).parent, Path(trainer_export.__file__).parent)
-    paths = sorted(path for folder in folders for path in folder.rglob("*.py"))
-    own = inspect.getsourcefile(architecture.build)
-    digest = hashlib.sha256()
-    for path in [*paths, *([Path(own)] if own else [])]:
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
-
-
-def _initial(config: SimulationConfig, architecture: Architecture, settings: Mapping[str, Any]) -> bytes:
-    if config.model.weights is not None:
-        try:
-            return config.model.weights.read_bytes()
-        except OSError as error:
-            raise ConfigError(f"model.weights: cannot read {config.model.weights}: {error.strerror}") from error
-    from models.zoo.inference import initial_weights  # noqa: PLC0415  (torch)
-
-    return encode_weights(initial_weights(architecture, settings, config.seed))
-
-
-def _key(facts: Mapping[str, Any], name: str) -> str:
-    text = json.dumps(facts, sort_keys=True, default=str)
-    return f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
 def _write_data(folder: Path, data: Dataset) -> None:
