@@ -12,7 +12,8 @@ from simulation.work import WorkerSetup
 
 __all__ = ["packing_list", "read_state", "relocated", "write_state"]
 
-_SAMPLES = ("train_x.npy", "train_y.npy")  # the server keeps the test set to itself
+_SAMPLES = ("train_x.npy", "train_y.npy", "black.npy")
+_TEST = "test.npz"  # for workers that judge devices on their own part of it
 
 
 def packing_list(setup: WorkerSetup) -> dict[str, Path]:
@@ -27,7 +28,8 @@ def packing_list(setup: WorkerSetup) -> dict[str, Path]:
     Raises:
         DataError: one of them is missing.
     """
-    found = {f"data/{name}": setup.data / name for name in _SAMPLES} | {"parts.npz": setup.parts}
+    samples = (*_SAMPLES, _TEST) if setup.own_test else _SAMPLES
+    found = {f"data/{name}": setup.data / name for name in samples} | {"parts.npz": setup.parts}
     if setup.models is not None:
         found["models.py"] = setup.models
     trees = {"artifacts": setup.artifacts}

@@ -18,6 +18,7 @@ def setup(tmp_path) -> WorkerSetup:
         "cache/artifacts/objects/ab/abc",
         "cache/data/train_x.npy",
         "cache/data/train_y.npy",
+        "cache/data/black.npy",
         "cache/data/test.npz",
         "run/parts.npz",
         "mine.py",
@@ -49,6 +50,7 @@ def named(setup: WorkerSetup) -> list[Path]:
         setup.artifacts / "objects/ab/abc",
         setup.data / "train_x.npy",
         setup.data / "train_y.npy",
+        setup.data / "black.npy",
         setup.parts,
         setup.models,
         setup.personal[0] / "manifest.json",
@@ -76,9 +78,15 @@ def test_every_file_is_where_the_relocated_setup_says(setup, tmp_path):
 def test_a_setup_without_extras_needs_less(setup, tmp_path):
     """No architectures and no personal models of one's own: none in the list, none after moving."""
     plain = setup.model_copy(update={"models": None, "personal": ()})
-    assert len(packing_list(plain)) == 5
+    assert len(packing_list(plain)) == 6
     moved = relocated(plain, tmp_path / "elsewhere", tmp_path / "own")
     assert (moved.models, moved.personal) == (None, ())
+
+
+def test_the_test_set_travels_to_workers_that_judge_by_it(setup):
+    """Devices with models of their own are judged on their part of it, where they train."""
+    listed = packing_list(setup.model_copy(update={"own_test": True}))
+    assert listed.keys() - packing_list(setup).keys() == {"data/test.npz"}
 
 
 def test_a_missing_file_is_named(setup):
