@@ -244,7 +244,12 @@ def cluster(small):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={port}"]
-    command += ["--num-cpus=3", "--include-dashboard=false", f"--object-store-memory={80 * 2**20}"]
+    command += [
+        "--node-ip-address=127.0.0.1",
+        "--num-cpus=3",
+        "--include-dashboard=false",
+        f"--object-store-memory={80 * 2**20}",
+    ]
     environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
     with (small.folder / "head.log").open("wb") as log:
         head = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
