@@ -59,7 +59,7 @@ def make_model(architecture: Architecture, settings: Mapping[str, Any] | None, m
     found = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
     expected = {spec.name: spec.shape for spec in manifest.parameters}
     if found != expected:
-        odd = next(iter(dict(found.items() ^ expected.items())))
+        odd = min(name for name, _ in found.items() ^ expected.items())  # the same one whatever the order of a set
         raise ConfigError(
             f"{architecture.name} with these settings is not what artifact set {manifest.arch} {manifest.tier} was "
             f"exported from: parameter {odd} is {found.get(odd, 'missing')} here and {expected.get(odd, 'missing')} "
