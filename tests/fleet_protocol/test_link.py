@@ -180,11 +180,12 @@ class CountingProxy:
                         data = source.recv(65536)
                         if not data:
                             return
-                        sink.sendall(data)
+                        # Counted first: whoever has read a byte finds it counted.
                         if source is client:
                             self.upstream += len(data)
                         else:
                             self.downstream += len(data)
+                        sink.sendall(data)
 
     def close(self) -> None:
         """Cut the connection without a word."""
