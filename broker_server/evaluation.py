@@ -71,6 +71,27 @@ class Evaluator:
             raise DataError(f"the loss of {tier} of the new version on {len(self.data)} test samples is not finite")
         return Evaluation(examples=count, loss=loss / count, accuracy=correct / count)
 
+    def losses(
+        self, weights: Mapping[str, NDArray[Any]], statistics: Mapping[str, NDArray[np.float32]], samples: int
+    ) -> NDArray[np.float64]:
+        """Mean loss of each run of consecutive samples.
+
+        Args:
+            weights: of the judged tier, float32.
+            statistics: of its static batch norms; empty if it has none.
+            samples: of a run; the last may be shorter.
+
+        Returns:
+            float64 ``[runs]``, over the labels that count.
+        """
+        fixed = {parameter_input(name): value for name, value in weights.items()}
+        fixed |= {**statistics, "mask": np.ones(self._classes, np.float32)}
+        found = []
+        for x, y in self.data.batches(samples):
+            (loss,) = self._session.run(["loss_sum"], {**fixed, "x": x, "y": y})
+            found.append(float(loss) / max(1, int(np.count_nonzero(y >= 0))))
+        return np.array(found, np.float64)
+
     def hits(
         self,
         weights: Mapping[str, NDArray[Any]],

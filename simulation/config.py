@@ -239,6 +239,7 @@ class EvaluationTable(FrozenModel):
         local: also judge it on every device's own part of the test set, with the device's label mask (METHODS 1.6);
             with personal models those are judged there instead.
         matthews: also correlate its predictions with the labels, of which there must be two.
+        perplexity: also compute its perplexity over chunks of so many test samples; 0 for none.
         holdout: share of every device's samples on which its sub-model is judged after training.
         tier: see `broker_server.config.EvaluationConfig`, as the rest.
         batch_size: samples per call.
@@ -252,6 +253,7 @@ class EvaluationTable(FrozenModel):
 
     local: bool = False
     matthews: bool = False
+    perplexity: int = Field(default=0, ge=0)
     holdout: float = Field(default=0.0, ge=0, lt=1)
     tier: str | None = None
     batch_size: int = Field(default=256, ge=1)
@@ -358,7 +360,7 @@ class SimulationConfig(FrozenModel):
             weights: safetensors file with the initial global weights.
             test_set: npz file.
         """
-        evaluation = self.evaluation.model_dump(exclude={"local", "matthews", "holdout"})
+        evaluation = self.evaluation.model_dump(exclude={"local", "matthews", "perplexity", "holdout"})
         # Where devices have tasks of their own, the global model has none that it could be judged by.
         tasks = self.personal is not None and any(item.labels is not None for item in self.personal.models)
         data = None if tasks else NpzTestSet(path=test_set)

@@ -64,6 +64,7 @@ class RoundRow:
         payload_bytes: of weights and updates, both ways.
         local_accuracy: mean over the devices' own held-out samples, weighted by their number.
         matthews: correlation of its predictions with two labels, if that was asked for.
+        perplexity: of that version on the server's test set, if that was asked for.
     """
 
     round: int
@@ -79,6 +80,7 @@ class RoundRow:
     payload_bytes: int
     local_accuracy: float | None
     matthews: float | None = None
+    perplexity: float | None = None
 
 
 @dataclass(frozen=True)
@@ -336,6 +338,8 @@ def _read(path: Path, kind: type[RowT]) -> list[RowT]:
                 pa.field(field.name, _TYPES[str(field.type)]),
                 pa.array([field.default] * len(table), _TYPES[str(field.type)]),
             )
+    if sorted(table.column_names) == sorted(_schema(kind).names):
+        table = table.select(_schema(kind).names)
     if table.schema != _schema(kind):
         raise DataError(f"{path} was written by another version of Shoal: its columns are {table.schema.names}")
     return [kind(**record) for record in table.to_pylist(maps_as_pydicts="strict")]

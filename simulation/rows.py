@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Protocol
 
 from broker_server.planning import RunContext
-from broker_server.store import RoundRecord, Store, TaskPhase
+from broker_server.store import RoundRecord, Store, TaskPhase, VersionRecord
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.messages import Evaluation, TrainSettings
 from models.tier import Tier
@@ -14,10 +16,22 @@ from simulation.board_times import BoardTimes
 from simulation.clock import round_seconds
 from simulation.history import DeviceRow, RoundRow
 from simulation.local_judge import LocalJudge
-from simulation.matthews import MatthewsJudge
 from simulation.virtual_desk import VirtualBoard
 
-__all__ = ["RowMaker"]
+__all__ = ["Judge", "RowMaker"]
+
+
+class Judge(Protocol):
+    """Puts a number to a global version that was evaluated."""
+
+    def judge(self, version: VersionRecord, blobs: BlobStore) -> float:
+        """The number.
+
+        Args:
+            version: the version.
+            blobs: where it lies.
+        """
+        ...
 
 
 class RowMaker:
@@ -30,7 +44,7 @@ class RowMaker:
         times: clocks of the devices.
         boards: the devices.
         local: judges versions on the devices' own parts of the test set, None if nobody wants that.
-        matthews: correlates their predictions with the labels, likewise.
+        judges: what else judges them, by the name of the column.
     """
 
     def __init__(
@@ -41,7 +55,7 @@ class RowMaker:
         times: BoardTimes,
         boards: Sequence[VirtualBoard],
         local: LocalJudge | None,
-        matthews: MatthewsJudge | None = None,
+        judges: Mapping[str, Judge] = MappingProxyType({}),
     ) -> None:
         self._context = context
         self._store = store
@@ -49,7 +63,7 @@ class RowMaker:
         self._times = times
         self._index = {board.id: board.index for board in boards}
         self._local = local
-        self._matthews = matthews
+        self._judges = judges
 
     def make(self, record: RoundRecord, simulated_before: float) -> tuple[RoundRow, tuple[DeviceRow, ...]]:
         """The row of a round, and those of its devices.
@@ -106,7 +120,7 @@ class RowMaker:
             local_accuracy=self._local_accuracy(
                 record, [task.metrics.evaluation for task in tasks if task.kind == "train" and task.metrics is not None]
             ),
-            matthews=self._correlation(record),
+            **self._judged(record),
         )
         return row, tuple(devices)
 
@@ -120,11 +134,13 @@ class RowMaker:
             seed=self._context.config.seed,
         )
 
-    def _correlation(self, record: RoundRecord) -> float | None:
-        if self._matthews is None or record.evaluation is None:
-            return None
+    def _judged(self, record: RoundRecord) -> dict[str, float]:
+        if not self._judges or record.evaluation is None:
+            return {}
         version = self._store.version(record.run, record.version + 1)
-        return None if version is None else self._matthews.judge(version, self._blobs)
+        if version is None:
+            return {}
+        return {name: judge.judge(version, self._blobs) for name, judge in self._judges.items()}
 
     def _local_accuracy(self, record: RoundRecord, found: Sequence[Evaluation | None]) -> float | None:
         """Of the global version where the devices have parts of the test set, else of their own models."""

@@ -42,8 +42,9 @@ from simulation.engines import open_engine
 from simulation.history import HistoryWriter, RoundRow
 from simulation.local_judge import LocalJudge
 from simulation.matthews import MatthewsJudge
+from simulation.perplexity import PerplexityJudge
 from simulation.preparing import Parts, Prepared, prepare
-from simulation.rows import RowMaker
+from simulation.rows import Judge, RowMaker
 from simulation.virtual_desk import VirtualBoard, VirtualDesk
 from simulation.work import WorkerSetup
 
@@ -168,15 +169,18 @@ class _Simulation:
             for index, (name, kind, held) in enumerate(named)
         ]
         times = BoardTimes(load_clock(self._config.clock), self._config.devices.kinds, artifacts.layout)
-        judging, evaluator, local, matthews = self._fleet.evaluation, None, None, None
+        judging, evaluator, local = self._fleet.evaluation, None, None
+        judges: dict[str, Judge] = {}
         if judging.data is not None:
             data = load_test_set(judging.data, context.judged.manifest)
             evaluator = Evaluator(context.judged, data, batch_size=judging.batch_size, threads=judging.threads)
             if self._config.evaluation.local and not self._mutual:
                 local = LocalJudge(context, evaluator, data, parts)
             if self._config.evaluation.matthews:
-                matthews = MatthewsJudge(context, evaluator, data)
-        rows = RowMaker(context, self._store, self._blobs, times, boards, local, matthews)
+                judges["matthews"] = MatthewsJudge(context, evaluator, data)
+            if samples := self._config.evaluation.perplexity:
+                judges["perplexity"] = PerplexityJudge(context, evaluator, data, samples)
+        rows = RowMaker(context, self._store, self._blobs, times, boards, local, judges)
         closed = [item for item in self._store.rounds(context.run) if item.state is RoundState.CLOSED]
         with HistoryWriter(self._folder, until=closed[-1].number if closed else 0) as history:
 

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_protocol.errors import ConfigError, DataError
-from simulation.dataset import Dataset, dataset_folder
+from simulation.dataset import Dataset, dataset_folder, evenly
 from simulation.text import read_lines
 
-__all__ = ["END", "UNKNOWN_TOKEN", "chunks", "mask_tokens", "perplexity", "token_ids", "wikitext2"]
+__all__ = ["END", "UNKNOWN_TOKEN", "chunks", "mask_tokens", "token_ids", "wikitext2"]
 
 UNKNOWN_TOKEN, END = 0, 1
 """Token ids of what the vocabulary lacks and of the end of a line."""
@@ -75,21 +75,13 @@ def mask_tokens(tokens: NDArray[np.int64], rate: float, symbol: int, seed: int) 
     return np.where(np.random.default_rng(seed).random(tokens.shape) < rate, symbol, tokens)
 
 
-def perplexity(losses: NDArray[np.floating]) -> float:
-    """Compute the perplexity as HeteroFL reports it: the mean over chunks of exp(mean cross entropy of the chunk).
-
-    Args:
-        losses: mean cross entropy of each chunk, in nats.
-    """
-    return float(np.exp(np.asarray(losses, np.float64)).mean())
-
-
 def wikitext2(
     root: Path | None,
     *,
     train: Literal["train", "validation"] = "train",
     rows: int = 100,
     test_rows: int = 10,
+    test_chunks: int | None = None,
     length: int = 64,
     mask_rate: float = 0.15,
     seed: int = 0,
@@ -99,7 +91,7 @@ def wikitext2(
     The labels are the tokens themselves, hidden or not. The model hides tokens of the training text by itself, anew
     for each batch; those of the test text are hidden here, once. The vocabulary is that of the training text: index
     0 for unknown tokens, 1 for the end of a line, then tokens in order of appearance. The mask symbol has the id
-    after the last one.
+    after the last one. Test samples stand chunk by chunk, the first of all rows before the second.
 
     Args:
         root: folder that holds ``wikitext2/``.
@@ -107,6 +99,7 @@ def wikitext2(
             smaller then, and results do not compare with published ones.
         rows: rows of the training text, one for each client; groups are the rows.
         test_rows: rows of the test text.
+        test_chunks: chunks of each row of the test text at most, evenly spread; None for all.
         length: tokens of a sample.
         mask_rate: share of test tokens hidden.
         seed: of the hidden test tokens.
@@ -134,6 +127,9 @@ def wikitext2(
             known.setdefault(word, len(known))
     train_x, train_group = chunks(token_ids(lines, known), rows, length)
     test_y, test_group = chunks(token_ids(read_lines(folder / "wiki.test.tokens"), known), test_rows, length)
+    count = len(test_y) // test_rows
+    places = (evenly(count, test_chunks)[:, np.newaxis] + count * np.arange(test_rows)).ravel()
+    test_y, test_group = test_y[places], test_group[places]
     return Dataset(
         "wikitext2",
         train_x,

@@ -152,6 +152,7 @@ def _text(row: str, scale: Scale) -> Settings:
                 "factor": 0.1,
             },
             "strategy": {"name": "heterofl"},
+            "evaluation": {"perplexity": 10},
         },
         level_tables(row, {"embed": 256, "ffn": 512}),
     )
@@ -160,7 +161,7 @@ def _text(row: str, scale: Scale) -> Settings:
             protocol,
             {
                 "model": {"settings": {"blocks": 2}},
-                "data": {"options": {"train": "validation"}, "test_limit": 1_000},
+                "data": {"options": {"train": "validation", "test_chunks": 100}},
                 "round": {"rounds": 100},
                 "train": {"milestones": (25, 50)},
                 "evaluation": {"every": 10},
@@ -173,7 +174,7 @@ def _text(row: str, scale: Scale) -> Settings:
             level_tables(row, {"embed": 128, "ffn": 128}),
             {
                 "model": {"settings": {"blocks": 1, "heads": 4}},
-                "data": {"options": {"train": "validation", "rows": 20}, "train_limit": 200, "test_limit": 20},
+                "data": {"options": {"train": "validation", "rows": 20, "test_chunks": 2}, "train_limit": 200},
                 "devices": {"count": 20},
                 "round": {"rounds": 2, "fraction": 0.2},
                 "train": {"milestones": ()},

@@ -6,7 +6,6 @@ last evaluated round stands beside it everywhere.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -98,7 +97,7 @@ def _matthews(row: RoundRow) -> float | None:
 
 
 def _perplexity(row: RoundRow) -> float | None:
-    return None if row.loss is None else math.exp(row.loss)
+    return row.perplexity
 
 
 def _rounds_to_best(rows: Sequence[RoundRow]) -> Reading | None:
@@ -128,7 +127,7 @@ PERSONAL = Measure(
 """The same at the round where it is best itself, for models that are judged by it."""
 
 PERPLEXITY = Measure("perplexity", "perplexity", "", False, _at_best(_perplexity, _perplexity, larger_is_better=False))
-"""exp of the mean cross entropy of the test set."""
+"""Mean over chunks of the test text of exp(mean cross entropy of the chunk), at the round where it is lowest."""
 
 MATTHEWS = Measure(
     "matthews",

@@ -45,6 +45,19 @@ def test_a_version_is_judged_as_numpy_judges_it(full, test_set):
     assert found.accuracy == accuracy
 
 
+def test_losses_are_those_of_runs_of_samples(full, test_set):
+    """Each run of consecutive samples by itself, whatever the batch size; the last may be short."""
+    data = load_test_set(NpzTestSet(path=test_set), full.manifest)
+    weights = tiny_weights(tiny_layout(), 3)
+    mean, variance = np.full(8, 0.25, np.float32), np.full(8, 2.0, np.float32)
+    found = Evaluator(full, data, batch_size=7, threads=1).losses(
+        weights, {"stat.norm.mean": mean, "stat.norm.var": variance}, 15
+    )
+    runs = [slice(0, 15), slice(15, 30), slice(30, 40)]
+    expected = [reference(weights, mean, variance, data.x[run], data.y[run])[0] for run in runs]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 def test_server_batches_give_the_mean_of_batch_statistics(full, test_set):
     """METHODS 1.6 c: every batch counts alike, variances unbiased; a last batch of one is left out."""
     data = load_test_set(NpzTestSet(path=test_set, limit=31), full.manifest)

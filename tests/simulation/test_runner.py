@@ -198,6 +198,17 @@ def test_workers_do_not_change_results(cache, tmp_path, straight, workers):
     same(tensors(result.folder, result.run), tensors(straight.folder, straight.run))
 
 
+def test_perplexity_is_a_mean_over_chunks(cache, tmp_path):
+    """One chunk of all samples: exp of the loss; more chunks: no less, by Jensen's inequality."""
+    found = {}
+    for samples in (60, 10):
+        tables = {"data": {"test_limit": 60}, "round": {"rounds": 1}, "evaluation": {"perplexity": samples}}
+        (found[samples],) = simulate(settings(tmp_path / f"of-{samples}", cache, **tables)).rounds
+    assert found[60].loss == found[10].loss
+    assert found[60].perplexity == pytest.approx(np.exp(found[60].loss), rel=1e-5)
+    assert found[10].perplexity > found[60].perplexity * 1.0001
+
+
 def workers_of_this_process() -> list[psutil.Process]:
     return [child for child in psutil.Process().children() if "simulation.worker" in " ".join(child.cmdline())]
 
@@ -296,6 +307,7 @@ def test_another_configuration_is_refused(cache, tmp_path, straight):
         ({"devices": {"types": [{"type": "Pi9"}]}}, ConfigError, "Pi9"),
         ({"evaluation": {"local": True}}, ConfigError, "evaluation.local"),
         ({"partition": {"kind": "subject"}}, ConfigError, "nobody in particular"),
+        ({"evaluation": {"perplexity": 7}}, ConfigError, "do not make chunks of 7"),
     ],
 )
 def test_what_cannot_begin_says_why(cache, tmp_path, tables, error, match):

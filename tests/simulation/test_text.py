@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from fleet_protocol.errors import ConfigError, DataError
 from simulation.datasets import load_dataset
+from simulation.perplexity import perplexity
 from simulation.text import IGNORED, Vocabulary, encode_pieces, encode_tagged, read_lines
-from simulation.wikitext import chunks, mask_tokens, perplexity, token_ids
+from simulation.wikitext import chunks, mask_tokens, token_ids
 from tests.simulation.data_folder import FOLDER, needs, needs_minilm
 
 
@@ -155,6 +156,19 @@ def test_a_vocabulary_is_that_of_the_training_text(tmp_path):
     assert data.test_x.tolist() == [[4, 0, 1, 0, 1]]
     assert (data.classes, data.tokens) == (6, 7)
     assert token_ids(["x"], {}).tolist() == [0, 0]
+
+
+def test_test_samples_stand_chunk_by_chunk(tmp_path):
+    """All rows' first chunk, then their second; fewer chunks are whole ones of all rows."""
+    folder = tmp_path / "wikitext2"
+    folder.mkdir()
+    (folder / "wiki.train.tokens").write_text(" ".join("abcdefgh"))
+    (folder / "wiki.test.tokens").write_text(" ".join("abcdefgh"))
+    data = load_dataset("wikitext2", tmp_path, rows=1, test_rows=2, length=2, mask_rate=0.0)
+    assert data.test_y.tolist() == [[2, 3], [6, 7], [4, 5], [8, 9]]  # rows of the text: a to d, e to h
+    assert data.test_group.tolist() == [0, 1, 0, 1]
+    short = load_dataset("wikitext2", tmp_path, rows=1, test_rows=2, length=2, mask_rate=0.0, test_chunks=1)
+    assert short.test_y.tolist() == [[2, 3], [6, 7]]
 
 
 def test_masks_and_perplexity():

@@ -16,12 +16,12 @@ from simulation.reproduce.render import as_csv, as_markdown, plain, write_table
 from simulation.reproduce.running import ArmResult
 
 
-def row(number, accuracy=None, *, local=None, loss=None, total=0.0):
+def row(number, accuracy=None, *, local=None, perplexity=None, total=0.0):
     return RoundRow(
         round=number,
         version=number,
         accuracy=accuracy,
-        loss=loss,
+        loss=None,
         train_loss=0.5,
         devices=2,
         tiers={"w1.00-d1": 2},
@@ -30,6 +30,7 @@ def row(number, accuracy=None, *, local=None, loss=None, total=0.0):
         seconds=30.0,
         payload_bytes=10,
         local_accuracy=local,
+        perplexity=perplexity,
     )
 
 
@@ -63,12 +64,12 @@ def test_an_accuracy_of_zero_is_a_figure():
 
 
 def test_the_lowest_perplexity_is_the_best():
-    rows = [row(1, 0.1, loss=2.0), row(2, 0.2, loss=1.0), row(3, 0.3, loss=1.5)]
+    rows = [row(1, 0.1, perplexity=7.0), row(2, 0.2, perplexity=3.0), row(3, 0.3, perplexity=4.5)]
     reading = PERPLEXITY.read(rows)
     assert reading is not None
-    assert reading.best == pytest.approx(math.e)
+    assert reading.best == 3.0
     assert reading.best_round == 2
-    assert reading.last == pytest.approx(math.exp(1.5))
+    assert reading.last == 4.5
 
 
 def test_the_time_to_a_target():
