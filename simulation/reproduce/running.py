@@ -26,7 +26,6 @@ from fleet_protocol.frozen import FrozenModel
 from simulation.config import EngineTable, SimulationConfig
 from simulation.history import RoundRow, read_history
 from simulation.reproduce.experiment import Arm, Experiment, Scale
-from simulation.runner import simulate
 
 __all__ = ["ArmResult", "Job", "StoppedError", "Watch", "collect", "jobs", "run_job", "table_folder"]
 
@@ -193,6 +192,8 @@ def run_job(
         StoppedError: it was interrupted.
         ShoalError: it cannot be run.
     """
+    from simulation.runner import simulate  # noqa: PLC0415 - loads PyTorch
+
     if job.complete:
         return
     result = simulate(job.config, listener=listener, stage=stage, watch=watch)

@@ -59,7 +59,10 @@ def grey_values() -> Dataset:
     return replace(data, train_x=text(data.train_x), test_x=text(data.test_x), tokens=18)
 
 
-@pytest.fixture(scope="module", params=[pytest.param(grey_values, id="digits"), pytest.param(sentences, id="sst2")])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(grey_values, id="digits"), pytest.param(sentences, id="sst2", marks=pytest.mark.slow)],
+)
 def reef(request, tmp_path_factory):
     """A broker and six agents, two of each depth."""
     folder = tmp_path_factory.mktemp("reef")
