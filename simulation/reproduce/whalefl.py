@@ -49,8 +49,8 @@ _ABOUT: Mapping[str, str] = MappingProxyType(
 )
 _STEPS, _BATCH = 10, 64
 _SEEDS = (3, 4, 5)
-"""The first three whose split gives every label to a device of full width. In the splits of 1 and 2 one label is held by
-devices of half width alone, so nothing that limits widths can learn the outer channels for it."""
+"""The first three whose split gives every label to a device of full width. In the splits of 1 and 2 devices of half
+width alone hold one of the labels, so nothing that limits widths can learn the outer channels for it."""
 
 
 def _mean_efficiency() -> float:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+
+import numpy as np
 import pytest
 
 from broker_server.assignment import parse_mix
 from broker_server.config import FleetConfig
 from fleet_protocol.errors import ConfigError
 from models.registry import Registry
-from simulation.datasets import DATASETS
+from simulation.datasets import DATASETS, load_dataset
+from simulation.preparing import split_data
 from simulation.reproduce.catalogue import TABLES, find_experiment, parse_scale
 from simulation.reproduce.differences import Difference, differences, grouped
 from simulation.reproduce.experiment import SCALES, merged
+from tests.simulation.data_folder import FOLDER, needs
 
 EVERY_ARM = [
     pytest.param(experiment, arm, id=f"{experiment.table}-{arm.name}")
@@ -129,6 +134,21 @@ def test_differences_are_found_and_grouped():
         Difference("round.rounds", "200", "40", ("a-b-c-d-e/iid",)),
     )
     assert differences(mixed.config("small", 1, out="x"), mixed.config("small", 2, out="y")) == ()
+
+
+@needs("mnist")
+def test_whalefls_seeds_are_the_first_whose_splits_can_be_learnt():
+    """Every label is with a device of full width."""
+    data = load_dataset("mnist", FOLDER)
+    arm = find_experiment("whalefl-1").arm("heterofl/non-iid-2")
+    can = []
+    for seed in range(1, 6):
+        config = arm.config("small", seed, out="x")
+        full = [kind.max_width == 1.0 for kind in config.devices.kinds]
+        parts = itertools.compress(split_data(config, data).train, full)
+        if len(np.unique(data.train_y[np.concatenate(list(parts))])) == data.classes:
+            can.append(seed)
+    assert tuple(can) == find_experiment("whalefl-1").seeds["small"]
 
 
 def test_the_clock_decides_the_widths_of_whalefl():
