@@ -28,6 +28,7 @@ from models.tier import Tier
 __all__ = [
     "RunContext",
     "compiled_plans",
+    "judged_model",
     "model_of",
     "open_collection",
     "plan_round",
@@ -255,6 +256,21 @@ def model_of(context: RunContext, tier: Tier, version: VersionRecord, blobs: Blo
         return plan.slice(weights)
     request = PlanRequest(layout, tier, "", version.number, context.config.seed)
     return context.strategy.send(plan, request, weights, open_state(blobs, version.state_digest))
+
+
+def judged_model(context: RunContext, version: VersionRecord, blobs: BlobStore) -> tuple[Tensors, Tensors]:
+    """What judges a global version again: the weights of the judged tier, and the statistics of its norms.
+
+    Args:
+        context: the run.
+        version: that was judged before, so that its statistics are known.
+        blobs: where they lie.
+
+    Raises:
+        BlobError: they cannot be read.
+    """
+    statistics = open_tensors(blobs.path(version.statistics_digest)) if version.statistics_digest else {}
+    return model_of(context, context.judged.tier, version, blobs), statistics
 
 
 def compiled_plans(context: RunContext, tasks: Sequence[TaskRecord]) -> dict[str, CompiledPlan]:

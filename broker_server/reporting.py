@@ -8,10 +8,11 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Literal
 
-from broker_server.store import Store
+from broker_server.store import Store, TaskRecord
 from fleet_protocol import control
 from fleet_protocol.errors import RefusalReason, TransportError
 from fleet_protocol.link import Link
+from fleet_protocol.messages import BlobRef, TaskMetrics
 from fleet_protocol.topics import Topics
 
 __all__ = ["Listener", "Reporter"]
@@ -67,6 +68,27 @@ class Reporter:
     def note(self, kind: str, detail: str, number: int | None = None, device: str | None = None) -> None:
         """Write a line of the log that no display needs."""
         self._store.log(kind, detail, run=self.run, number=number, device=device)
+
+    def received(self, task: TaskRecord, update: BlobRef, metrics: TaskMetrics, *, log: bool = True) -> None:
+        """Tell that an update is checked and on the disk.
+
+        Args:
+            task: it was asked for by.
+            update: its digest and size.
+            metrics: what the device measured.
+            log: whether that is worth a line of the log.
+        """
+        event = control.UpdateReceived(
+            run=task.run,
+            seconds=self.seconds,
+            round=task.round,
+            device=task.device,
+            kind=task.kind,
+            tier=task.tier,
+            size=update.size,
+            metrics=metrics,
+        )
+        self.emit(event, f"{task.kind} update of {update.size} bytes, {task.tier}" if log else None, task.device)
 
     def refused(
         self, reason: RefusalReason, detail: str, *, device: str | None, number: int | None, by_device: bool = False

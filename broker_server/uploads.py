@@ -12,7 +12,6 @@ from broker_server.reporting import Reporter
 from broker_server.spool import Spool
 from broker_server.store import Store, TaskPhase
 from broker_server.validation import check_done, check_update, size_limit
-from fleet_protocol import control
 from fleet_protocol.errors import BlobError, RefusalReason, RefusedError
 from fleet_protocol.messages import Done
 
@@ -123,29 +122,10 @@ class Uploads:
     def _accept(self, task: OpenTask, message: Done) -> None:
         record, update = task.record, message.update
         self._store.receive(record.id, update.digest, update.size, message.metrics)
-        task.record = replace(
-            record,
-            phase=TaskPhase.RECEIVED,
-            update_digest=update.digest,
-            update_size=update.size,
-            metrics=message.metrics,
-        )
+        task.record = record.receiving(update, message.metrics)
         self._post.acknowledge(record)
         self._payload_bytes += update.size
-        self._reporter.emit(
-            control.UpdateReceived(
-                run=record.run,
-                seconds=self._reporter.seconds,
-                round=record.round,
-                device=record.device,
-                kind=record.kind,
-                tier=record.tier,
-                size=update.size,
-                metrics=message.metrics,
-            ),
-            f"{record.kind} update of {update.size} bytes, {record.tier}",
-            record.device,
-        )
+        self._reporter.received(record, update, message.metrics)
 
     def _repeat(self, task: OpenTask) -> None:
         """Answer an announcement that was answered before, in the same way."""

@@ -9,13 +9,11 @@ from __future__ import annotations
 import numpy as np
 
 from broker_server.evaluation import Evaluator
-from broker_server.planning import RunContext
+from broker_server.planning import RunContext, judged_model
 from broker_server.store import VersionRecord
-from broker_server.tensors import open_tensors
 from broker_server.test_set import TestSet
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import ConfigError
-from models.plan import compile_plan, make_plan
 from simulation.preparing import Parts
 
 __all__ = ["LocalJudge"]
@@ -55,9 +53,8 @@ class LocalJudge:
         Raises:
             BlobError: it cannot be read.
         """
-        layout, tier = self._context.artifacts.layout, self._context.judged.tier
-        weights = compile_plan(layout, make_plan(layout, tier)).slice(open_tensors(blobs.path(version.digest)))
-        statistics = open_tensors(blobs.path(version.statistics_digest)) if version.statistics_digest else {}
+        layout = self._context.artifacts.layout
+        weights, statistics = judged_model(self._context, version, blobs)
         masked = self._context.config.train.mask_labels  # as in the training, or the logits would be others
         correct = count = 0
         for part, labels in zip(self._parts, self._labels, strict=True):

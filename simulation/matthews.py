@@ -11,9 +11,8 @@ import math
 import numpy as np
 
 from broker_server.evaluation import Evaluator
-from broker_server.planning import RunContext, model_of
+from broker_server.planning import RunContext, judged_model
 from broker_server.store import VersionRecord
-from broker_server.tensors import open_tensors
 from broker_server.test_set import TestSet
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import ConfigError
@@ -69,8 +68,7 @@ class MatthewsJudge:
         Raises:
             BlobError: it cannot be read.
         """
-        weights = model_of(self._context, self._context.judged.tier, version, blobs)
-        statistics = open_tensors(blobs.path(version.statistics_digest)) if version.statistics_digest else {}
+        weights, statistics = judged_model(self._context, version, blobs)
         mask = np.ones(2, np.float32)
         right = [self._evaluator.hits(weights, statistics, chosen, mask)[0] for chosen in self._members]
         return matthews((right[0], right[1]), (len(self._members[0]), len(self._members[1])))

@@ -21,7 +21,6 @@ from broker_server.validation import check_update
 from device_runtime.adaptive import initial
 from device_runtime.board import installed_backends, runtime_version
 from device_runtime.sizing import SizingRecord, after_round, choose_width
-from fleet_protocol import control
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import RefusalReason, RefusedError, ShoalError
 from fleet_protocol.messages import DeviceStatus, Profile, Sizing, TrainSettings
@@ -217,26 +216,9 @@ class VirtualDesk:
             self._settle(task, TaskPhase.REFUSED, error.reason, str(error))
             return
         self._store.receive(record.id, update.digest, update.size, result.metrics)
-        task.record = replace(
-            record,
-            phase=TaskPhase.RECEIVED,
-            update_digest=update.digest,
-            update_size=update.size,
-            metrics=result.metrics,
-        )
+        task.record = record.receiving(update, result.metrics)
         self._upload_bytes += update.size
-        self.reporter.emit(
-            control.UpdateReceived(
-                run=record.run,
-                seconds=self.reporter.seconds,
-                round=record.round,
-                device=record.device,
-                kind=record.kind,
-                tier=record.tier,
-                size=update.size,
-                metrics=result.metrics,
-            )
-        )
+        self.reporter.received(record, update, result.metrics, log=False)
 
     def _failed(self, task: OpenTask, result: Failed) -> None:
         record = task.record

@@ -208,6 +208,21 @@ class TaskRecord:
             others=Alternatives(items=rest),
         )
 
+    def receiving(self, update: BlobRef, metrics: TaskMetrics) -> TaskRecord:
+        """The task once its update is checked and on the disk.
+
+        Args:
+            update: its digest and size.
+            metrics: what the device measured.
+        """
+        return replace(
+            self,
+            phase=TaskPhase.RECEIVED,
+            update_digest=update.digest,
+            update_size=update.size,
+            metrics=metrics,
+        )
+
 
 @dataclass(frozen=True)
 class VersionRecord:
