@@ -121,7 +121,7 @@ def _settings(method: str, split: str, scale: Scale) -> Settings:
                 # The clock's times belong to a width, not to a number of channels, so they stay as they are.
                 "model": {"settings": {"channels": (16, 32, 64, 128)}},
                 "data": {"test_limit": 2_000},
-                "round": {"rounds": 150},
+                "round": {"rounds": 60 if full else 150},  # full width needs fewer
                 "evaluation": {"statistics": "server-batch"},
             },
         )
