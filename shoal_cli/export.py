@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
@@ -12,6 +13,9 @@ from rich.progress import Progress as ProgressBar
 from fleet_protocol.errors import ConfigError
 from shoal_cli.console import bytes_text, count_text, error_console, print_json, print_rows
 from shoal_cli.options import parse_floats, parse_heads, parse_ints, parse_settings
+
+if TYPE_CHECKING:
+    from trainer_export.artifact_set import TierReport
 
 __all__ = ["add_to"]
 
@@ -83,6 +87,10 @@ def _export(
             heads=own_heads,
         )
 
+    _print_reports(reports, f"{arch} in {out}", as_json=as_json)
+
+
+def _print_reports(reports: Sequence[TierReport], title: str, *, as_json: bool) -> None:
     if as_json:
         print_json(
             [
@@ -100,7 +108,7 @@ def _export(
         )
         return
     print_rows(
-        f"{arch} in {out}",
+        title,
         [
             {
                 "tier": report.tier.id,
