@@ -119,7 +119,7 @@ def _settings(method: str, task: Task, ratio: str, scale: Scale) -> Settings:
             {
                 "data": {"options": {"length": length}},
                 "devices": {"count": devices},
-                "round": {"rounds": 12, "fraction": 0.1},
+                "round": {"rounds": 24, "fraction": 0.1},
                 "train": {"batch_size": 8},
                 "evaluation": {"every": 3},
             },
