@@ -258,6 +258,8 @@ class FleetConfig(FrozenModel):
     Attributes:
         fleet: name of the fleet, first part of every topic.
         store: folder of the server's database and blobs.
+        keep_versions: how many of the newest global versions keep their weights in the store, beside the one that was
+            judged best; None for all of them.
         seed: of sampling, plans and the devices' shuffling.
         broker: which broker.
         model: which model.
@@ -271,6 +273,7 @@ class FleetConfig(FrozenModel):
 
     fleet: Name
     store: Path = Path("runs/store")
+    keep_versions: int | None = Field(default=None, ge=1)
     seed: int = Field(default=1, ge=0)
     broker: BrokerConfig = BrokerConfig()
     model: ModelConfig

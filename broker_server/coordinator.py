@@ -20,6 +20,7 @@ from broker_server.machine import FINAL, RoundEvent, RoundState
 from broker_server.merging import begin_folding, make_version
 from broker_server.planning import RunContext, open_collection, plan_round
 from broker_server.ports import Asking
+from broker_server.retention import drop_old_weights
 from broker_server.store import RoundRecord, Store, TaskPhase, TaskRecord, VersionRecord
 from fleet_protocol import control
 from fleet_protocol.blob_store import BlobStore
@@ -89,6 +90,9 @@ class Coordinator:
         Raises:
             StopRequested: the server shall end; the run stays unfinished and is continued by the next server.
         """
+        last = self._store.last_round(self._context.run)
+        if last is not None and last.state in FINAL:
+            self._tidy(last)  # an earlier server may have died before it did
         try:
             while (version := self._version()).number < self._context.config.round.rounds:
                 self._round(version)
@@ -280,7 +284,7 @@ class Coordinator:
             ),
             f"abandoned: {reason}",
         )
-        self._settled(self._store.tasks(record.run, record.number))
+        self._tidy(record)
         return record
 
     # Merging.
@@ -301,7 +305,6 @@ class Coordinator:
                 return
         judgement = self._judge.judge(record, version)
         self._close(record, version, judgement)
-        self._forget_state(record.version, version)
 
     def _close(self, record: RoundRecord, version: VersionRecord, judgement: Judgement) -> None:
         record = self._store.advance_round(
@@ -330,25 +333,29 @@ class Coordinator:
             ),
             f"version {version.number} from {len(merged)} updates; {shown}",
         )
-        self._settled(tasks)
+        self._tidy(record)
 
-    def _forget_state(self, before: int, version: VersionRecord) -> None:
-        """Drop the state that a closed round started from: only the newest is gone on with, and it may be large."""
-        old = self._store.version(self._context.run, before)
-        if old is not None and old.state_digest not in {None, version.state_digest}:
-            self._services.blobs.remove(old.state_digest)
+    # What is over.
 
-    def _settled(self, tasks: Sequence[TaskRecord]) -> None:
-        """Forget slices and updates of tasks that are over; global versions stay."""
-        kept = {version.digest for version in self._store.versions(self._context.run)}
+    def _tidy(self, record: RoundRecord) -> None:
+        """Forget what only a round that is over needed: slices, updates, states of the server optimizer, old versions.
+
+        Doing it again is no error.
+        """
+        blobs, tasks = self._services.blobs, self._store.tasks(record.run, record.number)
+        versions = self._store.versions(record.run)
+        newest = versions[-1]
+        # Only the newest state is gone on with, and it may be large.
+        states = {item.state_digest for item in versions[-2:] if item.state_digest not in {None, newest.state_digest}}
         slices = _slices(tasks)
         self._desk.blobs.withdraw(slices)
-        for digest in slices - kept:
-            self._services.blobs.remove(digest)
+        for digest in (slices | states) - {item.digest for item in versions}:
+            blobs.remove(digest)
         for task in tasks:
             self._services.forget(task.id)
             if task.update_digest is not None:
                 self._services.updates.remove(task.update_digest)
+        drop_old_weights(versions, self._context.config.keep_versions, blobs)
 
 
 def _slices(tasks: Sequence[TaskRecord]) -> set[str]:

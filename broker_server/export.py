@@ -53,8 +53,8 @@ def load_version(store: Store, run: str | None = None, version: int | None = Non
         version: its number, by default the last.
 
     Raises:
-        ConfigError: there is no such run or version.
-        BlobError: its blob is missing or damaged.
+        ConfigError: there is no such run or version, or its weights are not kept.
+        BlobError: its blob is damaged, or that of its statistics missing.
     """
     record = find_run(store, run)
     found = store.version(record.id, version)
@@ -63,6 +63,12 @@ def load_version(store: Store, run: str | None = None, version: int | None = Non
         known = f"it has versions 0 to {last.number}" if last is not None else "it has none"
         raise ConfigError(f"run {record.id} has no version {version}; {known}")
     blobs = BlobStore(store.folder / "blobs")
+    if not blobs.has(found.digest):
+        there = [str(item.number) for item in store.versions(record.id) if blobs.has(item.digest)]
+        raise ConfigError(
+            f"the weights of version {found.number} of run {record.id} are no longer in {store.folder}; those of"
+            f" {', '.join(there) or 'none'} are (keep_versions says how many stay)"
+        )
     digests = [found.digest] + ([found.statistics_digest] if found.statistics_digest is not None else [])
     for digest in digests:
         blobs.read(digest)  # verifies it

@@ -350,4 +350,5 @@ def _requested_config(text: str) -> FleetConfig:
 def _same(record: RunRecord, config: FleetConfig) -> bool:
     """Whether a stored run was begun with this configuration, wherever its broker and store are now."""
     before = FleetConfig.model_validate_json(record.config)
-    return before.model_copy(update={"broker": config.broker, "store": config.store}) == config
+    free = {"broker": config.broker, "store": config.store, "keep_versions": config.keep_versions}
+    return before.model_copy(update=free) == config

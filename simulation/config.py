@@ -28,6 +28,7 @@ from fleet_protocol.frozen import FrozenModel
 from simulation.clock import ClockConfig
 
 __all__ = [
+    "HOW_COMPUTED",
     "DataTable",
     "DeviceGroup",
     "DevicesTable",
@@ -43,6 +44,9 @@ __all__ = [
 ]
 
 FLEET = "simulation"
+HOW_COMPUTED = frozenset({"out", "cache", "keep_versions", "engine"})
+"""Keys that say where and by whom a simulation is computed and what stays of it: its figures do not depend on them."""
+
 _NO_DEADLINE = 1e8  # seconds of real time; how long a worker takes says nothing about the device it stands for
 
 Width = Annotated[float, Field(gt=0, le=1)]
@@ -299,6 +303,8 @@ class SimulationConfig(FrozenModel):
     Attributes:
         out: folder of the results.
         cache: folder for exported artifacts and prepared data, which simulations can share; ``out`` by default.
+        keep_versions: how many of the newest global versions keep their weights, beside the one that was judged best;
+            None for all of them.
         seed: of the initial weights, the split, sampling, plans and shuffling.
         model: what is trained.
         data: on what.
@@ -317,6 +323,7 @@ class SimulationConfig(FrozenModel):
 
     out: Path = Path("runs/simulation")
     cache: Path | None = None
+    keep_versions: int | None = Field(default=None, ge=1)
     seed: int = Field(default=1, ge=0)
     model: ModelTable
     data: DataTable
@@ -367,6 +374,7 @@ class SimulationConfig(FrozenModel):
         return FleetConfig(
             fleet=FLEET,
             store=self.out / "store",
+            keep_versions=self.keep_versions,
             seed=self.seed,
             model=ModelConfig(artifacts=artifacts, arch=self.model.arch, weights=weights),
             round=RoundConfig(**self.round.model_dump(), quorum=1.0, deadline_seconds=_NO_DEADLINE),

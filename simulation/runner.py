@@ -37,7 +37,7 @@ from fleet_protocol.link import WireCount
 from fleet_protocol.topics import Topics
 from simulation.board_times import BoardTimes
 from simulation.clock import load_clock
-from simulation.config import FLEET, SimulationConfig
+from simulation.config import FLEET, HOW_COMPUTED, SimulationConfig
 from simulation.engines import open_engine
 from simulation.history import HistoryWriter, RoundRow
 from simulation.local_judge import LocalJudge
@@ -53,7 +53,6 @@ __all__ = ["Listener", "SimulationResult", "simulate"]
 Listener = Callable[[control.RunEvent], None]
 
 _CONFIG = "config.json"
-_FREE_TO_CHANGE = frozenset({"engine", "cache", "out"})  # where and by whom it is computed does not change a result
 
 
 @dataclass(frozen=True)
@@ -110,11 +109,11 @@ def simulate(
 def _claim(config: SimulationConfig) -> None:
     """See that the folder is empty or holds this very simulation."""
     path = config.out / _CONFIG
-    mine = json.loads(config.model_dump_json(exclude=set(_FREE_TO_CHANGE)))
+    mine = json.loads(config.model_dump_json(exclude=set(HOW_COMPUTED)))
     if path.is_file():
         # Read as a configuration, so that keys which came later have their defaults.
         stored = SimulationConfig.model_validate_json(path.read_bytes())
-        before = json.loads(stored.model_dump_json(exclude=set(_FREE_TO_CHANGE)))
+        before = json.loads(stored.model_dump_json(exclude=set(HOW_COMPUTED)))
         changed = [key for key in mine if _without_rounds(key, mine[key]) != _without_rounds(key, before.get(key))]
         if changed:
             raise ConfigError(

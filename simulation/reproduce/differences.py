@@ -6,12 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from simulation.config import SimulationConfig
+from simulation.config import HOW_COMPUTED, SimulationConfig
 
 __all__ = ["Difference", "differences", "grouped"]
-
-_NOT_OF_THE_EXPERIMENT = {"out", "cache", "seed", "engine"}
-"""Where, by whom and from which seed a run is computed."""
 
 _ABSENT = "none"
 
@@ -71,7 +68,7 @@ def grouped(by_arm: Mapping[str, Sequence[Difference]]) -> tuple[Difference, ...
 
 
 def _flat(config: SimulationConfig) -> dict[str, str]:
-    return dict(_leaves(config.model_dump(mode="json", exclude=_NOT_OF_THE_EXPERIMENT), ""))
+    return dict(_leaves(config.model_dump(mode="json", exclude={*HOW_COMPUTED, "seed"}), ""))
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:

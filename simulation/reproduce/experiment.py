@@ -67,7 +67,7 @@ class Arm:
         Args:
             scale: at which scale.
             seed: of the run.
-            run: what does not belong to the experiment: ``out``, ``cache``, ``engine``.
+            run: what does not belong to the experiment: ``out``, ``cache``, ``keep_versions``, ``engine``.
         """
         return SimulationConfig.model_validate(merged(self.settings(scale), {"seed": seed, **run}))
 

@@ -3,8 +3,8 @@
     <out>/<table>/<scale>/<arm>/seed-<n>/    the folder of one simulation; result.json there says that it is complete
     <out>/<table>/<scale>/cache/             exported models and prepared data, shared by the arms
 
-An arm that was stopped goes on where it was; one that is complete is not run again. Whatever is complete, and nothing
-else, is in the table.
+An arm that was stopped goes on where it was, and so does one whose table asks for more rounds than it had; one that is
+complete is not run again. Whatever is complete, and nothing else, is in the table.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fleet_protocol import control
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.errors import ConfigError, DataError, ShoalError
 from fleet_protocol.frozen import FrozenModel
-from simulation.config import EngineTable, SimulationConfig
+from simulation.config import HOW_COMPUTED, EngineTable, SimulationConfig
 from simulation.history import RoundRow, read_history
 from simulation.reproduce.experiment import Arm, Experiment, Scale
 
@@ -31,7 +31,7 @@ __all__ = ["ArmResult", "Job", "StoppedError", "Watch", "collect", "jobs", "run_
 
 _RESULT = "result.json"
 _PACKAGES = ("shoal", "numpy", "onnxruntime-training-cpu", "onnxruntime", "torch", "onnx")
-_OF_THE_EXPERIMENT = {"out", "cache", "engine"}  # what a result does not depend on is not compared
+_KEPT_VERSIONS = 2  # nobody looks at older ones, and a table's runs together would fill a disk
 
 Watch = Callable[[RoundRow], None]
 
@@ -109,13 +109,13 @@ class Job:
 
     @property
     def complete(self) -> bool:
-        """Whether it was run to its end.
+        """Whether it was run to its end; one that was run with fewer rounds, and is to go on, was not.
 
         Raises:
             ConfigError: its folder holds another configuration.
         """
         record = _read(self.config.out)
-        if record is None:
+        if record is None or _is_shorter(record.config, self.config):
             return False
         if _identity(record.config) != _identity(self.config):
             raise ConfigError(
@@ -165,7 +165,11 @@ def jobs(
     if len(set(chosen)) != len(chosen):
         raise ConfigError(f"--seeds: {', '.join(map(str, chosen))} names a seed twice")
     folder = table_folder(out, experiment, scale)
-    run: dict[str, Any] = {"cache": folder / "cache", "engine": engine or EngineTable()}
+    run: dict[str, Any] = {
+        "cache": folder / "cache",
+        "keep_versions": _KEPT_VERSIONS,
+        "engine": engine or EngineTable(),
+    }
     return tuple(
         Job(experiment, scale, arm, arm.config(scale, seed, out=folder / arm.folder / f"seed-{seed}", **run))
         for seed in chosen
@@ -249,7 +253,14 @@ def _read(folder: Path) -> _Record | None:
 
 
 def _identity(config: SimulationConfig) -> dict[str, Any]:
-    return config.model_dump(mode="json", exclude=_OF_THE_EXPERIMENT)
+    return config.model_dump(mode="json", exclude=set(HOW_COMPUTED))
+
+
+def _is_shorter(found: SimulationConfig, wanted: SimulationConfig) -> bool:
+    """Whether two configurations differ in nothing but the rounds, of which the first has fewer."""
+    rounds = {"round": found.round.model_copy(update={"rounds": wanted.round.rounds})}
+    longer = found.model_copy(update=rounds)
+    return found.round.rounds < wanted.round.rounds and _identity(longer) == _identity(wanted)
 
 
 def _versions() -> dict[str, str]:

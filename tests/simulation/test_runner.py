@@ -16,10 +16,12 @@ import psutil
 import pytest
 
 from broker_server.config import BrokerConfig
+from broker_server.export import load_version
 from broker_server.launch import submit
 from broker_server.server import Server, broker_address
 from broker_server.store import Store
 from fleet_protocol import control
+from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import ConfigError, DataError, PlanError
 from shoal_cli.local_fleet import LocalDevice, LocalFleet
 from simulation.engines.local import LocalEngine, WorkerDiedError
@@ -189,6 +191,23 @@ def test_more_rounds_go_on_from_the_last(cache, tmp_path, straight):
     same(tensors(four.folder, four.run), tensors(straight.folder, straight.run))
     again = simulate(settings(tmp_path / "out", cache))
     assert again.rounds == four.rounds
+
+
+def test_old_versions_need_not_be_kept(cache, tmp_path, straight):
+    """With keep_versions the figures are the same, a folder goes on although others were dropped, and few remain."""
+    two = simulate(settings(tmp_path / "out", cache, round={"rounds": 2}))
+    config = settings(tmp_path / "out", cache, keep_versions=1)
+    four = simulate(config)
+    assert four.run == two.run
+    assert [row.accuracy for row in four.rounds] == [row.accuracy for row in straight.rounds]
+    store = Store(config.out / "store", read_only=True)
+    versions = store.versions(four.run)
+    last = load_version(store).weights
+    store.close()
+    blobs = BlobStore(config.out / "store" / "blobs")
+    best = max((item.evaluation.accuracy, item.number) for item in versions if item.evaluation is not None)[1]
+    assert [item.number for item in versions if blobs.has(item.digest)] == sorted({best, 4})
+    same([last], tensors(straight.folder, straight.run)[-1:])
 
 
 @pytest.mark.parametrize("workers", [1, 3])

@@ -78,6 +78,22 @@ def test_a_complete_run_is_not_run_again(tmp_path):
     assert not (job.config.out / "store").exists()
 
 
+def test_a_run_with_fewer_rounds_is_to_go_on(tmp_path):
+    """A table that now asks for more rounds leaves it out until it has had them; one that asks for fewer refuses it."""
+    experiment = find_experiment("heterofl-1")
+    (job, *_) = jobs(experiment, "smoke", out=tmp_path)
+    rounds = job.config.round.rounds
+    shorter, longer = (job.config.round.model_dump() | {"rounds": rounds + more} for more in (-1, 1))
+    complete(job, [row(1, 0.5)], round=shorter)
+    assert not job.complete
+    assert collect(experiment, "smoke", tmp_path) == ()
+    complete(job, [row(1, 0.5)], round=longer)
+    with pytest.raises(ConfigError, match="another configuration"):
+        _ = job.complete
+    complete(job, [row(1, 0.5)], keep_versions=7)
+    assert job.complete
+
+
 def test_a_damaged_result_is_an_error(tmp_path):
     (job, *_) = jobs(find_experiment("heterofl-1"), "smoke", out=tmp_path)
     complete(job, [row(1, 0.5)])

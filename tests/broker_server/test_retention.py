@@ -1,0 +1,91 @@
+"""With keep_versions a store holds the newest global versions and the best one, whatever happens to the server."""
+
+from __future__ import annotations
+
+import signal
+
+import numpy as np
+import pytest
+
+from broker_server.export import load_version
+from broker_server.retention import drop_old_weights, kept
+from broker_server.store import Store, VersionRecord
+from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.control import VersionEvaluation
+from fleet_protocol.errors import ConfigError
+from tests.broker_server.peer import Peer, honest
+from tests.broker_server.test_resume import start_dying
+
+
+def version(number, accuracy=None, digest=None):
+    found = None if accuracy is None else VersionEvaluation(loss=1.0, accuracy=accuracy, examples=10)
+    return VersionRecord("run", number, number, digest or f"{number:064x}", None, None, 0.0, found)
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "newest", "wanted"),
+    [
+        ((None, 0.1, 0.2), None, [0, 1, 2]),
+        ((None, 0.1, 0.2), 1, [2]),
+        ((None, 0.3, 0.2, 0.1), 1, [1, 3]),
+        ((None, 0.3, 0.2, 0.1), 2, [1, 2, 3]),
+        ((None, 0.3, None, 0.3, None), 1, [3, 4]),  # equally good: the newer one
+        ((None, None, None), 2, [1, 2]),
+        ((None,), 3, [0]),
+    ],
+)
+def test_the_newest_and_the_best_are_kept(accuracies, newest, wanted):
+    versions = [version(number, accuracy) for number, accuracy in enumerate(accuracies)]
+    assert [item.number for item in kept(versions, newest)] == wanted
+
+
+def test_weights_that_a_kept_version_shares_stay(tmp_path):
+    """Two versions may have the same bytes; dropping one must not take them from the other, and may be repeated."""
+    blobs = BlobStore(tmp_path)
+    same, other = blobs.put(b"same"), blobs.put(b"other")
+    versions = [version(0, digest=same), version(1, digest=other), version(2, digest=same)]
+    for _ in range(2):
+        drop_old_weights(versions, 1, blobs)
+        assert blobs.read(same) == b"same"
+        assert not blobs.has(other)
+
+
+def worse_every_round(peer, work):
+    """Trains ever larger weights: all rounds merge, and none is judged better than chance."""
+    return honest(100.0 * work.offer.round)(peer, work)
+
+
+@pytest.mark.parametrize("killed_at", [None, ("advance_round", 8)], ids=["undisturbed", "killed when round 2 closed"])
+def test_a_run_keeps_what_it_was_told_to(killed_at, url, config, running, fleet, tmp_path):
+    """Dropped versions stay in the tables; exporting one says which are there. A killed server is tidied after."""
+    settings = config(round={"rounds": 4}, keep_versions=1)
+    with Peer(fleet, "d", url, worse_every_round):
+        if killed_at is not None:
+            assert start_dying(settings, url, *killed_at, tmp_path).wait(60) == -signal.SIGKILL
+        finished = running(settings, url).wait()
+    store = Store(settings.store, read_only=True)
+    versions = store.versions(finished.run)
+    best = max((item.evaluation.accuracy, item.number) for item in versions if item.evaluation is not None)[1]
+    assert [item.number for item in versions] == [0, 1, 2, 3, 4]
+    objects = {path.name for path in (settings.store / "blobs" / "objects").rglob("*") if path.is_file()}
+    statistics = {item.statistics_digest for item in versions if item.statistics_digest is not None}
+    assert objects - statistics == {versions[number].digest for number in {best, 4}}
+    assert statistics <= objects
+    assert all(np.isfinite(value).all() for value in load_version(store).weights.values())
+    there = ", ".join(map(str, sorted({best, 4})))
+    with pytest.raises(ConfigError, match=rf"weights of version 0 .* those of {there} are \(keep_versions"):
+        load_version(store, version=0)
+    store.close()
+
+
+def test_a_run_goes_on_when_only_keep_versions_has_changed(url, config, running, fleet, tmp_path):
+    """How much is kept is no part of what is trained: the run that was cut short is continued, not begun again."""
+    settings = config(round={"rounds": 2}, evaluation={"data": None})
+    with Peer(fleet, "d", url, honest()):
+        assert start_dying(settings, url, "advance_round", 4, tmp_path).wait(60) == -signal.SIGKILL
+        finished = running(settings.model_copy(update={"keep_versions": 1}), url).wait()
+    store = Store(settings.store, read_only=True)
+    assert [(run.id, run.status) for run in store.runs()] == [(finished.run, "finished")]
+    blobs = BlobStore(settings.store / "blobs")
+    assert [blobs.has(item.digest) for item in store.versions(finished.run)] == [False, False, True]
+    store.close()
