@@ -60,7 +60,7 @@ def cola(
     tokens: Tokens = "words",
     length: int = 32,
     vocab: int = 2000,
-    test: Literal["in_domain", "out_of_domain"] = "in_domain",
+    test: Literal["in_domain", "out_of_domain", "dev"] = "in_domain",
 ) -> Dataset:
     """Load CoLA from tab-separated files of source, label, the author's mark and sentence.
 
@@ -69,20 +69,25 @@ def cola(
         tokens: as in `sst2`.
         length: tokens of a sentence.
         vocab: token ids of a vocabulary of words.
-        test: which development part to test on; the labels of the test parts are not public.
+        test: which development part to test on, ``dev`` for both, as GLUE has it; the labels of the test parts are not
+            public.
 
     Returns:
-        int64 [n, length], 2 classes: 8,551 sentences to train on, 527 (in-domain) or 516 to test on.
+        int64 [n, length], 2 classes: 8,551 sentences to train on, 527 (in-domain), 516 or 1,043 (dev) to test on.
 
     Raises:
         ConfigError: an option is unknown, or word pieces lack their packages.
         DataError: a file is missing or damaged.
     """
-    if test not in ("in_domain", "out_of_domain"):
-        raise ConfigError(f"CoLA has no part {test!r} to test on; choose 'in_domain' or 'out_of_domain'")
+    both = ("in_domain", "out_of_domain")
+    if test not in (*both, "dev"):
+        raise ConfigError(f"CoLA has no part {test!r} to test on; choose 'in_domain', 'out_of_domain' or both: 'dev'")
     folder = dataset_folder(root, "cola", "in_domain_train.tsv.gz, in_domain_dev.tsv.gz, out_of_domain_dev.tsv.gz")
-    parts = [_read(folder / f"{stem}.tsv", columns=4, text=3, label=1) for stem in ("in_domain_train", f"{test}_dev")]
-    return _encoded("cola", parts[0], parts[1], tokens=tokens, length=length, vocab=vocab)
+    stems = ["in_domain_train", *(f"{part}_dev" for part in (both if test == "dev" else (test,)))]
+    train, *tests = (_read(folder / f"{stem}.tsv", columns=4, text=3, label=1) for stem in stems)
+    texts = [text for part, _ in tests for text in part]
+    labels = np.concatenate([part for _, part in tests])
+    return _encoded("cola", train, (texts, labels), tokens=tokens, length=length, vocab=vocab)
 
 
 def _read(path: Path, *, columns: int, text: int, label: int) -> _Labelled:

@@ -95,9 +95,7 @@ def _settings(method: str, task: Task, ratio: str, scale: Scale) -> Settings:
         scale: at which scale.
     """
     length = {"cola": 24, "sst2": 32}[task]
-    options: dict[str, Any] = {"tokens": "minilm", "length": 128}
-    if task == "sst2":
-        options["test"] = "dev"
+    options: dict[str, Any] = {"tokens": "minilm", "length": 128, "test": "dev"}
     protocol: Settings = {
         "model": {
             "arch": "minilm_encoder",

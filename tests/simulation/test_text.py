@@ -44,7 +44,12 @@ def test_sentences_have_their_published_sizes(name, sizes):
 def test_other_parts_can_be_tested_on():
     """The development parts; an unknown one is an error."""
     assert len(load_dataset("sst2", FOLDER, test="dev").test_y) == 872
-    assert len(load_dataset("cola", FOLDER, test="out_of_domain").test_y) == 516
+    inside, outside, both = (load_dataset("cola", FOLDER, test=part) for part in ("in_domain", "out_of_domain", "dev"))
+    assert len(outside.test_y) == 516
+    np.testing.assert_array_equal(both.test_x, np.concatenate([inside.test_x, outside.test_x]))
+    np.testing.assert_array_equal(both.test_y, np.concatenate([inside.test_y, outside.test_y]))
+    with pytest.raises(ConfigError, match="or both: 'dev'"):
+        load_dataset("cola", FOLDER, test="train")
     with pytest.raises(ConfigError, match="choose 'test' or 'dev'"):
         load_dataset("sst2", FOLDER, test="train")
     with pytest.raises(ConfigError, match="choose 'words' or 'minilm'"):
