@@ -117,7 +117,7 @@ def _settings(method: str, task: Task, ratio: str, scale: Scale) -> Settings:
             {
                 "data": {"options": {"length": length}},
                 "devices": {"count": devices},
-                "round": {"rounds": 24, "fraction": 0.1},
+                "round": {"rounds": 48, "fraction": 0.1},
                 # With batches of 8, the rates of the whole protocol let the deep models rise and fall again.
                 "train": {"batch_size": 8, "learning_rate": 0.02},
                 "server_optimizer": {"learning_rate": 0.005},
