@@ -191,7 +191,7 @@ def _table_2() -> Experiment:
         selected=MappingProxyType(
             {
                 "smoke": ("all-small/sst2", "inclusivefl/sst2"),
-                "small": tuple(f"{method}/sst2" for method in methods if method != "heterofl"),
+                "small": tuple(f"{method}/sst2" for method in ("exclusivefl", "all-small", "inclusivefl")),
             }
         ),
         comparisons=tuple(
