@@ -1,4 +1,4 @@
-"""Plots of simulations: accuracy over rounds and over emulated time, and who trained which tier.
+"""Plots of simulations: a quantity over rounds, accuracy over emulated time, and who trained which tier.
 
 Every function returns a figure of its own; nothing of matplotlib's global state is touched, so they may be called from
 any thread. A curve is a method or a setting, with one history for each seed: its line is their mean, its band goes from
@@ -26,7 +26,7 @@ from fleet_protocol.errors import DataError
 from models.tier import Tier
 from simulation.history import RoundRow
 
-__all__ = ["Curve", "accuracy_over_rounds", "accuracy_over_time", "plot_run", "save", "tier_counts"]
+__all__ = ["ACCURACY", "Curve", "Quantity", "accuracy_over_time", "over_rounds", "plot_run", "save", "tier_counts"]
 
 # Okabe and Ito's palette stays apart for colour-blind readers; yellow is left out, which is faint on white. When the
 # colours run out the next line style tells curves apart.
@@ -55,6 +55,31 @@ class Curve:
 
 
 @dataclass(frozen=True)
+class Quantity:
+    """What the vertical axis shows.
+
+    Attributes:
+        name: part of a file's name.
+        label: of the axis.
+        value: finds it in a round; None where it was not evaluated.
+        share: whether it is a share, in [0, 1], to be shown in %.
+    """
+
+    name: str
+    label: str
+    value: Callable[[RoundRow], float | None]
+    share: bool = False
+
+
+def _accuracy(row: RoundRow) -> float | None:
+    return row.accuracy
+
+
+ACCURACY = Quantity("accuracy", "test accuracy", _accuracy, share=True)
+"""Of the merged model on the whole test set."""
+
+
+@dataclass(frozen=True)
 class _Band:
     """Values of all the seeds at the same places: float64 [places], and float64 [seeds, places]."""
 
@@ -62,12 +87,15 @@ class _Band:
     values: _Values
 
 
-def accuracy_over_rounds(curves: Sequence[Curve], *, target: float | None = None, title: str = "") -> Figure:
-    """Test accuracy of the merged model after each evaluated round.
+def over_rounds(
+    curves: Sequence[Curve], *, quantity: Quantity = ACCURACY, target: float | None = None, title: str = ""
+) -> Figure:
+    """A quantity after each round in which it was evaluated.
 
     Args:
         curves: what to show.
-        target: an accuracy to mark with a line, in [0, 1].
+        quantity: of each round.
+        target: a value to mark with a line.
         title: above the plot.
 
     Returns:
@@ -77,11 +105,11 @@ def accuracy_over_rounds(curves: Sequence[Curve], *, target: float | None = None
         DataError: no curve has an evaluated round.
     """
     figure, axes = _figure(title)
-    _draw(axes, curves, _by_round)
-    _mark(axes, target)
+    _draw(axes, curves, lambda curve: _by_round(curve, quantity), quantity)
+    _mark(axes, target, quantity)
     axes.set_xlabel("round")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=_STEPS))
-    _finish(axes, curves)
+    _finish(axes, curves, quantity)
     return figure
 
 
@@ -105,11 +133,11 @@ def accuracy_over_time(curves: Sequence[Curve], *, target: float | None = None, 
     longest = max((rows[-1].simulated_total for curve in curves for rows in curve.histories if rows), default=0.0)
     scale, unit = next((scale, unit) for least, scale, unit in _UNITS if longest >= least)
     figure, axes = _figure(title)
-    _draw(axes, curves, lambda curve: _by_time(curve, scale))
-    _mark(axes, target)
+    _draw(axes, curves, lambda curve: _by_time(curve, scale), ACCURACY)
+    _mark(axes, target, ACCURACY)
     axes.set_xlabel(f"simulated time, {unit}")
     axes.set_xlim(left=0)
-    _finish(axes, curves)
+    _finish(axes, curves, ACCURACY)
     return figure
 
 
@@ -194,7 +222,7 @@ def plot_run(folder: Path, rows: Sequence[RoundRow], *, title: str = "") -> tupl
     drawn = {"tiers.png": tier_counts(rows, title=title)}
     if any(row.accuracy is not None for row in rows):
         curve = Curve("accuracy", (rows,))
-        drawn["accuracy.png"] = accuracy_over_rounds((curve,), title=title)
+        drawn["accuracy.png"] = over_rounds((curve,), title=title)
         drawn["accuracy_time.png"] = accuracy_over_time((curve,), title=title)
     return tuple(save(figure, folder / name) for name, figure in sorted(drawn.items()))
 
@@ -210,7 +238,7 @@ def _figure(title: str) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _draw(axes: Axes, curves: Sequence[Curve], band_of: Callable[[Curve], _Band]) -> None:
+def _draw(axes: Axes, curves: Sequence[Curve], band_of: Callable[[Curve], _Band], quantity: Quantity) -> None:
     drawn = 0
     for number, curve in enumerate(curves):
         band = band_of(curve)
@@ -227,12 +255,16 @@ def _draw(axes: Axes, curves: Sequence[Curve], band_of: Callable[[Curve], _Band]
             low, high = band.values.min(axis=0), band.values.max(axis=0)
             axes.fill_between(band.places, low, high, color=colour, alpha=0.18, linewidth=0)
     if not drawn:
-        raise DataError("no round was evaluated, so there is no accuracy to plot; give the simulation a test set")
+        raise DataError(
+            f"no round was evaluated, so there is no {quantity.name} to plot; give the simulation a test set"
+        )
 
 
-def _by_round(curve: Curve) -> _Band:
+def _by_round(curve: Curve, quantity: Quantity) -> _Band:
     """The rounds that every seed evaluated."""
-    found = [{row.round: row.accuracy for row in rows if row.accuracy is not None} for rows in curve.histories]
+    found = [
+        {row.round: value for row in rows if (value := quantity.value(row)) is not None} for rows in curve.histories
+    ]
     common = sorted(set.intersection(*map(set, found))) if found else []
     values = [[seed[number] for number in common] for seed in found]
     return _Band(np.array(common, dtype=np.float64), np.array(values, dtype=np.float64))
@@ -254,14 +286,16 @@ def _by_time(curve: Curve, scale: float) -> _Band:
     return _Band(grid, np.array([np.interp(grid, points[:, 0], points[:, 1]) for points in found]))
 
 
-def _mark(axes: Axes, target: float | None) -> None:
+def _mark(axes: Axes, target: float | None, quantity: Quantity) -> None:
     if target is not None:
-        axes.axhline(target, color="#555555", linewidth=1.0, linestyle=(0, (4, 3)), label=f"target {100 * target:.4g}%")
+        shown = f"{100 * target:.4g}%" if quantity.share else f"{target:.4g}"
+        axes.axhline(target, color="#555555", linewidth=1.0, linestyle=(0, (4, 3)), label=f"target {shown}")
 
 
-def _finish(axes: Axes, curves: Sequence[Curve]) -> None:
-    axes.set_ylabel("test accuracy")
-    axes.yaxis.set_major_formatter(PercentFormatter(xmax=1.0))
+def _finish(axes: Axes, curves: Sequence[Curve], quantity: Quantity) -> None:
+    axes.set_ylabel(quantity.label)
+    if quantity.share:
+        axes.yaxis.set_major_formatter(PercentFormatter(xmax=1.0))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=7, steps=_STEPS))
     handles, labels = axes.get_legend_handles_labels()
     if len(handles) > 1:

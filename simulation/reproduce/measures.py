@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from simulation.history import RoundRow, rounds_to_accuracy, time_to_accuracy
+from simulation.plots import ACCURACY, Quantity
 
 __all__ = [
     "GLOBAL",
@@ -53,6 +54,7 @@ class Measure:
         unit: ``%``, ``h`` or nothing.
         larger_is_better: which of two figures is the better one.
         read: finds it in the rounds of a run; None if no round was evaluated for it.
+        quantity: that it is taken from, to be plotted; None where that is another measure's.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Measure:
     unit: str
     larger_is_better: bool
     read: Callable[[Sequence[RoundRow]], Reading | None]
+    quantity: Quantity | None
 
 
 def _scaled(value: Value, factor: float) -> Value:
@@ -84,10 +87,6 @@ def _at_best(of: Value, judged_by: Value, *, larger_is_better: bool) -> Callable
     return read
 
 
-def _accuracy(row: RoundRow) -> float | None:
-    return row.accuracy
-
-
 def _local(row: RoundRow) -> float | None:
     return row.local_accuracy
 
@@ -107,13 +106,25 @@ def _rounds_to_best(rows: Sequence[RoundRow]) -> Reading | None:
     )
 
 
+_OWN = Quantity("own", "accuracy on the devices' own data", _local, share=True)
+
 GLOBAL = Measure(
-    "global", "global accuracy", "%", True, _at_best(_scaled(_accuracy, _PER_CENT), _accuracy, larger_is_better=True)
+    "global",
+    "global accuracy",
+    "%",
+    True,
+    _at_best(_scaled(ACCURACY.value, _PER_CENT), ACCURACY.value, larger_is_better=True),
+    ACCURACY,
 )
 """Accuracy of the global model on the whole test set."""
 
 LOCAL = Measure(
-    "local", "local accuracy", "%", True, _at_best(_scaled(_local, _PER_CENT), _accuracy, larger_is_better=True)
+    "local",
+    "local accuracy",
+    "%",
+    True,
+    _at_best(_scaled(_local, _PER_CENT), ACCURACY.value, larger_is_better=True),
+    _OWN,
 )
 """Accuracy on the devices' own parts of the test set, over samples, at the round whose global accuracy is best."""
 
@@ -123,10 +134,18 @@ PERSONAL = Measure(
     "%",
     True,
     _at_best(_scaled(_local, _PER_CENT), _local, larger_is_better=True),
+    _OWN,
 )
 """The same at the round where it is best itself, for models that are judged by it."""
 
-PERPLEXITY = Measure("perplexity", "perplexity", "", False, _at_best(_perplexity, _perplexity, larger_is_better=False))
+PERPLEXITY = Measure(
+    "perplexity",
+    "perplexity",
+    "",
+    False,
+    _at_best(_perplexity, _perplexity, larger_is_better=False),
+    Quantity("perplexity", "perplexity", _perplexity),
+)
 """Mean over chunks of the test text of exp(mean cross entropy of the chunk), at the round where it is lowest."""
 
 MATTHEWS = Measure(
@@ -135,10 +154,11 @@ MATTHEWS = Measure(
     "",
     True,
     _at_best(_scaled(_matthews, _PER_CENT), _matthews, larger_is_better=True),
+    Quantity("matthews", "Matthews correlation x 100", _scaled(_matthews, _PER_CENT)),
 )
 """Correlation of the predictions with two labels, at the round where it is best, in hundredths as GLUE prints it."""
 
-ROUNDS_TO_BEST = Measure("rounds", "rounds to the best value", "", False, _rounds_to_best)
+ROUNDS_TO_BEST = Measure("rounds", "rounds to the best value", "", False, _rounds_to_best, None)
 """The round of the best correlation where there is one, else of the best global accuracy."""
 
 
@@ -158,4 +178,4 @@ def hours_to(target: float) -> Measure:
         seconds, number = time_to_accuracy(rows, target / _PER_CENT), rounds_to_accuracy(rows, target / _PER_CENT)
         return Reading(None if seconds is None else seconds / _SECONDS_PER_HOUR, number, None)
 
-    return Measure(f"hours-{target:g}", f"simulated hours to {target:g} %", "h", False, read)
+    return Measure(f"hours-{target:g}", f"simulated hours to {target:g} %", "h", False, read, ACCURACY)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fleet_protocol.blob_store import write_atomically
-from simulation.plots import Curve, accuracy_over_rounds, accuracy_over_time, save
+from simulation.plots import ACCURACY, Curve, Quantity, accuracy_over_time, over_rounds, save
 from simulation.reproduce.differences import Difference, differences, grouped
 from simulation.reproduce.experiment import Arm, Experiment, Scale
 from simulation.reproduce.figures import Compared, Figure, Reached, compared, figures, mean_and_spread, reached
@@ -332,27 +332,26 @@ def _run_section(experiment: Experiment, scale: Scale, results: Sequence[ArmResu
 
 
 def _write_plots(experiment: Experiment, results: Sequence[ArmResult], folder: Path) -> tuple[Path, ...]:
-    title = experiment.title
-    curves = _curves(results)
-    if not curves:  # a fleet of several tasks has no global model to judge
-        own = [
-            replace(result, rows=tuple(replace(row, accuracy=row.local_accuracy) for row in result.rows))
-            for result in results
-        ]
-        curves, title = _curves(own), f"{title} (on their own data)"
-    if not curves:
-        return ()
-    plots = [save(accuracy_over_rounds(curves, title=title), folder / f"{experiment.table}-rounds.png")]
-    if _timed(results):
-        plots.append(save(accuracy_over_time(curves, title=title), folder / f"{experiment.table}-time.png"))
+    """One plot for each quantity that the figures are taken from, and one over time where they are times."""
+    measures = [measure for result in results for measure in result.arm.measures]
+    plots = []
+    for quantity in dict.fromkeys(measure.quantity for measure in measures if measure.quantity is not None):
+        if curves := _curves(results, quantity):
+            figure = over_rounds(curves, quantity=quantity, title=experiment.title)
+            plots.append(save(figure, folder / f"{experiment.table}-{quantity.name}.png"))
+            if quantity == ACCURACY and _timed(results):
+                figure = accuracy_over_time(curves, title=experiment.title)
+                plots.append(save(figure, folder / f"{experiment.table}-time.png"))
     return tuple(plots)
 
 
-def _curves(results: Sequence[ArmResult]) -> list[Curve]:
+def _curves(results: Sequence[ArmResult], quantity: Quantity) -> list[Curve]:
+    """The arms with figures that are taken from a quantity, as far as it was evaluated."""
     curves = []
     for arm in dict.fromkeys(result.arm for result in results):
         histories = [result.rows for result in results if result.arm is arm]
-        if all(any(row.accuracy is not None for row in rows) for rows in histories):
+        asked = any(measure.quantity == quantity for measure in arm.measures)
+        if asked and all(any(quantity.value(row) is not None for row in rows) for rows in histories):
             curves.append(Curve(arm.name, histories))
     return curves
 

@@ -9,7 +9,7 @@ import pytest
 
 from fleet_protocol.errors import DataError
 from simulation.history import RoundRow
-from simulation.plots import Curve, accuracy_over_rounds, accuracy_over_time, plot_run, save, tier_counts
+from simulation.plots import Curve, Quantity, accuracy_over_time, over_rounds, plot_run, save, tier_counts
 
 
 def a_run(accuracies, *, seconds: float = 10.0, tiers=None) -> list[RoundRow]:
@@ -50,7 +50,7 @@ def bands(figure) -> list[list[list[float]]]:
 
 def test_rounds_without_an_evaluation_are_left_out():
     """One run is one line through its evaluated rounds, without band or legend."""
-    figure = accuracy_over_rounds([Curve("ours", [a_run([None, 0.5, None, 0.75])])])
+    figure = over_rounds([Curve("ours", [a_run([None, 0.5, None, 0.75])])])
     assert lines(figure) == {"ours": [[2, 0.5], [4, 0.75]]}
     assert not bands(figure)
     assert legend(figure) == []
@@ -60,7 +60,7 @@ def test_rounds_without_an_evaluation_are_left_out():
 
 def test_seeds_are_a_mean_and_a_band():
     """The line is the seeds' mean in the rounds they share, the band goes from the lowest to the highest."""
-    figure = accuracy_over_rounds(
+    figure = over_rounds(
         [Curve("ours", [a_run([0.25, 0.5, 0.9]), a_run([0.75, 1.0])]), Curve("theirs", [a_run([0.125, 0.25])])],
         target=0.9,
     )
@@ -70,6 +70,19 @@ def test_seeds_are_a_mean_and_a_band():
     assert legend(figure) == ["ours (2 seeds)", "theirs", "target 90%"]
     ((band),) = bands(figure)
     assert {tuple(point) for point in band} == {(1, 0.25), (2, 0.5), (1, 0.75), (2, 1.0)}
+
+
+def test_other_quantities_have_their_own_axis():
+    """What was not evaluated for them is left out; only shares are in %."""
+    rows = [replace(row, perplexity=value) for row, value in zip(a_run([0.1, 0.2]), (None, 42.0), strict=True)]
+    figure = over_rounds(
+        [Curve("ours", [rows])], quantity=Quantity("perplexity", "perplexity", lambda row: row.perplexity), target=40.0
+    )
+    assert lines(figure)["ours"] == [[2, 42.0]]
+    assert figure.axes[0].get_ylabel() == "perplexity"
+    assert legend(figure) == ["ours", "target 40"]
+    figure.canvas.draw()
+    assert not any("%" in text.get_text() for text in figure.axes[0].get_yticklabels())
 
 
 def test_time_is_shown_in_a_unit_that_fits():
@@ -94,7 +107,7 @@ def test_a_curve_without_values_does_not_hide_the_others():
     """What was never evaluated has no line; if that is all there is, the error says what to do."""
     never = Curve("never", [a_run([None, None])])
     apart = Curve("apart", [a_run([0.5], seconds=1.0), a_run([0.5], seconds=9.0)])
-    for draw in (accuracy_over_rounds, accuracy_over_time):
+    for draw in (over_rounds, accuracy_over_time):
         assert list(lines(draw([never, Curve("ours", [a_run([0.5])])]))) == ["ours"]
         with pytest.raises(DataError, match="no round was evaluated"):
             draw([never])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -189,8 +190,20 @@ def test_json_has_the_same_figures(rolex):
 def test_files_are_written(rolex, tmp_path):
     """Markdown, CSV and a plot; one more plot where a table is about time."""
     written = write_table(find_experiment("fedrolex-3"), "small", rolex, tmp_path / "new")
-    assert [path.name for path in written.paths] == ["fedrolex-3.md", "fedrolex-3.csv", "fedrolex-3-rounds.png"]
+    assert [path.name for path in written.paths] == ["fedrolex-3.md", "fedrolex-3.csv", "fedrolex-3-accuracy.png"]
     assert all(path.stat().st_size for path in written.paths)
     run = result("whalefl-1", "fedavg/non-iid-2", 1, [row(1, 0.5, total=36.0), row(2, 0.6, total=72.0)])
     written = write_table(find_experiment("whalefl-1"), "small", [run], tmp_path)
-    assert [path.name for path in written.plots] == ["whalefl-1-rounds.png", "whalefl-1-time.png"]
+    assert [path.name for path in written.plots] == ["whalefl-1-accuracy.png", "whalefl-1-time.png"]
+
+
+def test_each_quantity_has_a_plot_of_its_own(tmp_path):
+    """A table is plotted by what it prints: CoLA by its correlation, SST-2 by accuracy; nothing else is."""
+    cola = result("inclusivefl-2", "inclusivefl/cola", 1, [replace(row(1, 0.69), matthews=0.1)])
+    sst2 = result("inclusivefl-2", "inclusivefl/sst2", 1, [row(1, 0.8)])
+    experiment = find_experiment("inclusivefl-2")
+    both = write_table(experiment, "small", [cola, sst2], tmp_path / "both").plots
+    assert [path.name for path in both] == ["inclusivefl-2-matthews.png", "inclusivefl-2-accuracy.png"]
+    one = write_table(experiment, "small", [sst2], tmp_path / "one").plots
+    assert [path.read_bytes() for path in one] == [both[1].read_bytes()]
+    assert "![inclusivefl-2-matthews.png]" in (tmp_path / "both" / "inclusivefl-2.md").read_text()
