@@ -246,7 +246,7 @@ def _tasks() -> Experiment:
         title="FML, task heterogeneity: one fleet, two tasks",
         paper=PAPER,
         arms=arms,
-        seeds=MappingProxyType({"smoke": (1,), "small": (1, 2, 3), "paper": (1, 2, 3)}),
+        seeds=MappingProxyType({"smoke": (1,), "small": (1, 2), "paper": (1, 2, 3)}),
         selected=MappingProxyType({"smoke": ("fml",)}),
         comparisons=(Comparison("fml", "alone", PERSONAL.name, at_least=0.0),),
         notes=(
