@@ -7,8 +7,8 @@ trains it at batch 32, evaluates, uploads, and reports the peak of its own resid
 environment and, where pip can make one, in a fresh environment with the ``device`` extra and stock onnxruntime.
 
 Resident memory counts pages of libraries, too, and how many of them are mapped depends on what the kernel has in its
-cache: right after an installation that is whole libraries, and 11 MB more for the same work (70 to 80 with PyTorch). So each
-process is started as after a boot, when nothing of its libraries is cached.
+cache: right after an installation that is whole libraries, and 11 MB more for the same work (70 to 80 with PyTorch). So
+each process is started as after a boot, when nothing of its libraries is cached.
 """
 
 from __future__ import annotations
