@@ -25,8 +25,9 @@ from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.errors import DataError
 from models.tier import Tier
 from simulation.history import RoundRow
+from simulation.quantity import ACCURACY, Quantity
 
-__all__ = ["ACCURACY", "Curve", "Quantity", "accuracy_over_time", "over_rounds", "plot_run", "save", "tier_counts"]
+__all__ = ["Curve", "accuracy_over_time", "over_rounds", "plot_run", "save", "tier_counts"]
 
 # Okabe and Ito's palette stays apart for colour-blind readers; yellow is left out, which is faint on white. When the
 # colours run out the next line style tells curves apart.
@@ -52,31 +53,6 @@ class Curve:
 
     label: str
     histories: Sequence[Sequence[RoundRow]]
-
-
-@dataclass(frozen=True)
-class Quantity:
-    """What the vertical axis shows.
-
-    Attributes:
-        name: part of a file's name.
-        label: of the axis.
-        value: finds it in a round; None where it was not evaluated.
-        share: whether it is a share, in [0, 1], to be shown in %.
-    """
-
-    name: str
-    label: str
-    value: Callable[[RoundRow], float | None]
-    share: bool = False
-
-
-def _accuracy(row: RoundRow) -> float | None:
-    return row.accuracy
-
-
-ACCURACY = Quantity("accuracy", "test accuracy", _accuracy, share=True)
-"""Of the merged model on the whole test set."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from simulation.history import RoundRow, rounds_to_accuracy, time_to_accuracy
-from simulation.plots import ACCURACY, Quantity
+from simulation.quantity import ACCURACY, Quantity
 
 __all__ = [
     "GLOBAL",

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fleet_protocol.blob_store import write_atomically
-from simulation.plots import ACCURACY, Curve, Quantity, accuracy_over_time, over_rounds, save
+from simulation.plots import Curve, accuracy_over_time, over_rounds, save
+from simulation.quantity import ACCURACY, Quantity
 from simulation.reproduce.differences import Difference, differences, grouped
 from simulation.reproduce.experiment import Arm, Experiment, Scale
 from simulation.reproduce.figures import Compared, Figure, Reached, compared, figures, mean_and_spread, reached
