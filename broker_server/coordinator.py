@@ -92,7 +92,7 @@ class Coordinator:
         """
         last = self._store.last_round(self._context.run)
         if last is not None and last.state in FINAL:
-            self._tidy(last)  # an earlier server may have died before it did
+            self._tidy(last, self._store.tasks(last.run, last.number))  # an earlier server may have died before it did
         try:
             while (version := self._version()).number < self._context.config.round.rounds:
                 self._round(version)
@@ -284,7 +284,7 @@ class Coordinator:
             ),
             f"abandoned: {reason}",
         )
-        self._tidy(record)
+        self._tidy(record, self._store.tasks(record.run, record.number))
         return record
 
     # Merging.
@@ -333,16 +333,16 @@ class Coordinator:
             ),
             f"version {version.number} from {len(merged)} updates; {shown}",
         )
-        self._tidy(record)
+        self._tidy(record, tasks)
 
     # What is over.
 
-    def _tidy(self, record: RoundRecord) -> None:
+    def _tidy(self, record: RoundRecord, tasks: Sequence[TaskRecord]) -> None:
         """Forget what only a round that is over needed: slices, updates, states of the server optimizer, old versions.
 
         Doing it again is no error.
         """
-        blobs, tasks = self._services.blobs, self._store.tasks(record.run, record.number)
+        blobs = self._services.blobs
         versions = self._store.versions(record.run)
         newest = versions[-1]
         # Only the newest state is gone on with, and it may be large.
