@@ -1,0 +1,106 @@
+"""Final weights of a simulation and of the demo stay what they were, bit for bit, where they were recorded.
+
+Another processor or runtime rounds otherwise, by 1e-7 in a step. That grows, because a rectifier or a maximum falls to
+the other side now and then, so elsewhere only the first round is compared.
+
+`python -m tests.test_unchanged` records them anew, which only a commit that means to change results may do.
+"""
+
+import hashlib
+import json
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import distributions
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+ROOT = Path(__file__).parents[1]
+RECORDED = ROOT / "tests" / "unchanged"
+COMMAND = [str(Path(sys.executable).with_name("shoal"))]
+CLOSE = 1e-5
+RUNTIMES = {"onnxruntime", "onnxruntime-training-cpu"}
+
+
+def shoal(folder: Path, *arguments: str) -> None:
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [*COMMAND, *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def simulated(folder: Path, *options: str) -> Path:
+    config = (ROOT / "examples" / "simulation" / "digits.toml").read_text()
+    (folder / "digits.toml").write_text(config)
+    shoal(folder, "simulate", "--config", "digits.toml", *options)
+    return exported(folder, folder / "runs" / "digits" / "store")
+
+
+def begun(folder: Path) -> Path:
+    return simulated(folder, "--rounds", "1")
+
+
+def demonstrated(folder: Path) -> Path:
+    shoal(folder, "demo", "--seed", "1", "--no-baselines")
+    (store,) = folder.glob("runs/*/store")
+    return exported(folder, store)
+
+
+def exported(folder: Path, store: Path) -> Path:
+    out = folder / "weights.safetensors"
+    shoal(folder, "export-weights", "--store", str(store), "--out", str(out))
+    return out
+
+
+RUNS = {"one_round": begun, "simulation": simulated, "demo": demonstrated}
+
+
+def surroundings() -> dict[str, str]:
+    """What the last bits of a float depend on beside our code: kernels are chosen by the processor's flags."""
+    flags = next((line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("flags")), "")
+    installed = {item.metadata["Name"]: item.version for item in distributions()}
+    return {
+        "machine": platform.machine(),
+        "processor": hashlib.sha256(flags.encode()).hexdigest()[:16],
+        **{name: installed[name] for name in sorted(RUNTIMES | {"numpy", "torch"}) if name in installed},
+    }
+
+
+@pytest.mark.parametrize(
+    "run", ["one_round", *(pytest.param(run, marks=pytest.mark.slow) for run in ("simulation", "demo"))]
+)
+def test_final_weights_are_the_recorded_ones(tmp_path, run):
+    """Bit-equal with the runtime and processor of the recording; elsewhere within 1e-5 after one round."""
+    here = surroundings() == json.loads((RECORDED / "surroundings.json").read_text())
+    if not here and run != "one_round":
+        pytest.skip(
+            "recorded with another runtime or processor, whose roundings grow beyond comparison in so many rounds"
+        )
+    now, before = load_file(RUNS[run](tmp_path)), load_file(RECORDED / f"{run}.safetensors")
+    assert list(now) == list(before)
+    for name, tensor in before.items():
+        if here:
+            np.testing.assert_array_equal(now[name], tensor, err_msg=name)
+        else:
+            np.testing.assert_allclose(now[name], tensor, rtol=0, atol=CLOSE, err_msg=name)
+
+
+if __name__ == "__main__":
+    import tempfile
+
+    RECORDED.mkdir(exist_ok=True)
+    for name, run in RUNS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            (RECORDED / f"{name}.safetensors").write_bytes(run(Path(folder)).read_bytes())
+    (RECORDED / "surroundings.json").write_text(json.dumps(surroundings(), indent=1) + "\n")
