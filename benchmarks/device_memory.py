@@ -32,13 +32,14 @@ from typing import Any
 import numpy as np
 from packaging.requirements import Requirement
 
-from broker_server.broker import EmbeddedBroker
+from broker_server.service.broker import EmbeddedBroker
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.blobs import blob_ref, iter_chunks
-from fleet_protocol.link import BrokerAddress, Link, Received
+from fleet_protocol.link import Link
 from fleet_protocol.manifest import parse_manifest
 from fleet_protocol.messages import Done, NeedChunks, Offer, Refuse, TierChoice, TrainSettings, parse_device_message
 from fleet_protocol.topics import Topics
+from fleet_protocol.transport import BrokerAddress, Received
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -73,7 +74,8 @@ _TORCH = f"""
 import sys
 import numpy as np
 import torch
-from models.registry import Registry, build
+from models.architecture import build
+from models.registry import Registry
 torch.set_num_threads(1)
 with np.load(sys.argv[1]) as file:
     x, y = torch.from_numpy(file["x"]), torch.from_numpy(file["y"])

@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from broker_server.merge import finish, fold, start
+from broker_server.strategies.accumulator import finish, fold, start
 from models.axes import Axis, AxisKind
-from models.layout import HEAD, Dim, Layout, Parameter, block_name
+from models.dims import Dim
+from models.layout import HEAD, Layout, Parameter, block_name
 from models.plan import CompiledPlan, PlanKind, compile_plan, make_plan
 
 __all__ = ["rows"]

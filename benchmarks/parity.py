@@ -24,11 +24,14 @@ from torch import nn
 
 from fleet_protocol.manifest import next_name, parameter_input, state_input
 from models import Registry, build
-from trainer_export.check import Reference, SizedBatches, calm_torch, open_session, run_session, vocabulary_of
+from trainer_export.batches import SizedBatches, vocabulary_of
+from trainer_export.check import calm_torch, open_session, run_session
 from trainer_export.formats import ort_training
 from trainer_export.formats.onnx import write_train_graph
+from trainer_export.loss import Answer
+from trainer_export.model_inputs import Signature
 from trainer_export.recipe import Recipe
-from trainer_export.trace import Signature
+from trainer_export.reference import Reference
 
 __all__ = ["rows"]
 
@@ -79,10 +82,9 @@ def measure(case: Case) -> list[dict[str, Any]]:
     module = build(arch, case.width, case.depth)
     signature = Signature(tuple(settings["input_shape"]), arch.input_dtype, settings["classes"])
     recipe = Recipe()
-    graphs = {
-        "portable": write_train_graph(module, signature, recipe).data,
-        "ort-training": ort_training.write_artifacts(module, signature, recipe)[-1].data,
-    }
+    graphs = {"portable": write_train_graph(module, signature, recipe).data}
+    if ort_training.is_installed():
+        graphs["ort-training"] = ort_training.write_artifacts(module, signature, recipe)[-1].data
     found = []
     for runtime, data in graphs.items():
         session = open_session(data)
@@ -117,7 +119,7 @@ def reference_run(module: nn.Module, recipe: Recipe, batches: SizedBatches) -> d
     reference = Reference(module, recipe, LEARNING_RATE)
     mask = torch.ones(batches.signature.classes)
     for x, y in batches.take(STEPS):
-        reference.step(x, y, mask)
+        reference.step(x, Answer(y, mask))
     return reference.snapshot()[0]
 
 

@@ -3,10 +3,10 @@
 python -m benchmarks.simulation
 
 Speed: HeteroFL on MNIST with `conv`, 100 devices of which 10 train in a round, levels a to e drawn for every round, 5
-local epochs of batches of 10 (METHODS 1.8), with 300 samples a device to keep it short. The loop is what a published
-research script does: one process, PyTorch on all cores, one device after the other. The simulation has one worker per
-core, and does all that it does outside of a benchmark: the store, the checks, the history. Without SHOAL_DATA both
-train on made-up images, which take as long.
+local epochs of batches of 10 (specification 1.8), with 300 samples a device to keep it short. The loop is what a
+published research script does: one process, PyTorch on all cores, one device after the other. The simulation has one
+worker per core, and does all that it does outside of a benchmark: the store, the checks, the history. Without
+SHOAL_DATA both train on made-up images, which take as long.
 
 Overhead: with one worker, the share of a round in which no device trains; starting the worker, once in a simulation,
 is a row of its own.
@@ -37,10 +37,11 @@ from models.plan import compile_plan, make_plan
 from models.registry import infer_layout
 from models.tier import Tier
 from models.zoo import set_mode
-from simulation.config import SimulationConfig
-from simulation.history import read_devices
-from simulation.preparing import Parts, prepare
+from simulation.data.held import Parts
+from simulation.preparing import prepare
+from simulation.results.history import read_devices
 from simulation.runner import SimulationResult, simulate
+from simulation.settings import SimulationConfig
 
 __all__ = ["rows"]
 

@@ -21,11 +21,12 @@ from torch import nn
 from fleet_protocol.manifest import parameter_input, state_input
 from models import Registry, build
 from models.zoo import set_mode
-from trainer_export.check import SizedBatches, open_session, vocabulary_of
+from trainer_export.batches import SizedBatches, vocabulary_of
+from trainer_export.check import open_session
 from trainer_export.formats import ort_training
 from trainer_export.formats.onnx import write_train_graph
+from trainer_export.model_inputs import Signature
 from trainer_export.recipe import Recipe
-from trainer_export.trace import Signature
 
 __all__ = ["rows"]
 
@@ -68,13 +69,11 @@ def measure(name: str, width: float, depth: int | None) -> list[dict[str, Any]]:
     torch.manual_seed(0)
     module = build(arch, width, depth)
     signature = Signature(tuple(settings["input_shape"]), arch.input_dtype, settings["classes"])
-    portable = write_train_graph(module, signature, Recipe()).data
-    training = ort_training.write_artifacts(module, signature, Recipe())[-1].data
-    steps = [
-        torch_step(module, signature),
-        session_step(open_session(portable, THREADS), module, signature),
-        session_step(open_session(training, THREADS), module, signature),
-    ]
+    graphs = {"portable": write_train_graph(module, signature, Recipe()).data}
+    if ort_training.is_installed():
+        graphs["ort-training"] = ort_training.write_artifacts(module, signature, Recipe())[-1].data
+    steps = [torch_step(module, signature)]
+    steps += [session_step(open_session(graph, THREADS), module, signature) for graph in graphs.values()]
     times: list[list[float]] = [[] for _ in steps]
     for _ in range(TURNS):
         for step, kept in zip(steps, times, strict=True):
@@ -82,8 +81,8 @@ def measure(name: str, width: float, depth: int | None) -> list[dict[str, Any]]:
     label = f"{name} width {width:g}" + ("" if depth is None else f" depth {depth}")
     eager, *others = (statistics.quantiles(kept, n=10)[0] * 1e3 for kept in times)
     found = []
-    for other, (runtime, budget) in zip(others, (("portable", BUDGETS[name]), ("ort-training", None)), strict=True):
-        ratio = other / eager
+    for other, runtime in zip(others, graphs, strict=True):
+        ratio, budget = other / eager, BUDGETS[name] if runtime == "portable" else None
         found.append(
             {
                 "name": f"step time {runtime}/PyTorch {label} ({other:.2f} / {eager:.2f} ms)",
@@ -113,7 +112,7 @@ def torch_step(module: nn.Module, signature: Signature) -> Callable[[], None]:
     """A step of PyTorch eager with the default recipe."""
     set_mode(module, "train")
     recipe = Recipe()
-    optimizer = torch.optim.SGD(module.parameters(), 0.01, momentum=recipe.momentum, weight_decay=recipe.weight_decay)
+    optimizer = recipe.optimizer.pytorch(list(module.parameters()), 0.01)
     x, y = next(SizedBatches(signature, vocabulary_of(module), (BATCH,)).take(1))
     mask = torch.ones(signature.classes)
 

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from device_runtime.agent import Agent
-from device_runtime.config import load_device_config
+from device_runtime.agent.loop import Agent
+from device_runtime.settings import load_device_config
 from fleet_protocol.errors import ShoalError
 
 __all__ = ["main", "run_device"]
@@ -17,13 +17,14 @@ __all__ = ["main", "run_device"]
 _FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 
-def run_device(config_path: Path) -> int:
+def run_device(config_path: Path, enrolment: Path | None = None) -> int:
     """Be a device until SIGTERM or SIGINT.
 
     An error that ends the agent is printed in one line on standard error.
 
     Args:
         config_path: the TOML file.
+        enrolment: the board's in an enrolled fleet, instead of the one that the file names.
 
     Returns:
         0 after a clean stop, else the exit code of the error (see ``fleet_protocol.errors``).
@@ -31,7 +32,7 @@ def run_device(config_path: Path) -> int:
     if not logging.getLogger().handlers:
         logging.basicConfig(level=logging.INFO, format=_FORMAT)
     try:
-        Agent(load_device_config(config_path)).run()
+        Agent(load_device_config(config_path, enrolment)).run()
     except ShoalError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
@@ -49,4 +50,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="python -m device_runtime", description="Be a device of a Shoal fleet.")
     parser.add_argument("--config", type=Path, required=True, help="the device's TOML file")
-    return run_device(parser.parse_args(arguments).config)
+    parser.add_argument("--enrolment", type=Path, help="the file that `shoal enroll` wrote for this board")
+    given = parser.parse_args(arguments)
+    return run_device(given.config, given.enrolment)

@@ -42,7 +42,7 @@ _RUN_EVENTS = (
 _PARAMETERS = {
     "fleet": "name of the fleet",
     "device": "id of the device",
-    "digest": "sha256 of the blob, 64 hexadecimal digits",
+    "digest": "of the blob: 1e20 and the 64 hexadecimal digits of its BLAKE3, or those of its sha256 alone",
     "task": "id of the task",
     "index": "number of the chunk, from 0",
 }
@@ -71,7 +71,7 @@ def _chunk(summary: str) -> dict[str, Any]:
         "title": "Chunk",
         "summary": summary,
         "description": (
-            "Binary, big-endian: magic SHC1, index (4 bytes), size of the blob (8), bytes per chunk (4), sha256 of "
+            "Binary, big-endian: magic SHC2, index (4 bytes), size of the blob (8), bytes per chunk (4), BLAKE3 of "
             f"the payload (32), payload; {FRAME_OVERHEAD} bytes before the payload. The default chunk is "
             f"{DEFAULT_CHUNK_BYTES} bytes."
         ),

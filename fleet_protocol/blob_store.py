@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-import shutil
 import tempfile
+from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from fleet_protocol.blobs import PartFile, storage_error
+from fleet_protocol.digests import blob_digest, matches, place_of
 from fleet_protocol.errors import BlobError
-from fleet_protocol.manifest import digest_of
 from fleet_protocol.messages import BlobRef
 
 __all__ = ["BlobStore", "write_atomically"]
 
+_SYNC_THREADS = 8
 
-def write_atomically(path: Path, data: bytes | memoryview, *, durable: bool = True) -> None:
+
+def write_atomically(path: Path, *parts: bytes | memoryview, durable: bool = True) -> None:
     """Replace a file so that a reader, or a crash, sees the old content or the new and nothing between.
 
     Args:
         path: the file; its folder is made.
-        data: the new content.
+        parts: of the new content, in order.
         durable: wait until it would survive a power cut; without, it survives the end of the process alone.
 
     Raises:
@@ -33,7 +35,8 @@ def write_atomically(path: Path, data: bytes | memoryview, *, durable: bool = Tr
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
+            for part in parts:
+                file.write(part)
             file.flush()
             if durable:
                 os.fsync(file.fileno())
@@ -45,8 +48,19 @@ def write_atomically(path: Path, data: bytes | memoryview, *, durable: bool = Tr
         raise storage_error("write", path, error) from error
 
 
+def _sync(path: Path) -> None:
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise storage_error("write", path, error) from error
+
+
 class BlobStore:
-    """A folder of blobs named by their sha256: ``objects/<first two digits>/<digest>``, parts under ``parts/``.
+    """A folder of blobs named by their digest: ``objects/<first two digits>/<digest>``, parts under ``parts/``.
 
     Args:
         root: the folder; it is made.
@@ -69,18 +83,22 @@ class BlobStore:
         """Where a blob lies, or would lie.
 
         Raises:
-            BlobError: this is no sha256, so it must not become a path.
+            BlobError: this is no digest, so it must not become a path.
         """
-        if not re.fullmatch(r"[0-9a-f]{64}", digest):
-            raise BlobError(f"{digest!r} is not a sha256")
-        return self.root / "objects" / digest[:2] / digest
+        try:
+            return self.root / "objects" / place_of(digest)
+        except ValueError as error:
+            raise BlobError(str(error)) from error
 
     def has(self, digest: str) -> bool:
         """Whether the blob is here."""
         return self.path(digest).is_file()
 
-    def put(self, data: bytes | memoryview) -> str:
+    def put(self, *parts: bytes | memoryview) -> str:
         """Keep bytes.
+
+        Args:
+            parts: of them, in order.
 
         Returns:
             Their digest.
@@ -88,10 +106,10 @@ class BlobStore:
         Raises:
             StorageError: the disk is full or cannot be written.
         """
-        digest = digest_of(data)
+        digest = blob_digest(*parts)
         path = self.path(digest)
         if not path.is_file():
-            write_atomically(path, data, durable=self._durable)
+            write_atomically(path, *parts, durable=self._durable)
         return digest
 
     def read(self, digest: str) -> bytes:
@@ -108,7 +126,7 @@ class BlobStore:
             raise BlobError(f"blob {digest[:12]} is not in {self.root}") from error
         except OSError as error:
             raise storage_error("read", path, error) from error
-        if digest_of(data) != digest:
+        if not matches(data, digest):
             path.unlink(missing_ok=True)
             raise BlobError(f"blob {digest[:12]} in {self.root} was damaged on disk and removed; fetch it again")
         return data
@@ -122,14 +140,18 @@ class BlobStore:
         """
         return PartFile(ref, self.root / "parts" / (key or ref.digest))
 
-    def adopt(self, part: PartFile) -> Path:
+    def adopt(self, part: PartFile, *, durable: bool = True) -> Path:
         """Verify a finished part and move it to its place.
+
+        Args:
+            part: with every chunk.
+            durable: wait until it would survive a power cut; without, `sync` does so for many at once.
 
         Raises:
             BlobError: see :meth:`PartFile.finish`.
             StorageError: the disk cannot be written.
         """
-        source = part.finish()
+        source = part.finish(durable=durable)
         path = self.path(part.ref.digest)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -138,23 +160,24 @@ class BlobStore:
             raise storage_error("write", path, error) from error
         return path
 
+    def sync(self, digests: Collection[str]) -> None:
+        """Wait until blobs would survive a power cut, side by side: a disk writes many in the time of a few.
+
+        Args:
+            digests: of blobs that are here.
+
+        Raises:
+            StorageError: the disk is full or cannot be written.
+        """
+        paths = [self.path(digest) for digest in digests]
+        if len(paths) <= 1:
+            for path in paths:
+                _sync(path)
+            return
+        with ThreadPoolExecutor(min(_SYNC_THREADS, len(paths)), "sync") as threads:
+            for _ in threads.map(_sync, paths):
+                pass  # the first that fails raises here
+
     def remove(self, digest: str) -> None:
         """Forget a blob; one that is not here is no error."""
         self.path(digest).unlink(missing_ok=True)
-
-    def add_file(self, source: Path) -> str:
-        """Keep the content of a file, by hard link where the file system allows.
-
-        Returns:
-            Its digest.
-        """
-        data = source.read_bytes()
-        digest = digest_of(data)
-        path = self.path(digest)
-        if not path.is_file():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                os.link(source, path)
-            except OSError:
-                shutil.copyfile(source, path)
-        return digest

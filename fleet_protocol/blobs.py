@@ -3,11 +3,11 @@
 A chunk travels as one binary payload, all integers big-endian:
 
     offset  bytes  content
-    0       4      magic "SHC1"
+    0       4      magic "SHC2"
     4       4      index of the chunk
     8       8      size of the blob
     16      4      payload bytes of every chunk but the last
-    20      32     sha256 of the payload
+    20      32     BLAKE3 of the payload
     52      ...    payload
 
 Brokers drop queued messages silently when a queue overflows, so completeness is ours: the receiver keeps what it has,
@@ -17,7 +17,6 @@ knows what it misses, and asks for that.
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import struct
 from collections.abc import Iterable, Iterator
@@ -25,8 +24,8 @@ from dataclasses import dataclass
 from io import RawIOBase
 from pathlib import Path
 
+from fleet_protocol.digests import blob_digest, chunk_digest, file_matches
 from fleet_protocol.errors import BlobError, StorageError
-from fleet_protocol.manifest import digest_of
 from fleet_protocol.messages import BlobRef, Ranges
 
 __all__ = [
@@ -45,9 +44,10 @@ __all__ = [
 
 DEFAULT_CHUNK_BYTES = 96 * 1024  # hosted brokers cap a packet at 128 kB
 
-_MAGIC = b"SHC1"
+_MAGIC = b"SHC2"
 _HEADER = struct.Struct(">4sIQI32s")
 FRAME_OVERHEAD = _HEADER.size
+_MARK = b"\x01"
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def blob_ref(data: bytes | memoryview, chunk_bytes: int = DEFAULT_CHUNK_BYTES) -
         data: the whole blob.
         chunk_bytes: payload bytes per chunk.
     """
-    return BlobRef(digest=digest_of(data), size=len(data), chunk_bytes=chunk_bytes)
+    return BlobRef(digest=blob_digest(data), size=len(data), chunk_bytes=chunk_bytes)
 
 
 def encode_chunk(data: bytes | memoryview, index: int, chunk_bytes: int) -> bytes:
@@ -86,7 +86,7 @@ def encode_chunk(data: bytes | memoryview, index: int, chunk_bytes: int) -> byte
         chunk_bytes: payload bytes per chunk.
     """
     payload = memoryview(data)[index * chunk_bytes : (index + 1) * chunk_bytes]
-    return b"".join((_HEADER.pack(_MAGIC, index, len(data), chunk_bytes, hashlib.sha256(payload).digest()), payload))
+    return b"".join((_HEADER.pack(_MAGIC, index, len(data), chunk_bytes, chunk_digest(payload)), payload))
 
 
 def iter_chunks(data: bytes | memoryview, chunk_bytes: int, ranges: Ranges) -> Iterator[tuple[int, bytes]]:
@@ -124,7 +124,7 @@ def decode_chunk(frame: bytes) -> Chunk:
     expected = min(chunk_bytes, size - index * chunk_bytes)
     if len(payload) != expected:
         raise BlobError(f"chunk {index} carries {len(payload)} bytes instead of {expected}")
-    if hashlib.sha256(payload).digest() != digest:
+    if chunk_digest(payload) != digest:
         raise BlobError(f"chunk {index} does not match its digest")
     return Chunk(index=index, size=size, chunk_bytes=chunk_bytes, payload=payload)
 
@@ -180,32 +180,30 @@ def _write_all(file: RawIOBase, data: bytes | memoryview) -> None:
 class PartFile:
     """A blob that is arriving, kept on disk so that a restart goes on where it stopped.
 
-    Two files: ``<path>`` holds the bytes at their places, ``<path>.have`` the indices that were written after their
-    bytes, 4 bytes each. A crash between the two costs one chunk.
+    The file holds the bytes at their places and, behind the whole blob, a byte for each chunk, which is set after its
+    bytes were written. A crash between the two costs one chunk.
 
     Args:
         ref: the blob expected.
-        path: the part file; its folder must exist.
+        path: the part file; its folder must exist. One of another size or cut is begun anew.
 
     Raises:
-        StorageError: the files cannot be opened.
+        StorageError: the file cannot be opened.
     """
 
     def __init__(self, ref: BlobRef, path: Path) -> None:
         self.ref = ref
         self.path = path
-        self._have_path = path.with_name(path.name + ".have")
+        self._have: set[int] = set()
         try:
-            known = self._have_path.read_bytes() if self._have_path.exists() and path.exists() else b""
-            usable = len(known) - len(known) % 4
-            self._have = {i for (i,) in struct.iter_unpack(">I", known[:usable]) if i < ref.chunks}
-            if not self._have:
-                path.write_bytes(b"")
             # Unbuffered: what a full disk did not take must not be tried again, and fail again, on closing.
-            self._file = path.open("r+b", buffering=0)
-            self._log = self._have_path.open("ab" if self._have else "wb", buffering=0)
-            if self._have:
-                self._log.truncate(usable)
+            self._file = path.open("r+b" if path.exists() else "w+b", buffering=0)
+            if ref.size < self._file.seek(0, os.SEEK_END) <= ref.size + ref.chunks:
+                self._file.seek(ref.size)
+                marks = self._file.read(ref.chunks)
+                self._have = {index for index, mark in enumerate(marks) if mark == _MARK[0]}
+            if not self._have:
+                self._file.truncate(0)
         except OSError as error:
             raise storage_error("open", path, error) from error
 
@@ -216,7 +214,12 @@ class PartFile:
 
     def missing(self) -> Ranges:
         """Half-open ranges of the chunks that are not there yet."""
-        return ranges_of(set(range(self.ref.chunks)) - self._have)
+        gaps, next_wanted = [], 0
+        for index in (*sorted(self._have), self.ref.chunks):
+            if index > next_wanted:
+                gaps.append((next_wanted, index))
+            next_wanted = index + 1
+        return tuple(gaps)
 
     def add(self, chunk: Chunk) -> bool:
         """Keep a chunk.
@@ -241,14 +244,18 @@ class PartFile:
         try:
             self._file.seek(chunk.index * chunk.chunk_bytes)
             _write_all(self._file, chunk.payload)
-            _write_all(self._log, struct.pack(">I", chunk.index))
+            self._file.seek(self.ref.size + chunk.index)
+            _write_all(self._file, _MARK)
         except OSError as error:
             raise storage_error("write", self.path, error) from error
         self._have.add(chunk.index)
         return True
 
-    def finish(self) -> Path:
+    def finish(self, *, durable: bool = True) -> Path:
         """Verify the whole and close the file.
+
+        Args:
+            durable: wait until it would survive a power cut; without, the caller sees to that.
 
         Returns:
             The path, ready to be moved to its place.
@@ -260,31 +267,23 @@ class PartFile:
         if not self.complete:
             raise BlobError(f"blob {self.ref.digest[:12]} still misses chunks {self.missing()}")
         try:
-            os.fsync(self._file.fileno())
+            self._file.truncate(self.ref.size)
+            if durable:
+                os.fsync(self._file.fileno())
+            self.close()
+            intact = file_matches(self.path, self.ref.digest)
         except OSError as error:
             raise storage_error("write", self.path, error) from error
-        self.close()
-        with self.path.open("rb") as file:
-            found = (
-                hashlib.file_digest(file, "sha256").hexdigest()
-                if hasattr(hashlib, "file_digest")
-                else digest_of(file.read())
-            )
-        if found != self.ref.digest:
+        if not intact:
             self.drop()
-            raise BlobError(
-                f"the blob has digest {found[:12]} instead of {self.ref.digest[:12]}; it was dropped, fetch it again"
-            )
-        self._have_path.unlink(missing_ok=True)
+            raise BlobError(f"the blob does not have the digest {self.ref.digest[:12]}; it was dropped, fetch it again")
         return self.path
 
     def close(self) -> None:
-        """Close the files; what was kept stays on disk."""
+        """Close the file; what was kept stays on disk."""
         self._file.close()
-        self._log.close()
 
     def drop(self) -> None:
-        """Close the files and delete them."""
+        """Close the file and delete it."""
         self.close()
         self.path.unlink(missing_ok=True)
-        self._have_path.unlink(missing_ok=True)

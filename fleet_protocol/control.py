@@ -13,7 +13,9 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.frozen import FrozenModel
-from fleet_protocol.messages import MESSAGE_LIMIT, Evaluation, Name, TaskMetrics
+from fleet_protocol.messages import Evaluation, TaskMetrics
+from fleet_protocol.messages.parsing import check_size
+from fleet_protocol.messages.values import Name
 
 __all__ = [
     "DeviceAccepted",
@@ -48,8 +50,8 @@ class VersionEvaluation(Evaluation):
     @property
     def summary(self) -> str:
         """In a few words: ``accuracy 0.8123, loss 0.4321; w1.00-d2 0.7654, w1.00-d4 0.7890``."""
-        beside = ", ".join(f"{tier} {found.accuracy:.4f}" for tier, found in self.tiers.items())
-        return f"accuracy {self.accuracy:.4f}, loss {self.loss:.4f}" + (f"; {beside}" if beside else "")
+        beside = ", ".join(f"{tier} {abs(found.rank):.4f}" for tier, found in self.tiers.items())
+        return self.text() + (f"; {beside}" if beside else "")
 
 
 class RunRequest(FrozenModel):
@@ -262,7 +264,7 @@ class RoundClosed(_RunEvent):
         note: why it was not evaluated, if it should have been.
         round_seconds: from the offers to here.
         wire_bytes: of the server's connection in the run so far.
-        payload_bytes: see ``broker_server.accounting``, in the run so far.
+        payload_bytes: see ``broker_server.rounds.accounting``, in the run so far.
     """
 
     type: Literal["round-closed"] = "round-closed"
@@ -301,7 +303,7 @@ class RunFinished(_RunEvent):
         rounds: rounds closed.
         evaluation: of the last version, if it was evaluated.
         wire_bytes: of the server's connection in the whole run.
-        payload_bytes: see ``broker_server.accounting``.
+        payload_bytes: see ``broker_server.rounds.accounting``.
         error: what failed, if it did.
         exit_code: what a command line that waited for it ends with.
     """
@@ -351,8 +353,7 @@ def parse_request(payload: bytes) -> RunRequest:
     Raises:
         RefusedError: the request is malformed or oversized.
     """
-    if len(payload) > MESSAGE_LIMIT:
-        raise RefusedError(RefusalReason.OVERSIZED, f"a request of {len(payload)} bytes; the limit is {MESSAGE_LIMIT}")
+    check_size(payload, "request")
     try:
         return RunRequest.model_validate_json(payload)
     except ValidationError as error:

@@ -93,10 +93,17 @@ class RefusalReason(str, Enum):
     BAD_DTYPE = "bad-dtype"
     NOT_FINITE = "not-finite"
     BAD_LABELS = "bad-labels"
+    TOO_FAR = "too-far"
+    TOO_HEAVY = "too-heavy"
     UNSUPPORTED = "unsupported"
     NO_DATA = "no-data"
     NO_SPACE = "no-space"
+    FORGED = "forged"
+    REPLAYED = "replayed"
+    REVOKED = "revoked"
+    UNSAFE_GRAPH = "unsafe-graph"
     BUSY = "busy"
+    TOO_MANY = "too-many"
     FAILED = "failed"
 
 

@@ -1,8 +1,8 @@
-"""One MQTT 5 connection, the same on a board and on the server: a thin shell around paho-mqtt.
+"""The transport over MQTT 5, the same on a board and on the server: a thin shell around paho-mqtt.
 
 The network runs in paho's thread; everything that happens is put into one inbox as a frozen event, so the owner is a
-plain loop over a queue with deadlines. The link reconnects by itself with full-jitter back-off, subscribes again where
-the broker has forgotten the session, and counts the bytes of the packets it exchanges.
+plain loop over a queue with deadlines. The link reconnects by itself with full-jitter back-off, subscribes again, and
+counts the bytes of the packets it exchanges.
 """
 
 from __future__ import annotations
@@ -10,160 +10,38 @@ from __future__ import annotations
 import contextlib
 import queue
 import random
+import socket
+import ssl
+import sys
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
+from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from fleet_protocol.errors import ConfigError, TransportError
+from fleet_protocol.transport import (
+    SEND_WINDOW,
+    BrokerAddress,
+    Connected,
+    Disconnected,
+    Event,
+    Farewell,
+    Received,
+    WireCount,
+)
 
-__all__ = [
-    "BrokerAddress",
-    "Connected",
-    "Disconnected",
-    "Event",
-    "Link",
-    "Received",
-    "WireCount",
-    "publish_packet_bytes",
-]
+__all__ = ["Link", "publish_packet_bytes"]
 
 KEEP_ALIVE_SECONDS = 20  # a dead board is noticed after one and a half of these
 BACKOFF_FIRST_SECONDS = 0.5
 BACKOFF_MAX_SECONDS = 30.0
-SEND_WINDOW = 16  # chunks that may wait for the broker's acknowledgement; 1.5 MB at the default chunk size
 PUBACK_BYTES = 4
-
-
-@dataclass(frozen=True)
-class BrokerAddress:
-    """Where the broker is and how to get in.
-
-    Attributes:
-        host: name or address.
-        port: TCP port.
-        tls: encrypt, and verify the broker's certificate.
-        username: login, or None.
-        password: with the username.
-        ca_file: certificates to trust instead of the system's.
-        cert_file: client certificate.
-        key_file: its key.
-    """
-
-    host: str
-    port: int
-    tls: bool = False
-    username: str | None = None
-    password: str | None = None
-    ca_file: Path | None = None
-    cert_file: Path | None = None
-    key_file: Path | None = None
-
-    @classmethod
-    def parse(
-        cls,
-        url: str,
-        *,
-        ca_file: Path | None = None,
-        cert_file: Path | None = None,
-        key_file: Path | None = None,
-    ) -> BrokerAddress:
-        """Read ``mqtt[s]://[user:password@]host[:port]``.
-
-        Args:
-            url: the address.
-            ca_file: certificates to trust instead of the system's.
-            cert_file: client certificate.
-            key_file: its key.
-
-        Raises:
-            ConfigError: the address has another form.
-        """
-        wrong = ConfigError(
-            f"broker address {url!r} is not of the form mqtt://[user:password@]host[:port] (or mqtts://)"
-        )
-        try:
-            parts = urlsplit(url)
-            port = parts.port
-        except ValueError as error:
-            raise wrong from error
-        if parts.scheme not in {"mqtt", "mqtts"} or not parts.hostname or parts.path not in {"", "/"}:
-            raise wrong
-        tls = parts.scheme == "mqtts"
-        return cls(
-            host=parts.hostname,
-            port=port or (8883 if tls else 1883),
-            tls=tls,
-            username=unquote(parts.username) if parts.username else None,
-            password=unquote(parts.password) if parts.password else None,
-            ca_file=ca_file,
-            cert_file=cert_file,
-            key_file=key_file,
-        )
-
-    def __str__(self) -> str:
-        return f"mqtt{'s' if self.tls else ''}://{self.host}:{self.port}"
-
-
-@dataclass(frozen=True)
-class Connected:
-    """The broker accepted the connection.
-
-    Attributes:
-        session_present: the broker still knew the session; if not, what it had queued is gone.
-    """
-
-    session_present: bool
-
-
-@dataclass(frozen=True)
-class Disconnected:
-    """The connection is gone; the link tries again by itself.
-
-    Attributes:
-        reason: what paho or the broker said.
-    """
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class Received:
-    """A message arrived.
-
-    Attributes:
-        topic: full topic.
-        payload: bytes.
-        retained: it was stored by the broker before we subscribed.
-    """
-
-    topic: str
-    payload: bytes
-    retained: bool = False
-
-
-Event = Connected | Disconnected | Received
-
-
-@dataclass(frozen=True)
-class WireCount:
-    """Bytes of the MQTT packets that carried messages, headers and acknowledgements included.
-
-    Attributes:
-        sent: bytes from us to the broker.
-        received: bytes from the broker to us.
-    """
-
-    sent: int
-    received: int
 
 
 def publish_packet_bytes(topic: str, payload_bytes: int, qos: int) -> int:
@@ -179,6 +57,29 @@ def publish_packet_bytes(topic: str, payload_bytes: int, qos: int) -> int:
     return 1 + length_bytes + remaining
 
 
+def _options(qos: int) -> SubscribeOptions:
+    """Options of a subscription; retained messages come once, not again with every repetition."""
+    return SubscribeOptions(qos=qos, retainHandling=SubscribeOptions.RETAIN_SEND_IF_NEW_SUB)
+
+
+def _why(error: BaseException | None) -> str:
+    """What kept a connection from being made, and what to look at."""
+    match error:
+        case ssl.SSLCertVerificationError():
+            return (
+                f"its certificate is not trusted ({error.verify_message}); look at ca_file, and at the host name in the"
+                " address"
+            )
+        case ssl.SSLError():
+            return f"TLS does not come about ({error.reason or error}); look at the certificate files, and at the port"
+        case socket.gaierror():
+            return "there is no host of this name"
+        case None | ConnectionRefusedError() | TimeoutError():
+            return "nothing answers there"
+        case _:
+            return str(error)
+
+
 class Link:
     """A connection to the broker that outlives the broker.
 
@@ -186,7 +87,7 @@ class Link:
         address: the broker.
         client_id: identity of the session; two links must not share one.
         inbox: where events go.
-        will: topic and payload the broker publishes, retained, when we vanish.
+        will: what the broker publishes, retained, when we vanish.
         session_expiry_seconds: how long the broker keeps our session after we vanish.
 
     Raises:
@@ -199,7 +100,7 @@ class Link:
         client_id: str,
         inbox: queue.SimpleQueue[Event],
         *,
-        will: tuple[str, bytes] | None = None,
+        will: Farewell | None = None,
         session_expiry_seconds: int = 3600,
     ) -> None:
         self.address = address
@@ -214,13 +115,12 @@ class Link:
         self._attempt = 0
         self._sent = 0
         self._received = 0
-        self.max_packet_bytes: int | None = None
         self._session_expiry_seconds = session_expiry_seconds
         self._client = paho.Client(
             CallbackAPIVersion.VERSION2, client_id=client_id, protocol=paho.MQTTv5, manual_ack=False
         )
         if will is not None:
-            self._client.will_set(will[0], will[1], qos=1, retain=True)
+            self._client.will_set(will.topic, will.payload, qos=1, retain=True)
         if address.username is not None:
             self._client.username_pw_set(address.username, address.password)
         if address.tls:
@@ -251,7 +151,7 @@ class Link:
         delay: Any = random.uniform(BACKOFF_FIRST_SECONDS / 2, ceiling)  # noqa: S311
         self._client.reconnect_delay_set(delay, delay)
 
-    def _on_connect(self, client: paho.Client, _data: object, flags: Any, reason: Any, properties: Any) -> None:
+    def _on_connect(self, client: paho.Client, _data: object, flags: Any, reason: Any, _properties: Any) -> None:
         with self._changed:
             if reason.is_failure:
                 self._failure = str(reason)
@@ -260,17 +160,16 @@ class Link:
                 return
             self._connected = True
             self._attempt = 0
-            self.max_packet_bytes = getattr(properties, "MaximumPacketSize", None)
             filters = dict(self._filters)
             self._changed.notify_all()
-        if not flags.session_present:
-            for topic_filter, qos in filters.items():
-                client.subscribe(topic_filter, qos)
+        # Also where the session is present: a broker that was killed may have brought back an older one.
+        for topic_filter, qos in filters.items():
+            client.subscribe(topic_filter, options=_options(qos))
         self._inbox.put(Connected(session_present=bool(flags.session_present)))
 
     def _on_connect_fail(self, _client: paho.Client, _data: object) -> None:
         with self._changed:
-            self._failure = "nothing answers there"
+            self._failure = _why(sys.exc_info()[1])  # paho calls this while it handles the error
             self._changed.notify_all()
         self._next_delay()
 
@@ -353,7 +252,7 @@ class Link:
         """
         with self._changed:
             self._filters[topic_filter] = qos
-        result, mid = self._client.subscribe(topic_filter, qos)
+        result, mid = self._client.subscribe(topic_filter, options=_options(qos))
         if result != paho.MQTT_ERR_SUCCESS or mid is None:
             return  # not connected: done in _on_connect
         with self._changed:
@@ -433,16 +332,16 @@ class Link:
                     f"the broker at {self.address} has not acknowledged {len(self._unacknowledged)} messages in time"
                 )
 
-    def close(self, farewell: tuple[str, bytes] | None = None, timeout_seconds: float = 2.0) -> None:
+    def close(self, farewell: Farewell | None = None, timeout_seconds: float = 2.0) -> None:
         """Disconnect for good.
 
         Args:
-            farewell: topic and payload of a retained last message, which replaces the will.
+            farewell: a retained last message, which replaces the will.
             timeout_seconds: how long to wait for the broker to take it.
         """
         if farewell is not None and self._connected:
             with contextlib.suppress(TransportError):
-                self.publish(farewell[0], farewell[1], retain=True)
+                self.publish(farewell.topic, farewell.payload, retain=True)
                 self.drain(time.monotonic() + timeout_seconds)
         self._client.disconnect()
         self._client.loop_stop()

@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field, JsonValue, ValidationError
+from pydantic import Field, JsonValue, SerializerFunctionWrapHandler, ValidationError, model_serializer
 
+from fleet_protocol.digests import DIGEST_PATTERN
 from fleet_protocol.errors import BlobError
 from fleet_protocol.frozen import FrozenModel
 
@@ -24,8 +24,10 @@ __all__ = [
     "CheckSpec",
     "FileSpec",
     "GraphSpec",
+    "LossSpec",
     "Manifest",
     "NoiseSpec",
+    "OptimizerSpec",
     "ParameterSpec",
     "RecipeSpec",
     "StateSpec",
@@ -42,7 +44,7 @@ __all__ = [
     "statistic_variance",
 ]
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 Dtype = Literal["float32", "int64"]
 
@@ -68,7 +70,8 @@ class ParameterSpec(FrozenModel):
         name: as in ``torch.nn.Module.named_parameters``.
         shape: local sizes, after the cut.
         dtype: numpy name of the element type.
-        axes: one axis per dimension; ``conv2.out*16`` means 16 consecutive positions per index of ``conv2.out``.
+        axes: one axis per dimension; ``conv2.out*16`` means 16 consecutive positions per index of ``conv2.out``,
+            ``3*h`` three maps of ``h`` one behind the other, ``a + b`` a concatenation.
         block: ``stem``, ``head`` or ``block<i>``.
         offset: where its bytes start in the data section of the weights blob, in bytes.
     """
@@ -87,21 +90,24 @@ class ParameterSpec(FrozenModel):
 
 
 class StateSpec(FrozenModel):
-    """One tensor of optimizer state; it starts at zero in every task.
+    """One tensor of the optimizer's state. A device knows nothing else of an optimizer.
 
     Attributes:
-        name: the parameter it belongs to.
-        shape: local sizes.
+        name: as the graph has it behind ``state.``; unlike any other. An optimizer may have any number of states for
+            a parameter, and some for none, such as a counter of steps.
+        shape: local sizes; empty for a single number.
         dtype: numpy name of the element type.
+        initial: what every element is when a task begins.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: Dtype = "float32"
+    initial: float = 0.0
 
 
 class StatisticSpec(FrozenModel):
-    """Mean and variance of one static batch norm (METHODS 1.6), two vectors of ``channels`` float32.
+    """Mean and variance of one static batch norm (specification 1.6), two vectors of ``channels`` float32.
 
     Attributes:
         name: path of the norm module.
@@ -131,12 +137,12 @@ class FileSpec(FrozenModel):
 
     Attributes:
         path: relative to the folder of the set.
-        digest: sha256 of the content, 64 hexadecimal digits.
+        digest: of the content; see `fleet_protocol.digests`.
         size: bytes.
     """
 
     path: str
-    digest: str = Field(pattern=r"^[0-9a-f]{64}$")
+    digest: str = Field(pattern=DIGEST_PATTERN)
     size: int = Field(ge=1)
 
 
@@ -146,31 +152,96 @@ class GraphSpec(FileSpec):
     Attributes:
         inputs: in graph order.
         outputs: in graph order.
+        mixed: outputs that the exporter found to depend on the batch only through losses, gradients and statistics;
+            a board finds out for itself (`fleet_protocol.graphs`).
     """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    mixed: tuple[str, ...] = ()
+
+
+class OptimizerSpec(FrozenModel):
+    """The update rule that is baked into the train graph.
+
+    Attributes:
+        name: of the rule.
+        settings: its numbers; the learning rate is an input of the graph.
+    """
+
+    name: str
+    settings: Mapping[str, JsonValue] = Field(default_factory=dict)
+
+
+_LATER = frozenset({"settings", "ignored", "bounds", "metrics"})
+
+
+def without_unused(dumped: dict[str, Any]) -> dict[str, Any]:
+    """A part of a manifest without keys that came after its format and say nothing."""
+    return {key: value for key, value in dumped.items() if key not in _LATER or value not in (None, {}, (), [])}
+
+
+class LossSpec(FrozenModel):
+    """What training makes small, and what evaluation returns of it.
+
+    Attributes:
+        name: of the loss, such as the cross entropy of the logits times the label mask (specification 1.5).
+        target: element type of ``y``; its shape for one sample is the manifest's ``label_shape``.
+        masked: whether the graphs take the label ``mask``.
+        metrics: outputs of the eval graph, sums over a batch; the first is that of the loss.
+        settings: its numbers; empty where all have their defaults.
+        ignored: label that counts for nothing, which boards and server hand to the graphs as -1.
+        bounds: where targets that are numbers must lie.
+    """
+
+    name: str = "masked-cross-entropy"
+    target: Dtype = "int64"
+    masked: bool = True
+    metrics: tuple[str, ...] = ("loss_sum", "correct")
+    settings: Mapping[str, JsonValue] = Field(default_factory=dict)
+    ignored: int | None = None
+    bounds: tuple[float, float] | None = None
+
+    @model_serializer(mode="wrap")
+    def _what_is_used(self, full: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without_unused(full(self))
+
+
+class MetricSpec(FrozenModel):
+    """A metric that an evaluation reports beside loss and accuracy.
+
+    Attributes:
+        name: of the metric.
+        rule: that makes a number of its sums (`fleet_protocol.metrics`).
+        sums: outputs of the eval graph that it takes, or ``examples`` for the number of samples.
+    """
+
+    name: str
+    rule: str
+    sums: tuple[str, ...]
 
 
 class RecipeSpec(FrozenModel):
     """The training recipe that is baked into the train graph; the learning rate is an input of it.
 
     Attributes:
-        optimizer: the update rule.
-        momentum: 0 for none (then the set has no states).
-        weight_decay: added to the gradient after clipping, times the parameter.
+        optimizer: the update rule; what it keeps is listed in the manifest's ``states``.
+        loss: what is made small.
         clip_norm: bound of the global gradient norm, or None.
-        loss: cross entropy of the logits times the label mask (METHODS 1.5).
         proximal: the gradient gains ``mu * (parameter - anchor)`` before clipping (FedProx); the train graph then
             takes ``anchor.<name>`` for every parameter, the weights the device was sent, and the scalar ``mu``.
+        metrics: what an evaluation reports beside loss and accuracy.
     """
 
-    optimizer: Literal["sgd"] = "sgd"
-    momentum: float = Field(default=0.9, ge=0, lt=1)
-    weight_decay: float = Field(default=5e-4, ge=0)
+    optimizer: OptimizerSpec
+    loss: LossSpec = LossSpec()
     clip_norm: float | None = Field(default=1.0, gt=0)
-    loss: Literal["masked-cross-entropy"] = "masked-cross-entropy"
     proximal: bool = False
+    metrics: tuple[MetricSpec, ...] = ()
+
+    @model_serializer(mode="wrap")
+    def _what_is_used(self, full: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without_unused(full(self))
 
 
 class CheckSpec(FrozenModel):
@@ -212,7 +283,7 @@ class Manifest(FrozenModel):
             a negative label counts for nothing.
         recipe: what the train graph does.
         parameters: in the order of the weights blob.
-        states: optimizer state, in parameter order; empty without momentum.
+        states: of the optimizer; empty if it has none.
         states_in_place: the step graphs may be given one buffer for a state and its next value.
         statistics: static batch norms whose mean and variance the eval and infer graphs take.
         noise: layers that need random numbers in training, in the order they are drawn in; the other graphs draw none.
@@ -227,7 +298,7 @@ class Manifest(FrozenModel):
         versions: exporter packages and their versions.
     """
 
-    format_version: Literal[1] = 1
+    format_version: Literal[2] = 2
     arch: str
     settings: Mapping[str, JsonValue]
     tier: str
@@ -266,10 +337,6 @@ class Manifest(FrozenModel):
         """The canonical JSON of this manifest, whose sha256 names the artifact set."""
         return self.model_dump_json(indent=1).encode()
 
-    def zero_states(self) -> dict[str, NDArray[np.float32]]:
-        """Fresh optimizer state: zeros, keyed by parameter name."""
-        return {spec.name: np.zeros(spec.shape, np.float32) for spec in self.states}
-
 
 def parse_manifest(data: bytes) -> Manifest:
     """Read a manifest.
@@ -291,7 +358,7 @@ def parse_manifest(data: bytes) -> Manifest:
 
 
 def digest_of(data: bytes | memoryview) -> str:
-    """The sha256 of some bytes as 64 hexadecimal digits, the name of a blob everywhere."""
+    """The sha256 of some bytes as 64 hexadecimal digits, the name of a file of an artifact set."""
     return hashlib.sha256(data).hexdigest()
 
 
@@ -301,7 +368,7 @@ def parameter_input(name: str) -> str:
 
 
 def state_input(name: str) -> str:
-    """Graph input that takes the optimizer state of the parameter ``name``."""
+    """Graph input that takes the optimizer state ``name``."""
     return f"state.{name}"
 
 

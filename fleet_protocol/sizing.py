@@ -1,26 +1,23 @@
-"""The constants of WHALE-FL, which the server configures and the device computes with.
-
-Su et al.: "WHALE-FL: Wireless and Heterogeneity Aware Latency Efficient Federated Learning over Mobile Devices via
-Adaptive Subnetwork Scheduling", 2024, https://arxiv.org/abs/2405.00885. METHODS 4.4; `device_runtime.adaptive` has the
-formulas.
-"""
+"""The constants of adaptive sizing, which the server configures and the device computes with: specification 4.4."""
 
 from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.frozen import FrozenModel
 
-__all__ = ["Arm", "Combination", "Efficiency", "WhaleSettings"]
+__all__ = ["Arm", "Combination", "Efficiency", "Sizing", "SizingConstants"]
 
 Efficiency = Literal["sum_of_reciprocals", "reciprocal_of_sum"]
 Combination = Literal["multiplicative", "additive"]
 Arm = Literal["full", "system", "training"]
 
 
-class WhaleSettings(FrozenModel):
-    """The constants of the method; the defaults are the released ones for the CNN on MNIST (METHODS 4.4).
+class SizingConstants(FrozenModel):
+    """The constants of the method; the defaults are the released ones for the CNN on MNIST (specification 4.4).
 
     Attributes:
         alpha: training counts as far from its target while the loss is at least this many times the target, >= 1.
@@ -63,3 +60,15 @@ class WhaleSettings(FrozenModel):
     def neutral(self) -> float:
         """The training efficiency that leaves the system efficiency as it is."""
         return 1.0 if self.combination == "multiplicative" else 0.0
+
+
+class Sizing(FrozenModel):
+    """What a device needs to choose its tier by its utility: the settings of that chooser (specification 4.2).
+
+    Attributes:
+        constants: of the method.
+        full_bytes: size of the whole model, whose time on the link T_cm is.
+    """
+
+    constants: SizingConstants
+    full_bytes: int = Field(ge=1)

@@ -1,4 +1,4 @@
-"""The MQTT topics of one fleet, spelled in one place.
+"""The topics of one fleet: spelled and parsed in one place.
 
 shoal/v1/<fleet>/devices/<id>/status    device -> all, retained, with a will
 shoal/v1/<fleet>/devices/<id>/task      server -> device
@@ -14,10 +14,20 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Literal
 
 from fleet_protocol.errors import ConfigError
 
-__all__ = ["NAME_PATTERN", "Topics", "check_name"]
+__all__ = [
+    "NAME_PATTERN",
+    "BlobTopic",
+    "DeviceTopic",
+    "ServerTopic",
+    "Topic",
+    "Topics",
+    "UploadTopic",
+    "check_name",
+]
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 
@@ -38,6 +48,59 @@ def check_name(kind: str, name: str) -> str:
             "a letter or digit first"
         )
     return name
+
+
+@dataclass(frozen=True)
+class DeviceTopic:
+    """A topic of one device.
+
+    Attributes:
+        device: id of the device, as the topic says; who really sent the message is another question.
+        channel: ``status`` and ``reply`` come from the device, ``task`` goes to it.
+    """
+
+    device: str
+    channel: Literal["status", "task", "reply"]
+
+
+@dataclass(frozen=True)
+class BlobTopic:
+    """The topic of one chunk on its way to the devices.
+
+    Attributes:
+        digest: of the blob.
+        index: number of the chunk, as text; the chunk's frame says it again, checked.
+    """
+
+    digest: str
+    index: str
+
+
+@dataclass(frozen=True)
+class UploadTopic:
+    """The topic of one chunk on its way to the server.
+
+    Attributes:
+        task: id of the task whose update it is a part of.
+        index: number of the chunk, as text.
+    """
+
+    task: str
+    index: str
+
+
+@dataclass(frozen=True)
+class ServerTopic:
+    """A topic of the server.
+
+    Attributes:
+        channel: ``control`` goes to the server, the others come from it.
+    """
+
+    channel: Literal["status", "control", "events"]
+
+
+Topic = DeviceTopic | BlobTopic | UploadTopic | ServerTopic
 
 
 @dataclass(frozen=True)
@@ -116,14 +179,30 @@ class Topics:
         """What a running server tells about its rounds, for anyone who watches."""
         return f"{self.root}/server/events"
 
-    def parts(self, topic: str) -> tuple[str, ...]:
-        """The levels of a topic below the root, or nothing for a foreign topic.
+    def parse(self, topic: str) -> Topic | None:
+        """What a topic is for.
+
+        Example:
+            >>> Topics("lab").parse("shoal/v1/lab/devices/pi-1/reply")
+            DeviceTopic(device='pi-1', channel='reply')
 
         Args:
             topic: a full topic.
 
         Returns:
-            For example ``("devices", "pi-1", "reply")``.
+            The topic as a value, None for one of another fleet or of no known form.
         """
         prefix = self.root + "/"
-        return tuple(topic[len(prefix) :].split("/")) if topic.startswith(prefix) else ()
+        if not topic.startswith(prefix):
+            return None
+        match topic[len(prefix) :].split("/"):
+            case ["devices", device, "status" | "task" | "reply" as channel]:
+                return DeviceTopic(device, channel)
+            case ["blobs", digest, index]:
+                return BlobTopic(digest, index)
+            case ["uploads", task, index]:
+                return UploadTopic(task, index)
+            case ["server", "status" | "control" | "events" as channel]:
+                return ServerTopic(channel)
+            case _:
+                return None

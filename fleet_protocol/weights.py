@@ -17,7 +17,7 @@ from safetensors.numpy import load as safetensors_load
 
 from fleet_protocol.errors import BlobError
 
-__all__ = ["WeightsDict", "decode_weights", "encode_weights", "read_metadata"]
+__all__ = ["WeightsDict", "decode_weights", "encode_weights", "read_metadata", "weights_parts"]
 
 WeightsDict = dict[str, NDArray[np.float32]]
 
@@ -34,6 +34,21 @@ def encode_weights(weights: Mapping[str, NDArray[np.generic]], metadata: Mapping
 
     Returns:
         The blob; the same input gives the same bytes.
+
+    Raises:
+        BlobError: an array has a type that the format of Shoal does not carry.
+    """
+    return b"".join(weights_parts(weights, metadata))
+
+
+def weights_parts(
+    weights: Mapping[str, NDArray[np.generic]], metadata: Mapping[str, str] | None = None
+) -> list[bytes | memoryview]:
+    """The blob of `encode_weights` in parts, header and tensors, so that they can be hashed and written without a copy.
+
+    Args:
+        weights: name to array, any shape, float32, float64 or int64.
+        metadata: strings to carry in the header.
 
     Raises:
         BlobError: an array has a type that the format of Shoal does not carry.
@@ -56,7 +71,7 @@ def encode_weights(weights: Mapping[str, NDArray[np.generic]], metadata: Mapping
         offset += array.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the format aligns the data section to 8 bytes
-    return b"".join([struct.pack("<Q", len(text)), text, *parts])
+    return [struct.pack("<Q", len(text)), text, *parts]
 
 
 def decode_weights(data: bytes) -> dict[str, NDArray[np.generic]]:

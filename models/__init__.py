@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from models.architecture import Architecture, architecture, build
 from models.axes import Axis, AxisKind
 from models.cut import Cut
-from models.layout import Dim, Layout, Parameter, Statistic
+from models.dims import Dim
+from models.layout import Layout, Parameter, Statistic
 from models.plan import (
     CompiledPlan,
     Plan,
     Region,
+    Window,
     compile_plan,
     make_plan,
     regions,
@@ -16,7 +19,7 @@ from models.plan import (
     scatter_add,
     slice_weights,
 )
-from models.registry import Architecture, Registry, architecture, build, infer_layout
+from models.registry import Registry, infer_layout
 from models.tier import Tier
 
 __all__ = [
@@ -33,6 +36,7 @@ __all__ = [
     "Registry",
     "Statistic",
     "Tier",
+    "Window",
     "architecture",
     "build",
     "compile_plan",

@@ -52,12 +52,14 @@ class Axis:
         size: units in the global model.
         kind: whether a width cuts it.
         groups: equal consecutive groups (attention heads); each is cut alike, none disappears.
+        leading: whether its units are not interchangeable, so that only plans that keep the leading ones may cut it.
     """
 
     name: str
     size: int
     kind: AxisKind = AxisKind.WIDTH
     groups: int = 1
+    leading: bool = False
 
     def __post_init__(self) -> None:
         if not self.name:

@@ -9,13 +9,13 @@ A builder is a plain function that builds a plain torch module::
             nn.Linear(input_shape[0], kept), Scaler(cut.rate), nn.ReLU(), nn.Linear(kept, cut.classes(classes))
         )
 
-The layout of the global model is inferred from such calls: the model is rebuilt with each axis one unit larger,
-and the dimensions that grow carry that axis. This module knows nothing of torch.
+The layout of the global model is inferred from such calls: the model is rebuilt with each axis a little larger,
+and the dimensions that grow carry that axis; exchanging its units then proves it. This module knows nothing of torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
 from fleet_protocol.errors import ConfigError, PlanError
@@ -41,17 +41,19 @@ class Cut:
         ['attention', 'classes', 'hidden']
     """
 
-    def __init__(self, rate: float = 1.0, depth: int | None = None, *, enlarge: str | None = None) -> None:
+    def __init__(
+        self, rate: float = 1.0, depth: int | None = None, *, enlarge: Mapping[str, int] | None = None
+    ) -> None:
         """Make a cut for one build.
 
         Args:
             rate: width share of the sub-model, in (0, 1].
             depth: blocks to keep; all if omitted. 0 builds the model without its blocks, to tell them apart.
-            enlarge: an axis to make one unit larger than it should be, for inferring layouts.
+            enlarge: by how many units to make each group of some axes larger than it should be, for inferring layouts.
         """
         self._rate = rate
         self._depth = depth
-        self._enlarge = enlarge
+        self._enlarge = dict(enlarge or {})
         self._axes: dict[str, Axis] = {}
         self._labels: dict[str, None] = {}
         self._blocks: int | None = None
@@ -76,12 +78,14 @@ class Cut:
         """Blocks of the global model; None if the builder did not ask for a depth."""
         return self._blocks
 
-    def width(self, name: str, size: int) -> int:
+    def width(self, name: str, size: int, *, leading: bool = False) -> int:
         """Name an axis that a tier's width cuts.
 
         Args:
             name: unique in the model; layers that add to one another (a residual stream) share one name.
             size: units in the global model.
+            leading: whether its units are not interchangeable (places of a rotation or of a fixed table), but the
+                leading ones make a model all the same. Nobody proves that; rolling and random plans refuse the axis.
 
         Returns:
             Units to build.
@@ -89,17 +93,34 @@ class Cut:
         Raises:
             ConfigError: if the name is taken by an axis of another size or kind.
         """
-        return self._kept(Axis(name, size))
+        return self._kept(Axis(name, size, leading=leading))
 
-    def heads(self, name: str, heads: int, head_dim: int) -> int:
-        """Name the rows of an attention projection, head after head; every head stays and becomes thinner.
+    def widths(self, name: str, sizes: Iterable[int]) -> tuple[int, ...]:
+        """Name the axes of layers that follow one another: `name` with 1, 2 and so on behind it.
 
-        The queries, keys and values need a projection each: in a fused one the heads are not consecutive.
+        Args:
+            name: start of the names.
+            sizes: units of each in the global model.
+
+        Returns:
+            Units of each to build.
+
+        Raises:
+            ConfigError: as for `width`.
+        """
+        return tuple(self.width(f"{name}{number}", size) for number, size in enumerate(sizes, 1))
+
+    def heads(self, name: str, heads: int, head_dim: int, *, leading: bool = False) -> int:
+        """Name an axis of equal groups (attention heads); every group stays and becomes thinner.
+
+        Queries, keys and values may be fused, one behind the other or head by head. A residual stream that layers of
+        torch split into heads themselves is ``cut.heads("embed", 4, 16) * 4``.
 
         Args:
             name: unique in the model.
             heads: number of heads.
             head_dim: dimensions of each head in the global model.
+            leading: as for `width`.
 
         Returns:
             Dimensions of each head to build; the projection has `heads` times as many rows.
@@ -107,7 +128,27 @@ class Cut:
         Raises:
             ConfigError: if the name is taken by an axis of another size or kind.
         """
-        return self._kept(Axis(name, heads * head_dim, groups=heads)) // heads
+        return self._kept(Axis(name, heads * head_dim, groups=heads, leading=leading)) // heads
+
+    def groups(self, name: str, groups: int) -> int:
+        """Name an axis of groups that stay or go as a whole: of a norm, of a grouped convolution, heads that rotate.
+
+        Example:
+            >>> groups = Cut(0.5).groups("conv1", 8)
+            >>> groups, groups * 4  # for GroupNorm(groups, groups * 4) after 32 channels
+            (4, 16)
+
+        Args:
+            name: unique in the model.
+            groups: number of groups in the global model.
+
+        Returns:
+            Number of groups to build; the channels are that many times those of a group, which is not cut.
+
+        Raises:
+            ConfigError: if the name is taken by an axis of another size or kind.
+        """
+        return self.width(name, groups)
 
     def classes(self, n: int) -> int:
         """Name the rows of the classifier, one for each label. They are never cut.
@@ -175,5 +216,4 @@ class Cut:
                 f"axis {axis.name} was named twice, as {known.size} units in {known.groups} groups and as"
                 f" {axis.size} in {axis.groups}; give different layers different names"
             )
-        kept = axis.kept(self._rate)
-        return kept + axis.groups if self._enlarge == axis.name else kept
+        return axis.kept(self._rate) + axis.groups * self._enlarge.get(axis.name, 0)

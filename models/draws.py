@@ -12,20 +12,62 @@ A grouped axis (attention heads) keeps the same offsets in each of its groups.
 from __future__ import annotations
 
 import hashlib
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_protocol.errors import PlanError
 from models.axes import Axis, kept_units
 
-__all__ = ["Direction", "HeadRule", "Indices", "random_units", "rolling_units", "static_units"]
+__all__ = [
+    "Direction",
+    "HeadRule",
+    "Indices",
+    "PlanKind",
+    "Window",
+    "random_units",
+    "rolling_units",
+    "static_units",
+]
 
 Indices = NDArray[np.int64]
 """Kept units of an axis, 0-based, in local order."""
 
+PlanKind = Literal["static", "rolling", "random"]
 Direction = Literal["up", "down"]
 HeadRule = Literal["preserving", "as_released"]
+
+
+@dataclass(frozen=True)
+class Window:
+    """How the kept units of every axis are chosen; the defaults are those of FedRolex's paper.
+
+    Attributes:
+        kind: ``rolling`` (a moving window), ``static`` (the leading units) or ``random``.
+        step: units a rolling window moves in a round. All units are covered evenly when the step and the size of the
+            axis have no common factor.
+        direction: ``up`` as in the paper, ``down`` as in its released code.
+        heads: for rolling windows, whether they stay inside their attention head (``preserving``) or not.
+        draw: for random units, ``tied`` draws once for each axis, so that residual sums line up; ``per_layer`` draws
+            for each layer on its own, as the released baseline does.
+
+    Raises:
+        PlanError: the kind is unknown, or the window would not move.
+    """
+
+    kind: PlanKind = "rolling"
+    step: int = 1
+    direction: Direction = "up"
+    heads: HeadRule = "preserving"
+    draw: Literal["tied", "per_layer"] = "tied"
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(PlanKind):
+            raise PlanError(f"unknown kind of plan {self.kind!r}; choose one of {', '.join(get_args(PlanKind))}")
+        if self.step < 1:
+            raise PlanError(f"a plan needs step >= 1, not {self.step}: so many units its window moves in a round")
 
 
 def static_units(axis: Axis, width: float) -> Indices:

@@ -15,9 +15,10 @@ from typing import Any, Literal, cast
 
 from fleet_protocol.errors import ConfigError, PlanError
 from models.axes import Axis, AxisKind
+from models.dims import Dim
 from models.tier import Tier
 
-__all__ = ["FORMAT_VERSION", "HEAD", "STEM", "Dim", "Layout", "Parameter", "Statistic", "block_name", "freeze"]
+__all__ = ["FORMAT_VERSION", "HEAD", "STEM", "Layout", "Parameter", "Statistic", "block_name", "freeze"]
 
 FORMAT_VERSION = 1
 STEM = "stem"
@@ -44,20 +45,6 @@ def _thaw(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_thaw(item) for item in value]
     return value
-
-
-@dataclass(frozen=True)
-class Dim:
-    """One dimension of a tensor.
-
-    Attributes:
-        axis: name of the axis it carries.
-        inner: positions per unit of the axis, 1 unless an activation was flattened: the entry of unit ``u`` and
-            position ``p`` is ``u * inner + p`` (channel-major, as ``torch.flatten`` lays it out).
-    """
-
-    axis: str
-    inner: int = 1
 
 
 @dataclass(frozen=True)
@@ -174,7 +161,11 @@ class Layout:
 
     def local_shape(self, dims: Iterable[Dim], width: float) -> tuple[int, ...]:
         """Compute the shape of a tensor with these dimensions in a sub-model of this width."""
-        return tuple(self.axes[dim.axis].kept(width) * dim.inner for dim in dims)
+        return tuple(dim.length(self.axes, width) for dim in dims)
+
+    def is_cut(self, dim: Dim) -> bool:
+        """Whether a tier's width makes the dimension shorter."""
+        return any(self.axes[part.axis].kind is AxisKind.WIDTH for part in dim.segments)
 
     def classes_of(self, tier: Tier) -> int:
         """Number of labels of a tier: the model's, or those of the head it has of its own."""
@@ -198,20 +189,6 @@ class Layout:
             )
         return shapes
 
-    def statistic_shapes(self, tier: Tier) -> dict[str, tuple[int, ...]]:
-        """Map the statistic tensors a tier keeps (``stat.<norm>.mean``, ``.var``) to their local shapes.
-
-        Raises:
-            PlanError: if the model has no such depth.
-        """
-        blocks = self.blocks(tier)
-        return {
-            name: self.local_shape(item.dims, tier.width)
-            for item in self.statistics
-            if item.block in blocks
-            for name in item.tensors
-        }
-
     def parameter_count(self, tier: Tier) -> int:
         """Count the scalar parameters of a tier.
 
@@ -234,19 +211,20 @@ class Layout:
             "label_axes": list(self.label_axes),
             "axes": [
                 {"name": axis.name, "size": axis.size, "kind": axis.kind.value, "groups": axis.groups}
+                | ({"leading": True} if axis.leading else {})
                 for axis in self.axes.values()
             ],
             "parameters": [
                 {
                     "name": item.name,
                     "shape": list(item.shape),
-                    "dims": [[dim.axis, dim.inner] for dim in item.dims],
+                    "dims": [dim.to_json() for dim in item.dims],
                     "block": item.block,
                 }
                 for item in self.parameters
             ],
             "statistics": [
-                {"name": item.name, "dims": [[dim.axis, dim.inner] for dim in item.dims], "block": item.block}
+                {"name": item.name, "dims": [dim.to_json() for dim in item.dims], "block": item.block}
                 for item in self.statistics
             ],
         }
@@ -277,7 +255,13 @@ def _read(document: Mapping[str, Any]) -> Layout:
     if document["version"] != FORMAT_VERSION:
         raise ValueError(f"format version {document['version']}, this release reads {FORMAT_VERSION}")
     axes = [
-        Axis(str(item["name"]), int(item["size"]), AxisKind(item["kind"]), int(item["groups"]))
+        Axis(
+            str(item["name"]),
+            int(item["size"]),
+            AxisKind(item["kind"]),
+            int(item["groups"]),
+            leading=bool(item.get("leading", False)),
+        )
         for item in document["axes"]
     ]
     return Layout(
@@ -301,8 +285,8 @@ def _read(document: Mapping[str, Any]) -> Layout:
     )
 
 
-def _dims(pairs: Iterable[tuple[str, int]]) -> tuple[Dim, ...]:
-    return tuple(Dim(str(axis), int(inner)) for axis, inner in pairs)
+def _dims(values: Iterable[Any]) -> tuple[Dim, ...]:
+    return tuple(Dim.from_json(value) for value in values)
 
 
 def _check(layout: Layout) -> None:
@@ -317,7 +301,7 @@ def _check(layout: Layout) -> None:
         raise PlanError(f"{layout.arch}: two parameters share a name")
     items: list[Parameter | Statistic] = [*layout.parameters, *layout.statistics]
     for item in items:
-        unknown = [dim.axis for dim in item.dims if dim.axis not in layout.axes]
+        unknown = [part.axis for dim in item.dims for part in dim.segments if part.axis not in layout.axes]
         if unknown:
             raise PlanError(f"{layout.arch}: {item.name} carries the unknown axis {unknown[0]}")
         if item.block not in blocks:
@@ -325,6 +309,10 @@ def _check(layout: Layout) -> None:
     for parameter in layout.parameters:
         if layout.local_shape(parameter.dims, 1.0) != parameter.shape:
             raise PlanError(f"{layout.arch}: the axes of {parameter.name} do not add up to {parameter.shape}")
+    for item in items:
+        for dim in item.dims:
+            if not dim.is_plain and any(part.axis in layout.label_axes for part in dim.segments):
+                raise PlanError(f"{layout.arch}: {item.name} has rows of labels among others; give them a tensor alone")
     for name in layout.label_axes:
         if name not in layout.axes or layout.axes[name].kind is not AxisKind.FIXED:
             raise PlanError(f"{layout.arch}: label axis {name} is not one of its fixed axes")

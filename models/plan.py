@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 from numpy.typing import NDArray
 
 from fleet_protocol.errors import PlanError
 from models.axes import Axis, AxisKind
-from models.draws import Direction, HeadRule, Indices, random_units, rolling_units
-from models.layout import STEM, Dim, Layout, Parameter, Statistic
+from models.draws import Indices, PlanKind, Window, random_units, rolling_units
+from models.layout import STEM, Layout, Parameter, Statistic
 from models.slicing import CompiledPlan, Region, Rows, Tensors, compile_tensor, tensor_regions
 from models.tier import Tier
 
@@ -26,6 +26,7 @@ __all__ = [
     "Plan",
     "PlanKind",
     "Region",
+    "Window",
     "compile_plan",
     "make_plan",
     "regions",
@@ -33,10 +34,6 @@ __all__ = [
     "scatter_add",
     "slice_weights",
 ]
-
-PlanKind = Literal["static", "rolling", "random"]
-Draw = Literal["tied", "per_layer"]
-_KINDS = ("static", "rolling", "random")
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +45,7 @@ class Plan:
         kind: how the units were chosen.
         blocks: names of the kept blocks.
         indices: for each width axis its kept units in local order (int64, read-only).
-        overrides: units of single dimensions, by (parameter name, dimension), that differ from `indices`;
+        overrides: units of single dimensions, by (parameter name, dimension, axis), that differ from `indices`;
             only plans drawn ``per_layer`` have them.
     """
 
@@ -56,7 +53,7 @@ class Plan:
     kind: PlanKind
     blocks: frozenset[str]
     indices: Mapping[str, Indices]
-    overrides: Mapping[tuple[str, int], Indices] = field(default_factory=dict)
+    overrides: Mapping[tuple[str, int, str], Indices] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for units in (*self.indices.values(), *self.overrides.values()):
@@ -66,75 +63,62 @@ class Plan:
 
 
 def make_plan(
-    layout: Layout,
-    tier: Tier,
-    kind: PlanKind = "static",
-    *,
-    round_index: int = 0,
-    seed: int = 0,
-    step: int = 1,
-    direction: Direction = "up",
-    draw: Draw = "tied",
-    heads: HeadRule = "preserving",
+    layout: Layout, tier: Tier, window: Window | PlanKind = "static", *, round_index: int = 0, seed: int = 0
 ) -> Plan:
     """Choose the units a tier keeps in a round.
 
     Args:
         layout: the global model.
         tier: the sub-model's shape.
-        kind: ``static`` (leading units), ``rolling`` (a moving window) or ``random``.
+        window: how to choose them; a kind alone has the defaults of `Window`.
         round_index: 0-based round, for rolling and random plans.
         seed: for random plans; give each device its own to draw for every client separately.
-        step: units a rolling window moves in a round. All units are covered evenly when the step and the size
-            of the axis have no common factor.
-        direction: ``up`` as in the FedRolex paper, ``down`` as in its released code.
-        draw: for random plans, ``tied`` draws once for each axis, so that residual sums line up;
-            ``per_layer`` draws for each layer on its own, as the released baseline does.
-        heads: for rolling plans, whether a window stays inside its head (``preserving``) or not.
 
     Returns:
         The plan; a function of the arguments alone.
 
     Raises:
-        PlanError: if the model cannot have this tier, or an argument is out of range.
+        PlanError: if the model cannot have this tier, an argument is out of range, or units that are not
+            interchangeable would be exchanged.
     """
-    if kind not in _KINDS:
-        raise PlanError(f"unknown kind of plan {kind!r}; choose one of {', '.join(_KINDS)}")
-    for name, value, least in (("round_index", round_index, 0), ("seed", seed, 0), ("step", step, 1)):
-        if value < least:
-            raise PlanError(f"a plan needs {name} >= {least}, not {value}")
+    rule = window if isinstance(window, Window) else Window(window)
+    for name, value in (("round_index", round_index), ("seed", seed)):
+        if value < 0:
+            raise PlanError(f"a plan needs {name} >= 0, not {value}")
+
+    ordered = next((axis.name for axis in layout.axes.values() if axis.leading), None)
+    if ordered is not None and rule.kind != "static":
+        raise PlanError(
+            f"{layout.arch}: axis {ordered} was declared leading, so its units cannot be exchanged as {rule.kind} plans"
+            " do; choose a method with static plans, such as heterofl"
+        )
 
     def units(axis: Axis, label: str) -> Indices:
-        if kind == "random":
+        if rule.kind == "random":
             return random_units(axis, tier.width, seed=seed, round_index=round_index, label=label)
-        shift = 0 if kind == "static" else step * round_index
-        return rolling_units(axis, tier.width, shift=shift, direction=direction, heads=heads)
+        shift = 0 if rule.kind == "static" else rule.step * round_index
+        return rolling_units(axis, tier.width, shift=shift, direction=rule.direction, heads=rule.heads)
 
     blocks = layout.blocks(tier)
     indices = {name: units(axis, name) for name, axis in layout.axes.items() if axis.kind is AxisKind.WIDTH}
-    overrides: dict[tuple[str, int], Indices] = {}
-    if kind == "random" and draw == "per_layer":
-        # The chain of METHODS "Shared notation": each layer draws its outputs; its inputs are the outputs that
+    overrides: dict[tuple[str, int, str], Indices] = {}
+    if rule.kind == "random" and rule.draw == "per_layer":
+        # The chain of the specification, shared notation: each layer draws its outputs; its inputs are the outputs that
         # were drawn last on the same axis.
         current = dict(indices)
         for parameter in layout.kept(tier):
             output = _output_dim(layout, parameter)
             for position, dim in enumerate(parameter.dims):
-                if dim.axis not in current:
-                    continue
-                if position == output:
-                    current[dim.axis] = units(layout.axes[dim.axis], parameter.name)
-                overrides[parameter.name, position] = current[dim.axis]
-    return Plan(tier, kind, blocks, indices, overrides)
+                for axis in dict.fromkeys(part.axis for part in dim.segments if part.axis in current):
+                    if position == output:
+                        current[axis] = units(layout.axes[axis], parameter.name)
+                    overrides[parameter.name, position, axis] = current[axis]
+    return Plan(tier, rule.kind, blocks, indices, overrides)
 
 
 def _output_dim(layout: Layout, parameter: Parameter) -> int | None:
     """Find the dimension along which a layer draws: the first, or the second of an embedding table."""
-    widths = [
-        position
-        for position, dim in enumerate(parameter.dims)
-        if layout.axes[dim.axis].kind is AxisKind.WIDTH and len(parameter.dims) > 1
-    ]
+    widths = [position for position, dim in enumerate(parameter.dims) if layout.is_cut(dim) and len(parameter.dims) > 1]
     if widths and (widths[0] == 0 or parameter.block == STEM):
         return widths[0]
     return None
@@ -170,16 +154,17 @@ def compile_plan(layout: Layout, plan: Plan) -> CompiledPlan:
     )
 
 
-def _units(layout: Layout, plan: Plan, item: Parameter | Statistic) -> list[Indices | None]:
-    """List the kept units of each dimension; None where all are kept in order."""
+def _units(layout: Layout, plan: Plan, item: Parameter | Statistic) -> list[Mapping[str, Indices]]:
+    """For each dimension the kept units of its axes; none of an axis that is kept whole."""
     owner = item.name if isinstance(item, Parameter) else f"{item.name}.weight"
-
-    def of(position: int, dim: Dim) -> Indices | None:
-        if layout.axes[dim.axis].kind is not AxisKind.WIDTH:
-            return None
-        return plan.overrides.get((owner, position), plan.indices[dim.axis])
-
-    return [of(position, dim) for position, dim in enumerate(item.dims)]
+    return [
+        {
+            part.axis: plan.overrides.get((owner, position, part.axis), plan.indices[part.axis])
+            for part in dim.segments
+            if layout.axes[part.axis].kind is AxisKind.WIDTH
+        }
+        for position, dim in enumerate(item.dims)
+    ]
 
 
 def regions(layout: Layout, plan: Plan, parameter: Parameter) -> tuple[Region, ...]:
@@ -246,8 +231,6 @@ def scatter_add(
     target: Tensors,
     update: Mapping[str, NDArray[Any]],
     rows: Rows | None = None,
-    *,
-    weight: float = 1.0,
 ) -> None:
     """Add a sub-model's tensors into running sums of the global shape, in place.
 
@@ -258,13 +241,12 @@ def scatter_add(
         update: the sub-model's tensors.
         rows: for label axes, the rows to take from this update (the label rule); all rows of an axis that is
             not named.
-        weight: factor on the update.
 
     Raises:
         PlanError: if a tensor is missing, unknown or has another shape, or a row does not exist; then nothing
             has been added.
     """
-    _compiled(layout, plan).scatter_add(target, update, rows, weight=weight)
+    _compiled(layout, plan).scatter_add(target, update, rows)
 
 
 def _compiled(layout: Layout, plan: Plan | CompiledPlan) -> CompiledPlan:

@@ -1,111 +1,26 @@
 """The registry of architectures: those of the zoo, and the user's own from a file outside the repository.
 
-Importing this module does not import torch; building a model does.
+Importing this module does not import torch; `Registry.zoo` and `infer_layout` do.
 """
 
 from __future__ import annotations
 
-import difflib
 import hashlib
-import importlib
 import importlib.util
-import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import Any, Literal
+from typing import Any
 
-from fleet_protocol.errors import ConfigError, PlanError, ShoalError
-from models.cut import Cut
-from models.layout import Layout, freeze
-from models.tier import Tier
+from fleet_protocol.discovery import modules_of
+from fleet_protocol.errors import ConfigError, ShoalError
+from fleet_protocol.spelling import did_you_mean
+from models.architecture import Architecture
+from models.layout import Layout
 
-__all__ = ["Architecture", "Registry", "architecture", "build", "call_builder", "infer_layout"]
-
-_REQUIRED = ("input_shape", "classes")
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """A builder of modules, with what is known of it before it is called.
-
-    Attributes:
-        name: its id, the name of the builder.
-        build: called with a `Cut` and the settings as keywords; returns a torch module.
-        input_dtype: ``float32``, or ``int64`` for tokens.
-        defaults: every setting with its default.
-        paper: where it was described, for people.
-    """
-
-    name: str
-    build: Callable[..., Any]
-    input_dtype: Literal["float32", "int64"]
-    defaults: Mapping[str, Any]
-    paper: str = ""
-
-    def settings(self, overrides: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-        """Complete some settings with the defaults.
-
-        Args:
-            overrides: settings by name; lists become tuples, and so does a single value where the default is one.
-
-        Returns:
-            Every setting, read-only.
-
-        Raises:
-            ConfigError: if the architecture has no such setting.
-        """
-        given = dict(overrides or {})
-        for name in given:
-            if name not in self.defaults:
-                raise ConfigError(
-                    f"architecture {self.name} has no setting {name!r}{_did_you_mean(name, self.defaults)};"
-                    f" its settings are {', '.join(self.defaults)}"
-                )
-        frozen: Mapping[str, Any] = freeze({**self.defaults, **given})
-        wrapped = {
-            name: (frozen[name],)
-            for name, value in self.defaults.items()
-            if isinstance(value, tuple) and isinstance(frozen[name], (bool, int, float, str))
-        }
-        return MappingProxyType({**frozen, **wrapped})
-
-
-def architecture(
-    *, input_dtype: Literal["float32", "int64"] = "float32", paper: str = ""
-) -> Callable[[Callable[..., Any]], Architecture]:
-    """Turn a builder into an `Architecture` of the same name.
-
-    The builder takes a `Cut` and then keyword settings, all with defaults, ``input_shape`` and ``classes`` among
-    them. Nothing is registered anywhere: a registry finds the architecture in the module that defines it.
-
-    Args:
-        input_dtype: dtype of one sample.
-        paper: where the architecture was described.
-
-    Returns:
-        The decorator.
-    """
-
-    def decorate(builder: Callable[..., Any]) -> Architecture:
-        name = getattr(builder, "__name__", "")
-        if not name.isidentifier():
-            raise ConfigError(f"an architecture needs a function with a name, not {builder!r}")
-        parameters = list(inspect.signature(builder).parameters.values())
-        settings = parameters[1:]
-        open_ended = [item.name for item in settings if item.default is inspect.Parameter.empty]
-        if not parameters or open_ended:
-            wrong = f"{', '.join(open_ended)} has none" if open_ended else "it takes no cut"
-            raise ConfigError(f"architecture {name} must take a cut, then keyword settings with defaults, but {wrong}")
-        defaults = {item.name: freeze(item.default) for item in settings}
-        missing = [item for item in _REQUIRED if item not in defaults]
-        if missing:
-            raise ConfigError(f"architecture {name} lacks the setting {missing[0]}, which every one must have")
-        return Architecture(name, builder, input_dtype, MappingProxyType(defaults), paper)
-
-    return decorate
+__all__ = ["Registry", "infer_layout"]
 
 
 @dataclass(frozen=True)
@@ -139,14 +54,14 @@ class Registry:
             ConfigError: if torch is not installed.
         """
         try:
-            zoo = importlib.import_module("models.zoo")
+            families = list(modules_of("models.zoo"))
         except ModuleNotFoundError as error:
             if error.name != "torch":
                 raise
             raise ConfigError(
                 "building models needs torch, which is not installed here; install shoal[export]"
             ) from error
-        return cls.of(_found(zoo))
+        return cls.of(item for family in families for item in _found(family))
 
     def with_file(self, path: str | Path) -> Registry:
         """Add every architecture that a user's Python file defines or imports.
@@ -163,7 +78,7 @@ class Registry:
         module = _executed(Path(path))
         found = [item for item in _found(module) if item not in self.entries.values()]
         if not found:
-            raise ConfigError(f"{path} defines no architecture; decorate a builder with @architecture() from models")
+            raise ConfigError(f"{path} defines no architecture; decorate a builder with shoal.architecture()")
         return Registry(_joined(self.entries, found, str(path)))
 
     def get(self, name: str) -> Architecture:
@@ -176,7 +91,7 @@ class Registry:
             return self.entries[name]
         except KeyError:
             raise ConfigError(
-                f"unknown architecture {name!r}{_did_you_mean(name, self.entries)};"
+                f"unknown architecture {name!r}{did_you_mean(name, self.entries)};"
                 f" there are {', '.join(self.names)} (add your own with --models FILE)"
             ) from None
 
@@ -195,64 +110,6 @@ class Registry:
         return name in self.entries
 
 
-def build(
-    arch: Architecture,
-    tier: Tier | float = 1.0,
-    depth: int | None = None,
-    settings: Mapping[str, Any] | None = None,
-) -> Any:
-    """Build the module of a sub-model, with fresh random weights.
-
-    Args:
-        arch: the architecture.
-        tier: the sub-model's shape, or its width alone.
-        depth: number of blocks where only a width is given; all if omitted.
-        settings: settings that differ from the defaults.
-
-    Returns:
-        A torch module in the mode its layers start in.
-
-    Raises:
-        ConfigError: if a setting is unknown or the builder fails on it.
-        PlanError: if the model cannot have this width or depth.
-    """
-    if isinstance(tier, Tier):
-        depth, width = (tier.depth if depth is None else depth), tier.width
-    else:
-        width = tier
-    Tier(width, 1 if depth is None else depth)
-    cut = Cut(width, depth)
-    module = call_builder(arch, cut, settings)
-    if cut.blocks is None and depth not in (None, 1):
-        raise PlanError(f"{arch.name} has no sub-model of depth {depth}; its depths are 1")
-    return module
-
-
-def call_builder(arch: Architecture, cut: Cut, settings: Mapping[str, Any] | None) -> Any:
-    """Call a builder with a cut of one's own.
-
-    Args:
-        arch: the architecture.
-        cut: answers the builder, and remembers its questions.
-        settings: settings that differ from the defaults.
-
-    Returns:
-        What the builder returned.
-
-    Raises:
-        ConfigError: if a setting is unknown or the builder fails on it.
-        PlanError: if the model cannot have the depth of the cut.
-    """
-    try:
-        return arch.build(cut, **arch.settings(settings))
-    except PlanError as error:
-        raise PlanError(f"{arch.name}: {error}") from error
-    except ConfigError as error:
-        raise ConfigError(f"{arch.name}: {error}") from error
-    except Exception as error:
-        raise ConfigError(f"{arch.name} cannot be built: {error!r}; check its settings") from error
-
-
 def infer_layout(arch: Architecture, settings: Mapping[str, Any] | None = None) -> Layout:
     """Infer the layout of an architecture's global model; imports torch.
 
@@ -266,9 +123,9 @@ def infer_layout(arch: Architecture, settings: Mapping[str, Any] | None = None) 
     Raises:
         ConfigError: if a setting is unknown, or the model is built in a way that leaves its axes unclear.
     """
-    inference = importlib.import_module("models.zoo.inference")
-    layout: Layout = inference.infer_layout(arch, settings)
-    return layout
+    from models.zoo import inference  # noqa: PLC0415  (torch)
+
+    return inference.infer_layout(arch, settings)
 
 
 def _joined(
@@ -314,8 +171,3 @@ def _frames(error: BaseException) -> Iterator[Any]:
     while trace is not None:
         yield trace
         trace = trace.tb_next
-
-
-def _did_you_mean(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_protocol.errors import PlanError
+from models.dims import Dim
 from models.draws import Indices
-from models.layout import Dim, Layout
+from models.layout import Layout
 
 __all__ = [
     "MAX_BOXES",
@@ -195,21 +196,23 @@ class CompiledPlan:
         return {axis: np.unique(np.asarray(units, dtype=np.int64)) for axis, units in rows.items()}
 
 
-def compile_tensor(layout: Layout, name: str, dims: Sequence[Dim], units: Sequence[Indices | None]) -> CompiledTensor:
+def compile_tensor(
+    layout: Layout, name: str, dims: Sequence[Dim], units: Sequence[Mapping[str, Indices]]
+) -> CompiledTensor:
     """Find the runs and boxes of one tensor.
 
     Args:
         layout: the global model.
         name: the tensor's name.
         dims: the axis of each dimension.
-        units: the kept units of each dimension, None for all.
+        units: for each dimension the kept units of its axes, all of an axis that is not named.
 
     Returns:
         The tensor, ready to be moved.
     """
-    shape = tuple(layout.axes[dim.axis].size * dim.inner for dim in dims)
+    shape = layout.local_shape(dims, 1.0)
     runs = tuple(
-        (Run(0, 0, size),) if kept is None else _runs(kept, dim.inner)
+        _runs(dim.entries(layout.axes, kept), 1) if kept else (Run(0, 0, size),)
         for size, dim, kept in zip(shape, dims, units, strict=True)
     )
     local_shape = tuple(sum(run.length for run in row) for row in runs)

@@ -1,17 +1,24 @@
-"""How long each virtual device would take: the clocks of `simulation.clock` dealt to the devices of a simulation."""
+"""How long each virtual device would take: the clocks of `simulation.clock` dealt to the devices of a simulation.
+
+Every time is that of a certain round, because load and link may change from round to round (`simulation.dynamics`).
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
+from broker_server.store import TaskRecord
 from fleet_protocol.messages import TrainSettings
 from models.layout import Layout
 from models.tier import Tier
-from simulation.clock import Clock, DeviceClock
-from simulation.config import DeviceGroup
+from simulation.clock import Clock, Load
+from simulation.dynamics import Conditions
+from simulation.tables import DeviceGroup
 
 __all__ = ["BoardTimes"]
+
+_FLOAT_BYTES = 4
 
 
 class BoardTimes:
@@ -21,24 +28,23 @@ class BoardTimes:
         clock: types and links.
         kinds: kind of every device, in the order of their numbers.
         layout: the global model.
+        seed: of the run, which loads and links change by.
 
     Raises:
         ConfigError: the clock has no such type or link.
     """
 
-    def __init__(self, clock: Clock, kinds: Sequence[DeviceGroup], layout: Layout) -> None:
+    def __init__(self, clock: Clock, kinds: Sequence[DeviceGroup], layout: Layout, seed: int) -> None:
         self._clock = clock
         whole = layout.tier(1.0)
         self._depth = whole.depth
+        self._full_bytes = _FLOAT_BYTES * layout.parameter_count(whole)
         # What a device would send of the whole model, counted as the clock counts its updates.
         self._full_bits = (
             32 * layout.parameter_count(whole) if clock.config.upload == "bytes" else clock.config.full_bits
         )
-        known: dict[tuple[str, str | float], DeviceClock] = {}
-        for kind in kinds:
-            if (kind.type, kind.link) not in known:
-                known[kind.type, kind.link] = clock.device(kind.type, kind.link)
-        self._devices = [known[kind.type, kind.link] for kind in kinds]
+        devices = [clock.device(kind.type, kind.link) for kind in kinds]
+        self._conditions = Conditions(clock, devices, seed)
 
     def steps(self, examples: int, train: TrainSettings) -> int:
         """Steps of a round.
@@ -49,11 +55,12 @@ class BoardTimes:
         """
         return train.steps or train.epochs * math.ceil(examples / train.batch_size)
 
-    def step_seconds(self, index: int, tier: Tier, train: TrainSettings) -> float:
+    def step_seconds(self, index: int, number: int, tier: Tier, train: TrainSettings) -> float:
         """Time of one training step.
 
         Args:
             index: number of the device.
+            number: of the round.
             tier: what it trains.
             train: settings of the training.
 
@@ -61,48 +68,52 @@ class BoardTimes:
             ConfigError: the clock's table does not reach this width.
         """
         return self._clock.compute_seconds(
-            self._devices[index],
-            tier.width,
-            samples_per_step=train.batch_size,
-            steps=1,
-            depth_share=self._share(tier),
+            self._conditions.of(index, number), Load(tier.width, train.batch_size, 1, depth_share=self._share(tier))
         )
 
-    def full_upload_seconds(self, index: int) -> float:
+    def full_upload_seconds(self, index: int, number: int) -> float:
         """Time of the whole model on a device's link.
 
         Args:
             index: number of the device.
+            number: of the round.
         """
-        return self._full_bits / (self._devices[index].mbps * 1e6)
+        return self._full_bits / (self._conditions.of(index, number).mbps * 1e6)
 
-    def round_seconds(
-        self, index: int, tier: Tier, train: TrainSettings, *, examples: int, upload_bytes: int, download_bytes: int
-    ) -> float:
+    def bytes_per_second(self, index: int, number: int) -> float:
+        """Speed of a device's link, as the time of the whole model tells.
+
+        Args:
+            index: number of the device.
+            number: of the round.
+        """
+        return self._full_bytes / self.full_upload_seconds(index, number)
+
+    def round_seconds(self, index: int, task: TaskRecord, train: TrainSettings, examples: int = 0) -> float:
         """Time of a device's part in a round.
 
         Args:
             index: number of the device.
-            tier: what it trains.
+            task: what it has done, or is to do.
             train: settings of the training.
-            examples: training samples it has.
-            upload_bytes: size of its update.
-            download_bytes: size of the weights it was sent.
+            examples: samples of the device, where the task does not say how many it has trained on.
 
         Raises:
             ConfigError: the clock's table does not reach this width.
         """
+        tier = Tier.parse(task.tier)
+        examples = task.metrics.examples if task.metrics is not None else examples
         # In whole passes the last batch is short, so samples are counted and not steps.
         samples, times = (train.batch_size, train.steps) if train.steps else (examples, train.epochs)
-        return self._clock.device_seconds(
-            self._devices[index],
+        load = Load(
             tier.width,
-            samples_per_step=samples,
-            steps=times,
+            samples,
+            times,
             depth_share=self._share(tier),
-            upload_bytes=upload_bytes,
-            download_bytes=download_bytes,
+            upload_bytes=task.update_size if task.update_size is not None else task.weights.size,
+            download_bytes=task.weights.size,
         )
+        return self._clock.device_seconds(self._conditions.of(index, task.round), load)
 
     def _share(self, tier: Tier) -> float:
         return tier.depth / self._depth if self._depth else 1.0

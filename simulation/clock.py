@@ -1,13 +1,13 @@
 """Emulated clocks: how long a device would compute and send, so that simulated time does not depend on the machine.
 
-Huai-an Su et al.: "WHALE-FL", 2024, https://arxiv.org/abs/2405.00885; METHODS 4.3 to 4.5. A device is a type, which
-has a time per sample at each width, and a link, which has a rate:
+Su et al., 2024, https://arxiv.org/abs/2405.00885; specification 4.3 to 4.5. A device is a type, which has a time per
+sample at each width, and a link, which has a rate:
 
-    compute = seconds per sample at the width * samples of a step * steps
+    compute = seconds per sample at the width * samples of a step * steps * slowdown
     upload  = bits of the whole model / rate * width^2      (upload = "full_bits", the released scripts' form)
             = bits of the update / rate                     (upload = "bytes")
 
-A round takes as long as its slowest device, and rounds add up. What METHODS leaves open is decided here:
+A round takes as long as its slowest device, and rounds add up. What the specification leaves open is decided here:
 
 - A width between two of a table's is interpolated on logarithmic scales, along the power law through its neighbours;
   nothing is extrapolated.
@@ -18,9 +18,8 @@ A round takes as long as its slowest device, and rounds add up. What METHODS lea
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import pairwise
@@ -29,10 +28,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from broker_server.strategies import whalefl
-from fleet_protocol.config import load_config, parse_config
+from fleet_protocol.configuration import load_config, parse_config
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.spelling import closest
 
 __all__ = [
     "SHIPPED",
@@ -41,13 +40,14 @@ __all__ = [
     "ClockTable",
     "DeviceClock",
     "DeviceType",
-    "deal",
+    "DynamicsConfig",
+    "Load",
     "load_clock",
     "round_seconds",
 ]
 
-SHIPPED = "whale"
-"""Name of the table that comes with Shoal, the device types of METHODS 4.4."""
+SHIPPED = "boards"
+"""Name of the table that comes with Shoal, the device types of specification 4.4."""
 
 _BITS_PER_MEGABIT = 1e6
 
@@ -55,21 +55,38 @@ Width = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 
 
+class DynamicsConfig(FrozenModel):
+    """The table ``[clock.dynamics]`` of a simulation; by default nothing changes.
+
+    Attributes:
+        loads: how many times slower a device computes, one of these in every round.
+        links: names of links in the clock's table, or rates in Mbps, one of these in every round; empty, and every
+            device keeps its own.
+        stay: probability that a load, or a link, is that of the round before.
+    """
+
+    loads: tuple[Annotated[float, Field(gt=0)], ...] = Field(default=(1.0,), min_length=1)
+    links: tuple[str | float, ...] = ()
+    stay: float = Field(default=0.8, ge=0, le=1)
+
+
 class ClockConfig(FrozenModel):
     """The table ``[clock]`` of a simulation.
 
     Attributes:
-        table: ``whale``, or the path of a TOML file of device types and links in the form of ``simulation/clock.toml``.
+        table: ``boards``, or the path of a TOML file of device types and links, in the form of ``clock.toml`` here.
         upload: ``full_bits``: an upload is `full_bits` times the squared width; ``bytes``: what the update really has.
         full_bits: bits of the whole model. The default is the released one for the CNN on MNIST, about 8 bits for each
             of its parameters.
         download: whether sending the weights to a device takes time, too.
+        dynamics: what changes from round to round (`simulation.dynamics`).
     """
 
     table: str = Field(default=SHIPPED, min_length=1)
     upload: Literal["full_bits", "bytes"] = "full_bits"
     full_bits: int = Field(default=12_352_000, ge=1)
     download: bool = False
+    dynamics: DynamicsConfig = DynamicsConfig()
 
     def relative_to(self, folder: Path) -> ClockConfig:
         """The same, with the path of a table taken as relative to a folder."""
@@ -107,10 +124,34 @@ class DeviceClock:
     Attributes:
         type: name of its type in the table.
         mbps: rate of its link, in 10^6 bits per second, both ways.
+        slowdown: how many times slower than its type it computes, because of what else it does.
     """
 
     type: str
     mbps: float
+    slowdown: float = 1.0
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a device does in a round, as far as its time depends on it.
+
+    Attributes:
+        width: share of the global width.
+        samples: of each training step: the batch size. For passes over data whose last batch is smaller, all the
+            samples, with the number of passes as `steps`.
+        steps: training steps.
+        depth_share: blocks of the tier over blocks of the model, in (0, 1].
+        upload_bytes: size of the update; only ``upload = "bytes"`` needs it.
+        download_bytes: size of the weights; only ``upload = "bytes"`` with ``download`` needs it.
+    """
+
+    width: float
+    samples: int = 0
+    steps: int = 0
+    depth_share: float = 1.0
+    upload_bytes: int | None = None
+    download_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -118,7 +159,7 @@ class Clock:
     """The times of devices.
 
     >>> clock = load_clock(ClockConfig())
-    >>> round(clock.device_seconds(clock.device("RaspberryPi4", "bluetooth"), 0.25, samples_per_step=64, steps=10), 6)
+    >>> round(clock.device_seconds(clock.device("RaspberryPi4", "bluetooth"), Load(0.25, samples=64, steps=10)), 6)
     4.489196
 
     Attributes:
@@ -139,101 +180,79 @@ class Clock:
         Raises:
             ConfigError: the table has no such type or link, or the rate is not positive; the message says what it has.
         """
-        _known(self.table.types, type, "device type", "types")
-        mbps = self.table.links[_known(self.table.links, link, "link", "links")] if isinstance(link, str) else link
-        if not (mbps > 0 and math.isfinite(mbps)):
-            raise ConfigError(f"a link of {mbps} Mbps sends nothing; give a positive rate")
-        return DeviceClock(type, float(mbps))
+        return DeviceClock(_known(self.table.types, type, "device type", "types"), self.mbps(link))
 
-    def compute_seconds(
-        self, device: DeviceClock, width: float, *, samples_per_step: int, steps: int, depth_share: float = 1.0
-    ) -> float:
+    def mbps(self, link: str | float) -> float:
+        """The rate of a link, in 10^6 bits per second.
+
+        Args:
+            link: name of a link, or a rate in Mbps.
+
+        Raises:
+            ConfigError: the table has no such link, or the rate is not positive.
+        """
+        rate = self.table.links[_known(self.table.links, link, "link", "links")] if isinstance(link, str) else link
+        if not (rate > 0 and math.isfinite(rate)):
+            raise ConfigError(f"a link of {rate} Mbps sends nothing; give a positive rate")
+        return float(rate)
+
+    def compute_seconds(self, device: DeviceClock, load: Load) -> float:
         """Time of a round's training.
 
         Args:
             device: who trains.
-            width: share of the global width.
-            samples_per_step: the batch size; for passes over data whose last batch is smaller, give the number of
-                samples here and the number of passes as `steps`.
-            steps: training steps.
-            depth_share: blocks of the tier over blocks of the model, in (0, 1].
+            load: what.
 
         Raises:
             ConfigError: the table has no such type, or its widths do not reach this one.
         """
-        return whalefl.compute_seconds(self._sample_seconds(device.type, width) * depth_share, samples_per_step, steps)
+        seconds = self._sample_seconds(device.type, load.width) * load.depth_share * load.samples * load.steps
+        return seconds * device.slowdown
 
-    def upload_seconds(
-        self, device: DeviceClock, width: float, *, payload_bytes: int | None = None, depth_share: float = 1.0
-    ) -> float:
+    def upload_seconds(self, device: DeviceClock, load: Load) -> float:
         """Time to send an update.
 
         Args:
             device: who sends.
-            width: share of the global width.
-            payload_bytes: size of the update; only ``upload = "bytes"`` needs it.
-            depth_share: blocks of the tier over blocks of the model, in (0, 1].
+            load: what.
 
         Raises:
             ConfigError: the size is needed and not given.
         """
-        rate = device.mbps * _BITS_PER_MEGABIT
-        if self.config.upload == "bytes":
-            if payload_bytes is None:
-                raise ConfigError('upload = "bytes" needs the size of the update; without it, use upload = "full_bits"')
-            return 8 * payload_bytes / rate
-        return whalefl.upload_seconds(self.config.full_bits / rate, width) * depth_share
+        return self._sending_seconds(device, load, load.upload_bytes)
 
-    def download_seconds(
-        self, device: DeviceClock, width: float, *, payload_bytes: int | None = None, depth_share: float = 1.0
-    ) -> float:
+    def download_seconds(self, device: DeviceClock, load: Load) -> float:
         """Time to send the weights to a device: as for an upload of the same size, or 0 where it does not count.
 
         Args:
             device: who receives.
-            width: share of the global width.
-            payload_bytes: size of the weights.
-            depth_share: blocks of the tier over blocks of the model, in (0, 1].
+            load: what.
 
         Raises:
             ConfigError: the size is needed and not given.
         """
-        if not self.config.download:
-            return 0.0
-        return self.upload_seconds(device, width, payload_bytes=payload_bytes, depth_share=depth_share)
+        return self._sending_seconds(device, load, load.download_bytes) if self.config.download else 0.0
 
-    def device_seconds(
-        self,
-        device: DeviceClock,
-        width: float,
-        *,
-        samples_per_step: int,
-        steps: int,
-        depth_share: float = 1.0,
-        upload_bytes: int | None = None,
-        download_bytes: int | None = None,
-    ) -> float:
+    def device_seconds(self, device: DeviceClock, load: Load) -> float:
         """Time of a device's part in a round: receiving where it counts, training, sending.
 
         Args:
             device: who takes part.
-            width: share of the global width.
-            samples_per_step: the batch size.
-            steps: training steps.
-            depth_share: blocks of the tier over blocks of the model, in (0, 1].
-            upload_bytes: size of the update; only ``upload = "bytes"`` needs it.
-            download_bytes: size of the weights; only ``upload = "bytes"`` with ``download`` needs it.
+            load: what it does.
 
         Raises:
             ConfigError: the table does not reach this width, or a size is missing.
         """
-        return (
-            self.download_seconds(device, width, payload_bytes=download_bytes, depth_share=depth_share)
-            + self.compute_seconds(
-                device, width, samples_per_step=samples_per_step, steps=steps, depth_share=depth_share
-            )
-            + self.upload_seconds(device, width, payload_bytes=upload_bytes, depth_share=depth_share)
-        )
+        received = self.download_seconds(device, load)
+        return received + self.compute_seconds(device, load) + self.upload_seconds(device, load)
+
+    def _sending_seconds(self, device: DeviceClock, load: Load, size_bytes: int | None) -> float:
+        rate = device.mbps * _BITS_PER_MEGABIT
+        if self.config.upload == "full_bits":
+            return self.config.full_bits / rate * load.width**2 * load.depth_share
+        if size_bytes is None:
+            raise ConfigError('upload = "bytes" needs the size of the update; without it, use upload = "full_bits"')
+        return 8 * size_bytes / rate
 
     def _sample_seconds(self, name: str, width: float) -> float:
         times = self.table.types[_known(self.table.types, name, "device type", "types")].seconds_per_sample
@@ -277,38 +296,10 @@ def round_seconds(device_times: Iterable[float]) -> float:
     return max(device_times, default=0.0)
 
 
-def deal(types: Sequence[str], links: Sequence[float], count: int) -> tuple[DeviceClock, ...]:
-    """Deal types and links so that any number of devices has each type and each link as evenly as it can be.
-
-    Types x links devices have every pair once: the 20 devices of METHODS 4.4, four of each of five types, each type
-    once on each of four links. More devices repeat that.
-
-    Args:
-        types: names of types.
-        links: rates, Mbps.
-        count: devices.
-
-    Returns:
-        One clock for each device, in the order of their numbers.
-
-    Raises:
-        ConfigError: there is no type or no link to deal.
-    """
-    if not types or not links:
-        raise ConfigError("devices need at least one type and one link to be dealt")
-    kinds = len(types)
-    return tuple(
-        # The second term moves the links on by one each time that all types have been dealt, or no type would ever
-        # get more than one link where there are as many types as links.
-        DeviceClock(types[number % kinds], float(links[(number % kinds + number // kinds) % len(links)]))
-        for number in range(count)
-    )
-
-
 def _known(table: Mapping[str, object], name: str, kind: str, key: str) -> str:
     """The name, if the table has it."""
     if name not in table:
-        close = difflib.get_close_matches(name, table, n=1, cutoff=0.5)
-        hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(table) or 'none'}"
+        close = closest(name, table, cutoff=0.5)
+        hint = f"did you mean {close!r}?" if close else f"it has {', '.join(table) or 'none'}"
         raise ConfigError(f"the clock's table has no {kind} {name!r}; {hint} (or add it to [{key}])")
     return name

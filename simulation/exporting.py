@@ -1,7 +1,7 @@
-"""Exports for a simulation, kept in its cache: the tiers of the global model, and pairs for the devices' own models.
+"""Exports for a simulation, kept in its cache: the tiers of the global model, and pairs with the devices' own models.
 
     <cache>/artifacts/<key>/     what `shoal export` would write; shared by all runs of the same model
-    <cache>/personal/<key>/      what `shoal export-mutual` would write
+    <cache>/pairs/<key>/         a set for one of the devices' own models, trained beside the global model's copy
 
 A key is a digest of everything that the graphs depend on, the exporter's code included.
 """
@@ -11,21 +11,27 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import models
 import trainer_export
 from fleet_protocol.errors import ConfigError
+from fleet_protocol.recipe import RecipeTable
 from fleet_protocol.weights import encode_weights
+from models.architecture import Architecture
 from models.layout import Layout
-from models.parts import parameters_in
-from models.registry import Architecture, Registry, infer_layout
-from simulation.config import SimulationConfig
-from simulation.dataset import Dataset
+from models.registry import infer_layout
+from simulation.data.dataset import Dataset
+from simulation.tables import ModelTable
 
-__all__ = ["Stage", "cache_key", "export_personal", "export_tiers", "initial_blob", "with_data"]
+if TYPE_CHECKING:
+    from trainer_export.recipe import Recipe
+
+__all__ = ["Chosen", "ModelPair", "Place", "Stage", "cache_key", "export_pair", "export_tiers", "initial_blob"]
 
 Stage = Callable[[str], None]
 """Told what is being done, for a progress bar."""
@@ -33,33 +39,79 @@ Stage = Callable[[str], None]
 _INPUT_SETTINGS = {"input_shape": "input_shape", "classes": "classes", "vocab": "tokens"}
 
 
-def with_data(architecture: Architecture, settings: Mapping[str, Any], data: Dataset) -> dict[str, Any]:
-    """The settings with what follows from the data, where the architecture has such a setting.
+@dataclass(frozen=True)
+class Chosen:
+    """An architecture with its settings.
 
-    Args:
-        architecture: whose settings.
-        settings: given ones, which count.
-        data: the data set.
+    Attributes:
+        architecture: which.
+        settings: all of them.
     """
-    found = {
-        setting: getattr(data, source)
-        for setting, source in _INPUT_SETTINGS.items()
-        if setting in architecture.defaults and getattr(data, source)
-    }
-    return {**found, **settings}
+
+    architecture: Architecture
+    settings: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, architecture: Architecture, given: Mapping[str, Any], data: Dataset) -> Chosen:
+        """Complete settings with what follows from the data, and with the defaults.
+
+        Args:
+            architecture: which.
+            given: settings, which count.
+            data: the data set.
+        """
+        found = {
+            setting: getattr(data, source)
+            for setting, source in _INPUT_SETTINGS.items()
+            if setting in architecture.defaults and getattr(data, source)
+        }
+        return cls(architecture, architecture.settings({**found, **given}))
+
+    def changed(self, **settings: Any) -> Chosen:
+        """The same with other settings."""
+        return Chosen(self.architecture, self.architecture.settings({**self.settings, **settings}))
+
+    @cached_property
+    def layout(self) -> Layout:
+        """Of the whole model."""
+        return infer_layout(self.architecture, self.settings)
 
 
-def export_tiers(
-    config: SimulationConfig, architecture: Architecture, settings: Mapping[str, Any], cache: Path, stage: Stage
-) -> Path:
+@dataclass(frozen=True)
+class ModelPair:
+    """A device's own model and the copy of the global model that it trains beside it.
+
+    Attributes:
+        sent: the global model, with the classes of the device's task.
+        own: the device's model.
+        stays: parameters of the copy that stay on the device.
+    """
+
+    sent: Chosen
+    own: Chosen
+    stays: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where exports are kept, and who hears of them.
+
+    Attributes:
+        cache: folder of the exports.
+        stage: told what is being done.
+    """
+
+    cache: Path
+    stage: Stage
+
+
+def export_tiers(model: Chosen, table: ModelTable, place: Place) -> Path:
     """Export the tiers of the global model, unless they are there.
 
     Args:
-        config: with absolute paths.
-        architecture: of the global model.
-        settings: complete.
-        cache: folder of the exports.
-        stage: told what is being done.
+        model: the global model.
+        table: widths, depths and recipe.
+        place: of the exports.
 
     Returns:
         The folder of the artifact sets.
@@ -70,101 +122,78 @@ def export_tiers(
         StorageError: the disk is full.
     """
     # The exporter needs onnx, which the rest of the simulation does without.
-    from trainer_export.artifact_set import Progress, export_architecture  # noqa: PLC0415
-    from trainer_export.recipe import Recipe  # noqa: PLC0415
+    from trainer_export.artifact_set import export_architecture  # noqa: PLC0415
+    from trainer_export.progress import Progress  # noqa: PLC0415
 
-    table = config.model
-    layout = infer_layout(architecture, settings)
-    tiers = tuple(layout.tier(width, depth) for depth in table.depths or (None,) for width in table.widths)
-    recipe = Recipe(**{**table.recipe.model_dump(), "clip_norm": table.recipe.clip_norm or None})
+    tiers = tuple(model.layout.tier(width, depth) for depth in table.depths or (None,) for width in table.widths)
     facts = {
-        "layout": json.loads(layout.to_json()),
+        "layout": json.loads(model.layout.to_json()),
         "tiers": sorted(tier.id for tier in tiers),
         "recipe": table.recipe.model_dump(),
-        "code": _code(architecture),
+        "code": _code(model.architecture),
     }
-    out = cache / "artifacts" / cache_key(facts, table.arch)
+    out = place.cache / "artifacts" / cache_key(facts, table.arch)
     if (out / table.arch / "layout.json").is_file():
         return out
 
     def progress(state: Progress) -> None:
-        stage(f"exporting {table.arch} {state.tier}: {state.stage}")
+        place.stage(f"exporting {table.arch} {state.tier}: {state.stage}")
 
-    export_architecture(architecture, settings, tiers, recipe, out, formats=("onnx",), progress=progress)
+    export_architecture(
+        model.architecture, model.settings, tiers, _recipe(table.recipe), out, formats=("onnx",), progress=progress
+    )
     return out
 
 
-def export_personal(
-    config: SimulationConfig,
-    registry: Registry,
-    architecture: Architecture,
-    settings: Mapping[str, Any],
-    data: Dataset,
-    cache: Path,
-    stage: Stage,
-) -> tuple[Path, ...]:
-    """Export a mutual set for every kind of personal model, unless it is there.
+def export_pair(pair: ModelPair, recipe: RecipeTable, seed: int, place: Place) -> Path:
+    """Export the set of a pair of models, unless it is there.
 
     Args:
-        config: with absolute paths.
-        registry: of all architectures.
-        architecture: of the global model.
-        settings: complete.
-        data: the data set.
-        cache: folder of the exports.
-        stage: told what is being done.
+        pair: the two.
+        recipe: of a training step of both.
+        seed: of the own model's initial weights.
+        place: of the exports.
 
     Returns:
-        The folders of the sets, in the order of the configured models; none without personal models.
+        The folder of the set.
 
     Raises:
-        ConfigError: the two models of a pair do not go together.
+        ConfigError: the two models do not go together.
         ExportError: a graph does not agree with PyTorch.
         StorageError: the disk is full.
     """
-    if config.personal is None:
-        return ()
-    from trainer_export.artifact_set import Progress  # noqa: PLC0415
-    from trainer_export.mutual_set import MutualModel, MutualPair, export_mutual  # noqa: PLC0415
-    from trainer_export.recipe import Recipe  # noqa: PLC0415
+    from trainer_export.pair_set import Pair, PairModel, export_pairs  # noqa: PLC0415
+    from trainer_export.progress import Progress  # noqa: PLC0415
 
-    recipe = Recipe(**{**config.model.recipe.model_dump(), "clip_norm": config.model.recipe.clip_norm or None})
-    found: list[Path] = []
-    for model in config.personal.models:
-        own = registry.get(model.arch)
-        task = {} if model.classes is None else {"classes": model.classes}
-        chosen = own.settings({**with_data(own, model.settings, data), **task})
-        with_adaptor = {**settings, **task}
-        layout, meme = infer_layout(own, chosen), infer_layout(architecture, with_adaptor)
-        facts = {
-            "meme": json.loads(meme.to_json()),
-            "personal": json.loads(layout.to_json()),
-            "adaptor": _adaptor(meme, config.strategy.fml.shared) if task else (),
-            "recipe": config.model.recipe.model_dump(),
-            "seed": config.seed,
-            "code": [_code(architecture), _code(own)],
-        }
-        key = cache_key(facts, f"{config.model.arch}+{model.arch}")
-        pair = MutualPair(
-            MutualModel(architecture, meme.tier(1.0), with_adaptor),
-            MutualModel(own, layout.tier(1.0), chosen),
-            adaptor=_adaptor(meme, config.strategy.fml.shared) if task else (),
-        )
-        out = cache / "personal"
+    sent, own = pair.sent, pair.own
+    facts = {
+        "sent": json.loads(sent.layout.to_json()),
+        "own": json.loads(own.layout.to_json()),
+        "stays": pair.stays,
+        "recipe": recipe.model_dump(),
+        "seed": seed,
+        "code": [_code(sent.architecture), _code(own.architecture)],
+    }
+    key = cache_key(facts, f"{sent.architecture.name}+{own.architecture.name}")
+    exported = Pair(
+        PairModel(sent.architecture, sent.layout.tier(1.0), sent.settings),
+        PairModel(own.architecture, own.layout.tier(1.0), own.settings),
+        adaptor=pair.stays,
+    )
+    out = place.cache / "pairs"
 
-        def progress(state: Progress, name: str = model.arch) -> None:
-            stage(f"exporting a personal {name}: {state.stage}")
+    def progress(state: Progress) -> None:
+        place.stage(f"exporting a device's own {own.architecture.name}: {state.stage}")
 
-        if not (out / key / pair.folder / "manifest.json").is_file():
-            export_mutual([pair], recipe, out, name=key, seed=config.seed, progress=progress)
-        found.append(out / key / pair.folder)
-    return tuple(found)
+    if not (out / key / exported.folder / "manifest.json").is_file():
+        export_pairs([exported], _recipe(recipe), out, name=key, seed=seed, progress=progress)
+    return out / key / exported.folder
 
 
-def _adaptor(meme: Layout, shared: Sequence[str] | None) -> tuple[str, ...]:
-    """The parameters of a meme that its device keeps: all that are not shared."""
-    common = {item.name for item in meme.parameters} if shared is None else set(parameters_in(meme, shared))
-    return tuple(item.name for item in meme.parameters if item.name not in common)
+def _recipe(table: RecipeTable) -> Recipe:
+    from trainer_export.recipe import Recipe  # noqa: PLC0415  (torch)
+
+    return Recipe.of(table)
 
 
 def _code(architecture: Architecture) -> str:
@@ -178,25 +207,25 @@ def _code(architecture: Architecture) -> str:
     return digest.hexdigest()
 
 
-def initial_blob(config: SimulationConfig, architecture: Architecture, settings: Mapping[str, Any]) -> bytes:
+def initial_blob(model: Chosen, weights: Path | None, seed: int) -> bytes:
     """The initial global weights as a file.
 
     Args:
-        config: with the weights to start from, or the seed of the draw.
-        architecture: of the global model.
-        settings: complete.
+        model: the global model.
+        weights: file to start from; drawn if there is none.
+        seed: of the draw.
 
     Raises:
-        ConfigError: the configured file cannot be read.
+        ConfigError: the file cannot be read.
     """
-    if config.model.weights is not None:
+    if weights is not None:
         try:
-            return config.model.weights.read_bytes()
+            return weights.read_bytes()
         except OSError as error:
-            raise ConfigError(f"model.weights: cannot read {config.model.weights}: {error.strerror}") from error
+            raise ConfigError(f"model.weights: cannot read {weights}: {error.strerror}") from error
     from models.zoo.inference import initial_weights  # noqa: PLC0415  (torch)
 
-    return encode_weights(initial_weights(architecture, settings, config.seed))
+    return encode_weights(initial_weights(model.architecture, model.settings, seed))
 
 
 def cache_key(facts: Mapping[str, Any], name: str) -> str:

@@ -13,40 +13,37 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from broker_server.artifacts import load_artifacts
-from broker_server.config import FleetConfig
-from broker_server.coordinator import Coordinator, Services
-from broker_server.desk import StopRequested
-from broker_server.evaluation import Evaluator
-from broker_server.launch import stop_on_signals
-from broker_server.machine import RoundState
-from broker_server.merging import first_version
-from broker_server.planning import RunContext, prepare_run
-from broker_server.reporting import Reporter
-from broker_server.server import new_run_id
+from broker_server.rounds.artifacts import load_artifacts
+from broker_server.rounds.coordinator import Coordinator
+from broker_server.rounds.dispatch import Services
+from broker_server.rounds.evaluation import Evaluator
+from broker_server.rounds.judging import Evaluators
+from broker_server.rounds.new_version import first_version
+from broker_server.rounds.reporting import Reporter
+from broker_server.rounds.run_context import RunContext, new_run_id, prepare_run
+from broker_server.rounds.stopping import StopRequested, stop_on_signals
+from broker_server.settings.fleet import FleetConfig
 from broker_server.store import RoundRecord, RunRecord, Store
-from broker_server.test_set import load_test_set
+from broker_server.store.machine import RoundState
 from fleet_protocol import control
 from fleet_protocol.blob_store import BlobStore, write_atomically
 from fleet_protocol.errors import ConfigError
-from fleet_protocol.link import WireCount
-from fleet_protocol.topics import Topics
-from simulation.board_times import BoardTimes
 from simulation.clock import load_clock
-from simulation.config import FLEET, HOW_COMPUTED, SimulationConfig
+from simulation.data.held import Parts
 from simulation.engines import open_engine
-from simulation.history import HistoryWriter, RoundRow
-from simulation.local_judge import LocalJudge
-from simulation.matthews import MatthewsJudge
-from simulation.perplexity import PerplexityJudge
-from simulation.preparing import Parts, Prepared, prepare
-from simulation.rows import Judge, RowMaker
-from simulation.virtual_desk import VirtualBoard, VirtualDesk
-from simulation.work import WorkerSetup
+from simulation.judges.choice import chosen_judges
+from simulation.orders import WorkerSetup
+from simulation.preparing import Prepared, prepare
+from simulation.results.history import HistoryWriter, RoundRow
+from simulation.results.rows import RowMaker
+from simulation.settings import FLEET, HOW_COMPUTED, SimulationConfig
+from simulation.stored import as_of_today
+from simulation.virtual_dispatcher import Records, VirtualDispatcher
+from simulation.virtual_fleet import VirtualFleet
 
 __all__ = ["Listener", "SimulationResult", "simulate"]
 
@@ -112,7 +109,10 @@ def _claim(config: SimulationConfig) -> None:
     mine = json.loads(config.model_dump_json(exclude=set(HOW_COMPUTED)))
     if path.is_file():
         # Read as a configuration, so that keys which came later have their defaults.
-        stored = SimulationConfig.model_validate_json(path.read_bytes())
+        try:
+            stored = SimulationConfig.model_validate(as_of_today(json.loads(path.read_bytes())))
+        except (ValueError, AttributeError) as error:
+            raise ConfigError(f"{path} cannot be read ({error}); take another `out`, or remove the folder") from error
         before = json.loads(stored.model_dump_json(exclude=set(HOW_COMPUTED)))
         changed = [key for key in mine if _without_rounds(key, mine[key]) != _without_rounds(key, before.get(key))]
         if changed:
@@ -162,24 +162,16 @@ class _Simulation:
         if not known:
             self._store.add_run(self._record(context), first_version(context, self._blobs))
         parts = Parts.load(self._prepared.parts)
-        named = zip(self._config.devices.ids, self._config.devices.kinds, parts.train, strict=True)
-        boards = [
-            VirtualBoard(name, index, len(held), kind.max_width, kind.max_depth)
-            for index, (name, kind, held) in enumerate(named)
-        ]
-        times = BoardTimes(load_clock(self._config.clock), self._config.devices.kinds, artifacts.layout)
-        judging, evaluator, local = self._fleet.evaluation, None, None
-        judges: dict[str, Judge] = {}
-        if judging.data is not None:
-            data = load_test_set(judging.data, context.judged.manifest)
-            evaluator = Evaluator(context.judged, data, batch_size=judging.batch_size, threads=judging.threads)
-            if self._config.evaluation.local and not self._mutual:
-                local = LocalJudge(context, evaluator, data, parts)
-            if self._config.evaluation.matthews:
-                judges["matthews"] = MatthewsJudge(context, evaluator, data)
-            if samples := self._config.evaluation.perplexity:
-                judges["perplexity"] = PerplexityJudge(context, evaluator, data, samples)
-        rows = RowMaker(context, self._store, self._blobs, times, boards, local, judges)
+        fleet = VirtualFleet.of(
+            self._config.devices,
+            [len(held) for held in parts.train],
+            load_clock(self._config.clock),
+            artifacts.layout,
+            seed=self._config.seed,
+        )
+        own_models = self._config.own_models is not None
+        judges = chosen_judges(self._config.evaluation, context, parts, own_models=own_models)
+        rows = RowMaker(context, self._store, self._blobs, fleet, judges)
         closed = [item for item in self._store.rounds(context.run) if item.state is RoundState.CLOSED]
         with HistoryWriter(self._folder, until=closed[-1].number if closed else 0) as history:
 
@@ -199,14 +191,9 @@ class _Simulation:
                 if listener is not None:
                     listener(event)
 
-            reporter = Reporter(context.run, self._store, None, Topics(FLEET), told)
-            finished = self._work(context, reporter, boards, times, evaluator)
+            reporter = Reporter(context.run, self._store, told)
+            finished = self._work(context, reporter, fleet, judges.evaluator)
         return SimulationResult(context.run, self._folder, finished, history.rows)
-
-    @property
-    def _mutual(self) -> bool:
-        """Whether devices have models of their own, which are judged instead of the global one."""
-        return self._config.personal is not None
 
     def _record(self, context: RunContext) -> RunRecord:
         return RunRecord(
@@ -223,15 +210,22 @@ class _Simulation:
         )
 
     def _work(
-        self,
-        context: RunContext,
-        reporter: Reporter,
-        boards: Sequence[VirtualBoard],
-        times: BoardTimes,
-        evaluator: Evaluator | None,
+        self, context: RunContext, reporter: Reporter, fleet: VirtualFleet, evaluator: Evaluator | None
     ) -> control.RunFinished:
-        table = self._config.engine
-        setup = WorkerSetup(
+        setup, table = self._setup(), self._config.engine
+        records = Records(self._store, self._updates, reporter)
+        with contextlib.closing(open_engine(table, setup)) as engine, stop_on_signals(self._stopping.set):
+            dispatcher = VirtualDispatcher(fleet, engine, records, group=table.group, stopping=self._stopping)
+            services = Services(dispatcher, self._store, self._blobs, self._updates)
+            coordinator = Coordinator(context, services, Evaluators(evaluator))
+            try:
+                return coordinator.run()
+            except StopRequested:
+                return coordinator.stopped()
+
+    def _setup(self) -> WorkerSetup:
+        table, own = self._config.engine, self._config.own_models
+        return WorkerSetup(
             artifacts=self._prepared.artifacts,
             arch=self._config.model.arch,
             data=self._prepared.data,
@@ -245,32 +239,7 @@ class _Simulation:
             device=table.device,
             settings=json.dumps(dict(self._prepared.settings)),
             models=self._config.model.models,
-            personal=self._prepared.personal,
-            tasks=() if self._config.personal is None else tuple(item.labels for item in self._config.personal.models),
-            own_test=self._config.evaluation.local and self._mutual,
+            pairs=self._prepared.pairs,
+            tasks=() if own is None else tuple(item.labels for item in own.models),
+            own_test=self._config.evaluation.local and own is not None,
         )
-        with contextlib.closing(open_engine(table, setup)) as engine, stop_on_signals(self._stopping.set):
-            desk = VirtualDesk(
-                boards=boards,
-                engine=engine,
-                times=times,
-                store=self._store,
-                updates=self._updates,
-                reporter=reporter,
-                group=table.group,
-                stopping=self._stopping,
-            )
-            services = Services(
-                desk=desk,
-                store=self._store,
-                blobs=self._blobs,
-                updates=self._updates,
-                forget=lambda _task: None,
-                upload_bytes=desk.take_upload_bytes,
-                wire=lambda: WireCount(0, 0),
-            )
-            coordinator = Coordinator(context, services, evaluator)
-            try:
-                return coordinator.run()
-            except StopRequested:
-                return coordinator.stopped()

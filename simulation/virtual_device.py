@@ -1,14 +1,13 @@
 """What a worker of a simulation does: the tasks of virtual devices, by the code that boards run.
 
-A virtual device is a number with samples. Its task goes through `device_runtime.compute.compute`, as on a board; only
-the sessions are kept from task to task, one per tier, because here one process stands for many boards. With the torch
-backend the training itself is `simulation.torch_backend`'s, and everything else stays as it is.
+A virtual device is a number with samples. Its task goes through `device_runtime.training.compute.compute`, as on a
+board; only the sessions are kept from task to task, one per tier, because here one process stands for many boards. With
+the torch backend the training itself is `simulation.torch_backend.trainer`'s, and everything else stays as it is.
 """
 
 from __future__ import annotations
 
 import json
-import queue
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,28 +15,27 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from device_runtime.backends import ForwardSession, Sessions, TrainSession
 from device_runtime.board import installed_backends, peak_resident_bytes
-from device_runtime.compute import Bench, SelfTested, compute
-from device_runtime.personal import Personal
-from device_runtime.task_store import TaskRecord
-from device_runtime.training import present_labels
-from device_runtime.weights_file import read_weights
-from device_runtime.work import Job
+from device_runtime.training.backends import ForwardSession, Sessions, TrainSession
+from device_runtime.training.compute import compute
+from device_runtime.training.hooks import Hooks, SelfTested
+from device_runtime.training.labels import present_labels
+from device_runtime.training.own_model import OwnModel
+from device_runtime.training.own_model_files import OwnModelFiles
+from device_runtime.training.task import Bench, Task, optimizer_files
+from device_runtime.training.weights_file import read_weights
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import BlobError, RefusedError, ShoalError
 from fleet_protocol.manifest import Manifest, parse_manifest
-from fleet_protocol.messages import BlobRef, Offer, TaskMetrics, TierChoice
+from fleet_protocol.messages import BlobRef, TaskMetrics
 from fleet_protocol.weights import encode_weights
-from simulation.preparing import VirtualData
-from simulation.work import Failed, Finished, WorkerSetup, WorkItem, WorkOrder
+from simulation.data.held import VirtualData
+from simulation.orders import Failed, Finished, WorkerSetup, WorkItem, WorkOrder
 
 if TYPE_CHECKING:
-    from simulation.torch_backend import TorchTrainer
+    from simulation.torch_backend.trainer import TorchTrainer
 
 __all__ = ["VirtualDevices"]
-
-_FLEET = "simulation"
 
 
 class _SharedBlobs(BlobStore):
@@ -112,7 +110,7 @@ class VirtualDevices:
             One result for each task; an error of one is its result alone.
         """
         first = order.items[0]
-        if self._setup.backend == "torch" and first.kind == "train" and first.train.mutual is None:
+        if self._setup.backend == "torch" and first.instructions.routine == "train":
             return self._with_torch(order.items)
         return [self._one(item) for item in order.items]
 
@@ -127,11 +125,11 @@ class VirtualDevices:
         return self._manifests[digest]
 
     def _bench(self, item: WorkItem) -> Bench:
-        personal = None
-        if self._setup.personal:
+        own = None
+        if self._setup.pairs:
             folder = self._setup.devices / item.device
             folder.mkdir(parents=True, exist_ok=True)
-            personal = Personal(self._setup.personal[item.index % len(self._setup.personal)], folder)
+            own = OwnModel(self._setup.pairs[item.index % len(self._setup.pairs)], folder)
         if self._setup.own_test:
             data, parts = self._data.with_test(item.index)
         else:
@@ -143,30 +141,36 @@ class VirtualDevices:
             backend="onnx",
             threads=1,
             holdout=self._setup.holdout,
-            personal=personal,
+            own_model=own,
             sessions=self._sessions,
+            optimizer_files=self._optimizer_files(item),
         )
+
+    def _optimizer_files(self, item: WorkItem) -> OwnModelFiles | None:
+        if item.instructions.train.optimizer_state == "reset":
+            return None
+        folder = self._setup.devices / item.device
+        folder.mkdir(parents=True, exist_ok=True)
+        return optimizer_files(folder)
 
     def _one(self, item: WorkItem) -> Finished | Failed:
         try:
             manifest = self._manifest(item)
-            inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-            record = _record(item)
-            outcome = compute(record, manifest, self._bench(item), self._tested, 0.0, Job(0, inbox))
-            while not inbox.empty():
-                report = inbox.get()
-                if isinstance(report.value, SelfTested):
-                    self._tested |= {report.value.name}
+            outcome = compute(_task(item, manifest, self._tested), self._bench(item), Hooks(report=self._hear))
         except ShoalError as error:
             return _failed(item, error)
         return Finished(task=item.task, update=outcome.update, metrics=outcome.metrics)
+
+    def _hear(self, report: object) -> None:
+        if isinstance(report, SelfTested):
+            self._tested |= {report.name}
 
     # The torch backend.
 
     def _trainer(self, item: WorkItem, manifest: Manifest) -> TorchTrainer:
         if item.tier not in self._trainers:
             from models.registry import Registry  # noqa: PLC0415
-            from simulation.torch_backend import TorchTrainer  # noqa: PLC0415  (torch: seconds)
+            from simulation.torch_backend.trainer import TorchTrainer  # noqa: PLC0415  (torch: seconds)
 
             registry = Registry.zoo() if self._setup.models is None else Registry.zoo().with_file(self._setup.models)
             self._trainers[item.tier] = TorchTrainer(
@@ -175,7 +179,7 @@ class VirtualDevices:
         return self._trainers[item.tier]
 
     def _with_torch(self, items: Sequence[WorkItem]) -> list[Finished | Failed]:
-        from simulation.torch_backend import TorchJob  # noqa: PLC0415
+        from simulation.torch_backend.trainer import TorchJob  # noqa: PLC0415
 
         try:
             manifest = self._manifest(items[0])
@@ -184,7 +188,7 @@ class VirtualDevices:
             jobs = []
             for item, bench in zip(items, benches, strict=True):
                 weights = read_weights(self._blobs.path(item.weights.digest), manifest)
-                jobs.append(TorchJob(weights, bench.data, bench.split()[0], item.train, item.round))
+                jobs.append(TorchJob(weights, _task(item, manifest, self._tested).course(bench)))
             started = time.monotonic()
             results = trainer.train(jobs)
         except ShoalError as error:
@@ -199,7 +203,7 @@ class VirtualDevices:
             metrics = TaskMetrics(
                 examples=len(chosen),
                 batches=result.result.steps,
-                labels=tuple(int(label) for label in present_labels(bench.data.y[chosen])),
+                labels=tuple(present_labels(bench.data.fitted(manifest).y[chosen], manifest.classes).tolist()),
                 train_loss=result.result.loss,
                 mean_loss=result.result.mean_loss,
                 fetch_seconds=0.0,
@@ -222,20 +226,18 @@ def _metadata(item: WorkItem) -> dict[str, str]:
     }
 
 
-def _record(item: WorkItem) -> TaskRecord:
-    offer = Offer(
-        fleet=_FLEET,
-        seq=0,
+def _task(item: WorkItem, manifest: Manifest, tested: frozenset[str]) -> Task:
+    return Task(
         run=item.run,
         round=item.round,
-        task=item.task,
-        kind=item.kind,
+        id=item.task,
         version=item.version,
-        choices=(TierChoice(tier=item.tier, artifact_set=item.artifact_set, weights=item.weights),),
-        train=item.train,
-        seconds_left=1.0,
+        tier=item.tier,
+        instructions=item.instructions,
+        manifest=manifest,
+        weights=item.weights,
+        tested=tested,
     )
-    return TaskRecord(phase="training", offer=offer, tier=item.tier, deadline_unix=0.0)
 
 
 def _failed(item: WorkItem, error: ShoalError) -> Failed:

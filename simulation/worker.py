@@ -11,8 +11,8 @@ import os
 import sys
 
 from fleet_protocol.errors import ShoalError
+from simulation.orders import Failed, WorkerSetup, WorkOrder
 from simulation.virtual_device import VirtualDevices
-from simulation.work import Failed, WorkerSetup, WorkOrder
 
 __all__ = ["main"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import shutil
 import socket
 import subprocess
@@ -13,7 +14,7 @@ from typing import Protocol
 
 import pytest
 
-from broker_server.broker import EmbeddedBroker
+from broker_server.service.broker import EmbeddedBroker
 
 __all__ = ["TestBroker", "embedded_broker", "free_port", "mosquitto_broker"]
 
@@ -23,11 +24,18 @@ _MOSQUITTO = """
 listener {port} 127.0.0.1
 allow_anonymous true
 user root
-persistence false
+{persistence}
 max_queued_messages 0
 log_type error
 log_type warning
 """
+
+
+# Written after every second change: what came since is lost when the broker is killed.
+_PERSISTENT = """persistence true
+persistence_location {}/
+autosave_on_changes true
+autosave_interval 2"""
 
 
 class TestBroker(Protocol):
@@ -52,10 +60,16 @@ class TestBroker(Protocol):
 
 
 def free_port() -> int:
-    """A TCP port of 127.0.0.1 that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port of 127.0.0.1 that nobody listens on.
+
+    It is drawn at random from below those that systems give to outgoing connections: tests that run side by side have
+    many of these, and one could take the port before the broker does.
+    """
+    while True:
+        port = random.SystemRandom().randrange(12_000, 32_000)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def _listening(port: int) -> bool:
@@ -97,14 +111,21 @@ class _ProcessBroker:
 
 
 @contextlib.contextmanager
-def mosquitto_broker(tmp_path: Path) -> Iterator[TestBroker]:
-    """A running Mosquitto; the test is skipped where it is not installed."""
+def mosquitto_broker(tmp_path: Path, *, persistent: bool = False) -> Iterator[TestBroker]:
+    """A running Mosquitto; the test is skipped where it is not installed.
+
+    Args:
+        tmp_path: for its files.
+        persistent: sessions are written to disk now and then, so that a restart brings old ones back.
+    """
     program = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
     if program is None:
         pytest.skip("mosquitto is not installed")
     port = free_port()
     config = tmp_path / f"mosquitto-{port}.conf"
-    config.write_text(_MOSQUITTO.format(port=port))
+    config.write_text(
+        _MOSQUITTO.format(port=port, persistence=_PERSISTENT.format(tmp_path) if persistent else "persistence false")
+    )
     broker = _ProcessBroker([program, "-c", str(config)], port, tmp_path / f"mosquitto-{port}.log")
     broker.start()
     try:

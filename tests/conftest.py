@@ -1,6 +1,25 @@
-"""What every test shares: property tests are judged by what they find, never by how long a busy machine takes."""
+"""What every test shares: how property tests are judged, and which tests a machine can run at all.
 
-from hypothesis import settings
+A property test is judged by what it finds, never by how long a busy machine takes. Tests marked `ort_training` need
+onnxruntime-training, which stands in the place of onnxruntime where it is installed; elsewhere they are skipped.
+"""
+
+import importlib.util
+
+import pytest
+from hypothesis import Phase, settings
 
 settings.register_profile("shoal", deadline=None)
+# `make mutants` asks only whether a test fails: the same examples each time, and no search for the smallest.
+settings.register_profile(
+    "mutants", deadline=None, derandomize=True, database=None, phases=(Phase.explicit, Phase.generate)
+)
 settings.load_profile("shoal")
+
+
+def pytest_collection_modifyitems(items):
+    marked = [item for item in items if item.get_closest_marker("ort_training")]
+    if marked and importlib.util.find_spec("onnxruntime.training") is None:  # to look for it imports onnxruntime
+        missing = pytest.mark.skip(reason="onnxruntime-training is not installed")
+        for item in marked:
+            item.add_marker(missing)

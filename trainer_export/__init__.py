@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
-from trainer_export.artifact_set import FORMATS, Format, Progress, TierReport, export_architecture
+from trainer_export.artifact_set import FORMATS, Format, TierReport, export_architecture
+from trainer_export.optimizers.adam import Adam, AdamW
+from trainer_export.optimizers.sgd import Sgd
+from trainer_export.progress import Progress
 from trainer_export.recipe import Recipe
 
-__all__ = ["FORMATS", "Format", "Progress", "Recipe", "TierReport", "export_architecture"]
+__all__ = [
+    "FORMATS",
+    "Adam",
+    "AdamW",
+    "Format",
+    "Progress",
+    "Recipe",
+    "Sgd",
+    "TierReport",
+    "export_architecture",
+]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import onnx
 
 from fleet_protocol.manifest import next_name
+from trainer_export.graph import values_read
 
 __all__ = ["states_in_place"]
 
@@ -33,7 +34,7 @@ def states_in_place(model: onnx.ModelProto) -> bool:
         writer = producers[next_name(state)]
         same = {state}
         for index, node in enumerate(graph.node):
-            if not same.intersection(node.input):
+            if not same.intersection(values_read(node)):
                 continue
             if node.op_type in _VIEWS:
                 same.update(node.output)
@@ -47,6 +48,6 @@ def _ancestors(graph: onnx.GraphProto, producers: dict[str, int]) -> list[frozen
     """For each node, the nodes that must run before it."""
     found: list[frozenset[int]] = []
     for node in graph.node:
-        direct = {producers[name] for name in node.input if name in producers}
+        direct = {producers[name] for name in values_read(node) if name in producers}
         found.append(frozenset(direct.union(*(found[index] for index in direct))))
     return found

@@ -19,7 +19,8 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from models.zoo.layers import set_mode
-from trainer_export.model_ports import Signature
+from trainer_export.graph import values_read
+from trainer_export.model_inputs import Signature
 
 __all__ = ["Footprint", "count_flops", "peak_memory"]
 
@@ -56,7 +57,7 @@ def count_flops(module: nn.Module, signature: Signature) -> tuple[int, int]:
     with FlopCounterMode(display=False) as forward:
         logits = module(x)
     with FlopCounterMode(display=False) as backward:
-        torch.autograd.grad(logits.sum(), list(module.parameters()), allow_unused=True)
+        torch.autograd.grad(logits.sum(), [p for p in module.parameters() if p.requires_grad], allow_unused=True)
     one_way = forward.get_total_flops()
     return one_way // batch, (one_way + backward.get_total_flops()) // batch
 
@@ -86,7 +87,7 @@ def _peak(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> int:
     for i, node in enumerate(graph.node):
         if node.op_type in _VIEWS:
             owner[node.output[0]] = owner.get(node.input[0], node.input[0])
-        for name in node.input:
+        for name in values_read(node):
             last[owner.get(name, name)] = i
     forever = {v.name for v in (*graph.input, *graph.output)} | {t.name for t in graph.initializer}
     live = sum(sizes.get(v.name, 0) for v in graph.input) + sum(sizes[t.name] for t in graph.initializer)

@@ -5,18 +5,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-__all__ = ["IR_VERSION", "OPSET", "Attribute", "GraphBuilder", "Port"]
+__all__ = ["IR_VERSION", "OPSET", "Attribute", "GraphBuilder", "Port", "values_read"]
 
 OPSET = 18  # what onnxruntime 1.14 and later, and every converter we know, read
 IR_VERSION = 9  # older runtimes on boards refuse newer files
 
-Attribute = int | float | str | Sequence[int] | Sequence[float]
+Attribute: TypeAlias = "int | float | str | Sequence[int] | Sequence[float] | GraphBuilder"
 
 _TYPES = {"float32": TensorProto.FLOAT, "int64": TensorProto.INT64}
 
@@ -51,8 +52,16 @@ class GraphBuilder:
         'Add'
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, prefix: str = "") -> None:
+        """Begin a graph.
+
+        Args:
+            name: of the graph.
+            prefix: of the names of its values; inside another graph one that no other has (:meth:`inner_prefix`).
+        """
         self._name = name
+        self.prefix = prefix
+        self._inner = 0
         self._nodes: list[onnx.NodeProto] = []
         self._known: dict[tuple[object, ...], tuple[str, ...]] = {}
         self._constants: dict[str, NDArray[np.generic]] = {}
@@ -61,6 +70,11 @@ class GraphBuilder:
         self._outputs: list[tuple[Port, str]] = []
         self._count = 0
         self._shapes: list[onnx.ValueInfoProto] = []
+
+    def inner_prefix(self) -> str:
+        """A prefix for a graph that becomes an attribute of a node of this one, such as the body of a loop."""
+        self._inner += 1
+        return f"{self.prefix}g{self._inner}."
 
     def input(self, port: Port) -> str:
         """Declare a graph input and return its value name."""
@@ -83,7 +97,7 @@ class GraphBuilder:
             return name
         key = hashlib.sha256(f"{array.dtype}{array.shape}".encode() + array.tobytes()).digest()
         if key not in self._constant_names:
-            self._constant_names[key] = f"c{len(self._constant_names)}"
+            self._constant_names[key] = f"{self.prefix}c{len(self._constant_names)}"
             self._constants[self._constant_names[key]] = array
         return self._constant_names[key]
 
@@ -117,11 +131,14 @@ class GraphBuilder:
         frozen = tuple((k, tuple(v) if isinstance(v, list) else v) for k, v in sorted(attributes.items()))
         key = (op_type, inputs, outputs, frozen)
         if key not in self._known:
-            names = tuple(f"v{self._count + i}" for i in range(outputs))
+            names = tuple(f"{self.prefix}v{self._count + i}" for i in range(outputs))
             self._count += outputs
             # A name of its own: rewrites of the runtime derive theirs from it and refuse two equal ones.
             node = helper.make_node(op_type, list(inputs), list(names), name=f"{op_type}.{names[0]}")
-            node.attribute.extend(helper.make_attribute(k, v) for k, v in sorted(attributes.items()))
+            node.attribute.extend(
+                helper.make_attribute(k, v.graph() if isinstance(v, GraphBuilder) else v)
+                for k, v in sorted(attributes.items())
+            )
             self._nodes.append(node)
             self._known[key] = names
         return self._known[key]
@@ -152,21 +169,8 @@ class GraphBuilder:
             metadata: strings stored in the model.
             domains: operator sets beyond the default one that appended nodes use, with versions.
         """
-        renamed, copies = self._name_outputs()
-        live = self._live_nodes({value for _, value in self._outputs})
-        nodes = [_renamed(node, renamed) for node in live] + copies
-        used = {name for node in nodes for name in node.input}
-        made = {name for node in nodes for name in node.output} - {port.name for port, _ in self._outputs}
-        graph = helper.make_graph(
-            nodes,
-            self._name,
-            [_value_info(port) for port in self._inputs.values()],
-            [_value_info(port) for port, _ in self._outputs],
-            [numpy_helper.from_array(a, n) for n, a in self._constants.items() if n in used],
-            value_info=[item for item in self._shapes if item.name in made],
-        )
         model = helper.make_model(
-            graph,
+            self.graph(),
             opset_imports=[helper.make_opsetid(*item) for item in (("", OPSET), *domains)],
             ir_version=IR_VERSION,
             producer_name="shoal",
@@ -175,15 +179,33 @@ class GraphBuilder:
             helper.set_model_props(model, dict(metadata))
         return model
 
+    def graph(self) -> onnx.GraphProto:
+        """The finished graph: what :meth:`model` wraps, and what a node such as a loop has inside."""
+        renamed, copies = self._name_outputs()
+        live = self._live_nodes({value for _, value in self._outputs})
+        nodes = [_renamed(node, renamed) for node in live] + copies
+        used = {name for node in nodes for name in values_read(node)}
+        made = {name for node in nodes for name in node.output} - {port.name for port, _ in self._outputs}
+        return helper.make_graph(
+            nodes,
+            self._name,
+            [_value_info(port) for port in self._inputs.values()],
+            [_value_info(port) for port, _ in self._outputs],
+            [numpy_helper.from_array(a, n) for n, a in self._constants.items() if n in used],
+            value_info=[item for item in self._shapes if item.name in made],
+        )
+
     def _name_outputs(self) -> tuple[dict[str, str], list[onnx.NodeProto]]:
         """Give produced values the names of the outputs.
 
-        An input or constant passed through, or a value that is two outputs, needs a copy.
+        An input or constant passed through, a value that is two outputs, or one that a graph inside reads, needs a
+        copy.
         """
         renamed: dict[str, str] = {}
         copies: list[onnx.NodeProto] = []
+        captured = {name for node in self._nodes for name in values_read(node).difference(node.input)}
         for port, value in self._outputs:
-            if value in renamed or value in self._inputs or value in self._constants:
+            if value in renamed or value in self._inputs or value in self._constants or value in captured:
                 copies.append(helper.make_node("Identity", [renamed.get(value, value)], [port.name]))
             else:
                 renamed[value] = port.name
@@ -194,8 +216,20 @@ class GraphBuilder:
         for node in reversed(self._nodes):
             if any(name in wanted for name in node.output):
                 live.append(node)
-                wanted.update(node.input)
+                wanted.update(values_read(node))
         return live[::-1]
+
+
+def values_read(node: onnx.NodeProto) -> set[str]:
+    """The values that a node reads, those that a graph inside it takes from around it among them."""
+    names = set(node.input)
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            inner = attribute.g
+            names |= {name for item in inner.node for name in values_read(item)}
+            names -= {name for item in inner.node for name in item.output} | {item.name for item in inner.initializer}
+            names -= {item.name for item in inner.input}
+    return names
 
 
 def _renamed(node: onnx.NodeProto, names: Mapping[str, str]) -> onnx.NodeProto:

@@ -8,14 +8,15 @@ was written.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["DECOMPOSITIONS", "static_batch_norm", "static_batch_norm_backward"]
+__all__ = ["DECOMPOSITIONS", "static_batch_norm", "static_batch_norm_backward", "take"]
 
 
 def _dims(x: Tensor) -> list[int]:
@@ -84,6 +85,48 @@ def _gradient(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
 static_batch_norm.register_fake(_fake_forward)
 static_batch_norm_backward.register_fake(_fake_backward)
 static_batch_norm.register_autograd(_gradient, setup_context=_save)
+
+
+@torch.library.custom_op("shoal::take", mutates_args=())
+def take(x: Tensor, dim: int, index: Sequence[int]) -> Tensor:
+    """Elements along a dimension by their places, which are known before anything runs.
+
+    Args:
+        x: any shape and type.
+        dim: the dimension, at least 0.
+        index: places in it; -1 for zeros.
+
+    Returns:
+        The shape of ``x``, with as many elements in that dimension as there are places.
+    """
+    places = torch.tensor(index, device=x.device)
+    shape = [-1 if axis == dim else 1 for axis in range(x.dim())]
+    return x.index_select(dim, places.clamp(min=0)) * (places >= 0).to(x.dtype).view(shape)
+
+
+@take.register_fake
+def _fake_take(x: Tensor, dim: int, index: Sequence[int]) -> Tensor:
+    return x.new_empty([*x.shape[:dim], len(index), *x.shape[dim + 1 :]])
+
+
+def _save_take(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    del output
+    x, ctx.dim, ctx.index = inputs
+    ctx.size = int(x.shape[ctx.dim])
+
+
+def _gradient_of_take(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    """The first use of each element, plus the second, and so on: each is a look-up in the gradient again."""
+    uses: list[list[int]] = [[] for _ in range(ctx.size)]
+    for place, source in enumerate(ctx.index):
+        if source >= 0:
+            uses[source].append(place)
+    most = max(1, *map(len, uses))
+    found = [take(grad, ctx.dim, [use[i] if i < len(use) else -1 for use in uses]) for i in range(most)]
+    return functools.reduce(torch.add, found), None, None
+
+
+take.register_autograd(_gradient_of_take, setup_context=_save_take)
 
 
 def _group_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, *sizes: Any) -> tuple[Tensor, Tensor, Tensor]:

@@ -3,29 +3,39 @@
 from __future__ import annotations
 
 from broker_server.store.records import (
-    Alternative,
-    Alternatives,
     DeviceRecord,
     EventRecord,
+    LeftOut,
     RefusalRecord,
     RoundRecord,
     RunRecord,
-    TaskPhase,
-    TaskRecord,
     VersionRecord,
 )
 from broker_server.store.repository import Store
+from broker_server.store.task_records import (
+    Alternative,
+    Alternatives,
+    Outcome,
+    Screening,
+    TaskPhase,
+    TaskRecord,
+    Timing,
+)
 
 __all__ = [
     "Alternative",
     "Alternatives",
     "DeviceRecord",
     "EventRecord",
+    "LeftOut",
+    "Outcome",
     "RefusalRecord",
     "RoundRecord",
     "RunRecord",
+    "Screening",
     "Store",
     "TaskPhase",
     "TaskRecord",
+    "Timing",
     "VersionRecord",
 ]

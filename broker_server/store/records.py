@@ -1,45 +1,17 @@
-"""What the store returns: frozen values, one for each table."""
+"""What the store returns of runs, devices, rounds, versions and the log: frozen values, one for each table."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import dataclass
 from typing import Literal
 
-from broker_server.machine import RoundState
+from broker_server.store.machine import RoundEvent, RoundState
 from fleet_protocol.control import VersionEvaluation
 from fleet_protocol.frozen import FrozenModel
-from fleet_protocol.messages import BlobRef, Profile, TaskMetrics, TierChoice
+from fleet_protocol.messages import Profile
 
-__all__ = [
-    "Alternative",
-    "Alternatives",
-    "DeviceRecord",
-    "EventRecord",
-    "RefusalRecord",
-    "RoundRecord",
-    "RunRecord",
-    "TaskPhase",
-    "TaskRecord",
-    "VersionRecord",
-]
-
-
-class TaskPhase(str, Enum):
-    """Where one device's part in a round is, as the server knows it."""
-
-    OFFERED = "offered"
-    RECEIVED = "received"  # its update is checked and on disk
-    MERGED = "merged"
-    REFUSED = "refused"  # by the server, for good
-    DECLINED = "declined"  # by the device
-    MISSED = "missed"  # the round closed without it
-
-    @property
-    def answered(self) -> bool:
-        """Nothing more is awaited from the device."""
-        return self is not TaskPhase.OFFERED
+__all__ = ["DeviceRecord", "EventRecord", "LeftOut", "RefusalRecord", "RoundRecord", "RunRecord", "VersionRecord"]
 
 
 @dataclass(frozen=True)
@@ -55,7 +27,7 @@ class RunRecord:
         detail: why it ended, if not by finishing.
         created_at: seconds since the epoch.
         ended_at: the same.
-        wire_bytes: see `broker_server.accounting`.
+        wire_bytes: see `broker_server.rounds.accounting`.
         payload_bytes: the same.
     """
 
@@ -94,6 +66,18 @@ class DeviceRecord:
     last_seen_at: float
 
 
+class LeftOut(FrozenModel):
+    """Devices that a round did not ask.
+
+    Attributes:
+        reasons: why, by id.
+        more: how many others there were.
+    """
+
+    reasons: Mapping[str, str]
+    more: int = 0
+
+
 @dataclass(frozen=True)
 class RoundRecord:
     """A round.
@@ -110,6 +94,10 @@ class RoundRecord:
         ended_at: when it was closed or abandoned.
         evaluation: of the version it made.
         note: why it was not evaluated.
+        wanted: updates with which nobody else was waited for; None where an earlier version planned the round.
+        ending: the event that ended the collecting.
+        collect_seconds: from the offers to that event, on the clock of the run.
+        left_out: who was not asked.
     """
 
     run: str
@@ -123,105 +111,10 @@ class RoundRecord:
     ended_at: float | None
     evaluation: VersionEvaluation | None
     note: str | None
-
-
-class Alternative(TierChoice):
-    """A sub-model that a device may take.
-
-    Attributes:
-        plan_key: name of the plan in its round.
-    """
-
-    plan_key: str
-
-
-class Alternatives(FrozenModel):
-    """Sub-models that a device may take instead of its task's.
-
-    Attributes:
-        items: in the order they are offered.
-    """
-
-    items: tuple[Alternative, ...]
-
-
-@dataclass(frozen=True)
-class TaskRecord:
-    """One device's part in a round.
-
-    Attributes:
-        id: of the task.
-        run: id of the run.
-        round: number of the round.
-        device: id of the device.
-        kind: ``train`` or ``statistics``.
-        tier: id of the tier.
-        plan_key: name of the plan in its round.
-        version: the global version its weights were cut from.
-        artifact_set: the manifest.
-        weights: the slice.
-        others: further sub-models that the device may take instead.
-        phase: where it is.
-        detail: why it was refused or declined.
-        update_digest: of the update on disk.
-        update_size: its bytes.
-        metrics: what the device measured.
-        received_at: seconds since the epoch.
-    """
-
-    id: str
-    run: str
-    round: int
-    device: str
-    kind: Literal["train", "statistics"]
-    tier: str
-    plan_key: str
-    version: int
-    artifact_set: BlobRef
-    weights: BlobRef
-    phase: TaskPhase = TaskPhase.OFFERED
-    detail: str | None = None
-    update_digest: str | None = None
-    update_size: int | None = None
-    metrics: TaskMetrics | None = None
-    received_at: float | None = None
-    others: Alternatives | None = None
-
-    @property
-    def choices(self) -> tuple[Alternative, ...]:
-        """What the device is offered: the task's own sub-model first."""
-        own = Alternative(tier=self.tier, artifact_set=self.artifact_set, weights=self.weights, plan_key=self.plan_key)
-        return (own, *(self.others.items if self.others is not None else ()))
-
-    def taking(self, tier: str) -> TaskRecord:
-        """The task with the sub-model that the device took in the first place; as it is if that was not offered."""
-        taken: Mapping[str, Alternative] = {item.tier: item for item in self.choices}
-        if tier == self.tier or tier not in taken:
-            return self
-        rest = tuple(item for item in self.choices if item.tier != tier)
-        return replace(
-            self,
-            tier=tier,
-            plan_key=taken[tier].plan_key,
-            artifact_set=taken[tier].artifact_set,
-            weights=taken[tier].weights,
-            others=Alternatives(items=rest),
-        )
-
-    def receiving(self, update: BlobRef, metrics: TaskMetrics) -> TaskRecord:
-        """The task once its update is checked and on the disk.
-
-        Args:
-            update: its digest and size.
-            metrics: what the device measured.
-        """
-        return replace(
-            self,
-            phase=TaskPhase.RECEIVED,
-            update_digest=update.digest,
-            update_size=update.size,
-            metrics=metrics,
-        )
+    wanted: int | None = None
+    ending: RoundEvent | None = None
+    collect_seconds: float | None = None
+    left_out: LeftOut | None = None
 
 
 @dataclass(frozen=True)

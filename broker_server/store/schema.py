@@ -1,4 +1,7 @@
-"""The tables of the store, in SQLAlchemy Core, and the version that a database is stamped with."""
+"""The tables of the store, in SQLAlchemy Core, as this version has them, and the marks that tell a database's version.
+
+How a database of an older version becomes this one: `broker_server.store.migrations`.
+"""
 
 from __future__ import annotations
 
@@ -19,20 +22,25 @@ __all__ = [
     "SCHEMA_VERSION",
     "devices",
     "events",
+    "mark",
     "metadata",
+    "old_mark",
     "refusals",
     "rounds",
     "runs",
-    "stamp",
     "tasks",
     "versions",
 ]
 
-SCHEMA_VERSION = 2  # 2: tasks.others
+SCHEMA_VERSION = 4  # of the newest file in migrations/versions
 
 metadata = MetaData()
 
-stamp = Table("shoal_store", metadata, Column("schema_version", Integer, nullable=False))
+# What Alembic wrote last; the table is its own.
+mark = Table("alembic_version", MetaData(), Column("version_num", String(32), nullable=False)).c.version_num
+
+# The mark from before Shoal used Alembic. It stays at 3, so that a Shoal that reads it alone refuses the store.
+old_mark = Table("shoal_store", metadata, Column("schema_version", Integer, nullable=False)).c.schema_version
 
 runs = Table(
     "runs",
@@ -75,6 +83,10 @@ rounds = Table(
     Column("ended_at", Float),
     Column("evaluation", Text),  # VersionEvaluation as JSON
     Column("note", Text),
+    Column("wanted", Integer),  # updates; more devices may be asked
+    Column("ending", String(16)),  # the event that ended the collecting
+    Column("collect_seconds", Float),
+    Column("left_out", Text),  # LeftOut as JSON
     ForeignKeyConstraint(["run"], ["runs.id"]),
 )
 
@@ -98,6 +110,8 @@ tasks = Table(
     Column("metrics", Text),  # TaskMetrics as JSON
     Column("received_at", Float),
     Column("others", Text),  # Alternatives as JSON
+    Column("timing", Text),  # Timing as JSON
+    Column("screening", Text),  # Screening as JSON
     ForeignKeyConstraint(["run", "round"], ["rounds.run", "rounds.number"]),
     Index("tasks_by_round", "run", "round"),
 )

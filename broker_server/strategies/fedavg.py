@@ -12,42 +12,48 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from broker_server.config import StrategyConfig
 from broker_server.strategies import heterofl
-from broker_server.strategies.strategy import Strategy
+from broker_server.strategies.server_optimizer import OptimizerSettings
+from broker_server.strategies.strategy import Method, Strategy, StrategySettings
 from fleet_protocol.errors import PlanError
+from fleet_protocol.frozen import FrozenModel
 from models.layout import Layout
 from models.tier import Tier
 
-__all__ = ["build"]
+__all__ = ["STRATEGIES", "build"]
 
 
-def build(config: StrategyConfig) -> Strategy:
+def build(
+    settings: StrategySettings[FrozenModel | None],
+    layout: Layout,
+    tiers: Sequence[Tier],
+    optimizer: OptimizerSettings | None,
+) -> Strategy:
     """The strategy as configured.
 
     Args:
-        config: ``weighting`` defaults to samples, ``label_rule`` to off.
+        settings: ``weighting`` defaults to samples where a mean is taken, ``label_rule`` to off.
+        layout: the global model.
+        tiers: of which the full one is used.
+        optimizer: of the server.
 
     Raises:
-        PlanError: a plan is configured, which does not matter to the whole model.
+        PlanError: a plan is configured, which does not matter to the whole model; or the full tier is not there.
     """
-    if config.plan != "static":
+    if settings.plan != "static":
         raise PlanError(
-            f"{config.name} trains the whole model, so there is nothing for plan = {config.plan!r} to choose; remove it"
+            f"{settings.name} trains the whole model, so there is nothing for plan = {settings.plan!r} to choose;"
+            " remove it"
         )
-    settings = config.model_copy(
-        update={
-            "weighting": config.weighting or "samples",
-            "label_rule": config.label_rule is True,
-        }
-    )
+    full = layout.tier(1.0)
+    if full not in tiers:
+        raise PlanError(
+            f"{settings.name} trains the full tier {full.id}, which is not among those exported and allowed"
+        )
+    weighting = settings.weighting or ("samples" if settings.average == "mean" else "uniform")
+    average = replace(settings, weighting=weighting, label_rule=settings.label_rule is True)
+    built = heterofl.build(average, layout, (full,), optimizer)
+    return replace(built, name="fedavg", paper="https://arxiv.org/abs/1602.05629")
 
-    def full_tier(layout: Layout, tiers: Sequence[Tier]) -> tuple[Tier, ...]:
-        full = layout.tier(1.0)
-        if full not in tiers:
-            raise PlanError(
-                f"{config.name} trains the full tier {full.id}, which is not among those exported and allowed"
-            )
-        return (full,)
 
-    return replace(heterofl.build(settings), name="fedavg", paper="https://arxiv.org/abs/1602.05629", tiers=full_tier)
+STRATEGIES = {"fedavg": Method(build)}

@@ -9,24 +9,60 @@ train graph, so mu is all that the server has to say.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
-from broker_server.config import StrategyConfig
+from pydantic import Field
+
 from broker_server.strategies import fedavg
-from broker_server.strategies.strategy import Strategy
+from broker_server.strategies.server_optimizer import OptimizerSettings
+from broker_server.strategies.strategy import Method, Strategy, StrategySettings
+from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.messages import Instructions
+from models.layout import Layout
+from models.tier import Tier
 
-__all__ = ["build"]
+__all__ = ["STRATEGIES", "FedProxSettings", "build"]
 
 
-def build(config: StrategyConfig) -> Strategy:
+class FedProxSettings(FrozenModel):
+    """``[strategy.fedprox]``.
+
+    Attributes:
+        mu: pull of a device's weights towards those the round started from.
+    """
+
+    mu: float = Field(default=0.01, gt=0)
+
+
+def build(
+    settings: StrategySettings[FedProxSettings],
+    layout: Layout,
+    tiers: Sequence[Tier],
+    optimizer: OptimizerSettings | None,
+) -> Strategy:
     """The strategy as configured.
 
     Args:
-        config: ``fedprox.mu``; the rest as for FedAvg.
+        settings: ``mu``; the rest as for FedAvg.
+        layout: the global model.
+        tiers: of which the full one is used.
+        optimizer: of the server.
+
+    Raises:
+        PlanError: as for FedAvg.
     """
+
+    def instruct(instructions: Instructions, _closed_rounds: int) -> Instructions:
+        train = instructions.train.model_copy(update={"proximal_mu": settings.own.mu})
+        return instructions.model_copy(update={"train": train})
+
     return replace(
-        fedavg.build(config),
+        fedavg.build(settings, layout, tiers, optimizer),
         name="fedprox",
         paper="https://arxiv.org/abs/1812.06127",
-        train=lambda settings, _layout, _closed: settings.model_copy(update={"proximal_mu": config.fedprox.mu}),
+        instruct=instruct,
     )
+
+
+STRATEGIES = {"fedprox": Method(build, FedProxSettings)}

@@ -1,36 +1,64 @@
 """FML: devices keep a personal model of any shape and teach each other through copies of the global one.
 
 Tao Shen, Jie Zhang, Xinkang Jia, Fengda Zhang, Gang Huang, Pan Zhou, Kun Kuang, Fei Wu, Chao Wu: "Federated Mutual
-Learning", 2020, https://arxiv.org/abs/2006.16765. METHODS section 5.
+Learning", 2020, https://arxiv.org/abs/2006.16765. Specification section 5.
 
 The server's half: only the copies of the global model (the memes) come back, and their mean is plain, without weights
 by samples. The global model may be a trunk: then the rest, each device's adaptor and head, stays on its device, may
 have another shape there, and is neither merged nor evaluated here. The losses and the mutual step are
-`trainer_export.mutual`, the device's half is `device_runtime.personal`.
+`trainer_export.routines.mutual`, the device's half is `device_runtime.training.routines.mutual`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 from numpy.typing import NDArray
+from pydantic import Field
 
-from broker_server.config import StrategyConfig
-from broker_server.merge import Accumulator, finish, fold, start
 from broker_server.strategies import fedavg
-from broker_server.strategies.strategy import Contribution, ServerState, Strategy
+from broker_server.strategies.accumulator import Accumulator, finish, fold, start
+from broker_server.strategies.server_optimizer import OptimizerSettings
+from broker_server.strategies.strategy import (
+    Contribution,
+    GlobalModel,
+    Merge,
+    Method,
+    Strategy,
+    StrategySettings,
+    stepped,
+)
 from fleet_protocol.errors import ConfigError, PlanError
-from fleet_protocol.messages import MutualSettings, TrainSettings
+from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.messages import Instructions
 from models.layout import Layout
 from models.parts import in_parts, parameters_in
 from models.plan import compile_plan, make_plan
 from models.slicing import Tensors
+from models.tier import Tier
 
-__all__ = ["MutualWeights", "build", "decay_rounds", "merge_memes", "trunk"]
+__all__ = ["STRATEGIES", "FmlSettings", "MutualWeights", "build", "merge_memes", "trunk"]
 
-_ALPHA_STEP, _ALPHA_FLOOR, _BETA_STEP = 0.2, 0.5, 0.4  # METHODS 5.5
+_ALPHA_STEP, _ALPHA_FLOOR, _BETA_STEP = 0.2, 0.5, 0.4  # specification 5.5
+
+
+class FmlSettings(FrozenModel):
+    """``[strategy.fml]`` (specification 5).
+
+    Attributes:
+        alpha: how much a personal model trusts the labels; the rest is trust in the meme.
+        beta: how much the meme does; the rest is trust in the personal model.
+        decays: closed rounds after which alpha falls and beta rises; usually those of the learning rate.
+        shared: parts of the global model that are averaged, blocks (``stem``, ``block1`` ..., ``head``) or modules by
+            path (``trunk``, ``fc1``); None for all. The rest is every device's own, and may have another shape there.
+    """
+
+    alpha: float = Field(default=0.5, ge=0, le=1)
+    beta: float = Field(default=0.5, ge=0, le=1)
+    decays: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    shared: tuple[str, ...] | None = Field(default=None, min_length=1)
 
 
 @dataclass(frozen=True)
@@ -72,62 +100,53 @@ class MutualWeights:
         )
 
 
-def build(config: StrategyConfig) -> Strategy:
+def build(
+    settings: StrategySettings[FmlSettings],
+    layout: Layout,
+    tiers: Sequence[Tier],
+    optimizer: OptimizerSettings | None,
+) -> Strategy:
     """The strategy as configured.
 
     Args:
-        config: ``fml``.
+        settings: see `FmlSettings`.
+        layout: the global model.
+        tiers: of which the full one is used.
+        optimizer: of the server.
 
     Raises:
-        PlanError: weights by samples are configured, which METHODS 5.2 leaves out for the devices' privacy.
+        PlanError: weights by samples are configured, which specification 5.2 leaves out for the devices' privacy; or
+            the model lacks a part that is to be shared.
     """
-    if config.weighting == "samples":
+    if settings.weighting == "samples":
         raise PlanError("fml takes the plain mean of the memes; remove weighting")
-    built = fedavg.build(config.model_copy(update={"weighting": "uniform"}))
-    keys = config.fml
+    keys = settings.own
     weights = MutualWeights(keys.alpha, keys.beta, dynamic=True)
+    part = layout if keys.shared is None else trunk(layout, keys.shared)
+    shared = [item.name for item in part.parameters]
+    plan = compile_plan(part, make_plan(part, part.tier(1.0)))
+    mean = stepped(finish, optimizer)
 
-    def shared(layout: Layout) -> Layout:
-        return layout if keys.shared is None else trunk(layout, keys.shared)
+    def add(sums: Accumulator, update: Contribution) -> None:
+        fold(sums, update.key, plan, update.weights)
 
-    def stays(layout: Layout) -> tuple[str, ...]:
-        kept = {item.name for item in shared(layout).parameters}
-        return tuple(item.name for item in layout.parameters if item.name not in kept)
+    def merged(sums: Accumulator, old: GlobalModel) -> GlobalModel:
+        new = mean(sums, GlobalModel({name: old.weights[name] for name in shared}, old.state))
+        return GlobalModel({**old.weights, **new.weights}, new.state)
 
-    def train(settings: TrainSettings, layout: Layout, closed_rounds: int) -> TrainSettings:
+    def instruct(instructions: Instructions, closed_rounds: int) -> Instructions:
         now = weights.after(sum(closed_rounds >= decay for decay in keys.decays))
-        mutual = MutualSettings(alpha=now.alpha, beta=now.beta, stays=stays(layout))
-        return settings.model_copy(update={"mutual": mutual})
+        trust = {"alpha": now.alpha, "beta": now.beta}
+        return instructions.model_copy(update={"routine": "mutual", "settings": trust})
 
-    def for_run(strategy: Strategy, layout: Layout, _tiers: object) -> Strategy:
-        part = shared(layout)  # refuses parts that the model lacks
-        plan = compile_plan(part, make_plan(part, part.tier(1.0)))
-
-        def add(state: Accumulator, update: Contribution) -> None:
-            fold(state, update.key, plan, update.weights)
-
-        def step(
-            old: Tensors, merged: dict[str, NDArray[Any]], state: ServerState
-        ) -> tuple[dict[str, NDArray[Any]], ServerState]:
-            new, after = strategy.step({name: old[name] for name in merged}, merged, state)
-            return {**old, **new}, after
-
-        return replace(strategy, start=lambda _layout: start(part), fold=add, step=step)
-
-    return replace(built, name="fml", paper="https://arxiv.org/abs/2006.16765", train=train, for_run=for_run)
-
-
-def decay_rounds(rounds: int) -> tuple[int, ...]:
-    """Closed rounds after which the learning rate decays: after each third of the run (METHODS 5.6).
-
-    Args:
-        rounds: rounds of the run.
-
-    Returns:
-        Milestones for `broker_server.assignment.scheduled_rate` of the kind ``after``: 16, 32, 48 for 50 rounds.
-    """
-    third = rounds // 3
-    return tuple(range(third, rounds, third)) if third else ()
+    return replace(
+        fedavg.build(replace(settings, weighting="uniform"), layout, tiers, optimizer),
+        name="fml",
+        paper="https://arxiv.org/abs/2006.16765",
+        merge=Merge(lambda: start(part), add, merged),
+        instruct=instruct,
+        stays=tuple(item.name for item in layout.parameters if item.name not in shared),
+    )
 
 
 def trunk(layout: Layout, shared: Iterable[str] | None = None) -> Layout:
@@ -177,3 +196,6 @@ def merge_memes(layout: Layout, old: Tensors, memes: Iterable[Tensors]) -> dict[
     for meme in memes:
         fold(state, "meme", plan, meme)
     return finish(state, old)
+
+
+STRATEGIES = {"fml": Method(build, FmlSettings)}

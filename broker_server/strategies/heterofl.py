@@ -1,26 +1,39 @@
 """HeteroFL: narrower copies of one model, averaged entry by entry over the devices that hold the entry.
 
 Enmao Diao, Jie Ding, Vahid Tarokh: "HeteroFL: Computation and Communication Efficient Federated Learning for
-Heterogeneous Clients", ICLR 2021, https://arxiv.org/abs/2010.01264. METHODS sections 1.2 and 1.3.
+Heterogeneous Clients", ICLR 2021, https://arxiv.org/abs/2010.01264. Specification sections 1.2 and 1.3.
 
 Updates count alike whatever their number of samples, and rows of the output layer are taken only from devices that
-hold the row's label. With ``plan = "rolling"`` the same average is FedRolex's (METHODS 2.3), with ``random`` Federated
-Dropout's, for which every device draws its own units.
+hold the row's label. With ``plan = "rolling"`` the same average is FedRolex's (specification 2.3), with ``random``
+Federated Dropout's, for which every device draws its own units.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from typing import Any
 
-from broker_server.config import StrategyConfig
-from broker_server.merge import Accumulator, finish, fold, start
-from broker_server.strategies.strategy import Contribution, PlannedTier, PlanRequest, Strategy
+from broker_server.strategies.accumulator import Accumulator, finish, fold, start
+from broker_server.strategies.holders import merge_of_holders
+from broker_server.strategies.server_optimizer import OptimizerSettings
+from broker_server.strategies.strategy import (
+    Contribution,
+    Merge,
+    Method,
+    PlannedTier,
+    PlanRequest,
+    Strategy,
+    StrategySettings,
+    stepped,
+)
+from fleet_protocol.errors import PlanError
+from fleet_protocol.frozen import FrozenModel
 from models.layout import Layout
 from models.plan import make_plan
 from models.tier import Tier
 
-__all__ = ["build", "seed_of"]
+__all__ = ["STRATEGIES", "build", "seed_of"]
 
 
 def seed_of(seed: int, device: str) -> int:
@@ -28,32 +41,44 @@ def seed_of(seed: int, device: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}/{device}".encode()).digest()[:7], "big")
 
 
-def build(config: StrategyConfig) -> Strategy:
+def build(
+    settings: StrategySettings[FrozenModel | None],
+    layout: Layout,
+    tiers: Sequence[Tier],
+    optimizer: OptimizerSettings | None,
+) -> Strategy:
     """The strategy as configured.
 
     Args:
-        config: plan kind; ``weighting`` defaults to uniform, ``label_rule`` to on.
-    """
-    by_samples = (config.weighting or "uniform") == "samples"
-    label_rule = config.label_rule is not False
+        settings: plan kind; ``weighting`` defaults to uniform, ``label_rule`` to on.
+        layout: the global model.
+        tiers: all of them are used.
+        optimizer: of the server.
 
-    def every_tier(_layout: Layout, tiers: Sequence[Tier]) -> tuple[Tier, ...]:
-        return tuple(tiers)
+    Raises:
+        PlanError: weights by samples are configured with a merge that counts every device alike.
+    """
+    by_samples = (settings.weighting or "uniform") == "samples"
+    if by_samples and settings.average != "mean":
+        raise PlanError(
+            f'robust.merge = "{settings.average}" counts every device alike; remove strategy.weighting = "samples"'
+        )
+    label_rule = settings.label_rule is not False
 
     def plan(request: PlanRequest) -> PlannedTier:
-        own = config.plan == "random"
+        own = settings.plan == "random"
         made = make_plan(
-            request.layout,
+            layout,
             request.tier,
-            config.plan,
+            settings.plan,
             round_index=request.version,
             seed=seed_of(request.seed, request.device) if own else request.seed,
         )
         return PlannedTier(f"{request.tier.id}/{request.device}" if own else request.tier.id, made)
 
-    def add(state: Accumulator, update: Contribution) -> None:
+    def add(sums: Accumulator, update: Contribution) -> None:
         fold(
-            state,
+            sums,
             update.key,
             update.plan,
             update.weights,
@@ -61,12 +86,16 @@ def build(config: StrategyConfig) -> Strategy:
             labels=update.metrics.labels if label_rule else None,
         )
 
+    merge: Merge[Any] = Merge(lambda: start(layout), add, stepped(finish, optimizer))
+    if settings.average != "mean":
+        merge = merge_of_holders(settings.average, settings.faulty, optimizer, label_rule=label_rule)
     return Strategy(
         name="heterofl",
         paper="https://arxiv.org/abs/2010.01264",
-        tiers=every_tier,
+        tiers=tuple(tiers),
         plan=plan,
-        start=start,
-        fold=add,
-        finish=finish,
+        merge=merge,
     )
+
+
+STRATEGIES = {"heterofl": Method(build)}

@@ -1,7 +1,7 @@
 """InclusiveFL: models of several depths share their lower layers, and deeper models teach the tops of shallower ones.
 
 Ruixuan Liu, Fangzhao Wu, Chuhan Wu, Yanlin Wang, Lingjuan Lyu, Hong Chen, Xing Xie: "No One Left Behind: Inclusive
-Federated Learning over Heterogeneous Devices", KDD 2022, https://arxiv.org/abs/2202.08036, algorithm 1. METHODS
+Federated Learning over Heterogeneous Devices", KDD 2022, https://arxiv.org/abs/2202.08036, algorithm 1. Specification
 section 3, whose layer numbers (from 1) are used here.
 
 Every group of devices trains the model of its depth. A round is, for each group that took part:
@@ -28,9 +28,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from broker_server import server_optimizer
-from broker_server.server_optimizer import OptimizerSettings, OptimizerState
+from broker_server.strategies import server_optimizer
 from broker_server.strategies.ladder import Ladder, Stack, stack_of
+from broker_server.strategies.server_optimizer import OptimizerSettings, OptimizerState
 from fleet_protocol.errors import ConfigError, PlanError
 from models.layout import Layout
 
@@ -109,7 +109,7 @@ BASELINES: Mapping[str, Baseline] = MappingProxyType(
         "local": Baseline(distilling=False, sharing=False, alone=True),
     }
 )
-"""METHODS 3.7; the HeteroFL baseline is the strategy of that name with widths instead of depths."""
+"""Specification 3.7; the HeteroFL baseline is the strategy of that name with widths instead of depths."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The ladder of depths: which layers the groups of InclusiveFL share, distil from and keep to themselves.
 
-Liu et al., KDD 2022 (see `broker_server.strategies.inclusivefl`); METHODS 3.1 and 3.3. Layers are numbered from 1, and
-groups are ordered from the shallowest to the deepest.
+Liu et al., KDD 2022 (see `broker_server.strategies.inclusivefl`); specification 3.1 and 3.3. Layers are numbered from
+1, and groups are ordered from the shallowest to the deepest.
 """
 
 from __future__ import annotations

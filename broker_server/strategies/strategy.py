@@ -1,8 +1,9 @@
 """What a strategy is: how to cut, how to merge, how to step the server's optimizer. One file per paper builds one.
 
-A strategy is a frozen record of functions over explicit state; there is no base class. The state that a server
-optimizer carries from round to round (moments, per-depth copies) is a mapping of arrays that is stored beside every
-global version, so that a server that is killed goes on with it.
+A strategy is a frozen record of values and functions, built for one model and the tiers in use; there is no base class.
+What the server carries from round to round is a `GlobalModel`: the weights, and beside them whatever the method must
+know again (moments, per-depth copies), as arrays that are stored with every global version, so that a server that is
+killed goes on with them.
 
 Most methods set a few fields and take `broker_server.strategies.heterofl` for the rest.
 """
@@ -10,37 +11,71 @@ Most methods set a few fields and take `broker_server.strategies.heterofl` for t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from broker_server.config import StrategyConfig
-from broker_server.server_optimizer import OptimizerSettings, server_step
-from fleet_protocol.messages import TaskMetrics, TrainSettings
+from broker_server.strategies.server_optimizer import OptimizerSettings, server_step
+from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.messages import Instructions, TaskMetrics
 from models.layout import Layout
 from models.plan import CompiledPlan, Plan
 from models.slicing import Tensors
 from models.tier import Tier
 
 __all__ = [
-    "Builder",
+    "Average",
     "Contribution",
+    "GlobalModel",
+    "Merge",
+    "Method",
     "PlanRequest",
     "PlannedTier",
     "ServerState",
     "Strategy",
-    "keep_settings",
-    "keep_state",
+    "StrategySettings",
+    "Weights",
+    "keep_instructions",
     "largest_only",
-    "optimize",
-    "same_for_every_run",
     "slice_of_global",
+    "stepped",
 ]
 
+OwnT = TypeVar("OwnT", bound=FrozenModel | None)
+OwnT_co = TypeVar("OwnT_co", bound=FrozenModel | None, covariant=True)
+SumsT = TypeVar("SumsT")
+
+Average = Literal["mean", "median", "trimmed_mean"]
+"""What becomes of the values that devices have for one entry."""
+
 ServerState = Mapping[str, NDArray[Any]]
-"""Arrays a server optimizer carries between rounds; empty for most strategies."""
+"""Arrays that a method carries between rounds beside the weights; empty for most."""
+Weights = dict[str, NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class StrategySettings(Generic[OwnT_co]):
+    """What the configuration says about the method.
+
+    Attributes:
+        name: of the strategy.
+        plan: which units a narrower sub-model keeps.
+        weighting: every update alike, or by its number of samples; None takes the strategy's own.
+        label_rule: take rows of label axes only for labels the device holds; None takes the strategy's own.
+        own: the table of the method's own; None for methods without.
+        average: how the values of an entry become one.
+        faulty: share of the devices that may be bad, in [0, 0.5); the trimmed mean leaves out so many at either end.
+    """
+
+    name: str
+    plan: Literal["static", "rolling", "random"]
+    weighting: Literal["uniform", "samples"] | None
+    label_rule: bool | None
+    own: OwnT_co
+    average: Average = "mean"
+    faulty: float = 0.2
 
 
 @dataclass(frozen=True)
@@ -48,14 +83,12 @@ class PlanRequest:
     """For whom a plan is wanted.
 
     Attributes:
-        layout: the global model.
         tier: the sub-model's shape.
         device: id.
         version: closed rounds so far, which is the round index of the papers (from 0).
         seed: of the run.
     """
 
-    layout: Layout
     tier: Tier
     device: str
     version: int
@@ -81,6 +114,7 @@ class Contribution:
 
     Attributes:
         device: id.
+        tier: the sub-model's shape.
         key: name of its plan.
         plan: what it holds.
         weights: its tensors, views of a mapped file.
@@ -88,92 +122,118 @@ class Contribution:
     """
 
     device: str
+    tier: Tier
     key: str
     plan: CompiledPlan
     weights: Tensors
     metrics: TaskMetrics
 
 
-Weights = dict[str, NDArray[np.float32]]
-Step = Callable[[Tensors, Weights, ServerState], tuple[Weights, ServerState]]
+@dataclass(frozen=True)
+class GlobalModel:
+    """What the server carries from round to round.
+
+    Attributes:
+        weights: of the whole model, float32.
+        state: what the method keeps beside them; empty before the first round.
+    """
+
+    weights: Tensors
+    state: ServerState
 
 
-def keep_state(_old: Tensors, merged: Weights, state: ServerState) -> tuple[Weights, ServerState]:
-    """The server step of methods without a server optimizer: the merged weights are the new ones."""
-    return merged, state
+@dataclass(frozen=True)
+class Merge(Generic[SumsT]):
+    """How the updates of a round become the next global model, one update at a time.
+
+    Attributes:
+        start: an empty accumulator.
+        fold: add one contribution; called in ascending order of the devices' ids.
+        finish: the next global model, from the accumulator, which is spent, and the model the round started from.
+            The state it is given may be overwritten.
+        average: what it takes of the values of an entry; a merge of the method's own is a mean.
+    """
+
+    start: Callable[[], SumsT]
+    fold: Callable[[SumsT, Contribution], None]
+    finish: Callable[[SumsT, GlobalModel], GlobalModel]
+    average: Average = "mean"
 
 
-def slice_of_global(
-    plan: CompiledPlan, _request: PlanRequest, weights: Tensors, _state: ServerState
-) -> Mapping[str, NDArray[Any]]:
+def stepped(
+    average: Callable[[SumsT, Tensors], Weights], optimizer: OptimizerSettings | None
+) -> Callable[[SumsT, GlobalModel], GlobalModel]:
+    """Finish a merge by an average and a step of the server's optimizer towards it.
+
+    Args:
+        average: the merged weights, from the accumulator and the weights the round started from.
+        optimizer: of the server; None takes the average as it is.
+    """
+    if optimizer is None:
+        return lambda sums, old: GlobalModel(average(sums, old.weights), old.state)
+    step = server_step(optimizer)
+
+    def finish(sums: SumsT, old: GlobalModel) -> GlobalModel:
+        return GlobalModel(*step(old.weights, average(sums, old.weights), old.state))
+
+    return finish
+
+
+def slice_of_global(plan: CompiledPlan, _request: PlanRequest, model: GlobalModel) -> Tensors:
     """What most methods send: the plan's part of the global weights."""
-    return plan.slice(weights)
+    return plan.slice(model.weights)
 
 
-def largest_only(_layout: Layout, _tiers: Sequence[Tier], largest: Tier) -> tuple[Tier, ...]:
+def largest_only(largest: Tier) -> tuple[Tier, ...]:
     """What most methods offer: the largest tier that the device can train."""
     return (largest,)
 
 
-def keep_settings(settings: TrainSettings, _layout: Layout, _closed_rounds: int) -> TrainSettings:
-    """What most methods ask of a device's training: nothing beyond the configuration."""
-    return settings
-
-
-def same_for_every_run(strategy: Strategy, _layout: Layout, _tiers: Sequence[Tier]) -> Strategy:
-    """Most methods need not know the model or the tiers beforehand."""
-    return strategy
-
-
-def optimize(strategy: Strategy, settings: OptimizerSettings) -> Strategy:
-    """Put a server optimizer behind a strategy's merge.
-
-    Args:
-        strategy: one without a server step of its own.
-        settings: which optimizer.
-    """
-    return replace(strategy, step=server_step(settings))
+def keep_instructions(instructions: Instructions, _closed_rounds: int) -> Instructions:
+    """What most methods ask of a device: plain training, nothing beyond the configuration."""
+    return instructions
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """How one method plans, merges and steps.
+    """How one method plans and merges, for one model and the tiers in use.
 
     Attributes:
         name: as in the configuration.
         paper: where it comes from.
-        tiers: of the exported tiers, those it can use; raises PlanError if there is none.
+        tiers: of those it was offered, the ones it uses.
         plan: the plan for one device; a pure function, so that a killed server makes the same one again.
-        start: an empty accumulator, of any type that `fold` and `finish` know.
-        fold: add one contribution; called in ascending order of the devices' ids.
-        finish: the merged weights, from the accumulator and the weights the round started from. They are for `step`
-            alone, which may know more of them than the parameters of the model.
-        step: old weights, merged weights and state to new weights and state.
-        begin: the state of a run before its first round, from layout, initial weights and the initial weights of the
-            heads that tiers in use have of their own; None for a method that has no place for such heads.
-        send: the tensors that a device is sent, from plan, request, global weights and state.
-        offer: the tiers that a device is offered, the one it takes by default first, from those in use and the
-            largest it can train.
-        train: what it changes in the settings of the devices' training, given the rounds closed so far.
-        for_run: itself for one model and the tiers in use; raises PlanError, before anything is trained, where they
-            do not go together.
-        optimized: itself with the configured server optimizer; raises PlanError where it has no place for one.
+        merge: how updates become the next global model; the accumulator may be of any type.
+        begin: the state of a run before its first round, from the initial weights and those of the heads that tiers
+            in use have of their own; None for a method that has no place for such heads.
+        send: the tensors that a device is sent, from plan, request and global model.
+        offer: the tiers that a device is offered, the one it takes by default first, from the largest it can train.
+        instruct: what it changes in what a training task asks of a device, given the rounds closed so far.
+        stays: parameters that stay on the devices: each trains its own, and they are in no update.
     """
 
     name: str
     paper: str
-    tiers: Callable[[Layout, Sequence[Tier]], tuple[Tier, ...]]
+    tiers: tuple[Tier, ...]
     plan: Callable[[PlanRequest], PlannedTier]
-    start: Callable[[Layout], Any]
-    fold: Callable[[Any, Contribution], None]
-    finish: Callable[[Any, Tensors], Weights]
-    step: Step = keep_state
-    begin: Callable[[Layout, Tensors, Mapping[Tier, Tensors]], ServerState] | None = None
-    send: Callable[[CompiledPlan, PlanRequest, Tensors, ServerState], Tensors] = slice_of_global
-    offer: Callable[[Layout, Sequence[Tier], Tier], tuple[Tier, ...]] = largest_only
-    train: Callable[[TrainSettings, Layout, int], TrainSettings] = keep_settings
-    for_run: Callable[[Strategy, Layout, Sequence[Tier]], Strategy] = same_for_every_run
-    optimized: Callable[[Strategy, OptimizerSettings], Strategy] = optimize
+    merge: Merge[Any]
+    begin: Callable[[Tensors, Mapping[Tier, Tensors]], ServerState] | None = None
+    send: Callable[[CompiledPlan, PlanRequest, GlobalModel], Tensors] = slice_of_global
+    offer: Callable[[Tier], tuple[Tier, ...]] = largest_only
+    instruct: Callable[[Instructions, int], Instructions] = keep_instructions
+    stays: tuple[str, ...] = ()
 
 
-Builder = Callable[[StrategyConfig], Strategy]
+@dataclass(frozen=True)
+class Method(Generic[OwnT]):
+    """A row of the table of strategies: the module of a method has one under the method's name.
+
+    Attributes:
+        build: makes the strategy from its settings, the model, the tiers that are exported and allowed (largest
+            first), and the server's optimizer (None for what the strategy does by itself). Raises PlanError, before
+            anything is trained, where these do not go together.
+        settings: of ``[strategy.<name>]``, the table of the method's own; None for methods without.
+    """
+
+    build: Callable[[StrategySettings[OwnT], Layout, Sequence[Tier], OptimizerSettings | None], Strategy]
+    settings: type[OwnT] | None = None

@@ -2,53 +2,60 @@
 
 Huai-an Su, Jiaxiang Geng, Liang Li, Xiaoqi Qin, Yanzhao Hou, Hao Wang, Xin Fu, Miao Pan: "WHALE-FL: Wireless and
 Heterogeneity Aware Latency Efficient Federated Learning over Mobile Devices via Adaptive Subnetwork Scheduling", 2024,
-https://arxiv.org/abs/2405.00885. METHODS section 4, whose equations 3 to 8 are reconstructed.
+https://arxiv.org/abs/2405.00885. Specification section 4, whose equations 3 to 8 are reconstructed.
 
-The device's half, the utilities, is `device_runtime.adaptive`. It is offered every tier within its maximum, which is
-the cap of equation 7, and the server takes an update of any of them. Slices and the merge are HeteroFL's, the label
-rule included. What the method improves is the time of a round, which is that of its slowest device.
+The device's half, the utilities, is `device_runtime.training.choosers.adaptive`. It is offered every tier within its
+maximum, which is the cap of equation 7, and the server takes an update of any of them. Slices and the merge
+are HeteroFL's, the label rule included. What the method improves is the time of a round, which is that of its
+slowest device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from broker_server.config import StrategyConfig
 from broker_server.strategies import heterofl
-from broker_server.strategies.strategy import Strategy
-from fleet_protocol.errors import ConfigError, PlanError
-from fleet_protocol.messages import Sizing, TrainSettings
+from broker_server.strategies.server_optimizer import OptimizerSettings
+from broker_server.strategies.strategy import Method, Strategy, StrategySettings
+from fleet_protocol.errors import PlanError
+from fleet_protocol.messages import Chooser
+from fleet_protocol.sizing import Sizing, SizingConstants
 from models.layout import Layout
 from models.tier import Tier
 
-__all__ = ["build", "compute_seconds", "device_seconds", "offered", "round_seconds", "upload_seconds"]
+__all__ = ["STRATEGIES", "build", "offered"]
 
 _FLOAT_BYTES = 4
 
 
-def build(config: StrategyConfig) -> Strategy:
+def build(
+    settings: StrategySettings[SizingConstants],
+    layout: Layout,
+    tiers: Sequence[Tier],
+    optimizer: OptimizerSettings | None,
+) -> Strategy:
     """The strategy as configured.
 
     Args:
-        config: ``whalefl``, the constants that devices choose with; the rest as for HeteroFL.
+        settings: the constants that devices choose with; the rest as for HeteroFL.
+        layout: the global model.
+        tiers: all of them are used.
+        optimizer: of the server.
 
     Raises:
         PlanError: plans other than leading units are configured.
     """
-    if config.plan != "static":
-        raise PlanError(f"whalefl cuts leading units, as HeteroFL does; remove plan = {config.plan!r}")
-
-    def train(settings: TrainSettings, layout: Layout, _closed_rounds: int) -> TrainSettings:
-        full_bytes = _FLOAT_BYTES * layout.parameter_count(layout.tier(1.0))
-        return settings.model_copy(update={"sizing": Sizing(settings=config.whalefl, full_bytes=full_bytes)})
-
+    if settings.plan != "static":
+        raise PlanError(f"whalefl cuts leading units, as HeteroFL does; remove plan = {settings.plan!r}")
+    sizing = Sizing(constants=settings.own, full_bytes=_FLOAT_BYTES * layout.parameter_count(layout.tier(1.0)))
+    chooser = Chooser(rule="whalefl", settings=sizing.model_dump(mode="json"))
     return replace(
-        heterofl.build(config),
+        heterofl.build(settings, layout, tiers, optimizer),
         name="whalefl",
         paper="https://arxiv.org/abs/2405.00885",
-        offer=lambda _layout, tiers, largest: offered(tiers, largest),
-        train=train,
+        offer=lambda largest: offered(tiers, largest),
+        instruct=lambda instructions, _closed: instructions.model_copy(update={"chooser": chooser}),
     )
 
 
@@ -78,51 +85,4 @@ def offered(allowed: Sequence[Tier], maximum: Tier) -> tuple[Tier, ...]:
     return tuple(fitting)
 
 
-def compute_seconds(sample_seconds: float, batch_size: int, steps: int) -> float:
-    """Time of a round's local iterations.
-
-    Args:
-        sample_seconds: time of one step for one sample, at the width in use.
-        batch_size: samples of a step.
-        steps: local iterations, K of METHODS 4.
-    """
-    return sample_seconds * batch_size * steps
-
-
-def upload_seconds(full_seconds: float, width: float) -> float:
-    """Time to send a sub-model, whose size goes with the square of its width.
-
-    Args:
-        full_seconds: time to send the whole model over the same link.
-        width: share of the global width.
-    """
-    return full_seconds * width**2
-
-
-def device_seconds(
-    sample_seconds: Mapping[float, float], full_upload_seconds: float, width: float, *, batch_size: int, steps: int
-) -> float:
-    """Time of one device's round: computing, then sending.
-
-    Args:
-        sample_seconds: time of one step for one sample, at each width.
-        full_upload_seconds: time to send the whole model.
-        width: the width in use.
-        batch_size: samples of a step.
-        steps: local iterations.
-
-    Raises:
-        ConfigError: no time is known for this width.
-    """
-    if width not in sample_seconds:
-        raise ConfigError(f"no step time is known for width {width}; there are {', '.join(map(str, sample_seconds))}")
-    return compute_seconds(sample_seconds[width], batch_size, steps) + upload_seconds(full_upload_seconds, width)
-
-
-def round_seconds(device_times: Iterable[float]) -> float:
-    """Time of a round: that of the slowest device.
-
-    Args:
-        device_times: time of each device that took part, seconds; at least one.
-    """
-    return max(device_times)
+STRATEGIES = {"whalefl": Method(build, SizingConstants)}

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from simulation.datasets import load_dataset
-from simulation.partition import dirichlet
+from simulation.data.datasets import load_dataset
+from simulation.data.partition import dirichlet
 
 HERE = Path(__file__).parent
 

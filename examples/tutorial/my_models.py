@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from models import Cut, architecture
+from shoal import Cut, architecture
 
 
 class SmallCnn(nn.Module):

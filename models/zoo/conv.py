@@ -1,81 +1,87 @@
-"""The convolutional network of HeteroFL for MNIST, with static batch norm and Scaler.
+"""The convolutional network of HeteroFL for MNIST, with static batch norm and Scaler, and its form for sensor windows.
 
 Diao, Ding, Tarokh: "HeteroFL: Computation and communication efficient federated learning for heterogeneous
 clients", ICLR 2021. Layer by layer as in the authors' code: 3x3 convolution with bias, Scaler, norm, ReLU,
-max-pooling (not in the last layer); then global average pooling and one linear layer.
+max-pooling (not in the last layer); then global average pooling and one linear layer. `models.zoo.har_cnn` has the same
+over time instead of images.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
 
 from fleet_protocol.errors import ConfigError
+from models.architecture import architecture
 from models.cut import Cut
-from models.registry import architecture
-from models.zoo.layers import Scaler, StaticBatchNorm, zero_linear_biases
+from models.zoo.layers import Norm, Norming, Scaler, zero_linear_biases
 
 __all__ = ["Conv", "ConvUnit", "conv"]
 
-Norm = Literal["sbn", "none"]
+_LAYERS: Mapping[int, Callable[..., nn.Module]] = MappingProxyType({1: nn.Conv1d, 2: nn.Conv2d})
+_POOLS: Mapping[int, Callable[..., Tensor]] = MappingProxyType({1: torch.max_pool1d, 2: torch.max_pool2d})
+"""By the number of spatial dimensions."""
 
 
 class ConvUnit(nn.Module):
     """Convolution, Scaler, norm, ReLU and, unless it is the last, max-pooling."""
 
-    def __init__(self, inputs: int, outputs: int, *, norm: Norm, rate: float, pool: bool) -> None:
+    def __init__(self, inputs: int, outputs: int, kernel: tuple[int, ...], norming: Norming, *, pool: bool) -> None:
         """Make the layer.
 
         Args:
             inputs: input channels.
             outputs: output channels.
-            norm: ``sbn`` for static batch norm, ``none`` for none.
-            rate: width share for the Scaler; 1 for none.
+            kernel: entries that the convolution sees along each of 1 or 2 spatial dimensions, odd.
+            norming: norm and Scaler behind the convolution.
             pool: whether to halve the sides.
         """
         super().__init__()
-        self.conv = nn.Conv2d(inputs, outputs, 3, padding=1)
-        self.scaler = Scaler(rate)
-        self.norm = StaticBatchNorm(outputs) if norm == "sbn" else nn.Identity()
-        self.pool = pool
+        padding = tuple(size // 2 for size in kernel)
+        self.conv = _LAYERS[len(kernel)](inputs, outputs, kernel, padding=padding)
+        self.scaler = Scaler(norming.rate)
+        self.norm = norming.layer(outputs)
+        self.pool = _POOLS[len(kernel)] if pool else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute float32 [batch, outputs, height, width] from float32 [batch, inputs, height, width]."""
-        x = self.norm(self.scaler(self.conv(x))).relu()
-        return torch.max_pool2d(x, 2) if self.pool else x
+        """Compute float32 [batch, outputs, *sides] from float32 [batch, inputs, *sides]."""
+        out: Tensor = self.norm(self.scaler(self.conv(x))).relu()
+        return self.pool(out, 2) if self.pool is not None else out
 
 
 class Conv(nn.Module):
     """Convolutional units, global average pooling and a linear classifier."""
 
     def __init__(
-        self, input_channels: int, channels: tuple[int, ...], classes: int, *, norm: Norm, rate: float
+        self, inputs: int, channels: tuple[int, ...], classes: int, kernel: tuple[int, ...], norming: Norming
     ) -> None:
         """Make the network.
 
         Args:
-            input_channels: channels of one sample.
+            inputs: channels of one sample.
             channels: output channels of each unit.
             classes: logits.
-            norm: as in `ConvUnit`.
-            rate: as in `ConvUnit`.
+            kernel: as in `ConvUnit`.
+            norming: as in `ConvUnit`.
         """
         super().__init__()
         last = len(channels) - 1
         self.units = nn.ModuleList(
-            ConvUnit(inputs, outputs, norm=norm, rate=rate, pool=position != last)
-            for position, (inputs, outputs) in enumerate(zip((input_channels, *channels), channels, strict=False))
+            ConvUnit(before, after, kernel, norming, pool=position != last)
+            for position, (before, after) in enumerate(zip((inputs, *channels), channels, strict=False))
         )
         self.head = nn.Linear(channels[-1], classes)
+        self.sides = tuple(range(2, 2 + len(kernel)))
         zero_linear_biases(self)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute logits, float32 [batch, classes], of x, float32 [batch, channels, height, width]."""
+        """Compute logits, float32 [batch, classes], of x, float32 [batch, channels, *sides]."""
         for unit in self.units:
             x = unit(x)
-        logits: Tensor = self.head(x.mean((2, 3)))
+        logits: Tensor = self.head(x.mean(self.sides))
         return logits
 
 
@@ -90,8 +96,7 @@ def conv(
     scaler: bool = True,
 ) -> Conv:
     """Build HeteroFL's CNN; the channels of every layer are cut by width."""
-    if norm not in ("sbn", "none"):
-        raise ConfigError(f"norm {norm!r} is unknown; choose 'sbn' or 'none'")
+    norming = Norming(norm, cut.rate if scaler else 1.0)
     if not channels:
         raise ConfigError("channels is empty; name the channels of at least one layer")
     if min(input_shape[1:]) >> (len(channels) - 1) < 1:
@@ -99,5 +104,4 @@ def conv(
             f"input_shape {input_shape} is too small for {len(channels)} layers, each of which but the last"
             " halves the sides; use fewer channels entries"
         )
-    kept = tuple(cut.width(f"conv{number}", size) for number, size in enumerate(channels, 1))
-    return Conv(input_shape[0], kept, cut.classes(classes), norm=norm, rate=cut.rate if scaler else 1.0)
+    return Conv(input_shape[0], cut.widths("conv", channels), cut.classes(classes), (3, 3), norming)

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from fleet_protocol.errors import ConfigError, ExportError
 
-__all__ = ["Dropout", "NoiseLayer", "TokenMask", "feed_noise", "noise_layers", "noise_shapes"]
+__all__ = ["ChannelDropout", "Dropout", "NoiseLayer", "TokenMask", "feed_noise", "noise_layers", "noise_shapes"]
 
 
 class NoiseLayer(nn.Module):
@@ -87,8 +87,23 @@ class Dropout(NoiseLayer):
         return x * (kept * (1.0 / (1.0 - self.rate)))
 
 
+class ChannelDropout(NoiseLayer):
+    """Sets a share of the channels to 0 in training, each whole, and scales the others up, so that the mean stays.
+
+    A channel is kept where the first noise of its entries is at least the rate.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return x or, in training, what is left of it; float of shape [batch, channels, ...]."""
+        if not self.active:
+            return x
+        first = self.uniform(x).flatten(2)[:, :, 0] if x.dim() > 2 else self.uniform(x)
+        kept = (first >= self.rate).to(x.dtype).view(*first.shape, *(1,) * (x.dim() - 2))
+        return x * (kept * (1.0 / (1.0 - self.rate)))
+
+
 class TokenMask(NoiseLayer):
-    """Replaces a share of the tokens by a mask symbol in training, anew for each batch (METHODS 1.8).
+    """Replaces a share of the tokens by a mask symbol in training, anew for each batch (specification 1.8).
 
     A token is replaced where its noise is below the rate.
     """

@@ -1,4 +1,4 @@
-"""Infers the layout of a model by perturbation: rebuild it with one axis larger and see what grows.
+"""Infers the layout of a model by perturbation: build it with one axis larger, see what grows, and prove the order.
 
 So a user writes a plain torch module and only asks its `Cut` for sizes. All builds but that of the initial weights
 happen on torch's meta device and cost no memory.
@@ -6,7 +6,9 @@ happen on torch's meta device and cost no memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,15 +19,22 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedParameter
 
 from fleet_protocol.errors import ConfigError
-from models.axes import Axis, AxisKind
-from models.cut import CLASSES, FIXED_PREFIX, Cut
-from models.layout import HEAD, STEM, Dim, Layout, Parameter, Statistic, block_name
-from models.registry import Architecture, call_builder
+from models.architecture import Architecture, call_builder
+from models.axes import Axis
+from models.cut import CLASSES, Cut
+from models.dims import Dim
+from models.layout import HEAD, STEM, Layout, Parameter, Statistic, block_name
+from models.zoo.arranging import whole_axes
+from models.zoo.doubts import explained
+from models.zoo.exchange import samples, subject_of
 from models.zoo.layers import StaticBatchNorm
+from models.zoo.probing import Growth, Shapes, grown_with
+from models.zoo.proof import Case, Doubt, View, proved_dims
 
 __all__ = ["infer_layout", "initial_weights"]
 
-Shapes = dict[str, tuple[int, ...]]
+_NARROW = (0.7, 0.5, 0.75, 0.3)  # odd sizes first: they tell most
+_LARGE = 1_000_000  # parameters; beyond, gradients are compared on a narrower model alone, for a tenth of the cost
 
 
 def initial_weights(
@@ -63,17 +72,20 @@ def infer_layout(arch: Architecture, settings: Mapping[str, Any] | None = None) 
     axes = dict(cut.axes)
     if CLASSES not in axes:
         raise ConfigError(f"{arch.name} never asked for cut.classes(n); its classifier must, or labels have no axis")
-    dims = _dims(arch, settings, shapes, axes)
     depth = 1 if cut.blocks is None else cut.blocks
-    blocks = _head_from_labels(shapes, dims) if cut.blocks is None else _blocks_by_depth(arch, settings, shapes, depth)
+    by_depth = None if cut.blocks is None else _blocks_by_depth(arch, settings, shapes, depth)
+    growth = grown_with(arch.name, axes, lambda enlarge: _shapes(_meta_module(arch, Cut(enlarge=enlarge), settings)))
+    dims = _proved(arch, settings, module, axes, growth)
+    axes = whole_axes(axes, dims)
+    blocks = _head_from_labels(shapes, dims) if by_depth is None else by_depth
     full = arch.settings(settings)
     return Layout(
         arch=arch.name,
         settings=full,
         axes=axes,
-        parameters=tuple(Parameter(name, shape, tuple(dims[name]), blocks[name]) for name, shape in shapes.items()),
+        parameters=tuple(Parameter(name, shape, dims[name], blocks[name]) for name, shape in shapes.items()),
         statistics=tuple(
-            Statistic(name, tuple(dims[f"{name}.weight"]), blocks[f"{name}.weight"])
+            Statistic(name, dims[f"{name}.weight"], blocks[f"{name}.weight"])
             for name, layer in module.named_modules()
             if isinstance(layer, StaticBatchNorm)
         ),
@@ -107,70 +119,78 @@ def _refuse_unsliceable(arch: Architecture, module: nn.Module) -> None:
         if isinstance(layer, _BatchNorm):
             raise ConfigError(
                 f"{arch.name}: {name} is a {type(layer).__name__}, whose running averages cannot be merged across"
-                " widths; use StaticBatchNorm from models.zoo.layers"
+                " widths; `shoal export --convert` replaces it by StaticBatchNorm of models.zoo.layers, or use that"
             )
     for name, value in module.named_parameters():
         if isinstance(value, UninitializedParameter):
             raise ConfigError(f"{arch.name}: parameter {name} has no shape yet; use no lazy layers")
 
 
-def _dims(
-    arch: Architecture, settings: Mapping[str, Any] | None, shapes: Shapes, axes: dict[str, Axis]
-) -> dict[str, list[Dim]]:
-    """Find the axis of every dimension; adds the fixed axes to `axes`."""
-    moved: dict[tuple[str, int], Dim] = {}
-    for axis in list(axes.values()):
-        grown = _shapes(_meta_module(arch, Cut(enlarge=axis.name), settings))
-        touched = _growth(arch, shapes, grown, axis)
-        if not touched:
-            raise ConfigError(f"{arch.name}: no parameter grows with axis {axis.name}; use the size the cut returns")
-        for (name, position), inner in touched.items():
-            other = moved.get((name, position))
-            if other is not None:
-                raise ConfigError(
-                    f"{arch.name}: dimension {position} of {name} grows with both {other.axis} and {axis.name};"
-                    " a dimension carries one axis, so give each part a parameter of its own"
-                )
-            moved[name, position] = Dim(axis.name, inner)
-    dims: dict[str, list[Dim]] = {}
-    for name, shape in shapes.items():
-        dims[name] = []
-        for position, size in enumerate(shape):
-            dim = moved.get((name, position))
-            if dim is None:
-                fixed = Axis(f"{FIXED_PREFIX}{size}", size, AxisKind.FIXED)
-                axes[fixed.name] = fixed
-                dim = Dim(fixed.name)
-            dims[name].append(dim)
-    return dims
+def _proved(
+    arch: Architecture, settings: Mapping[str, Any] | None, module: nn.Module, axes: Mapping[str, Axis], growth: Growth
+) -> Mapping[str, tuple[Dim, ...]]:
+    """Find the order of the entries of every dimension, and prove it on the whole model."""
+    case = Case(tuple(_views(arch, settings, module, axes, growth)), growth)
+    found = proved_dims(case)
+    if isinstance(found, Doubt):
+        raise ConfigError(f"{arch.name}: {explained(found, case)}")
+    return found.dims
 
 
-def _growth(arch: Architecture, shapes: Shapes, grown: Shapes, axis: Axis) -> dict[tuple[str, int], int]:
-    """Map each dimension that one more unit makes larger to the positions that each unit has in it."""
-    if [(name, len(shape)) for name, shape in shapes.items()] != [(name, len(shape)) for name, shape in grown.items()]:
-        raise ConfigError(f"{arch.name}: its parameters change with the size of {axis.name}; only shapes may")
-    touched = {}
-    for name, shape in shapes.items():
-        for position, (before, after) in enumerate(zip(shape, grown[name], strict=True)):
-            if before == after:
-                continue
-            inner, rest = divmod(after - before, axis.groups)
-            where = f"{arch.name}: dimension {position} of {name} has {before} entries"
-            if rest or inner < 1 or before != axis.size * inner:
-                raise ConfigError(
-                    f"{where} and grows to {after} with one more unit of {axis.name} ({axis.size} units), which is no"
-                    " whole number of entries for each; keep what else is joined to it in a parameter of its own"
-                )
-            if axis.groups > 1 and inner > 1:
-                raise ConfigError(
-                    f"{where}, {inner} for each unit of the heads {axis.name}; give queries, keys and values a"
-                    " projection each instead of a fused one"
-                )
-            touched[name, position] = inner
-    return touched
+def _views(
+    arch: Architecture, settings: Mapping[str, Any] | None, module: nn.Module, axes: Mapping[str, Axis], growth: Growth
+) -> Iterator[View]:
+    """The whole model, and a narrower one where units have many entries or lie in groups."""
+    is_large = sum(value.numel() for value in module.parameters()) > _LARGE
+    yield _view(_Built(arch, settings, module, axes, Cut()), gradients=not is_large)
+    is_flat = all(axis.groups == 1 for axis in axes.values()) and all([*row.values()] == [1] for row in growth.values())
+    if is_flat and not is_large:
+        return
+    for rate in (_NARROW[-1], *_NARROW) if is_large else _NARROW:
+        with contextlib.suppress(ConfigError):
+            smaller = {name: replace(axis, size=axis.kept(rate)) for name, axis in axes.items()}
+            yield _view(
+                _Built(arch, settings, _meta_module(arch, Cut(rate), settings), smaller, Cut(rate)), gradients=True
+            )
+            return
 
 
-def _head_from_labels(shapes: Shapes, dims: Mapping[str, list[Dim]]) -> dict[str, str]:
+@dataclass(frozen=True)
+class _Built:
+    """A model on the meta device, and how it was built."""
+
+    arch: Architecture
+    settings: Mapping[str, Any] | None
+    module: nn.Module
+    axes: Mapping[str, Axis]
+    cut: Cut
+
+
+def _view(built: _Built, *, gradients: bool) -> View:
+    """A model to compute with, without the cost of its initial weights where it runs without them."""
+    arch, module, shapes = built.arch, built.module, _shapes(built.module)
+    shape = arch.settings(built.settings)["input_shape"]
+    norms = tuple(f"{path}." for path, layer in module.named_modules() if isinstance(layer, StaticBatchNorm))
+    if all(name.startswith(norms) for name, _ in module.named_buffers()):
+        subject = subject_of(module, samples(module, shape, arch.input_dtype))
+        with contextlib.suppress(Exception):
+            before = subject.run(gradients=gradients)
+            if all(bool(value.isfinite().all()) for value in before.outputs):
+                return View(subject, shapes, built.axes, before)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        real = _module(arch, Cut(built.cut.rate), built.settings)
+    subject = subject_of(real, samples(real, shape, arch.input_dtype))
+    try:
+        return View(subject, shapes, built.axes, subject.run(gradients=gradients))
+    except Exception as error:
+        raise ConfigError(
+            f"{arch.name}: the model fails on a batch of samples of shape {list(shape)}: {error!r}; its forward must"
+            " take one tensor [batch, *input_shape]"
+        ) from error
+
+
+def _head_from_labels(shapes: Shapes, dims: Mapping[str, tuple[Dim, ...]]) -> dict[str, str]:
     """Without a depth unit: the head starts at the first parameter that has a row for each label."""
     blocks: dict[str, str] = {}
     current = STEM

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from models.zoo.dropout import Dropout, TokenMask
 from models.zoo.layers import Scaler, zero_linear_biases
-from models.zoo.transformer import MASKED_SCORE
+from models.zoo.transformer import MASKED_SCORE, LayerStyle, TextShape
 
 __all__ = ["LanguageModel", "MaskableEmbedding"]
 
@@ -49,40 +49,31 @@ class LanguageModel(nn.Module):
         self,
         tokens: nn.Module,
         blocks: nn.ModuleList,
-        *,
-        length: int,
-        embed: int,
-        vocab: int,
-        rate: float,
-        dropout: float,
+        shape: TextShape,
+        style: LayerStyle,
         mask: TokenMask | None = None,
-        causal: bool = False,
     ) -> None:
         """Make the network. All encoder layers start as copies of the first, as released.
 
         Args:
             tokens: the token embedding.
             blocks: the encoder layers.
-            length: longest text, in tokens.
-            embed: width of the residual stream.
-            vocab: logits.
-            rate: width share for the Scalers; 1 for none.
-            dropout: share dropped of the embedded text.
-            mask: what hides tokens in training; nothing if omitted.
-            causal: whether a position sees only itself and those before it.
+            shape: sizes around them.
+            style: of the layers; the embedded text is scaled and dropped alike.
+            mask: what hides tokens in training, to be told at their place. Without one the model tells the next token,
+                and a position sees only itself and those before it.
         """
         super().__init__()
         self.mask = mask
         self.tokens = tokens
-        self.positions = nn.Parameter(torch.empty(length, embed))
-        self.scaler = Scaler(rate)
-        self.norm = nn.LayerNorm(embed)
-        self.dropout = Dropout(dropout)
+        self.positions = nn.Parameter(torch.empty(shape.length, shape.embed))
+        self.scaler = Scaler(style.rate)
+        self.norm = nn.LayerNorm(shape.embed)
+        self.dropout = Dropout(style.dropout)
         self.blocks = blocks
-        self.decoder = nn.Linear(embed, embed)
-        self.decoder_norm = nn.LayerNorm(embed)
-        self.head = nn.Linear(embed, vocab)
-        self.causal = causal
+        self.decoder = nn.Linear(shape.embed, shape.embed)
+        self.decoder_norm = nn.LayerNorm(shape.embed)
+        self.head = nn.Linear(shape.embed, shape.classes)
         nn.init.normal_(self.positions)
         zero_linear_biases(self)
         if self.positions.device.type != "meta":
@@ -105,8 +96,8 @@ class LanguageModel(nn.Module):
         return logits
 
     def _penalty(self, length: int, x: Tensor) -> Tensor:
-        """Forbid the later positions, if causal: float32 [1, 1, length, length]; else nothing, [1, 1, 1, 1]."""
-        if not self.causal:
+        """Forbid the later positions: float32 [1, 1, length, length]; nothing where tokens are hidden, [1, 1, 1, 1]."""
+        if self.mask is not None:
             return torch.zeros(1, 1, 1, 1, dtype=x.dtype, device=x.device)
         place = torch.arange(length, device=x.device)
         later = (place[None, :] > place[:, None]).to(x.dtype)

@@ -18,6 +18,7 @@ Each such layer has a `mode`, set for a whole model by `set_mode`:
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 import torch
@@ -25,9 +26,10 @@ from torch import Tensor, nn
 
 from fleet_protocol.errors import ConfigError
 
-__all__ = ["Mode", "Scaler", "StaticBatchNorm", "set_mode", "zero_linear_biases"]
+__all__ = ["Mode", "Norm", "Norming", "Scaler", "StaticBatchNorm", "set_mode", "zero_linear_biases"]
 
 Mode = Literal["train", "statistics", "eval"]
+Norm = Literal["sbn", "none"]
 _MODES = ("train", "statistics", "eval")
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
@@ -110,6 +112,30 @@ class Scaler(nn.Module):
         """Return x / rate in training, x otherwise; any shape."""
         # A full-width model has no such operation in its graph at all.
         return x / self.rate if self.mode == "train" and self.rate != 1.0 else x
+
+
+@dataclass(frozen=True)
+class Norming:
+    """Which norm the layers of a network have, and by what the Scalers before them divide.
+
+    Attributes:
+        norm: ``sbn`` for static batch norm, ``none`` for none.
+        rate: width share for the Scalers; 1 for none.
+
+    Raises:
+        ConfigError: if there is no such norm.
+    """
+
+    norm: Norm
+    rate: float
+
+    def __post_init__(self) -> None:
+        if self.norm not in ("sbn", "none"):
+            raise ConfigError(f"norm {self.norm!r} is unknown; choose 'sbn' or 'none'")
+
+    def layer(self, channels: int) -> nn.Module:
+        """Make a norm of so many channels."""
+        return StaticBatchNorm(channels) if self.norm == "sbn" else nn.Identity()
 
 
 def set_mode(module: ModuleT, mode: Mode) -> ModuleT:

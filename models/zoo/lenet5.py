@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from fleet_protocol.errors import ConfigError
+from models.architecture import architecture
 from models.cut import Cut
-from models.registry import architecture
 from models.zoo.layers import Scaler, zero_linear_biases
 
 __all__ = ["LeNet5", "lenet5"]

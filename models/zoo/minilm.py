@@ -10,6 +10,7 @@ and narrow models have HeteroFL's Scalers.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -20,9 +21,9 @@ from models.cut import Cut
 from models.pretrained import MINILM_EMBED, MINILM_FFN, MINILM_HEADS, MINILM_LAYERS, MINILM_VOCAB, minilm_weights
 from models.zoo.dropout import Dropout
 from models.zoo.layers import Scaler
-from models.zoo.transformer import PAD, encoder_layers, padding_penalty
+from models.zoo.transformer import PAD, LayerShape, LayerStyle, TextShape, encoder_layers, padding_penalty
 
-__all__ = ["DEFAULT_LENGTH", "MiniLm", "Pooling", "build_minilm"]
+__all__ = ["DEFAULT_LENGTH", "MiniLm", "MiniLmSettings", "Pooling", "build_minilm"]
 
 DEFAULT_LENGTH = 64
 _EPS = 1e-12
@@ -35,41 +36,27 @@ class MiniLm(nn.Module):
     """Embeddings, encoder layers, and a head of a dense tanh layer and a linear classifier."""
 
     def __init__(
-        self,
-        blocks: nn.ModuleList,
-        *,
-        vocab: int,
-        length: int,
-        embed: int,
-        pooler: int,
-        classes: int,
-        rate: float,
-        dropout: float,
-        pooling: Pooling,
+        self, blocks: nn.ModuleList, shape: TextShape, style: LayerStyle, *, pooler: int, pooling: Pooling
     ) -> None:
         """Make the network.
 
         Args:
             blocks: the encoder layers.
-            vocab: token ids, padding included.
-            length: longest text, in tokens.
-            embed: width of the residual stream.
+            shape: sizes around them.
+            style: of the layers; the embedded text and the input of the classifier are dropped alike.
             pooler: units of the head's dense layer; 0 for a head without one.
-            classes: logits.
-            rate: width share for the Scalers; 1 for none.
-            dropout: share dropped of the embedded text and before the classifier.
             pooling: ``mean`` over the tokens, the ``first`` token, or ``none``.
         """
         super().__init__()
-        self.tokens = nn.Embedding(vocab, embed)
-        self.positions = nn.Parameter(torch.empty(length, embed))
-        self.norm = nn.LayerNorm(embed, eps=_EPS)
-        self.dropout = Dropout(dropout)
-        self.scaler = Scaler(rate)
+        self.tokens = nn.Embedding(shape.vocab, shape.embed)
+        self.positions = nn.Parameter(torch.empty(shape.length, shape.embed))
+        self.norm = nn.LayerNorm(shape.embed, eps=style.eps)
+        self.dropout = Dropout(style.dropout)
+        self.scaler = Scaler(style.rate)
         self.blocks = blocks
-        self.pooler = nn.Linear(embed, pooler) if pooler else None
-        self.head_dropout = Dropout(dropout)
-        self.head = nn.Linear(pooler or embed, classes)
+        self.pooler = nn.Linear(shape.embed, pooler) if pooler else None
+        self.head_dropout = Dropout(style.dropout)
+        self.head = nn.Linear(pooler or shape.embed, shape.classes)
         self.pooling = pooling
         nn.init.normal_(self.positions, std=_DEVIATION)
         for layer in self.modules():
@@ -115,29 +102,12 @@ class MiniLm(nn.Module):
         return logits
 
 
-def build_minilm(
-    cut: Cut,
-    *,
-    length: int,
-    classes: int,
-    vocab: int,
-    embed: int,
-    heads: int,
-    ffn: int,
-    blocks: int,
-    dropout: float,
-    pooling: Pooling,
-    pretrained: bool,
-    scaler: bool,
-) -> MiniLm:
-    """Build a MiniLM encoder with a head, and load the pre-trained weights into the whole model.
+@dataclass(frozen=True)
+class MiniLmSettings:
+    """Settings of a MiniLM encoder with a head.
 
-    Args:
-        cut: names the axes.
-        length: longest text, in tokens.
-        classes: logits.
-        vocab: token ids.
-        embed: width of the residual stream in the global model.
+    Attributes:
+        shape: sizes of the global model around its layers.
         heads: heads of each layer.
         ffn: feed-forward units in the global model.
         blocks: encoder layers of the global model.
@@ -147,36 +117,57 @@ def build_minilm(
             weights are slices of the global model's.
         scaler: whether narrow models scale up.
 
+    Raises:
+        ConfigError: if the sizes do not go together, or are not those of the pre-trained encoder.
+    """
+
+    shape: TextShape
+    heads: int
+    ffn: int
+    blocks: int
+    dropout: float
+    pooling: Pooling
+    pretrained: bool
+    scaler: bool
+
+    def __post_init__(self) -> None:
+        if self.shape.embed % self.heads:
+            raise ConfigError(f"embed {self.shape.embed} is not a multiple of heads {self.heads}")
+        sizes = (self.shape.vocab, self.shape.embed, self.heads, self.ffn)
+        if self.pretrained and sizes != (MINILM_VOCAB, MINILM_EMBED, MINILM_HEADS, MINILM_FFN):
+            raise ConfigError(
+                f"the pre-trained MiniLM has vocab {MINILM_VOCAB}, embed {MINILM_EMBED}, heads {MINILM_HEADS} and ffn"
+                f" {MINILM_FFN}; keep these settings or set pretrained = false"
+            )
+        if self.pretrained and self.blocks > MINILM_LAYERS:
+            raise ConfigError(
+                f"the pre-trained MiniLM has {MINILM_LAYERS} layers, not {self.blocks}; choose fewer blocks"
+            )
+
+
+def build_minilm(cut: Cut, settings: MiniLmSettings) -> MiniLm:
+    """Build a MiniLM encoder with a head, and load the pre-trained weights into the whole model.
+
+    Args:
+        cut: names the axes.
+        settings: of the global model.
+
     Returns:
         The model.
 
     Raises:
-        ConfigError: if the sizes are not those of the pre-trained encoder, or its package is missing.
+        ConfigError: if the package of the pre-trained weights is missing.
     """
-    if embed % heads:
-        raise ConfigError(f"embed {embed} is not a multiple of heads {heads}")
-    if pretrained and (vocab, embed, heads, ffn) != (MINILM_VOCAB, MINILM_EMBED, MINILM_HEADS, MINILM_FFN):
-        raise ConfigError(
-            f"the pre-trained MiniLM has vocab {MINILM_VOCAB}, embed {MINILM_EMBED}, heads {MINILM_HEADS} and ffn"
-            f" {MINILM_FFN}; keep these settings or set pretrained = false"
-        )
-    if pretrained and blocks > MINILM_LAYERS:
-        raise ConfigError(f"the pre-trained MiniLM has {MINILM_LAYERS} layers, not {blocks}; choose fewer blocks")
-    depth, width = cut.depth(blocks), cut.width("embed", embed)
-    rate = cut.rate if scaler else 1.0
-    model = MiniLm(
-        encoder_layers(cut, depth, width, heads, embed // heads, ffn, rate, dropout=dropout, eps=_EPS),
-        vocab=vocab,
-        length=length,
-        embed=width,
-        pooler=0 if pooling == "none" else cut.width("pooler", embed),
-        classes=cut.classes(classes),
-        rate=rate,
-        dropout=dropout,
-        pooling=pooling,
-    )
+    whole = settings.shape
+    depth, width = cut.depth(settings.blocks), cut.width("embed", whole.embed)
+    style = LayerStyle(cut.rate if settings.scaler else 1.0, settings.dropout, eps=_EPS)
+    layer = LayerShape(settings.heads, whole.embed // settings.heads, settings.ffn)
+    blocks = encoder_layers(cut, depth, width, layer, style)
+    pooler = 0 if settings.pooling == "none" else cut.width("pooler", whole.embed)
+    shape = replace(whole, embed=width, classes=cut.classes(whole.classes))
+    model = MiniLm(blocks, shape, style, pooler=pooler, pooling=settings.pooling)
     # Layouts are inferred on the meta device, where there is nothing to load into.
-    if pretrained and cut.rate == 1.0 and model.positions.device.type != "meta":
-        stored = {name: torch.from_numpy(value) for name, value in minilm_weights(depth, length).items()}
+    if settings.pretrained and cut.rate == 1.0 and model.positions.device.type != "meta":
+        stored = {name: torch.from_numpy(value) for name, value in minilm_weights(depth, whole.length).items()}
         model.load_state_dict({**model.state_dict(), **stored})
     return model

@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import Literal
 
 from fleet_protocol.errors import ConfigError
+from models.architecture import architecture
 from models.cut import Cut
 from models.pretrained import MINILM_EMBED, MINILM_FFN, MINILM_HEADS, MINILM_LAYERS, MINILM_VOCAB
-from models.registry import architecture
-from models.zoo.minilm import DEFAULT_LENGTH, MiniLm, build_minilm
+from models.zoo.minilm import DEFAULT_LENGTH, MiniLm, MiniLmSettings, build_minilm
+from models.zoo.transformer import TextShape
 
 __all__ = ["minilm_encoder"]
 
@@ -36,12 +37,8 @@ def minilm_encoder(
     """Build a text classifier; embedding, heads, feed-forward and head units are cut by width, layers by depth."""
     if pooling not in ("mean", "first"):
         raise ConfigError(f"pooling {pooling!r} is unknown; choose 'mean' or 'first'")
-    return build_minilm(
-        cut,
-        length=input_shape[0],
-        classes=classes,
-        vocab=vocab,
-        embed=embed,
+    settings = MiniLmSettings(
+        shape=TextShape(input_shape[0], vocab, embed, classes),
         heads=heads,
         ffn=ffn,
         blocks=blocks,
@@ -50,3 +47,4 @@ def minilm_encoder(
         pretrained=pretrained,
         scaler=scaler,
     )
+    return build_minilm(cut, settings)

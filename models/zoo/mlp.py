@@ -1,7 +1,4 @@
-"""The multi-layer perceptron of FML: two hidden layers of 200 units.
-
-Shen, Zhang, Jia, Zhang, Huang, Zhou, Kuang, Wu, Wu: "Federated mutual learning", arXiv:2006.16765.
-"""
+"""The multi-layer perceptron of specification 5.6 (arXiv:2006.16765): two hidden layers of 200 units."""
 
 from __future__ import annotations
 
@@ -9,8 +6,8 @@ import math
 
 from torch import Tensor, nn
 
+from models.architecture import architecture
 from models.cut import Cut
-from models.registry import architecture
 from models.zoo.layers import Scaler, zero_linear_biases
 
 __all__ = ["Mlp", "mlp"]
@@ -54,5 +51,4 @@ def mlp(
     scaler: bool = True,
 ) -> Mlp:
     """Build a perceptron whose hidden layers are cut by width."""
-    kept = tuple(cut.width(f"hidden{number}", size) for number, size in enumerate(hidden, 1))
-    return Mlp(math.prod(input_shape), kept, cut.classes(classes), cut.rate if scaler else 1.0)
+    return Mlp(math.prod(input_shape), cut.widths("hidden", hidden), cut.classes(classes), cut.rate if scaler else 1.0)

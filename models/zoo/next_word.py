@@ -1,8 +1,8 @@
 """FedRolex's Transformer for predicting the next word.
 
 Alam, Liu, Yan, Zhang: "FedRolex: Model-heterogeneous federated learning with rolling sub-model extraction", NeurIPS
-2022. The sizes are those of the released code, which METHODS 2.5 follows; the paper has heads of 12 dimensions and
-ReLU instead (`head_dim=12, activation="relu"`). All axes are cut. The token table has a row for each word and none
+2022. The sizes are those of the released code, which specification 2.5 follows; the paper has heads of 12 dimensions
+and ReLU instead (`head_dim=12, activation="relu"`). All axes are cut. The token table has a row for each word and none
 for a mask symbol, which this task does not use.
 """
 
@@ -11,10 +11,10 @@ from __future__ import annotations
 from torch import nn
 
 from fleet_protocol.errors import ConfigError
+from models.architecture import architecture
 from models.cut import Cut
-from models.registry import architecture
 from models.zoo.language_model import LanguageModel
-from models.zoo.transformer import Activation, encoder_layers
+from models.zoo.transformer import Activation, LayerShape, LayerStyle, TextShape, encoder_layers
 
 __all__ = ["next_word"]
 
@@ -38,26 +38,11 @@ def next_word(
     if heads < 1 or head_dim < 1:
         raise ConfigError(f"{heads} heads of {head_dim} dimensions cannot be built; choose at least 1 of each")
     depth, width = cut.depth(blocks), cut.width("embed", embed)
-    rate = cut.rate if scaler else 1.0
+    style = LayerStyle(cut.rate if scaler else 1.0, dropout, dropout, activation)
     vocab = cut.classes(classes)
     return LanguageModel(
         nn.Embedding(vocab, width),
-        encoder_layers(
-            cut,
-            depth,
-            width,
-            heads,
-            head_dim,
-            ffn,
-            rate,
-            dropout=dropout,
-            inner_dropout=dropout,
-            activation=activation,
-        ),
-        length=input_shape[0],
-        embed=width,
-        vocab=vocab,
-        rate=rate,
-        dropout=dropout,
-        causal=True,
+        encoder_layers(cut, depth, width, LayerShape(heads, head_dim, ffn), style),
+        TextShape(input_shape[0], vocab, width, vocab),
+        style,
     )

@@ -5,7 +5,7 @@ ICLR 2021) and Alam, Liu, Yan, Zhang ("FedRolex", NeurIPS 2022) use it: no norm 
 Scaler before every norm, shortcuts fed with the activated input.
 
 The numbers HeteroFL published are those of one block in the first three stages and two in the last; the released
-code has had two in every stage since March 2021, and FedRolex follows it (METHODS 1.7).
+code has had two in every stage since March 2021, and FedRolex follows it (specification 1.7).
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from fleet_protocol.errors import ConfigError
+from models.architecture import architecture
 from models.cut import Cut
-from models.registry import architecture
-from models.zoo.conv import Norm
-from models.zoo.layers import Scaler, StaticBatchNorm, zero_linear_biases
+from models.zoo.layers import Norm, Norming, Scaler, zero_linear_biases
 
 __all__ = ["PreActivationBlock", "PreResNet", "preresnet18"]
 
@@ -24,17 +23,16 @@ __all__ = ["PreActivationBlock", "PreResNet", "preresnet18"]
 class ScaledNorm(nn.Module):
     """Scaler, norm and ReLU, which stand before every convolution of a block."""
 
-    def __init__(self, channels: int, *, norm: Norm, rate: float) -> None:
+    def __init__(self, channels: int, norming: Norming) -> None:
         """Make the layer.
 
         Args:
             channels: channels of its input.
-            norm: ``sbn`` for static batch norm, ``none`` for none.
-            rate: width share for the Scaler; 1 for none.
+            norming: norm and Scaler.
         """
         super().__init__()
-        self.scaler = Scaler(rate)
-        self.norm = StaticBatchNorm(channels) if norm == "sbn" else nn.Identity()
+        self.scaler = Scaler(norming.rate)
+        self.norm = norming.layer(channels)
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute float32 of the shape of x, float32 [batch, channels, height, width]."""
@@ -45,21 +43,20 @@ class ScaledNorm(nn.Module):
 class PreActivationBlock(nn.Module):
     """Two convolutions added to the input, each behind its norm."""
 
-    def __init__(self, inputs: int, inner: int, outputs: int, *, stride: int, norm: Norm, rate: float) -> None:
+    def __init__(self, inputs: int, inner: int, outputs: int, norming: Norming, *, stride: int) -> None:
         """Make the block.
 
         Args:
             inputs: input channels.
             inner: channels between the convolutions.
             outputs: output channels.
+            norming: as in `ScaledNorm`.
             stride: by which the sides shrink. A stride of 1 has an identity shortcut and needs `inputs == outputs`.
-            norm: as in `ScaledNorm`.
-            rate: as in `ScaledNorm`.
         """
         super().__init__()
-        self.norm1 = ScaledNorm(inputs, norm=norm, rate=rate)
+        self.norm1 = ScaledNorm(inputs, norming)
         self.conv1 = nn.Conv2d(inputs, inner, 3, stride=stride, padding=1, bias=False)
-        self.norm2 = ScaledNorm(inner, norm=norm, rate=rate)
+        self.norm2 = ScaledNorm(inner, norming)
         self.conv2 = nn.Conv2d(inner, outputs, 3, padding=1, bias=False)
         self.shortcut = None if stride == 1 else nn.Conv2d(inputs, outputs, 1, stride=stride, bias=False)
 
@@ -80,9 +77,7 @@ class PreResNet(nn.Module):
         streams: tuple[int, ...],
         inners: tuple[tuple[int, ...], ...],
         classes: int,
-        *,
-        norm: Norm,
-        rate: float,
+        norming: Norming,
     ) -> None:
         """Make the network.
 
@@ -91,8 +86,7 @@ class PreResNet(nn.Module):
             streams: channels of the residual stream, by stage.
             inners: channels between the convolutions of each block, by stage and block.
             classes: logits.
-            norm: as in `ScaledNorm`.
-            rate: as in `ScaledNorm`.
+            norming: as in `ScaledNorm`.
         """
         super().__init__()
         self.conv1 = nn.Conv2d(input_channels, streams[0], 3, padding=1, bias=False)
@@ -101,9 +95,9 @@ class PreResNet(nn.Module):
         for stage, (outputs, widths) in enumerate(zip(streams, inners, strict=True)):
             for number, inner in enumerate(widths):
                 stride = 2 if stage > 0 and number == 0 else 1
-                self.blocks.append(PreActivationBlock(inputs, inner, outputs, stride=stride, norm=norm, rate=rate))
+                self.blocks.append(PreActivationBlock(inputs, inner, outputs, norming, stride=stride))
                 inputs = outputs
-        self.norm = ScaledNorm(inputs, norm=norm, rate=rate)
+        self.norm = ScaledNorm(inputs, norming)
         self.head = nn.Linear(inputs, classes)
         zero_linear_biases(self)
 
@@ -128,14 +122,12 @@ def preresnet18(
     scaler: bool = True,
 ) -> PreResNet:
     """Build a pre-activation ResNet; residual streams and the channels inside blocks are cut by width."""
-    if norm not in ("sbn", "none"):
-        raise ConfigError(f"norm {norm!r} is unknown; choose 'sbn' or 'none'")
+    norming = Norming(norm, cut.rate if scaler else 1.0)
     if len(blocks) != len(channels) or not blocks or min(blocks) < 1:
         raise ConfigError(f"blocks {blocks} must name at least 1 block for each of the stages of channels {channels}")
-    streams = tuple(cut.width(f"stage{stage}", size) for stage, size in enumerate(channels, 1))
+    streams = cut.widths("stage", channels)
     inners = tuple(
-        tuple(cut.width(f"stage{stage}.block{number}", size) for number in range(1, count + 1))
+        cut.widths(f"stage{stage}.block", [size] * count)
         for stage, (size, count) in enumerate(zip(channels, blocks, strict=True), 1)
     )
-    rate = cut.rate if scaler else 1.0
-    return PreResNet(input_shape[0], streams, inners, cut.classes(classes), norm=norm, rate=rate)
+    return PreResNet(input_shape[0], streams, inners, cut.classes(classes), norming)

@@ -7,14 +7,16 @@ KDD 2022).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from fleet_protocol.errors import ConfigError
+from models.architecture import architecture
 from models.cut import Cut
-from models.registry import architecture
 from models.zoo.layers import Scaler, zero_linear_biases
-from models.zoo.transformer import PAD, EncoderLayer, padding_penalty
+from models.zoo.transformer import PAD, EncoderLayer, LayerShape, LayerStyle, TextShape, padding_penalty
 
 __all__ = ["TextEncoder", "text_encoder"]
 
@@ -22,41 +24,21 @@ __all__ = ["TextEncoder", "text_encoder"]
 class TextEncoder(nn.Module):
     """Token and position embedding, encoder layers, mean over the tokens, a linear classifier."""
 
-    def __init__(
-        self,
-        vocab: int,
-        length: int,
-        classes: int,
-        *,
-        blocks: int,
-        embed: int,
-        heads: int,
-        head_dims: tuple[int, ...],
-        ffns: tuple[int, ...],
-        rate: float,
-    ) -> None:
+    def __init__(self, shape: TextShape, layers: Sequence[LayerShape], rate: float) -> None:
         """Make the network.
 
         Args:
-            vocab: token ids, padding included.
-            length: tokens of one sample.
-            classes: logits.
-            blocks: encoder layers to build.
-            embed: width of the residual stream.
-            heads: heads of each layer.
-            head_dims: dimensions of each head, by layer.
-            ffns: feed-forward units, by layer.
+            shape: sizes around the encoder layers.
+            layers: sizes of each of them.
             rate: width share for the Scalers.
         """
         super().__init__()
-        self.tokens = nn.Embedding(vocab, embed)
-        self.positions = nn.Parameter(torch.empty(length, embed))
+        self.tokens = nn.Embedding(shape.vocab, shape.embed)
+        self.positions = nn.Parameter(torch.empty(shape.length, shape.embed))
         self.scaler = Scaler(rate)
-        self.norm = nn.LayerNorm(embed)
-        self.blocks = nn.ModuleList(
-            EncoderLayer(embed, heads, head_dims[number], ffns[number], rate) for number in range(blocks)
-        )
-        self.head = nn.Linear(embed, classes)
+        self.norm = nn.LayerNorm(shape.embed)
+        self.blocks = nn.ModuleList(EncoderLayer(shape.embed, layer, LayerStyle(rate)) for layer in layers)
+        self.head = nn.Linear(shape.embed, shape.classes)
         nn.init.normal_(self.positions)
         zero_linear_biases(self)
 
@@ -90,18 +72,9 @@ def text_encoder(
     """Build a text classifier; embedding, heads and feed-forward units are cut by width, layers by depth."""
     if embed % heads:
         raise ConfigError(f"embed {embed} is not a multiple of heads {heads}")
-    kept_blocks = cut.depth(blocks)
-    kept_embed = cut.width("embed", embed)
-    return TextEncoder(
-        vocab,
-        input_shape[0],
-        cut.classes(classes),
-        blocks=kept_blocks,
-        embed=kept_embed,
-        heads=heads,
-        head_dims=tuple(
-            cut.heads(f"block{number}.attention", heads, embed // heads) for number in range(1, kept_blocks + 1)
-        ),
-        ffns=tuple(cut.width(f"block{number}.ffn", ffn) for number in range(1, kept_blocks + 1)),
-        rate=cut.rate if scaler else 1.0,
-    )
+    numbers = range(1, cut.depth(blocks) + 1)
+    shape = TextShape(input_shape[0], vocab, cut.width("embed", embed), cut.classes(classes))
+    head_dims = [cut.heads(f"block{number}.attention", heads, embed // heads) for number in numbers]
+    ffns = [cut.width(f"block{number}.ffn", ffn) for number in numbers]
+    layers = [LayerShape(heads, dim, units) for dim, units in zip(head_dims, ffns, strict=True)]
+    return TextEncoder(shape, layers, cut.rate if scaler else 1.0)

@@ -6,10 +6,11 @@ Liu, Wu, Wu, Wang, Lyu, Chen, Xie: "No one left behind: Inclusive federated lear
 
 from __future__ import annotations
 
+from models.architecture import architecture
 from models.cut import Cut
 from models.pretrained import MINILM_EMBED, MINILM_FFN, MINILM_HEADS, MINILM_LAYERS, MINILM_VOCAB
-from models.registry import architecture
-from models.zoo.minilm import DEFAULT_LENGTH, MiniLm, build_minilm
+from models.zoo.minilm import DEFAULT_LENGTH, MiniLm, MiniLmSettings, build_minilm
+from models.zoo.transformer import TextShape
 
 __all__ = ["token_classifier"]
 
@@ -30,12 +31,8 @@ def token_classifier(
     scaler: bool = True,
 ) -> MiniLm:
     """Build a token classifier (3 classes: outside, begin, inside of one entity type) cut by width and depth."""
-    return build_minilm(
-        cut,
-        length=input_shape[0],
-        classes=classes,
-        vocab=vocab,
-        embed=embed,
+    settings = MiniLmSettings(
+        shape=TextShape(input_shape[0], vocab, embed, classes),
         heads=heads,
         ffn=ffn,
         blocks=blocks,
@@ -44,3 +41,4 @@ def token_classifier(
         pretrained=pretrained,
         scaler=scaler,
     )
+    return build_minilm(cut, settings)

@@ -10,6 +10,7 @@ Attention is written with matmul and softmax alone, so that every exporter keeps
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -21,7 +22,17 @@ from models.cut import Cut
 from models.zoo.dropout import Dropout
 from models.zoo.layers import Scaler
 
-__all__ = ["PAD", "Activation", "Attention", "EncoderLayer", "encoder_layers", "padding_penalty"]
+__all__ = [
+    "PAD",
+    "Activation",
+    "Attention",
+    "EncoderLayer",
+    "LayerShape",
+    "LayerStyle",
+    "TextShape",
+    "encoder_layers",
+    "padding_penalty",
+]
 
 PAD = 0
 """Token id of padding; it is neither attended to nor pooled."""
@@ -32,6 +43,64 @@ MASKED_SCORE = -1e9
 Activation = Literal["gelu", "relu"]
 
 _FFN_DEVIATION = 0.02
+
+
+@dataclass(frozen=True)
+class TextShape:
+    """Sizes of a model around its encoder layers.
+
+    Attributes:
+        length: longest text, in tokens.
+        vocab: token ids, padding included.
+        embed: width of the residual stream.
+        classes: logits.
+    """
+
+    length: int
+    vocab: int
+    embed: int
+    classes: int
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """Sizes of an encoder layer.
+
+    Attributes:
+        heads: number of heads.
+        head_dim: dimensions of each.
+        ffn: units of the feed-forward network.
+    """
+
+    heads: int
+    head_dim: int
+    ffn: int
+
+
+@dataclass(frozen=True)
+class LayerStyle:
+    """What all encoder layers of a model have in common beside their sizes.
+
+    Attributes:
+        rate: width share for the Scalers; 1 for none.
+        dropout: share dropped of what is added to the stream.
+        inner_dropout: share dropped of the feed-forward units.
+        activation: ``gelu`` (exact) or ``relu``.
+        eps: added to the variance by the layer norms.
+
+    Raises:
+        ConfigError: if there is no such activation.
+    """
+
+    rate: float
+    dropout: float = 0.0
+    inner_dropout: float = 0.0
+    activation: Activation = "gelu"
+    eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        if self.activation not in ("gelu", "relu"):
+            raise ConfigError(f"activation {self.activation!r} is unknown; choose 'gelu' or 'relu'")
 
 
 class Attention(nn.Module):
@@ -69,7 +138,7 @@ class Attention(nn.Module):
             self.scaler(layer(x)).unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2)
             for layer in (self.query, self.key, self.value)
         )
-        # The local width of a head, not the global one (METHODS 1.7).
+        # The local width of a head, not the global one (specification 1.7).
         scores = torch.matmul(query * (1.0 / math.sqrt(self.head_dim)), key.transpose(-1, -2))
         mixed = torch.matmul(torch.softmax(scores + penalty, dim=-1), value)
         joined: Tensor = self.scaler(self.output(mixed.transpose(1, 2).flatten(-2)))
@@ -79,48 +148,28 @@ class Attention(nn.Module):
 class EncoderLayer(nn.Module):
     """Attention and a feed-forward network, each added to the stream and then normalised."""
 
-    def __init__(
-        self,
-        embed: int,
-        heads: int,
-        head_dim: int,
-        ffn: int,
-        rate: float,
-        *,
-        dropout: float = 0.0,
-        inner_dropout: float = 0.0,
-        activation: Activation = "gelu",
-        eps: float = 1e-5,
-    ) -> None:
+    def __init__(self, embed: int, shape: LayerShape, style: LayerStyle) -> None:
         """Make the layer.
 
         Args:
             embed: width of the residual stream.
-            heads: number of heads.
-            head_dim: dimensions of each head.
-            ffn: units of the feed-forward network.
-            rate: width share for the Scalers.
-            dropout: share dropped of what is added to the stream.
-            inner_dropout: share dropped of the feed-forward units.
-            activation: ``gelu`` (exact) or ``relu``.
-            eps: added to the variance by the layer norms.
+            shape: of this layer.
+            style: of all layers.
 
         Raises:
-            ConfigError: if there is no such activation, or a share is outside [0, 1).
+            ConfigError: if a share to drop is outside [0, 1).
         """
         super().__init__()
-        if activation not in ("gelu", "relu"):
-            raise ConfigError(f"activation {activation!r} is unknown; choose 'gelu' or 'relu'")
-        self.attention = Attention(embed, heads, head_dim, rate)
-        self.norm1 = nn.LayerNorm(embed, eps=eps)
-        self.linear1 = nn.Linear(embed, ffn)
-        self.linear2 = nn.Linear(ffn, embed)
-        self.norm2 = nn.LayerNorm(embed, eps=eps)
-        self.scaler = Scaler(rate)
-        self.activation = activation
-        self.dropout1 = Dropout(dropout)
-        self.dropout2 = Dropout(inner_dropout)
-        self.dropout3 = Dropout(dropout)
+        self.attention = Attention(embed, shape.heads, shape.head_dim, style.rate)
+        self.norm1 = nn.LayerNorm(embed, eps=style.eps)
+        self.linear1 = nn.Linear(embed, shape.ffn)
+        self.linear2 = nn.Linear(shape.ffn, embed)
+        self.norm2 = nn.LayerNorm(embed, eps=style.eps)
+        self.scaler = Scaler(style.rate)
+        self.activation = style.activation
+        self.dropout1 = Dropout(style.dropout)
+        self.dropout2 = Dropout(style.inner_dropout)
+        self.dropout3 = Dropout(style.dropout)
         nn.init.normal_(self.linear1.weight, std=_FFN_DEVIATION)
         nn.init.normal_(self.linear2.weight, std=_FFN_DEVIATION)
 
@@ -133,52 +182,25 @@ class EncoderLayer(nn.Module):
         return out
 
 
-def encoder_layers(
-    cut: Cut,
-    blocks: int,
-    embed: int,
-    heads: int,
-    head_dim: int,
-    ffn: int,
-    rate: float,
-    *,
-    dropout: float = 0.0,
-    inner_dropout: float = 0.0,
-    activation: Activation = "gelu",
-    eps: float = 1e-5,
-) -> nn.ModuleList:
+def encoder_layers(cut: Cut, blocks: int, embed: int, shape: LayerShape, style: LayerStyle) -> nn.ModuleList:
     """Build a stack of encoder layers, whose heads and feed-forward units are axes ``block<n>.attention``, ``.ffn``.
 
     Args:
         cut: names the axes.
         blocks: layers to build, what `Cut.depth` returned.
         embed: units of the residual stream to build, what `Cut.width` returned.
-        heads: heads of each layer.
-        head_dim: dimensions of each head in the global model.
-        ffn: feed-forward units in the global model.
-        rate: width share for the Scalers; 1 for none.
-        dropout: as in `EncoderLayer`.
-        inner_dropout: as in `EncoderLayer`.
-        activation: as in `EncoderLayer`.
-        eps: as in `EncoderLayer`.
+        shape: of each layer in the global model.
+        style: of all layers.
 
     Returns:
         The layers.
     """
-    return nn.ModuleList(
-        EncoderLayer(
-            embed,
-            heads,
-            cut.heads(f"block{number}.attention", heads, head_dim),
-            cut.width(f"block{number}.ffn", ffn),
-            rate,
-            dropout=dropout,
-            inner_dropout=inner_dropout,
-            activation=activation,
-            eps=eps,
-        )
-        for number in range(1, blocks + 1)
-    )
+
+    def kept(number: int) -> LayerShape:
+        head_dim = cut.heads(f"block{number}.attention", shape.heads, shape.head_dim)
+        return LayerShape(shape.heads, head_dim, cut.width(f"block{number}.ffn", shape.ffn))
+
+    return nn.ModuleList(EncoderLayer(embed, kept(number), style) for number in range(1, blocks + 1))
 
 
 def padding_penalty(present: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 """HeteroFL's masked language model for WikiText-2.
 
 Diao, Ding, Tarokh: "HeteroFL: Computation and communication efficient federated learning for heterogeneous
-clients", ICLR 2021, sizes as in the authors' code (METHODS 1.7). In training each token is hidden with a probability
-of 0.15, and the loss is over all positions, hidden or not. In evaluation the model hides nothing: the test text has
-its masks already, so that every device and round is judged on the same one.
+clients", ICLR 2021, sizes as in the authors' code (specification 1.7). In training each token is hidden with a
+probability of 0.15, and the loss is over all positions, hidden or not. In evaluation the model hides nothing: the test
+text has its masks already, so that every device and round is judged on the same one.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Literal
 from torch import nn
 
 from fleet_protocol.errors import ConfigError
+from models.architecture import architecture
 from models.cut import Cut
-from models.registry import architecture
 from models.zoo.dropout import TokenMask
 from models.zoo.language_model import LanguageModel, MaskableEmbedding
-from models.zoo.transformer import encoder_layers
+from models.zoo.transformer import LayerShape, LayerStyle, TextShape, encoder_layers
 
 __all__ = ["MaskRow", "transformer_mlm"]
 
@@ -50,17 +50,14 @@ def transformer_mlm(
     if mask_row not in ("as_released", "shared"):
         raise ConfigError(f"mask_row {mask_row!r} is unknown; choose 'as_released' or 'shared'")
     depth, width = cut.depth(blocks), cut.width("embed", embed)
-    rate = cut.rate if scaler else 1.0
+    style = LayerStyle(cut.rate if scaler else 1.0, dropout, dropout)
     vocab = cut.classes(classes)
     return LanguageModel(
         nn.Embedding(cut.labels("tokens", classes + 1), width)
         if mask_row == "as_released"
         else MaskableEmbedding(vocab, width, classes),
-        encoder_layers(cut, depth, width, heads, embed // heads, ffn, rate, dropout=dropout, inner_dropout=dropout),
-        length=input_shape[0],
-        embed=width,
-        vocab=vocab,
-        rate=rate,
-        dropout=dropout,
-        mask=TokenMask(mask_rate, classes),
+        encoder_layers(cut, depth, width, LayerShape(heads, embed // heads, ffn), style),
+        TextShape(input_shape[0], classes + 1, width, vocab),
+        style,
+        TokenMask(mask_rate, classes),
     )

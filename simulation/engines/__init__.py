@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from simulation.config import EngineTable
 from simulation.engines.local import LocalEngine
-from simulation.work import Engine, WorkerSetup
+from simulation.orders import Engine, WorkerSetup
+from simulation.tables import EngineTable
 
 __all__ = ["open_engine"]
 

@@ -6,6 +6,8 @@ Met with Ray 2.60:
   thread and no signal interrupts. A process of its own tries first, because that can be ended.
 - ``ray.init`` takes over SIGTERM. The handler that was there is put back, or a run could not end in good order.
 - A Ray that is started here would report its use to Ray's makers; it is told not to.
+- Ray lets its actors import from the driver's working folder, before everything else; while it is reached, that is the
+  folder of our packages, so that no file of the user stands in for one of them.
 - When the raylet of this machine dies, Ray ends the whole process; nothing here can prevent that, and the simulation
   goes on from its folder when it is started again.
 """
@@ -21,6 +23,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import ray
 
@@ -29,9 +32,12 @@ from fleet_protocol.errors import TransportError
 __all__ = ["connect", "disconnect"]
 
 _TRY = """
-import sys, ray
+import sys
+sys.path[:] = [entry for entry in sys.path if entry]  # a ray.py in the working folder is not Ray
+import ray
 ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
 """
+_ROOT = Path(__file__).resolve().parents[2]
 _STORE_BYTES = 80 * 2**20  # next to the least Ray takes; on one machine everything goes through files
 
 
@@ -52,7 +58,7 @@ def connect(address: str | None, *, workers: int, deadline_seconds: float = 30.0
     """
     if ray.is_initialized():
         return False
-    with _own_sigterm():
+    with _own_sigterm(), _working_folder(_ROOT):
         if address is None:
             _start_here(workers)
         else:
@@ -123,6 +129,16 @@ def _own_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def _working_folder(folder: Path) -> Iterator[None]:
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
 
 
 @contextlib.contextmanager

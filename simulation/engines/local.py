@@ -10,7 +10,6 @@ import contextlib
 import os
 import selectors
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -19,8 +18,9 @@ from typing import IO
 
 from pydantic import TypeAdapter
 
+from fleet_protocol.child_process import python_module
 from fleet_protocol.errors import ShoalError
-from simulation.work import Failed, Finished, WorkerSetup, WorkOrder
+from simulation.orders import Failed, Finished, WorkerSetup, WorkOrder
 
 __all__ = ["LocalEngine", "WorkerDiedError"]
 
@@ -89,8 +89,8 @@ class LocalEngine:
         self._workers = [self._start(pins[index] if pins else None) for index in range(count)]
 
     def _start(self, core: int | None) -> _Worker:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "simulation.worker"],
+        process = subprocess.Popen(  # noqa: S603  (our own module)
+            python_module("simulation.worker"),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **_ONE_THREAD},
@@ -106,7 +106,7 @@ class LocalEngine:
         return worker
 
     def submit(self, orders: Sequence[WorkOrder]) -> None:
-        """Give it work; see `simulation.work.Engine`."""
+        """Give it work; see `simulation.orders.Engine`."""
         self._waiting.extend(orders)
         self._hand_out()
 
@@ -119,7 +119,7 @@ class LocalEngine:
                     worker.send(order.model_dump_json())
 
     def take(self, timeout_seconds: float) -> list[Finished | Failed]:
-        """Wait for results; see `simulation.work.Engine`.
+        """Wait for results; see `simulation.orders.Engine`.
 
         Raises:
             WorkerDiedError: a worker died over an order for the second time.
@@ -166,7 +166,7 @@ class LocalEngine:
                 devices = ", ".join(item.device for item in left.items)
                 raise WorkerDiedError(
                     f"a worker died twice over round {left.items[0].round}, {devices} ({left.items[0].tier}), the last "
-                    f"time with {_describe(code)}; with too little memory take fewer workers ([engine] workers)"
+                    f"time with {_describe(code)}"
                 )
             orders[0] = left
         self._waiting.extendleft(reversed(orders))
@@ -197,4 +197,6 @@ class LocalEngine:
 
 
 def _describe(code: int) -> str:
-    return f"signal {-code}" if code < 0 else f"exit code {code}"
+    if code < 0:
+        return f"signal {-code}; with too little memory take fewer workers ([engine] workers)"
+    return f"exit code {code}; what it wrote to standard error, above, says why"

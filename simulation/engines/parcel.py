@@ -8,7 +8,7 @@ from pathlib import Path
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.blobs import storage_error
 from fleet_protocol.errors import DataError
-from simulation.work import WorkerSetup
+from simulation.orders import WorkerSetup
 
 __all__ = ["packing_list", "read_state", "relocated", "write_state"]
 
@@ -33,7 +33,7 @@ def packing_list(setup: WorkerSetup) -> dict[str, Path]:
     if setup.models is not None:
         found["models.py"] = setup.models
     trees = {"artifacts": setup.artifacts}
-    trees |= {f"personal/{number}": folder for number, folder in enumerate(setup.personal)}
+    trees |= {f"pairs/{number}": folder for number, folder in enumerate(setup.pairs)}
     for place, folder in trees.items():
         for path in sorted(folder.rglob("*")):
             if path.is_file():
@@ -58,7 +58,7 @@ def relocated(setup: WorkerSetup, shared: Path, own: Path) -> WorkerSetup:
             "data": shared / "data",
             "parts": shared / "parts.npz",
             "models": None if setup.models is None else shared / "models.py",
-            "personal": tuple(shared / "personal" / str(number) for number in range(len(setup.personal))),
+            "pairs": tuple(shared / "pairs" / str(number) for number in range(len(setup.pairs))),
             "blobs": own / "blobs",
             "updates": own / "updates",
             "devices": own / "devices",

@@ -20,10 +20,10 @@ from pydantic import TypeAdapter
 
 from fleet_protocol.blob_store import BlobStore, write_atomically
 from fleet_protocol.errors import BlobError, ConfigError, TransportError
-from simulation.config import EngineTable
 from simulation.engines.local import WorkerDiedError
 from simulation.engines.parcel import packing_list, read_state, write_state
-from simulation.work import Failed, Finished, WorkerSetup, WorkOrder
+from simulation.orders import Failed, Finished, WorkerSetup, WorkOrder
+from simulation.tables import EngineTable
 
 try:
     import ray
@@ -180,7 +180,7 @@ class RayEngine:
     # Work.
 
     def submit(self, orders: Sequence[WorkOrder]) -> None:
-        """Give it work; see `simulation.work.Engine`."""
+        """Give it work; see `simulation.orders.Engine`."""
         self._waiting.extend(orders)
         needed = {
             item.weights.digest
@@ -206,12 +206,12 @@ class RayEngine:
             if digest not in self._weights:
                 self._weights[digest] = ray.put(self._blobs.read(digest))
             weights[digest] = self._weights[digest]
-        if not self._setup.personal:
+        if not self._setup.pairs:
             return weights, {}
         return weights, {item.device: read_state(self._setup.devices / item.device) for item in order.items}
 
     def take(self, timeout_seconds: float) -> list[Finished | Failed]:
-        """Wait for results; see `simulation.work.Engine`.
+        """Wait for results; see `simulation.orders.Engine`.
 
         Raises:
             WorkerDiedError: an actor died over an order for the second time.

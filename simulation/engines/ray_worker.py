@@ -23,8 +23,8 @@ from fleet_protocol.blob_store import BlobStore, write_atomically
 from fleet_protocol.errors import ShoalError
 from fleet_protocol.frozen import FrozenModel
 from simulation.engines.parcel import read_state, relocated, write_state
+from simulation.orders import Failed, Finished, WorkerSetup, WorkOrder
 from simulation.virtual_device import VirtualDevices
-from simulation.work import Failed, Finished, WorkerSetup, WorkOrder
 
 __all__ = ["Answer", "Greeting", "RayWorker", "versions"]
 

@@ -16,6 +16,7 @@ from onnx import TensorProto, helper
 from fleet_protocol.manifest import (
     GraphSpec,
     Manifest,
+    OptimizerSpec,
     ParameterSpec,
     RecipeSpec,
     StatisticSpec,
@@ -27,7 +28,8 @@ from fleet_protocol.manifest import (
 )
 from fleet_protocol.weights import encode_weights
 from models.axes import Axis, AxisKind
-from models.layout import HEAD, Dim, Layout, Parameter, Statistic, block_name
+from models.dims import Dim
+from models.layout import HEAD, Layout, Parameter, Statistic, block_name
 from models.tier import Tier
 
 ARCH = "tiny"
@@ -177,7 +179,7 @@ def manifest_of(layout: Layout, tier: Tier, folder: Path) -> Manifest:
         classes=layout.classes,
         input_shape=layout.input_shape,
         input_dtype="float32",
-        recipe=RecipeSpec(),
+        recipe=RecipeSpec(optimizer=OptimizerSpec(name="sgd")),
         parameters=tuple(specs),
         states=(),
         statistics=(StatisticSpec(name=NORM, channels=layout.axes["hidden"].kept(tier.width), axis="hidden"),),

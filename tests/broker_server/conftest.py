@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from typing_extensions import Self
 
-from broker_server.broker import EmbeddedBroker
-from broker_server.config import FleetConfig
-from broker_server.server import Server
+from broker_server.service.broker import EmbeddedBroker
+from broker_server.service.server import Server
+from broker_server.settings.fleet import FleetConfig
 from fleet_protocol.control import RunEvent, RunFinished
 from tests.broker_server.artifacts import ARCH, CLASSES, INPUTS, export_tiny
 from tests.brokers import free_port, mosquitto_broker

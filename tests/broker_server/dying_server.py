@@ -11,20 +11,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import broker_server.server
-from broker_server.config import FleetConfig
+import broker_server.service.server
+from broker_server.settings.fleet import FleetConfig
 from broker_server.store import Store
 
 
 def dying_store(method: str, call: int) -> type[Store]:
-    """A store whose process dies after the given call of a method has been committed."""
+    """A store whose process dies after the given call of a method, or update received, has been committed."""
     calls = 0
 
     def die_after(self: Store, *args: Any, **settings: Any) -> Any:
         nonlocal calls
         result = getattr(Store, method)(self, *args, **settings)
-        calls += 1
-        if calls == call:
+        calls += len(args[0]) if method == "receive" else 1  # it takes all that came at once
+        if calls >= call:
             os.kill(os.getpid(), signal.SIGKILL)
         return result
 
@@ -35,8 +35,8 @@ def main() -> None:
     path, url, method, call = sys.argv[1:]
     config = FleetConfig.model_validate_json(Path(path).read_text())
     broker = config.broker.model_copy(update={"url": url})
-    broker_server.server.Store = dying_store(method, int(call))
-    with broker_server.server.Server(config.fleet, config.store, broker) as server:
+    broker_server.service.server.Store = dying_store(method, int(call))
+    with broker_server.service.server.Server(config.fleet, config.store, broker) as server:
         server.run(config.model_copy(update={"broker": broker}))
 
 

@@ -18,9 +18,10 @@ import numpy as np
 from typing_extensions import Self
 
 from fleet_protocol.blobs import blob_ref, decode_chunk, indices_of, iter_chunks, ranges_of
+from fleet_protocol.digests import matches
 from fleet_protocol.errors import TransportError
-from fleet_protocol.link import BrokerAddress, Connected, Disconnected, Link, Received
-from fleet_protocol.manifest import Manifest, digest_of, parse_manifest
+from fleet_protocol.link import Link
+from fleet_protocol.manifest import Manifest, parse_manifest
 from fleet_protocol.messages import (
     Accept,
     BlobRef,
@@ -38,7 +39,8 @@ from fleet_protocol.messages import (
     UploadRefused,
     parse_server_message,
 )
-from fleet_protocol.topics import Topics
+from fleet_protocol.topics import BlobTopic, Topics
+from fleet_protocol.transport import BrokerAddress, Connected, Disconnected, Farewell, Received
 from fleet_protocol.weights import decode_weights, encode_weights
 
 CHUNK_BYTES = 1024
@@ -94,7 +96,7 @@ def honest(delta: float = 1.0, *, labels: tuple[int, ...] = (0, 1, 2, 3), exampl
     """Returns the weights plus a number, or plain statistics."""
 
     def script(peer: Peer, work: Work) -> None:
-        if work.offer.kind == "statistics":
+        if work.offer.routine == "statistics":
             tensors = work.statistics(0.0, 1.0)
         else:
             tensors = {name: value + np.float32(delta) for name, value in work.weights.items()}
@@ -130,7 +132,7 @@ class Peer:
         self._profile = profile if profile is not None else globals()["profile"]()
         self._announce = announce
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        will = (self.topics.status(device), self._status(online=False))
+        will = Farewell(self.topics.status(device), self._status(online=False))
         self.link = Link(BrokerAddress.parse(url), f"shoal-{fleet}-{device}", self._inbox, will=will)
         self._blobs: dict[str, dict[int, bytes]] = {}
         self._refs: dict[str, BlobRef] = {}
@@ -156,7 +158,7 @@ class Peer:
         self._stopping.set()
         self._inbox.put(None)
         self._thread.join(10)
-        self.link.close(farewell=(self.topics.status(self.device), self._status(online=False)))
+        self.link.close(farewell=Farewell(self.topics.status(self.device), self._status(online=False)))
 
     def _status(self, *, online: bool) -> bytes:
         shown = self._profile if online else None
@@ -193,9 +195,9 @@ class Peer:
             self._repeat()
 
     def _route(self, event: Received) -> None:
-        parts = self.topics.parts(event.topic)
-        if parts[0] == "blobs":
-            self._chunk(parts[1], event.payload)
+        topic = self.topics.parse(event.topic)
+        if isinstance(topic, BlobTopic):
+            self._chunk(topic.digest, event.payload)
             return
         message = parse_server_message(event.payload)
         self.heard.append(message)
@@ -218,7 +220,8 @@ class Peer:
             return
         self._current, self._started, self._update = offer, False, None
         choice = offer.choices[0]
-        self.reply(Accept(**self.head(offer), tier=choice.tier))
+        lacks = [ref.digest for ref in (choice.artifact_set, choice.weights) if ref.digest not in self._ready]
+        self.reply(Accept(**self.head(offer), tier=choice.tier, lacks=lacks))
         self._want(choice.artifact_set)
         self._want(choice.weights)
         self._go_on()
@@ -247,7 +250,7 @@ class Peer:
         self._blobs[digest][chunk.index] = bytes(chunk.payload)
         if len(self._blobs[digest]) == ref.chunks:
             data = b"".join(self._blobs[digest][index] for index in range(ref.chunks))
-            assert digest_of(data) == digest
+            assert matches(data, digest)
             self._ready[digest] = data
             del self._refs[digest]
             self.link.unsubscribe(self.topics.blob_filter(digest))

@@ -8,20 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_server.assignment import (
+from broker_server.settings.assignment import (
     LEVEL_RATES,
     assign_dynamic,
     assign_fix,
     mean_over_shares,
     parse_mix,
-    sample_active,
     scheduled_rate,
 )
 from fleet_protocol.errors import ConfigError
 
 
 def test_a_mix_is_read_and_widths_are_relative_to_its_first_level():
-    """``b1-e1``: the global model is level b, and an e device trains an eighth of it (METHODS 1.1)."""
+    """``b1-e1``: the global model is level b, and an e device trains an eighth of it (specification 1.1)."""
     mix = parse_mix("b1-e1")
     assert [(level.name, level.rate, level.weight) for level in mix.levels] == [("b", 0.5, 1), ("e", 0.0625, 1)]
     assert mix.width(LEVEL_RATES["e"]) == 0.125
@@ -49,7 +48,7 @@ def test_fixed_levels_go_in_order_and_the_rest_gets_the_last(weights, devices):
 
 
 def test_a_level_of_weight_zero_sets_the_global_model_alone():
-    """FedRolex's larger server model (METHODS 2.8)."""
+    """FedRolex's larger server model (specification 2.8)."""
     assert set(assign_fix(parse_mix("a0-b99"), 99)) == {0.5}
     assert parse_mix("a0-b99").width(0.5) == 0.5
 
@@ -65,24 +64,6 @@ def test_dynamic_levels_are_drawn_anew_by_weight():
     assert abs(share - 0.25) < 5 * (0.25 * 0.75 / 4000) ** 0.5
 
 
-@given(st.integers(1, 200), st.floats(0.01, 1.0), st.integers(0, 50))
-def test_a_share_of_the_devices_is_active(devices, fraction, round_index):
-    """Distinct devices, rounded up, at least one, and the same for the same round."""
-    active = sample_active(devices, fraction, seed=1, round_index=round_index)
-    assert len(set(active)) == len(active)
-    assert max(1, fraction * devices - 1e-6) <= len(active) < fraction * devices + 1
-    assert set(active) <= set(range(devices))
-    assert active == sample_active(devices, fraction, seed=1, round_index=round_index)
-
-
-def test_every_device_is_active_now_and_then():
-    """Uniform without replacement: over 200 rounds each of 10 devices comes about 40 times."""
-    counts = Counter(number for j in range(200) for number in sample_active(10, 0.2, seed=0, round_index=j))
-    assert set(counts) == set(range(10))
-    assert all(15 <= count <= 65 for count in counts.values())
-    assert len(sample_active(100, 0.07, seed=0, round_index=0)) == 7
-
-
 def test_milestones_act_after_their_round_or_in_it():
     """HeteroFL steps the schedule after the round, FedRolex before it."""
     assert scheduled_rate(1.0, [3], 0.5, 3) == 1.0
@@ -92,12 +73,10 @@ def test_milestones_act_after_their_round_or_in_it():
 
 
 def test_what_makes_no_sense_is_refused():
-    """No devices, no share of them, round 0, shares that are none."""
+    """No devices, round 0, shares that are none."""
     for call in (
         lambda: assign_fix(parse_mix("a1"), 0),
         lambda: assign_dynamic(parse_mix("a1"), 0, seed=0, round_index=0),
-        lambda: sample_active(5, 0.0, seed=0, round_index=0),
-        lambda: sample_active(0, 0.5, seed=0, round_index=0),
         lambda: scheduled_rate(0.1, [], 0.1, 0),
         lambda: mean_over_shares({1.0: 0.4}),
         lambda: mean_over_shares({1.0: 1.0}, {0.5: 3.0}),

@@ -8,11 +8,11 @@ import struct
 import numpy as np
 import pytest
 
-from broker_server.artifacts import load_artifacts
-from broker_server.config import IdxTestSet, NpzTestSet
-from broker_server.evaluation import Evaluator
-from broker_server.statistics import over_batches
-from broker_server.test_set import load_test_set
+from broker_server.rounds.artifacts import load_artifacts
+from broker_server.rounds.evaluation import Evaluator
+from broker_server.rounds.statistics import over_batches
+from broker_server.rounds.test_set import load_test_set
+from broker_server.settings.fleet import IdxTestSet, NpzTestSet
 from fleet_protocol.errors import DataError
 from tests.broker_server.artifacts import ARCH, CLASSES, INPUTS, tiny_layout, tiny_weights
 
@@ -59,7 +59,7 @@ def test_losses_are_those_of_runs_of_samples(full, test_set):
 
 
 def test_server_batches_give_the_mean_of_batch_statistics(full, test_set):
-    """METHODS 1.6 c: every batch counts alike, variances unbiased; a last batch of one is left out."""
+    """Specification 1.6 c: every batch counts alike, variances unbiased; a last batch of one is left out."""
     data = load_test_set(NpzTestSet(path=test_set, limit=31), full.manifest)
     weights = tiny_weights(tiny_layout(), 3)
     found = over_batches(full, weights, data, batch_size=10, threads=1)
@@ -108,9 +108,9 @@ GOOD = {"x": np.zeros((2, INPUTS), np.float32), "y": np.array([0, 1])}
     ("arrays", "words"),
     [
         ({"x": GOOD["x"]}, "no array 'y'; it has x"),
-        ({**GOOD, "y": np.array([0])}, "one label each"),
+        ({**GOOD, "y": np.array([0])}, "a label each is needed"),
         ({**GOOD, "y": np.array([0, CLASSES])}, "0 to 3"),
-        ({**GOOD, "y": np.array([0.5, 1])}, "integers"),
+        ({**GOOD, "y": np.array([0.5, 1])}, "not whole numbers"),
         ({**GOOD, "x": np.zeros((2, 5))}, r"shape \[5\], tiny takes \[6\]"),
         ({"x": np.zeros((0, INPUTS)), "y": np.zeros(0, int)}, "0 samples"),
     ],
@@ -129,7 +129,7 @@ def test_a_label_per_token_may_be_negative(tmp_path, full):
     ((_, labels),) = data.batches(9)
     np.testing.assert_array_equal(labels, y)
     for wrong, words in (
-        (y[:, :2], r"\[3\] labels each"),
+        (y[:, :2], r"the model takes \[3\]; give one label per token"),
         (y + 1, "0 to 3"),
         (np.full_like(y, -1), "every label is negative"),
     ):

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_server.config import StrategyConfig
-from broker_server.strategies import Contribution, strategy
+from broker_server.strategies.strategy import Contribution
 from fleet_protocol.errors import PlanError
 from fleet_protocol.messages import TaskMetrics
+from tests.broker_server.methods import built, merged
 from tests.broker_server.test_merge import layout_of, plan_of
 
 LAYOUT = layout_of({"w": ("hidden", "inputs"), "out": ("classes", "hidden")}, {"hidden": 8, "inputs": 3, "classes": 4})
@@ -20,15 +20,11 @@ def update(device: str, width: float, seed: int, labels=(0, 1, 2, 3), kind="stat
     draw = np.random.default_rng(seed)
     weights = {name: draw.normal(size=tensor.local_shape).astype(np.float32) for name, tensor in plan.tensors.items()}
     metrics = TaskMetrics(examples=10, batches=1, labels=labels, fetch_seconds=0, train_seconds=0, resident_bytes=0)
-    return Contribution(device, f"{width}", plan, weights, metrics)
+    return Contribution(device, LAYOUT.tier(width), f"{width}", plan, weights, metrics)
 
 
 def merge(updates: list[Contribution], **config) -> dict[str, np.ndarray]:
-    method = strategy(StrategyConfig(name="fedmedian", **config))
-    state = method.start(LAYOUT)
-    for item in updates:
-        method.fold(state, item)
-    return method.finish(state, OLD)
+    return merged(built({"name": "fedmedian", **config}, LAYOUT), updates, OLD)
 
 
 @given(count=st.integers(1, 7))
@@ -97,4 +93,4 @@ def test_arrival_order_does_not_matter():
 def test_weights_by_samples_are_refused():
     """A median of weighted devices is another method."""
     with pytest.raises(PlanError, match="counts every device alike"):
-        strategy(StrategyConfig(name="fedmedian", weighting="samples"))
+        merge([], weighting="samples")

@@ -9,23 +9,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker_server import merge
-from broker_server.config import StrategyConfig
-from broker_server.strategies import heterofl, strategy
+from broker_server.strategies import accumulator as merge
 from broker_server.strategies.fedrolex import (
-    Window,
-    build,
     check_coverage,
     expected_rounds_to_cover,
-    finish_width,
-    fold_width,
     plan_window,
     probability_untouched,
-    start_width,
 )
-from broker_server.strategies.strategy import PlanRequest
+from broker_server.strategies.strategy import Contribution, PlanRequest
+from broker_server.strategies.width_merge import finish_width, fold_width, start_width
 from fleet_protocol.errors import ConfigError, PlanError
-from models import Axis, AxisKind, Dim, Tier, compile_plan
+from fleet_protocol.messages import TaskMetrics
+from models import Axis, AxisKind, Dim, Tier, Window, compile_plan
+from tests.broker_server.methods import built, merged
 from tests.models.layouts import make_layout, noise
 
 LAYOUT = make_layout(
@@ -41,8 +37,11 @@ LAYOUT = make_layout(
 )
 
 
+METRICS = TaskMetrics(examples=1, batches=1, labels=(0, 1), fetch_seconds=0, train_seconds=0, resident_bytes=0)
+
+
 def plan(width, version, window, device="d", layout=LAYOUT):
-    return plan_window(PlanRequest(layout, Tier(width), device, version, 0), window).plan
+    return plan_window(layout, PlanRequest(Tier(width), device, version, 0), window).plan
 
 
 @given(st.integers(2, 20), st.floats(0.05, 1.0), st.integers(1, 25), st.sampled_from(["up", "down"]))
@@ -78,32 +77,39 @@ def test_counts_are_equal_after_as_many_rounds_as_units(width, start):
 
 def test_devices_of_a_tier_share_a_window_but_not_a_random_draw():
     """The key of a plan tells which devices can share a blob of weights."""
-    requests = [PlanRequest(LAYOUT, Tier(0.5), device, 4, 7) for device in ("a", "b")]
-    one, two = (plan_window(request, Window()) for request in requests)
+    requests = [PlanRequest(Tier(0.5), device, 4, 7) for device in ("a", "b")]
+    one, two = (plan_window(LAYOUT, request, Window()) for request in requests)
     assert one.key == two.key
     np.testing.assert_array_equal(one.plan.indices["k"], two.plan.indices["k"])
-    drawn = [plan_window(request, Window(kind="random", draw="per_layer")) for request in requests]
+    drawn = [plan_window(LAYOUT, request, Window(kind="random", draw="per_layer")) for request in requests]
     assert drawn[0].key != drawn[1].key
     assert drawn[0].plan.overrides
-    again = plan_window(requests[0], Window(kind="random", draw="per_layer")).plan
+    again = plan_window(LAYOUT, requests[0], Window(kind="random", draw="per_layer")).plan
     for key, units in drawn[0].plan.overrides.items():
         np.testing.assert_array_equal(units, again.overrides[key])
 
 
 def test_as_a_strategy_it_plans_windows_and_merges_as_heterofl():
     """All exported tiers may be used, the full one or not; a window with gaps is refused before any training."""
-    config = StrategyConfig(name="fedrolex")
-    made = build(config)
-    assert made.tiers(LAYOUT, [Tier(0.5), Tier(0.25)]) == (Tier(0.5), Tier(0.25))
-    request = PlanRequest(LAYOUT, Tier(0.5), "d", 5, 0)
-    assert list(made.plan(request).plan.indices["k"]) == [5, 0, 1]
-    assert list(build(config, Window(direction="down")).plan(request).plan.indices["k"]) == [1, 2, 3]
-    assert made.finish is heterofl.build(config).finish
+    tiers = (Tier(0.5), Tier(0.25))
+
+    def made(**keys):
+        return built({"name": "fedrolex", "fedrolex": keys}, LAYOUT, tiers)
+
+    assert made().tiers == tiers
+    request = PlanRequest(Tier(0.5), "d", 5, 0)
+    assert list(made().plan(request).plan.indices["k"]) == [5, 0, 1]
+    assert list(made(direction="down").plan(request).plan.indices["k"]) == [1, 2, 3]
+    compiled, old = compile_plan(LAYOUT, made().plan(request).plan), noise(LAYOUT)
+    update = Contribution("d", request.tier, "k", compiled, compiled.slice(noise(LAYOUT, 7)), METRICS)
+    same = merged(built({}, LAYOUT), [update], old)
+    for name, value in merged(made(), [update], old).items():
+        np.testing.assert_array_equal(value, same[name])
     with pytest.raises(PlanError, match="never reaches"):
-        build(config, Window(step=4)).tiers(LAYOUT, [Tier(0.25)])
-    assert strategy(StrategyConfig(name="federated_dropout")).plan(request).key.endswith("/d")
+        made(step=4)
+    assert built({"name": "federated_dropout"}, LAYOUT).plan(request).key.endswith("/d")
     with pytest.raises(PlanError, match="remove plan"):
-        build(config.model_copy(update={"plan": "random"}))
+        built({"name": "fedrolex", "plan": "random"}, LAYOUT)
 
 
 def contributions(window):
@@ -179,7 +185,7 @@ def test_expected_rounds_are_those_of_the_coupon_collector():
 
 def test_unknown_options_are_refused():
     """A window that stands still, and a weighting nobody knows."""
-    with pytest.raises(ConfigError):
+    with pytest.raises(PlanError, match="step >= 1"):
         Window(step=0)
     with pytest.raises(ConfigError, match="avg, width"):
         start_width(LAYOUT, "median")

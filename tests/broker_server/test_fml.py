@@ -7,20 +7,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker_server.artifacts import load_artifacts
-from broker_server.assignment import scheduled_rate
-from broker_server.config import StrategyConfig
-from broker_server.planning import prepare_run
-from broker_server.server_optimizer import OptimizerSettings
-from broker_server.strategies import Contribution, strategy
-from broker_server.strategies.fml import MutualWeights, decay_rounds, merge_memes, trunk
+from broker_server.rounds.artifacts import load_artifacts
+from broker_server.rounds.run_context import prepare_run
+from broker_server.strategies.fml import MutualWeights, merge_memes, trunk
+from broker_server.strategies.server_optimizer import OptimizerSettings
+from broker_server.strategies.strategy import Contribution
 from fleet_protocol import control
 from fleet_protocol.errors import ConfigError, PlanError, RefusalReason
-from fleet_protocol.messages import TaskMetrics, TrainSettings, UploadRefused
+from fleet_protocol.messages import Instructions, TaskMetrics, TrainSettings, UploadRefused
 from fleet_protocol.weights import encode_weights
 from models import Registry, compile_plan, infer_layout, make_plan
 from models.parts import parameters_in
 from tests.broker_server.artifacts import ARCH
+from tests.broker_server.methods import built, merged
 from tests.broker_server.peer import Peer
 from tests.models.layouts import noise
 
@@ -63,7 +62,7 @@ def test_a_round_without_memes_keeps_the_global_model(layout):
 
 
 def test_dynamic_weights_move_with_the_learning_rate():
-    """Alpha falls to 0.5, beta rises from 0.1; alpha 0.5 stays put (METHODS 5.5)."""
+    """Alpha falls to 0.5, beta rises from 0.1; alpha 0.5 stays put (specification 5.5)."""
     start = MutualWeights(alpha=0.9, beta=0.1, dynamic=True)
     steps = [start.after(decays) for decays in range(5)]
     assert [round(step.alpha, 6) for step in steps] == [0.9, 0.7, 0.5, 0.5, 0.5]
@@ -71,15 +70,6 @@ def test_dynamic_weights_move_with_the_learning_rate():
     assert MutualWeights(0.5, 0.1, dynamic=True).after(1).alpha == 0.5
     assert MutualWeights(0.3, 0.1, dynamic=True).after(2).alpha == 0.3
     assert MutualWeights(0.9, 0.1).after(3) == MutualWeights(0.9, 0.1)
-
-
-def test_the_learning_rate_decays_after_each_third():
-    """50 rounds: 0-based rounds 16, 32 and 48 are the first with the next rate (METHODS 5.6)."""
-    milestones = decay_rounds(50)
-    rates = [scheduled_rate(0.01, milestones, 0.1, number) for number in range(1, 51)]
-    changes = [number for number in range(1, 50) if rates[number] < rates[number - 1]]
-    assert changes == [16, 32, 48]
-    assert decay_rounds(2) == ()
 
 
 def test_what_makes_no_sense_is_refused(layout):
@@ -97,36 +87,34 @@ def test_what_makes_no_sense_is_refused(layout):
 def test_as_a_strategy_it_sends_the_weights_of_the_labels_and_what_stays(layout):
     """Alpha falls and beta rises at each decay; what is not shared is named."""
     keys = {"alpha": 0.9, "beta": 0.1, "decays": (2, 4), "shared": ("stem",)}
-    built = strategy(StrategyConfig.model_validate({"name": "fml", "fml": keys}))
-    base = TrainSettings(learning_rate=0.1, epochs=1, batch_size=1, seed=0)
-    mutual = [built.train(base, layout, closed).mutual for closed in (0, 2, 4)]
-    assert [(found.alpha, found.beta) for found in mutual] == [
+    method = built({"name": "fml", "fml": keys}, layout)
+    base = Instructions(train=TrainSettings(learning_rate=0.1, epochs=1, batch_size=1, seed=0))
+    asked = [method.instruct(base, closed) for closed in (0, 2, 4)]
+    assert {found.routine for found in asked} == {"mutual"}
+    assert [(found.settings["alpha"], found.settings["beta"]) for found in asked] == [
         pytest.approx((0.9, 0.1)),
         pytest.approx((0.7, 0.5)),
         pytest.approx((0.5, 0.9)),
     ]
-    stays = mutual[0].stays
-    assert stays
-    assert set(stays) == {item.name for item in layout.parameters if item.block != "stem"}
+    assert method.stays
+    assert set(method.stays) == {item.name for item in layout.parameters if item.block != "stem"}
     with pytest.raises(PlanError, match="remove weighting"):
-        strategy(StrategyConfig(name="fml", weighting="samples"))
+        built({"name": "fml", "weighting": "samples"}, layout)
 
 
 @pytest.mark.parametrize("optimizer", [None, OptimizerSettings("fedadam")], ids=["plain", "fedadam"])
 def test_a_round_merges_trunks_and_keeps_the_rest(layout, optimizer):
     """Updates hold the trunk alone; what stays on the devices keeps its bits here, whatever the server optimizer."""
-    built = strategy(StrategyConfig.model_validate({"name": "fml", "fml": {"shared": ["stem"]}}), optimizer)
-    ready = built.for_run(built, layout, [layout.tier(1.0)])
+    method = built({"name": "fml", "fml": {"shared": ["stem"]}}, layout, optimizer=optimizer)
     shared = [item.name for item in layout.parameters if item.block == "stem"]
     plan = compile_plan(layout, make_plan(layout, layout.tier(1.0)))
     old, memes = noise(layout, 9), [noise(layout, seed) for seed in (1, 2)]
-    state = ready.start(layout)
-    for number, meme in enumerate(memes):
-        trunk_alone = {name: meme[name] for name in shared}
-        ready.fold(state, Contribution(f"d{number}", "w1.00-d1", plan, trunk_alone, METRICS))
-    merged = ready.finish(state, old)
-    assert list(merged) == shared
-    after, _ = ready.step(old, merged, {})
+    tier = layout.tier(1.0)
+    updates = [
+        Contribution(f"d{number}", tier, tier.id, plan, {name: meme[name] for name in shared}, METRICS)
+        for number, meme in enumerate(memes)
+    ]
+    after = merged(method, updates, old)
     assert set(after) == set(old)
     for name in old:
         if name not in shared:
@@ -151,7 +139,7 @@ def test_parts_are_blocks_or_modules(layout):
 
 def trunk_alone(peer, work):
     """What an honest device sends: the shared weights plus one, and no labels."""
-    shared = {n: v + np.float32(1) for n, v in work.weights.items() if n not in work.offer.train.mutual.stays}
+    shared = {n: v + np.float32(1) for n, v in work.weights.items() if n not in work.offer.stays}
     peer.send(work, encode_weights(shared, work.metadata()), labels=())
 
 
@@ -162,7 +150,7 @@ def with_its_adaptor(peer, work):
 
 def with_its_labels(peer, work):
     """Tells what its labels are."""
-    shared = {n: v for n, v in work.weights.items() if n not in work.offer.train.mutual.stays}
+    shared = {n: v for n, v in work.weights.items() if n not in work.offer.stays}
     peer.send(work, encode_weights(shared, work.metadata()), labels=(0,))
 
 

@@ -8,13 +8,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker_server.config import StrategyConfig
-from broker_server.folding import Folding
+from broker_server.rounds.fold_order import Folding
 from broker_server.store import TaskPhase
-from broker_server.strategies import Contribution, strategy
+from broker_server.strategies.strategy import Contribution, GlobalModel
 from fleet_protocol.messages import TaskMetrics
 from models.plan import compile_plan, make_plan
 from tests.broker_server.artifacts import tiny_layout, tiny_weights
+from tests.broker_server.methods import built
 
 LAYOUT = tiny_layout(inputs=5, hidden=6)
 
@@ -24,10 +24,11 @@ def metrics(labels=(0, 1, 2, 3), examples=10):
 
 
 def contribution(index: int) -> Contribution:
-    plan = compile_plan(LAYOUT, make_plan(LAYOUT, LAYOUT.tier((1.0, 0.5)[index % 2])))
+    tier = LAYOUT.tier((1.0, 0.5)[index % 2])
+    plan = compile_plan(LAYOUT, make_plan(LAYOUT, tier))
     rng = np.random.default_rng(index)
     weights = {n: rng.standard_normal(t.local_shape, np.float32) for n, t in plan.tensors.items() if n in plan.required}
-    return Contribution(f"d{index}", plan.title, plan, weights, metrics((index % 4, 3), 1 + index))
+    return Contribution(f"d{index}", tier, plan.title, plan, weights, metrics((index % 4, 3), 1 + index))
 
 
 def merge_in(order, answers, weighting="samples"):
@@ -38,13 +39,13 @@ def merge_in(order, answers, weighting="samples"):
         loaded.append(task)
         return contribution(int(task))
 
-    chosen = strategy(StrategyConfig(weighting=weighting))
-    folding = Folding(chosen, LAYOUT, [str(i) for i in range(len(answers))], load)
+    merge = built({"weighting": weighting}, LAYOUT).merge
+    folding = Folding(merge, [str(i) for i in range(len(answers))], load)
     phases = {str(i): TaskPhase.OFFERED for i in range(len(answers))}
     for index in order:
         phases[str(index)] = answers[index]
         folding.advance(phases)
-    result = folding.finish(tiny_weights(LAYOUT))
+    result = folding.finish(GlobalModel(tiny_weights(LAYOUT), {})).weights
     assert loaded == folding.folded == sorted(folding.folded, key=int)
     return {name: value.tobytes() for name, value in result.items()}, loaded
 
@@ -66,7 +67,7 @@ def test_an_update_is_folded_as_soon_as_its_turn_comes():
     """What arrives out of turn waits on disk; when the gap closes, everything behind it follows."""
     loaded = []
     folding = Folding(
-        strategy(StrategyConfig()), LAYOUT, ["0", "1", "2"], lambda task: loaded.append(task) or contribution(int(task))
+        built({}, LAYOUT).merge, ["0", "1", "2"], lambda task: loaded.append(task) or contribution(int(task))
     )
     phases = dict.fromkeys(("0", "1", "2"), TaskPhase.OFFERED)
     phases["2"] = TaskPhase.RECEIVED

@@ -7,13 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from broker_server.config import StrategyConfig
-from broker_server.server_optimizer import OptimizerSettings
-from broker_server.strategies import Contribution, PlanRequest, inclusivefl, strategy
+from broker_server.strategies import inclusivefl
 from broker_server.strategies.inclusivefl import InclusiveSettings
+from broker_server.strategies.server_optimizer import OptimizerSettings
+from broker_server.strategies.strategy import Contribution, GlobalModel, PlanRequest
 from fleet_protocol.errors import PlanError
 from fleet_protocol.messages import TaskMetrics
 from models import Registry, Tier, compile_plan, infer_layout
+from tests.broker_server.methods import built
 from tests.models.layouts import noise
 
 TIERS = (Tier(1.0, 4), Tier(1.0, 2), Tier(1.0, 1))
@@ -30,23 +31,23 @@ def layout():
 
 
 def made(layout, baseline="inclusive", optimizer=PLAIN):
-    config = StrategyConfig.model_validate({"name": "inclusivefl", "inclusivefl": {"baseline": baseline, "beta": 0.5}})
-    built = strategy(config, optimizer)
-    return built.for_run(built, layout, built.tiers(layout, TIERS))
+    config = {"name": "inclusivefl", "inclusivefl": {"baseline": baseline, "beta": 0.5}}
+    return built(config, layout, TIERS[::-1], optimizer)
 
 
 def one_round(method, layout, weights, state, version, devices=DEVICES):
     """Every device adds a constant of its own to what it is sent; gives what was sent and the new weights and state."""
-    sums, sent = method.start(layout), {}
+    sums, sent = method.merge.start(), {}
     for number, (device, tier) in enumerate(devices.items(), 1):
-        request = PlanRequest(layout, tier, device, version, 0)
+        request = PlanRequest(tier, device, version, 0)
         planned = method.plan(request)
         plan = compile_plan(layout, planned.plan)
-        sent[device] = dict(method.send(plan, request, weights, state))
+        sent[device] = dict(method.send(plan, request, GlobalModel(weights, state)))
         update = {name: value + np.float32(number) for name, value in sent[device].items()}
         metrics = TaskMetrics(examples=1, batches=1, labels=(0,), fetch_seconds=0, train_seconds=0, resident_bytes=0)
-        method.fold(sums, Contribution(device, planned.key, plan, update, metrics))
-    return sent, *method.step(weights, method.finish(sums, weights), state)
+        method.merge.fold(sums, Contribution(device, tier, planned.key, plan, update, metrics))
+    new = method.merge.finish(sums, GlobalModel(weights, state))
+    return sent, new.weights, new.state
 
 
 def test_a_round_is_the_method_over_the_groups_means(layout):
@@ -93,7 +94,7 @@ def test_a_group_without_devices_keeps_its_top_and_receives_what_is_shared(layou
 )
 def test_baselines_choose_the_tiers(layout, baseline, tiers):
     """One depth for everybody, or all of them."""
-    assert made(layout, baseline).tiers(layout, TIERS[::-1]) == tiers
+    assert made(layout, baseline).tiers == tiers
 
 
 def test_a_fleet_of_small_models_leaves_the_upper_layers_alone(layout):
@@ -124,11 +125,11 @@ def headed(layout):
     return own, heads
 
 
-def test_groups_with_labels_of_their_own_keep_their_heads_to_themselves(headed):
+def test_groups_with_places_of_their_own_keep_their_heads_to_themselves(headed):
     """Each head starts from its own weights, moves by its own devices' updates alone, and lives in the state."""
     layout, heads = headed
     method, weights = made(layout), noise(layout)
-    state = method.begin(layout, weights, heads)
+    state = method.begin(weights, heads)
     sent, after, state = one_round(method, layout, weights, state, 0)
     again, last, _ = one_round(method, layout, after, state, 1)
     for device, tier in DEVICES.items():
@@ -149,7 +150,7 @@ def test_alone_every_device_begins_with_the_head_of_its_tier(headed):
     """The baseline of the NER experiments: own head, own weights, nothing merged."""
     layout, heads = headed
     method, weights = made(layout, "local", None), noise(layout)
-    state = method.begin(layout, weights, heads)
+    state = method.begin(weights, heads)
     sent, after, state = one_round(method, layout, weights, state, 0)
     again, _, _ = one_round(method, layout, after, state, 1)
     for number, (device, tier) in enumerate(DEVICES.items(), 1):
@@ -164,7 +165,7 @@ def test_a_fleet_of_small_models_with_other_labels_leaves_the_global_head_alone(
     """The shallow model's layers are in the global version, its head is for other labels."""
     layout, heads = headed
     method, weights = made(layout, "all_small"), noise(layout)
-    state = method.begin(layout, weights, {TIERS[2]: heads[TIERS[2]]})
+    state = method.begin(weights, {TIERS[2]: heads[TIERS[2]]})
     _, after, _ = one_round(method, layout, weights, state, 0, {"a": TIERS[2], "b": TIERS[2]})
     own = {item.name for item in layout.own_head(TIERS[2])}
     for name, value in weights.items():
@@ -185,8 +186,7 @@ def test_alone_every_device_gets_its_own_weights_back(layout):
 
 def test_widths_and_a_missing_deepest_tier_are_refused(layout):
     """The method cuts by depth alone, and a run ends with the deepest model."""
-    built = strategy(StrategyConfig(name="inclusivefl"))
     with pytest.raises(PlanError, match="no tier of width 1"):
-        built.tiers(layout, [Tier(0.5, 4)])
+        built({"name": "inclusivefl"}, layout, [Tier(0.5, 4)])
     with pytest.raises(PlanError, match="must be in use"):
-        built.tiers(layout, [Tier(1.0, 2)])
+        built({"name": "inclusivefl"}, layout, [Tier(1.0, 2)])

@@ -13,24 +13,24 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from broker_server import queries
-from broker_server.broker import EmbeddedBroker
-from broker_server.config import BrokerConfig
-from broker_server.export import export_safetensors, load_version
-from broker_server.launch import RunRejectedError, run_fleet, server_status, submit
-from broker_server.server import Server, broker_address
-from broker_server.store import Store
+from broker_server.service.broker import EmbeddedBroker
+from broker_server.service.launch import RunRejectedError, run_fleet, server_status, submit
+from broker_server.service.membership import broker_address
+from broker_server.service.server import Server
+from broker_server.settings.fleet import BrokerConfig
+from broker_server.store import Store, queries
+from broker_server.store.export import export_safetensors, load_version
 from fleet_protocol import control
-from fleet_protocol.errors import ConfigError, TransportError
-from tests.broker_server.peer import Peer, honest
+from fleet_protocol.errors import ConfigError, RefusalReason, TransportError
+from tests.broker_server.peer import Peer, honest, profile
 from tests.brokers import free_port
 
 ROOT = Path(__file__).parents[2]
 SERVE = """
 import sys
 from pathlib import Path
-from broker_server.config import BrokerConfig
-from broker_server.launch import serve_fleet
+from broker_server.settings.fleet import BrokerConfig
+from broker_server.service.launch import serve_fleet
 fleet, store, port = sys.argv[1:]
 serve_fleet(fleet, Path(store), BrokerConfig(port=int(port)), on_ready=lambda _server: print("ready", flush=True))
 """
@@ -231,6 +231,27 @@ def test_views_of_a_stored_run(stored):
         queries.status(store, "nope")
 
 
+def test_who_is_not_training_is_told_why(url, config, running, fleet):
+    """In `shoal devices`: too narrow for every tier, unable by its own word, refusing; not who trains."""
+    settings = config(round={"rounds": 2, "min_devices": 2, "quorum": 0.5})
+    with (
+        Peer(fleet, "able", url, honest(1.0)),
+        Peer(fleet, "narrow", url, honest(1.0), profile=profile(max_width=0.1)),
+        Peer(fleet, "broken", url, honest(1.0), profile=profile(unable="libgomp.so.1 is missing")),
+        Peer(fleet, "full", url, lambda peer, work: peer.refuse(work, RefusalReason.NO_SPACE, "no space")),
+    ):
+        finished = running(settings, url).wait()
+        store = Store(settings.store, read_only=True)
+        try:
+            reasons = {view.device.id: view.reason for view in queries.devices(store)}
+        finally:
+            store.close()
+    assert finished.status == "finished", finished.error
+    assert reasons.pop("narrow").startswith("none of the tiers w1.00-d1, w0.50-d1 fits it: it has max_width 0.1")
+    assert reasons.pop("full").startswith("round 2: declined")
+    assert reasons == {"able": "", "broken": "libgomp.so.1 is missing"}
+
+
 def test_every_version_can_be_exported(stored, tmp_path):
     """Weights of any version come out as safetensors with their origin; statistics with those that have them."""
     store, finished = stored
@@ -269,7 +290,7 @@ def test_evaluating_loads_neither_torch_nor_onnx(artifacts):
     script = f"""
 import sys
 from pathlib import Path
-from broker_server.runtime import open_graph
+from broker_server.rounds.onnx_runtime import open_graph
 open_graph(Path({str(graph)!r}), threads=1)
 print(sorted({{"torch", "onnx"}} & set(sys.modules)))
 """

@@ -12,15 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker_server.merge import coverage, finish, fold, start
-from broker_server.statistics import combine
+from broker_server.rounds.statistics import combine
+from broker_server.strategies.accumulator import coverage, finish, fold, start
 from fleet_protocol.errors import PlanError
-from models.axes import Axis, AxisKind
-from models.layout import HEAD, Dim, Layout, Parameter, block_name
-from models.plan import compile_plan, make_plan
+from models.draws import Window
+from tests.broker_server.merging import CLASSES, LAYOUT, f32, layout_of, merged, oracle, plan_of
 
 VECTORS = Path(__file__).parents[3] / "shared" / "vectors" / "vectors.json"
-CLASSES = 4
 
 
 def vector(name):
@@ -29,40 +27,7 @@ def vector(name):
     return next(item for item in json.loads(VECTORS.read_text())["vectors"] if item["id"] == name)
 
 
-def _dim(text: str) -> tuple[str, int]:
-    axis, _, inner = text.partition("*")
-    return axis, int(inner or 1)
-
-
-def layout_of(shapes: dict[str, tuple[str, ...]], sizes: dict[str, int], *, classes=CLASSES, blocks=None) -> Layout:
-    axes = {}
-    for name, size in sizes.items():
-        fixed = name in {"classes", "inputs", "kernel"}
-        axes[name] = Axis(name, size, AxisKind.FIXED if fixed else AxisKind.WIDTH, 2 if name == "heads" else 1)
-    parameters = tuple(
-        Parameter(
-            name,
-            tuple(sizes[axis] * inner for axis, inner in map(_dim, dims)),
-            tuple(Dim(*_dim(text)) for text in dims),
-            (blocks or {}).get(name, HEAD),
-        )
-        for name, dims in shapes.items()
-    )
-    depth = max([1, *(int(b[5:]) for b in (blocks or {}).values() if b.startswith("block"))])
-    return Layout(
-        "t", {}, axes, parameters, (), depth, tuple(range(1, depth + 1)), ("classes",), (3,), "float32", classes
-    )
-
-
-def plan_of(layout, width, kind="static", depth=None, **settings):
-    return compile_plan(layout, make_plan(layout, layout.tier(width, depth), kind, **settings))
-
-
-def f32(values):
-    return np.asarray(values, np.float32)
-
-
-# The worked examples of METHODS, appendix A.
+# The worked examples of the specification, appendix A.
 
 
 def test_h2_nested_widths_overlap():
@@ -124,7 +89,7 @@ def test_r6_rolling_windows(direction):
     layout = layout_of({"w": ("a", "b")}, {"a": 4, "b": 4, "classes": CLASSES})
     state = start(layout)
     for client in expected["clients"]:
-        plan = plan_of(layout, client["s"], "rolling", round_index=case["inputs"]["j"], direction=direction)
+        plan = plan_of(layout, client["s"], Window(direction=direction), round_index=case["inputs"]["j"])
         size = len(client["out_idx"])
         fold(state, plan.title, plan, {"w": np.full((size, size), client["delta"], np.float32)})
     np.testing.assert_array_equal(coverage(state, "w"), expected["count"])
@@ -156,18 +121,6 @@ def test_h8_statistics_of_one_device_and_of_two():
 
 # Properties.
 
-SHAPES = {
-    "conv": ("a", "inputs", "kernel", "kernel"),
-    "bias": ("a",),
-    "deep": ("b", "a"),
-    "flat": ("b", "a*3"),
-    "qkv": ("heads", "b"),
-    "head": ("classes", "heads"),
-    "out": ("classes",),
-}
-BLOCKS = {"conv": block_name(1), "bias": block_name(1), "deep": block_name(2), "flat": block_name(2)}
-LAYOUT = layout_of(SHAPES, {"a": 6, "b": 5, "heads": 8, "inputs": 2, "kernel": 3, "classes": CLASSES}, blocks=BLOCKS)
-
 
 @st.composite
 def updates(draw, *, full=False):
@@ -186,37 +139,6 @@ def updates(draw, *, full=False):
         labels = None if full else draw(st.none() | st.sets(st.integers(0, CLASSES - 1)))
         found.append((key, plan, tensors, weight, labels))
     return found, {item.name: rng.standard_normal(item.shape, np.float32) for item in LAYOUT.parameters}
-
-
-def merged(found, old):
-    state = start(LAYOUT)
-    for key, plan, tensors, weight, labels in found:
-        fold(state, key, plan, tensors, weight=weight, labels=labels)
-    return finish(state, old)
-
-
-def oracle(found, old):
-    """Entry by entry in float64, from dense index arrays: slow, obvious, and sharing no code with the merge."""
-    result = {}
-    for item in LAYOUT.parameters:
-        total, count = np.zeros(item.shape), np.zeros(item.shape)
-        for _, plan, tensors, weight, labels in found:
-            if item.name not in plan.tensors:
-                continue
-            compiled = plan.tensors[item.name]
-            kept = [np.concatenate([np.arange(r.start, r.start + r.length) for r in row]) for row in compiled.runs]
-            held = np.zeros(item.shape, bool)
-            held[np.ix_(*kept)] = True
-            values = np.zeros(item.shape)
-            values[np.ix_(*kept)] = tensors[item.name]
-            if labels is not None and item.dims[0].axis == "classes":
-                absent = [label for label in range(CLASSES) if label not in labels]
-                held[absent] = False
-            total += np.where(held, weight * values, 0)
-            count += np.where(held, weight, 0)
-        with np.errstate(invalid="ignore"):
-            result[item.name] = (np.where(count > 0, total / count, old[item.name]), count)
-    return result
 
 
 @given(updates())
@@ -266,17 +188,27 @@ def test_an_update_that_does_not_fit_its_plan_adds_nothing():
     """A missing tensor, a wrong shape or type is an error that names the tensor, and the sums stay as they were."""
     plan = plan_of(LAYOUT, 0.5)
     good = {name: np.ones(item.local_shape, np.float32) for name, item in plan.tensors.items()}
-    for bad in (
-        {name: value for name, value in good.items() if name != "deep"},
-        good | {"deep": good["deep"][:1]},
-        good | {"deep": good["deep"].astype(np.float64)},
+    for bad, found in (
+        ({name: value for name, value in good.items() if name != "deep"}, "missing"),
+        (good | {"deep": good["deep"][:1]}, r"float32 \(1, 3\)"),
+        (good | {"deep": good["deep"].astype(np.float64)}, r"float64 \(3, 3\)"),
     ):
         state = start(LAYOUT)
-        with pytest.raises(PlanError, match="tensor deep"):
+        with pytest.raises(PlanError, match=rf"tensor deep of an update should be float32 \(3, 3\) but is {found}$"):
             fold(state, "k", plan, bad)
         assert not any(value.any() for value in state.sums.values())
     with pytest.raises(PlanError, match="weight"):
         fold(start(LAYOUT), "k", plan, good, weight=0.0)
+
+
+def test_updates_that_are_no_numbers_are_judged_afterwards():
+    """Overflow and infinities of both signs pass through the sums without a warning."""
+    plan = plan_of(LAYOUT, 1.0)
+    state = start(LAYOUT)
+    for value in (3e38, 3e38, -np.inf):
+        update = {name: np.full(item.local_shape, value, np.float32) for name, item in plan.tensors.items()}
+        fold(state, "k", plan, update, weight=2.0)
+    assert np.isnan(state.sums["bias"]).all()
 
 
 def test_a_finished_accumulator_is_spent():
@@ -286,9 +218,9 @@ def test_a_finished_accumulator_is_spent():
     state = start(LAYOUT)
     fold(state, "k", plan, good)
     finish(state, good)
-    with pytest.raises(PlanError, match="finished"):
+    with pytest.raises(PlanError, match=r"^this accumulator was finished; start another for the next merge$"):
         fold(state, "k", plan, good)
-    with pytest.raises(PlanError, match="finished"):
+    with pytest.raises(PlanError, match=r"^this accumulator was finished already$"):
         finish(state, good)
 
 

@@ -6,19 +6,23 @@ from dataclasses import replace
 
 import pytest
 
-from broker_server.artifacts import load_artifacts
-from broker_server.config import FleetConfig, StrategyConfig, TiersConfig
-from broker_server.fleet import Assignment, Fleet, assign, choose, usable_tiers
-from broker_server.merging import first_version
-from broker_server.planning import open_collection, plan_round, prepare_run, task_id
-from broker_server.post import Post
-from broker_server.strategies import STRATEGIES, PlanRequest, strategy
+from broker_server.rounds.artifacts import load_artifacts
+from broker_server.rounds.closing import ClosingRule
+from broker_server.rounds.fleet import Assignment, Fleet, assign, choose, usable_tiers, wanted_of, why_unfit
+from broker_server.rounds.new_version import first_version
+from broker_server.rounds.planning import open_collection, plan_round, task_id
+from broker_server.rounds.run_context import prepare_run
+from broker_server.service.outbox import Outbox
+from broker_server.settings.fleet import FleetConfig, TiersConfig
+from broker_server.strategies.registry import KNOWN
+from broker_server.strategies.strategy import PlanRequest
 from fleet_protocol.blob_store import BlobStore
-from fleet_protocol.config import parse_config
+from fleet_protocol.configuration import parse_config
 from fleet_protocol.errors import ConfigError, PlanError
 from fleet_protocol.messages import DeviceStatus, parse_server_message
 from fleet_protocol.topics import Topics
 from tests.broker_server.artifacts import ARCH, export_tiny, tiny_layout
+from tests.broker_server.methods import built
 from tests.broker_server.peer import profile
 
 CHUNK = 1024
@@ -57,6 +61,28 @@ def test_a_device_gets_the_largest_tier_it_declares(tiers):
     }
 
 
+@pytest.mark.parametrize(
+    ("changes", "config", "words"),
+    [
+        ({}, {}, ""),
+        ({"unable": "onnxruntime 1 does not work on this board"}, {}, "onnxruntime 1 does not work on this board"),
+        ({"backends": {}}, {}, "install shoal[device] on it"),
+        ({"examples": 0}, {}, "look at [data] of its device.toml"),
+        ({"max_width": 0.25}, {}, "none of the tiers w1.00-d1, w0.50-d1 fits it: it has max_width 0.25"),
+        ({"max_depth": 1}, {}, ""),
+        ({"free_ram_bytes": 1_000_000}, {}, "1000000 bytes of free memory, of which 80% may be used; w0.50-d1 needs"),
+        ({"max_width": 0.5}, {"exclude_smaller": True}, "none of the tiers w1.00-d1 fits it"),
+    ],
+)
+def test_who_is_left_out_is_told_why(tiers, changes, config, words):
+    """And exactly those are left out."""
+    settings, device = TiersConfig(**config), profile(**changes)
+    said = why_unfit(device, usable_tiers(tiers, settings), settings)
+    assert words in said
+    assert bool(said) == bool(words)
+    assert bool(given({"d": device}, tiers, **config)) != bool(said)
+
+
 def test_baselines_restrict_the_tiers(tiers):
     """AllSmall allows one tier for everybody; Exclusive leaves out who cannot train the whole model."""
     profiles = {"big": profile(), "narrow": profile(max_width=0.5)}
@@ -71,7 +97,8 @@ def test_devices_are_drawn_by_seed_and_round(tiers):
     eligible = assign({f"d{i}": profile() for i in range(10)}, usable_tiers(tiers, TiersConfig()), TiersConfig())
 
     def drawn(fraction, least, number):
-        return [item.device for item in choose(eligible, fraction=fraction, least=least, seed=1, number=number)]
+        wanted = wanted_of(len(eligible), fraction=fraction, least=least)
+        return [item.device for item in choose(eligible, wanted=wanted, seed=1, number=number)]
 
     assert len(drawn(0.25, 1, 1)) == 3
     assert len(drawn(0.1, 4, 1)) == 4
@@ -106,7 +133,7 @@ def test_random_plans_are_the_devices_own_and_static_ones_are_shared():
     tier = layout.tier(0.5)
 
     def plan(kind, device, version=0):
-        return strategy(StrategyConfig(plan=kind)).plan(PlanRequest(layout, tier, device, version, 1))
+        return built({"plan": kind}, layout).plan(PlanRequest(tier, device, version, 1))
 
     for kind in ("static", "rolling"):
         assert plan(kind, "a").key == plan(kind, "b").key
@@ -119,18 +146,18 @@ def test_random_plans_are_the_devices_own_and_static_ones_are_shared():
 def test_fedavg_is_the_full_tier_weighted_by_samples():
     """It refuses to start where the whole model is not exported or not allowed."""
     layout = tiny_layout()
-    chosen = strategy(StrategyConfig(name="fedavg"))
-    assert chosen.tiers(layout, [layout.tier(1.0), layout.tier(0.5)]) == (layout.tier(1.0),)
+    chosen = built({"name": "fedavg"}, layout, [layout.tier(1.0), layout.tier(0.5)])
+    assert chosen.tiers == (layout.tier(1.0),)
     with pytest.raises(PlanError, match="full tier"):
-        chosen.tiers(layout, [layout.tier(0.5)])
+        built({"name": "fedavg"}, layout, [layout.tier(0.5)])
 
 
 def test_an_unknown_strategy_is_named_with_a_suggestion():
     """The registry cannot be changed from outside."""
     with pytest.raises(ConfigError, match="did you mean 'heterofl'"):
-        strategy(StrategyConfig(name="hetrofl"))
+        built({"name": "hetrofl"}, tiny_layout())
     with pytest.raises(TypeError):
-        STRATEGIES["mine"] = None
+        KNOWN["mine"] = None
 
 
 class Letterbox:
@@ -163,25 +190,23 @@ rounds = 2000
         chosen = [Assignment("a", context.tiers[0])]
         letters = Letterbox()
         for number in numbers:
-            record, tasks = plan_round(context, chosen, replace(start, number=number - 1), number, blobs)
-            collection = open_collection(
-                context, tasks, kind="train", quorum=1, closed_rounds=record.version, deadline=60.0
-            )
-            Post(letters, Topics("lab")).offer(tasks[0], collection.train, 1.0)
+            _, tasks = plan_round(context, chosen, replace(start, number=number - 1), number, blobs)
+            collection = open_collection(context, tasks, ClosingRule(share=1.0, wanted=1, opened=0.0, deadline=60.0))
+            Outbox(letters, Topics("lab")).offer(tasks[0], collection.instructions, 1.0)
         return [parse_server_message(payload).train.learning_rate for payload in letters.payloads]
 
     return rates
 
 
 def test_the_learning_rate_steps_after_a_milestone(offered_rates):
-    """METHODS H11 for HeteroFL: milestone 150 first acts in the offers of round 151."""
+    """Vector H11 for HeteroFL: milestone 150 first acts in the offers of round 151."""
     train = "learning_rate = 0.1\nmilestones = [150, 250]\nfactor = 0.1"
     rates = offered_rates(train, (1, 150, 151, 250, 251))
     assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001])
 
 
 def test_the_learning_rate_steps_before_a_round_where_asked(offered_rates):
-    """METHODS H11 for FedRolex: milestone 800 already acts in the offers of round 800, and with ``after`` in 801."""
+    """Vector H11 for FedRolex: milestone 800 already acts in the offers of round 800, and with ``after`` in 801."""
     train = "learning_rate = 2e-4\nmilestones = [800, 1200]\nfactor = 0.25\n"
     before = offered_rates(train + 'schedule = "before"', (799, 800, 1199, 1200))
     assert before == pytest.approx([2e-4, 5e-5, 5e-5, 1.25e-5])

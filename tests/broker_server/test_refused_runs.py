@@ -5,20 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from broker_server.artifacts import load_artifacts
-from broker_server.config import FleetConfig
-from broker_server.fleet import assign
-from broker_server.method_config import StrategyConfig
-from broker_server.planning import prepare_run
-from broker_server.server_optimizer import OptimizerSettings
-from broker_server.strategies import strategy
-from device_runtime.data import load_data
-from device_runtime.data.config import NpzData
-from fleet_protocol.config import parse_config
+from broker_server.rounds.artifacts import load_artifacts
+from broker_server.rounds.fleet import assign
+from broker_server.rounds.run_context import prepare_run
+from broker_server.settings.fleet import FleetConfig
+from broker_server.settings.method import StrategyConfig
+from broker_server.strategies.server_optimizer import OptimizerSettings
+from device_runtime.training.data import load_data
+from device_runtime.training.data.sources import NpzData
+from fleet_protocol.configuration import parse_config
 from fleet_protocol.errors import BlobError, ConfigError, DataError, PlanError
+from fleet_protocol.recipe import RecipeTable
 from models import Axis, Dim, Registry, Tier
 from models.axes import kept_units
 from tests.broker_server.artifacts import ARCH, tiny_layout
+from tests.broker_server.methods import built
 from tests.broker_server.peer import profile
 from tests.models.layouts import make_layout
 from tests.trainer_export.helpers import TINY
@@ -56,11 +57,19 @@ def test_a_combination_that_makes_no_sense_is_refused_when_planned(config, table
         prepare(config, **tables)
 
 
+def test_artifacts_of_another_recipe_are_refused(config):
+    """What fleet.toml says of the recipe must be what was exported."""
+    made = config()
+    model = made.model.model_copy(update={"recipe": RecipeTable(optimizer="adamw")})
+    with pytest.raises(ConfigError, match=r"the optimizer is sgd, not adamw.*shoal export --recipe"):
+        prepare(config, model=model)
+
+
 def test_the_baseline_local_has_no_server_optimizer():
     """Nothing is merged there, so there is nothing to step."""
-    local = StrategyConfig.model_validate({"name": "inclusivefl", "inclusivefl": {"baseline": "local"}})
+    local = {"name": "inclusivefl", "inclusivefl": {"baseline": "local"}}
     with pytest.raises(PlanError, match="remove server_optimizer"):
-        strategy(local, OptimizerSettings("fedadam"))
+        built(local, tiny_layout(), optimizer=OptimizerSettings("fedadam"))
 
 
 @pytest.mark.parametrize(
@@ -113,10 +122,10 @@ def test_a_device_without_samples_or_with_foreign_labels_trains_nothing(tmp_path
     with pytest.raises(DataError, match=r"no samples|empty|0 samples"):
         load_data(NpzData(path=tmp_path / "empty.npz"))
     np.savez(tmp_path / "labels.npz", x=np.zeros((2, 6), np.float32), y=np.array([0, 4]))
-    with pytest.raises(DataError, match="label"):
-        load_data(NpzData(path=tmp_path / "labels.npz")).check((6,), "float32", 4)
     made = config()
     tiers = list(load_artifacts(made.model.artifacts, ARCH, chunk_bytes=CHUNK).tiers.values())
+    with pytest.raises(DataError, match="label"):
+        load_data(NpzData(path=tmp_path / "labels.npz")).fitted(tiers[0].manifest)
     assert assign({"d": profile(examples=0)}, tiers, made.tiers) == {}
 
 

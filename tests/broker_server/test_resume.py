@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from broker_server.machine import RoundState
 from broker_server.store import Store, TaskPhase
-from broker_server.tensors import open_tensors
+from broker_server.store.machine import RoundState
+from broker_server.store.mapped_tensors import open_tensors
 from fleet_protocol import control
+from fleet_protocol.digests import place_of
 from fleet_protocol.messages import Offer
 from fleet_protocol.weights import encode_weights
 from tests.broker_server.peer import Peer, honest, profile
@@ -35,7 +36,7 @@ def weights_of(config, run, number):
     store = Store(config.store, read_only=True)
     digest = store.version(run, number).digest
     store.close()
-    return open_tensors(config.store / "blobs" / "objects" / digest[:2] / digest)
+    return open_tensors(config.store / "blobs" / "objects" / place_of(digest))
 
 
 def expected(config):
@@ -115,7 +116,7 @@ def test_an_interrupted_run_gives_the_same_bits(url, config, running, fleet, tmp
 
     def awkward(seed):
         def script(peer, work):
-            if work.offer.kind == "statistics":
+            if work.offer.routine == "statistics":
                 return honest()(peer, work)
             rng = np.random.default_rng(seed)
             given = sorted(work.weights.items())  # the library returns tensors in no particular order

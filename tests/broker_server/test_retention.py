@@ -7,9 +7,9 @@ import signal
 import numpy as np
 import pytest
 
-from broker_server.export import load_version
-from broker_server.retention import drop_old_weights, kept
+from broker_server.rounds.retention import drop_old_weights, kept
 from broker_server.store import Store, VersionRecord
+from broker_server.store.export import load_version
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.control import VersionEvaluation
 from fleet_protocol.errors import ConfigError
@@ -55,7 +55,7 @@ def best_in_round_1(frequent, rare):
     """The model answers with the test set's most frequent label after round 1, with a rare one after the others."""
 
     def script(peer, work):
-        if work.offer.kind == "statistics":
+        if work.offer.routine == "statistics":
             return honest()(peer, work)
         tensors = {name: np.array(value) for name, value in work.weights.items()}
         tensors["head.bias"][frequent if work.offer.round == 1 else rare] += 1e3 * work.offer.round**2

@@ -8,17 +8,18 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from broker_server.artifacts import load_artifacts
-from broker_server.evaluation import Evaluator
-from broker_server.statistics import over_batches
+from broker_server.rounds.artifacts import load_artifacts
+from broker_server.rounds.evaluation import Evaluator
+from broker_server.rounds.statistics import over_batches
+from broker_server.rounds.test_set import load_test_set
 from broker_server.store import Store, TaskPhase
-from broker_server.tensors import open_tensors
-from broker_server.test_set import load_test_set
+from broker_server.store.mapped_tensors import open_tensors
 from fleet_protocol import control
+from fleet_protocol.digests import place_of
 from fleet_protocol.errors import ConfigError, RefusalReason
 from fleet_protocol.weights import encode_weights
 from models.plan import compile_plan, make_plan
-from shoal_cli.main import app
+from shoal.cli.main import app
 from tests.broker_server.artifacts import ARCH, export_tiny, tiny_layout, tiny_weights
 from tests.broker_server.peer import Peer, honest, profile
 
@@ -38,7 +39,7 @@ def test_a_round_merges_two_widths_and_judges_the_result(broker_url, config, run
     before = tiny_weights(tiny_layout())
     store = Store(server.config.store, read_only=True)
     version = store.version(finished.run)
-    after = open_tensors(server.config.store / "blobs" / "objects" / version.digest[:2] / version.digest)
+    after = open_tensors(server.config.store / "blobs" / "objects" / place_of(version.digest))
     np.testing.assert_allclose(after["hidden.weight"][:4], before["hidden.weight"][:4] + 2, rtol=1e-6)
     np.testing.assert_allclose(after["hidden.weight"][4:], before["hidden.weight"][4:] + 1, rtol=1e-6)
     np.testing.assert_allclose(after["head.weight"][:, 4:], before["head.weight"][:, 4:] + 1, rtol=1e-6)
@@ -68,6 +69,23 @@ def test_weights_are_published_once_for_all_who_wait(url, config, running, fleet
     assert finished.payload_bytes < finished.wire_bytes < 4.6 * weights
 
 
+def test_a_device_downloads_every_version_once(url, config, running, fleet):
+    """What statistics were asked of is what the next round trains: the same tensors, so the same blob, sent once."""
+    with Peer(fleet, "a", url, honest()) as one, Peer(fleet, "b", url, honest()) as other:
+        server = running(config(round={"rounds": 3, "min_devices": 2}), url)
+        finished = server.wait()
+    offered = [(offer.routine, offer.version, offer.choices[0].weights) for offer in one.offers]
+    by_version = {}
+    for _, version, ref in offered:
+        by_version.setdefault(version, set()).add(ref.digest)
+    assert len(offered) == 6
+    assert [len(by_version[version]) for version in sorted(by_version)] == [1, 1, 1, 1]
+    manifest = one.offers[0].choices[0].artifact_set
+    wanted = manifest.chunks + sum({ref.digest: ref.chunks for _, _, ref in offered}.values())
+    assert (one.chunks_received, other.chunks_received) == (wanted, wanted)
+    assert finished.status == "finished"
+
+
 def test_a_version_is_judged_when_it_is_due(url, config, running, fleet):
     """Every second version and the last one; statistics are asked for again only where they are due."""
     settings = config(round={"rounds": 5}, evaluation={"every": 2, "statistics_every": 2})
@@ -77,7 +95,7 @@ def test_a_version_is_judged_when_it_is_due(url, config, running, fleet):
     judged = [event.version for event in server.of(control.RoundClosed) if event.evaluation]
     assert judged == [2, 4, 5]
     # Version 2 is the first evaluation and has nothing to reuse, 4 the second, 5 the last.
-    assert [offer.version for offer in peer.offers if offer.kind == "statistics"] == [2, 4, 5]
+    assert [offer.version for offer in peer.offers if offer.routine == "statistics"] == [2, 4, 5]
     assert finished.evaluation == server.of(control.RoundClosed)[-1].evaluation
 
 
@@ -88,7 +106,7 @@ def test_old_statistics_serve_until_new_ones_are_due(url, config, running, fleet
         server = running(settings, url)
         server.wait()
     assert [event.version for event in server.of(control.RoundClosed) if event.evaluation] == [1, 2, 3, 4]
-    assert [offer.version for offer in peer.offers if offer.kind == "statistics"] == [1, 3, 4]
+    assert [offer.version for offer in peer.offers if offer.routine == "statistics"] == [1, 3, 4]
 
 
 def test_statistics_can_come_from_the_servers_own_batches(url, config, running, fleet):
@@ -98,14 +116,14 @@ def test_statistics_can_come_from_the_servers_own_batches(url, config, running, 
         server = running(settings, url)
         finished = server.wait()
     assert finished.evaluation is not None
-    assert {offer.kind for offer in peer.offers} == {"train"}
+    assert {offer.routine for offer in peer.offers} == {"train"}
 
 
 def test_a_version_without_statistics_is_kept_and_says_why_it_was_not_judged(url, config, running, fleet):
     """Devices that cannot run the whole model decline the query; the round closes all the same."""
 
     def declines_queries(peer, work):
-        if work.offer.kind == "statistics":
+        if work.offer.routine == "statistics":
             peer.refuse(work, RefusalReason.NO_SPACE)
         else:
             honest()(peer, work)
@@ -119,8 +137,8 @@ def test_a_version_without_statistics_is_kept_and_says_why_it_was_not_judged(url
     assert finished.status == "finished"
 
 
-def test_a_merge_that_overflows_is_abandoned(url, config, running, fleet):
-    """Updates that are finite one by one may not be in sum; then there is no new version."""
+def test_updates_whose_sum_is_no_number_are_refused(url, config, running, fleet):
+    """Finite one by one they may not be in sum: each is refused by name, and without another there is no version."""
 
     def enormous(peer, work):
         tensors = {name: np.full_like(value, 3e38) for name, value in work.weights.items()}
@@ -129,7 +147,8 @@ def test_a_merge_that_overflows_is_abandoned(url, config, running, fleet):
     with Peer(fleet, "a", url, enormous), Peer(fleet, "b", url, enormous):
         server = running(config(round={"min_devices": 2, "retries": 1}), url)
         finished = server.wait()
-    assert "merged weights are not finite" in server.of(control.RoundAbandoned)[0].reason
+    assert server.of(control.RoundAbandoned)[0].reason == "every update was refused"
+    assert {event.device for event in server.of(control.UpdateRefused)} == {"a", "b"}
     assert (finished.status, finished.version) == ("failed", 0)
 
 
@@ -141,7 +160,7 @@ def test_a_run_of_the_smallest_tier_is_judged_by_that_tier(url, config, running,
         server = running(settings, url)
         finished = server.wait()
     assert {offer.choices[0].tier for offer in peer.offers} == {small}
-    assert {offer.kind for offer in peer.offers} == {"train", "statistics"}
+    assert {offer.routine for offer in peer.offers} == {"train", "statistics"}
     assert finished.evaluation is not None
     store = Store(settings.store, read_only=True)
     versions = store.versions(finished.run)
@@ -171,7 +190,7 @@ def test_further_tiers_are_judged_beside_the_whole_model(url, config, running, f
     digest = store.version(finished.run).digest
     (record,) = store.rounds(finished.run)
     store.close()
-    weights = open_tensors(settings.store / "blobs" / "objects" / digest[:2] / digest)
+    weights = open_tensors(settings.store / "blobs" / "objects" / place_of(digest))
     cut = compile_plan(artifacts.layout, make_plan(artifacts.layout, tier.tier)).slice(weights)
     statistics = over_batches(tier, cut, data, batch_size=settings.train.batch_size, threads=1)
     assert found[small] == Evaluator(tier, data, batch_size=256, threads=1).evaluate(cut, statistics)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker_server import server_optimizer
-from broker_server.server_optimizer import (
+from broker_server.strategies import server_optimizer
+from broker_server.strategies.server_optimizer import (
     OptimizerSettings,
     apply,
     apply_merged,
@@ -132,7 +132,7 @@ def test_the_first_adaptive_step_does_not_depend_on_the_size_of_the_update(name)
 
 
 def test_untouched_entries_go_on_moving_while_the_moment_decays():
-    """Where no device held an entry g is 0, yet m is not (METHODS 2.5)."""
+    """Where no device held an entry g is 0, yet m is not (specification 2.5)."""
     chosen = OptimizerSettings("fedadam")
     weights = arrays(0.0)
     weights, state = apply(chosen, init(chosen, weights), weights, arrays(1.0))
@@ -141,7 +141,7 @@ def test_untouched_entries_go_on_moving_while_the_moment_decays():
 
 
 def test_milestones_restart_the_moments_and_lower_the_rate():
-    """From step 3 on it is as if the run began there, with half the rate (METHODS 2.5)."""
+    """From step 3 on it is as if the run began there, with half the rate (specification 2.5)."""
     restarting = OptimizerSettings("fedadam", learning_rate=0.2, milestones=(3,), restart_factor=0.5)
     fresh = OptimizerSettings("fedadam", learning_rate=0.1)
     weights = arrays(0.0)

@@ -1,14 +1,13 @@
-"""The store: what is committed is found again, and a store of a newer version is left alone."""
+"""The store: what is committed is found again, with its types."""
 
 from __future__ import annotations
 
-import sqlite3
 import time
 
 import pytest
 
-from broker_server.machine import RoundEvent, RoundState, RoundTransitionError
-from broker_server.store import RoundRecord, RunRecord, Store, TaskPhase, TaskRecord, VersionRecord
+from broker_server.store import Outcome, RoundRecord, RunRecord, Screening, Store, TaskPhase, TaskRecord, VersionRecord
+from broker_server.store.machine import RoundEvent, RoundState, RoundTransitionError
 from fleet_protocol.control import VersionEvaluation
 from fleet_protocol.errors import RefusalReason, StorageError
 from fleet_protocol.messages import BlobRef, DeviceStatus, Evaluation
@@ -42,6 +41,29 @@ def begun(store):
     return store
 
 
+def test_what_may_be_lost_waits_for_a_commit(store):
+    """Presence, the log and counts are seen by the writer at once, and by others with the next commit or flush."""
+    other = Store(store.folder, read_only=True)
+    for state in ("idle", "training", "idle"):
+        store.see_device(DeviceStatus(fleet="lab", device="a", online=True, state=state, profile=profile()))
+        store.see_device(DeviceStatus(fleet="lab", device="a", online=state == "idle", state=state))
+    store.log("said", "something")
+    store.count_refusal("", "a", RefusalReason.MALFORMED, "server", 2)
+    assert (other.devices(), other.events(), other.refusals()) == ([], [], [])
+    store.flush()
+    (device,) = other.devices()
+    assert (device.online, device.state, device.profile) == (True, "idle", profile())
+    assert [event.detail for event in other.events()] == ["something"]
+    assert [refusal.count for refusal in other.refusals()] == [2]
+    store.log("said", "at the end")
+    store.close()
+    assert [event.detail for event in other.events()] == ["something", "at the end"]
+    other.close()
+
+
+MERGED = Outcome(TaskPhase.MERGED, Screening(norm=1.0, samples=10, declared=10))
+
+
 def test_records_come_back_as_they_were(begun):
     """Rounds, tasks, versions and evaluations survive the trip through the database, types included."""
     record, tasks = add_round(begun)
@@ -49,8 +71,8 @@ def test_records_come_back_as_they_were(begun):
     assert begun.tasks("r1", 1) == tasks
     own = Evaluation(examples=3, loss=0.5, accuracy=0.25)
     judged = VersionEvaluation(**own.model_dump(), tiers={"w0.50-d1": own})
-    begun.receive("t1-a", "c" * 64, 77, metrics())
-    begun.add_version(VersionRecord("r1", 1, 1, "d" * 64, None, None, 2.0, None), ["t1-a"])
+    begun.receive([tasks[0].receiving(BlobRef(digest="c" * 64, size=77, chunk_bytes=1024), metrics())])
+    begun.add_version(VersionRecord("r1", 1, 1, "d" * 64, None, None, 2.0, None), {"t1-a": MERGED})
     begun.judge_version("r1", 1, statistics="e" * 64, evaluation=judged)
     version = begun.version("r1")
     assert (version.number, version.statistics_digest, version.evaluation) == (1, "e" * 64, judged)
@@ -71,8 +93,8 @@ def test_rounds_move_by_their_table(begun):
 
 def test_what_has_not_come_when_a_round_ends_is_missed(begun):
     """In one commit with the change of state, so that no restart finds a task still open."""
-    record, _ = add_round(begun)
-    begun.receive("t1-a", "c" * 64, 1, metrics())
+    record, tasks = add_round(begun)
+    begun.receive([tasks[0].receiving(BlobRef(digest="c" * 64, size=1, chunk_bytes=1024), metrics())])
     for event in (RoundEvent.ANNOUNCE, RoundEvent.ANNOUNCED, RoundEvent.ENOUGH):
         record = begun.advance_round(record, event)
     assert [task.phase for task in begun.tasks("r1", 1)] == [TaskPhase.RECEIVED, TaskPhase.MISSED]
@@ -103,38 +125,8 @@ def test_totals_add_up(begun):
     assert (begun.run("r1").wire_bytes, begun.run("r1").payload_bytes) == (10, 6)
 
 
-def test_a_store_of_a_newer_version_is_left_alone(tmp_path):
-    """The error names both versions and the way out."""
-    Store(tmp_path).close()
-    with sqlite3.connect(tmp_path / "shoal.db") as connection:
-        connection.execute("UPDATE shoal_store SET schema_version = 99")
-    connection.close()
-    with pytest.raises(StorageError, match=r"schema version 99.*reads up to 2"):
-        Store(tmp_path)
-
-
-def test_a_store_of_the_first_version_is_brought_up_to_date(tmp_path):
-    """It gets the column it lacks, once."""
-    Store(tmp_path).close()
-    with sqlite3.connect(tmp_path / "shoal.db") as connection:
-        connection.execute("ALTER TABLE tasks DROP COLUMN others")
-        connection.execute("UPDATE shoal_store SET schema_version = 1")
-    connection.close()
-    for _ in range(2):
-        store = Store(tmp_path)
-        assert store.tasks("r", 1) == []
-        store.close()
-
-
 def test_a_file_that_is_no_database_is_an_error(tmp_path):
     """It says which file."""
     (tmp_path / "shoal.db").write_bytes(b"not a database" * 100)
     with pytest.raises(StorageError, match=r"shoal\.db"):
         Store(tmp_path)
-
-
-def test_reading_does_not_make_a_store(tmp_path):
-    """A view of a folder without a store says so and leaves no file behind."""
-    with pytest.raises(StorageError, match="no store in"):
-        Store(tmp_path / "nothing", read_only=True)
-    assert not (tmp_path / "nothing").exists()

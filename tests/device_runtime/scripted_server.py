@@ -6,13 +6,14 @@ import contextlib
 import queue
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.blobs import decode_chunk, iter_chunks, ranges_of
-from fleet_protocol.link import BrokerAddress, Link, Received
+from fleet_protocol.link import Link
 from fleet_protocol.messages import (
     Accept,
     Cancel,
@@ -30,7 +31,8 @@ from fleet_protocol.messages import (
     parse_device_message,
     parse_status,
 )
-from fleet_protocol.topics import Topics
+from fleet_protocol.topics import Topics, UploadTopic
+from fleet_protocol.transport import BrokerAddress, Received
 
 FLEET, RUN = "lab", "run1"
 Message = TypeVar("Message")
@@ -74,7 +76,9 @@ class ScriptedServer:
         self._sizes: dict[str, tuple[int, int]] = {}
         self._changed = threading.Condition()
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._link = Link(BrokerAddress.parse(url), f"server-{id(self)}", self._inbox)
+        # An address of memory is used again, and the broker keeps a session for its name: the next test's server would
+        # be given what devices said to the last one's.
+        self._link = Link(BrokerAddress.parse(url), f"server-{uuid.uuid4().hex}", self._inbox)
         self._thread = threading.Thread(target=self._loop, name="scripted-server", daemon=True)
 
     def start(self) -> None:
@@ -98,15 +102,15 @@ class ScriptedServer:
                     self._changed.notify_all()
 
     def _on_received(self, event: Received) -> None:
-        parts = self._topics.parts(event.topic)
-        if parts[0] == "uploads":
+        topic = self._topics.parse(event.topic)
+        if isinstance(topic, UploadTopic):
             chunk = decode_chunk(event.payload)
             if chunk.index in self.script.lose_upload:
                 self.script.lose_upload.discard(chunk.index)
             else:
-                self._sizes[parts[1]] = (chunk.size, chunk.chunk_bytes)
-                self.chunks.setdefault(parts[1], {})[chunk.index] = bytes(chunk.payload)
-        elif parts[2] == "status":
+                self._sizes[topic.task] = (chunk.size, chunk.chunk_bytes)
+                self.chunks.setdefault(topic.task, {})[chunk.index] = bytes(chunk.payload)
+        elif topic.channel == "status":
             self.statuses.append(parse_status(event.payload))
         else:
             message = parse_device_message(event.payload)

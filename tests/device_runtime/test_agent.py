@@ -86,7 +86,7 @@ def test_a_task_from_offer_to_acknowledgement(tmp_path, broker, tiny):
         assert (done.metrics.examples, done.metrics.batches, done.metrics.labels) == (45, 12, (0, 1, 2, 3))
         assert done.metrics.evaluation.examples == 5
         assert [m.epoch for m in server.heard(Progress, "t1")][-1] == 2
-        server.offer(device.id, tiny.choice(new), round=3, task="t2", kind="statistics")
+        server.offer(device.id, tiny.choice(new), round=3, task="t2", routine="statistics")
         statistics = decode_weights(server.wait_update("t2"))
         assert sorted(statistics) == ["stat.norm.mean", "stat.norm.var"]
         assert server.heard(Done, "t2")[0].metrics.batches == 6
@@ -214,7 +214,7 @@ def test_offers_a_board_cannot_take(tmp_path, one_broker, tiny):
         assert "offered w1.00-d1; this board is limited to width 0.5" in refusal.detail
         server.offer(device.id, choice)
         assert server.wait_message(Refuse, "t1", count=2).detail == refusal.detail
-        server.offer(device.id, choice, task="t2", kind="statistics")
+        server.offer(device.id, choice, task="t2", routine="statistics")
         server.wait_update("t2")
 
 

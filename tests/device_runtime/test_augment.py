@@ -10,9 +10,12 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from device_runtime.data import DataConfig, DataSet, load_data, make_dataset
-from device_runtime.data.augment import crop_flip
-from device_runtime.training import evaluate, measure, passes, train, training_batch
+from device_runtime.training.course import Course, Moment, passes, training_batch
+from device_runtime.training.data import DataConfig, DataSet, load_data, make_dataset
+from device_runtime.training.data.augment import crop_flip
+from device_runtime.training.epochs import train
+from device_runtime.training.hooks import Hooks
+from device_runtime.training.measuring import HeldOut, evaluate, measure
 from fleet_protocol.errors import DataError
 from fleet_protocol.messages import TrainSettings
 
@@ -33,7 +36,7 @@ class Recorder:
 
     def evaluate(self, x, y, mask, statistics):
         self.seen.append((x, y))
-        return 0.5, 1
+        return {"loss_sum": np.array(0.5)}
 
     def statistics(self, x):
         self.seen.append((x, np.zeros(0)))
@@ -43,7 +46,9 @@ class Recorder:
         return {}
 
 
-MANIFEST = SimpleNamespace(classes=CLASSES, input_dtype="float32", noise=(), statistics=())
+MANIFEST = SimpleNamespace(
+    classes=CLASSES, input_dtype="float32", noise=(), statistics=(), recipe=SimpleNamespace(metrics=())
+)
 
 
 def images(count: int = 20, *, augment: str = "crop-flip") -> DataSet:
@@ -89,7 +94,7 @@ def test_crops_move_and_flips_mirror():
 def test_the_draw_is_the_documented_one():
     """The same numbers, drawn and applied image by image."""
     data, indices = images(), np.array([3, 1, 7])
-    x, y = training_batch(data, indices, "float32", 5, 2, 1, 4)
+    x, y = training_batch(data, indices, "float32", Moment(5, 2, 1, 4))
     generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([5, 2, 1, 4], spawn_key=(2,))))
     down, right = generator.integers(0, 9, (2, 3))
     mirrored = generator.random(3) < 0.5
@@ -107,10 +112,10 @@ def test_the_draw_is_the_documented_one():
 def test_every_step_draws_anew_and_again_the_same():
     """Seed, round, epoch and step each change the draw; the same four give the same bits."""
     data, indices = images(), np.arange(20)
-    base = training_batch(data, indices, "float32", 5, 2, 1, 4)[0]
-    np.testing.assert_array_equal(training_batch(data, indices, "float32", 5, 2, 1, 4)[0], base)
+    base = training_batch(data, indices, "float32", Moment(5, 2, 1, 4))[0]
+    np.testing.assert_array_equal(training_batch(data, indices, "float32", Moment(5, 2, 1, 4))[0], base)
     for other in ((6, 2, 1, 4), (5, 3, 1, 4), (5, 2, 0, 4), (5, 2, 1, 5)):
-        assert not np.array_equal(training_batch(data, indices, "float32", *other)[0], base)
+        assert not np.array_equal(training_batch(data, indices, "float32", Moment(*other))[0], base)
 
 
 def test_padding_is_what_a_black_pixel_becomes():
@@ -123,34 +128,34 @@ def test_padding_is_what_a_black_pixel_becomes():
     done = make_dataset("normal", normal, np.zeros(2), augment="crop-flip", black=normal[0, :, 0, 0].tolist())
     np.testing.assert_array_equal(done.normal_black, raw.normal_black)
     plain = make_dataset("plain", black, np.zeros(2), augment="crop-flip")
-    assert not training_batch(plain, np.arange(2), "float32", 1, 1, 0, 0)[0].any()
+    assert not training_batch(plain, np.arange(2), "float32", Moment(1, 1, 0, 0))[0].any()
 
 
 def test_training_sees_changed_images_and_evaluation_does_not():
     """Every step of every epoch is the documented batch; evaluation is given the samples as they are."""
     data, chosen = images(), np.arange(1, 20)
     session = Recorder()
-    train(session, MANIFEST, data, chosen, SETTINGS, 3, report=lambda _: None, stopped=lambda: False)
+    train(session, MANIFEST, Course(data, chosen, SETTINGS, 3), Hooks())
     expected = [
-        training_batch(data, indices, "float32", SETTINGS.seed, 3, epoch, step)
-        for epoch, _, plan in passes(chosen, SETTINGS, 3)
-        for step, indices in enumerate(plan)
+        training_batch(data, indices, "float32", Moment(SETTINGS.seed, 3, planned.epoch, step))
+        for planned in passes(chosen, SETTINGS, 3)
+        for step, indices in enumerate(planned.batches)
     ]
     assert len(session.seen) == len(expected) == 6
     for found, wanted in zip(session.seen, expected, strict=True):
         np.testing.assert_array_equal(found[0], wanted[0])
         np.testing.assert_array_equal(found[1], wanted[1])
     judge = Recorder()
-    evaluate(judge, MANIFEST, data, chosen, 50, np.ones(CLASSES, np.float32), {}, stopped=lambda: False)
+    evaluate(judge, MANIFEST, HeldOut(data, chosen, 50, np.ones(CLASSES, np.float32)), Hooks())
     np.testing.assert_array_equal(judge.seen[0][0], data.batch(chosen, "float32")[0])
 
 
 def test_statistics_are_of_changed_images():
-    """METHODS 1.6b: the pass sees what the first epoch of a training sees, but for a last batch of one sample."""
+    """Specification 1.6b: the pass sees what the first epoch of a training sees, but for a last batch of one sample."""
     data, chosen = images(17), np.arange(17)
     training, session = Recorder(), Recorder()
-    train(training, MANIFEST, data, chosen, SETTINGS, 3, report=lambda _: None, stopped=lambda: False)
-    _, count = measure(session, MANIFEST, data, chosen, SETTINGS, 3, stopped=lambda: False)
+    train(training, MANIFEST, Course(data, chosen, SETTINGS, 3), Hooks())
+    _, count = measure(session, MANIFEST, Course(data, chosen, SETTINGS, 3), Hooks())
     assert count == 2
     for found, wanted in zip(session.seen, training.seen[:2], strict=True):
         np.testing.assert_array_equal(found[0], wanted[0])
@@ -159,7 +164,7 @@ def test_statistics_are_of_changed_images():
 def test_without_augment_nothing_is_drawn():
     """A batch is the samples themselves."""
     data = images(augment="none")
-    x, _ = training_batch(data, np.arange(5), "float32", 1, 1, 0, 0)
+    x, _ = training_batch(data, np.arange(5), "float32", Moment(1, 1, 0, 0))
     np.testing.assert_array_equal(x, data.batch(np.arange(5), "float32")[0])
 
 
@@ -185,7 +190,7 @@ def test_what_is_no_image_is_refused():
     assert make_dataset("flat", flat, np.zeros(4), augment="crop-flip", shape=(1, 28, 28)).augment == "crop-flip"
     tokens = make_dataset("tokens", np.zeros((4, 1, 2, 3), np.int64), np.zeros(4), augment="crop-flip")
     with pytest.raises(DataError, match="the model takes tokens"):
-        tokens.check((1, 2, 3), "int64", 2)
+        tokens.fitted(SimpleNamespace(input_shape=(1, 2, 3), input_dtype="int64"))
 
 
 def test_the_page_for_boards_documents_it():

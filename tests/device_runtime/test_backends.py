@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from device_runtime.backends import TrainSession, choose_backend, step_graph_key
 from device_runtime.board import installed_backends
+from device_runtime.training.backends import TrainSession, choose_backend, step_graph_key
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.manifest import parse_manifest
 from models.registry import Registry
@@ -25,7 +25,7 @@ def test_the_backend_is_what_is_installed():
 
 
 @pytest.mark.slow
-@pytest.mark.skipif("ort-training" not in installed_backends(), reason="onnxruntime-training is not installed")
+@pytest.mark.ort_training
 @pytest.mark.parametrize("name", ["lenet5", "text_encoder"])
 def test_both_flavours_agree(name, tmp_path):
     """Ten steps of either graph, bound and swapped by the same code, give the same parameters."""

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from device_runtime.board import installed_backends, probe
-from device_runtime.config import load_device_config
+from device_runtime.settings import load_device_config
 from fleet_protocol.errors import ConfigError, RefusalReason
 from fleet_protocol.messages import Refuse
 from tests.brokers import TestBroker, embedded_broker, free_port
@@ -118,7 +118,7 @@ import device_runtime
 for found in pkgutil.walk_packages(device_runtime.__path__, "device_runtime."):
     if not found.name.endswith("__main__"):
         importlib.import_module(found.name)
-from device_runtime.backends import load_runtime
+from device_runtime.training.backends import load_runtime
 load_runtime()
 banned = ("torch", "onnx", "models", "broker_server", "trainer_export", "sqlalchemy", "typer", "rich")
 print([name for name in sys.modules if name.split(".")[0] in banned])

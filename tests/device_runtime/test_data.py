@@ -13,8 +13,9 @@ import pytest
 from PIL import Image
 from pydantic import TypeAdapter
 
-from device_runtime.data import DataConfig, load_data, make_dataset
+from device_runtime.training.data import DataConfig, load_data, make_dataset
 from fleet_protocol.errors import ConfigError, DataError
+from fleet_protocol.manifest import LossSpec, Manifest, OptimizerSpec, RecipeSpec
 
 CONFIG = TypeAdapter(DataConfig)
 
@@ -120,7 +121,7 @@ def test_python_entry_point(tmp_path):
 def test_tokens_stay_whole_numbers():
     """A model of tokens gets int64, without scaling."""
     data = make_dataset("tokens", np.array([[5, 0], [70000, 1]], np.int32), np.array([0, 1]), scale=0.5)
-    data.check((2,), "int64", 2)
+    data.fitted(model((2,), "int64", 2))
     x, _ = data.batch(np.array([1]), "int64")
     assert (x.dtype, x.tolist()) == (np.int64, [[70000, 1]])
 
@@ -146,10 +147,10 @@ BAD = {
     "foreign npz": ({"kind": "npz", "path": "text.npz"}, "not a numpy file"),
     "no samples": ({"kind": "npz", "path": "none.npz"}, "none.npz is empty"),
     "lengths": ({"kind": "npz", "path": "lengths.npz"}, "3 samples but 2 labels"),
-    "negative label": ({"kind": "npz", "path": "negative.npz"}, "label -1 of sample 1 in .*negative.npz"),
+    "negative label": ({"kind": "npz", "path": "negative.npz", "classes": 3}, "label -1 of sample 1 in .*negative.npz"),
     "label too large": ({"kind": "npz", "path": "d.npz", "classes": 2}, "label 2 of sample 2 .* outside 0 to 1"),
     "not finite": ({"kind": "npz", "path": "nan.npz"}, "sample 1 in .*nan.npz has a value that is not finite"),
-    "fractional label": ({"kind": "npz", "path": "half.npz"}, "expected whole numbers"),
+    "fractional label": ({"kind": "npz", "path": "half.npz", "classes": 3}, "half.npz are not whole numbers"),
     "shape": ({"kind": "npz", "path": "d.npz", "shape": [7]}, r"shape \[4\], which cannot become `shape` \[7\]"),
     "text in a table": ({"kind": "csv", "path": "text.csv"}, "line 3 of .*text.csv: .*'x'"),
     "short line": ({"kind": "csv", "path": "short.csv"}, "line 2 of .*short.csv has 1 fields instead of 2"),
@@ -203,16 +204,86 @@ def test_bad_data_is_named(bad_folder, name):
         load(bad_folder, **table)
 
 
+def model(shape, dtype, classes, label_shape=(), **loss):
+    """What a manifest says of samples and targets; nothing else of it is read."""
+    recipe = RecipeSpec(optimizer=OptimizerSpec(name="sgd"), loss=LossSpec(**loss))
+    return Manifest.model_construct(
+        input_shape=shape, input_dtype=dtype, classes=classes, label_shape=label_shape, recipe=recipe
+    )
+
+
+def test_targets_may_be_numbers(tmp_path):
+    """From every reader; whole ones too, where the loss takes numbers, and then of any sign."""
+    squares = {"name": "mean-squared-error", "target": "float32"}
+    (tmp_path / "t.csv").write_text("a,b,y,z\n1,2,-0.5,3\n4,5,2,6\n")
+    data = load(tmp_path, kind="csv", path="t.csv", label_column="y", columns=["a", "b"])
+    assert data.fitted(model((2,), "float32", 1, **squares)).y.tolist() == [-0.5, 2.0]
+    with pytest.raises(DataError, match=r"masked-cross-entropy takes labels.*mean-squared-error"):
+        data.fitted(model((2,), "float32", 3))
+    data = load(tmp_path, kind="csv", path="t.csv", label_columns=["y", "z"])
+    assert data.x.tolist() == [[1, 2], [4, 5]]
+    assert data.fitted(model((2,), "float32", 2, (2,), **squares)).y.tolist() == [[-0.5, 3], [2, 6]]
+    np.savez(tmp_path / "t.npz", x=np.zeros((2, 3)), y=np.array([-1, 5]))
+    found = load(tmp_path, kind="npz", path="t.npz").fitted(model((3,), "float32", 1, **squares)).y
+    assert (found.dtype, found.tolist()) == (np.float32, [-1, 5])
+    np.savez(tmp_path / "t.npz", x=np.zeros((2, 3)), y=np.array([0.5, np.nan]))
+    with pytest.raises(DataError, match=r"target of sample 1 .* is not finite"):
+        load(tmp_path, kind="npz", path="t.npz")
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np\ndef f():\n    return np.zeros((2, 3)), np.array([0.25, 1])\n"
+    )
+    found = load(tmp_path, kind="python", entry_point="mine.py:f").fitted(model((3,), "float32", 1, **squares)).y
+    assert found.tolist() == [0.25, 1.0]
+
+
+def test_images_may_have_numbers_as_targets(tmp_path):
+    """Named in a table beside them instead of sorted into folders."""
+    for number in range(2):
+        Image.new("L", (3, 2), 10 * number).save(tmp_path / f"{number}.png")
+    (tmp_path / "targets.csv").write_text("1.png,0.5,2\n0.png,-1,3\n")
+    data = load(tmp_path, kind="images", path=".", targets="targets.csv", channels=1)
+    assert data.x[:, 0, 0, 0].tolist() == [10, 0]
+    assert data.y.tolist() == [[0.5, 2], [-1, 3]]
+    (tmp_path / "targets.csv").write_text("2.png,0.5\n")
+    with pytest.raises(DataError, match=r"cannot read the image .*2.png"):
+        load(tmp_path, kind="images", path=".", targets="targets.csv", channels=1)
+    (tmp_path / "targets.csv").write_text("1.png,much\n")
+    with pytest.raises(DataError, match=r"line 1 of .*targets.csv"):
+        load(tmp_path, kind="images", path=".", targets="targets.csv", channels=1)
+
+
+def test_several_labels_of_a_sample_are_no_tokens():
+    """A multi-hot target is refused by a cross entropy, with what to do, and taken by the binary one."""
+    data = make_dataset("d.npz", np.zeros((2, 4), np.float32), np.array([[1, 0, 1], [0, 0, 1]]))
+    with pytest.raises(DataError, match="if several labels hold for a sample, export with --loss binary-cross-entropy"):
+        data.fitted(model((4,), "float32", 3))
+    binary = {"name": "binary-cross-entropy", "target": "float32", "bounds": (0, 1)}
+    assert data.fitted(model((4,), "float32", 3, (3,), **binary)).y.tolist() == [[1, 0, 1], [0, 0, 1]]
+    twos = make_dataset("d.npz", np.zeros((1, 4), np.float32), np.array([[2, 0, 1]]))
+    with pytest.raises(DataError, match="lie in 0 to 2; binary-cross-entropy takes 0 to 1"):
+        twos.fitted(model((4,), "float32", 3, (3,), **binary))
+
+
+def test_a_label_may_count_for_nothing():
+    """The one that the loss ignores is handed over as -1; others must exist."""
+    data = make_dataset("d.npz", np.zeros((2, 4), np.float32), np.array([[[0, 255], [1, 2]], [[255, 255], [0, 0]]]))
+    assert data.fitted(model((4,), "float32", 3, (2, 2), ignored=255)).y.min() == -1
+    with pytest.raises(DataError, match="label 255 of sample 0"):
+        data.fitted(model((4,), "float32", 3, (2, 2)))
+
+
 def test_a_model_that_takes_other_samples(tmp_path):
     """Shape, labels and type are checked against the model of a task."""
     data = make_dataset("d.npz", np.zeros((3, 4), np.float32), np.arange(3))
-    data.check((4,), "float32", 3)
+    data.fitted(model((4,), "float32", 3))
     with pytest.raises(DataError, match=re.escape("samples in d.npz have shape [4], the model takes [1, 2, 2]")):
-        data.check((1, 2, 2), "float32", 3)
+        data.fitted(model((1, 2, 2), "float32", 3))
     with pytest.raises(DataError, match=re.escape("label 2 of sample 2 in d.npz is outside 0 to 1")):
-        data.check((4,), "float32", 2)
+        data.fitted(model((4,), "float32", 2))
+    with pytest.raises(DataError, match=r"label -1 of sample 0 in d.npz is outside 0 to 2"):
+        make_dataset("d.npz", np.zeros((1, 4), np.float32), np.array([-1])).fitted(model((4,), "float32", 3))
     with pytest.raises(DataError, match="takes integer tokens"):
-        data.check((4,), "int64", 3)
+        data.fitted(model((4,), "int64", 3))
 
 
 def test_images_without_pillow_name_the_extra(tmp_path):
@@ -221,7 +292,7 @@ def test_images_without_pillow_name_the_extra(tmp_path):
     code = (
         "import sys; sys.modules['PIL'] = None\n"
         "from pathlib import Path\n"
-        "from device_runtime.data import ImagesData, load_data\n"
+        "from device_runtime.training.data import ImagesData, load_data\n"
         f"load_data(ImagesData(path=Path({str(tmp_path)!r})))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)

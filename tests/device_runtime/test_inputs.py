@@ -7,32 +7,29 @@ import pytest
 import torch
 from torch import nn
 
-from device_runtime.backends import ForwardSession, TrainSession
-from device_runtime.data import make_dataset
-from device_runtime.training import (
-    batches,
-    counted_labels,
-    draw_noise,
-    evaluate,
-    label_mask,
-    present_labels,
-    sample_order,
-    self_test,
-    train,
-)
+from device_runtime.training.backends import ForwardSession, TrainSession
+from device_runtime.training.course import Course, Moment, batches, draw_noise, sample_order
+from device_runtime.training.data import make_dataset
+from device_runtime.training.epochs import self_test, train
+from device_runtime.training.hooks import Hooks
+from device_runtime.training.labels import label_mask, present_labels
+from device_runtime.training.measuring import HeldOut, evaluate
 from fleet_protocol.errors import DataError
 from fleet_protocol.manifest import NoiseSpec, parse_manifest
 from fleet_protocol.messages import TrainSettings
+from fleet_protocol.targets import counted
 from models import Registry, build
 from models.tier import Tier
 from models.zoo.dropout import feed_noise
 from models.zoo.layers import set_mode
+from tests.device_runtime.test_data import model
 from trainer_export.artifact_set import export_architecture
+from trainer_export.optimizers.sgd import Sgd
 from trainer_export.recipe import Recipe
 
 LAYERS = (NoiseSpec(name="drop", shape=(50, 4)), NoiseSpec(name="mask", shape=(7,)))
 SETTINGS = {"input_shape": (6,), "classes": 12, "embed": 16, "heads": 2, "ffn": 12, "blocks": 1, "mask_rate": 0.3}
-RECIPE = Recipe(momentum=0.5, weight_decay=0.01, clip_norm=1.0)
+RECIPE = Recipe(Sgd(momentum=0.5, weight_decay=0.01), clip_norm=1.0)
 TRAIN = TrainSettings(learning_rate=0.1, epochs=2, batch_size=4, seed=5, mask_labels=True)
 
 
@@ -56,8 +53,8 @@ def text(count=11):
 
 def test_noise_is_a_function_of_its_numbers():
     """The same five numbers give the same noise, any other number gives other noise."""
-    first = draw_noise(LAYERS, 3, 1, 0, 0, 8)
-    again = draw_noise(LAYERS, 3, 1, 0, 0, 8)
+    first = draw_noise(LAYERS, Moment(3, 1, 0, 0), 8)
+    again = draw_noise(LAYERS, Moment(3, 1, 0, 0), 8)
     assert [(n, v.shape, v.dtype) for n, v in first.items()] == [
         ("drop", (8, 50, 4), np.float32),
         ("mask", (8, 7), np.float32),
@@ -65,15 +62,15 @@ def test_noise_is_a_function_of_its_numbers():
     for name, value in first.items():
         np.testing.assert_array_equal(value, again[name])
     for other in [(4, 1, 0, 0), (3, 2, 0, 0), (3, 1, 1, 0), (3, 1, 0, 1)]:
-        assert not np.array_equal(draw_noise(LAYERS, *other, 8)["drop"], first["drop"])
+        assert not np.array_equal(draw_noise(LAYERS, Moment(*other), 8)["drop"], first["drop"])
     generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([3, 1, 0, 0], spawn_key=(1,))))
     np.testing.assert_array_equal(first["drop"], generator.random((8, 50, 4), np.float32))
-    assert draw_noise((), 3, 1, 0, 0, 8) == {}
+    assert draw_noise((), Moment(3, 1, 0, 0), 8) == {}
 
 
 def test_noise_is_uniform():
     """Ten bins of 40,000 numbers within five standard deviations, all in [0, 1)."""
-    values = draw_noise((NoiseSpec(name="a", shape=(400,)),), 1, 1, 0, 0, 100)["a"]
+    values = draw_noise((NoiseSpec(name="a", shape=(400,)),), Moment(1, 1, 0, 0), 100)["a"]
     assert values.min() >= 0
     assert values.max() < 1
     counts, _ = np.histogram(values, 10, (0, 1))
@@ -96,15 +93,15 @@ def test_a_device_trains_as_pytorch_does(exported):
     session = TrainSession(manifest, folder / "train.onnx")
     self_test(session, manifest)
     session.load({n: p.detach().numpy() for n, p in module.named_parameters()})
-    result = train(session, manifest, data, chosen, TRAIN, round_number, report=lambda _: None, stopped=lambda: False)
+    result = train(session, manifest, Course(data, chosen, TRAIN, round_number), Hooks())
     set_mode(module, "train")
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.5, weight_decay=0.01)
-    mask = torch.from_numpy(label_mask(present_labels(data.y), 12, masked=True))
+    mask = torch.from_numpy(label_mask(present_labels(data.y, 12), 12, masked=True))
     assert 0 < mask.sum() < 12
     for epoch in range(2):
         losses = []
         for step, rows in enumerate(batches(sample_order(5, round_number, epoch, 11), 4)):
-            noise = draw_noise(manifest.noise, 5, round_number, epoch, step, len(rows))
+            noise = draw_noise(manifest.noise, Moment(5, round_number, epoch, step), len(rows))
             feed_noise(module, {name: torch.from_numpy(value) for name, value in noise.items()})
             y = torch.from_numpy(data.y[rows])
             logits = module(torch.from_numpy(data.x[rows])) * mask
@@ -116,7 +113,7 @@ def test_a_device_trains_as_pytorch_does(exported):
             losses.append(loss.item() * int((y >= 0).sum()))
     for name, parameter in module.named_parameters():
         np.testing.assert_allclose(session.parameters()[name], parameter.detach().numpy(), atol=1e-5, err_msg=name)
-    assert result.loss == pytest.approx(sum(losses) / counted_labels(data.y), abs=1e-5)
+    assert result.loss == pytest.approx(sum(losses) / counted(data.y), abs=1e-5)
 
 
 def test_evaluation_counts_tokens(exported):
@@ -126,7 +123,7 @@ def test_evaluation_counts_tokens(exported):
     parameters = {n: p.detach().numpy() for n, p in module.named_parameters()}
     session = ForwardSession(manifest, folder / "eval.onnx", parameters)
     ones = np.ones(12, np.float32)
-    result = evaluate(session, manifest, data, np.arange(11), 4, ones, {}, stopped=lambda: False)
+    result = evaluate(session, manifest, HeldOut(data, np.arange(11), 4, ones), Hooks())
     with torch.no_grad():
         logits = set_mode(module, "eval")(torch.from_numpy(data.x))
     y = torch.from_numpy(data.y)
@@ -142,19 +139,20 @@ def test_training_without_a_label_that_counts_is_refused(exported):
     data = make_dataset("empty.npz", np.zeros((3, 6), np.int64), np.full((3, 6), -1))
     session = TrainSession(manifest, folder / "train.onnx")
     with pytest.raises(DataError, match=r"empty\.npz: every label of the 3 training samples is negative"):
-        train(session, manifest, data, np.arange(3), TRAIN, 1, report=lambda _: None, stopped=lambda: False)
+        train(session, manifest, Course(data, np.arange(3), TRAIN, 1), Hooks())
 
 
 def test_label_shapes_are_checked():
     """A label per token only where the model gives logits per token; too large labels are named by sample."""
     x, y = np.zeros((3, 6), np.int64), np.zeros((3, 6), np.int64)
-    make_dataset("a.npz", x, y - 1).check((6,), "int64", 4, (6,))
+    each, one = model((6,), "int64", 4, (6,)), model((6,), "int64", 4)
+    make_dataset("a.npz", x, y - 1).fitted(each)
     with pytest.raises(DataError, match=r"labels in a\.npz have shape \[6\] per sample.* one label per sample"):
-        make_dataset("a.npz", x, y).check((6,), "int64", 4)
+        make_dataset("a.npz", x, y).fitted(one)
     with pytest.raises(DataError, match="one label per token"):
-        make_dataset("a.npz", x, y[:, 0]).check((6,), "int64", 4, (6,))
+        make_dataset("a.npz", x, y[:, 0]).fitted(each)
     y[2, 3] = 9
     with pytest.raises(DataError, match="label 9 of sample 2"):
-        make_dataset("a.npz", x, y).check((6,), "int64", 4, (6,))
+        make_dataset("a.npz", x, y).fitted(each)
     with pytest.raises(DataError, match="label -1 of sample 0"):
-        make_dataset("a.npz", x, y[:, 0] - 1)
+        make_dataset("a.npz", x, y[:, 0] - 1).fitted(one)

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fleet_protocol.digests import place_of
 from fleet_protocol.messages import DeviceStatus, Done, NeedChunks, Progress, Refuse
 from tests.brokers import TestBroker, embedded_broker
 from tests.device_runtime.device_process import DeviceProcess
@@ -104,7 +105,7 @@ def then_it_trains_again(scene: Scene) -> None:
 
 def hold_measuring(scene: Scene) -> None:
     hold_idle(scene)
-    scene.offer(kind="statistics", train={"batch_size": 2})
+    scene.offer(routine="statistics", train={"batch_size": 2})
     scene.device.wait_log("state=measuring")
 
 
@@ -150,7 +151,7 @@ def then_nobody_is_told(scene: Scene) -> None:
 def hold_uploading_and_damage_the_update(scene: Scene) -> None:
     hold_uploading(scene)
     digest = scene.server.heard(Done)[0].update.digest
-    path = scene.device.state_dir / "objects" / digest[:2] / digest
+    path = scene.device.state_dir / "objects" / place_of(digest)
     path.write_bytes(path.read_bytes()[:-1] + b"?")
 
 

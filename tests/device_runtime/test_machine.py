@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from device_runtime.machine import TRANSITIONS, Event, MachineError, State, diagram, successor
-from device_runtime.states import STATES
+from device_runtime.agent.machine import TRANSITIONS, Event, MachineError, State, diagram, successor
+from device_runtime.agent.states.waiting import STATES
 
 
 def test_every_state_is_reached_and_only_stopped_is_final():

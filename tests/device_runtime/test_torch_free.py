@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from packaging.requirements import Requirement
 
-from device_runtime.backends import TrainSession
-from device_runtime.data import make_dataset
-from device_runtime.training import train
+from device_runtime.training.backends import TrainSession
+from device_runtime.training.course import Course
+from device_runtime.training.data import make_dataset
+from device_runtime.training.epochs import train
+from device_runtime.training.hooks import Hooks
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.blobs import blob_ref
 from fleet_protocol.manifest import Manifest, parse_manifest
@@ -104,6 +106,7 @@ def test_a_board_trains_an_exported_set(board_python, exported, broker, tmp_path
     weights = {p.name: draw.normal(0, 0.1, p.shape).astype(np.float32) for p in manifest.parameters}
     data = encode_weights(weights)
     blobs.put(data)
+    blobs.put(manifest_bytes)  # under the name of new blobs; a set itself has those of its files
     choice = TierChoice(tier=manifest.tier, artifact_set=blob_ref(manifest_bytes), weights=blob_ref(data))
     device = DeviceProcess(
         tmp_path, broker, {"kind": "npz", "path": "data.npz"}, python=str(board_python), holdout=0, backend="onnx"
@@ -123,9 +126,7 @@ def test_a_board_trains_an_exported_set(board_python, exported, broker, tmp_path
     session.load(weights)
     settings = TrainSettings(**TRAIN)
     dataset = make_dataset("d", x, y)
-    result = train(
-        session, manifest, dataset, np.arange(SAMPLES), settings, 2, report=lambda _: None, stopped=lambda: False
-    )
+    result = train(session, manifest, Course(dataset, np.arange(SAMPLES), settings, 2), Hooks())
     assert done.metrics.train_loss == pytest.approx(result.loss, abs=1e-4)
     for name, value in session.parameters().items():
         np.testing.assert_allclose(update[name], value, atol=1e-4, err_msg=name)

@@ -9,26 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_runtime.backends import ForwardSession, TrainSession, load_runtime
-from device_runtime.data import DataSet, make_dataset
-from device_runtime.training import (
-    TaskStopped,
-    batches,
-    evaluate,
-    holdout_split,
-    label_mask,
-    measure,
-    passes,
-    sample_order,
-    self_test,
-    train,
-)
+from device_runtime.training.backends import ForwardSession, TrainSession, load_runtime
+from device_runtime.training.course import Course, batches, holdout_split, passes, sample_order
+from device_runtime.training.data import DataSet, make_dataset
+from device_runtime.training.epochs import self_test, train
+from device_runtime.training.hooks import Hooks, TaskStopped
+from device_runtime.training.labels import label_mask
+from device_runtime.training.measuring import HeldOut, evaluate, measure
 from fleet_protocol.errors import DataError, RefusalReason, RefusedError
 from fleet_protocol.messages import TrainSettings
 from tests.device_runtime import tiny_set
 from tests.device_runtime.tiny_set import (
+    ADAPTIVE,
     CLASSES,
     TinySet,
+    adaptive_step,
     broken_train_graph,
     initial_weights,
     overflowing_weights,
@@ -70,6 +65,29 @@ def test_steps_equal_numpy(tiny):
         assert loss == pytest.approx(expected, abs=1e-5)
     for name, value in session.parameters().items():
         np.testing.assert_allclose(value, weights[name], atol=1e-5)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_device_holds_any_states_that_an_optimizer_has(tmp_path, in_place):
+    """Two states for each parameter and a counter of steps: kept from step to step, begun anew with each task."""
+    tiny = write_tiny_set(tmp_path, states=ADAPTIVE)
+    manifest = tiny.manifest.model_copy(update={"states_in_place": in_place})
+    session = TrainSession(manifest, tiny.graph("onnx/train"))
+    for _task in range(2):
+        weights = initial_weights()
+        states = {spec.name: np.full(spec.shape, spec.initial, spec.dtype) for spec in ADAPTIVE}
+        session.load(weights)
+        for step in range(6):
+            x, y = samples(9, seed=step)
+            loss = session.step(x, y, ALL, 0.1)
+            expected, weights, states = adaptive_step(weights, states, x, y, ALL, 0.1)
+            assert loss == pytest.approx(expected, abs=1e-4)
+        for name, value in session.parameters().items():
+            np.testing.assert_allclose(value, weights[name], atol=1e-4)
+        for name, value in session.states().items():
+            np.testing.assert_allclose(value, states[name], atol=1e-4)
+        assert session.states()["step"].dtype == np.int64
+        assert session.states()["step"] == 6
 
 
 def test_buffers_alternate_and_nothing_is_copied(tiny):
@@ -126,9 +144,8 @@ def test_training_follows_the_documented_order(tiny):
     session = TrainSession(tiny.manifest, tiny.graph("onnx/train"))
     session.load(initial_weights())
     reports = []
-    result = train(
-        session, tiny.manifest, data, chosen, settings, round_number, report=reports.append, stopped=lambda: False
-    )
+    course = Course(data, chosen, settings, round_number)
+    result = train(session, tiny.manifest, course, Hooks(report=reports.append))
     weights = initial_weights()
     states = {name: np.zeros_like(value) for name, value in weights.items()}
     for epoch in range(settings.epochs):
@@ -182,7 +199,7 @@ def test_absent_labels_do_not_move_their_rows(tiny):
     before = initial_weights()
     session.load(before)
     settings = _settings(epochs=1, batch_size=40)
-    train(session, tiny.manifest, data, np.arange(40), settings, 1, report=lambda _: None, stopped=lambda: False)
+    train(session, tiny.manifest, Course(data, np.arange(40), settings, 1), Hooks())
     after = session.parameters()["linear.weight"]
     decayed = before["linear.weight"] * (1 - settings.learning_rate * tiny_set.DECAY)
     np.testing.assert_allclose(after[2:], decayed[2:], rtol=1e-6)
@@ -196,7 +213,7 @@ def test_loss_that_is_not_finite_is_refused_by_round_and_step(tiny):
     session = TrainSession(tiny.manifest, tiny.graph("onnx/train"))
     session.load(overflowing_weights())
     with pytest.raises(RefusedError, match="loss is nan in round 5 at step 1") as caught:
-        train(session, tiny.manifest, data, np.arange(24), _settings(), 5, report=lambda _: None, stopped=lambda: False)
+        train(session, tiny.manifest, Course(data, np.arange(24), _settings(), 5), Hooks())
     assert caught.value.reason is RefusalReason.FAILED
 
 
@@ -207,23 +224,16 @@ def test_training_stops_between_steps(tiny):
     answers = iter([False, False, True])
     with pytest.raises(TaskStopped):
         train(
-            session,
-            tiny.manifest,
-            _data(),
-            np.arange(50),
-            _settings(),
-            1,
-            report=lambda _: None,
-            stopped=lambda: next(answers),
+            session, tiny.manifest, Course(_data(), np.arange(50), _settings(), 1), Hooks(stopped=lambda: next(answers))
         )
     assert next(answers, None) is None
 
 
 def test_statistics_are_means_over_batches(tiny):
-    """Mean of batch means and of unbiased batch variances, a last batch of one sample left out (METHODS 1.6)."""
+    """Mean of batch means and of unbiased batch variances, a last batch of one sample left out (specification 1.6)."""
     data, settings = _data(25), _settings(batch_size=8)
     session = ForwardSession(tiny.manifest, tiny.graph("onnx/stats"), initial_weights())
-    statistics, count = measure(session, tiny.manifest, data, np.arange(25), settings, 4, stopped=lambda: False)
+    statistics, count = measure(session, tiny.manifest, Course(data, np.arange(25), settings, 4), Hooks())
     order = sample_order(settings.seed, 4, 0, 25)
     pieces = [data.x[order[start : start + 8]].reshape(-1, tiny_set.FEATURES) for start in (0, 8, 16)]
     assert count == 3
@@ -236,7 +246,7 @@ def test_one_sample_has_no_statistics(tiny):
     """The unbiased variance of one sample does not exist, and the device says so."""
     session = ForwardSession(tiny.manifest, tiny.graph("onnx/stats"), initial_weights())
     with pytest.raises(DataError, match="two samples"):
-        measure(session, tiny.manifest, _data(5), np.arange(1), _settings(), 1, stopped=lambda: False)
+        measure(session, tiny.manifest, Course(_data(5), np.arange(1), _settings(), 1), Hooks())
 
 
 def test_evaluation_counts_every_sample(tiny):
@@ -245,7 +255,7 @@ def test_evaluation_counts_every_sample(tiny):
     flat = data.x.reshape(21, -1)
     statistics = {"stat.norm.mean": flat.mean(0), "stat.norm.var": flat.var(0)}
     session = ForwardSession(tiny.manifest, tiny.graph("onnx/eval"), weights)
-    result = evaluate(session, tiny.manifest, data, np.arange(21), 8, ALL, statistics, stopped=lambda: False)
+    result = evaluate(session, tiny.manifest, HeldOut(data, np.arange(21), 8, ALL, statistics), Hooks())
     xn = (flat - flat.mean(0)) / np.sqrt(flat.var(0) + tiny_set.EPS)
     z = xn @ weights["linear.weight"].T + weights["linear.bias"]
     log_p = z - np.log(np.exp(z).sum(1, keepdims=True))
@@ -268,10 +278,10 @@ def test_a_number_of_steps_takes_as_many_passes_as_it_needs(steps, passes_made, 
     """Ten samples in batches of four are three steps a pass; the last pass ends early, and its order is its own."""
     chosen = np.arange(100, 110)
     made = list(passes(chosen, _settings(epochs=1, steps=steps, batch_size=4), 3))
-    assert [count for _, count, _ in made] == [passes_made] * passes_made
-    assert sum(len(planned) for _, _, planned in made) == steps
-    assert len(made[-1][2]) == last
+    assert [(planned.epoch, planned.epochs) for planned in made] == [(i, passes_made) for i in range(passes_made)]
+    assert sum(len(planned.batches) for planned in made) == steps
+    assert len(made[-1].batches) == last
     whole = list(passes(chosen, _settings(epochs=passes_made, batch_size=4), 3))
-    for (_, _, short), (_, _, full) in zip(made, whole, strict=True):
-        for mine, theirs in zip(short, full, strict=False):
+    for short, full in zip(made, whole, strict=True):
+        for mine, theirs in zip(short.batches, full.batches, strict=False):
             np.testing.assert_array_equal(mine, theirs)

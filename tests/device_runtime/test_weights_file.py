@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from device_runtime.weights_file import read_weights
+from device_runtime.training.weights_file import read_weights
 from fleet_protocol.errors import BlobError, RefusalReason, RefusedError
 from fleet_protocol.weights import encode_weights
 from tests.device_runtime.tiny_set import initial_weights, write_tiny_set

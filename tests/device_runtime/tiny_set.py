@@ -7,6 +7,11 @@ against something no exporter made. With inputs X [B, F], labels y, mask m:
     z  = (xn W^T + b) * m,  p = softmax(z),  loss = mean(-log p[y])
     dz = (p - onehot(y)) / B * m,  gW = dz^T xn,  gb = sum dz           (xn has no parameters, so nothing flows further)
     s  = min(1, clip / (|g| + 1e-6)),  buf = momentum * buf + (s g + decay p),  p = p - lr * buf
+
+With `ADAPTIVE` the last line is one of an optimizer with two states for each parameter and a counter of steps, whose
+second states do not start from zero:
+
+    t = t + 1,  m = b1 m + (1 - b1) s g,  v = b2 v + (1 - b2) (s g)^2,  p = p - lr m / (1 - b1^t) / (sqrt(v) + e)
 """
 
 from __future__ import annotations
@@ -25,12 +30,12 @@ from fleet_protocol.blobs import blob_ref
 from fleet_protocol.manifest import (
     GraphSpec,
     Manifest,
+    OptimizerSpec,
     ParameterSpec,
     RecipeSpec,
     StateSpec,
     StatisticSpec,
     TensorSpec,
-    digest_of,
 )
 from fleet_protocol.messages import TierChoice
 from fleet_protocol.weights import encode_weights
@@ -40,7 +45,15 @@ SHAPE = (3, 4)  # of one sample; the graph flattens it
 MOMENTUM, DECAY, CLIP, EPS = 0.9, 5e-4, 1.0, 1e-5
 CHUNK_BYTES = 1024
 NORM = "norm"
+B1, B2, E, V0 = 0.9, 0.99, 1e-3, 0.01
 PARAMETERS = {"linear.weight": (CLASSES, FEATURES), "linear.bias": (CLASSES,)}
+
+SGD = tuple(StateSpec(name=name, shape=shape) for name, shape in PARAMETERS.items())
+ADAPTIVE = (
+    StateSpec(name="step", shape=(), dtype="int64"),
+    *(StateSpec(name=f"first.{name}", shape=shape) for name, shape in PARAMETERS.items()),
+    *(StateSpec(name=f"second.{name}", shape=shape, initial=V0) for name, shape in PARAMETERS.items()),
+)
 
 Arrays = dict[str, NDArray[Any]]
 
@@ -103,6 +116,29 @@ def reference_step(
     weights: Arrays, states: Arrays, x: NDArray[Any], y: NDArray[Any], mask: NDArray[Any], lr: float
 ) -> tuple[float, Arrays, Arrays]:
     """The step of the module's text in numpy, float64."""
+    loss, gradients = _gradients(weights, x, y, mask)
+    buffers = {k: MOMENTUM * states[k] + g + DECAY * weights[k] for k, g in gradients.items()}
+    return loss, {k: weights[k] - lr * buffers[k] for k in weights}, buffers
+
+
+def adaptive_step(
+    weights: Arrays, states: Arrays, x: NDArray[Any], y: NDArray[Any], mask: NDArray[Any], lr: float
+) -> tuple[float, Arrays, Arrays]:
+    """The step of `ADAPTIVE` in numpy, float64."""
+    loss, gradients = _gradients(weights, x, y, mask)
+    after: Arrays = {"step": states["step"] + 1}
+    new = {}
+    for name, gradient in gradients.items():
+        first = after[f"first.{name}"] = B1 * states[f"first.{name}"] + (1 - B1) * gradient
+        second = after[f"second.{name}"] = B2 * states[f"second.{name}"] + (1 - B2) * gradient**2
+        new[name] = weights[name] - lr * first / (1 - B1 ** int(after["step"])) / (np.sqrt(second) + E)
+    return loss, new, after
+
+
+def _gradients(
+    weights: Arrays, x: NDArray[Any], y: NDArray[Any], mask: NDArray[Any]
+) -> tuple[float, dict[str, NDArray[Any]]]:
+    """The loss and the clipped gradients of the module's text."""
     xn = _normalise(x)
     z = (xn @ weights["linear.weight"].T + weights["linear.bias"]) * mask
     z -= z.max(1, keepdims=True)
@@ -112,8 +148,7 @@ def reference_step(
     gradients = {"linear.weight": dz.T @ xn, "linear.bias": dz.sum(0)}
     norm = np.sqrt(sum((g**2).sum() for g in gradients.values()))
     scale = min(1.0, CLIP / (norm + 1e-6))
-    buffers = {k: MOMENTUM * states[k] + scale * g + DECAY * weights[k] for k, g in gradients.items()}
-    return loss, {k: weights[k] - lr * buffers[k] for k in weights}, buffers
+    return loss, {name: scale * gradient for name, gradient in gradients.items()}
 
 
 class _Graph:
@@ -147,8 +182,9 @@ class _Graph:
         return self.op("Mul", self.op("Add", product, "param.linear.bias"), "mask")
 
     def onehot(self) -> str:
-        depth = self.const(CLASSES, np.int64)
-        return self.op("OneHot", "y", depth, self.const([0.0, 1.0]), axis=-1)
+        column = self.op("Unsqueeze", "y", self.const([1], np.int64))
+        same = self.op("Equal", column, self.const(np.arange(CLASSES), np.int64))
+        return self.op("Cast", same, to=TensorProto.FLOAT)
 
     def model(self, inputs: list[TensorSpec], outputs: list[TensorSpec]) -> bytes:
         def values(specs: list[TensorSpec]) -> list[onnx.ValueInfoProto]:
@@ -169,7 +205,7 @@ def _batch_inputs() -> list[TensorSpec]:
     return [_spec("x", "batch", *SHAPE), _spec("y", "batch", dtype="int64"), _spec("mask", CLASSES)]
 
 
-def _train_graph() -> tuple[bytes, list[TensorSpec], list[TensorSpec]]:
+def _train_graph(states: tuple[StateSpec, ...] = SGD) -> tuple[bytes, list[TensorSpec], list[TensorSpec]]:
     g = _Graph()
     xn = g.normalised(*g.batch_statistics(g.op("Flatten", "x", axis=1)))
     z, hot = g.masked_logits(xn), g.onehot()
@@ -182,18 +218,38 @@ def _train_graph() -> tuple[bytes, list[TensorSpec], list[TensorSpec]]:
         "linear.weight": g.op("MatMul", g.op("Transpose", dz, perm=[1, 0]), xn),
         "linear.bias": g.op("ReduceSum", dz, g.const([0], np.int64), keepdims=0),
     }
-    squares = [g.op("ReduceSumSquare", value, keepdims=0) for value in gradients.values()]
+    squares = [g.op("ReduceSum", g.op("Mul", value, value), keepdims=0) for value in gradients.values()]
     norm = g.op("Add", g.op("Sqrt", g.op("Add", *squares)), g.const(1e-6))
     scale = g.op("Min", g.op("Div", g.const(CLIP), norm), g.const(1.0))
-    for name, gradient in gradients.items():
-        decayed = g.op("Add", g.op("Mul", gradient, scale), g.op("Mul", f"param.{name}", g.const(DECAY)))
-        buffer = g.op("Mul", f"state.{name}", g.const(MOMENTUM))
-        buffer = g.op("Add", buffer, decayed, out=f"next.state.{name}")
-        g.op("Sub", f"param.{name}", g.op("Mul", buffer, "lr"), out=f"next.param.{name}")
-    tensors = [_spec(f"{kind}.{n}", *s) for kind in ("param", "state") for n, s in PARAMETERS.items()]
+    scaled = {name: g.op("Mul", gradient, scale) for name, gradient in gradients.items()}
+    (_momentum if states == SGD else _adaptive)(g, scaled)
+    tensors = [_spec(f"param.{n}", *s) for n, s in PARAMETERS.items()]
+    tensors += [_spec(f"state.{s.name}", *s.shape, dtype=s.dtype) for s in states]
     inputs = [*tensors, *_batch_inputs(), _spec("lr")]
     outputs = [_spec("loss"), *(t.model_copy(update={"name": f"next.{t.name}"}) for t in tensors)]
     return g.model(inputs, outputs), inputs, outputs
+
+
+def _momentum(g: _Graph, gradients: dict[str, str]) -> None:
+    for name, gradient in gradients.items():
+        decayed = g.op("Add", gradient, g.op("Mul", f"param.{name}", g.const(DECAY)))
+        buffer = g.op("Mul", f"state.{name}", g.const(MOMENTUM))
+        buffer = g.op("Add", buffer, decayed, out=f"next.state.{name}")
+        g.op("Sub", f"param.{name}", g.op("Mul", buffer, "lr"), out=f"next.param.{name}")
+
+
+def _adaptive(g: _Graph, gradients: dict[str, str]) -> None:
+    count = g.op("Add", "state.step", g.const(1, np.int64), out="next.state.step")
+    power = g.op("Pow", g.const(B1), g.op("Cast", count, to=TensorProto.FLOAT))
+    correction = g.op("Sub", g.const(1.0), power)
+    for name, gradient in gradients.items():
+        first = g.op("Mul", f"state.first.{name}", g.const(B1))
+        first = g.op("Add", first, g.op("Mul", gradient, g.const(1 - B1)), out=f"next.state.first.{name}")
+        second, square = g.op("Mul", f"state.second.{name}", g.const(B2)), g.op("Mul", gradient, gradient)
+        second = g.op("Add", second, g.op("Mul", square, g.const(1 - B2)), out=f"next.state.second.{name}")
+        root = g.op("Add", g.op("Sqrt", second), g.const(E))
+        moved = g.op("Div", g.op("Div", g.op("Mul", first, "lr"), correction), root)
+        g.op("Sub", f"param.{name}", moved, out=f"next.param.{name}")
 
 
 def _eval_graph() -> tuple[bytes, list[TensorSpec], list[TensorSpec]]:
@@ -234,26 +290,28 @@ def broken_train_graph() -> bytes:
     return bytes(model.SerializeToString())
 
 
-def write_tiny_set(root: Path, *, tier: str = "w1.00-d1", train_graph: bytes | None = None) -> TinySet:
+def write_tiny_set(
+    root: Path, *, tier: str = "w1.00-d1", train_graph: bytes | None = None, states: tuple[StateSpec, ...] = SGD
+) -> TinySet:
     """Put the set into a blob store.
 
     Args:
         root: folder of the store.
         tier: id of the tier.
         train_graph: another train graph, to make a set that is broken.
+        states: of the optimizer: `SGD` or `ADAPTIVE`.
     """
     blobs = BlobStore(root)
     graphs = {}
     for key, (built, inputs, outputs) in {
-        "onnx/train": _train_graph(),
+        "onnx/train": _train_graph(states),
         "onnx/eval": _eval_graph(),
         "onnx/stats": _stats_graph(),
     }.items():
         data = train_graph if key == "onnx/train" and train_graph is not None else built
-        blobs.put(data)
         graphs[key] = GraphSpec(
             path=key + ".onnx",
-            digest=digest_of(data),
+            digest=blobs.put(data),
             size=len(data),
             inputs=tuple(inputs),
             outputs=tuple(outputs),
@@ -268,7 +326,9 @@ def write_tiny_set(root: Path, *, tier: str = "w1.00-d1", train_graph: bytes | N
         classes=CLASSES,
         input_shape=SHAPE,
         input_dtype="float32",
-        recipe=RecipeSpec(momentum=MOMENTUM, weight_decay=DECAY, clip_norm=CLIP),
+        recipe=RecipeSpec(
+            optimizer=OptimizerSpec(name="sgd", settings={"momentum": MOMENTUM, "weight_decay": DECAY}), clip_norm=CLIP
+        ),
         parameters=tuple(
             ParameterSpec(
                 name=name,
@@ -279,7 +339,7 @@ def write_tiny_set(root: Path, *, tier: str = "w1.00-d1", train_graph: bytes | N
             )
             for (name, shape), offset in zip(PARAMETERS.items(), offsets, strict=False)
         ),
-        states=tuple(StateSpec(name=name, shape=shape) for name, shape in PARAMETERS.items()),
+        states=states,
         statistics=(StatisticSpec(name=NORM, channels=FEATURES, axis="features"),),
         graphs=graphs,
         flops_per_sample=1,

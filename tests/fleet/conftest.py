@@ -7,8 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from broker_server.artifacts import load_artifacts
-from broker_server.config import (
+from broker_server.rounds.artifacts import load_artifacts
+from broker_server.rounds.evaluation import Evaluator
+from broker_server.rounds.test_set import load_test_set
+from broker_server.service.server import Server
+from broker_server.settings.fleet import (
     BrokerConfig,
     EvaluationConfig,
     FleetConfig,
@@ -17,15 +20,12 @@ from broker_server.config import (
     RoundConfig,
     TrainConfig,
 )
-from broker_server.evaluation import Evaluator
-from broker_server.server import Server
-from broker_server.test_set import load_test_set
 from fleet_protocol import control
 from models.plan import compile_plan, make_plan
 from models.registry import Registry, infer_layout
-from shoal_cli.local_fleet import LocalDevice, LocalFleet
-from simulation.datasets import load_dataset
-from simulation.partition import dirichlet
+from shoal.cli.local_fleet import LocalDevice, LocalFleet
+from simulation.data.datasets import load_dataset
+from simulation.data.partition import dirichlet
 from trainer_export.artifact_set import export_architecture
 from trainer_export.recipe import Recipe
 
@@ -62,7 +62,7 @@ class Ground:
         return FleetConfig(
             fleet="test",
             store=self.folder / "store",
-            broker=BrokerConfig(url=broker),
+            broker=BrokerConfig(url=broker, insecure=broker.startswith("memory:")),
             model=ModelConfig(artifacts=self.artifacts, arch="mlp"),
             round=RoundConfig.model_validate(settings),
             train=TrainConfig(learning_rate=0.1, epochs=2, batch_size=16),

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from simulation.text import IGNORED, Vocabulary, read_lines
+from simulation.data.text import IGNORED, Vocabulary, read_lines
 
 __all__ = ["LABELS", "names_in", "read_sentences", "tag", "tagged"]
 

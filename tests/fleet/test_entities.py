@@ -6,25 +6,26 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from broker_server.artifacts import load_artifacts
-from broker_server.config import BrokerConfig, FleetConfig, ModelConfig, TrainConfig
-from broker_server.planning import prepare_run
-from broker_server.runtime import open_graph
+from broker_server.rounds.artifacts import load_artifacts
+from broker_server.rounds.onnx_runtime import open_graph
+from broker_server.rounds.run_context import prepare_run
+from broker_server.rounds.tier_models import open_model
+from broker_server.settings.fleet import BrokerConfig, FleetConfig, ModelConfig, TrainConfig
 from broker_server.store import Store
-from broker_server.strategies import PlanRequest
-from broker_server.tensors import open_state, open_tensors
+from broker_server.strategies.strategy import PlanRequest
 from fleet_protocol import control
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.manifest import parameter_input
 from models.plan import compile_plan, make_plan
 from models.registry import Registry, infer_layout
-from shoal_cli.local_fleet import LocalDevice, LocalFleet
-from simulation.entities import Scores, entity_scores
-from simulation.text import Vocabulary
+from shoal.cli.local_fleet import LocalDevice, LocalFleet
+from simulation.data.text import Vocabulary
+from simulation.judges.entities import Scores, entity_scores
 from tests.brokers import mosquitto_broker
 from tests.fleet.conftest import Watcher, run
 from tests.fleet.tagged import LABELS, names_in, read_sentences, tagged
 from trainer_export.artifact_set import export_architecture
+from trainer_export.optimizers.sgd import Sgd
 from trainer_export.recipe import Recipe
 
 ROUNDS = 5
@@ -72,7 +73,7 @@ def ward(tmp_path_factory):
         architecture,
         settings,
         tuple(tiers.values()),
-        Recipe(weight_decay=0.0),
+        Recipe(Sgd(weight_decay=0.0)),
         folder / "artifacts",
         formats=("onnx",),
         heads={tiers[kind]: len(LABELS[kind]) for kind in ("weak", "medium")},
@@ -125,12 +126,13 @@ def scores(config, run_id, folder, tiers):
     store, blobs = Store(config.store, read_only=True), BlobStore(config.store / "blobs")
     version = store.version(run_id)
     store.close()
-    weights, state = open_tensors(blobs.path(version.digest)), open_state(blobs, version.state_digest)
     found = {}
     for kind, tier_id in tiers.items():
         tier = artifacts.tiers[tier_id]
-        request = PlanRequest(layout, tier.tier, kind, version.number, config.seed)
-        model = context.strategy.send(compile_plan(layout, make_plan(layout, tier.tier)), request, weights, state)
+        request = PlanRequest(tier.tier, kind, version.number, config.seed)
+        model = context.strategy.send(
+            compile_plan(layout, make_plan(layout, tier.tier)), request, open_model(blobs, version)
+        )
         with np.load(folder / f"{kind}-test.npz") as file:
             x, y = file["x"], file["y"]
         inputs = {parameter_input(name): value for name, value in model.items()}

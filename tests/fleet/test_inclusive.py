@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from broker_server.config import (
+from broker_server.settings.fleet import (
     BrokerConfig,
     EvaluationConfig,
     FleetConfig,
@@ -21,13 +21,14 @@ from broker_server.config import (
 )
 from fleet_protocol import control
 from models.registry import Registry, infer_layout
-from shoal_cli.local_fleet import LocalDevice, LocalFleet
-from simulation.dataset import Dataset
-from simulation.datasets import load_dataset
-from simulation.partition import iid
+from shoal.cli.local_fleet import LocalDevice, LocalFleet
+from simulation.data.dataset import Dataset
+from simulation.data.datasets import load_dataset
+from simulation.data.partition import iid
 from tests.brokers import mosquitto_broker
 from tests.fleet.conftest import Watcher, run, start_accuracy
 from trainer_export.artifact_set import export_architecture
+from trainer_export.optimizers.sgd import Sgd
 from trainer_export.recipe import Recipe
 
 ROUNDS = 5
@@ -79,7 +80,7 @@ def reef(request, tmp_path_factory):
     layout = infer_layout(architecture, settings)
     tiers = tuple(layout.tier(1.0, depth) for depth in DEPTHS)
     export_architecture(
-        architecture, settings, tiers, Recipe(weight_decay=0.0), folder / "artifacts", formats=("onnx",)
+        architecture, settings, tiers, Recipe(Sgd(weight_decay=0.0)), folder / "artifacts", formats=("onnx",)
     )
     with (
         mosquitto_broker(folder) as broker,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from broker_server.config import (
+from broker_server.settings.fleet import (
     BrokerConfig,
     EvaluationConfig,
     FleetConfig,
@@ -15,9 +15,9 @@ from broker_server.config import (
 from fleet_protocol import control
 from fleet_protocol.errors import PlanError
 from models.registry import Registry, infer_layout
-from shoal_cli.local_fleet import LocalDevice, LocalFleet
-from simulation.datasets import load_dataset
-from simulation.partition import dirichlet
+from shoal.cli.local_fleet import LocalDevice, LocalFleet
+from simulation.data.datasets import load_dataset
+from simulation.data.partition import dirichlet
 from tests.brokers import mosquitto_broker
 from tests.fleet.conftest import Watcher, run, start_accuracy
 from trainer_export.artifact_set import export_architecture

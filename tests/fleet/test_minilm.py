@@ -7,14 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from broker_server.config import BrokerConfig, FleetConfig, ModelConfig, TrainConfig
+from broker_server.settings.fleet import BrokerConfig, FleetConfig, ModelConfig, TrainConfig
 from fleet_protocol import control
 from models.registry import Registry, infer_layout
-from shoal_cli.local_fleet import LocalDevice, LocalFleet
-from simulation.datasets import load_dataset
+from shoal.cli.local_fleet import LocalDevice, LocalFleet
+from simulation.data.datasets import load_dataset
 from tests.brokers import mosquitto_broker
 from tests.fleet.conftest import Watcher, run, start_accuracy
 from trainer_export.artifact_set import export_architecture
+from trainer_export.optimizers.sgd import Sgd
 from trainer_export.recipe import Recipe
 
 ROUNDS, SENTENCES, LENGTH, SEED = 3, 128, 24, 1
@@ -43,7 +44,7 @@ def library(tmp_path):
     layout = infer_layout(architecture, settings)
     tiers = tuple(layout.tier(1.0, depth) for depth in (6, 4, 2))
     export_architecture(
-        architecture, settings, tiers, Recipe(weight_decay=0.0), tmp_path / "artifacts", formats=("onnx",)
+        architecture, settings, tiers, Recipe(Sgd(weight_decay=0.0)), tmp_path / "artifacts", formats=("onnx",)
     )
     devices = []
     for number, tier in enumerate(tiers):

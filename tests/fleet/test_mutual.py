@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from broker_server.config import (
+from broker_server.settings.fleet import (
     BrokerConfig,
     EvaluationConfig,
     FleetConfig,
@@ -17,13 +17,13 @@ from fleet_protocol.errors import PlanError, RefusalReason
 from fleet_protocol.weights import decode_weights
 from models.registry import Registry, infer_layout
 from models.tier import Tier
-from shoal_cli.local_fleet import LocalDevice, LocalFleet
-from simulation.datasets import load_dataset
-from simulation.partition import dirichlet
+from shoal.cli.local_fleet import LocalDevice, LocalFleet
+from simulation.data.datasets import load_dataset
+from simulation.data.partition import dirichlet
 from tests.brokers import mosquitto_broker
 from tests.fleet.conftest import Watcher, run, start_accuracy
 from trainer_export.artifact_set import export_architecture
-from trainer_export.mutual_set import MutualModel, MutualPair, export_mutual
+from trainer_export.pair_set import Pair, PairModel, export_pairs
 from trainer_export.recipe import Recipe
 
 ROUNDS = 5
@@ -43,16 +43,16 @@ def studio(tmp_path_factory):
     export_architecture(mlp, meme, (layout.tier(1.0),), Recipe(), folder / "artifacts", formats=("onnx",))
     sets = []
     for number, settings in enumerate(PERSONAL):
-        pair = MutualPair(
-            MutualModel(mlp, layout.tier(1.0), meme), MutualModel(mlp, Tier(1.0), mlp.settings({**SHAPE, **settings}))
+        pair = Pair(
+            PairModel(mlp, layout.tier(1.0), meme), PairModel(mlp, Tier(1.0), mlp.settings({**SHAPE, **settings}))
         )
-        (report,) = export_mutual([pair], Recipe(), folder / "sets", name=f"pair{number}")
+        (report,) = export_pairs([pair], Recipe(), folder / "sets", name=f"pair{number}")
         sets.append(report.folder)
     devices = []
     for index, part in enumerate(dirichlet(data.train_y, DEVICES, 1.0, seed=5)):
         path = folder / f"device-{index}.npz"
         np.savez(path, x=data.train_x[part], y=data.train_y[part])
-        devices.append(LocalDevice(f"device-{index}", path, 1.0, personal=sets[index % len(sets)]))
+        devices.append(LocalDevice(f"device-{index}", path, 1.0, own_model=sets[index % len(sets)]))
     np.savez(folder / "test.npz", x=data.test_x, y=data.test_y)
     with (
         mosquitto_broker(folder) as broker,
@@ -75,7 +75,7 @@ def config(studio, tmp_path):
                 "store": tmp_path / "store",
                 "broker": BrokerConfig(url=url),
                 "model": ModelConfig(artifacts=folder / "artifacts", arch="mlp"),
-                "round": RoundConfig(rounds=ROUNDS, min_devices=DEVICES, nudge_seconds=2.0),
+                "round": RoundConfig(rounds=ROUNDS, min_devices=DEVICES, nudge_seconds=2.0, grace=60),
                 "train": TrainConfig(learning_rate=0.05, epochs=2, batch_size=16),
                 "strategy": {"name": "fml", "fml": fml},
                 "evaluation": EvaluationConfig(data=judged, every=ROUNDS),
@@ -111,7 +111,7 @@ def test_personal_models_and_the_meme_learn_from_each_other(studio, config):
     assert last > first + 0.05
     folders = [studio[0] / "devices" / f"device-{index}" for index in range(DEVICES)]
     for folder in folders:
-        assert len(list(folder.glob(f"personal-{finished.run}-*"))) == 2
+        assert len(list(folder.glob(f"own-model-{finished.run}-*"))) == 2
 
 
 def test_an_adaptor_stays_on_its_device(studio, config):
@@ -120,7 +120,7 @@ def test_an_adaptor_stays_on_its_device(studio, config):
     assert finished.status == "finished", finished.error
     kept = [
         decode_weights(
-            (studio[0] / "devices" / f"device-{i}" / f"personal-{finished.run}-{ROUNDS}.safetensors").read_bytes()
+            (studio[0] / "devices" / f"device-{i}" / f"own-model-{finished.run}-{ROUNDS}.safetensors").read_bytes()
         )
         for i in range(2)
     ]

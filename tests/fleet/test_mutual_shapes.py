@@ -1,7 +1,7 @@
 """FML across shapes: personal models of four architectures in one run, and boards with other classes than the fleet's.
 
-METHODS 5.4 and 5.6. The digits are drawn with 16x16 pixels, which LeNet-5 needs, and the networks are thin, so that one
-processor trains them in seconds.
+Specification 5.4 and 5.6. The digits are drawn with 16x16 pixels, which LeNet-5 needs, and the networks are thin, so
+that one processor trains them in seconds.
 """
 
 from __future__ import annotations
@@ -9,19 +9,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from broker_server import queries
-from broker_server.config import FleetConfig
-from broker_server.store import Store
+from broker_server.settings.fleet import FleetConfig
+from broker_server.store import Store, queries
 from fleet_protocol import control
 from fleet_protocol.weights import decode_weights
 from models.registry import Registry, infer_layout
-from shoal_cli.local_fleet import LocalDevice, LocalFleet
-from simulation.datasets import load_dataset
-from simulation.partition import iid
+from shoal.cli.local_fleet import LocalDevice, LocalFleet
+from simulation.data.datasets import load_dataset
+from simulation.data.partition import iid
 from tests.brokers import mosquitto_broker
 from tests.fleet.conftest import Watcher, run, start_accuracy
 from trainer_export.artifact_set import export_architecture
-from trainer_export.mutual_set import MutualModel, MutualPair, export_mutual
+from trainer_export.pair_set import Pair, PairModel, export_pairs
 from trainer_export.recipe import Recipe
 
 pytestmark = pytest.mark.slow
@@ -40,13 +39,13 @@ ZOO = Registry.zoo()
 def network(name, classes=10):
     architecture = ZOO.get(name)
     settings = architecture.settings(SHAPE | NETWORKS[name] | {"classes": classes})
-    return MutualModel(architecture, infer_layout(architecture, settings).tier(1.0), settings)
+    return PairModel(architecture, infer_layout(architecture, settings).tier(1.0), settings)
 
 
 def pair(folder, meme, personal, classes=10, adaptor=()):
     """A mutual set; its folder."""
-    both = MutualPair(network(meme, classes), network(personal, classes), adaptor)
-    (report,) = export_mutual([both], Recipe(), folder / "sets", name=f"{meme}+{personal}-{classes}")
+    both = Pair(network(meme, classes), network(personal, classes), adaptor)
+    (report,) = export_pairs([both], Recipe(), folder / "sets", name=f"{meme}+{personal}-{classes}")
     return report.folder
 
 
@@ -84,7 +83,7 @@ def local_fleet(folder, url, parts):
     devices = []
     for index, (x, y, chosen) in enumerate(parts):
         np.savez(folder / f"device-{index}.npz", x=x, y=y)
-        devices.append(LocalDevice(f"device-{index}", folder / f"device-{index}.npz", 1.0, personal=chosen))
+        devices.append(LocalDevice(f"device-{index}", folder / f"device-{index}.npz", 1.0, own_model=chosen))
     return LocalFleet(folder / "devices", fleet="shapes", broker=url, devices=devices, holdout=0.2)
 
 
@@ -144,7 +143,7 @@ def test_boards_of_ten_and_of_a_hundred_classes_share_a_trunk(tmp_path):
     assert [len(event.merged) for event in watcher.of(control.RoundClosed)] == [5] * ROUNDS
     first, last = accuracies(watcher, 1), accuracies(watcher, ROUNDS)
     print(f"personal {first} to {last}")
-    name = f"personal-{finished.run}-{ROUNDS}.safetensors"
+    name = f"own-model-{finished.run}-{ROUNDS}.safetensors"
     heads = [decode_weights((tmp_path / "devices" / f"device-{i}" / name).read_bytes()) for i in range(5)]
     assert [head["adaptor/head.weight"].shape for head in heads] == [(10, 64), (10, 64), (100, 64), (100, 64), (10, 64)]
     for device, accuracy in last.items():

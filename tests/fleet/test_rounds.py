@@ -68,7 +68,7 @@ def test_a_broker_that_dies_in_mid_round_costs_time_only(ground, broker, away_se
 
     watcher.once(lambda event: isinstance(event, control.DeviceAccepted) and event.round == 2, kill)
     with ground.fleet(broker.url) as fleet:
-        finished = run(ground.config(broker.url, deadline_seconds=120.0), watcher)
+        finished = run(ground.config(broker.url, deadline_seconds=120.0, grace=60.0), watcher)
         fleet.check()
     timers[0].join()
     closed = watcher.of(control.RoundClosed)
@@ -109,7 +109,7 @@ def test_a_device_killed_in_mid_round_comes_back_and_finishes(ground, mosquitto)
             lambda event: isinstance(event, control.DeviceAccepted) and event.device == "device-0" and event.round == 2,
             power_cut,
         )
-        finished = run(ground.config(mosquitto.url), watcher)
+        finished = run(ground.config(mosquitto.url, grace=60.0), watcher)
         fleet.check()
     assert finished.status == "finished"
     assert [len(event.merged) for event in watcher.of(control.RoundClosed)] == [3, 3, 3]

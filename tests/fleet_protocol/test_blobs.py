@@ -1,5 +1,6 @@
 """Chunks and stores: what arrives is verified, what is missing is known, what was good stays good."""
 
+import hashlib
 import subprocess
 from itertools import pairwise
 
@@ -19,7 +20,9 @@ from fleet_protocol.blobs import (
     iter_chunks,
     ranges_of,
 )
+from fleet_protocol.digests import blob_digest, matches, place_of
 from fleet_protocol.errors import BlobError, StorageError
+from fleet_protocol.messages import BlobRef
 
 CHUNK = 1024
 
@@ -85,14 +88,14 @@ def test_a_restart_goes_on_where_it_stopped(tmp_path):
     assert again.finish().read_bytes() == data
 
 
-def test_a_torn_have_entry_costs_one_chunk_only(tmp_path):
-    """A crash in the middle of the log of what is there leaves a usable part."""
+def test_a_crash_before_the_mark_costs_one_chunk_only(tmp_path):
+    """A crash after the bytes of a chunk were written, and before its mark was, leaves a usable part."""
     data = sample(3 * CHUNK)
     part = PartFile(blob_ref(data, CHUNK), tmp_path / "p")
     part.add(decode_chunk(encode_chunk(data, 1, CHUNK)))
     part.close()
-    with (tmp_path / "p.have").open("ab") as log:
-        log.write(b"\x00\x00")
+    with (tmp_path / "p").open("r+b") as file:
+        file.write(data[:CHUNK])
     again = PartFile(blob_ref(data, CHUNK), tmp_path / "p")
     assert again.missing() == ((0, 1), (2, 3))
     for index in (0, 2):
@@ -136,7 +139,7 @@ def test_store_finds_damage_and_never_serves_it(tmp_path):
 
 def test_store_takes_no_path_for_a_digest(tmp_path):
     """A digest from the wire cannot lead out of the store."""
-    with pytest.raises(BlobError, match="not a sha256"):
+    with pytest.raises(BlobError, match="no digest of a blob"):
         BlobStore(tmp_path).read("../../etc/passwd")
 
 
@@ -170,3 +173,26 @@ def test_a_full_disk_is_a_storage_error_and_what_was_there_stays(tmp_path):
         again.close()
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_blobs_named_before_keep_their_names(tmp_path):
+    """A blob that an earlier store named by its sha256 is read, checked, and found again under that name."""
+    store, data = BlobStore(tmp_path), sample(3000)
+    old = hashlib.sha256(data).hexdigest()
+    part = store.part(BlobRef(digest=old, size=len(data), chunk_bytes=CHUNK))
+    for index in range(3):
+        part.add(decode_chunk(encode_chunk(data, index, CHUNK)))
+    assert store.adopt(part) == tmp_path / "objects" / old[:2] / old
+    assert store.read(old) == data
+    store.path(old).write_bytes(data[1:])
+    with pytest.raises(BlobError, match="damaged"):
+        store.read(old)
+
+
+def test_a_digest_says_how_it_was_made():
+    """New blobs are named by BLAKE3: the published digest of nothing, as a multihash."""
+    assert blob_digest(b"") == "1e20af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"
+    assert matches(b"", hashlib.sha256(b"").hexdigest())
+    assert not matches(b"x", blob_digest(b""))
+    with pytest.raises(ValueError, match="no digest"):
+        place_of("../" + "a" * 61)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from fleet_protocol.labels import Labels
-from fleet_protocol.messages import MESSAGE_LIMIT, Done, TaskMetrics, parse_device_message
+from fleet_protocol.messages import Done, TaskMetrics, parse_device_message
+from fleet_protocol.messages.parsing import MESSAGE_LIMIT_BYTES
 from tests.fleet_protocol.test_messages import FROM, METRICS, REF
 
 ADAPTER: TypeAdapter[tuple[int, ...]] = TypeAdapter(Labels)
@@ -51,7 +52,7 @@ def test_the_form_is_the_written_one():
 def test_a_whole_vocabulary_fits_into_a_message():
     """50,257 labels as a list are beyond the limit of a control message; as a bitmap any broker takes them."""
     labels = tuple(range(50_257))
-    assert len(json.dumps(labels, separators=(",", ":"))) > MESSAGE_LIMIT
+    assert len(json.dumps(labels, separators=(",", ":"))) > MESSAGE_LIMIT_BYTES
     done = Done(**FROM, update=REF, tier="w1.00-d1", metrics=METRICS.model_copy(update={"labels": labels}))
     assert len(done.to_bytes()) < HOSTED_PACKET / 10
     assert parse_device_message(done.to_bytes()).metrics.labels == labels

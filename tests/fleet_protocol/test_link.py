@@ -4,13 +4,16 @@ import contextlib
 import queue
 import select
 import socket
+import ssl
 import threading
 import time
 
 import pytest
 
+from broker_server.service.certificates import Authority
 from fleet_protocol.errors import ConfigError, TransportError
-from fleet_protocol.link import BrokerAddress, Connected, Disconnected, Link, Received
+from fleet_protocol.link import Link
+from fleet_protocol.transport import BrokerAddress, Connected, Disconnected, Farewell, Received
 from tests.brokers import embedded_broker, free_port, mosquitto_broker
 
 WAIT = 20.0
@@ -61,13 +64,13 @@ def test_large_payloads_pass(broker):
 
 def test_retained_status_and_farewell(broker):
     """Whoever comes later finds the last retained status, which a clean goodbye replaces."""
-    with linked(broker.url, "a", will=("s", b"vanished")) as (sender, _):
+    with linked(broker.url, "a", will=Farewell("s", b"vanished")) as (sender, _):
         sender.publish("s", b"here", retain=True)
         sender.drain(time.monotonic() + WAIT)
         with linked(broker.url, "b") as (watcher, inbox):
             watcher.subscribe("s")
             assert next_of(inbox, Received) == Received("s", b"here", retained=True)
-            sender.close(("s", b"gone"))
+            sender.close(Farewell("s", b"gone"))
             assert next_of(inbox, Received).payload == b"gone"
 
 
@@ -77,7 +80,7 @@ def test_the_will_speaks_for_a_dead_client(broker):
     with linked(broker.url, "w") as (watcher, inbox):
         watcher.subscribe("s")
         dying = Link(
-            BrokerAddress.parse(f"mqtt://127.0.0.1:{proxy.port}"), "d", queue.SimpleQueue(), will=("s", b"dead")
+            BrokerAddress.parse(f"mqtt://127.0.0.1:{proxy.port}"), "d", queue.SimpleQueue(), will=Farewell("s", b"dead")
         )
         dying.connect(WAIT)
         proxy.close()
@@ -97,6 +100,26 @@ def test_a_broker_that_comes_back_is_found_again(broker):
         assert next_of(inbox, Received).payload == b"sent while it was away"
 
 
+def test_a_session_that_lost_its_subscriptions_gets_them_again(tmp_path):
+    """A broker killed before it wrote a subscription comes back with an older session, which it calls present."""
+    with (
+        mosquitto_broker(tmp_path, persistent=True) as broker,
+        linked(broker.url, "a") as (link, inbox),
+        linked(broker.url, "other") as (other, _),
+    ):
+        for number in range(4):
+            other.subscribe(f"change/{number}")  # the session of `a` is on disk by now
+        saved = (tmp_path / "mosquitto.db").read_bytes()
+        link.subscribe("t")
+        broker.stop()
+        (tmp_path / "mosquitto.db").write_bytes(saved)
+        next_of(inbox, Disconnected)
+        broker.start()
+        assert next_of(inbox, Connected).session_present
+        other.publish("t", b"heard")
+        assert next_of(inbox, Received).payload == b"heard"
+
+
 def test_a_broker_that_is_down_is_an_error_in_time():
     """Nothing listens: the error says where and what to check, and comes within the timeout."""
     link = Link(BrokerAddress.parse(f"mqtt://127.0.0.1:{free_port()}"), "a", queue.SimpleQueue())
@@ -104,6 +127,56 @@ def test_a_broker_that_is_down_is_an_error_in_time():
     with pytest.raises(TransportError, match=r"cannot connect to the broker at mqtt://127\.0\.0\.1.*Is it running"):
         link.connect(1.0)
     assert time.monotonic() - start < 10
+
+
+@contextlib.contextmanager
+def tls_server(folder):
+    """Speaks TLS with a certificate of a made-up authority, and nothing else; the authority's file and the port."""
+    authority = Authority.generate("made-up")
+    authority.write(folder)
+    for name, text in zip(("cert.pem", "key.pem"), authority.issue("broker", hosts=["127.0.0.1"]), strict=True):
+        (folder / name).write_text(text)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def serve():
+        while True:
+            try:
+                plain, _ = listening.accept()
+            except OSError:
+                return
+            with contextlib.suppress(OSError), plain:
+                context.wrap_socket(plain, server_side=True).close()
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield listening.getsockname()[1]
+    finally:
+        listening.shutdown(socket.SHUT_RDWR)
+        listening.close()
+        thread.join(5)
+
+
+# paho leaves the socket of a refused handshake to the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_certificate_that_is_not_trusted_is_told_from_a_broker_that_is_not_there(tmp_path):
+    """A wrong authority, a name that does not exist, and a port where nobody listens have words of their own."""
+    for folder in ("real", "other"):
+        (tmp_path / folder).mkdir()
+    Authority.generate("other").write(tmp_path / "other")
+    with tls_server(tmp_path / "real") as port:
+        wrong = {
+            "certificate is not trusted.*look at ca_file": BrokerAddress.parse(
+                f"mqtts://127.0.0.1:{port}", ca_file=tmp_path / "other" / "ca.pem"
+            ),
+            "no host of this name": BrokerAddress.parse("mqtt://nowhere.invalid"),
+            "nothing answers there": BrokerAddress.parse(f"mqtt://127.0.0.1:{free_port()}"),
+        }
+        for message, address in wrong.items():
+            with pytest.raises(TransportError, match=message):
+                Link(address, "a", queue.SimpleQueue()).connect(1.0)
 
 
 def test_an_unacknowledged_stream_ends_at_its_deadline(broker):

@@ -8,10 +8,10 @@ from pydantic import Field
 
 from fleet_protocol import messages as m
 from fleet_protocol.asyncapi import document
-from fleet_protocol.config import load_config, parse_config
+from fleet_protocol.configuration import load_config, parse_config
 from fleet_protocol.errors import ConfigError, RefusalReason, RefusedError
 from fleet_protocol.frozen import FrozenModel
-from fleet_protocol.topics import Topics, check_name
+from fleet_protocol.topics import BlobTopic, DeviceTopic, ServerTopic, Topics, UploadTopic, check_name
 
 REF = m.BlobRef(digest="ab" * 32, size=100_000, chunk_bytes=98_304)
 TASK = {"fleet": "lab", "run": "r1", "round": 3, "task": "r1-3-pi", "seq": 7}
@@ -58,7 +58,7 @@ def test_device_messages_round_trip(message):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"schema_version": 2}, RefusalReason.MALFORMED),
+        ({"schema_version": 1}, RefusalReason.MALFORMED),
         ({"type": "explode"}, RefusalReason.MALFORMED),
         ({"surprise": 1}, RefusalReason.MALFORMED),
         ({"round": 0}, RefusalReason.MALFORMED),
@@ -121,8 +121,28 @@ def test_asyncapi_references_resolve():
 def test_topics_of_another_fleet_are_foreign():
     """A fleet whose name begins like ours is not ours."""
     topics = Topics("lab")
-    assert topics.parts(topics.reply("pi")) == ("devices", "pi", "reply")
-    assert topics.parts(Topics("lab2").reply("pi")) == ()
+    assert topics.parse(topics.reply("pi")) == DeviceTopic("pi", "reply")
+    assert topics.parse(Topics("lab2").reply("pi")) is None
+
+
+@pytest.mark.parametrize(
+    ("topic", "value"),
+    [
+        (Topics("lab").status("pi"), DeviceTopic("pi", "status")),
+        (Topics("lab").task("pi"), DeviceTopic("pi", "task")),
+        (Topics("lab").blob("ab", 3), BlobTopic("ab", "3")),
+        (Topics("lab").upload("t1", 0), UploadTopic("t1", "0")),
+        (Topics("lab").server_control, ServerTopic("control")),
+        (Topics("lab").server_events, ServerTopic("events")),
+        (Topics("lab").root, None),
+        (Topics("lab").root + "/devices/pi/diary", None),
+        (Topics("lab").root + "/devices/pi/reply/again", None),
+        (Topics("lab").root + "/uploads/t1", None),
+    ],
+)
+def test_what_is_spelled_is_parsed(topic, value):
+    """Every topic of a fleet is read back as a value; forms that nobody spells are none."""
+    assert Topics("lab").parse(topic) == value
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "+", "#", "a b", "é", "-x", "x" * 65, "a\n"])

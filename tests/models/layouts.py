@@ -23,9 +23,7 @@ def make_layout(
     """Make a layout of the given tensors, all in the head unless `blocks` says otherwise."""
     by_name = {axis.name: axis for axis in axes}
     parameters = tuple(
-        Parameter(
-            name, tuple(by_name[dim.axis].size * dim.inner for dim in dims), dims, (blocks or {}).get(name, "head")
-        )
+        Parameter(name, tuple(dim.length(by_name, 1.0) for dim in dims), dims, (blocks or {}).get(name, "head"))
         for name, dims in tensors.items()
     )
     return Layout(
@@ -53,11 +51,27 @@ def entries(layout: Layout, plan: Plan, parameter: Parameter) -> tuple[NDArray[A
     """Kept entries of each dimension, one by one, as the definition says."""
     mesh = []
     for position, dim in enumerate(parameter.dims):
-        axis = layout.axes[dim.axis]
-        units = range(axis.size) if axis.kind is AxisKind.FIXED else plan.indices[dim.axis]
-        units = plan.overrides.get((parameter.name, position), units)
-        mesh.append(np.array([unit * dim.inner + spot for unit in units for spot in range(dim.inner)]))
+        listed, start = [], 0
+        for part in dim.segments:
+            axis = layout.axes[part.axis]
+            units = range(axis.size) if axis.kind is AxisKind.FIXED else plan.indices[part.axis]
+            units = [int(unit) for unit in plan.overrides.get((parameter.name, position, part.axis), units)]
+            listed += [start + entry for entry in _loops(axis, part, units)]
+            start += len(_loops(axis, part, list(range(axis.size))))
+        mesh.append(np.array(listed))
     return np.ix_(*mesh)
+
+
+def _loops(axis: Axis, part: Dim, units: list[int]) -> list[int]:
+    """The loops of a segment, as they are told."""
+    size = axis.group_size if part.shared else axis.size
+    mapped = units[: len(units) // axis.groups] if part.shared else units
+    return [
+        (copy * size + unit) * part.inner + spot
+        for copy in range(part.outer)
+        for unit in mapped
+        for spot in range(part.inner)
+    ]
 
 
 def zeros(layout: Layout, dtype: Any = np.float64) -> dict[str, NDArray[Any]]:

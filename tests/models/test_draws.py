@@ -77,6 +77,35 @@ def test_random_units_are_uniform():
     assert np.abs(counts - expected).max() < 5 * deviation
 
 
+@given(grouped_axes(), WIDTHS, st.integers(0, 100), st.sampled_from(["up", "down"]))
+def test_a_window_keeps_its_order_inside_every_group(axis, width, shift, direction):
+    """Group after group, each from the window's start upwards and around the group's own end."""
+    start = shift if direction == "up" else -shift
+    kept = axis.kept(width) // axis.groups
+    expected = [
+        group * axis.group_size + (start + place) % axis.group_size
+        for group in range(axis.groups)
+        for place in range(kept)
+    ]
+    assert list(rolling_units(axis, width, shift=shift, direction=direction)) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "units"),
+    [
+        ({"shift": 0}, [0, 1, 2, 4, 5, 6, 8, 9, 10]),
+        ({"shift": 3}, [3, 0, 1, 7, 4, 5, 11, 8, 9]),
+        ({"shift": 7}, [3, 0, 1, 7, 4, 5, 11, 8, 9]),
+        ({"shift": 2, "direction": "down"}, [2, 3, 0, 6, 7, 4, 10, 11, 8]),
+        ({"shift": 3, "heads": "as_released"}, [3, 4, 5, 7, 8, 9, 11, 0, 1]),
+        ({"shift": 1, "heads": "as_released", "direction": "down"}, [11, 0, 1, 3, 4, 5, 7, 8, 9]),
+    ],
+)
+def test_three_heads_of_four_units_by_hand(options, units):
+    """Three of four units each; the released rule rolls all twelve before it cuts them into heads."""
+    assert list(rolling_units(Axis("a", 12, groups=3), 0.75, **options)) == units
+
+
 @pytest.mark.parametrize("shift", [1, 3])
 def test_a_head_preserving_window_never_mixes_heads(shift):
     """Local head h holds units of global head h alone; the released rule mixes two."""

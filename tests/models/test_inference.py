@@ -66,19 +66,6 @@ def test_every_layout_survives_its_file(zoo):
         assert Layout.from_json(layout.to_json()) == layout
 
 
-def _concatenated(cut):
-    return nn.Linear(cut.width("a", 4) + cut.width("b", 5), cut.classes(3))
-
-
-def _fused(cut):
-    dims = cut.heads("attention", 2, 4) * 2
-    return nn.Sequential(nn.Linear(4, 3 * dims), nn.Linear(dims, cut.classes(3)))
-
-
-def _with_constant(cut):
-    return nn.Linear(cut.width("a", 4) + 1, cut.classes(3))
-
-
 def _ignored(cut):
     cut.width("a", 4)
     return nn.Linear(4, cut.classes(3))
@@ -90,6 +77,23 @@ def _no_labels(cut):
 
 def _batch_norm(cut):
     return nn.Sequential(nn.BatchNorm1d(cut.width("a", 4)), nn.Linear(4, cut.classes(3)))
+
+
+def _divided(cut):
+    kept = cut.width("a", 16)
+    return nn.Sequential(nn.Conv1d(4, kept, 1), nn.Conv1d(kept, kept, 1, groups=2), nn.Linear(4, cut.classes(3)))
+
+
+def _halved(cut):
+    return nn.Sequential(nn.Linear(4, 32 - cut.width("a", 16)), nn.Linear(16, cut.classes(3)))
+
+
+def _among_labels(cut):
+    return nn.Linear(4, cut.classes(3) + 2)
+
+
+def _fails(cut):
+    return nn.Sequential(nn.Linear(4, cut.width("a", 6)), nn.Linear(4, cut.classes(3)))
 
 
 def _lazy(cut):
@@ -113,12 +117,19 @@ def _empty_blocks(cut):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (_concatenated, r"9 entries and grows to 10 with one more unit of a .*parameter of its own"),
-        (_with_constant, r"dimension 1 of weight has 5 entries and grows to 6"),
-        (_fused, "24 entries, 3 for each unit of the heads attention; give queries, keys and values"),
         (_ignored, "no parameter grows with axis a; use the size the cut returns"),
         (_no_labels, "never asked for cut.classes"),
-        (_batch_norm, "0 is a BatchNorm1d, whose running averages .* use StaticBatchNorm"),
+        (
+            _batch_norm,
+            "0 is a BatchNorm1d, whose running averages .* `shoal export --convert` replaces it by StaticBatchNorm",
+        ),
+        (_divided, r"dimension 1 of 1.weight has 8 entries and 9 with 2 more units of a .*cut.heads\('a', 2, 8\) \* 2"),
+        (
+            _halved,
+            "dimension 0 of 0.weight has 16 entries and 15 with 1 more units of a .*by multiplication and addition",
+        ),
+        (_among_labels, "5 entries, 3 of them for the labels classes; keep what is joined to it in a parameter"),
+        (_fails, r"the model fails on a batch of samples of shape \[4\].*forward must take one tensor"),
         (_lazy, "parameter 0.weight has no shape yet"),
         (_counted, "its parameters change with the size of a"),
         (_renamed, "parameter body.weight of depth 0 is not the same in a deeper model"),
@@ -139,7 +150,7 @@ def test_a_dimension_moved_by_two_axes_is_refused():
     def outer(cut):
         return nn.Sequential(nn.Linear(4, cut.width("a", 4) * cut.width("b", 5)), nn.Linear(4, cut.classes(3)))
 
-    with pytest.raises(ConfigError, match=r"dimension 0 of 0.weight grows with both a and b"):
+    with pytest.raises(ConfigError, match=r"dimension 0 of 0.weight has 20 entries and grows with both a and b"):
         infer_layout(arch_of(outer))
 
 
@@ -157,7 +168,7 @@ def test_initial_weights_are_a_function_of_the_seed(zoo):
 
 
 def test_linear_biases_and_norms_start_as_in_heterofl(zoo):
-    """Linear biases 0, norm scale 1 and shift 0 (METHODS 1.7)."""
+    """Linear biases 0, norm scale 1 and shift 0 (specification 1.7)."""
     weights = initial_weights(zoo.get("conv"))
     assert not weights["head.bias"].any()
     assert (weights["units.0.norm.weight"] == 1).all()

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fleet_protocol.errors import ConfigError, PlanError
-from models import Axis, AxisKind, Dim, Layout, Tier, make_plan, scatter, slice_weights
-from tests.models.layouts import make_layout, noise, square
+from models import Axis, AxisKind, Dim, Layout, Statistic, Tier, Window, make_plan, scatter, slice_weights
+from tests.models.layouts import make_layout, noise, square, zeros
 
 
 def encoder(depth: int = 3) -> Layout:
@@ -75,14 +75,31 @@ def test_a_tied_draw_lines_the_residual_stream_up():
 def test_a_draw_per_layer_chains_outputs_into_inputs():
     """Each layer draws its outputs; its bias, and the inputs of the next, follow the last draw on that axis."""
     layout = encoder()
-    plan = make_plan(layout, layout.tier(0.5), "random", seed=4, draw="per_layer")
-    units = {key: list(value) for key, value in plan.overrides.items()}
+    plan = make_plan(layout, layout.tier(0.5), Window("random", draw="per_layer"), seed=4)
+    units = {key[:2]: list(value) for key, value in plan.overrides.items()}
     assert units["embedding", 1] == units["1.up", 1]
     assert units["1.up", 0] == units["1.up_bias", 0] == units["1.down", 1]
     assert units["1.down", 0] == units["1.norm", 0] == units["2.up", 1]
     assert units["3.down", 0] == units["head", 1]
     streams = {tuple(units[name, at]) for name, at in [("embedding", 1), *((f"{n}.down", 0) for n in (1, 2, 3))]}
     assert len(streams) == 4
+
+
+def test_statistics_follow_the_draw_of_their_layer():
+    """The running mean of a norm keeps the units that the norm's weight keeps, not those of the axis."""
+    layout = make_layout(
+        [Axis("in", 2, AxisKind.FIXED), Axis("a", 32)],
+        {"layer": (Dim("a"), Dim("in")), "norm.weight": (Dim("a"),)},
+        statistics=(Statistic("norm", (Dim("a"),), "head"),),
+    )
+    plan = make_plan(layout, layout.tier(0.5), Window("random", draw="per_layer"))
+    drawn = plan.overrides["norm.weight", 0, "a"]
+    assert list(drawn) != list(plan.indices["a"])
+    numbers = np.arange(32, dtype=np.float32)
+    weights = {"layer": np.zeros((32, 2)), "norm.weight": numbers, "stat.norm.mean": numbers}
+    cut = slice_weights(layout, plan, weights)
+    np.testing.assert_array_equal(cut["norm.weight"], drawn)
+    np.testing.assert_array_equal(cut["stat.norm.mean"], drawn)
 
 
 def test_a_draw_per_layer_draws_each_embedding_but_never_in_front_of_the_classifier():
@@ -94,9 +111,9 @@ def test_a_draw_per_layer_draws_each_embedding_but_never_in_front_of_the_classif
         {"tokens": table, "positions": table, "head": table},
         blocks={"tokens": "stem", "positions": "stem"},
     )
-    units = make_plan(layout, layout.tier(0.5), "random", seed=4, draw="per_layer").overrides
-    assert list(units["tokens", 1]) != list(units["positions", 1])
-    assert list(units["positions", 1]) == list(units["head", 1])
+    units = make_plan(layout, layout.tier(0.5), Window("random", draw="per_layer"), seed=4).overrides
+    assert list(units["tokens", 1, "embed"]) != list(units["positions", 1, "embed"])
+    assert list(units["positions", 1, "embed"]) == list(units["head", 1, "embed"])
 
 
 def test_a_plan_is_frozen():
@@ -106,12 +123,99 @@ def test_a_plan_is_frozen():
         plan.indices["k"][0] = 3
     with pytest.raises(TypeError):
         plan.indices["k"] = np.arange(2)
+    drawn = make_plan(encoder(), Tier(0.5, 1), Window("random", draw="per_layer"))
+    with pytest.raises(TypeError):
+        drawn.overrides["head", 1, "embed"] = np.arange(2)
+    with pytest.raises(ValueError, match="read-only"):
+        drawn.overrides["head", 1, "embed"][0] = 3
+
+
+def test_a_plan_of_nothing_else_is_that_of_the_first_round_and_seed_0():
+    """What is left out is round 0, seed 0, a step of 1 upwards, a tied draw, whole heads; the plan tells its kind."""
+    rolled = make_plan(attention(), Tier(0.5, 1), "rolling")
+    assert list(rolled.indices["heads"]) == [0, 1, 4, 5]
+    assert list(make_plan(square(4), Tier(0.5), "rolling", round_index=1).indices["k"]) == [1, 2]
+    drawn, first = (make_plan(square(64), Tier(0.5), "random", **seed) for seed in ({}, {"seed": 0}))
+    assert list(drawn.indices["k"]) == list(first.indices["k"])
+    assert not drawn.overrides
+    assert (make_plan(square(4), Tier(0.5)).kind, rolled.kind, drawn.kind) == ("static", "rolling", "random")
+
+
+def test_units_that_are_not_interchangeable_are_not_exchanged():
+    """A leading axis has static plans alone; the message names it and what to do; the file keeps the word."""
+    layout = make_layout([Axis("k", 4, leading=True)], {"w": (Dim("k"),)})
+    assert list(make_plan(layout, Tier(0.5)).indices["k"]) == [0, 1]
+    for kind in ("rolling", "random"):
+        with pytest.raises(PlanError, match=rf"axis k was declared leading.*as {kind} plans do; choose .*heterofl"):
+            make_plan(layout, Tier(0.5), kind)
+    assert Layout.from_json(layout.to_json()) == layout
+
+
+def test_groups_that_share_entries_keep_the_same_places():
+    """A window that rolls across groups, as released code does, has no meaning for the inputs of a grouped layer."""
+    layout = make_layout([Axis("k", 4, groups=2)], {"w": (Dim("k"), Dim("k", shared=True))})
+    shapes = {
+        name: value.shape for name, value in slice_weights(layout, make_plan(layout, Tier(0.5)), zeros(layout)).items()
+    }
+    assert shapes == {"w": (2, 1)}
+    plan = make_plan(layout, Tier(0.5), Window(heads="as_released"), round_index=2)
+    with pytest.raises(PlanError, match=r"its 2 groups share entries.*preserving"):
+        slice_weights(layout, plan, zeros(layout))
+
+
+def test_an_arranged_dimension_survives_its_file_and_says_what_it_is():
+    """Plain dimensions are written as before, others as their loops."""
+    arranged = Dim("a", 2, 3, more=(Dim("k", outer=3), Dim("k", shared=True), Dim("fixed.2")))
+    axes = [Axis("a", 3), Axis("k", 4, groups=2), Axis("fixed.2", 2, AxisKind.FIXED)]
+    layout = make_layout(axes, {"w": (arranged, Dim("a", 5))})
+    assert layout.parameters[0].shape == (3 * 2 * 3 + 3 * 4 + 2 + 2, 15)
+    assert Layout.from_json(layout.to_json()) == layout
+    assert [str(dim) for dim in layout.parameters[0].dims] == ["3*a*2 + 3*k + k/group + fixed.2", "a*5"]
+    assert Dim("a", 5).to_json() == ["a", 5]
+
+
+def test_rows_of_labels_stand_alone():
+    """The label rule chooses rows of a whole dimension."""
+    axes = [Axis("labels", 3, AxisKind.FIXED), Axis("a", 2)]
+    with pytest.raises(PlanError, match="w has rows of labels among others; give them a tensor alone"):
+        make_layout(axes, {"w": (Dim("a", more=(Dim("labels"),)),)}, label_axes=("labels",))
 
 
 def test_a_rolling_step_is_a_multiple_of_the_round():
     """With a step of 3 the window of round 2 starts at unit 6."""
-    plan = make_plan(square(8), Tier(0.5), "rolling", round_index=2, step=3)
+    plan = make_plan(square(8), Tier(0.5), Window(step=3), round_index=2)
     assert list(plan.indices["k"]) == [6, 7, 0, 1]
+
+
+def attention() -> Layout:
+    """Two heads of four units: a projection into them, one out of them that holds two entries for each unit."""
+    axes = [Axis("embed", 4), Axis("heads", 8, groups=2)]
+    return make_layout(axes, {"query": (Dim("heads"), Dim("embed")), "out": (Dim("embed"), Dim("heads", 2))})
+
+
+@pytest.mark.parametrize(
+    ("options", "units"),
+    [
+        ({}, [3, 0, 7, 4]),
+        ({"step": 2}, [2, 3, 6, 7]),
+        ({"direction": "down"}, [1, 2, 5, 6]),
+        ({"heads": "as_released"}, [3, 4, 7, 0]),
+    ],
+)
+def test_a_rolling_plan_moves_the_units_of_each_head_in_their_order(options, units):
+    """In round 3 the window starts at unit 3 of each head; what is cut, and written back, comes in that order."""
+    layout = attention()
+    plan = make_plan(layout, layout.tier(0.5), Window("rolling", **options), round_index=3)
+    assert list(plan.indices["heads"]) == units
+    weights, embed = noise(layout), plan.indices["embed"]
+    entries = [2 * unit + spot for unit in units for spot in range(2)]
+    cut = slice_weights(layout, plan, weights)
+    np.testing.assert_array_equal(cut["query"], weights["query"][np.ix_(units, embed)])
+    np.testing.assert_array_equal(cut["out"], weights["out"][np.ix_(embed, entries)])
+    numbered = {name: np.arange(value.size, dtype=np.float32).reshape(value.shape) for name, value in cut.items()}
+    merged = scatter(layout, plan, numbered, weights)
+    np.testing.assert_array_equal(merged["query"][np.ix_(units, embed)], numbered["query"])
+    np.testing.assert_array_equal(merged["out"][np.ix_(embed, entries)], numbered["out"])
 
 
 @pytest.mark.parametrize("depth", [0, 4, -1])
@@ -130,10 +234,9 @@ def test_a_tier_of_another_model_is_refused():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kind": "spiral"}, "unknown kind of plan 'spiral'; choose one of static, rolling, random"),
         ({"round_index": -1}, "round_index >= 0"),
         ({"seed": -1}, "seed >= 0"),
-        ({"step": 0}, "step >= 1"),
+        ({"window": "spiral"}, "unknown kind of plan 'spiral'; choose one of static, rolling, random"),
     ],
 )
 def test_bad_options_of_a_plan_are_refused(options, message):

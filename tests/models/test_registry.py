@@ -93,7 +93,7 @@ def test_a_user_registers_a_model_from_a_file(zoo, tmp_path):
 
 def test_a_file_may_import_a_zoo_model(zoo, tmp_path):
     """What the registry has already is not a second one of the same name."""
-    registry = zoo.with_file(user_file(tmp_path, "from models.zoo import mlp\n" + USER_FILE))
+    registry = zoo.with_file(user_file(tmp_path, "from models.zoo.mlp import mlp\n" + USER_FILE))
     assert len(registry) == len(zoo) + 1
 
 

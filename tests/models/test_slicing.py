@@ -13,6 +13,7 @@ from models import (
     AxisKind,
     Dim,
     Statistic,
+    Window,
     compile_plan,
     make_plan,
     regions,
@@ -20,7 +21,7 @@ from models import (
     scatter_add,
     slice_weights,
 )
-from models.slicing import MAX_BOXES
+from models.slicing import MAX_BOXES, compile_tensor
 from tests.models.layouts import entries, make_layout, noise, zeros
 
 KINDS = st.sampled_from(["static", "rolling", "random"])
@@ -36,7 +37,8 @@ def layouts(draw):
         Axis("heads", groups * draw(st.integers(1, 5)), groups=groups),
         Axis("labels", draw(st.integers(1, 5)), AxisKind.FIXED),
     ]
-    inner = draw(st.integers(1, 3))
+    inner, outer = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    joined = (Dim("heads", inner, outer), Dim("in"), Dim("a", outer=2))
     tensors = {
         "first.weight": (Dim("a"), Dim("in"), Dim("in")),
         "first.bias": (Dim("a"),),
@@ -45,6 +47,9 @@ def layouts(draw):
         "head.weight": (Dim("labels"), Dim("a")),
         "head.bias": (Dim("labels"),),
         "temperature": (),
+        "gates": (Dim("a", inner, outer), Dim("heads", inner, outer, shared=True)),
+        "per_group": (Dim("heads"), Dim("heads", outer=outer, shared=True)),
+        "joined": (Dim("a", outer=outer, more=joined), Dim("in")),
     }
     return make_layout(axes, tensors, label_axes=("labels",))
 
@@ -56,10 +61,9 @@ def planned(draw):
     plan = make_plan(
         layout,
         layout.tier(draw(st.floats(0.01, 1.0))),
-        draw(KINDS),
+        Window(draw(KINDS), draw=draw(st.sampled_from(["tied", "per_layer"]))),
         round_index=draw(st.integers(0, 30)),
         seed=draw(st.integers(0, 99)),
-        draw=draw(st.sampled_from(["tied", "per_layer"])),
     )
     return layout, plan
 
@@ -120,17 +124,55 @@ def test_adding_ones_counts_the_coverage(case, data):
 
 @given(planned())
 def test_a_sum_of_updates_adds_every_entry_once(case):
-    """`scatter_add` is W[mesh] += weight * update, and a plan and its compiled form do the same."""
+    """`scatter_add` is W[mesh] += weight * update, and a plan and its compiled form do the same but for the weight."""
     layout, plan = case
     update = slice_weights(layout, plan, noise(layout))
+    half = {name: np.float32(0.5) * value for name, value in update.items()}
     sums, again = noise(layout, seed=1), noise(layout, seed=1)
-    scatter_add(layout, plan, sums, update, weight=0.5)
-    scatter_add(layout, compile_plan(layout, plan), again, update, weight=0.5)
+    scatter_add(layout, plan, sums, half)
+    compile_plan(layout, plan).scatter_add(again, update, weight=0.5)
     for item in layout.parameters:
         expected = noise(layout, seed=1)[item.name]
         expected[entries(layout, plan, item)] += np.float32(0.5) * update[item.name]
         np.testing.assert_array_equal(sums[item.name], expected)
         np.testing.assert_array_equal(again[item.name], expected)
+
+
+@pytest.mark.parametrize("weight", [1.0, 2.0])
+def test_once_and_plainly_is_the_default(weight):
+    """Without a weight an update is added as it is, without an amount it counts one."""
+    layout, plan, update = _small()
+    compiled = compile_plan(layout, plan)
+    sums, counts = zeros(layout), zeros(layout)
+    compiled.scatter_add(sums, update)
+    compiled.scatter_add(sums, update, weight=weight)
+    compiled.add_coverage(counts)
+    np.testing.assert_allclose(sums["w"][:2, :2], (1 + weight) * update["w"])
+    assert counts["w"].sum() == 4
+
+
+def test_boxes_are_boxes_up_to_their_limit():
+    """As many runs as there may be boxes are boxes still; one more is a mesh."""
+    size = 2 * MAX_BOXES + 2
+    layout = make_layout([Axis("a", size)], {"w": (Dim("a"),)})
+    for count in (MAX_BOXES, MAX_BOXES + 1):
+        tensor = compile_tensor(layout, "w", (Dim("a"),), [{"a": np.arange(0, 2 * count, 2)}])
+        assert len(tensor.regions) == (count if count == MAX_BOXES else 1)
+        assert isinstance(tensor.regions[0].whole[0], slice) == (count == MAX_BOXES)
+
+
+def test_a_label_rule_holds_on_any_dimension():
+    """A table with a column for each label keeps the columns of the given ones; a mesh of scattered units as well."""
+    axes = [Axis("a", 640), Axis("labels", 3, AxisKind.FIXED)]
+    layout = make_layout(axes, {"table": (Dim("a"), Dim("labels"))}, label_axes=("labels",))
+    for kind in ("static", "random"):
+        plan = make_plan(layout, layout.tier(0.5), kind, seed=2)
+        sums = zeros(layout)
+        update = {"table": np.ones((320, 3), np.float32)}
+        scatter_add(layout, plan, sums, update, {"labels": np.array([2, 0])})
+        expected = np.zeros((640, 3))
+        expected[np.ix_(plan.indices["a"], [0, 2])] = 1
+        np.testing.assert_array_equal(sums["table"], expected)
 
 
 @pytest.mark.parametrize("kind", ["static", "rolling", "random"])
@@ -174,7 +216,6 @@ def test_statistics_travel_with_the_parameters_when_given():
         "norm.weight": [3, 0],
         "stat.norm.mean": [13, 10],
     }
-    assert layout.statistic_shapes(plan.tier) == {"stat.norm.mean": (2,), "stat.norm.var": (2,)}
 
 
 def _small():
@@ -210,7 +251,7 @@ def test_rows_outside_the_label_axis_are_refused(rows):
     """A label that the model does not have adds nothing anywhere, not even to other tensors."""
     layout, plan, update = _small()
     sums = zeros(layout)
-    with pytest.raises(PlanError, match=r"rows .* of labels are outside 0 to 2"):
+    with pytest.raises(PlanError, match=r"rows .* of labels are outside 0 to 2$"):
         scatter_add(layout, plan, sums, update, {"labels": np.array(rows)})
     assert not any(value.any() for value in sums.values())
 
@@ -220,6 +261,16 @@ def test_a_label_rule_needs_a_label_axis():
     layout, plan, update = _small()
     with pytest.raises(PlanError, match="a is not a label axis"):
         scatter_add(layout, plan, zeros(layout), update, {"a": np.array([0])})
+
+
+def test_targets_that_lack_a_tensor_are_refused():
+    """Sums and counts are of the global shapes; the message says which of the two it means."""
+    layout, plan, update = _small()
+    compiled = compile_plan(layout, plan)
+    with pytest.raises(PlanError, match=r"tensor w of the global tensors should be \(4, 4\) but is missing$"):
+        compiled.scatter_add({"head": zeros(layout)["head"]}, update)
+    with pytest.raises(PlanError, match=r"tensor w of the counts should be \(4, 4\) but is \(2, 2\)$"):
+        compiled.add_coverage({**zeros(layout), "w": np.zeros((2, 2))})
 
 
 def test_global_weights_of_another_shape_are_refused():

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from models import Axis, AxisKind, Dim, Registry, compile_plan, infer_layout, make_plan, slice_weights
+from models import Axis, AxisKind, Dim, Registry, Window, compile_plan, infer_layout, make_plan, slice_weights
 from models.axes import kept_units
 from models.draws import rolling_units, static_units
 from tests.models.layouts import make_layout, square
 
 
 def selective_average(layout, weights, clients):
-    """Average each entry over the clients that hold it; entries nobody holds stay (METHODS, shared notation).
+    """Average each entry over the clients that hold it; entries nobody holds stay (specification, shared notation).
 
     Args:
         layout: the global model.
@@ -171,7 +171,7 @@ def test_r3_layers(vectors):
         [Axis(f"k{size}", size) for size in inputs["K"]], {f"w{size}": (Dim(f"k{size}"),) for size in inputs["K"]}
     )
     for direction, key in (("up", "paper"), ("down", "code")):
-        plan = make_plan(layout, layout.tier(inputs["beta"]), "rolling", round_index=inputs["j"], direction=direction)
+        plan = make_plan(layout, layout.tier(inputs["beta"]), Window(direction=direction), round_index=inputs["j"])
         assert [list(units) for units in plan.indices.values()] == expected[key]
 
 
@@ -202,7 +202,7 @@ def test_r6_aggregate(vectors, key, direction):
     clients = []
     for client in expected["clients"]:
         plan = make_plan(
-            layout, layout.tier(client["s"]), "rolling", round_index=example["inputs"]["j"], direction=direction
+            layout, layout.tier(client["s"]), Window(direction=direction), round_index=example["inputs"]["j"]
         )
         assert list(plan.indices["k"]) == client["out_idx"] == client["in_idx"]
         returned = {"W": slice_weights(layout, plan, weights)["W"] + client["delta"]}

@@ -186,7 +186,7 @@ def test_a_narrow_model_scales_up_in_training_alone(name):
     ],
 )
 def test_models_have_the_published_sizes(name, settings, expected):
-    """Parameters of HeteroFL's models at levels a to e (METHODS H12), to the unit."""
+    """Parameters of HeteroFL's models at levels a to e (vector H12), to the unit."""
     layout = infer_layout(ZOO.get(name), settings)
     assert [layout.parameter_count(layout.tier(2.0**-level)) for level in range(5)] == expected
 

@@ -13,6 +13,7 @@ from fleet_protocol.errors import ConfigError
 from models import Registry, build, infer_layout, make_plan, scatter_add, slice_weights
 from models.pretrained import minilm_file, minilm_weights
 from models.zoo import initial_weights, set_mode
+from models.zoo.layers import Norming
 from models.zoo.preresnet import PreActivationBlock
 
 ZOO = Registry.zoo()
@@ -24,16 +25,16 @@ needs_minilm = pytest.mark.skipif(
 
 
 def test_a_preactivation_block_is_the_released_one():
-    """norm, ReLU, convolution, twice; the shortcut is fed with the activated input (METHODS 1.7)."""
+    """norm, ReLU, convolution, twice; the shortcut is fed with the activated input (specification 1.7)."""
     torch.manual_seed(0)
-    block = PreActivationBlock(4, 5, 6, stride=2, norm="none", rate=1.0)
+    block = PreActivationBlock(4, 5, 6, Norming("none", 1.0), stride=2)
     x = torch.randn(2, 4, 8, 8)
     activated = x.relu()
     inner = functional.conv2d(activated, block.conv1.weight, stride=2, padding=1).relu()
     expected = functional.conv2d(inner, block.conv2.weight, padding=1)
     expected = expected + functional.conv2d(activated, block.shortcut.weight, stride=2)
     torch.testing.assert_close(block(x), expected)
-    plain = PreActivationBlock(4, 5, 4, stride=1, norm="none", rate=1.0)
+    plain = PreActivationBlock(4, 5, 4, Norming("none", 1.0), stride=1)
     inner = functional.conv2d(activated, plain.conv1.weight, padding=1).relu()
     torch.testing.assert_close(plain(x), functional.conv2d(inner, plain.conv2.weight, padding=1) + x)
 
@@ -101,7 +102,7 @@ def test_both_mask_rows_compute_the_same():
 
 
 def test_fml_networks_have_the_sizes_decided():
-    """CNN1 is 6 and 16 channels, 1024-120-10; CNN2 three times 128, 2048-10 (METHODS 5.6)."""
+    """CNN1 is 6 and 16 channels, 1024-120-10; CNN2 three times 128, 2048-10 (specification 5.6)."""
     shapes = {name: infer_layout(ZOO.get(name)) for name in ("cnn1", "cnn2")}
     found = {name: [item.shape for item in layout.parameters if len(item.shape) > 1] for name, layout in shapes.items()}
     assert found["cnn1"] == [(6, 3, 3, 3), (16, 6, 3, 3), (120, 1024), (10, 120)]

@@ -1,11 +1,24 @@
 """A simulation that takes seconds, for the tests of this folder."""
 
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from broker_server.service.launch import submit
+from broker_server.service.membership import broker_address
+from broker_server.service.server import Server
+from broker_server.settings.fleet import BrokerConfig
 from broker_server.store import Store
-from simulation.config import SimulationConfig
+from fleet_protocol import control
+from shoal.cli.local_fleet import LocalDevice, LocalFleet
+from simulation.data.held import Parts
+from simulation.preparing import prepare
 from simulation.runner import SimulationResult
+from simulation.settings import SimulationConfig
+from tests.brokers import embedded_broker
 
 WIDTHS = (1.0, 0.5, 0.25)
 
@@ -50,3 +63,41 @@ def tensors(folder: Path, run: str) -> list[dict[str, Any]]:
 
     blobs = BlobStore(folder / "store" / "blobs")
     return [decode_weights(blobs.path(digest).read_bytes()) for digest in _digests(folder, run)]
+
+
+def as_a_fleet(config: SimulationConfig, folder: Path, holdout: float = 0.0) -> control.RunFinished:
+    """What a simulation does, by agents and a server over a real broker; the store is in ``<folder>/fleet``."""
+    prepared = prepare(config)
+    x, y = np.load(prepared.data / "train_x.npy"), np.load(prepared.data / "train_y.npy")
+    devices = []
+    for name, held in zip(config.devices.ids, Parts.load(prepared.parts).train, strict=True):
+        path = folder / f"{name}.npz"
+        np.savez(path, x=x[held], y=y[held])
+        devices.append(LocalDevice(name, path, 1.0))
+    fleet = config.fleet(artifacts=prepared.artifacts, weights=prepared.weights, test_set=prepared.test_set)
+    with embedded_broker(folder / "broker") as broker:
+        at = BrokerConfig(url=broker.url)
+        rounds = fleet.round.model_copy(update={"deadline_seconds": 60.0})
+        fleet = fleet.model_copy(update={"store": folder / "fleet" / "store", "broker": at, "round": rounds})
+        agents = LocalFleet(folder / "devices", fleet=fleet.fleet, broker=broker.url, devices=devices, holdout=holdout)
+        with Server(fleet.fleet, fleet.store, at) as server, agents:
+            up = threading.Thread(target=server.serve)
+            up.start()
+            try:
+                wait_until_online(fleet.store, len(devices))
+                return submit(fleet, broker_address(at))
+            finally:
+                server.stop()
+                up.join(30)
+
+
+def wait_until_online(store: Path, count: int) -> None:
+    """Wait until the server has heard of all devices, so that it samples among all of them."""
+    deadline, pause = time.monotonic() + 60, threading.Event()
+    reading = Store(store, read_only=True)
+    try:
+        while sum(device.online for device in reading.devices()) < count:
+            assert time.monotonic() < deadline, "the devices do not come up"
+            pause.wait(0.1)
+    finally:
+        reading.close()

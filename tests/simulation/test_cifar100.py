@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from fleet_protocol.errors import DataError
-from simulation.datasets import load_dataset
-from simulation.images import CIFAR_MEAN, CIFAR_STD
+from simulation.data.datasets import load_dataset
+from simulation.data.images import CIFAR_MEAN, CIFAR_STD
 
 
 def records(labels, seed):

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet_protocol.errors import ConfigError, DataError
-from simulation.datasets import load_dataset, read_idx
-from simulation.partition import dirichlet, iid
+from simulation.data.datasets import load_dataset, read_idx
+from simulation.data.partition import dirichlet, iid
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 FOLDER = Path(os.environ.get("SHOAL_DATA", SHARED))

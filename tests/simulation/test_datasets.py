@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from fleet_protocol.errors import ConfigError, DataError
-from simulation.dataset import evenly
-from simulation.datasets import load_dataset
-from simulation.watch import windows
+from simulation.data.dataset import evenly
+from simulation.data.datasets import load_dataset
+from simulation.data.watch import windows
 from tests.simulation.data_folder import FOLDER, needs
 
 

@@ -11,9 +11,9 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from fleet_protocol.errors import BlobError, ConfigError, StorageError, TransportError
-from simulation.datasets import DATASETS
-from simulation.fetch import ELSEWHERE, SOURCES, RemoteFile, fetch
-from simulation.images import read_idx
+from simulation.data.datasets import DATASETS
+from simulation.data.fetch import ELSEWHERE, SOURCES, RemoteFile, fetch
+from simulation.data.images import read_idx
 from tests.simulation.data_folder import FOLDER, needs
 
 CONTENT = b"\0\0\x08\x01\0\0\0\x05" + bytes(range(5))

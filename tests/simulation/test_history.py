@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fleet_protocol.errors import DataError
-from simulation.history import (
+from simulation.results.history import (
     DEVICES,
     METRICS,
     DeviceRow,
@@ -79,7 +79,7 @@ def test_rounds_come_back(tmp_path):
 
 def test_devices_come_back_as_one_table(tmp_path, monkeypatch):
     """However many parts were written, the folder reads as one table, here and by others."""
-    monkeypatch.setattr("simulation.history._PART_ROWS", 5)
+    monkeypatch.setattr("simulation.results.history._PART_ROWS", 5)
     with HistoryWriter(tmp_path) as writer:
         for number in range(1, 9):
             writer.add(a_round(number), its_devices(number))
@@ -123,7 +123,7 @@ def test_writing_takes_a_small_share_of_the_time(tmp_path):
 
 def test_going_on_from_an_earlier_round_drops_the_later_ones(tmp_path, monkeypatch):
     """Rounds after `until` leave both files, also where a part of the devices' rows has some of each."""
-    monkeypatch.setattr("simulation.history._PART_ROWS", 6)
+    monkeypatch.setattr("simulation.results.history._PART_ROWS", 6)
     with HistoryWriter(tmp_path) as writer:
         for number in range(1, 9):
             writer.add(a_round(number), its_devices(number))

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulation.history import RoundRow, read_history, write_history
-from simulation.matthews import matthews
+from simulation.judges.matthews import matthews
+from simulation.results.history import RoundRow, read_history, write_history
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=30))

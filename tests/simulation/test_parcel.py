@@ -8,7 +8,7 @@ import pytest
 
 from fleet_protocol.errors import DataError
 from simulation.engines.parcel import packing_list, read_state, relocated, write_state
-from simulation.work import WorkerSetup
+from simulation.orders import WorkerSetup
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def setup(tmp_path) -> WorkerSetup:
         updates=tmp_path / "run/store/updates",
         devices=tmp_path / "run/devices",
         models=tmp_path / "mine.py",
-        personal=(tmp_path / "sets/a", tmp_path / "sets/b"),
+        pairs=(tmp_path / "sets/a", tmp_path / "sets/b"),
         holdout=0.25,
     )
 
@@ -53,8 +53,8 @@ def named(setup: WorkerSetup) -> list[Path]:
         setup.data / "black.npy",
         setup.parts,
         setup.models,
-        setup.personal[0] / "manifest.json",
-        setup.personal[1] / "deep/graph.onnx",
+        setup.pairs[0] / "manifest.json",
+        setup.pairs[1] / "deep/graph.onnx",
     ]
 
 
@@ -76,11 +76,11 @@ def test_every_file_is_where_the_relocated_setup_says(setup, tmp_path):
 
 
 def test_a_setup_without_extras_needs_less(setup, tmp_path):
-    """No architectures and no personal models of one's own: none in the list, none after moving."""
-    plain = setup.model_copy(update={"models": None, "personal": ()})
+    """No architectures and no models of one's own: none in the list, none after moving."""
+    plain = setup.model_copy(update={"models": None, "pairs": ()})
     assert len(packing_list(plain)) == 6
     moved = relocated(plain, tmp_path / "elsewhere", tmp_path / "own")
-    assert (moved.models, moved.personal) == (None, ())
+    assert (moved.models, moved.pairs) == (None, ())
 
 
 def test_the_test_set_travels_to_workers_that_judge_by_it(setup):

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet_protocol.errors import ConfigError
-from simulation.partition import by_subject, cut_shards, deal_shards
+from simulation.data.partition import by_subject, cut_shards, deal_shards
 
 VECTORS = Path(__file__).parents[3] / "shared" / "vectors" / "vectors.json"
 
@@ -39,7 +39,7 @@ def test_shards_are_balanced_and_go_to_one_device(classes, devices, per_device, 
 
 
 def test_shards_have_the_published_sizes():
-    """H10: remainders go to the first shards; 100 devices with two of 200 shards of 250 samples."""
+    """Vector H10: remainders go to the first shards; 100 devices with two of 200 shards of 250 samples."""
     if not VECTORS.is_file():
         pytest.skip("worked examples are not beside this checkout")
     entries = json.loads(VECTORS.read_text())["vectors"]

@@ -19,12 +19,13 @@ from broker_server.store import Store
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.blobs import blob_ref
 from fleet_protocol.errors import ConfigError, TransportError
-from fleet_protocol.messages import BlobRef, TrainSettings
+from fleet_protocol.messages import BlobRef, Instructions, TrainSettings
 from fleet_protocol.weights import decode_weights
-from simulation.config import EngineTable, SimulationConfig
 from simulation.engines import open_engine
 from simulation.engines.local import LocalEngine, WorkerDiedError
-from simulation.work import Engine, Failed, Finished, WorkerSetup, WorkItem, WorkOrder
+from simulation.orders import Engine, Failed, Finished, WorkerSetup, WorkItem, WorkOrder
+from simulation.settings import SimulationConfig
+from simulation.tables import EngineTable
 
 ray = pytest.importorskip("ray")
 
@@ -104,7 +105,7 @@ def test_an_address_that_is_none():
 
 
 class KeepsARound:
-    """Stands for virtual devices with personal models: adds a file to what its device keeps."""
+    """Stands for virtual devices with models of their own: adds a file to what its device keeps."""
 
     def __init__(self, setup: WorkerSetup) -> None:
         self.setup = setup
@@ -159,14 +160,13 @@ def an_item(task: str, number: int, manifest: BlobRef, weights: BlobRef, train: 
         task=task,
         run="run",
         round=number,
-        kind="train",
         device=f"device-{index}",
         index=index,
         version=0,
         tier="w1.00-d1",
         artifact_set=manifest,
         weights=weights,
-        train=train,
+        instructions=Instructions(train=train),
     )
 
 

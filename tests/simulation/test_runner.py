@@ -7,30 +7,24 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 
-from broker_server.config import BrokerConfig
-from broker_server.export import load_version
-from broker_server.launch import submit
-from broker_server.server import Server, broker_address
 from broker_server.store import Store
+from broker_server.store.export import load_version
 from fleet_protocol import control
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import ConfigError, DataError, PlanError
-from shoal_cli.local_fleet import LocalDevice, LocalFleet
+from simulation.data.held import VirtualData
 from simulation.engines.local import LocalEngine, WorkerDiedError
-from simulation.history import read_devices, read_history
-from simulation.preparing import Parts, VirtualData, prepare
+from simulation.orders import WorkerSetup, WorkItem, WorkOrder
+from simulation.preparing import prepare
+from simulation.results.history import read_devices, read_history
 from simulation.runner import simulate
-from simulation.work import WorkerSetup, WorkItem, WorkOrder
-from tests.brokers import embedded_broker
-from tests.simulation.simulations import settings, tensors
+from tests.simulation.simulations import as_a_fleet, settings, tensors
 
 
 @pytest.fixture(scope="session")
@@ -83,28 +77,7 @@ def test_a_fleet_and_a_simulation_agree(cache, tmp_path):
     """Six agents and a server over a real broker sample, plan and train as six virtual devices do, to the bit."""
     config = settings(tmp_path / "sim", cache, round={"rounds": 5})
     simulated = simulate(config)
-    prepared = prepare(config)
-    x, y = np.load(prepared.data / "train_x.npy"), np.load(prepared.data / "train_y.npy")
-    devices = []
-    for name, held in zip(config.devices.ids, Parts.load(prepared.parts).train, strict=True):
-        path = tmp_path / f"{name}.npz"
-        np.savez(path, x=x[held], y=y[held])
-        devices.append(LocalDevice(name, path, 1.0))
-    fleet = config.fleet(artifacts=prepared.artifacts, weights=prepared.weights, test_set=prepared.test_set)
-    with embedded_broker(tmp_path / "broker") as broker:
-        at = BrokerConfig(url=broker.url)
-        rounds = fleet.round.model_copy(update={"deadline_seconds": 60.0})
-        fleet = fleet.model_copy(update={"store": tmp_path / "fleet" / "store", "broker": at, "round": rounds})
-        agents = LocalFleet(tmp_path / "devices", fleet=fleet.fleet, broker=broker.url, devices=devices)
-        with Server(fleet.fleet, fleet.store, at) as server, agents:
-            up = threading.Thread(target=server.serve)
-            up.start()
-            try:
-                wait_until_online(fleet.store, len(devices))
-                finished = submit(fleet, broker_address(at))
-            finally:
-                server.stop()
-                up.join(30)
+    finished = as_a_fleet(config, tmp_path)
     assert finished.status == "finished"
     assert asked(tmp_path / "fleet", finished.run) == asked(tmp_path / "sim", simulated.run)
     trained, virtual = tensors(tmp_path / "fleet", finished.run), tensors(tmp_path / "sim", simulated.run)
@@ -112,18 +85,6 @@ def test_a_fleet_and_a_simulation_agree(cache, tmp_path):
     for mine, theirs in zip(trained, virtual, strict=True):
         assert max(float(np.abs(mine[name] - theirs[name]).max()) for name in mine) <= 1e-5
     assert finished.evaluation.accuracy == simulated.rounds[-1].accuracy
-
-
-def wait_until_online(store: Path, count: int) -> None:
-    """Wait until the server has heard of all devices, so that it samples among all of them."""
-    deadline, pause = time.monotonic() + 60, threading.Event()
-    reading = Store(store, read_only=True)
-    try:
-        while sum(device.online for device in reading.devices()) < count:
-            assert time.monotonic() < deadline, "the devices do not come up"
-            pause.wait(0.1)
-    finally:
-        reading.close()
 
 
 def asked(folder: Path, run: str) -> list[list[tuple]]:
@@ -141,8 +102,8 @@ def asked(folder: Path, run: str) -> list[list[tuple]]:
 
 KILLED = """
 import os, sys
-from fleet_protocol.config import load_config
-from simulation.config import SimulationConfig
+from fleet_protocol.configuration import load_config
+from simulation.settings import SimulationConfig
 from simulation.runner import simulate
 config = SimulationConfig.model_validate_json(sys.argv[1])
 kind, number, count = sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
@@ -280,14 +241,13 @@ def test_a_worker_that_dies_twice_over_the_same_work_ends_the_simulation(cache, 
             "task": "t1",
             "run": "r",
             "round": 7,
-            "kind": "train",
             "device": "device-4",
             "index": 4,
             "version": 0,
             "tier": "w0.50-d1",
             "artifact_set": blob,
             "weights": blob,
-            "train": {"learning_rate": 0.1, "epochs": 1, "batch_size": 8, "seed": 0},
+            "instructions": {"train": {"learning_rate": 0.1, "epochs": 1, "batch_size": 8, "seed": 0}},
         }
     )
     engine = Deadly(1, setup)
@@ -304,7 +264,7 @@ def until_it_ends(engine: LocalEngine, order: WorkOrder) -> None:
 
 def test_refusals_of_a_device_do_not_end_the_simulation(cache, tmp_path):
     """A learning rate that makes losses infinite declines every task; the run fails with that reason."""
-    result = simulate(settings(tmp_path / "out", cache, train={"learning_rate": 1e30}))
+    result = simulate(settings(tmp_path / "out", cache, train={"learning_rate": 1e15}))
     assert result.finished.status == "failed"
     assert result.finished.exit_code != 0
     assert "declined" in result.finished.error
@@ -354,7 +314,7 @@ def test_devices_choose_their_tiers(cache, tmp_path):
     whole = simulate(settings(tmp_path / "whole", cache, **tables))
     rows = read_devices(whole.folder)
     widths = {name: [row.tier for row in rows if row.device == name] for name in ("device-0", "device-5")}
-    # SE = 1/0.154 + 1/0.631 = 8.06 and 1/0.823 + 1/1.644 = 1.82, of theta 9 (METHODS 4.2 and 4.4).
+    # SE = 1/0.154 + 1/0.631 = 8.06 and 1/0.823 + 1/1.644 = 1.82, of theta 9 (specification 4.2 and 4.4).
     assert widths["device-0"][0] == "w1.00-d1"
     assert widths["device-5"][0] == "w0.125-d1"
     simulate(settings(tmp_path / "parts", cache, **{**tables, "round": {"rounds": 2, "fraction": 1.0}}))

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet_protocol.errors import ConfigError
-from simulation.shard_odds import single_label_probability
+from simulation.data.shard_odds import single_label_probability
 
 
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=3), st.integers(1, 3))

@@ -9,11 +9,13 @@ import pytest
 from pydantic import ValidationError
 
 from fleet_protocol.errors import ConfigError, DataError
-from simulation.cifar_tasks import CIFAR_TASKS
-from simulation.config import PersonalModel, SimulationConfig
-from simulation.dataset import Dataset
-from simulation.datasets import load_dataset
-from simulation.preparing import Parts, VirtualData, split_data
+from simulation.data.cifar_tasks import CIFAR_TASKS
+from simulation.data.dataset import Dataset
+from simulation.data.datasets import load_dataset
+from simulation.data.held import Parts, VirtualData
+from simulation.preparing import split_data
+from simulation.settings import SimulationConfig
+from simulation.tables import OwnModel
 from tests.simulation.test_cifar100 import records
 
 
@@ -103,9 +105,9 @@ def test_without_groups_of_test_samples_devices_have_none():
 @pytest.mark.parametrize("labels", [(0, 2), (), (0, 0), (-1, -1), (1, 2)])
 def test_labels_of_a_task_go_from_zero_without_gaps(labels):
     with pytest.raises(ValidationError, match="labels must"):
-        PersonalModel(arch="mlp", labels=labels)
+        OwnModel(arch="mlp", labels=labels)
 
 
 def test_the_classes_of_a_task():
-    assert PersonalModel(arch="mlp", labels=(1, -1, 0, 2)).classes == 3
-    assert PersonalModel(arch="mlp").classes is None
+    assert OwnModel(arch="mlp", labels=(1, -1, 0, 2)).classes == 3
+    assert OwnModel(arch="mlp").classes is None

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet_protocol.errors import ConfigError, DataError
-from simulation.datasets import load_dataset
-from simulation.perplexity import perplexity
-from simulation.text import IGNORED, Vocabulary, encode_pieces, encode_tagged, read_lines
-from simulation.wikitext import chunks, mask_tokens, token_ids
+from simulation.data.datasets import load_dataset
+from simulation.data.text import IGNORED, Vocabulary, encode_pieces, encode_tagged, read_lines
+from simulation.data.wikitext import chunks, mask_tokens, token_ids
+from simulation.judges.perplexity import perplexity
 from tests.simulation.data_folder import FOLDER, needs, needs_minilm
 
 

@@ -14,20 +14,24 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from device_runtime.backends import ForwardSession, TrainSession
-from device_runtime.data import make_dataset
-from device_runtime.training import Statistics, batches, measure, train
+from device_runtime.training.backends import ForwardSession, TrainSession
+from device_runtime.training.course import Course, batches
+from device_runtime.training.data import make_dataset
+from device_runtime.training.epochs import train
+from device_runtime.training.hooks import Hooks
+from device_runtime.training.measuring import Statistics, measure
 from fleet_protocol.errors import ConfigError, DataError, RefusalReason, RefusedError
 from fleet_protocol.manifest import Manifest, parse_manifest
-from fleet_protocol.messages import MutualSettings, TrainSettings
+from fleet_protocol.messages import TrainSettings
 from models import Architecture, Registry, Tier, build
-from simulation import torch_backend
-from simulation.torch_backend import TorchJob, TorchResult, TorchTrainer
-from simulation.torch_batches import stretches
-from simulation.torch_model import Alone, Together
-from simulation.torch_rows import Layout
+from simulation.torch_backend import trainer as torch_backend
+from simulation.torch_backend.batches import stretches
+from simulation.torch_backend.model import Alone, Together
+from simulation.torch_backend.rows import Layout
+from simulation.torch_backend.trainer import TorchJob, TorchResult, TorchTrainer
 from tests.trainer_export.helpers import TINY, shaken
 from trainer_export.artifact_set import export_architecture
+from trainer_export.optimizers.sgd import Sgd
 from trainer_export.recipe import Recipe
 
 ROOT = Path(__file__).parents[2]
@@ -66,29 +70,20 @@ class Exported:
         weights = {name: value.detach().numpy() for name, value in module.named_parameters()}
         data = make_dataset(f"device{seed}", x, y, scale=0.9, mean=0.1, std=1.1)
         chosen = np.flatnonzero(np.arange(count) % 9 != 8)
-        return TorchJob(weights, data, chosen, SETTINGS.model_copy(update={"seed": seed, **changes}), round=3)
+        settings = SETTINGS.model_copy(update={"seed": seed, **changes})
+        return TorchJob(weights, Course(data, chosen, settings, round=3))
 
     def on_a_board(self, job: TorchJob) -> TorchResult:
         """What a device computes."""
         session = TrainSession(self.manifest, self.graph("onnx/train"))
-        session.load(job.weights, job.settings.proximal_mu)
-        result = train(
-            session,
-            self.manifest,
-            job.data,
-            job.chosen,
-            job.settings,
-            job.round,
-            report=lambda _: None,
-            stopped=lambda: False,
-        )
+        session.load(job.weights, job.course.settings.proximal_mu)
+        result = train(session, self.manifest, job.course, Hooks())
         return TorchResult({name: value.copy() for name, value in session.parameters().items()}, result)
 
     def statistics_on_a_board(self, job: TorchJob) -> tuple[Statistics, int]:
         """What a device measures."""
         session = ForwardSession(self.manifest, self.graph("onnx/stats"), job.weights)
-        arguments = (self.manifest, job.data, job.chosen, job.settings, job.round)
-        return measure(session, *arguments, stopped=lambda: False)
+        return measure(session, self.manifest, job.course, Hooks())
 
 
 def export(name: str, folder: Path, *, recipe: Recipe | None = None, **settings) -> Exported:
@@ -108,13 +103,22 @@ def conv(tmp_path_factory) -> Exported:
 @pytest.fixture(scope="module")
 def mlp(tmp_path_factory) -> Exported:
     """Another recipe, with a proximal term."""
-    return export("mlp", tmp_path_factory.mktemp("mlp"), recipe=Recipe(0.5, 0.01, 0.5, proximal=True))
+    return export(
+        "mlp",
+        tmp_path_factory.mktemp("mlp"),
+        recipe=Recipe(Sgd(momentum=0.5, weight_decay=0.01), clip_norm=0.5, proximal=True),
+    )
 
 
 @pytest.fixture(scope="module")
 def next_word(tmp_path_factory) -> Exported:
     """Dropout, tokens, and a label per token; neither momentum nor decay nor clipping."""
-    return export("next_word", tmp_path_factory.mktemp("next_word"), recipe=Recipe(0.0, 0.0, None), dropout=0.3)
+    return export(
+        "next_word",
+        tmp_path_factory.mktemp("next_word"),
+        recipe=Recipe(Sgd(momentum=0.0, weight_decay=0.0), clip_norm=None),
+        dropout=0.3,
+    )
 
 
 def assert_alike(found: TorchResult, expected: TorchResult, tolerance: float = TOLERANCE) -> None:
@@ -138,7 +142,7 @@ def test_devices_end_where_boards_end(request, name, together):
     """Two epochs with short last batches, one of a single sample: parameters, steps and losses agree."""
     exported: Exported = request.getfixturevalue(name)
     jobs = [exported.job(seed, count) for seed, count in ((1, 18), (2, 27), (3, 15), (4, 14), (5, 18), (6, 3))]
-    assert {len(job.chosen) % SETTINGS.batch_size for job in jobs} == {0, 1, 2, 3}
+    assert {len(job.course.chosen) % SETTINGS.batch_size for job in jobs} == {0, 1, 2, 3}
     results = exported.trainer(together=together).train(jobs)
     for job, result in zip(jobs, results, strict=True):
         expected = exported.on_a_board(job)
@@ -150,7 +154,8 @@ def test_devices_end_where_boards_end(request, name, together):
 def test_images_change_as_on_a_board(conv, together):
     """Random crops and mirror images are those of the same step of the same device, in statistics too."""
     jobs = [conv.job(1), conv.job(2, 14)]
-    changed = [replace(job, data=replace(job.data, augment="crop-flip", black=np.float32(-0.5))) for job in jobs]
+    images = [replace(job.course.data, augment="crop-flip", black=np.float32(-0.5)) for job in jobs]
+    changed = [replace(job, course=replace(job.course, data=data)) for job, data in zip(jobs, images, strict=True)]
     trainer = conv.trainer(together=together)
     plain = trainer.train(jobs)
     for job, result, without in zip(changed, trainer.train(changed), plain, strict=True):
@@ -186,7 +191,9 @@ def test_every_device_has_its_own_settings(conv, mlp, together):
     for job, result in zip(counted, mlp.trainer(together=together).train(counted), strict=True):
         assert result.result.steps == 7
         assert_alike(result, mlp.on_a_board(job))
-    without = mlp.trainer(together=together).train([replace(jobs[0], settings=jobs[1].settings)])[0]
+    without = mlp.trainer(together=together).train(
+        [replace(jobs[0], course=replace(jobs[0].course, settings=jobs[1].course.settings))]
+    )[0]
     assert np.abs(without.tensors["head.weight"] - mlp.on_a_board(jobs[0]).tensors["head.weight"]).max() > 1e-3
     masked = [conv.job(5, labels=3), conv.job(6, labels=2, mask_labels=False)]
     for job, result in zip(masked, conv.trainer(together=together).train(masked), strict=True):
@@ -198,13 +205,13 @@ def test_a_bad_device_spoils_nobody(conv, together):
     """A loss or data that is no good costs one device its update; the others' are those they would have had alone."""
     good = [conv.job(1), conv.job(2, 27)]
     exploding = conv.job(3, learning_rate=1e30)
-    foreign = replace(conv.job(4), data=make_dataset("elsewhere", np.zeros((18, 7), np.float32), np.zeros(18)))
-    mutual = conv.job(5, mutual=MutualSettings())
+    flat = make_dataset("elsewhere", np.zeros((18, 7), np.float32), np.zeros(18))
+    foreign = replace(conv.job(4), course=replace(conv.job(4).course, data=flat))
     pulled = conv.job(6, proximal_mu=0.1)
     trainer = conv.trainer(together=together)
-    results = trainer.train([good[0], exploding, foreign, mutual, good[1], pulled])
+    results = trainer.train([good[0], exploding, foreign, good[1], pulled])
     alone = [trainer.train([job])[0] for job in good]
-    for found, expected in zip((results[0], results[4]), alone, strict=True):
+    for found, expected in zip((results[0], results[3]), alone, strict=True):
         assert_alike(found, expected, 1e-6)
     assert isinstance(results[1], RefusedError)
     assert results[1].reason is RefusalReason.FAILED
@@ -213,8 +220,7 @@ def test_a_bad_device_spoils_nobody(conv, together):
     assert str(results[1]) == str(board.value)
     assert isinstance(results[2], DataError)
     assert "elsewhere" in str(results[2])
-    assert "mutual learning" in str(results[3])
-    assert "has no proximal term" in str(results[5])
+    assert "has no proximal term" in str(results[4])
 
 
 def test_parameters_that_are_not_finite_are_refused(conv):
@@ -244,7 +250,7 @@ def test_the_same_job_gives_the_same_bits(conv):
 def test_batch_norm_statistics_are_those_of_a_board(conv):
     """Means over the batches, a last batch of one sample left out; training afterwards is as before."""
     job = conv.job(1, 27 + 1, batch_size=6)
-    assert len(job.chosen) % 6 == 1
+    assert len(job.course.chosen) % 6 == 1
     trainer = conv.trainer()
     trained = trainer.train([job])[0]
     found, count = trainer.measure(job)
@@ -256,7 +262,7 @@ def test_batch_norm_statistics_are_those_of_a_board(conv):
         np.testing.assert_allclose(found[name], value, rtol=0, atol=TOLERANCE, err_msg=name)
     assert_alike(trainer.train([job])[0], trained, 0)
     with pytest.raises(DataError, match="two samples"):
-        trainer.measure(replace(job, chosen=np.arange(1)))
+        trainer.measure(replace(job, course=replace(job.course, chosen=np.arange(1))))
 
 
 def test_small_steps_are_done_together(conv, monkeypatch):
@@ -357,6 +363,6 @@ def test_rows_hold_every_parameter_once(channels_last):
 
 def test_partitions_need_no_torch():
     """A simulation on another backend does not pay for this one."""
-    code = "import sys, simulation.partition, simulation.datasets; print('torch' in sys.modules)"
+    code = "import sys, simulation.data.partition, simulation.data.datasets; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "False"

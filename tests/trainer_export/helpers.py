@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,13 @@ from torch import nn
 
 from fleet_protocol.manifest import CheckSpec
 from models import Registry, build
-from trainer_export.check import SizedBatches, calm_torch, check_train, vocabulary_of
+from trainer_export.batches import SizedBatches, vocabulary_of
+from trainer_export.check import calm_torch
+from trainer_export.formats.files import GraphFile
 from trainer_export.formats.onnx import check_graphs, write_graphs, write_train_graph
+from trainer_export.model_inputs import Signature
 from trainer_export.recipe import Recipe
-from trainer_export.trace import Signature
+from trainer_export.routines.train import check_train
 
 ZOO = Registry.zoo()
 
@@ -44,7 +48,7 @@ def tiny(name: str, width: float = 1.0, depth: int | None = None) -> tuple[nn.Mo
     torch.manual_seed(1)
     module = build(arch, width, depth, settings)
     signature = Signature(tuple(settings["input_shape"]), arch.input_dtype, settings["classes"])
-    return shaken(module), signature.with_labels_of(module)
+    return shaken(module), signature.with_places_of(module)
 
 
 def shaken(module: nn.Module) -> nn.Module:
@@ -55,8 +59,10 @@ def shaken(module: nn.Module) -> nn.Module:
     return module
 
 
-def batches_for(module: nn.Module, signature: Signature, sizes: tuple[int, ...] = (5, 1, 8)) -> SizedBatches:
-    return SizedBatches(signature, vocabulary_of(module), sizes)
+def batches_for(
+    module: nn.Module, signature: Signature, sizes: tuple[int, ...] = (5, 1, 8), recipe: Recipe | None = None
+) -> SizedBatches:
+    return SizedBatches(signature, vocabulary_of(module), sizes, loss=(recipe or Recipe()).loss)
 
 
 def train_report(
@@ -66,14 +72,26 @@ def train_report(
     recipe = recipe or Recipe()
     graph = write_train_graph(module, signature, recipe)
     with calm_torch():
-        return check_train(graph.data, module, recipe, batches_for(module, signature, sizes))
+        return check_train(graph.data, module, recipe, batches_for(module, signature, sizes, recipe))
 
 
-def all_reports(module: nn.Module, signature: Signature, recipe: Recipe | None = None) -> dict[str, CheckSpec]:
+@lru_cache
+def graphs_of(name: str, width: float = 1.0, depth: int | None = None) -> tuple[GraphFile, ...]:
+    """The graphs of a `tiny` model under the default recipe, written once for all tests: to be read, not changed."""
+    return write_graphs(*tiny(name, width, depth), Recipe())
+
+
+def all_reports(
+    module: nn.Module,
+    signature: Signature,
+    recipe: Recipe | None = None,
+    graphs: tuple[GraphFile, ...] | None = None,
+) -> dict[str, CheckSpec]:
+    """Compare every graph with PyTorch; they are written first unless they are given."""
     recipe = recipe or Recipe()
-    graphs = write_graphs(module, signature, recipe)
+    graphs = graphs or write_graphs(module, signature, recipe)
     with calm_torch():
-        reports = check_graphs(graphs, module, recipe, batches_for(module, signature))
+        reports = check_graphs(graphs, module, recipe, batches_for(module, signature, recipe=recipe))
     return {report.graph: report for report in reports}
 
 

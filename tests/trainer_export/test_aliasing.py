@@ -5,7 +5,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from device_runtime.backends.session import TrainSession
+from device_runtime.training.backends.session import TrainSession
 from fleet_protocol.manifest import next_name, parameter_input, parse_manifest, state_input
 from models.registry import Registry, infer_layout
 from trainer_export.aliasing import states_in_place
@@ -70,7 +70,7 @@ def test_a_device_with_one_buffer_per_state_computes_the_same(tmp_path, name):
     device.load(weights)
     plain = onnxruntime.InferenceSession(str(folder / "train.onnx"), providers=["CPUExecutionProvider"])
     values = {parameter_input(key): value for key, value in weights.items()}
-    values |= {state_input(key): value for key, value in manifest.zero_states().items()}
+    values |= {state_input(spec.name): np.full(spec.shape, spec.initial, spec.dtype) for spec in manifest.states}
     for batch in (4, 4, 3):
         shape = (batch, *manifest.input_shape)
         x = draw.integers(1, 50, shape) if name == "text_encoder" else draw.normal(size=shape).astype(np.float32)

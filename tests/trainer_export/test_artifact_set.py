@@ -15,11 +15,14 @@ from fleet_protocol.errors import ConfigError, ExportError, PlanError, StorageEr
 from fleet_protocol.manifest import Manifest, parse_manifest
 from fleet_protocol.weights import decode_weights, encode_weights
 from models import Cut, Layout, Tier, architecture, make_plan, slice_weights
-from tests.trainer_export.helpers import TINY, ZOO
-from trainer_export import Progress, Recipe, TierReport, export_architecture
+from tests.trainer_export.helpers import TINY, ZOO, tiny
+from trainer_export import FORMATS, Progress, Recipe, TierReport, export_architecture
+from trainer_export.artifact_set import installed_formats
 from trainer_export.check import open_session, run_session
+from trainer_export.formats import ort_training
 
 TIERS = [Tier(1.0, 1), Tier(0.5, 1)]
+OTHER_STEPS = ("ort-training/step",) if "ort-training" in installed_formats() else ()
 
 
 @pytest.fixture(scope="module")
@@ -56,16 +59,17 @@ def test_the_manifest_describes_the_files(published: tuple[Path, object, object]
     out = published[0]
     for tier in TIERS:
         manifest = manifest_of(out, tier)
-        assert set(manifest.graphs) >= {"onnx/train", "onnx/eval", "onnx/stats", "onnx/infer", "ort-training/step"}
+        assert set(manifest.graphs) >= {"onnx/train", "onnx/eval", "onnx/stats", "onnx/infer", *OTHER_STEPS}
         for spec in (*manifest.graphs.values(), *manifest.files.values()):
             data = (out / "conv" / tier.id / spec.path).read_bytes()
             assert (len(data), hashlib.sha256(data).hexdigest()) == (spec.size, spec.digest)
-        for key in ("onnx/train", "onnx/eval", "onnx/stats", "onnx/infer", "ort-training/step"):
+        for key in ("onnx/train", "onnx/eval", "onnx/stats", "onnx/infer", *OTHER_STEPS):
             session = open_session((out / "conv" / tier.id / manifest.graphs[key].path).read_bytes())
             assert [i.name for i in session.get_inputs()] == [i.name for i in manifest.graphs[key].inputs]
             assert [o.name for o in session.get_outputs()] == [o.name for o in manifest.graphs[key].outputs]
-        assert manifest.graphs["ort-training/step"].inputs == manifest.graphs["onnx/train"].inputs
-        assert manifest.graphs["ort-training/step"].outputs == manifest.graphs["onnx/train"].outputs
+        for key in OTHER_STEPS:
+            assert manifest.graphs[key].inputs == manifest.graphs["onnx/train"].inputs
+            assert manifest.graphs[key].outputs == manifest.graphs["onnx/train"].outputs
 
 
 def test_the_manifest_describes_the_model(published: tuple[Path, tuple[TierReport, ...], object]) -> None:
@@ -83,9 +87,9 @@ def test_the_manifest_describes_the_model(published: tuple[Path, tuple[TierRepor
         assert manifest.settings["channels"] == [8, 12, 16]
         assert manifest.flops_per_step_sample > manifest.flops_per_sample == report.flops_per_sample > 0
         assert manifest.peak_memory_bytes == report.peak_memory_bytes > 4 * 4 * manifest.parameter_count
-        assert {check.graph for check in manifest.checks} >= {"onnx/train", "onnx/stats", "ort-training/step"}
+        assert {check.graph for check in manifest.checks} >= {"onnx/train", "onnx/stats", *OTHER_STEPS}
         assert max(check.worst_relative for check in manifest.checks) == report.worst_deviation <= 1e-4
-        assert manifest.recipe == Recipe().spec()
+        assert manifest.recipe == Recipe().spec((manifest.classes,))
         assert {"torch", "onnx", "numpy", "python"} <= set(manifest.versions)
 
 
@@ -111,7 +115,7 @@ def test_published_graphs_train(published: tuple[Path, object, object]) -> None:
     rng = np.random.default_rng(0)
     weights = decode_weights((out / "conv" / "init.safetensors").read_bytes())
     feed = {f"param.{name}": value for name, value in weights.items()}
-    feed |= {f"state.{name}": value for name, value in manifest.zero_states().items()}
+    feed |= {f"state.{spec.name}": np.full(spec.shape, spec.initial, spec.dtype) for spec in manifest.states}
     feed |= {
         "x": rng.standard_normal((16, *manifest.input_shape), np.float32),
         "y": rng.integers(0, manifest.classes, 16),
@@ -143,6 +147,21 @@ def test_the_portable_format_alone(tmp_path: Path) -> None:
     assert not manifest.statistics
 
 
+def test_a_format_whose_runtime_is_not_installed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside stock onnxruntime the default is the portable format; a wish for the other says what to install."""
+    monkeypatch.setattr(ort_training, "is_installed", lambda: False)
+    assert installed_formats() == ("onnx",)
+    arch = ZOO.get("mlp")
+    with pytest.raises(ConfigError, match=r"needs onnxruntime-training-cpu .* or export --formats onnx only"):
+        export_architecture(arch, TINY["mlp"], TIERS[:1], Recipe(), tmp_path, formats=FORMATS)
+    with pytest.raises(ExportError, match="needs onnxruntime-training-cpu"):
+        ort_training.write_artifacts(*tiny("mlp"), Recipe())
+    export_architecture(arch, TINY["mlp"], [Tier(0.5, 1)], Recipe(), tmp_path)
+    manifest = manifest_of(tmp_path, Tier(0.5, 1), "mlp")
+    assert set(manifest.graphs) == {"onnx/train", "onnx/eval", "onnx/infer"}
+    assert not manifest.skipped
+
+
 def test_exporting_again_gives_the_same_bytes(tmp_path: Path) -> None:
     """A set is a function of model, settings, recipe and seed."""
     for folder in ("a", "b"):
@@ -164,7 +183,7 @@ def mlp(cut: Cut, *, input_shape: tuple[int, ...] = (4,), classes: int = 3, brok
 
         def forward(self, x: Tensor) -> Tensor:
             x = self.hidden(x)
-            return self.head(x.cumsum(1) if broken else x.relu())
+            return self.head(x.lgamma() if broken else x.relu())
 
     return Body()
 
@@ -173,13 +192,25 @@ def test_a_failed_export_leaves_the_old_set(tmp_path: Path) -> None:
     """The old set stays, byte for byte, and nothing half-made is left beside it."""
     export_architecture(mlp, None, [Tier(1.0, 1)], Recipe(), tmp_path, formats=("onnx",))
     before = files_under(tmp_path)
-    with pytest.raises(ExportError, match="cumsum"):
+    with pytest.raises(ExportError, match="lgamma"):
         export_architecture(mlp, {"broken": True}, [Tier(1.0, 1), Tier(0.5, 1)], Recipe(), tmp_path, formats=("onnx",))
     after = files_under(tmp_path)
     assert {k: v for k, v in after.items() if not k.startswith("objects")} == {
         k: v for k, v in before.items() if not k.startswith("objects")
     }
     assert sorted(p.name for p in tmp_path.iterdir()) == ["mlp", "objects"]
+
+
+def test_a_tier_in_which_nothing_is_cut_is_refused(tmp_path: Path) -> None:
+    """It would be the whole model under another name; width 1 alone is an export like any other."""
+
+    @architecture()
+    def uncut(cut: Cut, *, input_shape: tuple[int, ...] = (4,), classes: int = 3) -> nn.Module:
+        return nn.Linear(input_shape[0], cut.classes(classes))
+
+    with pytest.raises(ConfigError, match=r"nothing is cut in w0.50-d1.*cut\.width\(name, size\), or export width 1"):
+        export_architecture(uncut, None, [Tier(1.0, 1), Tier(0.5, 1)], Recipe(), tmp_path, formats=("onnx",))
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_new_export_replaces_the_old_set(tmp_path: Path) -> None:

@@ -8,10 +8,14 @@ import pytest
 from onnx import numpy_helper
 
 from fleet_protocol.errors import ExportError
-from tests.trainer_export.helpers import batches_for, tiny
-from trainer_export.check import LIMIT, calm_torch, check_eval, check_statistics, check_train
-from trainer_export.formats.onnx import write_graphs
+from tests.trainer_export.helpers import batches_for, graphs_of, tiny
+from trainer_export.check import LIMIT, calm_torch
+from trainer_export.formats.onnx import write_train_graph
+from trainer_export.optimizers.sgd import Sgd
 from trainer_export.recipe import Recipe
+from trainer_export.routines.evaluate import check_eval
+from trainer_export.routines.statistics import check_statistics
+from trainer_export.routines.train import check_train
 
 
 def tampered(data: bytes, old: float, new: float) -> bytes:
@@ -35,16 +39,18 @@ def rewired(data: bytes, first: str, second: str) -> bytes:
 def test_a_wrong_momentum_is_found_and_named() -> None:
     """A graph with another momentum deviates in its states; the message names one and says nothing is published."""
     module, signature = tiny("mlp")
-    graph = write_graphs(module, signature, Recipe(momentum=0.875))[0]
+    graph = write_train_graph(module, signature, Recipe(Sgd(momentum=0.875)))
     with calm_torch(), pytest.raises(ExportError, match=r"onnx/train does not agree.*state\.\S+ is off by"):
-        check_train(tampered(graph.data, 0.875, 0.5), module, Recipe(momentum=0.875), batches_for(module, signature))
+        check_train(
+            tampered(graph.data, 0.875, 0.5), module, Recipe(Sgd(momentum=0.875)), batches_for(module, signature)
+        )
 
 
 def test_a_small_fault_is_found() -> None:
     """One in a thousand of the weight decay is more than the limit allows to hide in the states."""
     module, signature = tiny("mlp")
-    recipe = Recipe(momentum=0.5, weight_decay=0.25, clip_norm=None)
-    graph = write_graphs(module, signature, recipe)[0]
+    recipe = Recipe(Sgd(momentum=0.5, weight_decay=0.25), clip_norm=None)
+    graph = write_train_graph(module, signature, recipe)
     with calm_torch(), pytest.raises(ExportError, match="does not agree"):
         check_train(tampered(graph.data, 0.25, 0.2505), module, recipe, batches_for(module, signature))
 
@@ -53,7 +59,7 @@ def test_exchanged_outputs_are_found() -> None:
     """Two gradients of equal shape in each other's place do not pass."""
     module, signature = tiny("conv")
     recipe = Recipe(clip_norm=None)
-    graph = write_graphs(module, signature, recipe)[0]
+    graph = write_train_graph(module, signature, recipe)
     wrong = rewired(graph.data, "next.state.units.2.norm.weight", "next.state.units.2.norm.bias")
     with calm_torch(), pytest.raises(ExportError, match=r"state\.units\.2\.norm"):
         check_train(wrong, module, recipe, batches_for(module, signature))
@@ -62,23 +68,23 @@ def test_exchanged_outputs_are_found() -> None:
 def test_swapped_statistics_are_found() -> None:
     """Mean and variance of a norm are told apart, in the graph that makes them and in those that take them."""
     module, signature = tiny("conv")
-    graphs = {g.key: g for g in write_graphs(module, signature, Recipe())}
+    graphs = {g.key: g for g in graphs_of("conv")}
     names = "stat.units.0.norm.mean", "stat.units.0.norm.var"
     with calm_torch(), pytest.raises(ExportError, match=r"onnx/stats.*stat\.units\.0\.norm"):
-        check_statistics(rewired(graphs["onnx/stats"].data, *names), module, batches_for(module, signature))
+        check_statistics(rewired(graphs["onnx/stats"].data, *names), module, Recipe(), batches_for(module, signature))
     model = onnx.load_model_from_string(graphs["onnx/eval"].data)
     for node in model.graph.node:
         swap = dict(zip(names, names[::-1], strict=True))
         node.input[:] = [swap.get(name, name) for name in node.input]
     with calm_torch(), pytest.raises(ExportError, match="onnx/eval"):
-        check_eval(model.SerializeToString(), module, batches_for(module, signature))
+        check_eval(model.SerializeToString(), module, Recipe(), batches_for(module, signature))
 
 
 def test_not_a_number_is_a_deviation() -> None:
     """A graph that yields NaN is refused."""
     module, signature = tiny("mlp")
-    recipe = Recipe(momentum=0.875)
-    graph = write_graphs(module, signature, recipe)[0]
+    recipe = Recipe(Sgd(momentum=0.875))
+    graph = write_train_graph(module, signature, recipe)
     with calm_torch(), pytest.raises(ExportError, match="does not agree"):
         check_train(tampered(graph.data, 0.875, float("nan")), module, recipe, batches_for(module, signature))
 
@@ -93,7 +99,7 @@ def test_a_broken_graph_is_an_export_error() -> None:
 def test_reports_say_what_was_compared() -> None:
     """The report carries steps, batch sizes, both figures and the worst tensor."""
     module, signature = tiny("lenet5")
-    graph = write_graphs(module, signature, Recipe())[0]
+    graph = write_train_graph(module, signature, Recipe())
     with calm_torch():
         report = check_train(graph.data, module, Recipe(), batches_for(module, signature, (8, 3)))
     assert report.graph == "onnx/train"

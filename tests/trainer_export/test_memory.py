@@ -7,12 +7,15 @@ import onnx
 import onnxruntime
 import pytest
 
-from models.registry import Registry, build, infer_layout
+from models.architecture import build
+from models.registry import Registry, infer_layout
 from trainer_export.footprint import peak_memory
-from trainer_export.lowering import write_graph
+from trainer_export.lowering.program import write_graph
 from trainer_export.memory import fit_into_memory
+from trainer_export.model_inputs import Signature
 from trainer_export.recipe import Recipe
-from trainer_export.trace import Signature, trace_eval, trace_train
+from trainer_export.routines.evaluate import trace_eval
+from trainer_export.routines.train import trace_train
 
 MEGABYTE = 1024 * 1024
 
@@ -22,7 +25,7 @@ def graph_of(name: str, width: float, kind: str) -> onnx.ModelProto:
     layout = infer_layout(arch, None)
     signature = Signature(layout.input_shape, layout.input_dtype, layout.classes)
     module = build(arch, width)
-    return write_graph(trace_train(module, signature, Recipe()) if kind == "train" else trace_eval(module, signature))
+    return write_graph((trace_train if kind == "train" else trace_eval)(module, signature, Recipe()))
 
 
 def feeds_of(model: onnx.ModelProto, batch: int) -> dict[str, np.ndarray]:

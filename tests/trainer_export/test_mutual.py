@@ -6,9 +6,12 @@ import pytest
 import torch
 from torch.nn import functional
 
-from trainer_export.mutual import Learner, mutual_loss_and_logit_gradient, mutual_parts, mutual_step
+from trainer_export.optimizers.sgd import Sgd
+from trainer_export.pair_step import Learner, pair_step
 from trainer_export.proximal import proximal_gradients, proximal_loss
 from trainer_export.recipe import Recipe
+from trainer_export.routines.mutual import MUTUAL, mutual_loss_and_logit_gradient, mutual_parts
+from trainer_export.update import Trained
 
 Y = torch.tensor([2, 0, 1, 2])
 
@@ -60,22 +63,22 @@ def linear(parameters, x):
     return functional.linear(x, parameters[0], parameters[1])
 
 
-def learner(seed, trust, recipe, states=()):
+def learner(seed, trust, recipe):
     generator = torch.Generator().manual_seed(seed)
     parameters = [
         torch.randn(3, 5, generator=generator, dtype=torch.float64),
         torch.randn(3, generator=generator, dtype=torch.float64),
     ]
-    held = list(states) or ([torch.zeros_like(p) for p in parameters] if recipe.has_state else [])
-    return Learner(linear, parameters, held, trust, torch.tensor(0.1, dtype=torch.float64), recipe)
+    states = {state.name: [torch.zeros_like(p) for p in parameters] for state in recipe.optimizer.states}
+    return Learner(linear, Trained(parameters, states), trust, torch.tensor(0.1, dtype=torch.float64), recipe)
 
 
 def test_the_step_is_simultaneous_and_each_half_is_torch_sgd():
     """Both losses come from the outputs before the step; momentum, decay and clipping are torch's."""
-    recipe = Recipe(momentum=0.9, weight_decay=0.01, clip_norm=0.5)
+    recipe = Recipe(Sgd(momentum=0.9, weight_decay=0.01), clip_norm=0.5)
     personal, meme = learner(1, 0.3, recipe), learner(2, 0.8, recipe)
     generator = torch.Generator().manual_seed(3)
-    copies = [[p.clone().requires_grad_() for p in half.parameters] for half in (personal, meme)]
+    copies = [[p.clone().requires_grad_() for p in half.trained.parameters] for half in (personal, meme)]
     optimizers = [torch.optim.SGD(copy, lr=0.1, momentum=0.9, weight_decay=0.01) for copy in copies]
     for _ in range(3):
         x = torch.randn(4, 5, generator=generator, dtype=torch.float64)
@@ -86,39 +89,39 @@ def test_the_step_is_simultaneous_and_each_half_is_torch_sgd():
             divergence = functional.kl_div(
                 torch.log_softmax(own, 1), torch.softmax(other.detach(), 1), reduction="batchmean"
             )
-            loss = half.trust * functional.cross_entropy(own, Y) + (1 - half.trust) * divergence
+            loss = half.knob * functional.cross_entropy(own, Y) + (1 - half.knob) * divergence
             optimizer.zero_grad()
             loss.backward(retain_graph=True)
             torch.nn.utils.clip_grad_norm_(copy, 0.5)
         for optimizer in optimizers:
             optimizer.step()
-        learnt = mutual_step(personal, meme, x, Y)
+        learnt = pair_step(MUTUAL, (personal, meme), x, Y)
         personal, meme = (
-            Learner(linear, new.parameters, new.states, half.trust, half.lr, recipe)
+            Learner(linear, new.trained, half.knob, half.lr, recipe)
             for new, half in zip(learnt, (personal, meme), strict=True)
         )
         for half, copy in zip((personal, meme), copies, strict=True):
-            for mine, theirs in zip(half.parameters, copy, strict=True):
+            for mine, theirs in zip(half.trained.parameters, copy, strict=True):
                 torch.testing.assert_close(mine, theirs.detach())
 
 
 def test_alpha_one_ignores_the_meme():
     """The personal model then trains alone, whatever the meme says."""
-    recipe = Recipe(momentum=0.0, weight_decay=0.0, clip_norm=None)
+    recipe = Recipe(Sgd(momentum=0.0, weight_decay=0.0), clip_norm=None)
     x = torch.ones(4, 5, dtype=torch.float64)
-    one, _ = mutual_step(learner(1, 1.0, recipe), learner(2, 0.5, recipe), x, Y)
-    two, _ = mutual_step(learner(1, 1.0, recipe), learner(9, 0.5, recipe), x, Y)
-    assert all(torch.equal(a, b) for a, b in zip(one.parameters, two.parameters, strict=True))
+    one, _ = pair_step(MUTUAL, (learner(1, 1.0, recipe), learner(2, 0.5, recipe)), x, Y)
+    two, _ = pair_step(MUTUAL, (learner(1, 1.0, recipe), learner(9, 0.5, recipe)), x, Y)
+    assert all(torch.equal(a, b) for a, b in zip(one.trained.parameters, two.trained.parameters, strict=True))
 
 
 def test_a_parameter_outside_the_loss_still_decays():
     """Its gradient is 0; weight decay and momentum go on."""
-    recipe = Recipe(momentum=0.0, weight_decay=0.5, clip_norm=None)
+    recipe = Recipe(Sgd(momentum=0.0, weight_decay=0.5), clip_norm=None)
     half = learner(1, 0.5, recipe)
     idle = torch.ones(2, dtype=torch.float64)
-    wider = Learner(linear, [*half.parameters, idle], [], 0.5, half.lr, recipe)
-    learnt, _ = mutual_step(wider, learner(2, 0.5, recipe), torch.ones(4, 5, dtype=torch.float64), Y)
-    torch.testing.assert_close(learnt.parameters[2], idle * 0.95)
+    wider = Learner(linear, Trained([*half.trained.parameters, idle], {}), 0.5, half.lr, recipe)
+    learnt, _ = pair_step(MUTUAL, (wider, learner(2, 0.5, recipe)), torch.ones(4, 5, dtype=torch.float64), Y)
+    torch.testing.assert_close(learnt.trained.parameters[2], idle * 0.95)
 
 
 def test_the_proximal_gradient_is_that_of_the_proximal_loss(logits):

@@ -7,10 +7,12 @@ import pytest
 from fleet_protocol.errors import ConfigError, ExportError
 from tests.trainer_export.helpers import assert_portable, batches_for, deviation, tiny
 from trainer_export.check import calm_torch
-from trainer_export.check_mutual import check_mutual
-from trainer_export.lowering import write_graph
+from trainer_export.lowering.program import write_graph
+from trainer_export.optimizers.sgd import Sgd
+from trainer_export.pair_check import check_pair
+from trainer_export.pair_step import trace_pair
 from trainer_export.recipe import Recipe
-from trainer_export.trace_mutual import trace_mutual
+from trainer_export.routines.mutual import MUTUAL
 
 PAIRS = [
     ("mlp", 1.0, "mlp", 0.5),
@@ -27,14 +29,15 @@ def pair(personal, meme):
 
 
 @pytest.mark.parametrize("case", PAIRS, ids=lambda case: case[0])
-@pytest.mark.parametrize("recipe", [Recipe(), Recipe(momentum=0.0, weight_decay=0.0, clip_norm=None)])
+@pytest.mark.parametrize("recipe", [Recipe(), Recipe(Sgd(momentum=0.0, weight_decay=0.0), clip_norm=None)])
 def test_graph_agrees_with_pytorch(case, recipe):
     """Six steps of both models, their noise and labels per token included, against autograd and torch's KL."""
     personal, meme, signature = pair(case[:2], case[2:])
-    model = write_graph(trace_mutual(personal, meme, signature, recipe))
+    model = write_graph(trace_pair(MUTUAL, (personal, meme), signature, recipe))
     assert_portable(model)
     with calm_torch():
-        report = check_mutual(model.SerializeToString(), personal, meme, recipe, batches_for(personal, signature))
+        batches = batches_for(personal, signature)
+        report = check_pair(model.SerializeToString(), MUTUAL, (personal, meme), recipe, batches)
     assert report.steps >= 5
     assert deviation([report]) <= 1e-5
 
@@ -42,13 +45,13 @@ def test_graph_agrees_with_pytorch(case, recipe):
 def test_names_tell_the_models_apart():
     """Every tensor of a model has its side before it, also where both have a parameter of the same name."""
     personal, meme, signature = pair(("conv", 1.0), ("conv", 0.5))
-    trace = trace_mutual(personal, meme, signature, Recipe())
+    trace = trace_pair(MUTUAL, (personal, meme), signature, Recipe())
     inputs, outputs = ({p.name: p.shape for p in ports} for ports in (trace.inputs, trace.outputs))
-    for side, module in (("personal", personal), ("meme", meme)):
+    for side, module in (("own", personal), ("sent", meme)):
         for name, parameter in module.named_parameters():
             for kind in ("param", "state"):
                 assert inputs[f"{side}.{kind}.{name}"] == outputs[f"next.{side}.{kind}.{name}"] == parameter.shape
-    assert list(outputs)[:2] == ["personal.loss", "meme.loss"]
+    assert list(outputs)[:2] == ["own.loss", "sent.loss"]
     assert [inputs[name] for name in ("alpha", "beta", "lr")] == [(), (), ()]
 
 
@@ -57,11 +60,11 @@ def test_models_of_different_tasks_are_refused():
     personal, signature = tiny("mlp")
     other, _ = tiny("conv")
     with pytest.raises(ExportError):
-        trace_mutual(personal, other, signature, Recipe())
+        trace_pair(MUTUAL, (personal, other), signature, Recipe())
 
 
 def test_a_proximal_term_is_refused():
     """It belongs to another method."""
     personal, meme, signature = pair(("mlp", 1.0), ("mlp", 0.5))
     with pytest.raises(ConfigError, match="no proximal term"):
-        trace_mutual(personal, meme, signature, Recipe(proximal=True))
+        trace_pair(MUTUAL, (personal, meme), signature, Recipe(proximal=True))

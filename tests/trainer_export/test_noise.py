@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from fleet_protocol.errors import ExportError
 from fleet_protocol.manifest import noise_input, parameter_input
 from models.zoo.dropout import Dropout, TokenMask, noise_layers
-from tests.trainer_export.helpers import all_reports, deviation, tiny, train_report
+from tests.trainer_export.helpers import all_reports, deviation, graphs_of, tiny, train_report
 from trainer_export.check import open_session, run_session
-from trainer_export.formats.onnx import write_graphs
-from trainer_export.lowering import write_graph
-from trainer_export.model_ports import Signature, model_noise
+from trainer_export.lowering.program import write_graph
+from trainer_export.model_inputs import Signature, model_noise
+from trainer_export.optimizers.sgd import Sgd
 from trainer_export.recipe import Recipe
-from trainer_export.trace import trace_train
+from trainer_export.routines.train import trace_train
 
 VECTOR = Signature((40,), "float32", 3)
 
@@ -44,7 +44,9 @@ class Masking(nn.Module):
 
 
 def train_session(module, signature):
-    return open_session(write_graph(trace_train(module, signature, Recipe(0.0, 0.0, None))).SerializeToString())
+    return open_session(
+        write_graph(trace_train(module, signature, Recipe(Sgd(0.0, 0.0), clip_norm=None))).SerializeToString()
+    )
 
 
 @pytest.mark.parametrize(("module", "signature"), [(Dropping(), VECTOR), (Masking(), Signature((7,), "int64", 3))])
@@ -56,14 +58,15 @@ def test_graphs_agree_with_pytorch_on_the_same_noise(module, signature):
 @pytest.mark.parametrize("name", ["transformer_mlm", "next_word", "token_classifier", "minilm_encoder"])
 def test_the_transformers_take_their_noise_from_outside(name):
     """Every active layer is one input with a dynamic batch, of the train graph alone; all graphs agree with PyTorch."""
-    module, signature = tiny(name, 0.5)
+    module, signature = tiny(name, 0.5, 1)
     layers = noise_layers(module.train())
     assert len(layers) > 2
-    for graph in write_graphs(module, signature, Recipe()):
+    graphs = graphs_of(name, 0.5, 1)
+    for graph in graphs:
         ports = {p.name: p for p in graph.inputs if p.name.startswith("noise.")}
         assert set(ports) == ({noise_input(path) for path in layers} if graph.key == "onnx/train" else set())
         assert all(p.dtype == "float32" and p.shape[0] == "batch" for p in ports.values())
-    assert deviation(all_reports(module, signature).values()) <= 1e-5
+    assert deviation(all_reports(module, signature, graphs=graphs).values()) <= 1e-5
 
 
 def test_a_layer_that_changes_nothing_has_no_input():

@@ -11,8 +11,10 @@ from fleet_protocol.errors import ExportError
 from tests.trainer_export.helpers import batches_for, tiny
 from trainer_export.check import calm_torch
 from trainer_export.formats import ort_training
+from trainer_export.model_inputs import Signature
 from trainer_export.recipe import Recipe
-from trainer_export.trace import Signature
+
+pytestmark = pytest.mark.ort_training
 
 
 @pytest.mark.parametrize(("name", "width"), [("lenet5", 1.0), ("conv", 0.5), ("text_encoder", 0.5)])

@@ -13,14 +13,17 @@ from models import build
 from tests.trainer_export.helpers import ZOO, tiny
 from trainer_export.check import open_session, run_session
 from trainer_export.footprint import count_flops, peak_memory
-from trainer_export.formats.onnx import write_graphs
+from trainer_export.formats.onnx import write_train_graph
 from trainer_export.graph import GraphBuilder, Port
-from trainer_export.recipe import Recipe, loss_and_logit_gradient, sgd_step
-from trainer_export.trace import Signature
+from trainer_export.losses.cross_entropy import loss_and_logit_gradient
+from trainer_export.model_inputs import Signature
+from trainer_export.optimizers.sgd import Sgd
+from trainer_export.recipe import Recipe
+from trainer_export.update import Trained, update
 
 
 def test_equal_nodes_and_constants_exist_once_and_dead_ones_not_at_all() -> None:
-    """Asking twice gives the same value; what no output needs is not written."""
+    """Dispatcher twice gives the same value; what no output needs is not written."""
     g = GraphBuilder("g")
     x = g.input(Port("x", "float32", ("batch", 2)))
     first, again = g.node("Add", x, g.scalar(1.0)), g.node("Add", x, g.scalar(1.0))
@@ -48,7 +51,7 @@ def test_outputs_may_share_a_value_or_be_an_input() -> None:
 @settings(max_examples=25, deadline=None)
 @given(batch=st.integers(1, 6), classes=st.integers(2, 5), seed=st.integers(0, 1000))
 def test_closed_form_of_the_loss_gradient(batch: int, classes: int, seed: int) -> None:
-    """It is the derivative of cross entropy on masked logits, which zeroes absent labels (METHODS 1.5)."""
+    """It is the derivative of cross entropy on masked logits, which zeroes absent labels (specification 1.5)."""
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(batch, classes, generator=generator, dtype=torch.float64, requires_grad=True)
     y = torch.randint(0, classes, (batch,), generator=generator)
@@ -74,8 +77,9 @@ def test_the_optimizer_is_pytorchs(momentum: float, decay: float, clip: float | 
     parameters = [torch.randn(shape, generator=generator) for shape in shapes]
     reference = [nn.Parameter(p.clone()) for p in parameters]
     optimizer = torch.optim.SGD(reference, lr=0.1, momentum=momentum, weight_decay=decay)
-    states = [torch.zeros_like(p) for p in parameters] if momentum else []
-    recipe = Recipe(momentum, decay, clip)
+    zeros = {state.name: [torch.zeros_like(p) for p in parameters] for state in Sgd(momentum).states}
+    trained = Trained(parameters, zeros)
+    recipe = Recipe(Sgd(momentum=momentum, weight_decay=decay), clip_norm=clip)
     for _ in range(3):
         gradients = [torch.randn(shape, generator=generator) for shape in shapes]
         for parameter, gradient in zip(reference, gradients, strict=True):
@@ -83,8 +87,8 @@ def test_the_optimizer_is_pytorchs(momentum: float, decay: float, clip: float | 
         if clip is not None:
             nn.utils.clip_grad_norm_(reference, clip)
         optimizer.step()
-        parameters, states = sgd_step(parameters, states, gradients, torch.tensor(0.1), recipe)
-    for found, expected in zip(parameters, reference, strict=True):
+        trained = update(trained, gradients, torch.tensor(0.1), recipe)
+    for found, expected in zip(trained.parameters, reference, strict=True):
         torch.testing.assert_close(found, expected.detach())
 
 
@@ -94,7 +98,7 @@ def test_flops_of_a_known_model() -> None:
 
 
 def test_flops_fall_with_the_square_of_the_width() -> None:
-    """HeteroFL's CNN at half width costs about a quarter (METHODS 1.1)."""
+    """HeteroFL's CNN at half width costs about a quarter (specification 1.1)."""
     arch = ZOO.get("conv")
     signature = Signature((1, 28, 28), "float32", 10)
     full, half = (count_flops(build(arch, width), signature)[0] for width in (1.0, 0.5))
@@ -104,7 +108,7 @@ def test_flops_fall_with_the_square_of_the_width() -> None:
 def test_peak_memory_covers_two_sets_of_weights_and_grows_with_the_batch() -> None:
     """Inputs and outputs are both there at the end of a step; activations come on top."""
     module, signature = tiny("conv")
-    model = write_graphs(module, signature, Recipe())[0].model
+    model = write_train_graph(module, signature, Recipe()).model
     weights = sum(p.numel() * 4 for p in module.parameters())
     small, large = peak_memory(model, 1), peak_memory(model, 64)
     assert small > 4 * weights  # parameters and momenta, old and new

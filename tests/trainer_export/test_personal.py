@@ -10,17 +10,22 @@ import pytest
 import torch
 from torch.nn import functional
 
-from device_runtime.data import make_dataset
-from device_runtime.personal import Personal, train_personal
-from device_runtime.training import batches, sample_order
+from device_runtime.training.course import batches, sample_order
+from device_runtime.training.data import make_dataset
+from device_runtime.training.hooks import Hooks
+from device_runtime.training.own_model import OwnModel
+from device_runtime.training.routines import may_join
+from device_runtime.training.task import Bench, Task
+from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.blobs import blob_ref
 from fleet_protocol.errors import BlobError, ConfigError, DataError, PlanError, RefusalReason, RefusedError
-from fleet_protocol.messages import BlobRef, MutualSettings, Offer, TierChoice, TrainSettings
-from fleet_protocol.weights import decode_weights
+from fleet_protocol.messages import Instructions, TrainSettings
+from fleet_protocol.weights import decode_weights, encode_weights
 from models import Registry, build
 from models.tier import Tier
 from models.zoo.inference import initial_weights
 from models.zoo.layers import StaticBatchNorm, set_mode
-from trainer_export.mutual_set import MutualModel, MutualPair, export_mutual
+from trainer_export.pair_set import Pair, PairModel, export_pairs
 from trainer_export.recipe import Recipe
 
 ZOO = Registry.zoo()
@@ -30,19 +35,17 @@ TRUNK = IMAGE | {"channels": (4, 4), "scaler": False}  # of the fleet's CNN2, wh
 NORMED = IMAGE | {"channels": (4, 6)}
 HEAD = ("head.weight", "head.bias")
 SEED = 4
-BLOB = BlobRef(digest="0" * 64, size=1, chunk_bytes=1024)
-CHOICES = (TierChoice(tier="w1.00-d1", artifact_set=BLOB, weights=BLOB),)
 
 
 def model(name, **settings):
-    return MutualModel(ZOO.get(name), Tier(1.0, 1), ZOO.get(name).settings(settings))
+    return PairModel(ZOO.get(name), Tier(1.0, 1), ZOO.get(name).settings(settings))
 
 
 @pytest.fixture(scope="module")
 def hundred(tmp_path_factory):
     """A set for a trunk of CNN2 with a head of 100 classes, and a personal model with static batch norm."""
-    pair = MutualPair(model("cnn2", **TRUNK, classes=100), model("conv", **NORMED, classes=100), ("head",))
-    (report,) = export_mutual([pair], RECIPE, tmp_path_factory.mktemp("sets"), seed=SEED)
+    pair = Pair(model("cnn2", **TRUNK, classes=100), model("conv", **NORMED, classes=100), ("head",))
+    (report,) = export_pairs([pair], RECIPE, tmp_path_factory.mktemp("sets"), seed=SEED)
     return report.folder
 
 
@@ -51,7 +54,7 @@ def whole(hundred, tmp_path_factory):
     """The same set for a fleet whose model has the 100 classes, so that the meme is all of it."""
     folder = tmp_path_factory.mktemp("whole") / "set"
     shutil.copytree(hundred, folder)
-    pair = Personal(folder, folder).manifest()
+    pair = OwnModel(folder, folder).manifest()
     (folder / "manifest.json").write_bytes(pair.model_copy(update={"adaptor": None}).to_bytes())
     return folder
 
@@ -59,29 +62,39 @@ def whole(hundred, tmp_path_factory):
 @pytest.fixture
 def board(hundred, tmp_path):
     """Does one round in a fleet whose model has 10 classes."""
-    meme = Personal(hundred, tmp_path).manifest().meme
+    meme = OwnModel(hundred, tmp_path).manifest().sent
     ten = changed(meme, {"head.weight": (10, 16), "head.bias": (10,)})
+    blobs = BlobStore(tmp_path / "blobs")
 
-    def work(number=1, stays=HEAD, rate=0.05, classes=10, folder=hundred, **changes):
-        settings = TrainSettings(
-            learning_rate=rate, epochs=2, batch_size=8, seed=3, mutual=MutualSettings(alpha=0.6, beta=0.6, stays=stays)
+    def work(number=1, stays=HEAD, rate=0.05, classes=10, folder=hundred, manifest=None, **changes):
+        weights = encode_weights(sent(classes))
+        blobs.put(weights)
+        instructions = Instructions(
+            routine="mutual",
+            settings={"alpha": 0.6, "beta": 0.6},
+            train=TrainSettings(learning_rate=rate, epochs=2, batch_size=8, seed=3),
+            stays=stays,
         )
-        offer = Offer(
-            fleet="f", run="r", round=number, task="t", version=0, choices=CHOICES, train=settings, seconds_left=9
+        bench = Bench(
+            data=changes.get("data", images((20, 40))),
+            blobs=blobs,
+            backend="onnx",
+            threads=1,
+            holdout=0.0,
+            own_model=changes.get("own", OwnModel(folder, tmp_path)),
+            parts=(changes.get("chosen", np.arange(30)), changes.get("held_out", np.arange(30, 50))),
         )
-        arguments = {
-            "personal": Personal(folder, tmp_path),
-            "manifest": ten if classes == 10 else meme,
-            "sent": sent(classes),
-            "offer": offer,
-            "data": images((20, 40)),
-            "chosen": np.arange(30),
-            "held_out": np.arange(30, 50),
-            "threads": 1,
-            "report": lambda _: None,
-            "stopped": lambda: False,
-        }
-        return train_personal(**{**arguments, **changes})
+        task = Task(
+            run="r",
+            round=number,
+            id="t",
+            version=0,
+            tier="w1.00-d1",
+            instructions=instructions,
+            manifest=manifest or (ten if classes == 10 else meme),
+            weights=blob_ref(weights, 1024),
+        )
+        return may_join(instructions, bench).run(task, bench, Hooks())
 
     return work
 
@@ -106,16 +119,16 @@ def images(labels, count=50):
 
 
 def left_by(tmp_path, number):
-    return decode_weights((tmp_path / f"personal-r-{number}.safetensors").read_bytes())
+    return decode_weights((tmp_path / f"own-model-r-{number}.safetensors").read_bytes())
 
 
 def test_a_trunk_gets_an_adaptor_of_another_shape(board, hundred, tmp_path):
     """A board of 100 classes in a fleet of 10 sends the trunk alone; its adaptor starts from its set and stays."""
     weights, still = sent(), board(1, rate=1e-12)
     trunk = {name: value.shape for name, value in weights.items() if name not in HEAD}
-    assert {name: value.shape for name, value in still.update.items()} == trunk
+    assert {name: value.shape for name, value in still.tensors.items()} == trunk
     for name in trunk:
-        np.testing.assert_allclose(still.update[name], weights[name], atol=1e-6)
+        np.testing.assert_allclose(still.tensors[name], weights[name], atol=1e-6)
     first, kept = decode_weights((hundred / "adaptor-init.safetensors").read_bytes()), left_by(tmp_path, 1)
     assert {name.removeprefix("adaptor/") for name in kept if name.startswith("adaptor/")} == set(HEAD) == set(first)
     for name in HEAD:
@@ -123,12 +136,12 @@ def test_a_trunk_gets_an_adaptor_of_another_shape(board, hundred, tmp_path):
         np.testing.assert_allclose(kept[f"adaptor/{name}"], first[name], atol=1e-6)
     # The next round trains it; the one after that starts from what that left, with the trunk as it is sent.
     moved = board(2)
-    assert all(not np.allclose(moved.update[name], weights[name], atol=1e-4) for name in trunk)
+    assert all(not np.allclose(moved.tensors[name], weights[name], atol=1e-4) for name in trunk)
     trained = left_by(tmp_path, 2)
     assert all(not np.allclose(trained[f"adaptor/{name}"], first[name], atol=1e-4) for name in HEAD)
     again = board(3, rate=1e-12)
     for name in trunk:
-        np.testing.assert_allclose(again.update[name], weights[name], atol=1e-6)
+        np.testing.assert_allclose(again.tensors[name], weights[name], atol=1e-6)
     for name in HEAD:
         np.testing.assert_allclose(left_by(tmp_path, 3)[f"adaptor/{name}"], trained[f"adaptor/{name}"], atol=1e-6)
 
@@ -138,8 +151,8 @@ def test_a_round_that_is_computed_twice_gives_the_same_update(board, tmp_path):
     board(1)
     once, left = board(2), left_by(tmp_path, 2)
     again = board(2)
-    for name, value in once.update.items():
-        np.testing.assert_array_equal(again.update[name], value)
+    for name, value in once.tensors.items():
+        np.testing.assert_array_equal(again.tensors[name], value)
     for name, value in left_by(tmp_path, 2).items():
         np.testing.assert_array_equal(value, left[name])
     assert again.evaluation == once.evaluation
@@ -151,7 +164,7 @@ def test_an_adaptor_of_the_same_shape_starts_from_what_is_sent(board, whole, tmp
     board(1, folder=whole, classes=100, rate=1e-12)
     for name in HEAD:
         np.testing.assert_allclose(left_by(tmp_path, 1)[f"adaptor/{name}"], weights[name], atol=1e-6)
-    assert set(board(2, folder=whole, classes=100, stays=()).update) == set(weights)
+    assert set(board(2, folder=whole, classes=100, stays=()).tensors) == set(weights)
 
 
 def test_a_personal_model_with_static_batch_norm_is_evaluated(board, tmp_path):
@@ -186,14 +199,14 @@ def test_a_board_that_keeps_nothing_back_reports_no_accuracy(board):
 
 def test_a_set_that_does_not_go_with_the_run_is_refused(board, whole):
     """The message names both memes and the first parameter that differs."""
-    with pytest.raises(RefusedError, match=r"needs a personal model; name its set in \[personal\]") as raised:
-        board(personal=None)
+    with pytest.raises(RefusedError, match=r"needs a personal model; name its set in \[own_model\]") as raised:
+        board(own=None)
     assert raised.value.reason is RefusalReason.UNSUPPORTED
     with pytest.raises(RefusedError, match=r"head\.weight is float32 \[10.* and not shared in the set's.*--adaptor"):
         board(stays=())
     with pytest.raises(RefusedError, match=r"trunk\.0\.weight is not shared in the run's cnn2 w1.00-d1 and float32"):
         board(stays=("trunk.0.weight", *HEAD))
-    wider = changed(Personal(whole, whole).manifest().meme, {"trunk.0.weight": (8, 1, 3, 3)})
+    wider = changed(OwnModel(whole, whole).manifest().sent, {"trunk.0.weight": (8, 1, 3, 3)})
     with pytest.raises(RefusedError, match=r"trunk\.0\.weight is float32 \[8, .* and float32 \[4, 1, 3, 3\] in the"):
         board(manifest=wider)
     turned = [s.model_copy(update={"axes": s.axes[::-1]}) for s in wider.parameters]
@@ -201,6 +214,16 @@ def test_a_set_that_does_not_go_with_the_run_is_refused(board, whole):
         board(manifest=changed(wider.model_copy(update={"parameters": turned}), {"trunk.0.weight": (4, 1, 3, 3)}))
     with pytest.raises(RefusedError, match=r"head\.weight is float32 \[10, 16\].* and float32 \[100, 16\]"):
         board(folder=whole)
+
+
+def test_a_pair_for_another_routine_is_refused(board, hundred, tmp_path):
+    """A set is made for one way to train two models."""
+    other = tmp_path / "other"
+    shutil.copytree(hundred, other)
+    pair = OwnModel(hundred, tmp_path).manifest()
+    (other / "manifest.json").write_bytes(pair.model_copy(update={"routine": "duel"}).to_bytes())
+    with pytest.raises(RefusedError, match=r"is for the routine duel, not for mutual"):
+        board(folder=other)
 
 
 def test_data_must_fit_the_models_of_the_set(board):
@@ -212,52 +235,52 @@ def test_data_must_fit_the_models_of_the_set(board):
 def test_another_set_in_the_middle_of_a_run_is_refused(board, hundred, tmp_path):
     """What the last round left is neither thrown away nor trained in a model it was not made for."""
     board(1)
-    pair, other = Personal(hundred, tmp_path).manifest(), tmp_path / "other"
+    pair, other = OwnModel(hundred, tmp_path).manifest(), tmp_path / "other"
     shutil.copytree(hundred, other)
-    personal = changed(pair.personal, {"head.weight": (100, 5)})
-    (other / "manifest.json").write_bytes(pair.model_copy(update={"personal": personal}).to_bytes())
-    with pytest.raises(RefusedError, match=r"personal-r-1.*another mutual set: model/head\.weight is \[100, 6\]"):
+    personal = changed(pair.own, {"head.weight": (100, 5)})
+    (other / "manifest.json").write_bytes(pair.model_copy(update={"own": personal}).to_bytes())
+    with pytest.raises(RefusedError, match=r"own-model-r-1.*another pair: model/head\.weight is float32 \[100, 6\]"):
         board(2, folder=other)
-    assert board(2).steps == 8
+    assert board(2).batches == 8
 
 
 def test_a_set_that_is_not_whole_is_named(board, hundred, tmp_path):
     """At the start of the board and in a task: a file that is missing, damaged, or no mutual set at all."""
-    Personal(hundred, tmp_path).check()
+    OwnModel(hundred, tmp_path).check()
     broken = tmp_path / "set"
-    for name in ("mutual.onnx", "adaptor-init.safetensors", "personal-init.safetensors", "personal/stats.onnx"):
+    for name in ("mutual.onnx", "adaptor-init.safetensors", "own-init.safetensors", "own/stats.onnx"):
         shutil.copytree(hundred, broken)
         (broken / name).unlink()
         with pytest.raises(ConfigError, match=rf"cannot read .*set/{name}: No such file.*copy all of it"):
-            Personal(broken, tmp_path).check()
-        if name != "personal/stats.onnx":
+            OwnModel(broken, tmp_path).check()
+        if name != "own/stats.onnx":
             with pytest.raises(ConfigError, match=name):
-                board(personal=Personal(broken, tmp_path / "state"))
+                board(own=OwnModel(broken, tmp_path / "state"))
         shutil.rmtree(broken)
     shutil.copytree(hundred, broken)
     (broken / "mutual.onnx").write_bytes((broken / "mutual.onnx").read_bytes() + b" ")
     with pytest.raises(ConfigError, match=r"mutual\.onnx is damaged"):
-        Personal(broken, tmp_path).check()
-    with pytest.raises(ConfigError, match="shoal export-mutual"):
-        Personal(tmp_path / "nowhere", tmp_path).check()
-    (broken / "manifest.json").write_bytes(Personal(hundred, tmp_path).manifest().meme.to_bytes())
-    with pytest.raises(BlobError, match="not a manifest of a mutual set"):
-        Personal(broken, tmp_path).check()
+        OwnModel(broken, tmp_path).check()
+    with pytest.raises(ConfigError, match="that the export of the pair printed"):
+        OwnModel(tmp_path / "nowhere", tmp_path).check()
+    (broken / "manifest.json").write_bytes(OwnModel(hundred, tmp_path).manifest().sent.to_bytes())
+    with pytest.raises(BlobError, match="not a manifest of a pair"):
+        OwnModel(broken, tmp_path).check()
 
 
 def test_an_adaptor_is_a_part_of_the_meme_and_not_all_of_it(tmp_path):
     """Both are errors before anything is traced."""
-    pair = MutualPair(model("mlp", **IMAGE), model("mlp", **IMAGE, hidden=(4,)))
+    pair = Pair(model("mlp", **IMAGE), model("mlp", **IMAGE, hidden=(4,)))
     with pytest.raises(PlanError, match=r"mlp has no block and no module hed; its blocks are head, stem"):
-        export_mutual([dataclasses.replace(pair, adaptor=("hed",))], RECIPE, tmp_path)
+        export_pairs([dataclasses.replace(pair, adaptor=("hed",))], RECIPE, tmp_path)
     with pytest.raises(ConfigError, match=r"adaptor stem, head is all of mlp"):
-        export_mutual([dataclasses.replace(pair, adaptor=("stem", "head"))], RECIPE, tmp_path)
+        export_pairs([dataclasses.replace(pair, adaptor=("stem", "head"))], RECIPE, tmp_path)
     assert not list(tmp_path.glob("[!.]*"))
 
 
 def test_a_personal_model_of_the_fleets_own_kind_would_not_be_its_twin(hundred):
     """The same architecture and seed start apart on the two sides, or they would have nothing to teach each other."""
-    personal = decode_weights((hundred / "personal-init.safetensors").read_bytes())
+    personal = decode_weights((hundred / "own-init.safetensors").read_bytes())
     settings = ZOO.get("conv").settings(NORMED | {"classes": 100})
     fleet = initial_weights(ZOO.get("conv"), settings, seed=SEED)
     assert {name: value.shape for name, value in personal.items()} == {n: v.shape for n, v in fleet.items()}

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from device_runtime.backends import TrainSession
+from device_runtime.training.backends import TrainSession
 from fleet_protocol.errors import RefusedError
 from fleet_protocol.manifest import parse_manifest
 from models import Registry, build
@@ -15,13 +15,15 @@ from models.tier import Tier
 from models.zoo.layers import set_mode
 from tests.trainer_export.helpers import batches_for, deviation, tiny, train_report
 from trainer_export.artifact_set import export_architecture
-from trainer_export.check import calm_torch, check_train
+from trainer_export.check import calm_torch
 from trainer_export.formats import ort_training
-from trainer_export.formats.onnx import write_graphs
-from trainer_export.model_ports import Signature
+from trainer_export.formats.onnx import write_train_graph
+from trainer_export.model_inputs import Signature
+from trainer_export.optimizers.sgd import Sgd
 from trainer_export.recipe import Recipe
+from trainer_export.routines.train import check_train
 
-RECIPE = Recipe(momentum=0.5, weight_decay=0.01, clip_norm=0.5, proximal=True)
+RECIPE = Recipe(Sgd(momentum=0.5, weight_decay=0.01), clip_norm=0.5, proximal=True)
 SETTINGS = {"input_shape": (1, 4, 4), "classes": 3, "hidden": (8, 6)}
 
 
@@ -37,7 +39,7 @@ class WithIdle(nn.Module):
 
 
 @pytest.mark.parametrize("name", ["mlp", "conv", "next_word"])
-@pytest.mark.parametrize("recipe", [RECIPE, Recipe(momentum=0.0, weight_decay=0.0, clip_norm=None, proximal=True)])
+@pytest.mark.parametrize("recipe", [RECIPE, Recipe(Sgd(momentum=0.0, weight_decay=0.0), clip_norm=None, proximal=True)])
 def test_train_graph_agrees_with_pytorch(name, recipe):
     """PyTorch differentiates the loss with `mu / 2` of the squared distance from the first weights, then clips."""
     assert deviation([train_report(*tiny(name, 0.5), recipe)]) <= 1e-5
@@ -46,7 +48,7 @@ def test_train_graph_agrees_with_pytorch(name, recipe):
 def test_the_term_counts():
     """The comparison above would notice a graph without it."""
     module, signature = tiny("mlp")
-    graph = write_graphs(module, signature, Recipe(momentum=0.5, weight_decay=0.01, clip_norm=0.5))[0]
+    graph = write_train_graph(module, signature, Recipe(Sgd(momentum=0.5, weight_decay=0.01), clip_norm=0.5))
     with calm_torch(), pytest.raises(Exception, match="does not agree with PyTorch"):
         check_train(graph.data, module, RECIPE, batches_for(module, signature))
 
@@ -60,13 +62,14 @@ def test_inputs_are_anchors_and_mu():
     """One anchor per parameter and the scalar mu; none without the term."""
     module, signature = tiny("mlp")
     parameters = [name for name, _ in module.named_parameters()]
-    ports = {p.name: p.shape for p in write_graphs(module, signature, RECIPE)[0].inputs}
+    ports = {p.name: p.shape for p in write_train_graph(module, signature, RECIPE).inputs}
     assert [n for n in ports if n.startswith("anchor.")] == [f"anchor.{name}" for name in parameters]
     assert ports["mu"] == ()
-    plain = {p.name for p in write_graphs(module, signature, Recipe())[0].inputs}
+    plain = {p.name for p in write_train_graph(module, signature, Recipe()).inputs}
     assert not [n for n in plain if n.startswith("anchor.") or n == "mu"]
 
 
+@pytest.mark.ort_training
 def test_step_of_onnxruntime_training_agrees():
     """The optimizer behind the runtime's own gradient graph has the term too."""
     module, signature = tiny("conv", 0.5)
@@ -82,7 +85,7 @@ def exported(tmp_path_factory):
     tier, arch = Tier(1.0, 1), Registry.zoo().get("mlp")
     sets = {}
     for proximal in (True, False):
-        recipe = Recipe(0.9, 0.0, 1.0, proximal)
+        recipe = Recipe(Sgd(momentum=0.9, weight_decay=0.0), clip_norm=1.0, proximal=proximal)
         export_architecture(arch, SETTINGS, [tier], recipe, out / str(proximal), formats=("onnx",))
         folder = out / str(proximal) / "mlp" / tier.id
         sets[proximal] = folder, parse_manifest((folder / "manifest.json").read_bytes())

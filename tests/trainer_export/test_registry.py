@@ -12,16 +12,18 @@ from models.tier import Tier
 from tests.trainer_export.helpers import TINY, ZOO, all_reports, batches_for, deviation, tiny, train_report
 from trainer_export.artifact_set import export_architecture
 from trainer_export.check import calm_torch
-from trainer_export.check_mutual import check_mutual
 from trainer_export.formats import ort_training
 from trainer_export.formats.ort_training import MissingGradientError
-from trainer_export.lowering import write_graph
-from trainer_export.model_ports import Signature
+from trainer_export.lowering.program import write_graph
+from trainer_export.model_inputs import Signature
+from trainer_export.optimizers.sgd import Sgd
+from trainer_export.pair_check import check_pair
+from trainer_export.pair_step import trace_pair
 from trainer_export.recipe import Recipe
-from trainer_export.trace_mutual import trace_mutual
+from trainer_export.routines.mutual import MUTUAL
 
 LIMIT = 1e-5
-SGD, PROXIMAL = Recipe(), Recipe(momentum=0.5, proximal=True)
+SGD, PROXIMAL = Recipe(), Recipe(Sgd(momentum=0.5), proximal=True)
 TIERS = [(1.0, None), (0.5, 1)]
 
 
@@ -44,19 +46,28 @@ def test_every_architecture_has_small_settings():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ZOO.names)
 def test_every_graph_agrees_with_pytorch(name):
-    """SGD in two tiers, the proximal recipe and the mutual step: within 1e-5 after six steps, in both formats."""
+    """SGD in two tiers, the proximal recipe and the mutual step: within 1e-5 after six steps."""
     for width, depth in TIERS:
         module, signature = tiny(name, width, depth_of(name, depth))
         reports = all_reports(module, signature, SGD)
         assert reports["onnx/train"].steps >= 5
         assert deviation(reports.values()) <= LIMIT
-        assert ort_deviation(module, signature, SGD) <= LIMIT
     assert deviation([train_report(module, signature, PROXIMAL)]) <= LIMIT
-    assert ort_deviation(module, signature, PROXIMAL) <= LIMIT
     meme, _ = tiny(name)
-    graph = write_graph(trace_mutual(module, meme, signature, SGD)).SerializeToString()
+    graph = write_graph(trace_pair(MUTUAL, (module, meme), signature, SGD)).SerializeToString()
     with calm_torch():
-        assert deviation([check_mutual(graph, module, meme, SGD, batches_for(module, signature))]) <= LIMIT
+        assert deviation([check_pair(graph, MUTUAL, (module, meme), SGD, batches_for(module, signature))]) <= LIMIT
+
+
+@pytest.mark.slow
+@pytest.mark.ort_training
+@pytest.mark.parametrize("name", ZOO.names)
+def test_every_step_of_onnxruntime_training_agrees_with_pytorch(name):
+    """The other format, in the same tiers and recipes."""
+    for width, depth in TIERS:
+        module, signature = tiny(name, width, depth_of(name, depth))
+        assert ort_deviation(module, signature, SGD) <= LIMIT
+    assert ort_deviation(module, signature, PROXIMAL) <= LIMIT
 
 
 class Largest(nn.Module):
@@ -77,6 +88,7 @@ def largest(cut: Cut, *, input_shape: tuple[int] = (6,), classes: int = 3, hidde
     return Largest(cut.width("hidden", hidden), cut.classes(classes))
 
 
+@pytest.mark.ort_training
 def test_a_model_without_a_gradient_in_the_runtime_keeps_the_portable_format(tmp_path):
     """The format is skipped, report and manifest say which operator it lacks, and all else is checked and there."""
     (report,) = export_architecture(largest, None, [Tier(1.0, 1)], SGD, tmp_path)
@@ -91,6 +103,7 @@ def test_a_model_without_a_gradient_in_the_runtime_keeps_the_portable_format(tmp
         ort_training.write_artifacts(Largest(8, 3), Signature((6,), "float32", 3), SGD)
 
 
+@pytest.mark.ort_training
 def test_a_model_with_all_gradients_skips_nothing(tmp_path):
     """The record is empty then."""
     (report,) = export_architecture(ZOO.get("mlp"), TINY["mlp"], [Tier(0.5, 1)], SGD, tmp_path)

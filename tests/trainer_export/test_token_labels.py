@@ -8,11 +8,10 @@ import torch
 from torch import nn
 
 from fleet_protocol.errors import ExportError
-from tests.trainer_export.helpers import all_reports, deviation, tiny, train_report
+from tests.trainer_export.helpers import all_reports, deviation, graphs_of, tiny, train_report
 from trainer_export.check import open_session, run_session
-from trainer_export.formats.onnx import write_graphs
-from trainer_export.model_ports import Signature
-from trainer_export.recipe import Recipe, correct_count, loss_and_logit_gradient, loss_sum
+from trainer_export.losses.cross_entropy import correct_count, loss_and_logit_gradient, loss_sum
+from trainer_export.model_inputs import Signature
 
 MASK = torch.tensor([1.0, 0.0, 1.0, 1.0])
 
@@ -58,20 +57,20 @@ def test_a_batch_in_which_nothing_counts_has_no_loss():
 def test_graphs_take_a_label_per_token(name, depth):
     """Train and eval take y [batch, tokens] and agree with PyTorch, labels that do not count among them."""
     module, signature = tiny(name, 0.5, depth)
-    assert signature.label_shape == signature.input_shape
-    graphs = {graph.key: graph for graph in write_graphs(module, signature, Recipe())}
+    assert signature.places == signature.input_shape
+    graphs = {graph.key: graph for graph in graphs_of(name, 0.5, depth)}
     for key in ("onnx/train", "onnx/eval"):
         port = next(p for p in graphs[key].inputs if p.name == "y")
         assert port.shape == ("batch", *signature.input_shape)
     assert graphs["onnx/infer"].outputs[0].shape == ("batch", *signature.input_shape, signature.classes)
-    reports = all_reports(module, signature)
+    reports = all_reports(module, signature, graphs=graphs_of(name, 0.5, depth))
     assert deviation(reports.values()) <= 1e-5
 
 
 def test_evaluation_ignores_negative_labels():
     """Making a label negative takes its loss out of the sum and nothing else."""
-    module, signature = tiny("token_classifier")
-    graph = next(g for g in write_graphs(module, signature, Recipe()) if g.key == "onnx/eval")
+    module, _ = tiny("token_classifier", 0.5, 1)
+    graph = next(g for g in graphs_of("token_classifier", 0.5, 1) if g.key == "onnx/eval")
     session = open_session(graph.data)
     feed = {f"param.{n}": p.detach().numpy() for n, p in module.named_parameters()}
     x = np.random.default_rng(0).integers(1, 30, (4, 6))
@@ -93,4 +92,4 @@ def test_logits_of_another_shape_are_refused():
     ):
         train_report(module, plain)
     with pytest.raises(ExportError, match="must return logits"):
-        Signature((2, 3, 4), "float32", 5).with_labels_of(nn.Linear(4, 5))
+        Signature((2, 3, 4), "float32", 5).with_places_of(nn.Linear(4, 5))

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from models.zoo import StaticBatchNorm
 from tests.trainer_export.helpers import shaken, train_report
-from trainer_export.trace import Signature
+from trainer_export.model_inputs import Signature
 
 IMAGE = Signature((2, 9, 8), "float32", 3)
 VECTOR = Signature((12,), "float32", 3)
@@ -33,7 +33,7 @@ class Mean(nn.Module):
 
 
 class Residual(nn.Module):
-    """A pre-activation residual block with a strided shortcut, as in METHODS 1.7."""
+    """A pre-activation residual block with a strided shortcut, as in specification 1.7."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.trainer_export.helpers import all_reports, assert_portable, batches_for, tiny, train_report
-from trainer_export.check import calm_torch, check_train
-from trainer_export.formats.onnx import write_graphs
+from tests.trainer_export.helpers import all_reports, assert_portable, batches_for, graphs_of, tiny, train_report
+from trainer_export.check import calm_torch
+from trainer_export.formats.onnx import write_train_graph
+from trainer_export.optimizers.sgd import Sgd
 from trainer_export.recipe import Recipe
+from trainer_export.routines.train import check_train
 
 TIERS = [
     ("mlp", 1.0, None),
@@ -26,7 +28,7 @@ TIERS = [
 def test_graphs_agree_with_pytorch(name: str, width: float, depth: int | None) -> None:
     """Train, eval, statistics and infer graphs agree within 1e-5 for batches of 5, 1 and 8 samples."""
     module, signature = tiny(name, width, depth)
-    reports = all_reports(module, signature)
+    reports = all_reports(module, signature, graphs=graphs_of(name, width, depth))
     expected = {"onnx/train", "onnx/eval", "onnx/infer"} | ({"onnx/stats"} if name == "conv" else set())
     assert set(reports) == expected
     assert max(report.worst_absolute for report in reports.values()) <= 1e-5
@@ -36,8 +38,8 @@ def test_graphs_agree_with_pytorch(name: str, width: float, depth: int | None) -
 
 def test_graphs_hold_standard_operators_only() -> None:
     """Opset 18, IR 9, default domain, dynamic batch, nothing in external files."""
-    for name in ("conv", "text_encoder"):
-        for graph in write_graphs(*tiny(name), Recipe()):
+    for tier in (("conv", 1.0, None), ("text_encoder", 1.0, 2)):
+        for graph in graphs_of(*tier):
             assert_portable(graph.model)
             x = next(value for value in graph.model.graph.input if value.name == "x")
             assert x.type.tensor_type.shape.dim[0].dim_param == "batch"
@@ -46,10 +48,10 @@ def test_graphs_hold_standard_operators_only() -> None:
 @pytest.mark.parametrize(
     "recipe",
     [
-        Recipe(momentum=0.0, weight_decay=0.0, clip_norm=None),
-        Recipe(momentum=0.0, weight_decay=0.01, clip_norm=0.1),
-        Recipe(momentum=0.9, weight_decay=0.0, clip_norm=None),
-        Recipe(momentum=0.5, weight_decay=0.1, clip_norm=1e3),
+        Recipe(Sgd(momentum=0.0, weight_decay=0.0), clip_norm=None),
+        Recipe(Sgd(momentum=0.0, weight_decay=0.01), clip_norm=0.1),
+        Recipe(Sgd(momentum=0.9, weight_decay=0.0), clip_norm=None),
+        Recipe(Sgd(momentum=0.5, weight_decay=0.1), clip_norm=1e3),
     ],
 )
 def test_recipe_parts_are_optional(recipe: Recipe) -> None:
@@ -57,15 +59,15 @@ def test_recipe_parts_are_optional(recipe: Recipe) -> None:
     module, signature = tiny("conv", 0.5)
     report = train_report(module, signature, recipe)
     assert report.worst_absolute <= 1e-5
-    graph = write_graphs(module, signature, recipe)[0]
+    graph = write_train_graph(module, signature, recipe)
     states = [port.name for port in graph.inputs if port.name.startswith("state.")]
-    assert bool(states) == recipe.has_state
+    assert bool(states) == bool(recipe.optimizer.states)
 
 
 def test_clipping_bites() -> None:
     """A bound far below the gradient's norm changes the step, so the comparison above covers clipping."""
     module, signature = tiny("mlp")
-    loose = write_graphs(module, signature, Recipe(clip_norm=None))[0]
+    loose = write_train_graph(module, signature, Recipe(clip_norm=None))
     tight = Recipe(clip_norm=1e-3)
     with calm_torch(), pytest.raises(Exception, match="does not agree with PyTorch"):
         check_train(loose.data, module, tight, batches_for(module, signature))
@@ -73,7 +75,7 @@ def test_clipping_bites() -> None:
 
 def test_a_full_width_model_has_no_scaler_in_its_graph() -> None:
     """At width 1 the Scaler divides by one, which is no operator at all."""
-    full = write_graphs(*tiny("mlp", 1.0), Recipe())[0].model
-    half = write_graphs(*tiny("mlp", 0.5), Recipe())[0].model
+    full = write_train_graph(*tiny("mlp", 1.0), Recipe()).model
+    half = write_train_graph(*tiny("mlp", 0.5), Recipe()).model
     count = {id(m): sum(node.op_type == "Div" for node in m.graph.node) for m in (full, half)}
     assert count[id(half)] > count[id(full)]

@@ -2,21 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 
 from torch import nn
 
 from fleet_protocol.manifest import CheckSpec
-from trainer_export import check
-from trainer_export.check import SizedBatches
+from trainer_export.batches import SizedBatches
 from trainer_export.formats.files import GraphFile
-from trainer_export.lowering import write_graph
+from trainer_export.lowering.program import write_graph
 from trainer_export.memory import fit_into_memory
-from trainer_export.model_ports import Signature
+from trainer_export.model_inputs import Signature
 from trainer_export.recipe import Recipe
-from trainer_export.trace import Trace, trace_eval, trace_infer, trace_statistics, trace_train
+from trainer_export.routines.evaluate import check_eval, trace_eval
+from trainer_export.routines.infer import check_infer, trace_infer
+from trainer_export.routines.statistics import check_statistics, trace_statistics
+from trainer_export.routines.train import check_train, trace_train
+from trainer_export.traced_program import Trace
 
 __all__ = ["check_graphs", "write_forward_graphs", "write_graphs", "write_train_graph", "written"]
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """A graph of the set: how it is traced, None for a model that has no such graph, and what it is checked by."""
+
+    trace: Callable[[nn.Module, Signature, Recipe], Trace | None]
+    check: Callable[[bytes, nn.Module, Recipe, SizedBatches], CheckSpec]
+
+
+_FORWARD: Mapping[str, _Graph] = MappingProxyType(
+    {
+        "onnx/eval": _Graph(trace_eval, check_eval),
+        "onnx/stats": _Graph(trace_statistics, check_statistics),
+        "onnx/infer": _Graph(trace_infer, check_infer),
+    }
+)
+_GRAPHS: Mapping[str, _Graph] = MappingProxyType({"onnx/train": _Graph(trace_train, check_train), **_FORWARD})
 
 
 def write_graphs(module: nn.Module, signature: Signature, recipe: Recipe) -> tuple[GraphFile, ...]:
@@ -33,7 +56,7 @@ def write_graphs(module: nn.Module, signature: Signature, recipe: Recipe) -> tup
     Raises:
         ExportError: an operator cannot be exported.
     """
-    return (write_train_graph(module, signature, recipe), *write_forward_graphs(module, signature))
+    return (write_train_graph(module, signature, recipe), *write_forward_graphs(module, signature, recipe))
 
 
 def write_train_graph(module: nn.Module, signature: Signature, recipe: Recipe) -> GraphFile:
@@ -41,21 +64,9 @@ def write_train_graph(module: nn.Module, signature: Signature, recipe: Recipe) -
     return written(trace_train(module, signature, recipe))
 
 
-def write_forward_graphs(module: nn.Module, signature: Signature) -> tuple[GraphFile, ...]:
-    """Write the eval, stats (with static batch norm only) and infer graphs of a model.
-
-    Args:
-        module: the sub-model; not changed.
-        signature: what it takes and returns.
-
-    Raises:
-        ExportError: an operator cannot be exported.
-    """
-    traces: list[Trace | None] = [
-        trace_eval(module, signature),
-        trace_statistics(module, signature),
-        trace_infer(module, signature),
-    ]
+def write_forward_graphs(module: nn.Module, signature: Signature, recipe: Recipe) -> tuple[GraphFile, ...]:
+    """Write the eval, stats (with static batch norm only) and infer graphs; arguments as for :func:`write_graphs`."""
+    traces = [graph.trace(module, signature, recipe) for graph in _FORWARD.values()]
     return tuple(written(trace) for trace in traces if trace is not None)
 
 
@@ -83,14 +94,4 @@ def check_graphs(
     Raises:
         ExportError: a graph deviates; the message names it and the tensor.
     """
-    reports = []
-    for graph in graphs:
-        if graph.key == "onnx/train":
-            reports.append(check.check_train(graph.data, module, recipe, batches))
-        elif graph.key == "onnx/eval":
-            reports.append(check.check_eval(graph.data, module, batches))
-        elif graph.key == "onnx/stats":
-            reports.append(check.check_statistics(graph.data, module, batches))
-        else:
-            reports.append(check.check_infer(graph.data, module, batches))
-    return tuple(reports)
+    return tuple(_GRAPHS[graph.key].check(graph.data, module, recipe, batches) for graph in graphs)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib.util
 import os
 import re
 import tempfile
@@ -29,20 +30,38 @@ from onnx import numpy_helper
 from torch import nn
 
 from fleet_protocol.errors import ExportError
-from fleet_protocol.manifest import CheckSpec, next_name, parameter_input, state_input
+from fleet_protocol.manifest import CheckSpec, next_name, parameter_input
 from trainer_export import check
-from trainer_export.check import SizedBatches
-from trainer_export.emitter import Emitter
+from trainer_export.batches import SizedBatches
 from trainer_export.formats.files import GraphFile, SetFile
 from trainer_export.graph import IR_VERSION, GraphBuilder, Port
-from trainer_export.lowering import LOWERINGS, lower
-from trainer_export.lowering_plain import LOWERINGS as PLAIN
-from trainer_export.model_ports import Signature, anchor_ports, batch_ports, mask_port, model_noise, noise_ports
+from trainer_export.loss import Answer
+from trainer_export.lowering.differentiable import LOWERINGS as PLAIN
+from trainer_export.lowering.emitter import Emitter
+from trainer_export.lowering.program import lower
+from trainer_export.lowering.table import LOWERINGS
+from trainer_export.lowering.values import Value
+from trainer_export.model_inputs import (
+    Signature,
+    anchor_ports,
+    batch_ports,
+    model_noise,
+    noise_ports,
+    parameter_ports,
+    state_ports,
+)
+from trainer_export.optimizers.sgd import Sgd
 from trainer_export.recipe import Recipe
-from trainer_export.trace import trace_loss, trace_optimizer
-from trainer_export.values import Value
+from trainer_export.reference import LEARNING_RATE, Reference
+from trainer_export.routines.train import check_train, trace_loss, trace_optimizer
 
-__all__ = ["MissingGradientError", "check_artifacts", "write_artifacts"]
+__all__ = ["NOT_INSTALLED", "MissingGradientError", "check_artifacts", "is_installed", "write_artifacts"]
+
+NOT_INSTALLED = (
+    "the format ort-training needs onnxruntime-training-cpu (Python <= 3.12) in the place of onnxruntime; in a new"
+    " environment: pip install 'shoal[export-training]', or export --formats onnx only"
+)
+"""What is wrong, and what to do, where the runtime that this format is made with is not there."""
 
 _FOLDER = "ort-training"
 _STEP = f"{_FOLDER}/step"
@@ -51,7 +70,18 @@ _OFFICIAL_STEPS = 5
 _NO_GRADIENT = re.compile(r"gradient builder has not been registered: *(\w+)")
 
 
-class MissingGradientError(ExportError):
+class UnavailableError(ExportError):
+    """This format cannot have the model; the portable format does not need what is missing.
+
+    Args:
+        reason: what is missing.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"format ort-training not available for this model: {reason}; the portable format works")
+
+
+class MissingGradientError(UnavailableError):
     """onnxruntime-training cannot differentiate an operator of the model; the portable format does not need it.
 
     Args:
@@ -59,11 +89,13 @@ class MissingGradientError(ExportError):
     """
 
     def __init__(self, operator: str) -> None:
-        super().__init__(
-            f"format ort-training not available for this model: no gradient for op {operator};"
-            " the portable format works"
-        )
+        super().__init__(f"no gradient for op {operator}")
         self.operator = operator
+
+
+def is_installed() -> bool:
+    """Whether the runtime of this format is installed: stock onnxruntime is the same import package without it."""
+    return importlib.util.find_spec("onnxruntime.training") is not None
 
 
 def write_artifacts(module: nn.Module, signature: Signature, recipe: Recipe) -> tuple[SetFile, ...]:
@@ -78,15 +110,18 @@ def write_artifacts(module: nn.Module, signature: Signature, recipe: Recipe) -> 
         The files.
 
     Raises:
-        ExportError: an operator cannot be exported.
-        MissingGradientError: the runtime has no gradient for an operator.
+        ExportError: an operator cannot be exported, or onnxruntime-training is not installed.
+        UnavailableError: the runtime has no gradient for an operator, or a parameter is frozen.
     """
-    weights = {name: p.detach().numpy() for name, p in module.named_parameters()}
-    forward = _forward_model(module, signature, weights)
-    files = _official_files(forward, list(weights))
+    frozen = next((name for name, p in module.named_parameters() if not p.requires_grad), None)
+    if frozen is not None:
+        raise UnavailableError(f"parameter {frozen} is frozen")
+    shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
+    forward = _forward_model(module, signature, recipe)
+    files = _official_files(forward, list(shapes))
     training = onnx.load_model_from_string(files[0].data)
-    batch = (*batch_ports(signature, "x", "y"), mask_port(signature), *noise_ports(model_noise(module, signature)))
-    return (*files, _step_file(training, batch, {n: w.shape for n, w in weights.items()}, recipe))
+    batch = (*batch_ports(signature, recipe.loss), *noise_ports(model_noise(module, signature)))
+    return (*files, _step_file(training, batch, shapes, recipe))
 
 
 def check_artifacts(
@@ -109,20 +144,21 @@ def check_artifacts(
     step = next(file for file in files if file.key == _STEP)
     official = [file for file in files if file.key != _STEP]
     return (
-        check.check_train(step.data, module, recipe, batches, graph=_STEP),
-        check.repeated(lambda seeded: _check_official(official, module, seeded), batches),
+        check_train(step.data, module, recipe, batches, graph=_STEP),
+        check.repeated(lambda seeded: _check_official(official, module, recipe, seeded), batches),
     )
 
 
 # -- the official set --------------------------------------------------------------------------------------------------
 
 
-def _forward_model(module: nn.Module, signature: Signature, weights: Mapping[str, NDArray[Any]]) -> onnx.ModelProto:
+def _forward_model(module: nn.Module, signature: Signature, recipe: Recipe) -> onnx.ModelProto:
     """Loss and logits of a batch, parameters as initializers under their own names.
 
     LayerNormalization is written with all three outputs: the runtime has a gradient for it only then.
     """
-    trace = trace_loss(module, signature)
+    trace = trace_loss(module, signature, recipe)
+    weights: Mapping[str, NDArray[Any]] = {name: p.detach().numpy() for name, p in module.named_parameters()}
     graph = GraphBuilder("forward")
     emitter = Emitter(graph, trace.batch_input)
     names = [
@@ -137,12 +173,10 @@ def _forward_model(module: nn.Module, signature: Signature, weights: Mapping[str
 
 
 def _official_files(forward: onnx.ModelProto, trained: list[str]) -> list[SetFile]:
-    try:
-        from onnxruntime.training import artifacts  # noqa: PLC0415 - only in onnxruntime-training
-    except ImportError as error:
-        raise ExportError(
-            "the format ort-training needs onnxruntime-training; install shoal[export], or export --formats onnx only"
-        ) from error
+    if not is_installed():
+        raise ExportError(NOT_INSTALLED)
+    from onnxruntime.training import artifacts  # noqa: PLC0415 - only in onnxruntime-training
+
     with tempfile.TemporaryDirectory() as name, _silent_stderr():
         folder = Path(name)
         try:
@@ -197,12 +231,12 @@ def _port(value: onnx.ValueInfoProto) -> Port:
     return Port(value.name, "int64" if tensor.elem_type == onnx.TensorProto.INT64 else "float32", shape)
 
 
-def _check_official(files: Sequence[SetFile], module: nn.Module, batches: SizedBatches) -> CheckSpec:
+def _check_official(files: Sequence[SetFile], module: nn.Module, recipe: Recipe, batches: SizedBatches) -> CheckSpec:
     """The official set through its Python API: gradients of the training model, its own SGD."""
     from onnxruntime.training import api  # noqa: PLC0415 - only in onnxruntime-training
 
     worst, shapes = check.Worst(), model_noise(module, batches.signature)
-    reference = check.Reference(module, Recipe(momentum=0.0, weight_decay=0.0, clip_norm=None))
+    reference = Reference(module, Recipe(Sgd(momentum=0.0, weight_decay=0.0), recipe.loss, clip_norm=None))
     with tempfile.TemporaryDirectory() as name, _silent_stderr():
         paths = {file.key.split("/")[1]: Path(name) / Path(file.path).name for file in files}
         for file in files:
@@ -210,15 +244,16 @@ def _check_official(files: Sequence[SetFile], module: nn.Module, batches: SizedB
         state = api.CheckpointState.load_checkpoint(str(paths["checkpoint"]))
         model = api.Module(str(paths["training_model"]), state, str(paths["eval_model"]))
         optimizer = api.Optimizer(str(paths["optimizer_model"]), model)
-        optimizer.set_learning_rate(check.LEARNING_RATE)
+        optimizer.set_learning_rate(LEARNING_RATE)
         model.train()
         for number, (x, y) in enumerate(batches.take(_OFFICIAL_STEPS)):
             worst.sizes.append(len(y))
-            mask, noise = batches.mask(), batches.noise(shapes, len(y), number)
-            loss, _ = model(x.numpy(), y.numpy(), mask.numpy(), *(drawn.numpy() for drawn in noise.values()))
+            answer, noise = Answer(y, batches.mask()), batches.noise(shapes, len(y), number)
+            given = (x, y, *([batches.mask()] if recipe.loss.masked else []), *noise.values())
+            loss, _ = model(*(tensor.numpy() for tensor in given))
             optimizer.step()
             model.lazy_reset_grad()
-            worst.compare({"loss": np.asarray(loss)}, {"loss": reference.step(x, y, mask, noise)})
+            worst.compare({"loss": np.asarray(loss)}, {"loss": reference.step(x, answer, noise)})
         expected, _ = reference.snapshot()
         worst.compare({name: state.parameters[name].data for name in expected}, expected)
         del optimizer, model, state  # they hold the files open
@@ -232,20 +267,19 @@ def _step_file(
     training: onnx.ModelProto, batch: Sequence[Port], shapes: Mapping[str, tuple[int, ...]], recipe: Recipe
 ) -> GraphFile:
     graph = GraphBuilder("step")
-    parameters = [Port(parameter_input(name), "float32", shape) for name, shape in shapes.items()]
-    states = [Port(state_input(name), "float32", shape) for name, shape in shapes.items() if recipe.has_state]
+    changing = (*parameter_ports(shapes), *state_ports(shapes, recipe.optimizer))
     anchors = anchor_ports(shapes) if recipe.proximal else ()
-    inputs = [*parameters, *states, *batch, Port("lr", "float32", ()), *anchors]
+    inputs = [*changing, *batch, Port("lr", "float32", ()), *anchors]
     for port in inputs:
         graph.input(port)
     _append_gradients(graph, training, list(shapes), [port.name for port in batch])
     emitter = Emitter(graph, "x")
     outputs = [
         Port("loss", "float32", ()),
-        *(Port(next_name(p.name), p.dtype, p.shape) for p in (*parameters, *states)),
+        *(Port(next_name(p.name), p.dtype, p.shape) for p in changing),
     ]
     trace = trace_optimizer(shapes, recipe)
-    known = [_value(emitter, p.name, p.shape) for p in (*parameters, *states)]
+    known = [_value(emitter, p.name, p.shape) for p in changing]
     known += [_value(emitter, _inner(f"{name}_grad"), shape) for name, shape in shapes.items()]
     known += [_value(emitter, "lr", ()), *(_value(emitter, p.name, p.shape) for p in anchors)]
     moved = lower(emitter, trace, known)

@@ -1,0 +1,108 @@
+"""Cutting, encoding, hashing, storing and announcing five tiers, as a multiple of memcpy of the same bytes; CPU time.
+
+python -m benchmarks.reslicing
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.merge import conv_layout
+from broker_server.service.blob_service import BlobService
+from broker_server.store.mapped_tensors import open_tensors
+from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.blobs import DEFAULT_CHUNK_BYTES
+from fleet_protocol.messages import NeedChunks
+from fleet_protocol.messages.bounds import CHUNKS_LIMIT
+from fleet_protocol.topics import Topics
+from fleet_protocol.weights import weights_parts
+from models.plan import compile_plan, make_plan
+
+__all__ = ["rows"]
+
+WIDTHS = (1.0, 0.5, 0.25, 0.125, 0.0625)
+BUDGET = 8.0
+REPEATS = 5
+
+
+class _Sink:
+    """A transport that takes everything and sends nothing."""
+
+    taken = 0
+
+    def publish_stream(self, messages: Iterable[tuple[str, bytes]], deadline: float) -> int:
+        """Take payloads."""
+        del deadline
+        sizes = [len(payload) for _, payload in messages]
+        self.taken = sum(sizes)
+        return len(sizes)
+
+
+def _cpu(work: Callable[[], object]) -> float:
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+def _measure(folder: Path) -> tuple[float, int]:
+    layout = conv_layout()
+    rng = np.random.default_rng(0)
+    blobs = BlobStore(folder)
+    version = blobs.put(
+        *weights_parts({item.name: rng.standard_normal(item.shape, np.float32) for item in layout.parameters})
+    )
+    model = open_tensors(blobs.path(version))
+    plans = [compile_plan(layout, make_plan(layout, layout.tier(width))) for width in WIDTHS]
+    link = _Sink()
+    service = BlobService(link, Topics("bench"), DEFAULT_CHUNK_BYTES)  # type: ignore[arg-type]  # all that it uses
+    # The whole model's slice would be the version itself: with a number in it nothing is there already.
+    sizes: list[int] = []
+
+    def announce(number: int) -> None:
+        sizes.clear()
+        for plan in plans:
+            parts = weights_parts(plan.slice(model), {"number": str(number)})
+            digest = blobs.put(*parts)
+            service.serve({digest: blobs.path(digest)})
+            head = {"fleet": "bench", "run": "r", "round": 1, "task": "t", "device": "d"}
+            service.need(NeedChunks.model_validate({**head, "digest": digest, "ranges": ((0, CHUNKS_LIMIT),)}))
+            problems = service.flush(math.inf)
+            if problems:
+                raise RuntimeError(problems[0])
+            sizes.append(link.taken)
+            service.withdraw([digest])
+            blobs.remove(digest)
+
+    ratios = []
+    for number in range(REPEATS):
+        ours = _cpu(lambda number=number: announce(number))  # type: ignore[misc]
+        source = np.ones(sum(sizes), np.uint8)
+        target = np.zeros_like(source)
+        bare = min(_cpu(lambda: np.copyto(target, source)) for _ in range(5))  # noqa: B023  (called at once)
+        ratios.append(ours / bare)
+    return statistics.median(ratios), sum(sizes)
+
+
+def rows() -> list[dict[str, Any]]:
+    """Measure.
+
+    Returns:
+        Rows with name, value, unit, budget and ok.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        ratio, size = _measure(Path(folder))
+    name = f"cut, encode, hash, store and announce five tiers, {size / 1e6:.0f} MB"
+    return [{"name": name, "value": ratio, "unit": "x memcpy, CPU", "budget": BUDGET, "ok": ratio <= BUDGET}]
+
+
+if __name__ == "__main__":
+    print(json.dumps(rows(), indent=1))

@@ -1,0 +1,1 @@
+"""The rounds of a run: planning, collecting, folding, merging, judging, coordinating; nothing here knows MQTT."""

@@ -1,0 +1,163 @@
+"""One collection of answers: the tasks that were offered together, and how each of them stands.
+
+When it is over is decided in `broker_server.rounds.closing`; sending, storing and waiting are done by others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from broker_server.rounds.closing import ClosingRule, Standing
+from broker_server.store import TaskPhase, TaskRecord, Timing
+from fleet_protocol.manifest import Manifest
+from fleet_protocol.messages import Done, Instructions
+
+__all__ = [
+    "Collection",
+    "OpenTask",
+    "due_for_nudge",
+    "folded_prefix",
+]
+
+
+@dataclass
+class OpenTask:
+    """A task of the collection in progress.
+
+    Attributes:
+        record: as in the store.
+        manifest: of its tier.
+        manifests: of every tier it was offered, by id.
+        heard: ``time.monotonic()`` of the last sign of the device about this task.
+        offered: the same of the last offer.
+        damaged: uploads whose digest was wrong.
+        announced: the device's Done while chunks are still missing.
+        quiet: ``time.monotonic()`` from which on they count as lost if none has come.
+        stays: parameters that stay on the device, so that its update must not have them.
+        answered: when its answer came, on the dispatcher's clock.
+        left: since when its device is away, on the same clock.
+    """
+
+    record: TaskRecord
+    manifest: Manifest
+    heard: float = -math.inf
+    offered: float = -math.inf
+    damaged: int = 0
+    announced: Done | None = None
+    quiet: float = math.inf
+    manifests: Mapping[str, Manifest] = field(default_factory=dict)
+    stays: frozenset[str] = frozenset()
+    answered: float | None = None
+    left: float | None = None
+
+    def take(self, tier: str) -> bool:
+        """Follow the device to the tier it took.
+
+        Args:
+            tier: its id; one that was not offered changes nothing.
+
+        Returns:
+            Whether it is another tier than before.
+        """
+        changed = self.record.taking(tier)
+        if changed is self.record:
+            return False
+        self.record, self.manifest = changed, self.manifests[tier]
+        return True
+
+
+@dataclass
+class Collection:
+    """Tasks that were offered together.
+
+    Attributes:
+        number: of the round.
+        kind: of the tasks.
+        tasks: by id, ordered by device.
+        instructions: what the offers ask of the devices.
+        rule: when it closes.
+    """
+
+    number: int
+    kind: Literal["train", "statistics"]
+    tasks: dict[str, OpenTask]
+    instructions: Instructions
+    rule: ClosingRule
+    _by_device: dict[str, list[OpenTask]] = field(init=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for task in self.tasks.values():
+            self._by_device.setdefault(task.record.device, []).append(task)
+
+    @property
+    def deadline(self) -> float:
+        """When it ends, on the dispatcher's clock."""
+        return self.rule.deadline
+
+    def look(self, now: float, is_online: Callable[[str], bool]) -> list[Standing]:
+        """Note whose answer has come and who is away, and say how every task stands.
+
+        Args:
+            now: the dispatcher's clock.
+            is_online: whether a device is there.
+        """
+        for task in self.tasks.values():
+            if task.record.phase.answered:
+                task.answered = now if task.answered is None else task.answered
+                task.left = None
+            elif is_online(task.record.device):
+                task.left = None
+            elif task.left is None:
+                task.left = now
+        return [Standing(task.record.phase, task.answered, task.left) for task in self.tasks.values()]
+
+    def timings(self) -> dict[str, Timing]:
+        """When each task was answered, and since when the device of one that was not is away."""
+        opened = self.rule.opened
+        return {
+            key: Timing(
+                answered=None if task.answered is None else task.answered - opened,
+                left=None if task.left is None else task.left - opened,
+            )
+            for key, task in self.tasks.items()
+        }
+
+    def phases(self) -> dict[str, TaskPhase]:
+        """Where each task is, by id in the order of the devices."""
+        return {key: task.record.phase for key, task in self.tasks.items()}
+
+    def of_device(self, device: str) -> list[OpenTask]:
+        """Tasks of a device that are not answered yet."""
+        return [task for task in self._by_device.get(device, ()) if not task.record.phase.answered]
+
+    @property
+    def unanswered(self) -> list[OpenTask]:
+        """Tasks that are not answered yet."""
+        return [task for task in self.tasks.values() if not task.record.phase.answered]
+
+
+def due_for_nudge(task: OpenTask, now: float, nudge_seconds: float) -> bool:
+    """Whether a device has been silent for so long that it gets its offer again."""
+    return not task.record.phase.answered and now - max(task.heard, task.offered) >= nudge_seconds
+
+
+def folded_prefix(order: Sequence[str], phases: Mapping[str, TaskPhase], done: int) -> list[str]:
+    """The tasks that may be folded now without leaving the order of the devices.
+
+    Args:
+        order: ids of all tasks, by device.
+        phases: of them.
+        done: how many of the order were passed before.
+
+    Returns:
+        The next ids up to the first that is not answered, those without an update included.
+    """
+    ready = []
+    for task in order[done:]:
+        if not phases[task].answered:
+            break
+        ready.append(task)
+    return ready

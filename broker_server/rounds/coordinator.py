@@ -1,0 +1,285 @@
+"""The coordinator: rounds of one run, from wherever the store says that the run is.
+
+Every step is repeatable. What a killed server had begun is found in the state of its newest round (`machine`) and the
+phases of its tasks; plans are functions of what is stored, updates are on disk, so the round goes on as it was.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from broker_server.rounds.closing import ClosingRule, quorum_of
+from broker_server.rounds.dispatch import Services, gather
+from broker_server.rounds.fold_order import Folding
+from broker_server.rounds.judging import Evaluators, Judge, Judgement
+from broker_server.rounds.new_version import begin_folding, make_version
+from broker_server.rounds.planning import open_collection, plan_round
+from broker_server.rounds.recruiting import recruit
+from broker_server.rounds.retention import drop_old_weights
+from broker_server.rounds.run_context import RunContext
+from broker_server.store import RoundRecord, TaskPhase, TaskRecord, VersionRecord
+from broker_server.store.machine import FINAL, RoundEvent, RoundState
+from fleet_protocol import control
+from fleet_protocol.errors import ShoalError, StorageError, TransportError
+
+__all__ = ["Coordinator"]
+
+
+class Coordinator:
+    """Runs the rounds of one run.
+
+    Args:
+        context: the run; its record and initial version are in the store.
+        services: what to work with.
+        evaluators: what its versions are judged with.
+    """
+
+    def __init__(self, context: RunContext, services: Services, evaluators: Evaluators) -> None:
+        self._context = context
+        self._services = services
+        self._dispatcher = services.dispatcher
+        self._store = services.store
+        self._reporter = services.dispatcher.reporter
+        self._judge = Judge(context, services, evaluators)
+        self._round_began = time.monotonic()
+
+    # The run.
+
+    def run(self) -> control.RunFinished:
+        """Close the configured number of rounds.
+
+        Returns:
+            How the run ended; a failure is committed and reported, not raised.
+
+        Raises:
+            StopRequested: the server shall end; the run stays unfinished and is continued by the next server.
+        """
+        last = self._store.last_round(self._context.run)
+        if last is not None and last.state in FINAL:
+            self._tidy(last, self._store.tasks(last.run, last.number))  # an earlier server may have died before it did
+        try:
+            while (version := self._version()).number < self._context.config.round.rounds:
+                self._round(version)
+            return self._end("finished", None, 0)
+        except StorageError as error:
+            return self._interrupted(error)
+        except ShoalError as error:
+            return self._end("failed", str(error), error.exit_code)
+
+    def stopped(self) -> control.RunFinished:
+        """Tell that the server ends in the middle; the store still says that the run is going on."""
+        self._count_bytes()
+        finished = self._finished("stopped", "the server was stopped; start it again to go on", 0)
+        self._reporter.emit(finished, "the server was stopped")
+        self._store.flush()
+        return finished
+
+    def _interrupted(self, error: StorageError) -> control.RunFinished:
+        """The disk or the database could not take something: the run is not over, and what it lacks is done again."""
+        finished = self._finished("stopped", str(error), error.exit_code)
+        self._reporter.emit(finished)  # without a line of the log, which could not be written
+        return finished
+
+    def _version(self) -> VersionRecord:
+        version = self._store.version(self._context.run)
+        if version is None:
+            raise StorageError(f"run {self._context.run} has no global version in the store")
+        return version
+
+    def _round(self, version: VersionRecord) -> None:
+        """Take the newest round to its end, or plan the next one first."""
+        record = self._store.last_round(self._context.run)
+        if record is None or record.state in FINAL:
+            self._check_retries()
+            record = self._plan(version, 1 if record is None else record.number + 1)
+        folding: Folding | None = None
+        self._round_began = time.monotonic()
+        if record.state is not RoundState.MERGING:
+            record, folding = self._collect(record)
+        if record.state is RoundState.MERGING:
+            self._merge(record, folding)
+
+    def _check_retries(self) -> None:
+        rounds = self._store.rounds(self._context.run)
+        retries = self._context.config.round.retries
+        tail = rounds[-retries:]
+        if len(tail) == retries and all(item.state is RoundState.ABANDONED for item in tail):
+            raise TransportError(f"{retries} rounds in a row were abandoned, the last because: {tail[-1].reason}")
+
+    def _end(self, status: str, error: str | None, exit_code: int) -> control.RunFinished:
+        self._count_bytes()
+        self._store.end_run(self._context.run, status, error)
+        finished = self._finished(status, error, exit_code)
+        self._reporter.emit(finished, f"the run {status}" + (f": {error}" if error else ""))
+        self._store.flush()
+        return finished
+
+    def _finished(self, status: str, error: str | None, exit_code: int) -> control.RunFinished:
+        version = self._version()
+        record = self._store.run(self._context.run)
+        return control.RunFinished.model_validate(
+            {
+                "run": self._context.run,
+                "seconds": self._reporter.seconds,
+                "status": status,
+                "version": version.number,
+                "rounds": version.number,
+                "evaluation": version.evaluation,
+                "wire_bytes": record.wire_bytes if record is not None else 0,
+                "payload_bytes": record.payload_bytes if record is not None else 0,
+                "error": error,
+                "exit_code": exit_code,
+            }
+        )
+
+    def _count_bytes(self) -> None:
+        self._reporter.count()
+        count = self._dispatcher.count_bytes()
+        self._store.add_bytes(self._context.run, wire=count.wire, payload=count.payload)
+
+    # Planning.
+
+    def _plan(self, version: VersionRecord, number: int) -> RoundRecord:
+        recruits = recruit(self._context, self._services, version.number, number)
+        record, tasks = plan_round(self._context, recruits.chosen, version, number, self._services.blobs)
+        quorum = quorum_of(self._context.config.round.quorum, recruits.wanted)
+        record = replace(record, quorum=quorum, wanted=recruits.wanted, left_out=recruits.left_out)
+        self._store.plan_round(record, tasks)
+        return record
+
+    # Collecting.
+
+    def _collect(self, record: RoundRecord) -> tuple[RoundRecord, Folding]:
+        config = self._context.config.round
+        tasks = self._store.tasks(record.run, record.number, "train")
+        # After a restart the full time: how long the server was away says nothing about the devices.
+        now, resumed = self._dispatcher.now(), record.state is not RoundState.PLANNED
+        rule = ClosingRule(
+            share=config.quorum,
+            wanted=record.wanted or len(tasks),
+            opened=now,
+            deadline=now + config.deadline_seconds,
+            grace=config.grace,
+            settling=self._dispatcher.settling_seconds if resumed else 0.0,
+        )
+        collection = open_collection(self._context, tasks, rule)
+        folding = begin_folding(self._context, tasks, lambda task: collection.tasks[task].record, self._services)
+        self._dispatcher.blobs.serve({digest: self._services.blobs.path(digest) for digest in _slices(tasks)})
+        if not resumed:
+            record = self._store.advance_round(record, RoundEvent.ANNOUNCE)
+        self._reporter.emit(
+            control.RoundStarted(
+                run=record.run,
+                seconds=self._reporter.seconds,
+                round=record.number,
+                version=record.version,
+                devices={task.device: task.tier for task in tasks},
+                deadline_seconds=config.deadline_seconds,
+            ),
+            f"{len(tasks)} devices asked, {record.quorum} needed",
+        )
+        self._dispatcher.open(collection)
+        if record.state is RoundState.OPEN:
+            record = self._store.advance_round(record, RoundEvent.ANNOUNCED)
+        decision = gather(self._dispatcher, collection, folding.advance)
+        self._store.note_answers(collection.timings())
+        if decision.event is None or decision.event is RoundEvent.GIVE_UP:
+            return self._abandon(record, decision.reason), folding
+        record = self._store.advance_round(record, decision.event, collect_seconds=self._dispatcher.now() - now)
+        self._dispatcher.close(f"round {record.number} is closed")
+        return record, folding
+
+    def _abandon(self, record: RoundRecord, reason: str) -> RoundRecord:
+        record = self._store.advance_round(record, RoundEvent.GIVE_UP, reason=reason)
+        self._dispatcher.close(f"round {record.number} is abandoned")
+        self._count_bytes()
+        retries = self._context.config.round.retries
+        tail = self._store.rounds(record.run)[-retries:]
+        again = len(tail) < retries or any(item.state is not RoundState.ABANDONED for item in tail)
+        self._reporter.emit(
+            control.RoundAbandoned(
+                run=record.run, seconds=self._reporter.seconds, round=record.number, reason=reason, again=again
+            ),
+            f"abandoned: {reason}",
+        )
+        self._tidy(record, self._store.tasks(record.run, record.number))
+        return record
+
+    # Merging.
+
+    def _merge(self, record: RoundRecord, folding: Folding | None) -> None:
+        tasks = self._store.tasks(record.run, record.number, "train")
+        version = self._store.version(record.run, record.version + 1)
+        if version is None:
+            by_id = {task.id: task for task in tasks}
+            folding = folding or begin_folding(self._context, tasks, by_id.__getitem__, self._services)
+            folding.advance({task.id: task.phase for task in tasks})
+            old = self._store.version(record.run, record.version)
+            if old is None:
+                raise StorageError(f"global version {record.version} of run {record.run} is not in the store")
+            made = make_version(self._context, self._services, by_id, old, folding)
+            if isinstance(made, str):
+                self._abandon(record, made)
+                return
+            version = made
+        judgement = self._judge.judge(record, version)
+        self._close(record, version, judgement)
+
+    def _close(self, record: RoundRecord, version: VersionRecord, judgement: Judgement) -> None:
+        record = self._store.advance_round(
+            record, RoundEvent.MERGED, evaluation=judgement.evaluation, note=judgement.note
+        )
+        self._count_bytes()
+        tasks = self._store.tasks(record.run, record.number)
+        trained = [task for task in tasks if task.kind == "train"]
+        run = self._store.run(record.run)
+        found = judgement.evaluation
+        shown = found.summary if found else judgement.note or "not evaluated"
+        merged = {task.device: task.tier for task in trained if task.phase is TaskPhase.MERGED}
+        self._reporter.emit(
+            control.RoundClosed(
+                run=record.run,
+                seconds=self._reporter.seconds,
+                round=record.number,
+                version=version.number,
+                merged=merged,
+                missing=tuple(task.device for task in trained if task.phase is not TaskPhase.MERGED),
+                evaluation=found,
+                note=judgement.note,
+                round_seconds=time.monotonic() - self._round_began,
+                wire_bytes=run.wire_bytes if run is not None else 0,
+                payload_bytes=run.payload_bytes if run is not None else 0,
+            ),
+            f"version {version.number} from {len(merged)} updates; {shown}",
+        )
+        self._tidy(record, tasks)
+
+    # What is over.
+
+    def _tidy(self, record: RoundRecord, tasks: Sequence[TaskRecord]) -> None:
+        """Forget what only a round that is over needed: slices, updates, states of the server optimizer, old versions.
+
+        Doing it again is no error.
+        """
+        blobs = self._services.blobs
+        versions = self._store.versions(record.run)
+        newest = versions[-1]
+        # Only the newest state is gone on with, and it may be large.
+        states = {item.state_digest for item in versions[-2:] if item.state_digest not in {None, newest.state_digest}}
+        slices = _slices(tasks)
+        self._dispatcher.blobs.withdraw(slices)
+        used = self._store.used_elsewhere(record.run, {*slices, *(item.digest for item in versions)})
+        for digest in (slices | states) - {item.digest for item in versions} - used:
+            blobs.remove(digest)
+        for task in tasks:
+            self._dispatcher.forget(task.id)
+            if task.update_digest is not None:
+                self._services.updates.remove(task.update_digest)
+        drop_old_weights(versions, self._context.config.keep_versions, blobs, used)
+
+
+def _slices(tasks: Sequence[TaskRecord]) -> set[str]:
+    """Digests of the weights that devices are offered."""
+    return {choice.weights.digest for task in tasks for choice in task.choices}

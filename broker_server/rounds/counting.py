@@ -1,0 +1,135 @@
+"""Which of a round's updates are merged, and how each counts: screened, clipped, chosen, and folded anew if need be.
+
+Updates are folded as they come (`broker_server.rounds.fold_order`), though what they may be is known at the close only:
+bounds are taken from all of them. Where all are as they should be nothing is done twice; where one is not, the sums are
+made again without it. The updates are on disk until the round is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from broker_server.rounds.dispatch import Services
+from broker_server.rounds.fold_order import Folding
+from broker_server.rounds.krum import left_out
+from broker_server.rounds.run_context import RunContext
+from broker_server.rounds.screening import Verdict, screen
+from broker_server.store import Outcome, TaskPhase, TaskRecord, VersionRecord
+from broker_server.strategies.strategy import Contribution
+from fleet_protocol.errors import RefusalReason
+
+__all__ = ["Counted", "count_updates", "report_refusals"]
+
+Tensors = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What is merged.
+
+    Attributes:
+        folding: of the updates that count.
+        outcomes: of every update, by task.
+        refusals: why updates were refused, by task.
+    """
+
+    folding: Folding
+    outcomes: Mapping[str, Outcome]
+    refusals: Mapping[str, tuple[RefusalReason, str]]
+
+
+def count_updates(
+    context: RunContext,
+    services: Services,
+    folding: Folding,
+    old: VersionRecord,
+    sent: Callable[[str], Tensors],
+) -> Counted:
+    """Judge the updates that were folded, and fold them again if not all of them count as they are.
+
+    Args:
+        context: the run.
+        services: knows what was taken in earlier rounds.
+        folding: with every update folded.
+        old: the version the round started from.
+        sent: the weights that a task's device was sent.
+
+    Raises:
+        BlobError: an update on disk can no longer be read.
+    """
+    config = context.config.robust
+    verdicts = screen(folding.measured, _earlier(services, old), config)
+    chosen_out = _left_out(folding, verdicts, config.faulty) if config.merge == "krum" else ()
+    outcomes = {task: _outcome(item, left_out=task in chosen_out) for task, item in verdicts.items()}
+
+    def treated(task: str, update: Contribution) -> Contribution | None:
+        if outcomes[task].phase is not TaskPhase.MERGED:
+            return None
+        screening = verdicts[task].screening
+        if screening.scale < 1:
+            update = replace(update, weights=_scaled(update.weights, sent(task), screening.scale))
+        if screening.samples < screening.declared:
+            update = replace(update, metrics=update.metrics.model_copy(update={"examples": screening.samples}))
+        return update
+
+    if any(_changes(outcomes[task]) for task in folding.folded):
+        folding = folding.again(treated)
+    refusals = {task: (item.reason, item.detail) for task, item in verdicts.items() if item.reason is not None}
+    return Counted(folding, outcomes, refusals)
+
+
+def report_refusals(services: Services, counted: Counted, tasks: Mapping[str, TaskRecord]) -> None:
+    """Name those whose updates were refused, and count them.
+
+    Args:
+        services: its reporter tells.
+        counted: of a round.
+        tasks: of the round, by id.
+    """
+    for task, (reason, detail) in counted.refusals.items():
+        record = tasks[task]
+        services.dispatcher.reporter.refused(reason, detail, device=record.device, number=record.round)
+
+
+def _earlier(services: Services, old: VersionRecord) -> dict[str, list[float]]:
+    """Norms that the version the round started from was made of, by tier."""
+    found: dict[str, list[float]] = {}
+    for task in services.store.tasks(old.run, old.round, "train") if old.round else ():
+        if task.phase is TaskPhase.MERGED and task.screening is not None:
+            found.setdefault(task.tier, []).append(task.screening.norm * task.screening.scale)
+    return found
+
+
+def _left_out(folding: Folding, verdicts: Mapping[str, Verdict], faulty: float) -> tuple[str, ...]:
+    by_plan: dict[str, dict[str, Tensors]] = {}
+    for task in folding.folded:
+        if verdicts[task].reason is None:
+            update = folding.load(task)
+            by_plan.setdefault(update.key, {})[task] = update.weights
+    return tuple(task for updates in by_plan.values() for task in left_out(updates, faulty))
+
+
+def _outcome(verdict: Verdict, *, left_out: bool) -> Outcome:
+    if verdict.reason is not None:
+        return Outcome(TaskPhase.REFUSED, verdict.screening, f"{verdict.reason.value}: {verdict.detail}")
+    if left_out:
+        return Outcome(TaskPhase.LEFT_OUT, verdict.screening, "krum: farther from the others of its tier than they are")
+    return Outcome(TaskPhase.MERGED, verdict.screening)
+
+
+def _changes(outcome: Outcome) -> bool:
+    screening = outcome.screening
+    return outcome.phase is not TaskPhase.MERGED or screening.scale < 1 or screening.samples < screening.declared
+
+
+def _scaled(update: Tensors, sent: Tensors, scale: float) -> dict[str, NDArray[np.float32]]:
+    """An update moved towards what was sent, in float64: the difference of large floats may be no float32."""
+    return {
+        name: (sent[name] + scale * (value.astype(np.float64) - sent[name])).astype(np.float32)
+        for name, value in update.items()
+    }

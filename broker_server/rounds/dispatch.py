@@ -1,0 +1,121 @@
+"""What a coordinator works with, and what it needs of whoever asks the devices.
+
+The dispatcher is `broker_server.service.dispatcher.MqttDispatcher` in a fleet and a virtual one in a simulation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from broker_server.rounds.accounting import ByteCount
+from broker_server.rounds.closing import Decision, decide
+from broker_server.rounds.collecting import Collection
+from broker_server.rounds.fleet import Fleet
+from broker_server.rounds.reporting import Reporter
+from broker_server.store import Store, TaskPhase
+from fleet_protocol.blob_store import BlobStore
+
+__all__ = ["BlobOffers", "Dispatcher", "Services", "gather"]
+
+
+class BlobOffers(Protocol):
+    """Offers blobs to devices."""
+
+    def serve(self, files: Mapping[str, Path]) -> None:
+        """Offer files by digest."""
+
+    def withdraw(self, digests: Iterable[str]) -> None:
+        """Offer blobs no longer."""
+
+
+class Dispatcher(Protocol):
+    """Puts tasks before devices and waits for their answers."""
+
+    @property
+    def fleet(self) -> Fleet:
+        """Who is there."""
+
+    @property
+    def blobs(self) -> BlobOffers:
+        """Offers what the devices fetch."""
+
+    @property
+    def reporter(self) -> Reporter:
+        """Reports the run."""
+
+    @property
+    def settling_seconds(self) -> float:
+        """How long it may take, from its start, to hear who is there."""
+
+    def now(self) -> float:
+        """The clock that rounds go by, in seconds: of this machine, or of a simulation."""
+
+    def open(self, collection: Collection) -> None:
+        """Begin to collect; answers change the records of the collection's tasks, which the store already holds."""
+
+    def close(self, reason: str) -> None:
+        """End the collection; whoever still works on it is told why."""
+
+    def forget(self, task: str) -> None:
+        """Drop what came of the update of a task that is over."""
+
+    def count_bytes(self) -> ByteCount:
+        """Bytes that were exchanged since the last call, at first since the beginning."""
+
+    def pump(self, until: float) -> None:
+        """Handle one event, or what is due, and return.
+
+        Args:
+            until: on the clock of `now`, to wait for at most.
+
+        Raises:
+            StopRequested: the run shall stop here and be continued later.
+        """
+
+
+@dataclass(frozen=True)
+class Services:
+    """What a coordinator works with.
+
+    Attributes:
+        dispatcher: waits and answers.
+        store: the database.
+        blobs: global versions, slices and statistics.
+        updates: what devices sent.
+    """
+
+    dispatcher: Dispatcher
+    store: Store
+    blobs: BlobStore
+    updates: BlobStore
+
+
+def gather(
+    dispatcher: Dispatcher,
+    collection: Collection,
+    advance: Callable[[Mapping[str, TaskPhase]], None] = lambda _phases: None,
+) -> Decision:
+    """Collect until the collection is over.
+
+    Args:
+        dispatcher: has opened it.
+        collection: in progress.
+        advance: told how far the tasks are, by id, whenever something has happened.
+
+    Returns:
+        What ended it.
+
+    Raises:
+        StopRequested: the run shall stop here and be continued later.
+    """
+    while True:
+        now = dispatcher.now()
+        standings = collection.look(now, dispatcher.fleet.is_online)
+        advance(collection.phases())
+        decision = decide(standings, collection.rule, now)
+        if decision.event is not None:
+            return decision
+        dispatcher.pump(decision.until)

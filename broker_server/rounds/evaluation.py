@@ -1,0 +1,125 @@
+"""Judging a global version: the eval graph of a tier over the server's test set, without label mask."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from broker_server.rounds.artifacts import TierArtifacts
+from broker_server.rounds.onnx_runtime import open_graph
+from broker_server.rounds.test_set import TestSet
+from fleet_protocol.errors import ConfigError, DataError
+from fleet_protocol.manifest import parameter_input
+from fleet_protocol.messages import Evaluation
+from fleet_protocol.metrics import evaluation_of, summed_outputs
+from fleet_protocol.targets import counted
+
+__all__ = ["Evaluator"]
+
+
+class Evaluator:
+    """The eval graph with a test set; the graph is opened once and serves every version.
+
+    Args:
+        judged: artifact set of the tier to evaluate.
+        data: the test set.
+        batch_size: samples per call.
+        threads: for onnxruntime; 0 takes every core.
+
+    Raises:
+        ConfigError: the set has no eval graph, or onnxruntime is not installed.
+    """
+
+    def __init__(self, judged: TierArtifacts, data: TestSet, *, batch_size: int, threads: int) -> None:
+        graph = judged.manifest.graphs.get("onnx/eval")
+        if graph is None:
+            raise ConfigError(f"{judged.folder} has no eval graph; export the architecture again")
+        self.judged = judged
+        self.data = data
+        self._batch_size = batch_size
+        self._classes = judged.manifest.classes
+        self._session = open_graph(judged.folder / graph.path, threads=threads)
+
+    def _mask(self) -> dict[str, NDArray[np.float32]]:
+        """Every label counts; a loss without a label mask has no such input."""
+        return {"mask": np.ones(self._classes, np.float32)} if self.judged.manifest.recipe.loss.masked else {}
+
+    def evaluate(
+        self, weights: Mapping[str, NDArray[Any]], statistics: Mapping[str, NDArray[np.float32]]
+    ) -> Evaluation:
+        """Loss and accuracy of a version.
+
+        Args:
+            weights: of the judged tier, float32.
+            statistics: of its static batch norms; empty if it has none.
+
+        Returns:
+            Means over all samples; with a label per token over all labels that count.
+
+        Raises:
+            DataError: the loss is not finite; the statistics or the weights are useless.
+        """
+        fixed = {parameter_input(name): value for name, value in weights.items()}
+        fixed |= dict(statistics)
+        fixed |= self._mask()
+        names, sums = list(summed_outputs(self.judged.manifest.recipe)), dict[str, NDArray[np.float64]]()
+        for x, y in self.data.batches(self._batch_size):
+            found = self._session.run(names, {**fixed, "x": x, "y": y})
+            for name, value in zip(names, found, strict=True):
+                sums[name] = sums.get(name, np.zeros(())) + value.astype(np.float64)
+        if not math.isfinite(float(sums["loss_sum"])):
+            tier = self.judged.tier.id
+            raise DataError(f"the loss of {tier} of the new version on {len(self.data)} test samples is not finite")
+        return evaluation_of(sums, counted(self.data.y), self.judged.manifest.recipe)
+
+    def losses(
+        self, weights: Mapping[str, NDArray[Any]], statistics: Mapping[str, NDArray[np.float32]], samples: int
+    ) -> NDArray[np.float64]:
+        """Mean loss of each run of consecutive samples.
+
+        Args:
+            weights: of the judged tier, float32.
+            statistics: of its static batch norms; empty if it has none.
+            samples: of a run; the last may be shorter.
+
+        Returns:
+            float64 ``[runs]``, over the labels that count.
+        """
+        fixed = {parameter_input(name): value for name, value in weights.items()}
+        fixed |= {**statistics, **self._mask()}
+        found = []
+        for x, y in self.data.batches(samples):
+            (loss,) = self._session.run(["loss_sum"], {**fixed, "x": x, "y": y})
+            found.append(float(loss) / max(1, counted(y)))
+        return np.array(found, np.float64)
+
+    def hits(
+        self,
+        weights: Mapping[str, NDArray[Any]],
+        statistics: Mapping[str, NDArray[np.float32]],
+        chosen: NDArray[np.int64],
+        mask: NDArray[np.float32],
+    ) -> tuple[int, int]:
+        """How many labels of some samples are right, with a label mask (specification 1.5: zeroed logits).
+
+        Args:
+            weights: global weights, float32.
+            statistics: of its static batch norms; empty if it has none.
+            chosen: indices of the samples, int64.
+            mask: ``[classes]``, 1 where a label counts.
+
+        Returns:
+            Right ones, and how many there are.
+        """
+        fixed = {parameter_input(name): value for name, value in weights.items()}
+        fixed |= {**statistics, "mask": mask}
+        correct = count = 0
+        for start in range(0, len(chosen), self._batch_size):
+            x, y = self.data.take(chosen[start : start + self._batch_size])
+            correct += int(self._session.run(["correct"], {**fixed, "x": x, "y": y})[0])
+            count += counted(y)
+        return correct, count

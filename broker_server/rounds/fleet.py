@@ -1,0 +1,255 @@
+"""The devices of a fleet: who is there, what each can train, and who is asked in a round."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from broker_server.rounds.artifacts import TierArtifacts
+from broker_server.settings.assignment import assign_dynamic, assign_fix, parse_mix
+from broker_server.settings.fleet import TiersConfig
+from broker_server.store import DeviceRecord
+from fleet_protocol.errors import ConfigError, PlanError
+from fleet_protocol.messages import DeviceStatus, Profile
+
+__all__ = [
+    "Assignment",
+    "Fleet",
+    "assign",
+    "choose",
+    "fits",
+    "require_levels",
+    "usable_tiers",
+    "wanted_of",
+    "why_unfit",
+]
+
+_WIDTH_SLACK = 1e-9  # a device may write 0.3333 for a third
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A device with the tier it is given.
+
+    Attributes:
+        device: id.
+        tier: the artifact set it trains.
+    """
+
+    device: str
+    tier: TierArtifacts
+
+
+class Fleet:
+    """Presence as last heard; the retained status messages of the broker bring it up to date.
+
+    Args:
+        known: devices of the store; they count as offline until they say otherwise.
+    """
+
+    def __init__(self, known: Iterable[DeviceRecord] = ()) -> None:
+        self._profiles: dict[str, Profile | None] = {device.id: device.profile for device in known}
+        self._online: set[str] = set()
+
+    def see(self, status: DeviceStatus) -> bool:
+        """Take a status message.
+
+        Returns:
+            True if the device came or went.
+        """
+        before = status.device in self._online
+        if status.profile is not None or status.device not in self._profiles:
+            self._profiles[status.device] = status.profile
+        (self._online.add if status.online else self._online.discard)(status.device)
+        return before != status.online
+
+    def knows(self, device: str) -> bool:
+        """Whether the device ever announced itself."""
+        return device in self._profiles
+
+    def is_online(self, device: str) -> bool:
+        """Whether the device is connected, as far as we know."""
+        return device in self._online
+
+    def announced(self, device: str) -> int | None:
+        """Samples that a device last said it has, None if it never did."""
+        profile = self._profiles.get(device)
+        return None if profile is None else profile.examples
+
+    @property
+    def known(self) -> frozenset[str]:
+        """Ids of all devices that ever announced themselves."""
+        return frozenset(self._profiles)
+
+    @property
+    def online(self) -> tuple[str, ...]:
+        """Ids of the connected devices, sorted."""
+        return tuple(sorted(self._online))
+
+    def profiles(self) -> dict[str, Profile]:
+        """Profiles of the connected devices that sent one, by id in order."""
+        found = {device: self._profiles[device] for device in self.online}
+        return {device: profile for device, profile in found.items() if profile is not None}
+
+
+def usable_tiers(tiers: Mapping[str, TierArtifacts], config: TiersConfig) -> tuple[TierArtifacts, ...]:
+    """The tiers a configuration allows, largest first.
+
+    Raises:
+        ConfigError: it names a tier that is not exported.
+    """
+    if config.allowed is None:
+        return tuple(tiers.values())
+    unknown = [tier for tier in config.allowed if tier not in tiers]
+    if unknown:
+        raise ConfigError(f"tiers.allowed: no tier {unknown[0]!r} is exported; there are {', '.join(tiers)}")
+    return tuple(item for key, item in tiers.items() if key in config.allowed)
+
+
+def fits(profile: Profile, tier: TierArtifacts, memory_share: float) -> bool:
+    """Whether a device declares itself able to train a tier.
+
+    Args:
+        profile: what it says about itself; a free memory of 0 is one it could not measure.
+        tier: the artifact set.
+        memory_share: share of the free memory that training may take.
+    """
+    manifest = tier.manifest
+    return (
+        manifest.width <= profile.max_width + _WIDTH_SLACK
+        and (profile.max_depth is None or manifest.depth <= profile.max_depth)
+        and (not profile.free_ram_bytes or manifest.peak_memory_bytes <= memory_share * profile.free_ram_bytes)
+    )
+
+
+def why_unfit(profile: Profile, tiers: Sequence[TierArtifacts], config: TiersConfig) -> str:
+    """Why a device cannot take part in a run, with what to do; empty where it can.
+
+    Args:
+        profile: what it says about itself.
+        tiers: in use, largest first.
+        config: restrictions.
+    """
+    if profile.unable:
+        return profile.unable
+    if not profile.backends:
+        return "it has no runtime to train with; install shoal[device] on it"
+    if profile.examples == 0:
+        return "it has no training samples; look at [data] of its device.toml"
+    if config.exclude_smaller:
+        tiers = tiers[:1]
+    if any(fits(profile, tier, config.memory_share) for tier in tiers):
+        return ""
+    least = min(tiers, key=lambda tier: tier.manifest.peak_memory_bytes)
+    depth = "" if profile.max_depth is None else f", max_depth {profile.max_depth}"
+    return (
+        f"none of the tiers {', '.join(tier.tier.id for tier in tiers)} fits it: it has max_width"
+        f" {profile.max_width:g}{depth} and {profile.free_ram_bytes} bytes of free memory, of which"
+        f" {config.memory_share:.0%} may be used; {least.tier.id} needs {least.manifest.peak_memory_bytes} bytes"
+    )
+
+
+def assign(
+    profiles: Mapping[str, Profile],
+    tiers: Sequence[TierArtifacts],
+    config: TiersConfig,
+    *,
+    seed: int = 0,
+    version: int = 0,
+) -> dict[str, Assignment]:
+    """Give every device the largest tier it declares itself able to train, or one of its level if that is smaller.
+
+    Args:
+        profiles: of the connected devices.
+        tiers: in use, largest first.
+        config: restrictions, and the levels if there are any. Fixed levels go by the order of the devices' ids, so
+            they are the same all run long where the same devices are there.
+        seed: of the run.
+        version: closed rounds, for levels that are drawn anew in every round.
+
+    Returns:
+        Devices that can take part, by id; those without data or too small for every tier are left out.
+    """
+    able: dict[str, list[TierArtifacts]] = {}
+    for device, profile in profiles.items():
+        if not why_unfit(profile, tiers, config):
+            able[device] = [tier for tier in tiers if fits(profile, tier, config.memory_share)]
+    limits = _limits(sorted(able), config, seed, version)
+    chosen: dict[str, Assignment] = {}
+    for device, fitting in able.items():
+        # A board too small for its level takes what it can.
+        within = [tier for tier in fitting if tier.tier.width <= limits.get(device, 1.0) + _WIDTH_SLACK]
+        chosen[device] = Assignment(device, (within or fitting[-1:])[0])
+    return chosen
+
+
+def _limits(devices: Sequence[str], config: TiersConfig, seed: int, version: int) -> dict[str, float]:
+    """The width of every device's level; nothing where there are no levels."""
+    if config.levels is None or not devices:
+        return {}
+    mix = parse_mix(config.levels)
+    rates = (
+        assign_fix(mix, len(devices))
+        if config.assign == "fix"
+        else assign_dynamic(mix, len(devices), seed=seed, round_index=version)
+    )
+    return {device: mix.width(rate) for device, rate in zip(devices, rates, strict=True)}
+
+
+def require_levels(tiers: Sequence[TierArtifacts], config: TiersConfig) -> None:
+    """See that there is a tier for every level.
+
+    Args:
+        tiers: in use.
+        config: with the levels, if there are any.
+
+    Raises:
+        PlanError: a level that devices can be given has no tier of its width.
+    """
+    if config.levels is None:
+        return
+    mix = parse_mix(config.levels)
+    for level in mix.levels:
+        width = mix.width(level.rate)
+        if level.weight and not any(abs(item.tier.width - width) <= _WIDTH_SLACK for item in tiers):
+            raise PlanError(
+                f"tiers.levels: level {level.name} is width {width:g} of the global model, but the tiers in use are"
+                f" {', '.join(item.tier.id for item in tiers)}; export that width or change the levels"
+            )
+
+
+def wanted_of(eligible: int, *, fraction: float, least: int) -> int:
+    """How many updates a round wants.
+
+    Args:
+        eligible: devices that can take part.
+        fraction: share of them, rounded up.
+        least: but at least so many.
+    """
+    return min(eligible, max(least, _share_of(fraction, eligible)))
+
+
+def choose(
+    eligible: Mapping[str, Assignment], *, wanted: int, over_selection: float = 0.0, seed: int, number: int
+) -> tuple[Assignment, ...]:
+    """Draw the devices of a round without replacement (specification 1.2, step 1).
+
+    Args:
+        eligible: by id.
+        wanted: as many of them.
+        over_selection: and so many more, as a share of the wanted ones, rounded up.
+        seed: of the run.
+        number: of the round.
+
+    Returns:
+        The drawn ones, by id; a function of the arguments alone.
+    """
+    count = min(len(eligible), wanted + _share_of(over_selection, wanted))
+    draw = random.Random(f"{seed}/{number}")  # noqa: S311  (a reproducible draw, not a secret)
+    return tuple(eligible[device] for device in sorted(draw.sample(sorted(eligible), count)))
+
+
+def _share_of(share: float, count: int) -> int:
+    return math.ceil(round(share * count, 9))

@@ -1,0 +1,94 @@
+"""Folding updates in the order of their devices' ids, whatever the order they arrive in.
+
+Addition of floats depends on its order; a fixed order gives the same bits in every run. An update is folded as soon as
+everyone before it has answered, so at the close little is left to do; what has to wait waits on disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from broker_server.rounds.collecting import folded_prefix
+from broker_server.rounds.screening import Measured
+from broker_server.store import TaskPhase
+from broker_server.strategies.strategy import Contribution, GlobalModel, Merge
+
+__all__ = ["Folding"]
+
+_WITH_UPDATE = frozenset({TaskPhase.RECEIVED, TaskPhase.MERGED})
+
+
+class Folding:
+    """The merge of one round in progress.
+
+    Args:
+        merge: how to fold.
+        order: ids of the round's tasks, by device.
+        load: reads the update of a task from disk.
+        measure: told of every update that is folded for the first time.
+
+    Attributes:
+        load: the same.
+        folded: tasks whose updates are in it, in their order.
+        measured: what was measured of the updates, by task.
+    """
+
+    def __init__(
+        self,
+        merge: Merge[Any],
+        order: Sequence[str],
+        load: Callable[[str], Contribution],
+        measure: Callable[[str, Contribution], Measured] | None = None,
+    ) -> None:
+        self._merge = merge
+        self._order = tuple(order)
+        self._measure = measure
+        self.load = load
+        self.measured: dict[str, Measured] = {}
+        self._done = 0
+        self._sums = merge.start()
+        self.folded: list[str] = []
+
+    def advance(self, phases: Mapping[str, TaskPhase]) -> None:
+        """Fold what is next in the order.
+
+        Args:
+            phases: of all tasks, by id.
+
+        Raises:
+            BlobError: an update on disk can no longer be read.
+        """
+        for task in folded_prefix(self._order, phases, self._done):
+            if phases[task] in _WITH_UPDATE:
+                update = self.load(task)
+                if self._measure is not None:
+                    self.measured[task] = self._measure(task, update)
+                self._merge.fold(self._sums, update)
+                self.folded.append(task)
+            self._done += 1
+
+    def again(self, treated: Callable[[str, Contribution], Contribution | None]) -> Folding:
+        """Fold the same updates anew.
+
+        Args:
+            treated: an update as it is to be folded, None for one that is left out.
+
+        Raises:
+            BlobError: an update on disk can no longer be read.
+        """
+        other = Folding(self._merge, (), self.load)
+        for task in self.folded:
+            update = treated(task, self.load(task))
+            if update is not None:
+                self._merge.fold(other._sums, update)
+                other.folded.append(task)
+        return other
+
+    def finish(self, old: GlobalModel) -> GlobalModel:
+        """The next global model; the accumulator's memory becomes its.
+
+        Args:
+            old: the model the round started from.
+        """
+        return self._merge.finish(self._sums, old)

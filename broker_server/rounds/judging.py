@@ -1,0 +1,249 @@
+"""After a merge: batch norm statistics of the new version, and its accuracy on the server's test set."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from broker_server.rounds.artifacts import TierArtifacts
+from broker_server.rounds.closing import ClosingRule
+from broker_server.rounds.collecting import Collection
+from broker_server.rounds.dispatch import Services, gather
+from broker_server.rounds.evaluation import Evaluator
+from broker_server.rounds.planning import open_collection, statistics_tasks
+from broker_server.rounds.run_context import RunContext
+from broker_server.rounds.statistics import combine, has_statistics, over_batches
+from broker_server.rounds.test_set import load_test_set
+from broker_server.rounds.tier_models import model_of
+from broker_server.settings.fleet import TestSetConfig
+from broker_server.store import RoundRecord, TaskPhase, VersionRecord
+from broker_server.store.machine import RoundEvent
+from broker_server.store.mapped_tensors import open_tensors
+from fleet_protocol import control
+from fleet_protocol.control import VersionEvaluation
+from fleet_protocol.errors import ConfigError, DataError
+from fleet_protocol.messages import BlobRef, Evaluation
+from fleet_protocol.weights import encode_weights
+
+__all__ = ["Evaluators", "Judge", "Judgement", "open_evaluators"]
+
+
+@dataclass(frozen=True)
+class Evaluators:
+    """The eval graphs that judge a run's versions, with their test sets.
+
+    Attributes:
+        judged: of the judged tier, None if nothing is judged.
+        beside: of the tiers that are judged beside it.
+    """
+
+    judged: Evaluator | None = None
+    beside: tuple[Evaluator, ...] = ()
+
+
+def open_evaluators(context: RunContext) -> Evaluators:
+    """Read the test sets and open the graphs that judge a run's versions.
+
+    Args:
+        context: the run.
+
+    Raises:
+        ConfigError: a tier is not exported; or several are judged of a model whose batch norm statistics are asked from
+            the devices, who are asked for one tier.
+        DataError: a test set cannot be read, or does not fit its tier.
+    """
+    config = context.config.evaluation
+
+    def opened(tier: TierArtifacts, default: TestSetConfig) -> Evaluator:
+        test_set = load_test_set(config.tier_data.get(tier.tier.id, default), tier.manifest)
+        return Evaluator(tier, test_set, batch_size=config.batch_size, threads=config.threads)
+
+    if config.data is None:
+        return Evaluators()
+    judged, beside = context.judged, context.judged_beside
+    others = [tier for tier in beside if tier is not judged]
+    if config.statistics == "query" and any(map(has_statistics, others)):
+        raise ConfigError(
+            "evaluation.tiers: devices are asked for the batch norm statistics of one tier; to judge"
+            f' {", ".join(item.tier.id for item in others)} as well set evaluation.statistics = "server-batch"'
+        )
+    own = opened(judged, config.data)
+    by_tier = {tier.tier.id: opened(tier, config.data) for tier in others}
+    return Evaluators(own, tuple(by_tier.get(tier.tier.id, own) for tier in beside))
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What was found about a version.
+
+    Attributes:
+        evaluation: on the test set, None if there is none.
+        note: why there is none although one was due.
+    """
+
+    evaluation: VersionEvaluation | None = None
+    note: str | None = None
+
+
+class Judge:
+    """Evaluates the global versions of one run.
+
+    Args:
+        context: the run.
+        services: asks the devices, and keeps what is found.
+        evaluators: what to judge with.
+    """
+
+    def __init__(self, context: RunContext, services: Services, evaluators: Evaluators) -> None:
+        self._context = context
+        self._evaluator = evaluators.judged
+        self._beside = evaluators.beside
+        self._dispatcher = services.dispatcher
+        self._store = services.store
+        self._blobs = services.blobs
+        self._updates = services.updates
+
+    def judge(self, record: RoundRecord, version: VersionRecord) -> Judgement:
+        """Evaluate a version if that is due; what a killed server had found already is not asked for again.
+
+        Args:
+            record: the round that made it.
+            version: the version.
+
+        Raises:
+            StopRequested: the server shall end.
+        """
+        rounds, config = self._context.config.round, self._context.config.evaluation
+        last = version.number >= rounds.rounds
+        if self._evaluator is None or not (last or version.number % config.every == 0):
+            return Judgement()
+        if version.evaluation is not None:
+            return Judgement(version.evaluation)
+        judged = self._judged_blob(version)
+        weights = open_tensors(self._blobs.path(judged.digest))
+        statistics: Mapping[str, NDArray[np.float32]] = {}
+        if has_statistics(self._context.judged):
+            fresh = last or (version.number // config.every) % config.statistics_every == 0
+            digest = version.statistics_digest or (None if fresh else self._latest_statistics())
+            if digest is None:
+                found = self._find_statistics(record, version, judged, self._evaluator)
+                if isinstance(found, str):
+                    return Judgement(note=found)
+                digest = self._blobs.put(encode_weights(found))
+            self._store.judge_version(version.run, version.number, statistics=digest)
+            statistics = open_tensors(self._blobs.path(digest))
+        try:
+            own = self._evaluator.evaluate(weights, statistics)
+            beside = {
+                item.judged.tier.id: own if item is self._evaluator else self._judge_beside(item, version)
+                for item in self._beside
+            }
+        except DataError as error:
+            return Judgement(note=str(error))
+        evaluation = VersionEvaluation(**own.model_dump(), tiers=beside)
+        self._store.judge_version(version.run, version.number, evaluation=evaluation)
+        if judged.digest != version.digest:
+            self._blobs.remove(judged.digest)  # a cut of the version can be made again
+        return Judgement(evaluation)
+
+    def _judge_beside(self, evaluator: Evaluator, version: VersionRecord) -> Evaluation:
+        """Loss and accuracy of a further tier; its statistics come from the test set (see `open_evaluators`)."""
+        context, tier = self._context, evaluator.judged
+        weights = model_of(context, tier.tier, version, self._blobs)
+        statistics: Mapping[str, NDArray[np.float32]] = {}
+        if has_statistics(tier):
+            statistics = over_batches(
+                tier,
+                weights,
+                evaluator.data,
+                batch_size=context.config.train.batch_size,
+                threads=context.config.evaluation.threads,
+            )
+        return evaluator.evaluate(weights, statistics)
+
+    def _judged_blob(self, version: VersionRecord) -> BlobRef:
+        """What is judged of a version: all of it, or the model of the configured tier."""
+        layout, tier = self._context.artifacts.layout, self._context.judged.tier
+        digest = version.digest
+        if tier != layout.tier(1.0):
+            model = model_of(self._context, tier, version, self._blobs)
+            digest = self._blobs.put(encode_weights({item.name: model[item.name] for item in layout.kept(tier)}))
+        size = self._blobs.path(digest).stat().st_size
+        return BlobRef(digest=digest, size=size, chunk_bytes=self._context.config.round.chunk_bytes)
+
+    def _latest_statistics(self) -> str | None:
+        known = [item.statistics_digest for item in self._store.versions(self._context.run)]
+        return next((digest for digest in reversed(known) if digest is not None), None)
+
+    def _find_statistics(
+        self,
+        record: RoundRecord,
+        version: VersionRecord,
+        judged: BlobRef,
+        evaluator: Evaluator,
+    ) -> dict[str, NDArray[np.float32]] | str:
+        config = self._context.config.evaluation
+        if config.statistics == "server-batch":
+            return over_batches(
+                self._context.judged,
+                open_tensors(self._blobs.path(judged.digest)),
+                evaluator.data,
+                batch_size=self._context.config.train.batch_size,
+                threads=config.threads,
+            )
+        return self._query(record, version, judged)
+
+    def _query(
+        self, record: RoundRecord, version: VersionRecord, judged: BlobRef
+    ) -> dict[str, NDArray[np.float32]] | str:
+        """Ask the devices; the reason, as text, if too few answer."""
+        context, config = self._context, self._context.config.evaluation
+        tasks = self._store.tasks(record.run, record.number, "statistics")
+        if not tasks:
+            devices = [device for device, profile in self._dispatcher.fleet.profiles().items() if profile.examples > 0]
+            if not devices:
+                return "no device is online to give batch norm statistics"
+            count = math.ceil(round(config.statistics_fraction * len(devices), 9))
+            draw = random.Random(f"{context.config.seed}/statistics/{version.number}")  # noqa: S311  (reproducible)
+            asked = sorted(draw.sample(devices, count))
+            tasks = statistics_tasks(context, asked, version, record.number, judged)
+            self._store.add_tasks(tasks)
+        self._dispatcher.blobs.serve({judged.digest: self._blobs.path(judged.digest)})
+        now = self._dispatcher.now()
+        rule = ClosingRule(
+            share=config.statistics_quorum,
+            wanted=len(tasks),
+            opened=now,
+            deadline=now + context.config.round.deadline_seconds,
+            grace=context.config.round.grace,
+        )
+        collection = open_collection(context, tasks, rule)
+        self._dispatcher.reporter.emit(
+            control.StatisticsStarted(
+                run=record.run,
+                seconds=self._dispatcher.reporter.seconds,
+                round=record.number,
+                devices=tuple(task.device for task in tasks),
+            )
+        )
+        return self._collect(collection)
+
+    def _collect(self, collection: Collection) -> dict[str, NDArray[np.float32]] | str:
+        self._dispatcher.open(collection)
+        decision = gather(self._dispatcher, collection)
+        self._dispatcher.close("the statistics query is over")
+        self._store.settle([task.record.id for task in collection.unanswered], TaskPhase.MISSED)
+        if decision.event is RoundEvent.GIVE_UP:
+            return f"batch norm statistics: {decision.reason}"
+        answers = [
+            (record.metrics.batches, open_tensors(self._updates.path(record.update_digest)))
+            for record in (task.record for task in collection.tasks.values())
+            if record.phase is TaskPhase.RECEIVED and record.metrics is not None and record.update_digest is not None
+        ]
+        norms = [spec.name for spec in self._context.judged.manifest.statistics]
+        return combine(answers, norms, self._context.config.evaluation.combine)

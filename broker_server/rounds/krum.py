@@ -1,0 +1,69 @@
+"""Krum: of the updates of one tier those are merged that are closest to the others.
+
+Peva Blanchard, El Mahdi El Mhamdi, Rachid Guerraoui, Julien Stainer: "Machine Learning with Adversaries: Byzantine
+Tolerant Gradient Descent", NeurIPS 2017, https://arxiv.org/abs/1703.02757, section 3; as Multi-Krum (section 5) with
+m = n - f. The score of an update is the sum of its squared distances to the n - f - 2 closest others, and the n - f of
+the smallest scores are taken. Sub-models are compared where they hold the same entries: inside a tier, and with one
+plan for all of it.
+
+What the paper proves needs n > 2 f + 2. A tier with fewer devices than that leaves out as many as it can, and one of
+fewer than five nobody.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.slicing import Tensors
+
+__all__ = ["left_out", "squared_distances"]
+
+_BLOCK = 32 * 1024  # values of every update that are compared at once, in float64
+
+
+def squared_distances(updates: Mapping[str, Tensors]) -> NDArray[np.float64]:
+    """Squared distances between all pairs of updates.
+
+    Args:
+        updates: by task, with the same tensors.
+
+    Returns:
+        Symmetric, of as many rows as updates.
+    """
+    found = list(updates.values())
+    total = np.zeros((len(found), len(found)))
+    for name in found[0]:
+        rows = [item[name].reshape(-1) for item in found]
+        for start in range(0, rows[0].size, _BLOCK):
+            block = np.stack([row[start : start + _BLOCK] for row in rows]).astype(np.float64)
+            # Moved to where the updates are, so that small distances are not lost in large products.
+            block -= block.mean(axis=0)
+            products = block @ block.T
+            squares = np.diag(products)
+            total += squares[:, None] + squares[None, :] - 2 * products
+    return np.maximum(total, 0.0)
+
+
+def left_out(updates: Mapping[str, Tensors], faulty: float) -> tuple[str, ...]:
+    """The updates of a tier that are not merged.
+
+    Args:
+        updates: by task, in a fixed order; all were cut by one plan.
+        faulty: share of them that may be bad, rounded up.
+
+    Returns:
+        Tasks, the worst first.
+    """
+    count = len(updates)
+    bad = min(math.ceil(round(faulty * count, 9)), (count - 3) // 2)
+    if bad < 1:
+        return ()
+    distances = np.sort(squared_distances(updates), axis=1)  # the first of each row is its distance to itself
+    scores = distances[:, 1 : count - bad - 1].sum(axis=1)
+    order = np.argsort(-scores, kind="stable")
+    tasks = list(updates)
+    return tuple(tasks[index] for index in order[:bad])

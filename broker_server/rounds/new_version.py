@@ -1,0 +1,151 @@
+"""From a round's updates on disk to a new global version in the store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from broker_server.rounds.counting import Counted, count_updates, report_refusals
+from broker_server.rounds.dispatch import Services
+from broker_server.rounds.fold_order import Folding
+from broker_server.rounds.planning import compiled_plans
+from broker_server.rounds.run_context import RunContext
+from broker_server.rounds.screening import Measured, difference
+from broker_server.rounds.tier_models import open_model
+from broker_server.store import TaskRecord, VersionRecord
+from broker_server.store.mapped_tensors import open_tensors
+from broker_server.strategies.strategy import Contribution
+from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.errors import RefusalReason, RefusedError
+from fleet_protocol.weights import weights_parts
+from models.slicing import Tensors
+from models.tier import Tier
+
+__all__ = ["begin_folding", "first_version", "make_version", "sent_to"]
+
+
+def begin_folding(
+    context: RunContext, tasks: Sequence[TaskRecord], current: Callable[[str], TaskRecord], services: Services
+) -> Folding:
+    """An empty merge of a round's tasks.
+
+    Args:
+        context: the run.
+        tasks: the round's training tasks, by device.
+        current: the newest record of a task, which names its update once it is there.
+        services: where updates and what was sent are kept, and who knows the devices.
+    """
+    plans = compiled_plans(context, tasks)
+
+    def load(task: str) -> Contribution:
+        record = current(task)
+        if record.update_digest is None or record.metrics is None:
+            raise RefusedError(RefusalReason.FAILED, f"task {task} of {record.device} has no update to fold")
+        return Contribution(
+            device=record.device,
+            tier=Tier.parse(record.tier),
+            key=record.plan_key,
+            plan=plans[record.plan_key],
+            weights=open_tensors(services.updates.path(record.update_digest)),
+            metrics=record.metrics,
+        )
+
+    def measure(task: str, update: Contribution) -> Measured:
+        norm, values = difference(update.weights, sent_to(services, current(task)))
+        announced = services.dispatcher.fleet.announced(update.device)
+        return Measured(current(task).tier, norm, values, update.metrics.examples, announced)
+
+    return Folding(context.strategy.merge, [task.id for task in tasks], load, measure)
+
+
+def sent_to(services: Services, task: TaskRecord) -> Mapping[str, NDArray[Any]]:
+    """The weights that a task's device was sent.
+
+    Args:
+        services: keeps them.
+        task: as it was taken.
+    """
+    return open_tensors(services.blobs.path(task.weights.digest))
+
+
+def first_version(context: RunContext, blobs: BlobStore) -> VersionRecord:
+    """Put the initial weights into the store's blobs, and with them the heads that tiers have of their own.
+
+    Raises:
+        BlobError: a file of them is missing or damaged.
+        ConfigError: they do not fit the architecture.
+        StorageError: the disk is full.
+    """
+    weights = context.artifacts.initial_weights()
+    heads = context.artifacts.initial_heads(item.tier for item in context.tiers)
+    begin = context.strategy.begin
+    state = begin(weights, heads) if begin is not None and heads else {}
+    return VersionRecord(
+        run=context.run,
+        number=0,
+        round=0,
+        digest=blobs.put(*weights_parts(weights)),
+        state_digest=blobs.put(*weights_parts(state)) if state else None,
+        statistics_digest=None,
+        created_at=time.time(),
+        evaluation=None,
+    )
+
+
+def make_version(
+    context: RunContext, services: Services, tasks: Mapping[str, TaskRecord], old: VersionRecord, folding: Folding
+) -> VersionRecord | str:
+    """Finish a merge and commit the new global version with what became of the updates.
+
+    Args:
+        context: the run.
+        services: the version's weights are kept in the blobs, then it is committed to the store.
+        tasks: of the round, by id.
+        old: the version the round started from.
+        folding: with every update folded.
+
+    Returns:
+        The new version, or why there is none.
+
+    Raises:
+        BlobError: the old version cannot be read.
+        StorageError: the disk is full.
+    """
+    blobs = services.blobs
+    number = next(iter(tasks.values())).round
+    counted = count_updates(context, services, folding, old, lambda task: sent_to(services, tasks[task]))
+    report_refusals(services, counted, tasks)
+    new = counted.folding.finish(open_model(blobs, old)) if counted.folding.folded else None
+    if new is None or not _finite(new.weights):
+        services.store.settle_outcomes({task: counted.outcomes[task] for task in counted.refusals})
+        return "every update was refused" if new is None else _blame(counted, tasks)
+    # Tensors alone: where the model is whole, this blob is what its devices are sent, for statistics and then to train.
+    digest = blobs.put(
+        *weights_parts({item.name: new.weights[item.name] for item in context.artifacts.layout.parameters})
+    )
+    version = VersionRecord(
+        run=context.run,
+        number=old.number + 1,
+        round=number,
+        digest=digest,
+        state_digest=blobs.put(*weights_parts(new.state)) if new.state else None,
+        statistics_digest=None,
+        created_at=time.time(),
+        evaluation=None,
+    )
+    services.store.add_version(version, counted.outcomes)
+    return version
+
+
+def _blame(counted: Counted, tasks: Mapping[str, TaskRecord]) -> str:
+    norms = {tasks[task].device: counted.outcomes[task].screening.norm for task in counted.folding.folded}
+    worst = max(norms, key=norms.__getitem__)
+    return f"the merged weights are not finite; the largest update is that of {worst}, of norm {norms[worst]:.4g}"
+
+
+def _finite(weights: Tensors) -> bool:
+    return all(bool(np.isfinite(value.min()) and np.isfinite(value.max())) for value in weights.values() if value.size)

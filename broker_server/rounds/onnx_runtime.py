@@ -1,0 +1,39 @@
+"""Opens graphs with onnxruntime, which is imported when the first one is run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fleet_protocol.errors import BlobError
+from fleet_protocol.onnx_runtime import load_runtime
+
+__all__ = ["open_graph"]
+
+_MISSING = "evaluating needs onnxruntime: pip install 'shoal[server]' (or 'shoal[server-training]')"
+
+
+def open_graph(path: Path, *, threads: int = 0) -> Any:
+    """Open an ONNX graph.
+
+    Args:
+        path: the file.
+        threads: threads of one operator; 0 takes every core.
+
+    Returns:
+        An ``onnxruntime.InferenceSession``.
+
+    Raises:
+        ConfigError: onnxruntime is not installed, or twice.
+        BlobError: the file is no graph that it can run.
+    """
+    runtime = load_runtime(_MISSING)
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 3
+    # Idle worker threads that spin would take the cores from devices on the same machine.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    try:
+        return runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime's own exceptions share no public base class
+        raise BlobError(f"onnxruntime cannot open {path}: {error}") from error

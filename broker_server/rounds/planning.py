@@ -1,0 +1,182 @@
+"""Planning a round: who trains what, and one blob of weights for all devices that share a plan."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+
+from broker_server.rounds.artifacts import TierArtifacts
+from broker_server.rounds.closing import ClosingRule, quorum_of
+from broker_server.rounds.collecting import Collection, OpenTask
+from broker_server.rounds.fleet import Assignment
+from broker_server.rounds.run_context import RunContext
+from broker_server.rounds.tier_models import open_model
+from broker_server.store import Alternative, Alternatives, RoundRecord, TaskRecord, VersionRecord
+from broker_server.store.machine import RoundState
+from broker_server.strategies.strategy import PlanRequest
+from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.messages import BlobRef
+from fleet_protocol.weights import weights_parts
+from models.plan import CompiledPlan, compile_plan
+from models.tier import Tier
+
+__all__ = ["compiled_plans", "open_collection", "plan_round", "statistics_tasks", "task_id"]
+
+
+def task_id(run: str, number: int, kind: str, device: str) -> str:
+    """The name of a device's part in a round: the same whenever it is asked for, unlike any other."""
+    digest = hashlib.sha256(f"{run}/{number}/{kind}/{device}".encode()).hexdigest()
+    return f"{kind[0]}{number}-{digest[:20]}"
+
+
+def plan_round(
+    context: RunContext, chosen: Sequence[Assignment], version: VersionRecord, number: int, blobs: BlobStore
+) -> tuple[RoundRecord, list[TaskRecord]]:
+    """Cut the weights of a round and put them into the store's blobs.
+
+    Args:
+        context: the run.
+        chosen: devices with their tiers.
+        version: the global version to cut.
+        number: of the round.
+        blobs: where the slices are kept; nothing else is written.
+
+    Returns:
+        The records to commit.
+
+    Raises:
+        BlobError: the global version cannot be read.
+        StorageError: the disk is full.
+    """
+    layout = context.artifacts.layout
+    model, strategy = open_model(blobs, version), context.strategy
+    refs: dict[str, BlobRef] = {}
+    tasks = []
+    for item in chosen:
+        choices = []
+        for tier in strategy.offer(item.tier.tier):
+            request = PlanRequest(tier, item.device, version.number, context.config.seed)
+            planned = strategy.plan(request)
+            if planned.key not in refs:
+                sent = strategy.send(compile_plan(layout, planned.plan), request, model)
+                parts = weights_parts({name: sent[name] for name in layout.shapes(tier)})
+                refs[planned.key] = BlobRef(
+                    digest=blobs.put(*parts), size=sum(map(len, parts)), chunk_bytes=context.config.round.chunk_bytes
+                )
+            choices.append(
+                Alternative(
+                    tier=tier.id,
+                    artifact_set=context.artifacts.tiers[tier.id].ref,
+                    weights=refs[planned.key],
+                    plan_key=planned.key,
+                )
+            )
+        first, *others = choices
+        tasks.append(
+            TaskRecord(
+                id=task_id(context.run, number, "train", item.device),
+                run=context.run,
+                round=number,
+                device=item.device,
+                kind="train",
+                tier=first.tier,
+                plan_key=first.plan_key,
+                version=version.number,
+                artifact_set=first.artifact_set,
+                weights=first.weights,
+                others=Alternatives(items=tuple(others)) if others else None,
+            )
+        )
+    record = RoundRecord(
+        run=context.run,
+        number=number,
+        state=RoundState.PLANNED,
+        version=version.number,
+        quorum=quorum_of(context.config.round.quorum, len(chosen)),
+        reason=None,
+        planned_at=time.time(),
+        opened_at=None,
+        ended_at=None,
+        evaluation=None,
+        note=None,
+        wanted=len(chosen),
+    )
+    return record, tasks
+
+
+def compiled_plans(context: RunContext, tasks: Sequence[TaskRecord]) -> dict[str, CompiledPlan]:
+    """The plans of a round's tasks, made again from what the store knows.
+
+    Args:
+        context: the run.
+        tasks: of one round.
+
+    Returns:
+        By plan key, those that a device may still take included.
+    """
+    plans: dict[str, CompiledPlan] = {}
+    for task in tasks:
+        for choice in task.choices:
+            if choice.plan_key not in plans:
+                request = PlanRequest(Tier.parse(choice.tier), task.device, task.version, context.config.seed)
+                plans[choice.plan_key] = compile_plan(context.artifacts.layout, context.strategy.plan(request).plan)
+    return plans
+
+
+def statistics_tasks(
+    context: RunContext, devices: Sequence[str], version: VersionRecord, number: int, weights: BlobRef
+) -> list[TaskRecord]:
+    """Tasks that ask devices for batch norm statistics of what is judged of a global version.
+
+    Args:
+        context: the run.
+        devices: whom to ask, in order.
+        version: the version.
+        number: of the round that made it.
+        weights: the judged tier's part of it.
+    """
+    judged = context.judged
+    return [
+        TaskRecord(
+            id=task_id(context.run, number, "statistics", device),
+            run=context.run,
+            round=number,
+            device=device,
+            kind="statistics",
+            tier=judged.tier.id,
+            plan_key=judged.tier.id,
+            version=version.number,
+            artifact_set=judged.ref,
+            weights=weights,
+        )
+        for device in devices
+    ]
+
+
+def open_collection(context: RunContext, tasks: Sequence[TaskRecord], rule: ClosingRule) -> Collection:
+    """Put stored tasks into a collection.
+
+    Args:
+        context: the run.
+        tasks: of one round and kind, by device; at least one.
+        rule: when it closes.
+    """
+    manifests: Mapping[str, TierArtifacts] = context.artifacts.tiers
+    kind = tasks[0].kind
+    instructions = context.instructions(kind, tasks[0].version)
+    return Collection(
+        number=tasks[0].round,
+        kind=kind,
+        tasks={
+            task.id: OpenTask(
+                task,
+                manifests[task.tier].manifest,
+                manifests={choice.tier: manifests[choice.tier].manifest for choice in task.choices},
+                stays=frozenset(instructions.stays),
+            )
+            for task in tasks
+        },
+        instructions=instructions,
+        rule=rule,
+    )

@@ -1,0 +1,80 @@
+"""Devices that are not asked for a while, because their updates were refused again and again.
+
+It follows from what is stored: a device whose updates were refused in so many rounds, with none between that was taken,
+is not asked for the next ones. Then it may try again, and is back in quarantine with the next refusal. An operator can
+release it (`shoal devices release`); what was refused before then counts no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from broker_server.settings.robust import RobustConfig
+from broker_server.store import Store, TaskPhase
+
+__all__ = ["RELEASED", "quarantined", "release"]
+
+RELEASED = "released"
+"""Kind of the line in the log that releases a device."""
+
+_TAKEN = frozenset({TaskPhase.MERGED, TaskPhase.LEFT_OUT})
+
+
+def quarantined(store: Store, run: str, config: RobustConfig) -> dict[str, int]:
+    """Devices in quarantine.
+
+    Args:
+        store: of the run.
+        run: id.
+        config: when, and for how long.
+
+    Returns:
+        The last round that each is not asked for.
+    """
+    if not config.quarantine_after:
+        return {}
+    return judged(store.refused_devices(run), store.releases(run, RELEASED), config)
+
+
+def judged(
+    outcomes: Iterable[tuple[str, int, TaskPhase]], releases: Mapping[str, int], config: RobustConfig
+) -> dict[str, int]:
+    """The rule alone.
+
+    Args:
+        outcomes: device, round and phase of training tasks, by round.
+        releases: the newest round at the time of each device's last release.
+        config: when, and for how long.
+
+    Returns:
+        The last round that each device is not asked for.
+    """
+    counts: dict[str, int] = {}
+    until: dict[str, int] = {}
+    for device, number, phase in outcomes:
+        if phase in _TAKEN or number <= releases.get(device, 0):
+            counts[device] = 0
+            until.pop(device, None)
+        elif phase is TaskPhase.REFUSED:
+            counts[device] = counts.get(device, 0) + 1
+            if counts[device] >= config.quarantine_after:
+                until[device] = number + config.quarantine_rounds
+    return until
+
+
+def release(store: Store, run: str, device: str) -> bool:
+    """Let a device take part again.
+
+    Args:
+        store: of the run.
+        run: id.
+        device: id.
+
+    Returns:
+        Whether anything of it was ever refused.
+    """
+    if not any(name == device for name, _, _ in store.refused_devices(run)):
+        return False
+    last = store.last_round(run)
+    store.log(RELEASED, f"{device} is asked again", run=run, number=last.number if last else 0, device=device)
+    return True

@@ -1,0 +1,106 @@
+"""Who is asked in a round: waiting for enough devices, drawing some of them, and saying why others are left out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from broker_server.rounds.dispatch import Services
+from broker_server.rounds.fleet import Assignment, assign, choose, wanted_of, why_unfit
+from broker_server.rounds.quarantine import quarantined
+from broker_server.rounds.run_context import RunContext
+from broker_server.store import LeftOut
+from fleet_protocol import control
+from fleet_protocol.errors import TransportError
+
+__all__ = ["Recruits", "recruit"]
+
+_NAMED_LEFT_OUT = 1000  # a fleet of thousands must not write all its names for every round
+
+
+@dataclass(frozen=True)
+class Recruits:
+    """The devices of a round.
+
+    Attributes:
+        chosen: with their tiers, by id.
+        wanted: so many of their updates.
+        left_out: who is not asked, and why.
+    """
+
+    chosen: tuple[Assignment, ...]
+    wanted: int
+    left_out: LeftOut
+
+
+def recruit(context: RunContext, services: Services, version: int, number: int) -> Recruits:
+    """Wait until enough devices are there, and draw those of a round.
+
+    Args:
+        context: the run.
+        services: its dispatcher knows who is there.
+        version: closed rounds.
+        number: of the round.
+
+    Raises:
+        TransportError: too few came in time.
+        StopRequested: the run shall stop here.
+    """
+    config, fleet = context.config, services.dispatcher.fleet
+    banned = {
+        device: until
+        for device, until in quarantined(services.store, context.run, config.robust).items()
+        if number <= until
+    }
+    eligible = _wait_for_devices(context, services, version, banned)
+    wanted = wanted_of(len(eligible), fraction=config.round.fraction, least=config.round.min_devices)
+    chosen = choose(
+        eligible, wanted=wanted, over_selection=config.round.over_selection, seed=config.seed, number=number
+    )
+    asked = {item.device for item in chosen}
+    profiles = fleet.profiles()
+    reasons = {}
+    for device in sorted(fleet.known - asked, key=lambda device: (not fleet.is_online(device), device)):
+        if device in banned:
+            reasons[device] = f"in quarantine up to round {banned[device]}: its updates were refused"
+        elif device not in profiles:
+            reasons[device] = "offline"
+        else:
+            unfit = why_unfit(profiles[device], context.tiers, config.tiers)
+            reasons[device] = unfit or "not drawn"
+    named = dict(list(reasons.items())[:_NAMED_LEFT_OUT])
+    return Recruits(chosen, wanted, LeftOut(reasons=named, more=len(reasons) - len(named)))
+
+
+def _wait_for_devices(
+    context: RunContext, services: Services, version: int, banned: Collection[str]
+) -> Mapping[str, Assignment]:
+    config, dispatcher = context.config, services.dispatcher
+    deadline = dispatcher.now() + config.round.wait_seconds
+    told: tuple[str, ...] | None = None
+    while True:
+        there = {key: item for key, item in dispatcher.fleet.profiles().items() if key not in banned}
+        eligible = assign(there, context.tiers, config.tiers, seed=config.seed, version=version)
+        if len(eligible) >= config.round.min_devices:
+            return eligible
+        online = dispatcher.fleet.online
+        if told != online:
+            told = online
+            dispatcher.reporter.emit(
+                control.FleetChanged(
+                    run=context.run,
+                    seconds=dispatcher.reporter.seconds,
+                    online=online,
+                    eligible=len(eligible),
+                    needed=config.round.min_devices,
+                )
+            )
+        if dispatcher.now() >= deadline:
+            raise TransportError(
+                f"{len(eligible)} eligible devices after {config.round.wait_seconds:g} s, "
+                f"{config.round.min_devices} needed; {len(online)} online: {', '.join(online) or 'none'}; {len(banned)}"
+                " in quarantine. "
+                "Are the devices started, on this broker and in this fleet, and can they train one of the tiers "
+                f"{', '.join(item.tier.id for item in context.tiers)}?"
+            )
+        dispatcher.pump(deadline)

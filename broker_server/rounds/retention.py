@@ -1,0 +1,48 @@
+"""Which global versions of a run keep their weights: the newest, and the one that was judged best."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from broker_server.store import VersionRecord
+from fleet_protocol.blob_store import BlobStore
+
+__all__ = ["drop_old_weights", "kept"]
+
+
+def kept(versions: Sequence[VersionRecord], newest: int | None) -> tuple[VersionRecord, ...]:
+    """The versions whose weights stay.
+
+    Args:
+        versions: of a run, in order.
+        newest: how many of the newest stay; None for all.
+
+    Returns:
+        In order. Of versions that were judged equal, the newest counts as the best.
+    """
+    if newest is None:
+        return tuple(versions)
+    judged = [(item.evaluation.rank, item.number) for item in versions if item.evaluation is not None]
+    best = max(judged)[1] if judged else None
+    first = len(versions) - newest
+    return tuple(item for index, item in enumerate(versions) if index >= first or item.number == best)
+
+
+def drop_old_weights(
+    versions: Sequence[VersionRecord], newest: int | None, blobs: BlobStore, used: Collection[str] = ()
+) -> None:
+    """Remove the weights of the versions that do not keep them.
+
+    What the store says about a version stays, and so do its batch norm statistics, which are small and may be used by
+    the versions after it. Doing it again is no error.
+
+    Args:
+        versions: of a run, in order.
+        newest: how many of the newest stay; None for all.
+        blobs: where the weights lie.
+        used: digests that versions of other runs have as well.
+    """
+    staying = {*used, *(item.digest for item in kept(versions, newest))}
+    for item in versions:
+        if item.digest not in staying:
+            blobs.remove(item.digest)

@@ -1,0 +1,184 @@
+"""What is fixed for a run: its name, configuration, artifacts, tiers and strategy, found to go together."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from broker_server.rounds.artifacts import Artifacts, TierArtifacts
+from broker_server.rounds.fleet import require_levels, usable_tiers
+from broker_server.settings.fleet import FleetConfig
+from broker_server.strategies.registry import build_strategy
+from broker_server.strategies.strategy import Average, PlanRequest, Strategy
+from fleet_protocol.errors import ConfigError, PlanError
+from fleet_protocol.manifest import Manifest
+from fleet_protocol.messages import Instructions, TrainSettings
+from fleet_protocol.messages.instructions import Ramp
+from fleet_protocol.recipe import RecipeTable
+
+__all__ = ["RunContext", "new_run_id", "prepare_run"]
+
+
+def new_run_id() -> str:
+    """A name for a run: when it began, and a few random digits."""
+    return time.strftime("%Y%m%d-%H%M%S-", time.gmtime()) + secrets.token_hex(2)
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """What is fixed for a whole run.
+
+    Attributes:
+        run: id.
+        config: with absolute paths.
+        artifacts: of the architecture.
+        tiers: in use, largest first.
+        strategy: how to plan and merge.
+    """
+
+    run: str
+    config: FleetConfig
+    artifacts: Artifacts
+    tiers: tuple[TierArtifacts, ...]
+    strategy: Strategy
+
+    @property
+    def judged(self) -> TierArtifacts:
+        """The tier that is evaluated.
+
+        Raises:
+            ConfigError: the configured one, or the full one, is not exported.
+        """
+        wanted = self.config.evaluation.tier
+        return self.artifacts.full if wanted is None else self._exported("evaluation.tier", wanted)
+
+    @property
+    def judged_beside(self) -> tuple[TierArtifacts, ...]:
+        """Further tiers that are evaluated.
+
+        Raises:
+            ConfigError: one is not exported.
+        """
+        return tuple(self._exported("evaluation.tiers", wanted) for wanted in self.config.evaluation.tiers)
+
+    def instructions(self, kind: Literal["train", "statistics"], closed_rounds: int) -> Instructions:
+        """What a task asks of a device.
+
+        Args:
+            kind: of the task; the strategy has a say in training alone.
+            closed_rounds: so far, for the learning rate schedule.
+        """
+        train = self.config.train
+        rate, ramp, rounds = train.rate_after(closed_rounds), None, self.config.round.rounds
+        if train.rate is not None and train.rate.per == "step":
+            ramp = Ramp(schedule=train.rate, position=closed_rounds, rounds=rounds)
+        elif train.rate is not None:
+            rate *= train.rate.multiplier(closed_rounds, rounds)
+        settings = TrainSettings(
+            learning_rate=rate,
+            epochs=train.epochs,
+            steps=train.steps,
+            batch_size=train.batch_size,
+            seed=self.config.seed,
+            mask_labels=train.mask_labels,
+            optimizer_state=train.optimizer_state,
+            ramp=ramp,
+        )
+        if kind == "statistics":
+            return Instructions(routine=kind, train=settings)
+        return self.strategy.instruct(Instructions(train=settings, stays=self.strategy.stays), closed_rounds)
+
+    def _exported(self, key: str, wanted: str) -> TierArtifacts:
+        if wanted not in self.artifacts.tiers:
+            raise ConfigError(f"{key}: {wanted!r} is not exported; exported are {', '.join(self.artifacts.tiers)}")
+        found = self.artifacts.tiers[wanted]
+        if self.artifacts.layout.own_head(found.tier) and found not in self.tiers:
+            raise ConfigError(f"{key}: {wanted!r} has a head of its own, which this run does not train")
+        return found
+
+
+def prepare_run(run: str, config: FleetConfig, artifacts: Artifacts) -> RunContext:
+    """Put together what is fixed for a run, and refuse what does not go together before anything is trained.
+
+    Args:
+        run: id.
+        config: with absolute paths.
+        artifacts: of the architecture.
+
+    Raises:
+        ConfigError: a name or number in the configuration is wrong.
+        PlanError: method, model, tiers and settings do not go together.
+    """
+    optimizer = config.server_optimizer
+    allowed = usable_tiers(artifacts.tiers, config.tiers)
+    robust = config.robust
+    average: Average = "mean" if robust.merge == "krum" else robust.merge
+    prepared = build_strategy(
+        replace(config.strategy.settings, average=average, faulty=robust.faulty),
+        artifacts.layout,
+        [item.tier for item in allowed],
+        None if optimizer is None else optimizer.settings,
+    )
+    tiers = tuple(item for item in allowed if item.tier in prepared.tiers)
+    require_levels(tiers, config.tiers)
+    own = [item.tier.id for item in tiers if artifacts.layout.own_head(item.tier)]
+    if own and prepared.begin is None:
+        raise PlanError(
+            f"{', '.join(own)} of {artifacts.arch} have heads of their own, which {prepared.name} cannot merge; use"
+            " inclusivefl, or export them without --head"
+        )
+    if robust.merge == "krum":
+        _require_shared_plans(prepared, tiers)
+    context = RunContext(run, config, artifacts, tiers, prepared)
+    asked = context.instructions("train", 0)
+    for item in tiers:
+        _require_inputs(asked.train, item.manifest)
+        _require_recipe(config.model.recipe, item.manifest)
+    if asked.train.optimizer_state == "keep":
+        _require_plans_that_stay(prepared, tiers, config.seed)
+    if asked.stays and config.evaluation.data is not None:
+        raise PlanError(
+            f"{asked.stays[0]} stays on the devices and is never trained here, so the global model has nothing to be"
+            " judged by: remove evaluation.data, and look at the accuracy that the devices report (shoal rounds)"
+        )
+    return context
+
+
+def _require_plans_that_stay(strategy: Strategy, tiers: Sequence[TierArtifacts], seed: int) -> None:
+    """See that a device's next slice has the units of its last one, whose optimizer states it keeps."""
+    for item in tiers:
+        if strategy.plan(PlanRequest(item.tier, "", 0, seed)).plan.kind != "static":
+            raise PlanError(
+                f'train.optimizer_state = "keep" needs plans that stay, those of {strategy.name} for {item.tier.id}'
+                ' move: the states would belong to other units; use "reset"'
+            )
+
+
+def _require_recipe(table: RecipeTable | None, manifest: Manifest) -> None:
+    difference = "" if table is None else table.difference(manifest.recipe)
+    if difference:
+        raise ConfigError(
+            f"model.recipe: the {difference}, in the artifacts of {manifest.arch} {manifest.tier}; export them with"
+            " `shoal export --recipe FILE`, where FILE is this configuration, or change model.recipe"
+        )
+
+
+def _require_shared_plans(strategy: Strategy, tiers: Sequence[TierArtifacts]) -> None:
+    for item in tiers:
+        one, other = (strategy.plan(PlanRequest(item.tier, device, 0, 0)) for device in ("one", "other"))
+        if one.key != other.key:
+            raise PlanError(
+                f'robust.merge = "krum" compares the updates of one plan, and with {strategy.name} every device has one'
+                ' of its own; take merge = "trimmed_mean" or "median"'
+            )
+
+
+def _require_inputs(settings: TrainSettings, manifest: Manifest) -> None:
+    if settings.proximal_mu and not manifest.recipe.proximal:
+        raise PlanError(
+            f"{manifest.arch} {manifest.tier} was exported without a proximal term, so proximal_mu ="
+            f" {settings.proximal_mu:g} would do nothing; export it with one"
+        )

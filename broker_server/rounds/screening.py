@@ -1,0 +1,167 @@
+"""Which updates of a round count, and with what weight: bounds taken from the updates themselves.
+
+One device must not own the model. An update is measured by the Euclidean norm of its difference to the weights that its
+device was sent, and bounded by a multiple of the median of its tier, so no bound has to be guessed: a median is moved
+by more than half of the devices only (norm bounding: Sun, Kairouz, Suresh, McMahan, 2019, "Can You Really Backdoor
+Federated Learning?", https://arxiv.org/abs/1911.07963, section 4). Norms of the last closed round count, too, so that a
+tier of one or two devices has a median to be compared with; a tier that is still too small is compared by the mean
+square of an entry with all tiers.
+
+Everything here is a function of what is in the store and on the disk: a server that was killed comes to the same end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from broker_server.settings.robust import RobustConfig
+from broker_server.store import Screening
+from fleet_protocol.errors import RefusalReason
+
+__all__ = ["Measured", "Verdict", "difference", "lower_median", "screen"]
+
+COLOSSAL = 1e30
+"""Norms beyond are refused in any case: a sum of such updates may be no float any more."""
+
+_PEERS = 3  # norms that a tier needs for a median of its own
+_BLOCK = 64 * 1024  # values whose differences are taken at once, in float64
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What an update is judged by.
+
+    Attributes:
+        tier: id.
+        norm: of its difference to the weights its device was sent.
+        values: how many entries it has.
+        declared: samples that the device says it trained on.
+        announced: samples that it announced before, None if it has not.
+    """
+
+    tier: str
+    norm: float
+    values: int
+    declared: int
+    announced: int | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How an update counts.
+
+    Attributes:
+        screening: for the store.
+        reason: why it is refused, None if it is not.
+        detail: the same for people.
+    """
+
+    screening: Screening
+    reason: RefusalReason | None = None
+    detail: str = ""
+
+
+def difference(update: Mapping[str, NDArray[Any]], sent: Mapping[str, NDArray[Any]]) -> tuple[float, int]:
+    """How far an update is from what was sent.
+
+    Args:
+        update: float32 tensors by name.
+        sent: the same, of the same shapes; further tensors do not count.
+
+    Returns:
+        The Euclidean norm of the difference over all tensors, taken in float64, and the number of entries.
+    """
+    total, count = 0.0, 0
+    for name, value in update.items():
+        new, old = value.reshape(-1), sent[name].reshape(-1)
+        count += new.size
+        for start in range(0, new.size, _BLOCK):
+            block = new[start : start + _BLOCK].astype(np.float64)
+            block -= old[start : start + _BLOCK]
+            total += float(block @ block)
+    return math.sqrt(total), count
+
+
+def lower_median(values: Iterable[float]) -> float:
+    """The middle value, of an even number the smaller of the two: of two the one that a bad device cannot raise."""
+    ordered = sorted(values)
+    return ordered[(len(ordered) - 1) // 2]
+
+
+def screen(
+    updates: Mapping[str, Measured], earlier: Mapping[str, Sequence[float]], config: RobustConfig
+) -> dict[str, Verdict]:
+    """Judge the updates of a round.
+
+    Args:
+        updates: by task.
+        earlier: norms that were taken in the last closed round, by tier.
+        config: the bounds.
+
+    Returns:
+        A verdict for each.
+    """
+    bounds = _norm_bounds(list(updates.values()), earlier, config.norm_bound)
+    honest = {
+        task: item.declared if item.announced is None else min(item.declared, item.announced)
+        for task, item in updates.items()
+    }
+    most = math.inf
+    if updates and config.weight_bound:
+        most = max(1, math.floor(config.weight_bound * lower_median(honest.values())))
+    return {
+        task: _judge(item, bounds[item.tier], int(min(honest[task], most)), config) for task, item in updates.items()
+    }
+
+
+def _norm_bounds(
+    updates: Sequence[Measured], earlier: Mapping[str, Sequence[float]], factor: float
+) -> dict[str, float | None]:
+    """The largest norm of every tier; None for any."""
+    bounds: dict[str, float | None] = {}
+    roots = [item.norm / math.sqrt(item.values) for item in updates if item.values]
+    for tier in {item.tier for item in updates}:
+        own = [item for item in updates if item.tier == tier]
+        peers = [*(item.norm for item in own), *earlier.get(tier, ())]
+        middle = 0.0
+        if len(peers) >= _PEERS:
+            middle = lower_median(peers)
+        elif len(roots) > 1:
+            middle = lower_median(roots) * math.sqrt(own[0].values)
+        # Where most have changed nothing there is nothing to compare with.
+        bounds[tier] = factor * middle if factor and middle else None
+    return bounds
+
+
+def _judge(item: Measured, bound: float | None, samples: int, config: RobustConfig) -> Verdict:
+    too_far = bound is not None and item.norm > bound
+    clipped = too_far and config.beyond_norm == "clip" and item.norm <= COLOSSAL
+    screening = Screening(
+        norm=item.norm,
+        bound=bound,
+        scale=bound / item.norm if clipped and bound is not None else 1.0,
+        samples=samples,
+        declared=item.declared,
+    )
+    if item.norm > COLOSSAL or (too_far and not clipped):
+        allowed = f"{COLOSSAL:g}" if bound is None else f"{bound:.4g}"
+        return Verdict(
+            screening,
+            RefusalReason.TOO_FAR,
+            f"it differs by {item.norm:.4g} from the weights that were sent; in tier {item.tier} up to {allowed} is"
+            " taken",
+        )
+    if samples < item.declared and config.beyond_weight == "refuse":
+        announced = "" if item.announced is None else f" ({item.announced} announced)"
+        return Verdict(
+            screening,
+            RefusalReason.TOO_HEAVY,
+            f"it claims {item.declared} samples{announced}; up to {samples} are taken",
+        )
+    return Verdict(screening)

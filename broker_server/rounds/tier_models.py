@@ -1,0 +1,65 @@
+"""What a tier is in a global version: the weights that its devices are sent, and that it is judged by."""
+
+from __future__ import annotations
+
+from broker_server.rounds.run_context import RunContext
+from broker_server.store import VersionRecord
+from broker_server.store.mapped_tensors import open_state, open_tensors
+from broker_server.strategies.strategy import GlobalModel, PlanRequest
+from fleet_protocol.blob_store import BlobStore
+from models.plan import compile_plan, make_plan
+from models.slicing import Tensors
+from models.tier import Tier
+
+__all__ = ["judged_model", "model_of", "open_model"]
+
+
+def open_model(blobs: BlobStore, version: VersionRecord) -> GlobalModel:
+    """The global model of a version, as views of mapped files.
+
+    Args:
+        blobs: where its weights and state are kept.
+        version: the version.
+
+    Raises:
+        BlobError: they cannot be read.
+    """
+    return GlobalModel(open_tensors(blobs.path(version.digest)), open_state(blobs, version.state_digest))
+
+
+def model_of(context: RunContext, tier: Tier, version: VersionRecord, blobs: BlobStore) -> Tensors:
+    """What a tier is in a global version: the model that its devices are sent, with the leading units.
+
+    Args:
+        context: the run.
+        tier: its shape; one that the run does not train is a cut of the global weights.
+        version: the global version.
+        blobs: where its weights and state are kept.
+
+    Raises:
+        BlobError: they cannot be read.
+    """
+    layout = context.artifacts.layout
+    weights = open_tensors(blobs.path(version.digest))
+    if tier == layout.tier(1.0):
+        return weights
+    plan = compile_plan(layout, make_plan(layout, tier))
+    if all(item.tier != tier for item in context.tiers):
+        return plan.slice(weights)  # the state of an old version may be gone
+    request = PlanRequest(tier, "", version.number, context.config.seed)
+    return context.strategy.send(plan, request, open_model(blobs, version))
+
+
+def judged_model(context: RunContext, version: VersionRecord, blobs: BlobStore) -> tuple[Tensors, Tensors]:
+    """What judges a global version again: the weights of the judged tier, and the statistics of its norms.
+
+    Args:
+        context: the run.
+        version: that was judged before, so that its statistics are known.
+        blobs: where they lie.
+
+    Raises:
+        BlobError: they cannot be read.
+    """
+    statistics = open_tensors(blobs.path(version.statistics_digest)) if version.statistics_digest else {}
+    return model_of(context, context.judged.tier, version, blobs), statistics

@@ -1,0 +1,1 @@
+"""The service around the rounds: the connection, what comes in, blobs, uploads, the broker, starting and ending."""

@@ -1,0 +1,214 @@
+"""The operator's side of a fleet's identities: its folder, its keys, and the enrolments of its members.
+
+<folder>/operator.pem       signs members (Ed25519); needed to enrol and revoke alone, and may be kept elsewhere
+<folder>/ca.pem, ca.key     the fleet's own certificate authority, for TLS alone
+<folder>/server.enrolment   the server as a member
+<folder>/broker.pem, .key   the broker's certificate
+<folder>/registry.json      members, their logins, who was revoked
+<folder>/devices/           an enrolment for each device, to be carried to it
+<folder>/fleet.toml         a configuration that runs
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from broker_server.service.certificates import Authority
+from broker_server.service.registry import MemberEntry, Registry, read_registry
+from fleet_protocol.errors import ConfigError
+from fleet_protocol.identity.certificate import Certificate, issue
+from fleet_protocol.identity.enrolment import Enrolment, write_secret
+from fleet_protocol.topics import check_name
+
+__all__ = ["SERVER", "Founding", "enroll", "found_fleet", "renew_server", "revoke"]
+
+SERVER = "server"
+_DAY_SECONDS = 24 * 3600
+
+_FLEET_TOML = """\
+# A fleet with identities: devices need the file that `shoal enroll NAME` writes.
+fleet = "{fleet}"
+store = "store"
+
+[broker]
+url = "{url}"
+identity = "server.enrolment"
+port = {port}
+listen = "{listen}"
+
+# What `shoal run` trains; `shoal export` writes the artifacts. `shoal up` does not need it.
+[model]
+artifacts = "artifacts"
+arch = "conv"
+"""
+
+
+@dataclass(frozen=True)
+class Founding:
+    """What a new fleet is.
+
+    Attributes:
+        fleet: its name.
+        host: name or address under which boards reach the broker.
+        port: of the broker.
+        url: ``embedded``, ``mosquitto``, or the address of a broker elsewhere.
+        listen: address that a broker started here listens on.
+    """
+
+    fleet: str
+    host: str
+    port: int = 8883
+    url: str = "embedded"
+    listen: str = "0.0.0.0"  # noqa: S104  (boards must get in, and nobody does without a login)
+
+    @property
+    def broker(self) -> str:
+        """The broker's address for boards."""
+        return self.url if "://" in self.url else f"mqtts://{self.host}:{self.port}"
+
+
+def found_fleet(folder: Path, founding: Founding) -> None:
+    """Make the folder of a fleet: operator, authority, server, configuration.
+
+    Args:
+        folder: of the fleet; made for its owner alone, and empty if it is there.
+        founding: what it is.
+
+    Raises:
+        ConfigError: the folder has something in it, or the name is unusable.
+        StorageError: it cannot be written.
+    """
+    check_name("fleet", founding.fleet)
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigError(f"{folder} is not empty; `shoal init` makes a new folder")
+    operator = Ed25519PrivateKey.generate()
+    write_secret(folder / "operator.pem", _pem(operator))
+    authority = Authority.generate(founding.fleet)
+    authority.write(folder)
+    certificate, key = authority.issue(founding.host, hosts=(founding.host, "localhost", "127.0.0.1"))
+    write_secret(folder / "broker.pem", certificate)
+    write_secret(folder / "broker.key", key)
+    Registry().write(folder)
+    write_secret(folder / "fleet.toml", _FLEET_TOML.format(**_texts(founding)))
+    write_secret(folder / "address", founding.broker)
+    _add(folder, SERVER, "server", days=0)
+
+
+def _texts(founding: Founding) -> dict[str, object]:
+    return {name: getattr(founding, name) for name in ("fleet", "url", "port", "listen")}
+
+
+def enroll(folder: Path, name: str, *, days: int = 0) -> Path:
+    """Make a device a member; one that was, gets a new key, and the old one counts for nothing.
+
+    Args:
+        folder: of the fleet.
+        name: id of the device.
+        days: after which it is no longer one, 0 for never.
+
+    Returns:
+        The file to carry to it.
+
+    Raises:
+        ConfigError: no fleet's folder, or an unusable name.
+        StorageError: it cannot be written.
+    """
+    if check_name("device", name) == SERVER:
+        raise ConfigError("no device can be named 'server'; that is the server's name at the broker")
+    return _add(folder, name, "device", days=days)
+
+
+def renew_server(folder: Path) -> Path:
+    """Give the server a new key; boards take it as soon as they hear it, and then the old one no longer.
+
+    Args:
+        folder: of the fleet.
+
+    Returns:
+        The server's enrolment.
+
+    Raises:
+        ConfigError: no fleet's folder.
+        StorageError: it cannot be written.
+    """
+    return _add(folder, SERVER, "server", days=0)
+
+
+def revoke(folder: Path, name: str) -> None:
+    """Make a device no member any more; a running server knows within a second, the embedded broker when it restarts.
+
+    Args:
+        folder: of the fleet.
+        name: id of the device.
+
+    Raises:
+        ConfigError: there is no such member, or no fleet's folder.
+        StorageError: it cannot be written.
+    """
+    registry = read_registry(folder)
+    entry = registry.members.get(name)
+    if entry is None or name == SERVER:
+        raise ConfigError(f"{name!r} is no device of this fleet; there are {', '.join(_devices(registry)) or 'none'}")
+    members = {**registry.members, name: entry.model_copy(update={"revoked": True})}
+    registry.model_copy(update={"members": members}).write(folder)
+
+
+def _devices(registry: Registry) -> list[str]:
+    return [name for name, entry in registry.members.items() if entry.role == "device" and not entry.revoked]
+
+
+def _add(folder: Path, name: str, role: Literal["server", "device"], *, days: int) -> Path:
+    registry = read_registry(folder)
+    operator, authority = _operator(folder), Authority.read(folder)
+    key = Ed25519PrivateKey.generate()
+    fleet, serial = authority.fleet, registry.serial + 1
+    expires = int(time.time()) + days * _DAY_SECONDS if days else 0
+    certificate = Certificate(fleet=fleet, role=role, name=name, key=_public(key), serial=serial, expires=expires)
+    tls_certificate, tls_key = authority.issue(name)
+    token = secrets.token_urlsafe(24)
+    enrolment = Enrolment(
+        fleet=fleet,
+        role=role,
+        name=name,
+        broker=(folder / "address").read_text(encoding="utf-8"),
+        operator=_public(operator),
+        certificate=issue(certificate, operator).hex(),
+        key=key.private_bytes_raw().hex(),
+        token=token,
+        ca=authority.certificate,
+        tls_certificate=tls_certificate,
+        tls_key=tls_key,
+    )
+    path = folder / "server.enrolment" if role == "server" else folder / "devices" / f"{name}.enrolment"
+    write_secret(path, enrolment.model_dump_json(indent=1))
+    entry = MemberEntry(role=role, serial=serial, token=token)
+    Registry(serial=serial, members={**registry.members, name: entry}).write(folder)
+    return path
+
+
+def _pem(key: Ed25519PrivateKey) -> str:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    ).decode()
+
+
+def _public(key: Ed25519PrivateKey) -> str:
+    return key.public_key().public_bytes_raw().hex()
+
+
+def _operator(folder: Path) -> Ed25519PrivateKey:
+    path = folder / "operator.pem"
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), None)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read the operator's key {path}, which enrolling needs: {error}") from error
+    if not isinstance(key, Ed25519PrivateKey):
+        raise ConfigError(f"{path} is no Ed25519 key")
+    return key

@@ -1,0 +1,224 @@
+"""Blobs on request: what several devices wait for is published once and the broker fans it out.
+
+Requests for one blob are collected until every device that was offered it has asked, or has said that it will not; or,
+where one stays silent, until no request has come for a moment. Then the union of the wanted chunks is published. A
+chunk lost on the way is asked for again by whoever misses it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fleet_protocol.blobs import iter_chunks, ranges_of
+from fleet_protocol.digests import matches
+from fleet_protocol.errors import BlobError, TransportError
+from fleet_protocol.messages import NeedChunks
+from fleet_protocol.topics import Topics
+from fleet_protocol.transport import Transport
+
+__all__ = ["BlobService", "Wanted"]
+
+WINDOW_SECONDS = 0.15  # without a request, after which those that came are served
+PROMISED_SECONDS = 0.5  # the same where somebody who was offered the blob has not answered yet
+LONGEST_SECONDS = 2.0  # after the first request, however many still come
+PUBLISH_SECONDS = 10.0  # a broker that takes nothing for so long is away; the devices ask again
+
+
+@dataclass
+class Wanted:
+    """Requests for one blob that were not served yet.
+
+    Attributes:
+        since: ``time.monotonic()`` of the first.
+        last: of the newest.
+        chunks: indices asked for.
+        devices: who asked.
+    """
+
+    since: float
+    last: float
+    chunks: set[int] = field(default_factory=set)
+    devices: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class _Served:
+    path: Path
+    size: int
+    chunk_bytes: int
+    checked: list[tuple[int, int]] = field(default_factory=list)  # the file's time and size when its digest was right
+
+    @property
+    def chunks(self) -> int:
+        return -(-self.size // self.chunk_bytes)
+
+
+def _payload_bytes(chunks: Iterable[int], size: int, chunk_bytes: int) -> int:
+    """Payload bytes of some chunks of a blob.
+
+    Args:
+        chunks: indices.
+        size: bytes of the blob.
+        chunk_bytes: payload bytes of every chunk but the last.
+    """
+    return sum(max(0, min(chunk_bytes, size - index * chunk_bytes)) for index in chunks)
+
+
+class BlobService:
+    """Publishes blobs that devices ask for.
+
+    Args:
+        link: the connection.
+        topics: of the fleet.
+        chunk_bytes: payload bytes of a chunk.
+        window_seconds: without a request, after which those that came are served.
+    """
+
+    def __init__(
+        self, link: Transport, topics: Topics, chunk_bytes: int, window_seconds: float = WINDOW_SECONDS
+    ) -> None:
+        self._link = link
+        self._topics = topics
+        self._chunk_bytes = chunk_bytes
+        self._window = window_seconds
+        self._served: dict[str, _Served] = {}
+        self._expected: dict[str, set[str]] = {}
+        self._by_device: dict[str, set[str]] = {}
+        self._wanted: dict[str, Wanted] = {}
+        self._asked: set[tuple[str, str]] = set()
+        self._published: dict[str, set[int]] = {}
+        self._payload_bytes = 0
+
+    def serve(self, files: Mapping[str, Path]) -> None:
+        """Offer files by digest.
+
+        Args:
+            files: digest to path; their content must not change.
+        """
+        for digest, path in files.items():
+            known = self._served.get(digest)
+            if known is None or known.path != path:
+                self._served[digest] = _Served(path, path.stat().st_size, self._chunk_bytes)
+
+    def withdraw(self, digests: Iterable[str]) -> None:
+        """Offer blobs no longer, and forget who got them."""
+        gone = set(digests)
+        for digest in gone:
+            self._served.pop(digest, None)
+            self._expected.pop(digest, None)
+            self._wanted.pop(digest, None)
+            self._published.pop(digest, None)
+        self._asked = {key for key in self._asked if key[0] not in gone}
+
+    def expect(self, digest: str, device: str) -> None:
+        """A device was offered a blob and will ask for it, or say that it has it."""
+        self._expected.setdefault(digest, set()).add(device)
+        self._by_device.setdefault(device, set()).add(digest)
+
+    def forget(self, device: str, but: Collection[str] = ()) -> None:
+        """Wait for no more requests of a device: it is gone, or has the blobs, or took another tier.
+
+        Args:
+            device: its id.
+            but: digests that it will ask for all the same.
+        """
+        for digest in self._by_device.pop(device, set()).difference(but):
+            self._expected.get(digest, set()).discard(device)
+
+    def asked(self, digest: str, device: str) -> bool:
+        """Whether a device asked for a blob before, and so will not again."""
+        return (digest, device) in self._asked
+
+    def need(self, message: NeedChunks) -> bool:
+        """Take a request.
+
+        Args:
+            message: from a device that may have the blob.
+
+        Returns:
+            False if there is no such blob.
+        """
+        served = self._served.get(message.digest)
+        if served is None:
+            return False
+        chunks = {index for start, stop in message.ranges for index in range(max(0, start), min(stop, served.chunks))}
+        now = time.monotonic()
+        waiting = self._wanted.setdefault(message.digest, Wanted(now, now))
+        waiting.last = now
+        waiting.chunks |= chunks
+        waiting.devices.add(message.device)
+        self._expected.get(message.digest, set()).discard(message.device)
+        self._asked.add((message.digest, message.device))
+        return True
+
+    def next_due(self) -> float | None:
+        """When `flush` has something to do, on the monotonic clock."""
+        return min((self._due(digest, wanted) for digest, wanted in self._wanted.items()), default=None)
+
+    def _due(self, digest: str, wanted: Wanted) -> float:
+        if digest not in self._expected:  # a graph: nobody knows who will ask, a board may have it
+            return min(wanted.last + self._window, wanted.since + LONGEST_SECONDS)
+        if not self._expected[digest]:
+            return wanted.since
+        return min(wanted.last + PROMISED_SECONDS, wanted.since + LONGEST_SECONDS)
+
+    def flush(self, now: float) -> list[str]:
+        """Publish everything that is due.
+
+        Args:
+            now: ``time.monotonic()``.
+
+        Returns:
+            Problems for the log: the broker does not take the chunks, or a file cannot be read. The devices ask
+            again, so none of them ends a round.
+        """
+        problems = []
+        for digest in [digest for digest, wanted in self._wanted.items() if self._due(digest, wanted) <= now]:
+            wanted, served = self._wanted.pop(digest), self._served[digest]
+            try:
+                with _opened(served, digest) as data:
+                    self._link.publish_stream(
+                        self._messages(data, digest, served.chunk_bytes, wanted.chunks),
+                        time.monotonic() + PUBLISH_SECONDS,
+                    )
+                known = self._published.setdefault(digest, set())
+                self._payload_bytes += _payload_bytes(wanted.chunks - known, served.size, served.chunk_bytes)
+                known |= wanted.chunks
+            except (TransportError, BlobError) as error:
+                problems.append(f"blob {digest[:12]} for {', '.join(sorted(wanted.devices))}: {error}")
+        return problems
+
+    def _messages(
+        self, data: memoryview, digest: str, chunk_bytes: int, chunks: set[int]
+    ) -> Iterator[tuple[str, bytes]]:
+        for index, frame in iter_chunks(data, chunk_bytes, ranges_of(chunks)):
+            yield self._topics.blob(digest, index), frame
+
+    def take_payload_bytes(self) -> int:
+        """Payload bytes published since the last call; a chunk that is published again counts no more."""
+        taken, self._payload_bytes = self._payload_bytes, 0
+        return taken
+
+
+@contextmanager
+def _opened(served: _Served, digest: str) -> Iterator[memoryview]:
+    """The bytes of a blob, from the page cache; its digest is taken once, as long as the file stays the same."""
+    path = served.path
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            found = os.fstat(file.fileno())
+            now = (found.st_mtime_ns, found.st_size)
+            with memoryview(mapped) as data:
+                if now not in served.checked:
+                    if not matches(data, digest):
+                        raise BlobError(f"{path} was changed on disk; it no longer has the digest that was offered")
+                    served.checked.append(now)
+                yield data
+    except (OSError, ValueError) as error:
+        raise BlobError(f"cannot read {path}: {error}") from error

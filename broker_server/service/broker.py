@@ -1,0 +1,281 @@
+"""Brokers that the server starts; the embedded one is rumqttd from the iotcore wheel, in a child that dies with us.
+
+Run as a module it is that child: ``python -m broker_server.service.broker <file.toml>`` serves until its standard input
+closes, so the broker never outlives its server, however the server ends. It has a session of its own: Ctrl-C in a
+terminal reaches the server, which says goodbye to the fleet, and only then stops the broker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import logging
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from typing_extensions import Self, override
+
+from fleet_protocol.child_process import python_module
+from fleet_protocol.errors import ConfigError, TransportError
+from fleet_protocol.identity.enrolment import write_secret
+
+__all__ = ["MAX_PAYLOAD_BYTES", "ChildBroker", "EmbeddedBroker", "Gate"]
+
+_DYING_SECONDS = 1.0
+
+MAX_PAYLOAD_BYTES = 16 * 1024 * 1024
+START_SECONDS = 15.0
+PROBE_SECONDS = 0.05
+
+# rumqttd keeps a log in memory for every topic filter that was ever subscribed to, so for every blob, and never frees
+# it: the product of the two is the most one filter may hold. A reader that falls further behind loses chunks and asks
+# for them again.
+_SEGMENT_BYTES = 1024 * 1024
+_SEGMENTS = 8
+
+_CONFIG = """\
+id = 0
+
+[router]
+id = 0
+max_connections = 10010
+max_outgoing_packet_count = 200
+max_segment_size = {segment_bytes}
+max_segment_count = {segments}
+
+[v5.1]
+name = "v5"
+listen = "{listen}:{port}"
+next_connection_delay_ms = 1
+
+    [v5.1.connections]
+    connection_timeout_ms = 60000
+    max_payload_size = {max_payload_bytes}
+    max_inflight_count = 100
+    dynamic_filters = true
+"""
+
+_TLS = """
+    [v5.1.tls]
+    certpath = {certificate}
+    keypath = {key}
+"""
+
+
+@dataclass(frozen=True)
+class Gate:
+    """How a broker lets members in, and nobody else.
+
+    Attributes:
+        certificate: file of its certificate, in PEM.
+        key: file of its key.
+        authority: file of the certificate that vouches for members.
+        logins: names and passwords, asked whenever the broker starts.
+    """
+
+    certificate: Path
+    key: Path
+    authority: Path
+    logins: Callable[[], Mapping[str, str]]
+
+
+class ChildBroker(ABC):
+    """A broker in a child process that dies with us.
+
+    Args:
+        folder: where its configuration and log are written; it is made.
+        port: TCP port.
+        listen: address to listen on; ``0.0.0.0`` lets boards on the network in.
+        gate: TLS and logins; without it there are neither passwords nor encryption.
+    """
+
+    def __init__(self, folder: Path, *, port: int = 1883, listen: str = "127.0.0.1", gate: Gate | None = None) -> None:
+        self.port = port
+        self.listen = listen
+        self._gate = gate
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """The address for clients on this machine."""
+        return f"mqtt{'s' if self._gate else ''}://{self._host}:{self.port}"
+
+    @property
+    def alive(self) -> bool:
+        """Whether the child process runs and listens."""
+        return self._process is not None and self._process.poll() is None and _answers(self._host, self.port)
+
+    @property
+    def pid(self) -> int | None:
+        """The child process, if there is one."""
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def _host(self) -> str:
+        return "127.0.0.1" if self.listen in {"0.0.0.0", "::", ""} else self.listen  # noqa: S104  (compared, not bound)
+
+    def start(self) -> None:
+        """Start, and return when connections are accepted.
+
+        Raises:
+            ConfigError: the broker is not installed, or its address cannot be listened on.
+            TransportError: the port is taken, or the broker does not come up.
+        """
+        command = self._command()
+        self._check_port()
+        log = self._folder / "broker.log"
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(  # noqa: S603  (our own module, arguments are ours)
+                command,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        self._wait_until_listening(log)
+
+    @abstractmethod
+    def _command(self) -> list[str]:
+        """Write what the broker is configured by, and say how to start it; it must end when its input does.
+
+        Raises:
+            ConfigError: it is not installed.
+        """
+
+    def _check_port(self) -> None:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((self.listen, self.port))
+            except PermissionError as error:
+                raise ConfigError(f"port {self.port} needs root; choose one above 1023 in [broker] port") from error
+            except OSError as error:
+                if _answers(self._host, self.port):
+                    raise TransportError(
+                        f"port {self.port} on {self.listen} is taken, probably by another broker: stop that one, "
+                        f'use it with [broker] url = "{self.url}", or choose another [broker] port'
+                    ) from error
+                raise ConfigError(f"cannot listen on {self.listen}:{self.port}: {error.strerror}") from error
+
+    def _wait_until_listening(self, log: Path) -> None:
+        process = self._process
+        deadline = time.monotonic() + START_SECONDS
+        while process is not None and not _answers(self._host, self.port):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(PROBE_SECONDS)
+                raise TransportError(f"the broker ended with {code}; see {log}")
+            if time.monotonic() > deadline:
+                self.stop()
+                raise TransportError(f"the broker does not listen on port {self.port}; see {log}")
+
+    def ensure(self) -> bool:
+        """Start it again if it has died.
+
+        Returns:
+            True if it had to be started.
+
+        Raises:
+            TransportError: it does not come up.
+        """
+        if self._process is not None:
+            # Its connections are closed a moment before a process that dies is gone.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_DYING_SECONDS)
+            if self._process.poll() is None:
+                return False
+        self.stop()
+        self.start()
+        return True
+
+    def stop(self, timeout_seconds: float = 5.0) -> None:
+        """Stop it and free the port; stopping twice is no error.
+
+        Args:
+            timeout_seconds: how long to wait before it is killed.
+        """
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.stdin is not None:
+            process.stdin.close()  # iotcore's own way out waits for connections that are open
+        process.terminate()
+        try:
+            process.wait(timeout_seconds)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(timeout_seconds)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+class EmbeddedBroker(ChildBroker):
+    """The broker of `shoal[broker]`, for one machine; with a gate, for a network."""
+
+    @override
+    def _command(self) -> list[str]:
+        if importlib.util.find_spec("iotcore") is None:
+            raise ConfigError(
+                "the embedded broker needs the package iotcore: pip install 'shoal[broker]', "
+                'or name a broker of your own with [broker] url = "mqtt://host:1883"'
+            )
+        config = self._folder / "broker.toml"
+        write_secret(
+            config,
+            _CONFIG.format(
+                listen=self.listen,
+                port=self.port,
+                segment_bytes=_SEGMENT_BYTES,
+                segments=_SEGMENTS,
+                max_payload_bytes=MAX_PAYLOAD_BYTES,
+            )
+            + self._gate_text(),
+        )
+        return python_module("broker_server.service.broker", str(config))
+
+    def _gate_text(self) -> str:
+        if self._gate is None:
+            return ""
+        # A JSON string is a TOML string.
+        logins = "".join(f"    {json.dumps(name)} = {json.dumps(word)}\n" for name, word in self._gate.logins().items())
+        files = {"certificate": json.dumps(str(self._gate.certificate)), "key": json.dumps(str(self._gate.key))}
+        return f"\n    [v5.1.connections.auth]\n{logins}{_TLS.format(**files)}"
+
+
+def _answers(host: str, port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection((host, port), timeout=0.5):
+        return True
+    return False
+
+
+def _exit_with_parent() -> None:
+    sys.stdin.buffer.read()  # ends when the parent closes the pipe, by intention or by dying
+    os._exit(0)
+
+
+def _serve(config: str) -> None:
+    import iotcore  # noqa: PLC0415  (an optional package, and only the child needs it)
+
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    # rumqttd reports each packet inside an error span, which would arrive here as an error each.
+    logging.getLogger("rumqttd").setLevel(logging.CRITICAL)
+    threading.Thread(target=_exit_with_parent, name="parent-watch", daemon=True).start()
+    iotcore.IotCoreBroker(config_path=config).run_forever()
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1])

@@ -1,0 +1,148 @@
+"""The fleet's own certificate authority for TLS between members and broker (X.509, ECDSA P-256)."""
+
+from __future__ import annotations
+
+import datetime as dt
+import ipaddress
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from fleet_protocol.errors import ConfigError
+from fleet_protocol.identity.enrolment import write_secret
+
+__all__ = ["Authority"]
+
+_YEARS = 20
+_EARLY = dt.timedelta(days=2)  # a board whose clock is behind must still take it
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> str:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    ).decode()
+
+
+def _alternative(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+@dataclass(frozen=True)
+class Authority:
+    """A private certificate authority.
+
+    Attributes:
+        fleet: name of the fleet, which is the authority's, too.
+        certificate: in PEM.
+        key: its private key, in PEM.
+    """
+
+    fleet: str
+    certificate: str
+    key: str
+
+    @classmethod
+    def generate(cls, fleet: str) -> Authority:
+        """A new authority.
+
+        Args:
+            fleet: name of the fleet.
+        """
+        key = ec.generate_private_key(ec.SECP256R1())
+        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, fleet)])
+        built = (
+            _builder(name, name, key.public_key())
+            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(_usage(authority=True), critical=True)
+            .sign(key, hashes.SHA256())
+        )
+        return cls(fleet, built.public_bytes(serialization.Encoding.PEM).decode(), _pem(key))
+
+    @classmethod
+    def read(cls, folder: Path) -> Authority:
+        """The authority of a fleet's folder.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        try:
+            certificate, key = ((folder / name).read_text(encoding="utf-8") for name in ("ca.pem", "ca.key"))
+            name = x509.load_pem_x509_certificate(certificate.encode()).subject
+            return cls(str(name.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value), certificate, key)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"cannot read the certificate authority in {folder}: {error}") from error
+
+    def write(self, folder: Path) -> None:
+        """Keep it in a fleet's folder.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        write_secret(folder / "ca.pem", self.certificate)
+        write_secret(folder / "ca.key", self.key)
+
+    def issue(self, name: str, *, hosts: Iterable[str] = ()) -> tuple[str, str]:
+        """A certificate of a broker or a client.
+
+        Args:
+            name: its common name; of a client, its name in the fleet.
+            hosts: names and addresses that a broker answers to; none for a client.
+
+        Returns:
+            Certificate and private key, in PEM.
+        """
+        parent = serialization.load_pem_private_key(self.key.encode(), None)
+        if not isinstance(parent, ec.EllipticCurvePrivateKey):
+            raise ConfigError("the key of the certificate authority is not of the kind that `shoal init` makes")
+        issuer = x509.load_pem_x509_certificate(self.certificate.encode())
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        names = [_alternative(host) for host in dict.fromkeys(hosts)]
+        purpose = ExtendedKeyUsageOID.SERVER_AUTH if names else ExtendedKeyUsageOID.CLIENT_AUTH
+        builder = (
+            _builder(subject, issuer.subject, key.public_key())
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
+            .add_extension(_usage(authority=False), critical=True)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(parent.public_key()), critical=False)
+        )
+        if names:
+            builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+        built = builder.sign(parent, hashes.SHA256())
+        return built.public_bytes(serialization.Encoding.PEM).decode(), _pem(key)
+
+
+def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+    now = dt.datetime.now(dt.timezone.utc)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - _EARLY)
+        .not_valid_after(now + dt.timedelta(days=365 * _YEARS))
+    )
+
+
+def _usage(*, authority: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=authority,
+        crl_sign=authority,
+        encipher_only=False,
+        decipher_only=False,
+    )

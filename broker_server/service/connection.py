@@ -1,0 +1,40 @@
+"""The server's connection: what it says, what it hears, and the wish to stop, which arrives the same way."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from broker_server.service.inbox import Inbox
+from broker_server.service.outbox import Outbox
+from fleet_protocol.topics import Topics
+from fleet_protocol.transport import Transport
+
+__all__ = ["Connection", "Stop"]
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Put into the inbox to end the loop."""
+
+
+@dataclass(frozen=True)
+class Connection:
+    """What lives as long as the server, from run to run.
+
+    Attributes:
+        link: the connection to the broker.
+        topics: of the fleet.
+        outbox: everything the server says.
+        inbox: everything it hears.
+        stopping: set when it shall end.
+        revive: called when the broker is gone; starts an embedded one again.
+    """
+
+    link: Transport
+    topics: Topics
+    outbox: Outbox
+    inbox: Inbox
+    stopping: threading.Event
+    revive: Callable[[], None]

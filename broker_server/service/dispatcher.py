@@ -1,0 +1,274 @@
+"""The server's dispatcher: one inbox, and every event in it put where it belongs, one at a time, with deadlines.
+
+All waiting of a run is in `MqttDispatcher.pump`. While it waits, chunks that devices ask for are published, offers are
+sent again to devices that came back or stay silent, and uploads are taken.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue
+import time
+from collections.abc import Callable
+
+from broker_server.rounds.accounting import ByteCount
+from broker_server.rounds.collecting import Collection, OpenTask, due_for_nudge
+from broker_server.rounds.stopping import StopRequested
+from broker_server.service.connection import Connection, Stop
+from broker_server.service.limits import Limits
+from broker_server.service.replies import Replies
+from broker_server.service.run_parts import RunParts
+from fleet_protocol.errors import RefusalReason, RefusedError, StorageError
+from fleet_protocol.messages import parse_status
+from fleet_protocol.topics import DeviceTopic, ServerTopic, Topic, UploadTopic
+from fleet_protocol.transport import Connected, Disconnected, Event, Received, Rejected
+
+__all__ = ["MqttDispatcher"]
+
+_LOG = logging.getLogger(__name__)
+
+TURN_SECONDS = 0.2  # longest time that events are handled before what they ask for is committed and answered
+PATIENCE_SECONDS = 1.0  # longest single wait, so that a request to stop is noticed
+_MOST_STRANGERS = 10_000
+CROSSING_SECONDS = 1.0  # a device that says it is idle has this long to answer an offer that is under way
+SETTLING_SECONDS = 5.0  # in which the broker has repeated to a server that starts who is there
+
+_IDLE = "idle"  # state of a device that works on nothing, as its status says
+
+
+class MqttDispatcher:
+    """Where everything that reaches the server during a run is handled.
+
+    Args:
+        connection: what is heard, and answers.
+        parts: of the run.
+        nudge_seconds: see `RoundConfig`.
+        on_control: called with a request of the command line.
+    """
+
+    def __init__(
+        self, connection: Connection, parts: RunParts, *, nudge_seconds: float, on_control: Callable[[bytes], None]
+    ) -> None:
+        self.settling_seconds = SETTLING_SECONDS
+        self.fleet = parts.fleet
+        self.blobs = parts.blobs
+        self.reporter = parts.reporter
+        self._connection = connection
+        self._topics = connection.topics
+        self._outbox = connection.outbox
+        self._store = parts.store
+        self._uploads = parts.uploads
+        self._replies = Replies(parts, connection)
+        self._limits = Limits(parts.fleet.knows)
+        self._strangers: set[str] = set()  # tasks of which a stray chunk was told, so that each is told once
+        self._past: set[str] = set()  # tasks of this run that are over
+        self._dropped = 0
+        self._nudge_seconds = nudge_seconds
+        self._on_control = on_control
+        self._collection: Collection | None = None
+        self._count_at = 0.0
+        self._wire = connection.link.wire
+
+    # Waiting.
+
+    def now(self) -> float:
+        """``time.monotonic()``."""
+        return time.monotonic()
+
+    def pump(self, until: float) -> None:
+        """Handle the events that are there, do what is due, commit what was accepted, and return.
+
+        Args:
+            until: ``time.monotonic()`` to wait for at most.
+
+        Raises:
+            StopRequested: the server shall end.
+            StorageError: its disk is full.
+        """
+        if self._connection.stopping.is_set():
+            raise StopRequested
+        now = time.monotonic()
+        wake = min(until, now + PATIENCE_SECONDS, self.blobs.next_due() or until, self._next_quiet())
+        try:
+            event = self._connection.inbox.get(timeout=max(0.0, wake - now))
+        except queue.Empty:
+            pass
+        else:
+            self._handle(event)
+            self._handle_more(time.monotonic() + TURN_SECONDS)
+        self._uploads.commit()
+        self._do_what_is_due(time.monotonic())
+
+    def _handle_more(self, until: float) -> None:
+        """Handle what has come meanwhile, so that one commit is for all of it."""
+        while time.monotonic() < until:
+            try:
+                event = self._connection.inbox.get_nowait()
+            except queue.Empty:
+                return
+            self._handle(event)
+
+    def _do_what_is_due(self, now: float) -> None:
+        for problem in self.blobs.flush(now):
+            self.reporter.note("blob-delayed", problem)
+        for task in self._collection.unanswered if self._collection is not None else ():
+            if task.quiet <= now:
+                self._uploads.ask_for_missing(task)
+            if due_for_nudge(task, now, self._nudge_seconds):
+                self._offer(task)
+        if now >= self._count_at:
+            self._count_at = now + PATIENCE_SECONDS
+            dropped, self._dropped = self._connection.inbox.dropped - self._dropped, self._connection.inbox.dropped
+            if dropped:
+                self.reporter.note("inbox-full", f"{dropped} messages came faster than they could be handled")
+            self.reporter.count()
+            self._store.flush()
+
+    def _next_quiet(self) -> float:
+        return (
+            min((task.quiet for task in self._collection.unanswered), default=math.inf)
+            if self._collection is not None
+            else math.inf
+        )
+
+    def _handle(self, event: Event | Stop) -> None:
+        if isinstance(event, Stop):
+            raise StopRequested
+        if isinstance(event, Connected):
+            self._outbox.status(self.reporter.run)
+            if not event.session_present:
+                self.offer_again()
+        elif isinstance(event, Disconnected):
+            self.reporter.note("broker-lost", f"the connection to the broker is gone: {event.reason}")
+            self._connection.revive()
+        elif isinstance(event, Rejected):
+            # Whoever is named there need not be who sent it.
+            self.reporter.refused(event.error.reason, str(event.error), device=None, number=self._number)
+        else:
+            self._route(event)
+
+    def _route(self, event: Received) -> None:
+        topic = self._topics.parse(event.topic)
+        try:
+            if isinstance(topic, DeviceTopic):
+                self._limits.check(topic.device, topic.channel, time.monotonic())
+            match topic:
+                case DeviceTopic(device, "status"):
+                    self._status(device, event.payload)
+                case DeviceTopic(device, "reply"):
+                    self._replies.take(device, event.payload, self._collection)
+                case UploadTopic(task):
+                    self._chunk(task, event)
+                case ServerTopic("control"):
+                    self._on_control(event.payload)
+        except RefusedError as error:
+            self._refused(topic, error.reason, str(error))
+        except (StopRequested, StorageError):
+            raise
+        except Exception as error:  # noqa: BLE001  (one message must not end the server, whatever it has found)
+            _LOG.exception("a message on %s could not be handled", event.topic)
+            self._refused(topic, RefusalReason.FAILED, f"a message on {event.topic}: {type(error).__name__}: {error}")
+
+    def _refused(self, topic: Topic | None, reason: RefusalReason, detail: str) -> None:
+        # Names that nobody knows are counted together: whoever invents them must not fill the store.
+        known = isinstance(topic, DeviceTopic) and self.fleet.knows(topic.device)
+        sender = topic.device if isinstance(topic, DeviceTopic) and known else None
+        self.reporter.refused(reason, detail, device=sender, number=self._number)
+
+    @property
+    def _number(self) -> int | None:
+        return self._collection.number if self._collection is not None else None
+
+    # Presence.
+
+    def _status(self, device: str, payload: bytes) -> None:
+        status = parse_status(payload)
+        if (status.fleet, status.device) != (self._topics.fleet, device):
+            raise RefusedError(
+                RefusalReason.UNKNOWN_DEVICE,
+                f"a status of {status.device} in fleet {status.fleet} came on the topic of {device}",
+            )
+        changed = self.fleet.see(status)
+        self._store.see_device(status)
+        if not status.online:
+            self.blobs.forget(device)
+        elif self._collection is not None:
+            for task in self._collection.of_device(device):
+                if changed:
+                    self._offer(task)
+                elif status.state == _IDLE:
+                    # Either our offer and this message have crossed, or a broker's restart swallowed the offer.
+                    due = time.monotonic() - self._nudge_seconds + CROSSING_SECONDS
+                    task.offered, task.heard = min(task.offered, due), min(task.heard, due)
+
+    # Offers.
+
+    def open(self, collection: Collection) -> None:
+        """Begin to collect: offer every task that is not answered and whose device is there.
+
+        Args:
+            collection: replaces the one before.
+        """
+        self._collection = collection
+        self._strangers.clear()
+        self.offer_again()
+
+    def close(self, reason: str) -> None:
+        """End the collection; devices that still work on it are told.
+
+        Args:
+            reason: for their log.
+        """
+        collection, self._collection = self._collection, None
+        if collection is not None:
+            self._past = {*collection.tasks, *(self._past if len(self._past) < _MOST_STRANGERS else ())}
+        for task in collection.unanswered if collection is not None else ():
+            self._outbox.cancel(task.record, reason)
+
+    def offer_again(self) -> None:
+        """Send every open offer once more."""
+        if self._collection is not None:
+            for task in self._collection.unanswered:
+                self._offer(task)
+
+    def _offer(self, task: OpenTask) -> None:
+        collection = self._collection
+        now = time.monotonic()
+        if collection is None or not self.fleet.is_online(task.record.device) or now >= collection.deadline:
+            return
+        for ref in (task.record.artifact_set, task.record.weights):
+            if task.offered < 0 and not self.blobs.asked(ref.digest, task.record.device):
+                self.blobs.expect(ref.digest, task.record.device)
+        task.offered = now
+        self._outbox.offer(task.record, collection.instructions, collection.deadline - now)
+
+    # Uploads.
+
+    def _chunk(self, task_id: str, event: Received) -> None:
+        collection = self._collection
+        task = collection.tasks.get(task_id) if collection is not None else None
+        if task is not None:
+            owner = task.record.device
+            if event.signer not in {None, owner}:
+                raise RefusedError(RefusalReason.FORGED, f"{event.signer} sent chunks of the update of {owner}")
+            task.heard = time.monotonic()
+            self._uploads.chunk(task, event.payload)
+            return
+        if task_id in self._strangers or len(self._strangers) >= _MOST_STRANGERS:
+            return
+        self._strangers.add(task_id)
+        reason = RefusalReason.LATE if task_id in self._past else RefusalReason.UNKNOWN_TASK
+        raise RefusedError(reason, f"chunks of task {task_id}, which is not open")
+
+    # What is over.
+
+    def forget(self, task: str) -> None:
+        """Drop what came of the update of a task that is over."""
+        self._uploads.forget(task)
+
+    def count_bytes(self) -> ByteCount:
+        """Bytes since the last call, at first since the run began; see `broker_server.rounds.accounting`."""
+        before, self._wire = self._wire, self._connection.link.wire
+        wire = self._wire.sent + self._wire.received - before.sent - before.received
+        return ByteCount(wire, self.blobs.take_payload_bytes() + self._uploads.take_payload_bytes())

@@ -1,0 +1,81 @@
+"""The server's inbox, bounded in bytes: what comes faster than it is handled waits in the broker, or is dropped.
+
+The network's thread waits a moment when the inbox is full, so that the connection itself holds the senders back. If the
+server is busy with something else for longer, large messages are dropped: chunks, which are asked for again.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import Any
+
+from typing_extensions import override
+
+from fleet_protocol.transport import Received
+
+__all__ = ["LIMIT_BYTES", "Inbox"]
+
+LIMIT_BYTES = 64 * 1024 * 1024
+_PATIENCE_SECONDS = 0.5  # the thread also keeps the connection alive
+_SMALL_BYTES = 4096  # control messages are smaller, chunks larger
+
+
+class Inbox(queue.SimpleQueue[Any]):
+    """A queue of events; one thread puts, another takes.
+
+    Args:
+        limit_bytes: of payloads that wait; small messages may take as much again.
+
+    Attributes:
+        dropped: messages that found no room.
+    """
+
+    def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
+        super().__init__()
+        self._limit = limit_bytes
+        self._put_bytes = 0  # written by the thread that puts, the other by the one that takes
+        self._taken_bytes = 0
+        self._room = threading.Event()
+        self._patient = True
+        self.dropped = 0
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Payload bytes that wait."""
+        return self._put_bytes - self._taken_bytes
+
+    @override
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        if isinstance(item, Received):
+            size = len(item.payload)
+            if not self._has_room(size):
+                self.dropped += 1
+                return
+            self._put_bytes += size
+        super().put(item)
+
+    def _has_room(self, size: int) -> bool:
+        limit = self._limit if size > _SMALL_BYTES else 2 * self._limit
+        if self.waiting_bytes + size <= limit:
+            return True
+        if self._patient:
+            self._room.clear()
+            if self.waiting_bytes + size > limit:
+                self._room.wait(_PATIENCE_SECONDS)
+            self._patient = self.waiting_bytes + size <= limit
+        return self.waiting_bytes + size <= limit
+
+    @override
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        item = super().get(block, timeout)
+        if isinstance(item, Received):
+            self._taken_bytes += len(item.payload)
+            if self.waiting_bytes <= self._limit // 2:
+                self._patient = True
+                self._room.set()
+        return item
+
+    @override
+    def get_nowait(self) -> Any:
+        return self.get(block=False)

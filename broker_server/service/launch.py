@@ -1,0 +1,229 @@
+"""What `shoal up` and `shoal run` do, for whoever calls them: the command line, the demo, a test.
+
+    finished = run_fleet(load_config(path, FleetConfig).relative_to(path.parent), listener=show)
+
+A run is given to the server that is already up on the configured broker; if there is none, everything is hosted here
+for as long as the run takes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from broker_server.rounds.reporting import Listener
+from broker_server.rounds.stopping import stop_on_signals
+from broker_server.service.membership import broker_address, member_of
+from broker_server.service.server import Server
+from broker_server.settings.fleet import BrokerConfig, FleetConfig
+from fleet_protocol import control
+from fleet_protocol.errors import RefusedError, ShoalError, TransportError
+from fleet_protocol.identity.member import Member
+from fleet_protocol.identity.opening import open_for
+from fleet_protocol.messages import ServerStatus
+from fleet_protocol.topics import Topics
+from fleet_protocol.transport import BrokerAddress, Disconnected, Event, Received, Transport
+
+__all__ = ["RunRejectedError", "run_fleet", "serve_fleet", "server_status", "submit"]
+
+PROBE_SECONDS = 1.0
+ACCEPT_SECONDS = 60.0  # the server reads artifacts and the test set before it says that the run has started
+AWAY_SECONDS = 60.0
+LOOK_SECONDS = 1.0
+
+
+class RunRejectedError(ShoalError):
+    """A running server did not take, or did not finish, a run.
+
+    Attributes:
+        exit_code: what the server said the command line should end with.
+    """
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+@contextlib.contextmanager
+def _visit(
+    address: BrokerAddress, fleet: str, timeout_seconds: float, member: Member | None
+) -> Iterator[tuple[Transport, queue.SimpleQueue[Event]]]:
+    inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+    client = f"shoal-{fleet}-cli-{secrets.token_hex(4)}"
+    link = open_for(member, address, client, inbox, session_expiry_seconds=0)
+    link.connect(timeout_seconds)
+    try:
+        yield link, inbox
+    finally:
+        link.close()
+
+
+def _read_status(event: Event, topics: Topics) -> ServerStatus | None:
+    if isinstance(event, Received) and event.topic == topics.server_status and event.payload:
+        with contextlib.suppress(ValidationError):
+            return ServerStatus.model_validate_json(event.payload)
+    return None
+
+
+def server_status(
+    address: BrokerAddress, fleet: str, *, connect_seconds: float = 5.0, member: Member | None = None
+) -> ServerStatus | None:
+    """What the server of a fleet last said about itself.
+
+    Args:
+        address: the broker.
+        fleet: name of the fleet.
+        connect_seconds: how long to try to reach the broker.
+        member: of an enrolled fleet.
+
+    Returns:
+        Its retained status, None if no server was ever there.
+
+    Raises:
+        TransportError: the broker cannot be reached.
+    """
+    topics = Topics(fleet)
+    with _visit(address, fleet, connect_seconds, member) as (link, inbox):
+        link.subscribe(topics.server_status)
+        deadline = time.monotonic() + PROBE_SECONDS
+        while (left := deadline - time.monotonic()) > 0:
+            with contextlib.suppress(queue.Empty):
+                status = _read_status(inbox.get(timeout=left), topics)
+                if status is not None:
+                    return status
+    return None
+
+
+def submit(config: FleetConfig, address: BrokerAddress, *, listener: Listener | None = None) -> control.RunFinished:
+    """Ask a running server for a run and follow it to its end.
+
+    Args:
+        config: with absolute paths that the server can read.
+        address: the broker.
+        listener: called with every event of the run.
+
+    Returns:
+        How it ended.
+
+    Raises:
+        RunRejectedError: the server did not take it.
+        TransportError: the server does not answer, or went away.
+    """
+    topics = Topics(config.fleet)
+    request = control.RunRequest(
+        request=f"r{secrets.token_hex(8)}", fleet=config.fleet, config=config.model_dump_json()
+    )
+    with _visit(address, config.fleet, config.broker.connect_timeout_seconds, member_of(config.broker)) as (
+        link,
+        inbox,
+    ):
+        link.subscribe(topics.server_events)
+        link.subscribe(topics.server_status)
+        link.publish(topics.server_control, request.to_bytes())
+        return _follow(inbox, topics, request.request, listener or (lambda _event: None))
+
+
+def _follow(inbox: queue.SimpleQueue[Event], topics: Topics, request: str, listener: Listener) -> control.RunFinished:
+    """Wait for the end of a run; as long as its server is there that may take any time."""
+    run: str | None = None
+    give_up: float | None = time.monotonic() + ACCEPT_SECONDS
+    while True:
+        try:
+            event = inbox.get(timeout=LOOK_SECONDS)
+        except queue.Empty:
+            if give_up is not None and time.monotonic() >= give_up:
+                what = "did not begin the run" if run is None else "has been away for too long"
+                raise TransportError(f"the server of fleet {topics.fleet} {what}; look at `shoal log`") from None
+            continue
+        told = _told(event, topics)
+        if isinstance(told, control.RunRejected) and told.request == request:
+            raise RunRejectedError(f"the server did not take the run: {told.detail}", told.exit_code)
+        if isinstance(told, control.RunStarted) and told.request == request:
+            run = told.run
+        if run is None:
+            continue
+        status = _read_status(event, topics)
+        if isinstance(event, Disconnected) or (status is not None and not status.online):
+            give_up = give_up or time.monotonic() + AWAY_SECONDS
+        elif status is not None or told is not None:
+            give_up = None
+        if told is not None and getattr(told, "run", None) == run:
+            listener(told)
+            if isinstance(told, control.RunFinished):
+                return told
+
+
+def _told(event: Event, topics: Topics) -> control.RunEvent | None:
+    if isinstance(event, Received) and event.topic == topics.server_events:
+        with contextlib.suppress(RefusedError):
+            return control.parse_run_event(event.payload)
+    return None
+
+
+def run_fleet(config: FleetConfig, *, listener: Listener | None = None) -> control.RunFinished:
+    """Do one run: on the server that is up, or hosted here.
+
+    Args:
+        config: with absolute paths.
+        listener: called with every event of the run.
+
+    Returns:
+        How it ended; its ``exit_code`` is the command line's.
+
+    Raises:
+        ShoalError: the run could not begin.
+    """
+    address, member = broker_address(config.broker), member_of(config.broker)
+    status: ServerStatus | None = None
+    if not config.broker.hosted:
+        wait = config.broker.connect_timeout_seconds
+        status = server_status(address, config.fleet, connect_seconds=wait, member=member)
+    else:
+        # An embedded broker that answers belongs to a server that is up.
+        with contextlib.suppress(TransportError):
+            status = server_status(address, config.fleet, connect_seconds=PROBE_SECONDS, member=member)
+    if status is not None and status.online:
+        return submit(config, address, listener=listener)
+    with Server(config.fleet, config.store, config.broker, listener=listener) as server, stop_on_signals(server.stop):
+        return server.run(config)
+
+
+def serve_fleet(
+    fleet: str,
+    store: Path,
+    broker: BrokerConfig,
+    *,
+    listener: Listener | None = None,
+    on_ready: Callable[[Server], None] | None = None,
+) -> None:
+    """Be the server of a fleet until SIGTERM or SIGINT.
+
+    Args:
+        fleet: name of the fleet.
+        store: folder of the database and the blobs.
+        broker: which broker.
+        listener: called with every event of every run.
+        on_ready: called once when devices and run requests can come.
+
+    Raises:
+        TransportError: the broker cannot be reached, or another server has this fleet.
+        ConfigError: the broker's address is malformed, or the embedded broker is not installed.
+    """
+    if not broker.hosted:
+        wait = broker.connect_timeout_seconds
+        status = server_status(broker_address(broker), fleet, connect_seconds=wait, member=member_of(broker))
+        if status is not None and status.online:
+            raise TransportError(
+                f"fleet {fleet} already has a server on {broker_address(broker)}; give it runs with `shoal run`, "
+                "or choose another fleet name"
+            )
+    with Server(fleet, store, broker, listener=listener) as server, stop_on_signals(server.stop):
+        if on_ready is not None:
+            on_ready(server)
+        server.serve()

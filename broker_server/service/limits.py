@@ -1,0 +1,93 @@
+"""How much the server listens to: each device within a rate of its own, all unknown names together within one.
+
+What is over a rate is counted and not read. Nothing is lost by that which a device would not say again: offers are
+repeated, updates announced again, and chunks asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from fleet_protocol.errors import RefusalReason, RefusedError
+
+__all__ = ["DEVICE", "LINES", "STRANGE_REPLIES", "STRANGE_STATUSES", "Bucket", "Limits", "Rate"]
+
+
+@dataclass(frozen=True)
+class Rate:
+    """So many in the long run, and so many at once.
+
+    Attributes:
+        per_second: in the long run.
+        burst: at once.
+    """
+
+    per_second: float
+    burst: int
+
+
+DEVICE = Rate(100, 400)  # statuses and replies of one device; a round of a quick one has some 20
+STRANGE_REPLIES = Rate(20, 50)  # each is read and answered, so that a device learns that nobody knows it
+STRANGE_STATUSES = Rate(1000, 10_000)  # a whole fleet may come at once
+LINES = Rate(5, 100)  # of the log, about what was refused
+
+
+class Bucket:
+    """Holds a rate.
+
+    Args:
+        rate: to hold.
+    """
+
+    def __init__(self, rate: Rate) -> None:
+        self._rate = rate
+        self._left = float(rate.burst)
+        self._at: float | None = None
+
+    def take(self, now: float) -> bool:
+        """Take one.
+
+        Args:
+            now: ``time.monotonic()``.
+
+        Returns:
+            Whether there was one left.
+        """
+        since = 0.0 if self._at is None else now - self._at
+        self._at = now
+        self._left = min(float(self._rate.burst), self._left + since * self._rate.per_second)
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+
+class Limits:
+    """Decides which messages of devices are read.
+
+    Args:
+        knows: whether a device has announced itself before.
+    """
+
+    def __init__(self, knows: Callable[[str], bool]) -> None:
+        self._knows = knows
+        self._devices: dict[str, Bucket] = {}  # of known ones, so no more than there are
+        self._strange = {"reply": Bucket(STRANGE_REPLIES), "status": Bucket(STRANGE_STATUSES)}
+
+    def check(self, device: str, channel: str, now: float) -> None:
+        """See that a message may be read.
+
+        Args:
+            device: on whose topic it came.
+            channel: ``status`` or ``reply``.
+            now: ``time.monotonic()``.
+
+        Raises:
+            RefusedError: there are too many.
+        """
+        bucket = self._strange[channel] if not self._knows(device) else self._devices.get(device)
+        if bucket is None:
+            bucket = self._devices[device] = Bucket(DEVICE)
+        if not bucket.take(now):
+            raise RefusedError(RefusalReason.TOO_MANY, f"more messages of {device} than are read")

@@ -1,0 +1,90 @@
+"""The server as a member of its fleet, by its configuration: who it is, and how it gets to its broker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from broker_server.service.broker import ChildBroker, EmbeddedBroker, Gate
+from broker_server.service.mosquitto import MosquittoBroker
+from broker_server.service.registry import RegistryReader, read_registry
+from broker_server.settings.fleet import BrokerConfig
+from fleet_protocol.errors import ConfigError
+from fleet_protocol.identity.enrolment import read_enrolment
+from fleet_protocol.identity.member import Member
+from fleet_protocol.transport import BrokerAddress
+
+__all__ = ["broker_address", "hosted_broker", "member_of"]
+
+_ANYWHERE = {"0.0.0.0", "::", ""}  # noqa: S104  (compared, not bound)
+
+
+def broker_address(config: BrokerConfig) -> BrokerAddress:
+    """Where the configured broker is reached from this machine.
+
+    Raises:
+        ConfigError: the address is malformed, the enrolment cannot be read, or a network would carry everything in the
+            open although nobody said that it may.
+    """
+    hosted = config.hosted
+    host = "127.0.0.1" if config.listen in _ANYWHERE else config.listen
+    member = member_of(config)
+    if member is not None:
+        url = f"mqtts://{host}:{config.port}" if hosted else config.url
+        return member.enrolment.address(member.folder, url)
+    address = (
+        BrokerAddress(host, config.port)
+        if hosted
+        else BrokerAddress.parse(
+            config.url, ca_file=config.ca_file, cert_file=config.cert_file, key_file=config.key_file
+        )
+    )
+    reachable = not address.on_this_machine or (hosted and config.listen in _ANYWHERE)
+    if reachable and not address.tls and not config.insecure:
+        raise ConfigError(
+            f"fleet without identities on {address}: whoever reaches that broker can run graphs on its boards. Make "
+            "identities with `shoal init`, or say [broker] insecure = true (shoal up --insecure) for a network that "
+            "you trust"
+        )
+    return address
+
+
+def member_of(config: BrokerConfig) -> Member | None:
+    """The server as a member of its fleet, None for a fleet without identities.
+
+    Args:
+        config: with the server's enrolment.
+
+    Raises:
+        ConfigError: the enrolment or the registry beside it cannot be read.
+    """
+    if config.identity is None:
+        return None
+    folder = config.identity.parent
+    return Member(read_enrolment(config.identity), folder / "server", revoked=RegistryReader(folder).revoked)
+
+
+def _gate_of(config: BrokerConfig) -> Gate | None:
+    """How a broker that is started here lets members in, None for anybody."""
+    if config.identity is None:
+        return None
+    folder = config.identity.parent
+    return Gate(folder / "broker.pem", folder / "broker.key", folder / "ca.pem", lambda: read_registry(folder).logins())
+
+
+def hosted_broker(config: BrokerConfig, fleet: str, folder: Path) -> ChildBroker | None:
+    """The broker that the server starts, not started yet; None where it is another's.
+
+    Args:
+        config: which broker.
+        fleet: name of the fleet.
+        folder: for its configuration and log.
+
+    Raises:
+        ConfigError: the registry of the fleet cannot be read.
+    """
+    if not config.hosted:
+        return None
+    gate = _gate_of(config)
+    if config.url == "mosquitto":
+        return MosquittoBroker(folder, fleet, port=config.port, listen=config.listen, gate=gate)
+    return EmbeddedBroker(folder, port=config.port, listen=config.listen, gate=gate)

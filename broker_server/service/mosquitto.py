@@ -1,0 +1,149 @@
+"""An installed Mosquitto as the server's broker: configured with TLS, client certificates and access rules by name.
+
+Run as a module it is the child that holds Mosquitto: ``python -m broker_server.service.mosquitto <program> <file>``
+serves until its standard input closes, so that the broker never outlives its server.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+
+from typing_extensions import override
+
+from broker_server.service.broker import MAX_PAYLOAD_BYTES, ChildBroker, Gate
+from fleet_protocol.child_process import python_module
+from fleet_protocol.errors import ConfigError
+from fleet_protocol.identity.enrolment import write_secret
+from fleet_protocol.topics import Topics
+
+__all__ = ["MosquittoBroker", "access_rules", "configuration"]
+
+_SERVER = "server"
+_QUEUED = 100_000  # messages for a member that is away; what is dropped is asked for again
+
+_CONFIG = """\
+listener {port} {listen}
+persistence true
+persistence_location {folder}/
+autosave_interval 60
+max_packet_size {packet_bytes}
+max_queued_messages {queued}
+log_type error
+log_type warning
+{user}{gate}"""
+
+_GATE = """\
+cafile {authority}
+certfile {certificate}
+keyfile {key}
+require_certificate true
+use_identity_as_username true
+allow_anonymous false
+acl_file {rules}
+"""
+
+
+def configuration(folder: Path, port: int, listen: str, gate: Gate | None) -> str:
+    """The text of ``mosquitto.conf``.
+
+    Args:
+        folder: for what it keeps, and where the access rules are.
+        port: TCP port.
+        listen: address to listen on.
+        gate: certificates; None lets anybody in.
+    """
+    doors = "allow_anonymous true\n"
+    if gate is not None:
+        files = {"authority": gate.authority, "certificate": gate.certificate, "key": gate.key}
+        doors = _GATE.format(rules=folder / "acl", **files)
+    return _CONFIG.format(
+        port=port,
+        listen=listen,
+        folder=folder,
+        packet_bytes=MAX_PAYLOAD_BYTES,
+        queued=_QUEUED,
+        # Started as root it would become a user who may read none of the fleet's keys.
+        user="user root\n" if hasattr(os, "geteuid") and os.geteuid() == 0 else "",
+        gate=doors,
+    )
+
+
+def access_rules(fleet: str, members: Iterable[str]) -> str:
+    """The text of the access rules: a device speaks under its own name, reads what is for it, and nothing else.
+
+    Args:
+        fleet: name of the fleet.
+        members: names of the server and of the devices that are members.
+    """
+    topics = Topics(fleet)
+    lines = []
+    for name in members:
+        rights = (
+            [f"readwrite {topics.root}/#"]
+            if name == _SERVER
+            else [
+                f"write {topics.status(name)}",
+                f"write {topics.reply(name)}",
+                f"read {topics.task(name)}",
+                f"read {topics.root}/blobs/#",
+                f"write {topics.root}/uploads/#",
+            ]
+        )
+        lines += [f"user {name}", *(f"topic {right}" for right in rights), ""]
+    return "\n".join(lines)
+
+
+class MosquittoBroker(ChildBroker):
+    """Mosquitto as a child of the server; the access rules are those of the members when it starts.
+
+    Args:
+        folder: for its configuration, log and messages; it is made.
+        fleet: name of the fleet.
+        port: TCP port.
+        listen: address to listen on.
+        gate: TLS, and who is a member; without it anybody is let in.
+    """
+
+    def __init__(
+        self, folder: Path, fleet: str, *, port: int = 1883, listen: str = "127.0.0.1", gate: Gate | None = None
+    ) -> None:
+        super().__init__(folder.resolve(), port=port, listen=listen, gate=gate)
+        self._fleet = fleet
+
+    @override
+    def _command(self) -> list[str]:
+        program = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
+        if program is None:
+            raise ConfigError(
+                'url = "mosquitto" needs an installed Mosquitto (apt install mosquitto), or take url = "embedded"'
+            )
+        if self._gate is not None:
+            write_secret(self._folder / "acl", access_rules(self._fleet, self._gate.logins()))
+        config = self._folder / "mosquitto.conf"
+        write_secret(config, configuration(self._folder, self.port, self.listen, self._gate))
+        return python_module("broker_server.service.mosquitto", program, str(config))
+
+
+def _hold(program: str, config: str) -> int:
+    """Serve until our input closes or the broker ends."""
+    # Our input stays with us, so that it closes with the server alone.
+    broker = subprocess.Popen([program, "-c", config], stdin=subprocess.DEVNULL)  # noqa: S603  (found above)
+
+    def end_with_parent() -> None:
+        sys.stdin.buffer.read()
+        broker.terminate()
+
+    signal.signal(signal.SIGTERM, lambda *_: broker.terminate())
+    threading.Thread(target=end_with_parent, name="parent-watch", daemon=True).start()
+    return broker.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(_hold(*sys.argv[1:]))

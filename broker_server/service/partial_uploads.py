@@ -1,0 +1,142 @@
+"""Updates on their way in: chunks are kept on disk by task until the whole is there, checked and stored."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from collections.abc import Collection
+from pathlib import Path
+
+from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.blobs import PartFile, decode_chunk
+from fleet_protocol.errors import BlobError, RefusalReason, RefusedError
+from fleet_protocol.messages import BlobRef, Ranges
+
+__all__ = ["PartialUploads"]
+
+UNKNOWN_DIGEST = "0" * 64
+_OPEN_FILES = 64  # each part is two files; far below the usual limit of 1024 for a process
+_MAX_CHUNK_BYTES = 16 * 1024 * 1024
+
+
+class PartialUploads:
+    """The parts of the updates that are arriving.
+
+    Args:
+        blobs: where parts and finished updates are kept.
+    """
+
+    def __init__(self, blobs: BlobStore) -> None:
+        self._blobs = blobs
+        self._open: OrderedDict[str, PartFile] = OrderedDict()
+
+    def add(self, task: str, frame: bytes, limit_bytes: int) -> None:
+        """Keep a chunk.
+
+        Args:
+            task: id of an open task.
+            frame: the chunk as it travelled.
+            limit_bytes: the most an update of this task may have.
+
+        Raises:
+            RefusedError: it is damaged, foreign, of another cut than those before it, or too large.
+            StorageError: the disk is full.
+        """
+        try:
+            chunk = decode_chunk(frame)
+        except BlobError as error:
+            raise RefusedError(RefusalReason.MALFORMED, f"a chunk of task {task}: {error}") from error
+        if chunk.size > limit_bytes or not 1024 <= chunk.chunk_bytes <= _MAX_CHUNK_BYTES:
+            raise RefusedError(
+                RefusalReason.OVERSIZED,
+                f"a chunk of task {task} belongs to {chunk.size} bytes cut at {chunk.chunk_bytes}; "
+                f"the task allows {limit_bytes}",
+            )
+        part = self._part(task, BlobRef(digest=UNKNOWN_DIGEST, size=chunk.size, chunk_bytes=chunk.chunk_bytes))
+        try:
+            part.add(chunk)
+        except BlobError as error:
+            raise RefusedError(RefusalReason.MALFORMED, f"a chunk of task {task}: {error}") from error
+
+    def missing(self, task: str, ref: BlobRef) -> Ranges:
+        """Which chunks of an update are not here; a part of another size or cut is dropped.
+
+        Args:
+            task: id of an open task.
+            ref: the update as its device announced it.
+        """
+        part = self._part(task, ref)
+        if (part.ref.size, part.ref.chunk_bytes) != (ref.size, ref.chunk_bytes):
+            self.drop(task)
+            part = self._part(task, ref)
+        return part.missing()
+
+    def finish(self, task: str, ref: BlobRef) -> bytes:
+        """Verify a complete update.
+
+        Args:
+            task: id of an open task.
+            ref: the update as its device announced it.
+
+        Returns:
+            Its bytes. They are in their place, and safe from a power cut after `sync`.
+
+        Raises:
+            BlobError: the whole does not match its digest; the part is dropped.
+        """
+        part = self._part(task, ref)
+        del self._open[task]
+        part.ref = ref
+        return self._blobs.adopt(part, durable=False).read_bytes()
+
+    def sync(self, digests: Collection[str]) -> None:
+        """Wait until finished updates would survive a power cut.
+
+        Args:
+            digests: of finished updates.
+
+        Raises:
+            StorageError: the disk is full.
+        """
+        self._blobs.sync(digests)
+
+    def reject(self, ref: BlobRef) -> None:
+        """Forget a verified update whose content was refused."""
+        self._blobs.remove(ref.digest)
+
+    def drop(self, task: str) -> None:
+        """Forget what has arrived of an update."""
+        self._close(task)
+        (self._blobs.root / "parts" / task).unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        """Forget everything; only while no round is open."""
+        self.close()
+        for folder in ("parts", "objects"):
+            for path in (self._blobs.root / folder).rglob("*"):
+                if path.is_file():
+                    path.unlink()
+
+    def path(self, digest: str) -> Path:
+        """Where a stored update lies."""
+        return self._blobs.path(digest)
+
+    def close(self) -> None:
+        """Close every file; what arrived stays."""
+        for task in list(self._open):
+            self._close(task)
+
+    def _part(self, task: str, ref: BlobRef) -> PartFile:
+        part = self._open.get(task)
+        if part is None:
+            while len(self._open) >= _OPEN_FILES:
+                self._close(next(iter(self._open)))
+            part = self._open[task] = self._blobs.part(ref, key=task)
+        self._open.move_to_end(task)
+        return part
+
+    def _close(self, task: str) -> None:
+        part = self._open.pop(task, None)
+        if part is not None:
+            with contextlib.suppress(OSError):
+                part.close()

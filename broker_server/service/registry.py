@@ -1,0 +1,97 @@
+"""The members of an enrolled fleet as its server knows them: logins, and who is one no longer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import Field, ValidationError
+
+from fleet_protocol.errors import ConfigError
+from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.identity.enrolment import write_secret
+
+if TYPE_CHECKING:
+    from fleet_protocol.identity.certificate import Certificate
+
+__all__ = ["REGISTRY", "MemberEntry", "Registry", "RegistryReader", "read_registry"]
+
+REGISTRY = "registry.json"
+_LOOK_SECONDS = 1.0
+
+
+class MemberEntry(FrozenModel):
+    """One member.
+
+    Attributes:
+        role: ``server`` or ``device``.
+        serial: of its newest certificate; older ones count for nothing.
+        token: password at the broker.
+        revoked: whether it is a member no longer.
+    """
+
+    role: str
+    serial: int
+    token: str
+    revoked: bool = False
+
+
+class Registry(FrozenModel):
+    """All members that there ever were.
+
+    Attributes:
+        serial: of the newest certificate.
+        members: by name.
+    """
+
+    serial: int = 0
+    members: Mapping[str, MemberEntry] = Field(default_factory=dict)
+
+    def logins(self) -> dict[str, str]:
+        """Names and passwords that the broker lets in."""
+        return {name: entry.token for name, entry in self.members.items() if not entry.revoked}
+
+    def write(self, folder: Path) -> None:
+        """Keep it in the fleet's folder.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        write_secret(folder / REGISTRY, self.model_dump_json(indent=1))
+
+
+def read_registry(folder: Path) -> Registry:
+    """Read the registry of a fleet's folder.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    try:
+        return Registry.model_validate_json((folder / REGISTRY).read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{folder} is no fleet's folder ({error.strerror}); `shoal init` makes one") from error
+    except ValidationError as error:
+        raise ConfigError(f"{folder / REGISTRY} is damaged: {error.errors()[0]['msg']}") from error
+
+
+class RegistryReader:
+    """Who is no longer a member, from the file, so that a revocation needs no restart.
+
+    Args:
+        folder: the fleet's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._registry = read_registry(folder)
+        self._looked = time.monotonic()
+
+    def revoked(self, certificate: Certificate) -> bool:
+        """Whether a certificate counts for nothing: its member was revoked, or has a newer one."""
+        if time.monotonic() - self._looked > _LOOK_SECONDS:
+            self._looked = time.monotonic()
+            self._registry = read_registry(self._folder)
+        entry = self._registry.members.get(certificate.name)
+        return entry is None or entry.revoked or certificate.serial != entry.serial

@@ -1,0 +1,167 @@
+"""What devices say about their tasks: every reply is answered, counted or refused in the words of the device.
+
+A message counts for the task it names, and only from the device whose task that is. What belongs to no open task is
+answered so that its sender stops asking.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from broker_server.rounds.collecting import Collection, OpenTask
+from broker_server.service.connection import Connection
+from broker_server.service.run_parts import RunParts
+from broker_server.store import TaskPhase, TaskRecord
+from fleet_protocol import control
+from fleet_protocol.errors import RefusalReason, RefusedError
+from fleet_protocol.messages import (
+    Accept,
+    BlobRef,
+    DeviceMessage,
+    Done,
+    NeedChunks,
+    Progress,
+    Refuse,
+    parse_device_message,
+)
+
+__all__ = ["Replies"]
+
+_NO_BLOB = BlobRef(digest="0" * 64, size=1, chunk_bytes=1024)
+
+
+class Replies:
+    """Takes the replies of a run's devices.
+
+    Args:
+        parts: of the run.
+        connection: answers them.
+    """
+
+    def __init__(self, parts: RunParts, connection: Connection) -> None:
+        self._parts = parts
+        self._store = parts.store
+        self._reporter = parts.reporter
+        self._outbox = connection.outbox
+        self._fleet = connection.topics.fleet
+
+    def take(self, device: str, payload: bytes, collection: Collection | None) -> None:
+        """Take a reply.
+
+        Args:
+            device: on whose topic it came.
+            payload: as it travelled.
+            collection: in progress.
+
+        Raises:
+            RefusedError: it is malformed, foreign, or about something else than what is asked.
+        """
+        message = parse_device_message(payload)
+        if (message.fleet, message.device) != (self._fleet, device) or not self._parts.fleet.knows(device):
+            if isinstance(message, Done):
+                self._outbox.refuse(self._as_named(message), device, RefusalReason.UNKNOWN_DEVICE, "announce yourself")
+            raise RefusedError(
+                RefusalReason.UNKNOWN_DEVICE,
+                f"{message.type} of {message.device} in fleet {message.fleet}, sent by {device}, "
+                "which has not announced itself under this name",
+            )
+        task = collection.tasks.get(message.task) if collection is not None else None
+        if isinstance(message, NeedChunks):
+            self._need(message, task)
+            return
+        if task is None:
+            self._not_open(message)
+            return
+        if task.record.device != device:
+            if isinstance(message, Done):
+                self._outbox.refuse(task.record, device, RefusalReason.UNKNOWN_DEVICE, "this task is another device's")
+            raise RefusedError(
+                RefusalReason.UNKNOWN_DEVICE, f"{message.type} for task {message.task} of {task.record.device}"
+            )
+        task.heard = time.monotonic()
+        if isinstance(message, Done):
+            self._parts.uploads.done(task, message)
+        elif (message.run, message.round) != (task.record.run, task.record.round):
+            raise RefusedError(
+                RefusalReason.WRONG_ROUND, f"{message.type} for round {message.round}, not {task.record.round}"
+            )
+        else:
+            self._about(task, message)
+
+    def _need(self, message: NeedChunks, task: OpenTask | None) -> None:
+        if task is not None:
+            task.heard = time.monotonic()
+        if not self._parts.blobs.need(message):
+            reason = RefusalReason.UNKNOWN_TASK if task is None else RefusalReason.LATE
+            raise RefusedError(reason, f"blob {message.digest[:12]} of task {message.task} is not offered")
+
+    def _about(self, task: OpenTask, message: Accept | Progress | Refuse) -> None:
+        record, run, seconds = task.record, self._reporter.run, self._reporter.seconds
+        if isinstance(message, Accept):
+            self._parts.blobs.forget(record.device, but=message.lacks)
+            self._reporter.emit(
+                control.DeviceAccepted(
+                    run=run,
+                    seconds=seconds,
+                    round=record.round,
+                    device=record.device,
+                    kind=record.kind,
+                    tier=message.tier,
+                )
+            )
+        elif isinstance(message, Progress):
+            self._reporter.emit(
+                control.DeviceProgressed(
+                    run=run,
+                    seconds=seconds,
+                    round=record.round,
+                    device=record.device,
+                    epoch=message.epoch,
+                    epochs=message.epochs,
+                    step=message.step,
+                    loss=message.loss,
+                )
+            )
+        elif not record.phase.answered:
+            self._parts.blobs.forget(record.device)
+            detail = f"{message.reason.value}: {message.detail}"
+            self._store.settle([record.id], TaskPhase.DECLINED, detail)
+            task.record = replace(record, phase=TaskPhase.DECLINED, detail=detail)
+            self._reporter.refused(
+                message.reason, message.detail, device=record.device, number=record.round, by_device=True
+            )
+
+    def _not_open(self, message: DeviceMessage) -> None:
+        """Answer a message about a task that is over, or that never was."""
+        known = self._store.task(message.task)
+        named = known or self._as_named(message)
+        if known is not None and known.device == message.device and isinstance(message, Done):
+            if known.phase in {TaskPhase.RECEIVED, TaskPhase.MERGED}:
+                self._outbox.acknowledge(known)  # the first acknowledgement was lost
+                return
+            detail = f"round {known.round} is over"
+            self._outbox.refuse(known, message.device, RefusalReason.LATE, detail)
+            raise RefusedError(RefusalReason.LATE, f"update for task {message.task}: {detail}")
+        if known is not None and known.device == message.device:
+            self._outbox.cancel(known, f"round {known.round} is over")
+            return
+        reason = RefusalReason.UNKNOWN_TASK if known is None else RefusalReason.UNKNOWN_DEVICE
+        if isinstance(message, Done):
+            self._outbox.refuse(named, message.device, reason, "there is no such task for this device")
+        raise RefusedError(reason, f"{message.type} for task {message.task}")
+
+    def _as_named(self, message: DeviceMessage) -> TaskRecord:
+        """A task as a message names it, to answer in its words."""
+        return TaskRecord(
+            id=message.task,
+            run=message.run,
+            round=message.round,
+            device=message.device,
+            kind="train",
+            tier="",
+            plan_key="",
+            version=0,
+            artifact_set=_NO_BLOB,
+            weights=_NO_BLOB,
+        )

@@ -1,0 +1,32 @@
+"""What the service does for one run: files for the devices, uploads from them, and the telling about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from broker_server.rounds.fleet import Fleet
+from broker_server.rounds.reporting import Reporter
+from broker_server.service.blob_service import BlobService
+from broker_server.service.uploads import Uploads
+from broker_server.store import Store
+
+__all__ = ["RunParts"]
+
+
+@dataclass(frozen=True)
+class RunParts:
+    """What a run's dispatcher works with.
+
+    Attributes:
+        store: the store.
+        fleet: presence of the devices; shared between runs.
+        blobs: publishes what devices ask for.
+        uploads: takes what they send.
+        reporter: tells about it.
+    """
+
+    store: Store
+    fleet: Fleet
+    blobs: BlobService
+    uploads: Uploads
+    reporter: Reporter

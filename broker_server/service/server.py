@@ -1,0 +1,377 @@
+"""The server of a fleet: it owns the broker (if embedded), the connection, the store, and the run in progress.
+
+    with Server(config.fleet, config.store, config.broker, listener=print) as server:
+        finished = server.run(config)          # one run, in this process
+
+    with Server("lab", Path("runs/lab"), BrokerConfig()) as server:
+        server.serve()                         # `shoal up`: runs are asked for over MQTT, until `server.stop()`
+
+A run that was cut short is continued by the next server on the same store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import queue
+import secrets
+import threading
+import time
+from pathlib import Path
+
+from pydantic import ValidationError
+from typing_extensions import Self
+
+from broker_server.rounds.artifacts import load_artifacts
+from broker_server.rounds.coordinator import Coordinator
+from broker_server.rounds.dispatch import Services
+from broker_server.rounds.fleet import Fleet
+from broker_server.rounds.judging import Evaluators, open_evaluators
+from broker_server.rounds.new_version import first_version
+from broker_server.rounds.reporting import Listener, Reporter
+from broker_server.rounds.run_context import RunContext, new_run_id, prepare_run
+from broker_server.rounds.stopping import StopRequested
+from broker_server.service.blob_service import BlobService
+from broker_server.service.broker import ChildBroker
+from broker_server.service.connection import Connection, Stop
+from broker_server.service.dispatcher import MqttDispatcher
+from broker_server.service.inbox import Inbox
+from broker_server.service.limits import LINES, Bucket, Limits
+from broker_server.service.membership import broker_address, hosted_broker, member_of
+from broker_server.service.outbox import Outbox
+from broker_server.service.partial_uploads import PartialUploads
+from broker_server.service.run_parts import RunParts
+from broker_server.service.uploads import Uploads
+from broker_server.settings.fleet import BrokerConfig, FleetConfig
+from broker_server.store import RunRecord, Store
+from broker_server.store.machine import FINAL
+from fleet_protocol import control
+from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.errors import ConfigError, RefusedError, ShoalError, StorageError
+from fleet_protocol.identity.opening import open_for
+from fleet_protocol.messages import ServerStatus, parse_status
+from fleet_protocol.topics import DeviceTopic, ServerTopic, Topics
+from fleet_protocol.transport import (
+    Connected,
+    Disconnected,
+    Farewell,
+    Received,
+    Rejected,
+    Transport,
+)
+
+__all__ = ["Server"]
+
+RETRY_SECONDS = 10.0  # between attempts to go on with a run whose store could not be written
+_DETAILS = (control.DeviceAccepted, control.DeviceProgressed, control.UpdateReceived)
+QUIET_SECONDS = 0.5  # without a message, after which what waits is written to the store
+SESSION_SECONDS = 60  # longer than a broken connection lasts, short enough not to queue much for a dead server
+
+
+class Server:
+    """A server, from entering to leaving the ``with`` block.
+
+    Args:
+        fleet: name of the fleet.
+        store: folder of the database and the blobs.
+        broker: which broker.
+        listener: called with every event of every run, in the server's thread.
+
+    Raises:
+        ConfigError: the broker's address is malformed.
+    """
+
+    def __init__(self, fleet: str, store: Path, broker: BrokerConfig, *, listener: Listener | None = None) -> None:
+        self.fleet = fleet
+        self.address = broker_address(broker)
+        self._member = member_of(broker)
+        self._folder = store
+        self._broker_config = broker
+        self._listener = listener
+        self._topics = Topics(fleet)
+        self._inbox = Inbox()
+        self._stopping = threading.Event()
+        self._resume_at = math.inf
+        self._stack = contextlib.ExitStack()
+        self._broker: ChildBroker | None = None
+        self._followed = True
+
+    # Life.
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            self._store = Store(self._folder)
+            stack.callback(self._store.close)
+            self._blobs = BlobStore(self._folder / "blobs")
+            self._updates = BlobStore(self._folder / "updates")
+            self._broker = hosted_broker(self._broker_config, self.fleet, self._folder / "broker")
+            if self._broker is not None:
+                stack.enter_context(self._broker)
+            self._known = Fleet(self._store.devices(self.fleet))
+            self._limits, self._lines = Limits(self._known.knows), Bucket(LINES)
+            self._link = self._connect()
+            stack.callback(self._link.close, farewell=self._farewell())
+            for topic_filter in (
+                self._topics.all_status,
+                self._topics.all_replies,
+                self._topics.all_uploads,
+                self._topics.server_control,
+            ):
+                self._link.subscribe(topic_filter)
+            self._outbox = Outbox(self._link, self._topics)
+            self._connection = Connection(
+                self._link, self._topics, self._outbox, self._inbox, self._stopping, self._revive_broker
+            )
+            self._outbox.status(None)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _farewell(self) -> Farewell:
+        return Farewell(self._topics.server_status, ServerStatus(fleet=self.fleet, online=False).to_bytes())
+
+    def _connect(self) -> Transport:
+        link = open_for(
+            self._member,
+            self.address,
+            # A session of its own for every start: a broker that still knows an earlier one need not repeat retained
+            # messages, and what it queued for a dead server is repeated by the devices anyway.
+            f"shoal-{self.fleet}-server-{secrets.token_hex(4)}",
+            self._inbox,
+            will=self._farewell(),
+            session_expiry_seconds=SESSION_SECONDS,
+        )
+        link.connect(self._broker_config.connect_timeout_seconds)
+        return link
+
+    def stop(self) -> None:
+        """End `run` or `serve` soon; may be called from a signal handler or another thread."""
+        self._stopping.set()
+        self._inbox.put(Stop())
+
+    @property
+    def stopping(self) -> bool:
+        """Whether `stop` was called."""
+        return self._stopping.is_set()
+
+    # Runs.
+
+    def run(self, config: FleetConfig, *, request: str | None = None) -> control.RunFinished:
+        """Do one run, or go on with the one of the same configuration that was cut short.
+
+        Args:
+            config: with absolute paths; its store and broker are this server's.
+            request: id of the request it answers.
+
+        Returns:
+            How it ended; ``stopped`` if `stop` was called, and then the next server goes on with it.
+
+        Raises:
+            ShoalError: the run cannot begin: wrong configuration, missing artifacts or test set.
+        """
+        if config.fleet != self.fleet:
+            raise ConfigError(f"the configuration is of fleet {config.fleet}, this server has fleet {self.fleet}")
+        unfinished = self._store.unfinished(self.fleet)
+        if unfinished is not None and _same(unfinished, config):
+            return self._go_on(unfinished, config, request)
+        self._followed = request is not None
+        context, evaluators = self._prepare(new_run_id(), config)
+        if unfinished is not None:
+            self._store.end_run(unfinished.id, "stopped", f"run {context.run} with another configuration was begun")
+        record = RunRecord(
+            id=context.run,
+            fleet=self.fleet,
+            arch=config.model.arch,
+            config=config.model_dump_json(),
+            status="running",
+            detail=None,
+            created_at=time.time(),
+            ended_at=None,
+            wire_bytes=0,
+            payload_bytes=0,
+        )
+        self._store.add_run(record, first_version(context, self._blobs))
+        return self._work(context, evaluators, request)
+
+    def resume(self) -> control.RunFinished | None:
+        """Go on with a run that an earlier server left unfinished.
+
+        Returns:
+            How it ended, None if there is none.
+
+        Raises:
+            ShoalError: it cannot go on.
+        """
+        unfinished = self._store.unfinished(self.fleet)
+        if unfinished is None:
+            return None
+        return self._go_on(unfinished, FleetConfig.model_validate_json(unfinished.config), None)
+
+    def _go_on(self, record: RunRecord, config: FleetConfig, request: str | None) -> control.RunFinished:
+        self._followed = True
+        context, evaluators = self._prepare(record.id, config)
+        return self._work(context, evaluators, request)
+
+    def _prepare(self, run: str, config: FleetConfig) -> tuple[RunContext, Evaluators]:
+        artifacts = load_artifacts(
+            config.model.artifacts,
+            config.model.arch,
+            chunk_bytes=config.round.chunk_bytes,
+            weights=config.model.weights,
+        )
+        context = prepare_run(run, config, artifacts)
+        return context, open_evaluators(context)
+
+    def _work(self, context: RunContext, evaluators: Evaluators, request: str | None) -> control.RunFinished:
+        reporter = Reporter(context.run, self._store, self._tell)
+        partial = PartialUploads(self._updates)
+        uploads = Uploads(self._store, partial, self._outbox, reporter)
+        blobs = BlobService(self._link, self._topics, context.config.round.chunk_bytes)
+        blobs.serve(context.artifacts.files)
+        dispatcher = MqttDispatcher(
+            self._connection,
+            RunParts(self._store, self._known, blobs, uploads, reporter),
+            nudge_seconds=context.config.round.nudge_seconds,
+            on_control=self._reject_control,
+        )
+        last = self._store.last_round(context.run)
+        if last is None or last.state in FINAL:
+            partial.clear()
+        self._outbox.status(context.run)
+        closed = self._store.version(context.run)
+        reporter.emit(
+            control.RunStarted(
+                run=context.run,
+                seconds=0.0,
+                request=request,
+                arch=context.artifacts.arch,
+                strategy=context.strategy.name,
+                rounds=context.config.round.rounds,
+                closed=closed.number if closed is not None else 0,
+            ),
+            f"{context.strategy.name} on {context.artifacts.arch}, tiers "
+            + ", ".join(item.tier.id for item in context.tiers),
+        )
+        services = Services(dispatcher, self._store, self._blobs, self._updates)
+        coordinator = Coordinator(context, services, evaluators)
+        try:
+            finished = coordinator.run()
+        except StopRequested:
+            return coordinator.stopped()
+        else:
+            if finished.status == "stopped":  # not by an operator: the store could not be written
+                self._resume_at = time.monotonic() + RETRY_SECONDS
+            return finished
+        finally:
+            partial.close()
+            self._outbox.status(None)
+
+    # The broker.
+
+    def _revive_broker(self) -> None:
+        if self._broker is not None and not self._stopping.is_set():
+            self._broker.ensure()
+
+    # Requests.
+
+    def serve(self) -> None:
+        """Take run requests until `stop` is called; first goes on with a run that was left unfinished.
+
+        Raises:
+            TransportError: the embedded broker died and does not come up again.
+            StorageError: the server's disk is full.
+        """
+        self._resume_at = 0.0
+        while not self._stopping.is_set():
+            if time.monotonic() >= self._resume_at:
+                self._try_to_resume()
+            try:
+                event = self._inbox.get(timeout=QUIET_SECONDS)
+            except queue.Empty:
+                with contextlib.suppress(StorageError):  # it is written with the next commit that succeeds
+                    self._store.flush()
+                continue
+            if isinstance(event, Stop):
+                return
+            if isinstance(event, Connected):
+                self._outbox.status(None)
+            elif isinstance(event, Disconnected):
+                self._revive_broker()
+            elif isinstance(event, Rejected):
+                self._refused(event.error, "")
+            elif isinstance(event, Received):
+                self._idle(event)
+
+    def _try_to_resume(self) -> None:
+        """Go on with a run that an earlier server left, or whose store could not be written for a while."""
+        self._resume_at = math.inf
+        try:
+            self.resume()
+        except ShoalError as error:
+            if isinstance(error, StorageError):
+                self._resume_at = time.monotonic() + RETRY_SECONDS
+            with contextlib.suppress(StorageError):
+                self._store.log("resume-failed", f"the unfinished run cannot go on yet: {error}")
+
+    def _idle(self, event: Received) -> None:
+        topic = self._topics.parse(event.topic)
+        try:
+            if isinstance(topic, DeviceTopic) and topic.channel == "status":
+                self._limits.check(topic.device, topic.channel, time.monotonic())
+                status = parse_status(event.payload)
+                if (status.fleet, status.device) == (self.fleet, topic.device):
+                    self._known.see(status)
+                    self._store.see_device(status)
+            elif topic == ServerTopic("control"):
+                self._requested(event.payload)
+        except RefusedError as error:
+            known = isinstance(topic, DeviceTopic) and self._known.knows(topic.device)
+            self._refused(error, topic.device if isinstance(topic, DeviceTopic) and known else "")
+
+    def _refused(self, error: RefusedError, device: str) -> None:
+        self._store.count_refusal("", device, error.reason, "server")
+        if self._lines.take(time.monotonic()):
+            self._store.log("refused", f"{error.reason.value}: {error}")
+
+    def _requested(self, payload: bytes) -> None:
+        request = control.parse_request(payload)
+        try:
+            if request.fleet != self.fleet:
+                raise ConfigError(f"this server has fleet {self.fleet}, the request is for {request.fleet}")
+            self.run(_requested_config(request.config), request=request.request)
+        except ShoalError as error:
+            self._tell(control.RunRejected(request=request.request, detail=str(error), exit_code=error.exit_code))
+
+    def _reject_control(self, payload: bytes) -> None:
+        request = control.parse_request(payload)
+        detail = "another run is in progress; wait for it, or watch it with `shoal status`"
+        self._tell(control.RunRejected(request=request.request, detail=detail))
+
+    def _tell(self, event: control.RunEvent) -> None:
+        """Tell whoever watches over MQTT, then the caller's display.
+
+        What single devices do is told over MQTT where the run was asked for over MQTT, or may have been by an earlier
+        server: then somebody follows it.
+        """
+        if self._followed or not isinstance(event, _DETAILS):
+            self._outbox.event(event)
+        if self._listener is not None:
+            self._listener(event)
+
+
+def _requested_config(text: str) -> FleetConfig:
+    try:
+        return FleetConfig.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the document"
+        raise ConfigError(f"the requested configuration: {where}: {first['msg']}") from error
+
+
+def _same(record: RunRecord, config: FleetConfig) -> bool:
+    """Whether a stored run was begun with this configuration, wherever its broker and store are now."""
+    before = FleetConfig.model_validate_json(record.config)
+    free = {"broker": config.broker, "store": config.store, "keep_versions": config.keep_versions}
+    return before.model_copy(update=free) == config

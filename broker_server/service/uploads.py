@@ -1,0 +1,186 @@
+"""Taking updates: chunks to disk, a finished update checked, committed to the store and only then acknowledged.
+
+Updates that are accepted within one turn of the server's loop are synced side by side and committed together.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+
+from broker_server.rounds.collecting import OpenTask
+from broker_server.rounds.reporting import Reporter
+from broker_server.rounds.validation import check_done, check_update, size_limit
+from broker_server.service.outbox import Outbox
+from broker_server.service.partial_uploads import PartialUploads
+from broker_server.store import Store, TaskPhase
+from fleet_protocol.errors import BlobError, RefusalReason, RefusedError
+from fleet_protocol.messages import Done
+
+__all__ = ["Uploads", "refusal_of"]
+
+QUIET_SECONDS = 0.3
+_DAMAGED_UPLOADS = 2  # times that an update whose digest is wrong is asked for again
+
+
+def refusal_of(detail: str | None) -> tuple[RefusalReason, str]:
+    """The reason and text of a refusal as a task's detail keeps them."""
+    name, _, text = (detail or "").partition(": ")
+    try:
+        return RefusalReason(name), text
+    except ValueError:
+        return RefusalReason.FAILED, detail or ""
+
+
+class Uploads:
+    """The server's side of every upload of a run.
+
+    Args:
+        store: where an accepted update is committed.
+        partial: where its bytes are kept.
+        outbox: answers the device.
+        reporter: tells about it.
+    """
+
+    def __init__(self, store: Store, partial: PartialUploads, outbox: Outbox, reporter: Reporter) -> None:
+        self._store = store
+        self._partial = partial
+        self._outbox = outbox
+        self._reporter = reporter
+        self._payload_bytes = 0
+        self._accepted: dict[str, tuple[OpenTask, Done]] = {}
+
+    def chunk(self, task: OpenTask, frame: bytes) -> None:
+        """Keep a chunk of an open task; a damaged one is counted and will be asked for again.
+
+        Raises:
+            StorageError: the server's disk is full.
+        """
+        if task.record.phase.answered or task.record.id in self._accepted:
+            return  # the acknowledgement was lost and the device sends everything again
+        try:
+            self._partial.add(task.record.id, frame, size_limit(task.record, task.manifest, task.stays))
+        except RefusedError as error:
+            self._count(task, error)
+            return
+        if task.announced is not None:
+            task.quiet = time.monotonic() + QUIET_SECONDS
+            if not self._partial.missing(task.record.id, task.announced.update):
+                self.done(task, task.announced)
+
+    def ask_for_missing(self, task: OpenTask) -> None:
+        """Name the chunks of an announced update that have not come although the line is quiet."""
+        if task.announced is not None and not task.record.phase.answered:
+            missing = self._partial.missing(task.record.id, task.announced.update)
+            self._outbox.missing(task.record, missing)
+        task.announced, task.quiet = None, math.inf
+
+    def done(self, task: OpenTask, message: Done) -> bool:
+        """Take the announcement of a complete update.
+
+        Args:
+            task: an open task of the device that sent the message.
+            message: the announcement.
+
+        Returns:
+            True if the task is answered now, or with the next `commit`, and was not before.
+
+        Raises:
+            StorageError: the server's disk is full.
+        """
+        if task.record.phase.answered:
+            self._repeat(task)
+            return False
+        if task.record.id in self._accepted:
+            return False
+        if task.take(message.tier):
+            self._store.take(task.record)
+        record = task.record
+        try:
+            check_done(message, record, task.manifest, task.stays)
+            missing = self._partial.missing(record.id, message.update)
+            if missing:
+                # Brokers keep the order of one topic only: the announcement may overtake the chunks.
+                task.announced, task.quiet = message, time.monotonic() + QUIET_SECONDS
+                return False
+            task.announced, task.quiet = None, math.inf
+            data = self._partial.finish(record.id, message.update)
+        except BlobError as error:
+            return self._damaged(task, message, str(error))
+        except RefusedError as error:
+            if error.reason is RefusalReason.WRONG_ROUND:
+                # A message of another round under this task's name says nothing about the update of this round, so
+                # the refusal names the round that the message named.
+                self._count(task, error)
+                named = replace(record, run=message.run, round=message.round)
+                self._outbox.refuse(named, record.device, error.reason, str(error))
+                return False
+            return self._refuse(task, error)
+        try:
+            check_update(data, record, task.manifest, task.stays)
+        except RefusedError as error:
+            self._partial.reject(message.update)
+            return self._refuse(task, error)
+        self._accepted[record.id] = (task, message)
+        return True
+
+    def commit(self) -> None:
+        """Put the updates accepted since the last call on the disk, commit them together, and acknowledge them.
+
+        Raises:
+            StorageError: the server's disk is full; none of them is acknowledged.
+        """
+        if not self._accepted:
+            return
+        accepted = [(task, task.record.receiving(m.update, m.metrics), m) for task, m in self._accepted.values()]
+        self._accepted.clear()
+        self._partial.sync({message.update.digest for _, _, message in accepted})
+        self._store.receive([record for _, record, _ in accepted])
+        for task, record, message in accepted:
+            task.record = record
+            self._outbox.acknowledge(record)
+            self._payload_bytes += message.update.size
+            self._reporter.received(record, message.update, message.metrics)
+
+    def _repeat(self, task: OpenTask) -> None:
+        """Answer an announcement that was answered before, in the same way."""
+        record = task.record
+        if record.phase in {TaskPhase.RECEIVED, TaskPhase.MERGED}:
+            self._outbox.acknowledge(record)
+        elif record.phase is TaskPhase.REFUSED:
+            reason, text = refusal_of(record.detail)
+            self._outbox.refuse(record, record.device, reason, text)
+        else:
+            self._outbox.refuse(record, record.device, RefusalReason.LATE, "the server no longer waits for this update")
+
+    def _damaged(self, task: OpenTask, message: Done, detail: str) -> bool:
+        task.damaged += 1
+        error = RefusedError(RefusalReason.BAD_DIGEST, f"upload {task.damaged} of task {task.record.id}: {detail}")
+        if task.damaged > _DAMAGED_UPLOADS:
+            return self._refuse(task, error)
+        self._count(task, error)
+        self._outbox.missing(task.record, ((0, message.update.chunks),))
+        return False
+
+    def _count(self, task: OpenTask, error: RefusedError) -> None:
+        self._reporter.refused(error.reason, str(error), device=task.record.device, number=task.record.round)
+
+    def _refuse(self, task: OpenTask, error: RefusedError) -> bool:
+        record = task.record
+        self._partial.drop(record.id)
+        detail = f"{error.reason.value}: {error}"
+        self._store.settle([record.id], TaskPhase.REFUSED, detail)
+        task.record = replace(record, phase=TaskPhase.REFUSED, detail=detail)
+        self._count(task, error)
+        self._outbox.refuse(record, record.device, error.reason, str(error))
+        return True
+
+    def forget(self, task: str) -> None:
+        """Drop what has arrived of an update whose task is over."""
+        self._partial.drop(task)
+
+    def take_payload_bytes(self) -> int:
+        """Bytes of the updates stored since the last call."""
+        taken, self._payload_bytes = self._payload_bytes, 0
+        return taken

@@ -1,0 +1,209 @@
+"""Assignment: complexity levels, who gets which, and the learning rate of a round.
+
+Levels and the two ways of handing them out are those of HeteroFL (Diao, Ding, Tarokh: "HeteroFL: Computation and
+Communication Efficient Federated Learning for Heterogeneous Clients", ICLR 2021; specification 1.1). FedRolex (Alam,
+Liu, Yan, Zhang, NeurIPS 2022) uses the same levels with another convention for its learning rate (specification 2.6).
+
+A mix of levels is written ``a2-b8``: integer weights, of which the first level is the global model's. A weight may be
+0, so that ``a0-b99`` has a global model wider than any device (specification 2.8).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+import numpy as np
+
+from fleet_protocol.errors import ConfigError
+
+__all__ = [
+    "LEVEL_RATES",
+    "Level",
+    "Mix",
+    "Schedule",
+    "assign_dynamic",
+    "assign_fix",
+    "mean_over_shares",
+    "parse_mix",
+    "scheduled_rate",
+]
+
+LEVEL_RATES: Mapping[str, float] = MappingProxyType({"a": 1.0, "b": 0.5, "c": 0.25, "d": 0.125, "e": 0.0625})
+"""Width of each level relative to level a (specification 1.1)."""
+
+Schedule = Literal["after", "before"]
+"""When a milestone acts: ``after`` its round (HeteroFL, specification 1.2), or already in it (FedRolex, 2.6)."""
+
+_TERM = re.compile(r"(?P<level>[a-z]+)(?P<weight>\d+)", re.ASCII)
+_LEVELS = 2  # tells the random streams of one round apart
+
+
+@dataclass(frozen=True)
+class Level:
+    """One level of a mix.
+
+    Attributes:
+        name: its letter.
+        rate: width relative to level a, in (0, 1].
+        weight: integer share of the devices.
+    """
+
+    name: str
+    rate: float
+    weight: int
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Levels with their weights, the global model's first.
+
+    Attributes:
+        levels: at least one; none is wider than the first.
+    """
+
+    levels: tuple[Level, ...]
+
+    @property
+    def total(self) -> int:
+        """Sum of the weights, at least 1."""
+        return sum(level.weight for level in self.levels)
+
+    def width(self, rate: float) -> float:
+        """The width share s of a rate: relative to the GLOBAL model, which slicing and the Scaler use."""
+        return rate / self.levels[0].rate
+
+
+def parse_mix(text: str, rates: Mapping[str, float] = LEVEL_RATES) -> Mix:
+    """Read a mix of levels.
+
+    Args:
+        text: such as ``a2-b8``.
+        rates: width of each level.
+
+    Returns:
+        The levels in the order written.
+
+    Raises:
+        ConfigError: the text has another form, names an unknown or repeated level, a level wider than the first
+            one, or has no positive weight.
+    """
+    levels: list[Level] = []
+    for term in text.split("-"):
+        match = _TERM.fullmatch(term)
+        if match is None:
+            raise ConfigError(f"{text!r} is not a mix of levels; expected a form like a2-b8, with integer weights")
+        name = match["level"]
+        if name not in rates:
+            raise ConfigError(f"{text!r}: there is no level {name!r}; the levels are {', '.join(rates)}")
+        levels.append(Level(name, rates[name], int(match["weight"])))
+    if len({level.name for level in levels}) < len(levels):
+        raise ConfigError(f"{text!r} names a level twice; add their weights up")
+    wider = [level.name for level in levels if level.rate > levels[0].rate]
+    if wider:
+        raise ConfigError(
+            f"{text!r}: level {wider[0]} is wider than the global model, which is the first level; put it first"
+        )
+    if not any(level.weight for level in levels):
+        raise ConfigError(f"{text!r} gives every level the weight 0")
+    return Mix(tuple(levels))
+
+
+def assign_fix(mix: Mix, devices: int) -> tuple[float, ...]:
+    """Hand out levels once for the whole run: the first devices get the first level, and so on.
+
+    Args:
+        mix: the levels.
+        devices: how many.
+
+    Returns:
+        The rate of each device. ``floor(devices / total)`` devices count for a weight of 1; devices left over at
+        the end get the last level (specification 1.1).
+
+    Raises:
+        ConfigError: there is no device.
+    """
+    _require_devices(devices)
+    unit = devices // mix.total
+    rates = [level.rate for level in mix.levels for _ in range(unit * level.weight)]
+    return (*rates, *[mix.levels[-1].rate] * (devices - len(rates)))
+
+
+def assign_dynamic(mix: Mix, devices: int, *, seed: int, round_index: int) -> tuple[float, ...]:
+    """Draw a level for every device, as is done before every round.
+
+    Args:
+        mix: the levels.
+        devices: how many.
+        seed: of the run, not negative.
+        round_index: 0-based round.
+
+    Returns:
+        The rate of each device, drawn independently with probability weight / total; a function of the arguments.
+
+    Raises:
+        ConfigError: there is no device.
+    """
+    _require_devices(devices)
+    generator = np.random.default_rng([seed, round_index, _LEVELS])
+    shares = [level.weight / mix.total for level in mix.levels]
+    drawn = generator.choice(len(mix.levels), size=devices, p=shares)
+    return tuple(mix.levels[int(index)].rate for index in drawn)
+
+
+def scheduled_rate(
+    learning_rate: float, milestones: Sequence[int], factor: float, round_number: int, schedule: Schedule = "after"
+) -> float:
+    """The learning rate of a round under a multi-step schedule.
+
+    Args:
+        learning_rate: of the first round.
+        milestones: rounds at which it is multiplied.
+        factor: by what.
+        round_number: from 1.
+        schedule: ``after``: milestone 150 first acts in round 151; ``before``: it already acts in round 150.
+
+    Returns:
+        The learning rate.
+
+    Raises:
+        ConfigError: a number is out of range.
+    """
+    if not (learning_rate > 0 and factor > 0 and round_number >= 1):
+        raise ConfigError(
+            f"a schedule needs a positive learning rate ({learning_rate}) and factor ({factor}), and rounds from 1"
+            f" ({round_number})"
+        )
+    acting = round_number if schedule == "before" else round_number - 1
+    return learning_rate * factor ** sum(acting >= milestone for milestone in milestones)
+
+
+def mean_over_shares(shares: Mapping[float, float], values: Mapping[float, float] | None = None) -> float:
+    """The mean of something over a distribution of rates, such as the parameters of a fleet's average device.
+
+    Args:
+        shares: share of the devices at each rate; they add up to 1.
+        values: the value at each rate; the rates themselves if omitted.
+
+    Returns:
+        The mean.
+
+    Raises:
+        ConfigError: the shares do not add up to 1, or a value is missing.
+    """
+    if not math.isclose(sum(shares.values()), 1.0, abs_tol=1e-6):
+        raise ConfigError(f"the shares of the levels add up to {sum(shares.values())}, not 1")
+    given = values if values is not None else {rate: rate for rate in shares}
+    missing = shares.keys() - given.keys()
+    if missing:
+        raise ConfigError(f"no value is given for the rate {min(missing)}")
+    return math.fsum(share * given[rate] for rate, share in shares.items())
+
+
+def _require_devices(devices: int) -> None:
+    if devices < 1:
+        raise ConfigError(f"levels are handed out to at least one device, not {devices}")

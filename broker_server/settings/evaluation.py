@@ -1,0 +1,68 @@
+"""How the global model is judged, ``[evaluation]``: what a fleet and a simulation share, and a fleet's test sets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from broker_server.settings.test_sets import TestSetConfig
+from fleet_protocol.frozen import FrozenModel
+
+__all__ = ["EvaluationConfig", "EvaluationKeys"]
+
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class EvaluationKeys(FrozenModel):
+    """How a global model is judged, wherever its test set comes from.
+
+    Attributes:
+        tier: id of the tier that is judged; None judges the whole model. A run that trains only smaller tiers has
+            trained nothing else.
+        batch_size: samples per call of the eval graph.
+        every: closed rounds between evaluations; the last round is always evaluated.
+        statistics: where static batch norm gets its statistics: asked from the devices, or taken over the batches
+            of the server's test set.
+        combine: how the devices' variances become one: ``pooled`` adds the variance between the devices' means,
+            ``per_client`` does not (specification 1.6, vector H8).
+        statistics_every: evaluations between statistics queries; in between the last answer is used.
+        statistics_fraction: share of the devices with data that a statistics query asks, rounded up.
+        threads: for onnxruntime; 0 takes every core.
+    """
+
+    tier: str | None = None
+    batch_size: int = Field(default=256, ge=1)
+    every: int = Field(default=1, ge=1)
+    statistics: Literal["query", "server-batch"] = "query"
+    combine: Literal["pooled", "per_client"] = "pooled"
+    statistics_every: int = Field(default=1, ge=1)
+    statistics_fraction: Share = 1.0
+    threads: int = Field(default=0, ge=0)
+
+
+class EvaluationConfig(EvaluationKeys):
+    """How the global model of a fleet is judged.
+
+    Attributes:
+        data: the server's test set; None evaluates nothing.
+        tiers: ids of tiers that are judged beside it, each as the model that its devices are sent; where plans move or
+            are drawn, at the leading units.
+        tier_data: test sets of tiers that have labels of their own; the others are judged on ``data``.
+        statistics_quorum: share of the asked devices that must answer a statistics query.
+    """
+
+    data: TestSetConfig | None = None
+    tiers: tuple[str, ...] = ()
+    tier_data: Mapping[str, TestSetConfig] = Field(default_factory=dict)
+    statistics_quorum: Share = 0.5
+
+    @model_validator(mode="after")
+    def _tiers_have_data(self) -> EvaluationConfig:
+        if (self.tiers or self.tier_data) and self.data is None:
+            raise ValueError("evaluation.tiers and tier_data go with evaluation.data, the test set of the whole model")
+        stray = self.tier_data.keys() - {self.tier, *self.tiers}
+        if stray:
+            raise ValueError(f"evaluation.tier_data: {min(stray)} is not judged; name it in evaluation.tiers")
+        return self

@@ -1,0 +1,224 @@
+"""The configuration of a run, ``fleet.toml``, as frozen values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from broker_server.settings.assignment import parse_mix, scheduled_rate
+from broker_server.settings.evaluation import EvaluationConfig
+from broker_server.settings.method import ServerOptimizerConfig, StrategyConfig
+from broker_server.settings.robust import RobustConfig
+from broker_server.settings.rounds import RoundConfig
+from broker_server.settings.test_sets import IdxTestSet, NpzTestSet, TestSetConfig, moved
+from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.messages import Name
+from fleet_protocol.recipe import RecipeTable
+from fleet_protocol.schedule import RateSchedule
+
+__all__ = [
+    "BrokerConfig",
+    "EvaluationConfig",
+    "FleetConfig",
+    "IdxTestSet",
+    "ModelConfig",
+    "NpzTestSet",
+    "RobustConfig",
+    "RoundConfig",
+    "RunKeys",
+    "ServerOptimizerConfig",
+    "StrategyConfig",
+    "TestSetConfig",
+    "TiersConfig",
+    "TrainConfig",
+]
+
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class BrokerConfig(FrozenModel):
+    """Which broker carries the fleet.
+
+    Attributes:
+        url: ``embedded``, ``mosquitto`` for an installed one that the server starts, or ``mqtt[s]://[user:password@]host[:port]``.
+        port: of the embedded broker.
+        listen: address the embedded broker listens on; ``0.0.0.0`` lets boards on the network in.
+        ca_file: certificates to trust instead of the system's.
+        cert_file: client certificate of the server.
+        key_file: its key.
+        identity: the server's enrolment in a fleet made by `shoal init`; then everything is signed, and the embedded
+            broker speaks TLS and asks for logins.
+        insecure: let a broker carry the fleet over a network although anybody on it may read and write.
+        connect_timeout_seconds: how long to try the first connection.
+    """
+
+    url: str = "embedded"
+    port: int = Field(default=1883, ge=1, le=65535)
+    listen: str = "127.0.0.1"
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+    identity: Path | None = None
+    insecure: bool = False
+    connect_timeout_seconds: float = Field(default=30.0, gt=0)
+
+    @property
+    def hosted(self) -> bool:
+        """Whether the server starts the broker."""
+        return self.url in {"embedded", "mosquitto"}
+
+
+class ModelConfig(FrozenModel):
+    """Which model is trained.
+
+    Attributes:
+        artifacts: folder that ``shoal export`` wrote.
+        arch: name of the architecture in it.
+        weights: safetensors file to start from instead of the exported initial weights.
+        recipe: what the artifacts must have been exported with, as far as it is said; None for anything.
+    """
+
+    artifacts: Path = Path("artifacts")
+    arch: str
+    weights: Path | None = None
+    recipe: RecipeTable | None = None
+
+
+class TrainConfig(FrozenModel):
+    """How devices train.
+
+    Attributes:
+        learning_rate: before the first milestone.
+        epochs: passes over a device's data in one round.
+        steps: instead of whole passes exactly so many steps in one round, over as many passes as they take.
+        batch_size: samples per step.
+        mask_labels: zero the logits of labels a device does not hold (specification 1.5).
+        milestones: rounds at which the learning rate is multiplied by ``factor``.
+        factor: of the multi-step schedule.
+        rate: warm-up and schedule of the learning rate, beside ``milestones``; None for neither.
+        optimizer_state: whether devices' optimizers begin every round anew (``reset``), or go on with what the device's
+            last round of the same tier left (``keep``); a plan that moves its window needs ``reset``.
+        schedule: a milestone acts ``after`` its round (specification 1.2, step 6), or already in it (``before``, 2.6).
+    """
+
+    learning_rate: float = Field(default=0.05, gt=0, le=1e15)
+    epochs: int = Field(default=3, ge=1)
+    steps: int | None = Field(default=None, ge=1)
+    batch_size: int = Field(default=32, ge=1)
+    mask_labels: bool = True
+    rate: RateSchedule | None = None
+    optimizer_state: Literal["reset", "keep"] = "reset"
+    milestones: tuple[int, ...] = ()
+    factor: float = Field(default=0.1, gt=0)
+    schedule: Literal["after", "before"] = "after"
+
+    def rate_after(self, closed_rounds: int) -> float:
+        """The learning rate of the round that follows ``closed_rounds`` closed ones."""
+        return scheduled_rate(self.learning_rate, self.milestones, self.factor, closed_rounds + 1, self.schedule)
+
+
+class TiersConfig(FrozenModel):
+    """Which device gets which tier.
+
+    Attributes:
+        assign: ``capacity``: the largest tier a device declares itself able to train. ``fix`` and ``dynamic``: the
+            level it is given by ``levels``, once or before every round (specification 1.1), but never more than that.
+        levels: a mix of levels such as ``a1-b1-e2``; the first level is the global model's.
+        allowed: ids of the tiers in use; None for every exported one.
+        exclude_smaller: only devices able to train the full model take part (the Exclusive baseline).
+        memory_share: share of a board's free memory that training may take.
+    """
+
+    assign: Literal["capacity", "fix", "dynamic"] = "capacity"
+    levels: str | None = None
+    allowed: tuple[str, ...] | None = Field(default=None, min_length=1)
+    exclude_smaller: bool = False
+    memory_share: Share = 0.8
+
+    @model_validator(mode="after")
+    def _levels_are_for_assigning(self) -> TiersConfig:
+        if (self.levels is None) != (self.assign == "capacity"):
+            raise ValueError('levels go with assign = "fix" or "dynamic", and these need levels')
+        if self.levels is not None:
+            parse_mix(self.levels)
+        return self
+
+
+class RunKeys(FrozenModel):
+    """What a run is, in a fleet and in a simulation.
+
+    Attributes:
+        keep_versions: how many of the newest global versions keep their weights in the store, beside the one that was
+            judged best; None for all of them.
+        seed: of sampling, plans and the devices' shuffling.
+        train: how devices train.
+        strategy: how sub-models are cut and merged.
+        server_optimizer: what the server does with a merge; None for what the strategy does by itself.
+        tiers: which device gets which tier.
+        robust: what is done about updates that are unlike the others.
+    """
+
+    keep_versions: int | None = Field(default=None, ge=1)
+    seed: int = Field(default=1, ge=0, le=2**64)
+    train: TrainConfig = TrainConfig()
+    strategy: StrategyConfig = StrategyConfig()
+    server_optimizer: ServerOptimizerConfig | None = None
+    tiers: TiersConfig = TiersConfig()
+    robust: RobustConfig = RobustConfig()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> RunKeys:
+        if list(self.train.milestones) != sorted(set(self.train.milestones)):
+            raise ValueError("train.milestones must ascend")
+        if self.server_optimizer is not None:
+            _ = self.server_optimizer.settings  # refuses what does not go together
+        return self
+
+
+class FleetConfig(RunKeys):
+    """Everything ``fleet.toml`` says.
+
+    Attributes:
+        fleet: name of the fleet, first part of every topic.
+        store: folder of the server's database and blobs.
+        broker: which broker.
+        model: which model.
+        round: how rounds go.
+        evaluation: how the global model is judged.
+    """
+
+    fleet: Name
+    store: Path = Path("runs/store")
+    broker: BrokerConfig = BrokerConfig()
+    model: ModelConfig
+    round: RoundConfig = RoundConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+
+    def relative_to(self, folder: Path) -> FleetConfig:
+        """The same configuration with its relative paths taken from ``folder``.
+
+        Args:
+            folder: usually where the file lies.
+        """
+        evaluation = self.evaluation
+        if evaluation.data is not None:
+            by_tier = {tier: moved(data, folder) for tier, data in evaluation.tier_data.items()}
+            evaluation = evaluation.model_copy(update={"data": moved(evaluation.data, folder), "tier_data": by_tier})
+        files = {
+            key: folder / value
+            for key in ("ca_file", "cert_file", "key_file", "identity")
+            if (value := getattr(self.broker, key)) is not None
+        }
+        model = {"artifacts": folder / self.model.artifacts}
+        if self.model.weights is not None:
+            model["weights"] = folder / self.model.weights
+        return self.model_copy(
+            update={
+                "store": folder / self.store,
+                "broker": self.broker.model_copy(update=files),
+                "model": self.model.model_copy(update=model),
+                "evaluation": evaluation,
+            }
+        )

@@ -1,0 +1,54 @@
+"""How rounds go, ``[round]``: what a fleet and a simulation share, and what only real devices need."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from fleet_protocol.frozen import FrozenModel
+
+__all__ = ["RoundConfig", "RoundKeys"]
+
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class RoundKeys(FrozenModel):
+    """How many rounds there are, and who is asked.
+
+    Attributes:
+        rounds: rounds to close.
+        fraction: share of the eligible online devices that is asked, rounded up.
+        min_devices: devices that must be online and eligible before a round starts, and are asked at least.
+        quorum: share of the wanted devices, rounded up, whose updates make a round. Those whose update is refused are
+            not counted among them.
+        grace: seconds that a round with a quorum waits for devices that have left, from the moment each was gone; by
+            default a quarter of the time that the slowest of those that answered took.
+        over_selection: share of the wanted devices that is asked beyond them; the round closes when as many as are
+            wanted have answered, and the slowest are not waited for.
+    """
+
+    rounds: int = Field(default=20, ge=1)
+    fraction: Share = 1.0
+    min_devices: int = Field(default=1, ge=1)
+    quorum: Share = 0.5
+    grace: float | None = Field(default=None, ge=0)
+    over_selection: float = Field(default=0.0, ge=0, le=10)
+
+
+class RoundConfig(RoundKeys):
+    """How the rounds of a fleet go.
+
+    Attributes:
+        deadline_seconds: time from the offers to the close.
+        wait_seconds: how long to wait for ``min_devices``.
+        nudge_seconds: a device silent for this long is sent its offer again.
+        retries: abandoned rounds in a row before the run fails.
+        chunk_bytes: payload bytes of a chunk; hosted brokers cap a packet at 128 kB.
+    """
+
+    deadline_seconds: float = Field(default=120.0, gt=0)
+    wait_seconds: float = Field(default=60.0, gt=0)
+    nudge_seconds: float = Field(default=10.0, gt=0)
+    retries: int = Field(default=3, ge=1)
+    chunk_bytes: int = Field(default=96 * 1024, ge=1024, le=15 * 1024 * 1024)

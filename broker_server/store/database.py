@@ -1,0 +1,116 @@
+"""The database of a store: opened once, then used in transactions that return records.
+
+What may be lost with a killed server (who was there, lines of the log, counts) waits in memory and is written with the
+next commit, or by `Database.flush` now and then: a commit waits for the disk, and a fleet says much at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Executable, Select
+from sqlalchemy.exc import SQLAlchemyError
+
+from broker_server.store.opening import open_for_reading, open_for_writing
+from broker_server.store.rows import from_row
+from fleet_protocol.errors import StorageError
+
+__all__ = ["Database"]
+
+RecordT = TypeVar("RecordT")
+
+_MOST_WAITING = 4096  # rows of one kind; a flood must not fill the memory
+
+
+class Database:
+    """What the tables of a store share.
+
+    Args:
+        folder: holds ``shoal.db`` and, beside it, the blobs; it is made.
+        read_only: write nothing, neither into the folder nor into the database, and refuse to make a store where
+            there is none. A store of an older version is read as it would be once it is upgraded.
+
+    Attributes:
+        folder: holds the database.
+        path: of the database.
+
+    Raises:
+        StorageError: the folder cannot be used, or was written by a newer version of Shoal.
+    """
+
+    def __init__(self, folder: Path, *, read_only: bool = False) -> None:
+        self.folder = folder
+        self.path = folder / "shoal.db"
+        self._read_only = read_only
+        self._engine = open_for_reading(self.path) if read_only else open_for_writing(self.path)
+        self._waiting: dict[Executable, dict[Hashable, Mapping[str, Any]]] = {}
+
+    def close(self) -> None:
+        """Write what waits, and close every connection.
+
+        Raises:
+            StorageError: it cannot be written; the connections are closed.
+        """
+        try:
+            self.flush()
+        finally:
+            self._engine.dispose()
+
+    def flush(self) -> None:
+        """Commit what waits.
+
+        Raises:
+            StorageError: the disk is full or cannot be written.
+        """
+        if self._waiting:
+            with self._begin():
+                pass
+
+    @contextmanager
+    def _begin(self) -> Iterator[Connection]:
+        """A transaction that writes, with it what waits."""
+        with self._transaction() as connection:
+            for statement, rows in self._waiting.items():
+                connection.execute(statement, list(rows.values()))
+            yield connection
+        self._waiting.clear()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        try:
+            with self._engine.begin() as connection:
+                yield connection
+        except SQLAlchemyError as error:
+            raise StorageError(f"cannot use the store {self.path}: {error}") from error
+
+    def _later(self, statement: Executable, row: Mapping[str, Any], key: Hashable | None = None) -> None:
+        """Let a row wait for the next commit.
+
+        Args:
+            statement: one of few, the same object every time.
+            row: its parameters.
+            key: a row with the same key takes the place of one that still waits.
+
+        Raises:
+            StorageError: so many wait that they are written now, and cannot be; or the store is read only.
+        """
+        if self._read_only:
+            raise StorageError(f"the store {self.path} was opened readonly: nothing can be written")
+        rows = self._waiting.setdefault(statement, {})
+        if key is None:
+            key = len(rows)
+        rows.pop(key, None)  # the newest is written last
+        rows[key] = row
+        if len(rows) >= _MOST_WAITING:
+            self.flush()
+
+    def _all(self, kind: type[RecordT], query: Select[Any]) -> list[RecordT]:
+        with self._transaction() as connection:
+            return [from_row(kind, row) for row in connection.execute(query)]
+
+    def _first(self, kind: type[RecordT], query: Select[Any]) -> RecordT | None:
+        found = self._all(kind, query.limit(1))
+        return found[0] if found else None

@@ -1,0 +1,149 @@
+"""What became of every device in one round, and why: a flat row for each, for people and for programs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from broker_server.store.queries import find_run
+from broker_server.store.records import RoundRecord
+from broker_server.store.repository import Store
+from broker_server.store.task_records import Screening, TaskPhase, TaskRecord
+from fleet_protocol.errors import ConfigError
+
+__all__ = ["DeviceInRound", "explain_round"]
+
+_NOT_ASKED = "not asked"
+
+
+@dataclass(frozen=True)
+class DeviceInRound:
+    """One device's part in a round; what the round has in common stands in every row.
+
+    Attributes:
+        run: id of the run.
+        round: number of the round.
+        state: of the round.
+        ending: the event that ended the collecting, None before, and for rounds of earlier versions.
+        collect_seconds: from the offers to that event.
+        wanted: updates with which nobody else was waited for.
+        quorum: updates of the wanted ones that make a round.
+        device: id.
+        outcome: phase of its task, or ``not asked``.
+        why: it was not asked, has not answered, or is not merged; empty where it is merged as it was sent.
+        tier: that it trained.
+        answered_seconds: from the offers to its answer.
+        left_seconds: from the offers to its leaving, if it was away at the end.
+        norm: of its update's difference to what it was sent.
+        norm_bound: the largest that was allowed.
+        scale: of the difference, below 1 where it was clipped.
+        samples: it counted with, where the strategy weighs by samples.
+        declared: samples that it said it has.
+        refusals: lines of the log about refusals of it in this round.
+    """
+
+    run: str
+    round: int
+    state: str
+    ending: str | None
+    collect_seconds: float | None
+    wanted: int | None
+    quorum: int
+    device: str
+    outcome: str
+    why: str
+    tier: str | None = None
+    answered_seconds: float | None = None
+    left_seconds: float | None = None
+    norm: float | None = None
+    norm_bound: float | None = None
+    scale: float | None = None
+    samples: int | None = None
+    declared: int | None = None
+    refusals: int = 0
+
+
+def explain_round(store: Store, number: int, run: str | None = None) -> list[DeviceInRound]:
+    """The devices of a round: those that were asked, then those that were not.
+
+    Args:
+        store: the store.
+        number: of the round.
+        run: id of a run, by default the newest.
+
+    Raises:
+        ConfigError: there is no such run or round.
+    """
+    found = find_run(store, run)
+    known = store.rounds(found.id)
+    record = next((item for item in known if item.number == number), None)
+    if record is None:
+        there = f"1 to {known[-1].number}" if known else "none yet"
+        raise ConfigError(f"run {found.id} has no round {number}; its rounds: {there}")
+    refused = Counter(
+        event.device or ""
+        for event in store.events(found.id)
+        if event.kind == "update-refused" and event.round == number
+    )
+    rows = [_asked(record, task, refused[task.device]) for task in store.tasks(found.id, number, "train")]
+    return [*rows, *_not_asked(record)]
+
+
+def _asked(record: RoundRecord, task: TaskRecord, refusals: int) -> DeviceInRound:
+    timing, screening = task.timing, task.screening
+    answered = timing.answered if timing is not None else None
+    if answered is None and task.received_at is not None and record.opened_at is not None:
+        answered = task.received_at - record.opened_at  # the round is not over, or a server was started again in it
+    return DeviceInRound(
+        **_common(record),
+        device=task.device,
+        outcome=task.phase.value,
+        why=_why(record, task),
+        tier=task.tier,
+        answered_seconds=answered,
+        left_seconds=timing.left if timing is not None else None,
+        norm=screening.norm if screening is not None else None,
+        norm_bound=screening.bound if screening is not None else None,
+        scale=screening.scale if screening is not None else None,
+        samples=screening.samples if screening is not None else None,
+        declared=screening.declared if screening is not None else None,
+        refusals=refusals,
+    )
+
+
+def _not_asked(record: RoundRecord) -> Iterator[DeviceInRound]:
+    if record.left_out is not None:
+        for device, reason in record.left_out.reasons.items():
+            yield DeviceInRound(**_common(record), device=device, outcome=_NOT_ASKED, why=reason)
+
+
+def _common(record: RoundRecord) -> dict[str, Any]:
+    return {
+        "run": record.run,
+        "round": record.number,
+        "state": record.state.value,
+        "ending": record.ending.value if record.ending is not None else None,
+        "collect_seconds": record.collect_seconds,
+        "wanted": record.wanted,
+        "quorum": record.quorum,
+    }
+
+
+def _why(record: RoundRecord, task: TaskRecord) -> str:
+    if task.phase is TaskPhase.MISSED:
+        if task.timing is not None and task.timing.left is not None:
+            return f"away since {task.timing.left:.1f} s"
+        ending = record.ending.value if record.ending is not None else record.state.value
+        return f"no answer when the collecting ended ({ending})"
+    return task.detail or (_clipped(task.screening) if task.screening is not None else "")
+
+
+def _clipped(screening: Screening) -> str:
+    found = []
+    if screening.scale < 1:
+        found.append(f"clipped to {screening.scale:.3g} of its difference")
+    if screening.samples < screening.declared:
+        found.append(f"counts with {screening.samples} of the {screening.declared} samples it claims")
+    return "; ".join(found)

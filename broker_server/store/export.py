@@ -1,0 +1,91 @@
+"""Taking a stored global version out of the store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from broker_server.store import Store, VersionRecord
+from broker_server.store.mapped_tensors import open_tensors
+from broker_server.store.queries import find_run
+from fleet_protocol.blob_store import BlobStore, write_atomically
+from fleet_protocol.errors import ConfigError
+from fleet_protocol.weights import encode_weights
+
+__all__ = ["ExportedVersion", "export_safetensors", "load_version"]
+
+
+@dataclass(frozen=True)
+class ExportedVersion:
+    """A global version with its tensors.
+
+    Attributes:
+        record: what the store says about it.
+        arch: name of the architecture.
+        weights: parameters in layout order, float32.
+        statistics: ``stat.<norm>.mean`` and ``.var`` it was evaluated with; empty if the model has no static batch
+            norm or the version was never evaluated.
+    """
+
+    record: VersionRecord
+    arch: str
+    weights: dict[str, NDArray[Any]]
+    statistics: dict[str, NDArray[Any]]
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """Where it comes from, as strings for a file's header."""
+        found = {"arch": self.arch, "run": self.record.run, "version": str(self.record.number)}
+        if self.record.evaluation is not None:
+            evaluation = self.record.evaluation
+            found |= {"loss": repr(evaluation.loss)} | {m.name: repr(m.value) for m in evaluation.metrics}
+            found |= {} if evaluation.accuracy is None else {"accuracy": repr(evaluation.accuracy)}
+        return found
+
+
+def load_version(store: Store, run: str | None = None, version: int | None = None) -> ExportedVersion:
+    """Read a global version.
+
+    Args:
+        store: the store.
+        run: id of a run, or its beginning; by default the newest.
+        version: its number, by default the last.
+
+    Raises:
+        ConfigError: there is no such run or version, or its weights are not kept.
+        BlobError: its blob is damaged, or that of its statistics missing.
+    """
+    record = find_run(store, run)
+    found = store.version(record.id, version)
+    if found is None:
+        last = store.version(record.id)
+        known = f"it has versions 0 to {last.number}" if last is not None else "it has none"
+        raise ConfigError(f"run {record.id} has no version {version}; {known}")
+    blobs = BlobStore(store.folder / "blobs")
+    if not blobs.has(found.digest):
+        there = [str(item.number) for item in store.versions(record.id) if blobs.has(item.digest)]
+        raise ConfigError(
+            f"the weights of version {found.number} of run {record.id} are no longer in {store.folder}; those of"
+            f" {', '.join(there) or 'none'} are (keep_versions says how many stay)"
+        )
+    digests = [found.digest] + ([found.statistics_digest] if found.statistics_digest is not None else [])
+    for digest in digests:
+        blobs.read(digest)  # verifies it
+    weights, *rest = (open_tensors(blobs.path(digest)) for digest in digests)
+    return ExportedVersion(found, record.arch, weights, rest[0] if rest else {})
+
+
+def export_safetensors(version: ExportedVersion, path: Path) -> None:
+    """Write a version as one safetensors file: parameters, then statistics.
+
+    Args:
+        version: from `load_version`.
+        path: the file; an existing one is replaced.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
+    write_atomically(path, encode_weights({**version.weights, **version.statistics}, version.metadata))

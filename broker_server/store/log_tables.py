@@ -1,0 +1,79 @@
+"""The log in the store: what happened, line by line, and how often what was refused."""
+
+from __future__ import annotations
+
+import time
+
+from sqlalchemy import func, insert, select
+from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+
+from broker_server.store import schema
+from broker_server.store.database import Database
+from broker_server.store.records import EventRecord, RefusalRecord
+from fleet_protocol.errors import RefusalReason
+
+__all__ = ["LogTables"]
+
+
+_LINE = insert(schema.events)
+_GIVEN = sqlite_insert(schema.refusals)
+_COUNT = _GIVEN.on_conflict_do_update(
+    index_elements=["run", "device", "reason", "by"], set_={"count": schema.refusals.c.count + _GIVEN.excluded.count}
+)
+
+
+class LogTables(Database):
+    """The log of a store; what is written here is on the disk with the next commit."""
+
+    def log(
+        self, kind: str, detail: str, *, run: str | None = None, number: int | None = None, device: str | None = None
+    ) -> None:
+        """Write a line of the log."""
+        self._later(
+            _LINE, {"at": time.time(), "run": run, "round": number, "device": device, "kind": kind, "detail": detail}
+        )
+
+    def count_refusal(self, run: str, device: str, reason: RefusalReason, by: str, times: int = 1) -> None:
+        """Count refusals.
+
+        Args:
+            run: id of the run, empty outside one.
+            device: id, empty where it is not known.
+            reason: why.
+            by: ``server`` or ``device``.
+            times: how many.
+        """
+        self._later(_COUNT, {"run": run, "device": device, "reason": reason.value, "by": by, "count": times})
+
+    def events(self, run: str | None = None, *, last: int | None = None) -> list[EventRecord]:
+        """Lines of the log, oldest first.
+
+        Args:
+            run: of one run only.
+            last: only so many of the newest.
+        """
+        self.flush()
+        query = select(schema.events).order_by(schema.events.c.id.desc())
+        if run is not None:
+            query = query.where(schema.events.c.run == run)
+        return self._all(EventRecord, query if last is None else query.limit(last))[::-1]
+
+    def releases(self, run: str, kind: str) -> dict[str, int]:
+        """The newest round that lines of one kind name, by device.
+
+        Args:
+            run: id of the run.
+            kind: of the lines.
+        """
+        self.flush()
+        table = schema.events
+        query = select(table.c.device, func.max(table.c.round)).where(table.c.run == run, table.c.kind == kind)
+        with self._transaction() as connection:
+            return {device: number or 0 for device, number in connection.execute(query.group_by(table.c.device))}
+
+    def refusals(self, run: str | None = None) -> list[RefusalRecord]:
+        """How often what was refused."""
+        self.flush()
+        table = schema.refusals
+        query = select(table).order_by(table.c.run, table.c.device, table.c.reason)
+        return self._all(RefusalRecord, query if run is None else query.where(table.c.run == run))

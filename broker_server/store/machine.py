@@ -1,0 +1,84 @@
+"""The life of a round: one table of states and events, and nothing that touches the world.
+
+    planned     devices, tiers and weights are chosen and stored; nobody knows of it yet
+    open        offers are going out
+    collecting  devices train and upload; updates are on disk before they are acknowledged
+    merging     no update is taken any more; the new global version is made, stored and evaluated
+    closed      the round has a new global version
+    abandoned   it has none, and says why
+
+Every change is committed to the store before anyone is told, so a server that is killed finds its round in the state
+whose work it must do again: announcing, collecting and merging can all be repeated.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from types import MappingProxyType
+
+__all__ = ["FINAL", "TRANSITIONS", "RoundEvent", "RoundState", "RoundTransitionError", "advance"]
+
+
+class RoundState(str, Enum):
+    """Where a round is."""
+
+    PLANNED = "planned"
+    OPEN = "open"
+    COLLECTING = "collecting"
+    MERGING = "merging"
+    CLOSED = "closed"
+    ABANDONED = "abandoned"
+
+
+class RoundEvent(str, Enum):
+    """What happens to a round."""
+
+    ANNOUNCE = "announce"
+    ANNOUNCED = "announced"
+    ANSWERED = "answered"  # everybody who was asked has answered
+    ENOUGH = "enough"  # as many as were wanted, of more who were asked
+    REST_AWAY = "rest-away"  # a quorum has answered, and all others have been away for the grace
+    DEADLINE = "deadline"  # a quorum has answered, and the time is over
+    MERGED = "merged"
+    GIVE_UP = "give-up"
+
+
+class RoundTransitionError(Exception):
+    """A round was asked for a change that its state does not have: a bug in the server."""
+
+
+TRANSITIONS: MappingProxyType[tuple[RoundState, RoundEvent], RoundState] = MappingProxyType(
+    {
+        (RoundState.PLANNED, RoundEvent.ANNOUNCE): RoundState.OPEN,
+        (RoundState.PLANNED, RoundEvent.GIVE_UP): RoundState.ABANDONED,
+        (RoundState.OPEN, RoundEvent.ANNOUNCED): RoundState.COLLECTING,
+        (RoundState.OPEN, RoundEvent.GIVE_UP): RoundState.ABANDONED,
+        (RoundState.COLLECTING, RoundEvent.ANSWERED): RoundState.MERGING,
+        (RoundState.COLLECTING, RoundEvent.ENOUGH): RoundState.MERGING,
+        (RoundState.COLLECTING, RoundEvent.REST_AWAY): RoundState.MERGING,
+        (RoundState.COLLECTING, RoundEvent.DEADLINE): RoundState.MERGING,
+        (RoundState.COLLECTING, RoundEvent.GIVE_UP): RoundState.ABANDONED,
+        (RoundState.MERGING, RoundEvent.MERGED): RoundState.CLOSED,
+        # Only a merge whose result is not finite gives up here: every update was checked, their sum was not.
+        (RoundState.MERGING, RoundEvent.GIVE_UP): RoundState.ABANDONED,
+        # CLOSED and ABANDONED have no rows: a late update is refused without touching its round.
+    }
+)
+
+FINAL = frozenset({RoundState.CLOSED, RoundState.ABANDONED})
+
+
+def advance(state: RoundState, event: RoundEvent) -> RoundState:
+    """The state that follows.
+
+    Args:
+        state: where the round is.
+        event: what happens.
+
+    Raises:
+        RoundTransitionError: the table has no such row; the message names both.
+    """
+    try:
+        return TRANSITIONS[state, event]
+    except KeyError:
+        raise RoundTransitionError(f"a round that is {state.value} cannot {event.value}") from None

@@ -1,0 +1,22 @@
+"""Version 4: what explains a round: how it ended, who was left out, when devices answered, how updates were counted."""
+
+from __future__ import annotations
+
+from alembic import op
+from sqlalchemy import Column, Float, Integer, String, Text
+
+revision = "4"
+down_revision = "3"
+
+
+def upgrade() -> None:
+    """Add the columns; of what was stored before nothing of it is known."""
+    for column in (
+        Column("wanted", Integer),
+        Column("ending", String(16)),
+        Column("collect_seconds", Float),
+        Column("left_out", Text),
+    ):
+        op.add_column("rounds", column)
+    for name in ("timing", "screening"):
+        op.add_column("tasks", Column(name, Text))

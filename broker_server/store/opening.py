@@ -1,0 +1,160 @@
+"""Opening a store's database: made or upgraded for its one writer, left untouched for a reader.
+
+Transactions begin and end where SQLAlchemy says, never where Python's sqlite3 guesses: it would commit a change of the
+tables at once, and an upgrade that fails would leave half of itself behind.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, select
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import NullPool, StaticPool
+
+from broker_server.store.schema import SCHEMA_VERSION, mark, old_mark
+from fleet_protocol.errors import StorageError
+
+__all__ = ["open_for_reading", "open_for_writing"]
+
+BUSY_SECONDS = 10.0  # how long a reader waits for the transaction of another process
+PATIENT_SECONDS = 60.0  # how long the server does: a backup of the database may lock it for as long as it takes
+
+
+def open_for_writing(path: Path) -> Engine:
+    """Open a database; it is made where there is none, and upgraded where it is older.
+
+    Args:
+        path: of the database; its folder is made.
+
+    Returns:
+        An engine whose transactions are on the disk once they are committed.
+
+    Raises:
+        StorageError: it cannot be used, is no store, or was written by a newer version of Shoal.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"cannot open the store {path}: {error}") from error
+    engine = create_engine(
+        URL.create("sqlite", database=str(path)),
+        connect_args={"timeout": PATIENT_SECONDS, "isolation_level": None},
+    )
+    event.listen(engine, "connect", _make_durable)
+    event.listen(engine, "begin", _begin)
+    with _opening(engine, path):
+        if _stored_version(engine, path) < SCHEMA_VERSION:
+            _upgrade(engine, path)
+    return engine
+
+
+def open_for_reading(path: Path) -> Engine:
+    """Open a database so that nothing is written, neither into it nor beside it.
+
+    One of an older version is upgraded in memory, as far as it is written now: looking at a store must not change it.
+
+    Args:
+        path: of the database.
+
+    Returns:
+        An engine that refuses to write.
+
+    Raises:
+        StorageError: there is none, it cannot be read, is no store, or was written by a newer version of Shoal.
+    """
+    if not path.is_file():
+        raise StorageError(f"there is no store in {path.parent}; `shoal run` or `shoal up` makes one")
+    # Every transaction connects anew: how to connect depends on whether a server works on the store just now.
+    engine = create_engine("sqlite://", creator=lambda: _connect_to_read(path), poolclass=NullPool)
+    event.listen(engine, "begin", _begin)
+    with _opening(engine, path):
+        if _stored_version(engine, path) == SCHEMA_VERSION:
+            return engine
+    copy = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
+    engine = create_engine("sqlite://", creator=lambda: copy, poolclass=StaticPool)
+    event.listen(engine, "begin", _begin)
+    with _opening(engine, path):
+        with closing(_connect_to_read(path)) as source:
+            source.backup(copy)
+        _upgrade(engine, path)
+        copy.execute("PRAGMA query_only=ON")
+    return engine
+
+
+def _connect_to_read(path: Path) -> sqlite3.Connection:
+    """Connect without leaving SQLite's ``-wal`` and ``-shm`` files behind, or changing those of a server."""
+    log, shared = (path.with_name(path.name + ending) for ending in ("-wal", "-shm"))
+    if not log.is_file() or not log.stat().st_size:
+        how = "&immutable=1"  # the database file is whole: read it without locks, for which SQLite would make files
+    elif shared.is_file():
+        how = "&readonly_shm=1"  # use what the server left or is using, without a mark of our own in it
+    else:
+        how = ""  # a copy without its index, which SQLite must make anew
+    address = f"{path.absolute().as_uri()}?mode=ro{how}"
+    return sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
+
+
+@contextmanager
+def _opening(engine: Engine, path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (SQLAlchemyError, sqlite3.Error, OSError) as error:
+        engine.dispose()
+        raise StorageError(f"cannot open the store {path}: {error}") from error
+    except StorageError:
+        engine.dispose()
+        raise
+
+
+def _make_durable(connection: sqlite3.Connection, _record: object) -> None:
+    connection.execute("PRAGMA journal_mode=WAL").close()
+    connection.execute("PRAGMA synchronous=FULL").close()
+
+
+def _begin(connection: Connection) -> None:
+    connection.exec_driver_sql(connection.get_execution_options().get("begin", "BEGIN"))
+
+
+def _stored_version(engine: Engine, path: Path) -> int:
+    with engine.begin() as connection:
+        return _version(connection, path)
+
+
+def _version(connection: Connection, path: Path) -> int:
+    """The version of the schema that a database has, 0 if it is empty."""
+    tables = inspect(connection).get_table_names()
+    if not tables:
+        return 0
+    known = next((column for column in (mark, old_mark) if column.table.name in tables), None)
+    text = str(connection.execute(select(known)).scalar() if known is not None else None)
+    if not text.isdecimal():
+        raise StorageError(
+            f"{path} has tables but not the mark of a store: another program made it, or Shoal was killed while it did "
+            "and has stored nothing in it; move the file away, or take another store folder"
+        )
+    found = int(text)
+    if found > SCHEMA_VERSION:
+        raise StorageError(
+            f"the store {path} has schema version {found}, this Shoal reads up to {SCHEMA_VERSION}; use the newer "
+            "version that wrote it, or another store folder"
+        )
+    return found
+
+
+def _upgrade(engine: Engine, path: Path) -> None:
+    from broker_server.store.upgrade import upgrade  # noqa: PLC0415  (loads Alembic, which a start can do without)
+
+    # At once for writing, and only then looked at again: another process may have been first.
+    with engine.connect().execution_options(begin="BEGIN IMMEDIATE") as connection, connection.begin():
+        found = _version(connection, path)
+        try:
+            upgrade(connection, found)
+        except SQLAlchemyError as error:
+            raise StorageError(
+                f"cannot bring the store {path} from schema version {found} to {SCHEMA_VERSION}, it is left as it was: "
+                f"use the Shoal that wrote it, or another store folder. {error}"
+            ) from error

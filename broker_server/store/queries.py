@@ -1,0 +1,285 @@
+"""Read-only views of a store for `shoal status`, `devices`, `rounds` and `log`, each with a plain form for JSON."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from broker_server.settings.fleet import FleetConfig
+from broker_server.store import DeviceRecord, EventRecord, RoundRecord, RunRecord, Store, TaskPhase, TaskRecord
+from fleet_protocol.control import VersionEvaluation
+from fleet_protocol.errors import ConfigError
+from fleet_protocol.messages import Evaluation
+from fleet_protocol.metrics import joined
+
+__all__ = ["DeviceView", "RoundView", "StatusView", "devices", "find_run", "log", "plain", "rounds", "status"]
+
+
+def plain(value: Any) -> Any:
+    """A record as JSON values.
+
+    Args:
+        value: a record, a view, or a list of them.
+    """
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: plain(getattr(value, name)) for name in value.__dataclass_fields__}
+    return str(value) if isinstance(value, Path) else value
+
+
+@dataclass(frozen=True)
+class StatusView:
+    """The store at a glance.
+
+    Attributes:
+        run: the run shown, None if there was none yet.
+        round: its newest round.
+        closed: rounds closed.
+        rounds: rounds wanted.
+        version: newest global version.
+        evaluation: newest evaluation of the global model.
+        online: devices that are connected, as last stored.
+        devices: devices that were ever seen.
+        refusals: how often what was refused in the run, by reason.
+        insecure: whether it went over a network although nothing was signed.
+        runs: every run of the store, newest first.
+    """
+
+    run: RunRecord | None
+    round: RoundRecord | None
+    closed: int
+    rounds: int
+    version: int | None
+    evaluation: VersionEvaluation | None
+    online: int
+    devices: int
+    refusals: Mapping[str, int]
+    insecure: bool
+    runs: tuple[RunRecord, ...]
+
+
+@dataclass(frozen=True)
+class DeviceView:
+    """A device with its part in a run.
+
+    Attributes:
+        device: what is stored about it.
+        tier: of its newest training task.
+        phase: of its newest training task.
+        merged: updates of it that are in a global version.
+        missed: rounds that closed or were abandoned without it.
+        refused: how often something of it was refused, or it refused a task.
+        train_seconds: mean over its updates.
+        fetch_seconds: mean over its updates.
+        resident_bytes: largest reported.
+        examples: training samples, as last reported.
+        evaluation: on its own held-out samples, as last reported, if it keeps any: of the sub-model it trained, or
+            of its own model where the routine trains one.
+        reason: why it takes no part, or took none in the newest round; empty where it does.
+    """
+
+    device: DeviceRecord
+    tier: str | None
+    phase: TaskPhase | None
+    merged: int
+    missed: int
+    refused: int
+    train_seconds: float | None
+    fetch_seconds: float | None
+    resident_bytes: int | None
+    examples: int | None
+    evaluation: Evaluation | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class RoundView:
+    """A round with its tasks.
+
+    Attributes:
+        round: the round.
+        phases: number of training tasks in each phase.
+        seconds: from the first offers to its end.
+        tasks: its training tasks, by device.
+        device_accuracy: mean of the accuracies that devices report of their own held-out samples, each device alike;
+            None if none does.
+        device_metrics: the recipe's metrics over the held-out samples of all devices together.
+    """
+
+    round: RoundRecord
+    phases: Mapping[str, int]
+    seconds: float | None
+    tasks: tuple[TaskRecord, ...]
+    device_accuracy: float | None
+    device_metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+def find_run(store: Store, run: str | None = None) -> RunRecord:
+    """A run by id or unique beginning of an id, by default the newest.
+
+    Args:
+        store: the store.
+        run: id, or its beginning.
+
+    Raises:
+        ConfigError: there is none, or more than one.
+    """
+    known = store.runs()
+    found = [record for record in known if run is None or record.id.startswith(run)]
+    exact = [record for record in found if record.id == run]
+    if exact or (found and (run is None or len(found) == 1)):
+        return (exact or found)[0]
+    if not found:
+        shown = ", ".join(record.id for record in known[:5]) or "none yet"
+        raise ConfigError(f"the store {store.folder} has no run {run or ''}; its runs: {shown}".replace("  ", " "))
+    raise ConfigError(f"{run} is the beginning of {len(found)} runs: {', '.join(record.id for record in found)}")
+
+
+def status(store: Store, run: str | None = None) -> StatusView:
+    """The store at a glance.
+
+    Args:
+        store: the store.
+        run: id of a run, by default the newest.
+
+    Raises:
+        ConfigError: there is no such run.
+    """
+    runs, known = store.runs(), store.devices()
+    record = find_run(store, run) if runs or run is not None else None
+    versions = store.versions(record.id) if record is not None else []
+    refusals: Counter[str] = Counter()
+    for item in store.refusals(record.id) if record is not None else []:
+        refusals[item.reason] += item.count
+    broker = FleetConfig.model_validate_json(record.config).broker if record is not None else None
+    return StatusView(
+        run=record,
+        round=store.last_round(record.id) if record is not None else None,
+        closed=max((version.number for version in versions), default=0),
+        rounds=FleetConfig.model_validate_json(record.config).round.rounds if record is not None else 0,
+        version=versions[-1].number if versions else None,
+        evaluation=next((item.evaluation for item in reversed(versions) if item.evaluation), None),
+        online=sum(device.online for device in known),
+        devices=len(known),
+        refusals=dict(sorted(refusals.items())),
+        insecure=broker is not None and broker.insecure and broker.identity is None,
+        runs=tuple(runs),
+    )
+
+
+def devices(store: Store, run: str | None = None) -> list[DeviceView]:
+    """Every device that was ever seen, with its part in a run.
+
+    Args:
+        store: the store.
+        run: id of a run, by default the newest.
+
+    Raises:
+        ConfigError: there is no such run.
+    """
+    record = find_run(store, run) if store.runs() or run is not None else None
+    tasks: defaultdict[str, list[TaskRecord]] = defaultdict(list)
+    refused: Counter[str] = Counter()
+    left_out: Mapping[str, str] = {}
+    if record is not None:
+        for item in store.rounds(record.id):
+            left_out = item.left_out.reasons if item.left_out else {}
+            for task in store.tasks(record.id, item.number, "train"):
+                tasks[task.device].append(task)
+        for count in store.refusals(record.id):
+            refused[count.device] += count.count
+    return [
+        _device(device, tasks[device.id], refused[device.id], _reason(device, tasks[device.id], left_out))
+        for device in store.devices()
+    ]
+
+
+def _reason(device: DeviceRecord, tasks: Sequence[TaskRecord], left_out: Mapping[str, str]) -> str:
+    if not device.online:
+        return "offline"
+    if device.profile is None:
+        return "it has not said what it is"
+    if device.profile.unable or device.id in left_out:
+        return device.profile.unable or left_out[device.id]
+    last = tasks[-1] if tasks else None
+    if last is not None and last.phase in {TaskPhase.MISSED, TaskPhase.REFUSED, TaskPhase.DECLINED}:
+        return f"round {last.round}: {last.phase.value}{': ' if last.detail else ''}{last.detail or ''}"
+    return ""
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _device(device: DeviceRecord, tasks: Sequence[TaskRecord], refused: int, reason: str) -> DeviceView:
+    measured = [task.metrics for task in tasks if task.metrics is not None]
+    return DeviceView(
+        device=device,
+        tier=tasks[-1].tier if tasks else None,
+        phase=tasks[-1].phase if tasks else None,
+        merged=sum(task.phase is TaskPhase.MERGED for task in tasks),
+        missed=sum(task.phase is TaskPhase.MISSED for task in tasks),
+        refused=refused,
+        train_seconds=_mean([item.train_seconds for item in measured]),
+        fetch_seconds=_mean([item.fetch_seconds for item in measured]),
+        resident_bytes=max((item.resident_bytes for item in measured), default=None),
+        examples=measured[-1].examples if measured else device.profile.examples if device.profile else None,
+        evaluation=next((item.evaluation for item in reversed(measured) if item.evaluation), None),
+        reason=reason,
+    )
+
+
+def rounds(store: Store, run: str | None = None) -> list[RoundView]:
+    """The rounds of a run, in order.
+
+    Args:
+        store: the store.
+        run: id of a run, by default the newest.
+
+    Raises:
+        ConfigError: there is no such run.
+    """
+    record = find_run(store, run)
+    views = []
+    for item in store.rounds(record.id):
+        tasks = store.tasks(record.id, item.number, "train")
+        own = [task.metrics.evaluation for task in tasks if task.metrics and task.metrics.evaluation]
+        began, ended = item.opened_at, item.ended_at
+        views.append(
+            RoundView(
+                round=item,
+                phases=dict(sorted(Counter(task.phase.value for task in tasks).items())),
+                seconds=ended - began if began is not None and ended is not None else None,
+                tasks=tuple(tasks),
+                device_accuracy=_mean([found.accuracy for found in own if found.accuracy is not None]),
+                device_metrics=joined(own),
+            )
+        )
+    return views
+
+
+def log(store: Store, run: str | None = None, *, last: int | None = None) -> list[EventRecord]:
+    """Lines of the log, oldest first.
+
+    Args:
+        store: the store.
+        run: id of a run; None for everything, also what happened outside runs.
+        last: only so many of the newest.
+
+    Raises:
+        ConfigError: there is no such run.
+    """
+    return store.events(find_run(store, run).id if run is not None else None, last=last)

@@ -1,0 +1,92 @@
+"""Rounds in the store: planned with their tasks, moved by the table of `broker_server.store.machine` alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import insert, select, update
+
+from broker_server.store import schema
+from broker_server.store.database import Database
+from broker_server.store.machine import RoundEvent, RoundState, advance
+from broker_server.store.records import RoundRecord
+from broker_server.store.rows import from_row, to_row
+from broker_server.store.task_records import TaskPhase, TaskRecord
+from fleet_protocol.control import VersionEvaluation
+
+__all__ = ["RoundTable"]
+
+
+class RoundTable(Database):
+    """The rounds of a store."""
+
+    def plan_round(self, record: RoundRecord, tasks: Sequence[TaskRecord]) -> None:
+        """Store a planned round with all its tasks."""
+        with self._begin() as connection:
+            connection.execute(insert(schema.rounds).values(to_row(record)))
+            connection.execute(insert(schema.tasks), [to_row(task) for task in tasks])
+
+    def rounds(self, run: str) -> list[RoundRecord]:
+        """The rounds of a run in order."""
+        table = schema.rounds
+        return self._all(RoundRecord, select(table).where(table.c.run == run).order_by(table.c.number))
+
+    def last_round(self, run: str) -> RoundRecord | None:
+        """The newest round of a run."""
+        table = schema.rounds
+        return self._first(RoundRecord, select(table).where(table.c.run == run).order_by(table.c.number.desc()))
+
+    def advance_round(
+        self,
+        record: RoundRecord,
+        what: RoundEvent,
+        *,
+        reason: str | None = None,
+        evaluation: VersionEvaluation | None = None,
+        note: str | None = None,
+        collect_seconds: float | None = None,
+    ) -> RoundRecord:
+        """Move a round by its table and commit.
+
+        Args:
+            record: the round as it is.
+            what: the event.
+            reason: why it is abandoned.
+            evaluation: of the version it made.
+            note: why that was not evaluated.
+            collect_seconds: how long it has collected, if that is over now.
+
+        Returns:
+            The round as it is now.
+
+        Raises:
+            RoundTransitionError: its state knows no such event.
+        """
+        state = advance(record.state, what)
+        values: dict[str, Any] = {"state": state.value}
+        if state is RoundState.OPEN:
+            values["opened_at"] = time.time()
+        if state is RoundState.MERGING:
+            values |= {"ending": what.value, "collect_seconds": collect_seconds}
+        if state in {RoundState.CLOSED, RoundState.ABANDONED}:
+            encoded = evaluation.model_dump_json() if evaluation is not None else None
+            values |= {"ended_at": time.time(), "reason": reason, "evaluation": encoded, "note": note}
+        tasks, table = schema.tasks, schema.rounds
+        of_round = (tasks.c.run == record.run) & (tasks.c.round == record.number)
+        with self._begin() as connection:
+            connection.execute(
+                update(table).where(table.c.run == record.run, table.c.number == record.number).values(values)
+            )
+            if state in {RoundState.MERGING, RoundState.ABANDONED}:
+                # Nothing is taken any more: what has not come is missed.
+                connection.execute(
+                    update(tasks)
+                    .where(of_round & (tasks.c.phase == TaskPhase.OFFERED.value))
+                    .values(phase=TaskPhase.MISSED.value)
+                )
+            row = connection.execute(
+                select(table).where(table.c.run == record.run, table.c.number == record.number)
+            ).one()
+        return from_row(RoundRecord, row)

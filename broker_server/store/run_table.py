@@ -1,0 +1,61 @@
+"""Runs in the store: begun with their initial version, ended once, found again when nobody works on them."""
+
+from __future__ import annotations
+
+import time
+
+from sqlalchemy import insert, select, update
+
+from broker_server.store import schema
+from broker_server.store.database import Database
+from broker_server.store.records import RunRecord, VersionRecord
+from broker_server.store.rows import to_row
+
+__all__ = ["RunTable"]
+
+
+class RunTable(Database):
+    """The runs of a store."""
+
+    def add_run(self, run: RunRecord, first: VersionRecord) -> None:
+        """Begin a run with its initial version."""
+        with self._begin() as connection:
+            connection.execute(insert(schema.runs).values(to_row(run)))
+            connection.execute(insert(schema.versions).values(to_row(first)))
+
+    def end_run(self, run: str, status: str, detail: str | None) -> None:
+        """Say how a run ended."""
+        with self._begin() as connection:
+            connection.execute(
+                update(schema.runs)
+                .where(schema.runs.c.id == run)
+                .values(status=status, detail=detail, ended_at=time.time())
+            )
+
+    def add_bytes(self, run: str, *, wire: int, payload: int) -> None:
+        """Add to a run's totals."""
+        table = schema.runs
+        with self._begin() as connection:
+            connection.execute(
+                update(table)
+                .where(table.c.id == run)
+                .values(wire_bytes=table.c.wire_bytes + wire, payload_bytes=table.c.payload_bytes + payload)
+            )
+
+    def runs(self) -> list[RunRecord]:
+        """Every run, newest first."""
+        return self._all(RunRecord, select(schema.runs).order_by(schema.runs.c.created_at.desc()))
+
+    def run(self, run: str) -> RunRecord | None:
+        """One run."""
+        return self._first(RunRecord, select(schema.runs).where(schema.runs.c.id == run))
+
+    def unfinished(self, fleet: str) -> RunRecord | None:
+        """The newest run of a fleet that has not ended."""
+        table = schema.runs
+        return self._first(
+            RunRecord,
+            select(table)
+            .where(table.c.fleet == fleet, table.c.status == "running")
+            .order_by(table.c.created_at.desc()),
+        )

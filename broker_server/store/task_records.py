@@ -1,0 +1,178 @@
+"""One device's part in a round, as the store keeps it: the sub-models it may take, and how far it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Literal
+
+from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.messages import BlobRef, TaskMetrics, TierChoice
+
+__all__ = ["Alternative", "Alternatives", "Outcome", "Screening", "TaskPhase", "TaskRecord", "Timing"]
+
+
+class TaskPhase(str, Enum):
+    """Where one device's part in a round is, as the server knows it."""
+
+    OFFERED = "offered"
+    RECEIVED = "received"  # its update is checked and on disk
+    MERGED = "merged"
+    LEFT_OUT = "left-out"  # it is as it should be, but the merge takes others
+    REFUSED = "refused"  # by the server, for good
+    DECLINED = "declined"  # by the device
+    MISSED = "missed"  # the round closed without it
+
+    @property
+    def answered(self) -> bool:
+        """Nothing more is awaited from the device."""
+        return self is not TaskPhase.OFFERED
+
+
+class Alternative(TierChoice):
+    """A sub-model that a device may take.
+
+    Attributes:
+        plan_key: name of the plan in its round.
+    """
+
+    plan_key: str
+
+
+class Alternatives(FrozenModel):
+    """Sub-models that a device may take instead of its task's.
+
+    Attributes:
+        items: in the order they are offered.
+    """
+
+    items: tuple[Alternative, ...]
+
+
+class Timing(FrozenModel):
+    """When what came of a task; seconds from the offers, on the clock of the run.
+
+    Attributes:
+        answered: the answer, None if there was none.
+        left: the device's leaving, if it was away when the collecting ended.
+    """
+
+    answered: float | None = None
+    left: float | None = None
+
+
+class Screening(FrozenModel):
+    """How an update was counted.
+
+    Attributes:
+        norm: Euclidean norm of its difference to the weights that the device was sent.
+        bound: largest norm that was allowed in its tier, None for any.
+        scale: factor of the difference, below 1 where it was clipped to the bound.
+        samples: it counted with.
+        declared: samples that the device said it had.
+    """
+
+    norm: float
+    bound: float | None = None
+    scale: float = 1.0
+    samples: int
+    declared: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of an update when its round was merged.
+
+    Attributes:
+        phase: merged, left out or refused.
+        screening: how it was counted.
+        detail: why it is not merged.
+    """
+
+    phase: TaskPhase
+    screening: Screening
+    detail: str | None = None
+
+
+@dataclass(frozen=True)
+class TaskRecord:
+    """One device's part in a round.
+
+    Attributes:
+        id: of the task.
+        run: id of the run.
+        round: number of the round.
+        device: id of the device.
+        kind: ``train`` or ``statistics``.
+        tier: id of the tier.
+        plan_key: name of the plan in its round.
+        version: the global version its weights were cut from.
+        artifact_set: the manifest.
+        weights: the slice.
+        others: further sub-models that the device may take instead.
+        phase: where it is.
+        detail: why it was refused or declined.
+        update_digest: of the update on disk.
+        update_size: its bytes.
+        metrics: what the device measured.
+        received_at: seconds since the epoch.
+        timing: when it was answered.
+        screening: how its update was counted.
+    """
+
+    id: str
+    run: str
+    round: int
+    device: str
+    kind: Literal["train", "statistics"]
+    tier: str
+    plan_key: str
+    version: int
+    artifact_set: BlobRef
+    weights: BlobRef
+    phase: TaskPhase = TaskPhase.OFFERED
+    detail: str | None = None
+    update_digest: str | None = None
+    update_size: int | None = None
+    metrics: TaskMetrics | None = None
+    received_at: float | None = None
+    others: Alternatives | None = None
+    timing: Timing | None = None
+    screening: Screening | None = None
+
+    @property
+    def choices(self) -> tuple[Alternative, ...]:
+        """What the device is offered: the task's own sub-model first."""
+        own = Alternative(tier=self.tier, artifact_set=self.artifact_set, weights=self.weights, plan_key=self.plan_key)
+        return (own, *(self.others.items if self.others is not None else ()))
+
+    def taking(self, tier: str) -> TaskRecord:
+        """The task with the sub-model that the device took in the first place; as it is if that was not offered."""
+        taken: Mapping[str, Alternative] = {item.tier: item for item in self.choices}
+        if tier == self.tier or tier not in taken:
+            return self
+        rest = tuple(item for item in self.choices if item.tier != tier)
+        return replace(
+            self,
+            tier=tier,
+            plan_key=taken[tier].plan_key,
+            artifact_set=taken[tier].artifact_set,
+            weights=taken[tier].weights,
+            others=Alternatives(items=rest),
+        )
+
+    def receiving(self, update: BlobRef, metrics: TaskMetrics) -> TaskRecord:
+        """The task once its update is checked and on the disk.
+
+        Args:
+            update: its digest and size.
+            metrics: what the device measured.
+        """
+        return replace(
+            self,
+            phase=TaskPhase.RECEIVED,
+            update_digest=update.digest,
+            update_size=update.size,
+            metrics=metrics,
+        )

@@ -1,0 +1,98 @@
+"""Tasks in the store: what each device was asked in a round, and what came of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+
+from sqlalchemy import bindparam, insert, select, update
+
+from broker_server.store import schema
+from broker_server.store.database import Database
+from broker_server.store.rows import to_row
+from broker_server.store.task_records import TaskPhase, TaskRecord, Timing
+
+__all__ = ["TaskTable"]
+
+
+_OF_TASK = update(schema.tasks).where(schema.tasks.c.id == bindparam("task"))
+_RECEIVE = _OF_TASK.values(
+    {name: bindparam(name) for name in ("phase", "update_digest", "update_size", "metrics", "received_at")}
+)
+_SETTLE = _OF_TASK.values({name: bindparam(name) for name in ("phase", "detail")})
+_NOTE_ANSWER = _OF_TASK.values(timing=bindparam("timing"))
+
+
+class TaskTable(Database):
+    """The tasks of a store."""
+
+    def add_tasks(self, tasks: Sequence[TaskRecord]) -> None:
+        """Store further tasks of a round."""
+        with self._begin() as connection:
+            connection.execute(insert(schema.tasks), [to_row(task) for task in tasks])
+
+    def tasks(self, run: str, number: int, kind: str | None = None) -> list[TaskRecord]:
+        """The tasks of a round, by device."""
+        table = schema.tasks
+        query = select(table).where(table.c.run == run, table.c.round == number).order_by(table.c.device)
+        return self._all(TaskRecord, query if kind is None else query.where(table.c.kind == kind))
+
+    def refused_devices(self, run: str) -> list[tuple[str, int, TaskPhase]]:
+        """Device, round and phase of every training task of devices of which something was refused, by round."""
+        table = schema.tasks
+        of_run = (table.c.run == run) & (table.c.kind == "train")
+        refused = select(table.c.device).where(of_run & (table.c.phase == TaskPhase.REFUSED.value))
+        query = select(table.c.device, table.c.round, table.c.phase)
+        query = query.where(of_run & table.c.device.in_(refused)).order_by(table.c.round)
+        with self._transaction() as connection:
+            return [(device, number, TaskPhase(phase)) for device, number, phase in connection.execute(query)]
+
+    def task(self, task: str) -> TaskRecord | None:
+        """One task, of whatever run."""
+        return self._first(TaskRecord, select(schema.tasks).where(schema.tasks.c.id == task))
+
+    def receive(self, tasks: Sequence[TaskRecord]) -> None:
+        """Commit that updates are on disk, all of them or none; only then may they be acknowledged.
+
+        Args:
+            tasks: as `TaskRecord.receiving` returns them, at least one.
+        """
+        now = time.time()
+        rows = [
+            {
+                "task": task.id,
+                "phase": task.phase.value,
+                "update_digest": task.update_digest,
+                "update_size": task.update_size,
+                "metrics": None if task.metrics is None else task.metrics.model_dump_json(),
+                "received_at": now,
+            }
+            for task in tasks
+        ]
+        with self._begin() as connection:
+            connection.execute(_RECEIVE, rows)
+
+    def take(self, task: TaskRecord) -> None:
+        """Commit which of its sub-models a device took."""
+        values = to_row(task)
+        self._set_task(
+            task.id, **{key: values[key] for key in ("tier", "plan_key", "artifact_set", "weights", "others")}
+        )
+
+    def settle(self, tasks: Iterable[str], phase: TaskPhase, detail: str | None = None) -> None:
+        """Put tasks into a phase."""
+        rows = [{"task": task, "phase": phase.value, "detail": detail} for task in tasks]
+        if rows:
+            with self._begin() as connection:
+                connection.execute(_SETTLE, rows)
+
+    def note_answers(self, timings: Mapping[str, Timing]) -> None:
+        """Remember when tasks were answered, by id."""
+        rows = [{"task": task, "timing": timing.model_dump_json()} for task, timing in timings.items()]
+        if rows:
+            with self._begin() as connection:
+                connection.execute(_NOTE_ANSWER, rows)
+
+    def _set_task(self, task: str, **values: object) -> None:
+        with self._begin() as connection:
+            connection.execute(update(schema.tasks).where(schema.tasks.c.id == task).values(**values))

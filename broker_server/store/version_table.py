@@ -1,0 +1,89 @@
+"""Global versions in the store: each stored with the tasks that are merged in it, and judged afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, insert, select, update
+
+from broker_server.store import schema
+from broker_server.store.database import Database
+from broker_server.store.records import VersionRecord
+from broker_server.store.rows import to_row
+from broker_server.store.task_records import Outcome
+from fleet_protocol.control import VersionEvaluation
+
+__all__ = ["VersionTable"]
+
+
+_SETTLE = (
+    update(schema.tasks)
+    .where(schema.tasks.c.id == bindparam("task"))
+    .values({name: bindparam(name) for name in ("phase", "detail", "screening")})
+)
+
+
+def _settle(connection: Connection, outcomes: Mapping[str, Outcome]) -> None:
+    rows = [
+        {
+            "task": task,
+            "phase": item.phase.value,
+            "detail": item.detail,
+            "screening": item.screening.model_dump_json(),
+        }
+        for task, item in outcomes.items()
+    ]
+    if rows:
+        connection.execute(_SETTLE, rows)
+
+
+class VersionTable(Database):
+    """The global versions of a store."""
+
+    def add_version(self, version: VersionRecord, outcomes: Mapping[str, Outcome]) -> None:
+        """Store a new global version and, with it, what became of the updates of its round, by task."""
+        with self._begin() as connection:
+            connection.execute(insert(schema.versions).values(to_row(version)))
+            _settle(connection, outcomes)
+
+    def settle_outcomes(self, outcomes: Mapping[str, Outcome]) -> None:
+        """Store what became of updates of a round that has no version, by task."""
+        with self._begin() as connection:
+            _settle(connection, outcomes)
+
+    def judge_version(
+        self, run: str, number: int, *, statistics: str | None = None, evaluation: VersionEvaluation | None = None
+    ) -> None:
+        """Add the digest of its statistics, or its evaluation, to a version."""
+        values: dict[str, Any] = {}
+        if statistics is not None:
+            values["statistics_digest"] = statistics
+        if evaluation is not None:
+            values["evaluation"] = evaluation.model_dump_json()
+        table = schema.versions
+        with self._begin() as connection:
+            connection.execute(update(table).where(table.c.run == run, table.c.number == number).values(values))
+
+    def used_elsewhere(self, run: str, digests: Collection[str]) -> set[str]:
+        """Which blobs are the weights of versions of other runs: the same weights are one blob.
+
+        Args:
+            run: id of the run that needs them no longer.
+            digests: of the blobs.
+        """
+        table = schema.versions
+        query = select(table.c.digest).where(table.c.run != run, table.c.digest.in_(digests))
+        with self._transaction() as connection:
+            return set(connection.execute(query).scalars())
+
+    def versions(self, run: str) -> list[VersionRecord]:
+        """The global versions of a run in order."""
+        table = schema.versions
+        return self._all(VersionRecord, select(table).where(table.c.run == run).order_by(table.c.number))
+
+    def version(self, run: str, number: int | None = None) -> VersionRecord | None:
+        """One global version, by default the newest."""
+        table = schema.versions
+        query = select(table).where(table.c.run == run).order_by(table.c.number.desc())
+        return self._first(VersionRecord, query if number is None else query.where(table.c.number == number))

@@ -1,0 +1,50 @@
+"""The strategies by name, found in the modules of this folder: a new one is a file with a row in ``STRATEGIES``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from broker_server.strategies.server_optimizer import OptimizerSettings
+from broker_server.strategies.strategy import Method, Strategy, StrategySettings
+from fleet_protocol.discovery import discover
+from fleet_protocol.errors import ConfigError, PlanError
+from models.layout import Layout
+from models.tier import Tier
+
+__all__ = ["KNOWN", "build_strategy"]
+
+KNOWN: Mapping[str, Method[Any]] = discover("broker_server.strategies", "STRATEGIES")
+
+
+def build_strategy(
+    settings: StrategySettings[Any],
+    layout: Layout,
+    tiers: Sequence[Tier],
+    optimizer: OptimizerSettings | None = None,
+) -> Strategy:
+    """Build the configured strategy for a run.
+
+    Args:
+        settings: name it and set it up.
+        layout: the global model.
+        tiers: that are exported and allowed, largest first.
+        optimizer: of the server; None for what the strategy does by itself.
+
+    Raises:
+        ConfigError: there is none of that name.
+        PlanError: settings, model, tiers and optimizer do not go together.
+    """
+    method = KNOWN.get(settings.name)
+    if method is None:
+        close = get_close_matches(settings.name, KNOWN, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(KNOWN)}"
+        raise ConfigError(f"strategy.name: no strategy {settings.name!r}; {hint}")
+    built = method.build(settings, layout, tiers, optimizer)
+    if built.merge.average != settings.average:
+        raise PlanError(
+            f'{built.name} merges in a way of its own, which robust.merge = "{settings.average}" cannot replace; remove'
+            " it, or take another strategy"
+        )
+    return built

@@ -1,0 +1,157 @@
+"""What stays on disk between tasks: recent artifact sets and weights, within a bound."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from fleet_protocol.blob_store import BlobStore, write_atomically
+from fleet_protocol.errors import StorageError
+from fleet_protocol.frozen import FrozenModel
+
+__all__ = ["Cache", "CacheIndex", "CachedSet"]
+
+_WEIGHTS_KEPT = 2  # the current ones, and the previous ones in case the server falls back a round
+_SETS_KEPT = 8
+
+
+class CachedSet(FrozenModel):
+    """An artifact set on disk.
+
+    Attributes:
+        manifest: its digest.
+        blobs: digests of the manifest and of the graphs this board has used.
+        tested: runtime under which the set passed its self-test, graph by graph.
+    """
+
+    manifest: str
+    blobs: tuple[str, ...]
+    tested: tuple[str, ...] = ()
+
+
+class CacheIndex(FrozenModel):
+    """What the blobs on disk are, newest last.
+
+    Attributes:
+        version: of this schema.
+        sets: artifact sets.
+        weights: digests of weights blobs.
+    """
+
+    version: Literal[1] = 1
+    sets: tuple[CachedSet, ...] = ()
+    weights: tuple[str, ...] = ()
+
+
+class Cache:
+    """The blobs of an agent with an index that says what they are for.
+
+    Args:
+        folder: the agent's state folder.
+        blobs: its blobs.
+        max_bytes: bound of the blobs that no task uses.
+    """
+
+    def __init__(self, folder: Path, blobs: BlobStore, max_bytes: int) -> None:
+        self._path = folder / "cache.json"
+        self._blobs = blobs
+        self._max_bytes = max_bytes
+        self.index = self._load()
+
+    def _load(self) -> CacheIndex:
+        # An index that is lost or damaged costs a download, so it is simply started again.
+        with contextlib.suppress(OSError, ValidationError):
+            return CacheIndex.model_validate_json(self._path.read_bytes())
+        return CacheIndex()
+
+    def _save(self, index: CacheIndex) -> None:
+        self.index = index
+        with contextlib.suppress(StorageError):
+            write_atomically(self._path, index.model_dump_json(indent=1).encode())
+
+    def used(self, manifest: str, graphs: Collection[str], weights: str) -> None:
+        """Note what a task uses.
+
+        Args:
+            manifest: digest of the set's manifest.
+            graphs: digests of its graphs.
+            weights: digest of the weights.
+        """
+        old = next((entry for entry in self.index.sets if entry.manifest == manifest), None)
+        entry = CachedSet(
+            manifest=manifest,
+            blobs=tuple(sorted({manifest, *graphs, *(old.blobs if old else ())})),
+            tested=old.tested if old else (),
+        )
+        others = tuple(e for e in self.index.sets if e.manifest != manifest)
+        recent = tuple(w for w in self.index.weights if w != weights)
+        self._save(
+            CacheIndex(
+                sets=(*others, entry)[-_SETS_KEPT:],
+                weights=(*recent, weights)[-_WEIGHTS_KEPT:],
+            )
+        )
+
+    def tested(self, manifest: str) -> frozenset[str]:
+        """What of a set passed its self-test on this board: graphs with the runtime.
+
+        Args:
+            manifest: digest of the manifest.
+        """
+        return frozenset(name for entry in self.index.sets if entry.manifest == manifest for name in entry.tested)
+
+    def mark_tested(self, manifest: str, graph: str) -> None:
+        """Note that a graph of a set passed its self-test."""
+        self._save(
+            self.index.model_copy(
+                update={
+                    "sets": tuple(
+                        entry.model_copy(update={"tested": tuple(sorted({*entry.tested, graph}))})
+                        if entry.manifest == manifest
+                        else entry
+                        for entry in self.index.sets
+                    )
+                }
+            )
+        )
+
+    def evict(self, keep: Collection[str], *, everything: bool = False) -> int:
+        """Delete blobs and parts that nothing needs, then the oldest until the rest fits the bound.
+
+        Args:
+            keep: digests the task in hand uses.
+            everything: delete all but those, because the disk is full.
+
+        Returns:
+            Bytes freed.
+        """
+        bound = 0 if everything else self._max_bytes
+        sizes = {
+            path.name: path.stat().st_size for path in (self._blobs.root / "objects").glob("??/*") if path.is_file()
+        }
+        sets, weights = list(self.index.sets), list(self.index.weights)
+        before = sum(sizes.values())
+
+        def forget() -> None:
+            known = {*keep, *weights, *(digest for entry in sets for digest in entry.blobs)}
+            for digest in [d for d in sizes if d not in known]:
+                del sizes[digest]
+                with contextlib.suppress(OSError):
+                    self._blobs.remove(digest)
+
+        forget()
+        while sum(sizes.values()) > bound and (weights or sets):
+            # Weights go first: they are of one round, a set serves them all.
+            (weights or sets).pop(0)
+            forget()
+        if (tuple(sets), tuple(weights)) != (self.index.sets, self.index.weights):
+            self._save(CacheIndex(sets=tuple(sets), weights=tuple(weights)))
+        for path in (self._blobs.root / "parts").glob("*"):
+            if path.name not in keep:
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
+        return before - sum(sizes.values())

@@ -1,0 +1,70 @@
+"""Which sub-model of an offer a board takes, and what it remembers of a round for the next choice."""
+
+from __future__ import annotations
+
+import math
+
+from device_runtime.agent.measured import Measured
+from device_runtime.agent.task_store import StoredTask
+from device_runtime.settings import DeviceConfig
+from device_runtime.training.choosers import Experience, Situation, chooser_of
+from device_runtime.training.choosers.memory import ChooserMemory
+from device_runtime.training.choosers.rule import depth_of, round_steps, width_of
+from device_runtime.training.routines import may_join
+from device_runtime.training.task import Bench
+from fleet_protocol.messages import Offer, TierChoice
+
+__all__ = ["choose", "remember_round"]
+
+
+def choose(offer: Offer, config: DeviceConfig, bench: Bench, measured: Measured) -> TierChoice | None:
+    """The first sub-model of an offer that this board may train, or the one it wants if it may choose.
+
+    What only measures makes forward passes, so the limits of training do not count.
+
+    Args:
+        offer: from the server.
+        config: with the operator's limits.
+        bench: data and backend.
+        measured: what is known of the board.
+
+    Returns:
+        None where every tier offered is beyond the limits.
+
+    Raises:
+        RefusedError: the board cannot do what is asked, or does not know how to choose.
+    """
+    measures = may_join(offer, bench).phase == "measuring"
+    able = [choice for choice in offer.choices if measures or _fits(choice.tier, config)]
+    chooser = chooser_of(offer)
+    if not able or chooser is None:
+        return able[0] if able else None
+    situation = Situation(
+        tiers=tuple(choice.tier for choice in able),
+        steps=round_steps(bench.examples, offer.train),
+        bytes_per_second=measured.link_bytes_per_second,
+    )
+    wanted = chooser.choose(ChooserMemory(config.state_dir).load(offer.run, chooser), situation)
+    return next(choice for choice in able if choice.tier == wanted)
+
+
+def remember_round(record: StoredTask, config: DeviceConfig, measured: Measured, loss: float) -> None:
+    """Keep what the next choice of a tier needs to know of this round.
+
+    Args:
+        record: of the task.
+        config: names the folder.
+        measured: with the time of a step.
+        loss: mean over all training steps.
+    """
+    offer, chooser = record.offer, chooser_of(record.offer)
+    if chooser is None:
+        return
+    memory = ChooserMemory(config.state_dir)
+    experience = Experience(offer.round, record.tier, loss, measured.step_seconds)
+    memory.save(offer.run, chooser, chooser.learn(memory.load(offer.run, chooser), experience))
+
+
+def _fits(tier: str, config: DeviceConfig) -> bool:
+    deepest = math.inf if config.max_depth is None else config.max_depth
+    return width_of(tier) <= config.max_width and depth_of(tier) <= deepest

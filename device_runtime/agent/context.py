@@ -1,0 +1,165 @@
+"""What the states of the agent share: what it works with, its link side, what it has measured, and the task in hand."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from device_runtime.agent.cache import Cache
+from device_runtime.agent.choosing import choose
+from device_runtime.agent.journal import Journal
+from device_runtime.agent.machine import Event, State
+from device_runtime.agent.measured import Measured
+from device_runtime.agent.refusals import Refusal, refusal_of
+from device_runtime.agent.task_in_hand import TaskInHand
+from device_runtime.agent.task_store import StoredTask, TaskStore
+from device_runtime.agent.uplink import Uplink
+from device_runtime.agent.worker import Worker
+from device_runtime.settings import DeviceConfig
+from device_runtime.training.task import Bench
+from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.errors import RefusalReason, RefusedError, StorageError
+from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.messages import Offer
+
+__all__ = ["Context", "Kit"]
+
+_OUTCOMES_KEPT = 32
+_REFUSALS_LOGGED = 5
+
+
+@dataclass(frozen=True)
+class Kit:
+    """What an agent works with from its start to its end.
+
+    Attributes:
+        config: the operator's.
+        inbox: everything that happens.
+        journal: the log.
+        blobs: content-addressed files.
+        store: the task record.
+        cache: what the blobs are for.
+        worker: the thread for long work.
+    """
+
+    config: DeviceConfig
+    inbox: queue.SimpleQueue[Any]
+    journal: Journal
+    blobs: BlobStore
+    store: TaskStore
+    cache: Cache
+    worker: Worker
+
+
+@dataclass
+class Context:
+    """The agent's state beside the state of its machine.
+
+    Attributes:
+        kit: what it works with.
+        uplink: what it says.
+        measured: what it has found out.
+        state: of the machine; written by the agent's loop alone.
+        bench: data and backend, from probing on.
+        task: in hand, from the offer to its end.
+        pending: an offer that waits until the task in hand is dropped.
+        failure: why the task is about to be refused.
+        events: posted and not yet handled.
+        outcomes: how recent tasks ended.
+        refused: messages that were not from who may say them, by reason.
+    """
+
+    kit: Kit
+    uplink: Uplink
+    measured: Measured = field(default_factory=Measured)
+    state: State = State.STARTING
+    bench: Bench | None = None
+    task: TaskInHand | None = None
+    pending: Offer | None = None
+    failure: Refusal | None = None
+    events: deque[Event] = field(default_factory=deque)
+    outcomes: deque[tuple[str, Event, Refusal | None]] = field(default_factory=lambda: deque(maxlen=_OUTCOMES_KEPT))
+    refused: Counter[RefusalReason] = field(default_factory=Counter)
+
+    def post(self, event: Event) -> None:
+        """Tell the loop what a state has seen; it is handled before anything else from the inbox."""
+        self.events.append(event)
+
+    def fail(self, error: Exception) -> None:
+        """Give a task up for a reason that the server will hear."""
+        self.failure = refusal_of(error)
+        bug = self.failure[0] is RefusalReason.FAILED and not isinstance(error, RefusedError | StorageError)
+        self.kit.journal.error(f"failed: {self.failure[1]}", error if bug else None)
+        self.post(Event.FAILED)
+
+    def journal_refusal(self, error: RefusedError) -> None:
+        """Count and log a message that nobody who may say it has said; of many, only some are logged."""
+        self.refused[error.reason] += 1
+        count = self.refused[error.reason]
+        if count <= _REFUSALS_LOGGED or count % 100 == 0:
+            self.kit.journal.warning(f"refused, {error.reason.value} ({count} so far): {error}")
+
+    def need_task(self) -> TaskInHand:
+        """The task in hand."""
+        if self.task is None:
+            raise RuntimeError(f"the device in state {self.state.value!r} has no task; this is a bug")
+        return self.task
+
+    def need_bench(self) -> Bench:
+        """Data and backend."""
+        if self.bench is None:
+            raise RuntimeError(f"the device in state {self.state.value!r} has not loaded its data; this is a bug")
+        return self.bench
+
+    def save(self, **changes: object) -> None:
+        """Change the task record, on disk first.
+
+        Raises:
+            StorageError: the disk is full; memory and disk are as before.
+        """
+        task = self.need_task()
+        record = task.record.model_copy(update=changes)
+        self.kit.store.save(record)
+        task.record = record
+
+    def send(self, kind: type[FrozenModel], **fields: object) -> None:
+        """Send a message about the task in hand; while the broker is away it waits.
+
+        Args:
+            kind: a device message.
+            fields: what it carries beside fleet, device, run, round and task.
+        """
+        self.uplink.send(self.need_task().offer, kind, **fields)
+
+    def publish_status(self) -> None:
+        """Tell the fleet what this device is and does."""
+        profile = None if self.bench is None else self.measured.profile(self.kit.config, self.bench.examples)
+        self.uplink.publish_status(self.state.value, profile)
+
+    def take(self, offer: Offer) -> None:
+        """Make an offer the task in hand, or prepare its refusal; posts which."""
+        now, config = time.monotonic(), self.kit.config
+        try:
+            choice, problem = choose(offer, config, self.need_bench(), self.measured), None
+        except RefusedError as error:
+            choice, problem = None, (error.reason, str(error))
+        record = StoredTask(
+            phase="fetching",
+            offer=offer,
+            tier=(choice or offer.choices[0]).tier,
+            deadline_unix=time.time() + offer.seconds_left,
+        )
+        self.task = TaskInHand(record, deadline=now + offer.seconds_left, started=now)
+        self.kit.journal.follow(offer)
+        if choice is None:
+            offered = ", ".join(c.tier for c in offer.choices)
+            limit = f"width {config.max_width:g}, depth {config.max_depth or 'any'}"
+            limited = (RefusalReason.UNSUPPORTED, f"offered {offered}; this board is limited to {limit}")
+            self.failure = problem or limited
+            self.post(Event.UNSUITABLE)
+            return
+        self.kit.journal.info(f"offer {offer.routine} tier={choice.tier} seconds_left={offer.seconds_left:g}")
+        self.post(Event.OFFERED)

@@ -1,0 +1,274 @@
+"""The agent's loop: one inbox with deadlines, one state machine.
+
+Everything that happens (MQTT, the worker thread, signals) is an item in the inbox. The loop hands it to the current
+state, follows the events that the state posts through the transition table, and wakes by itself for deadlines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from device_runtime.agent.cache import Cache
+from device_runtime.agent.context import Context, Kit
+from device_runtime.agent.journal import Journal
+from device_runtime.agent.machine import Event, State, successor
+from device_runtime.agent.states.base import DeviceState
+from device_runtime.agent.states.waiting import STATES
+from device_runtime.agent.task_store import TaskStore
+from device_runtime.agent.uplink import Uplink
+from device_runtime.agent.worker import WorkDone, Worker, WorkFailed, WorkReport
+from device_runtime.settings import DeviceConfig
+from device_runtime.training.backends import settle_allocator
+from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.errors import ConfigError, RefusedError
+from fleet_protocol.messages import Cancel, Offer, Refuse, ServerMessage, parse_server_message
+from fleet_protocol.topics import BlobTopic
+from fleet_protocol.transport import Connected, Disconnected, Received, Rejected
+
+try:
+    import fcntl
+except ImportError:  # Windows has none
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["Agent", "StopRequested"]
+
+_LONGEST_WAIT_SECONDS = 60.0
+_BUSY = frozenset({State.FETCHING, State.TRAINING, State.MEASURING, State.UPLOADING})
+_OVER = frozenset({Event.ACKNOWLEDGED, Event.REJECTED, Event.CANCELLED, Event.SUPERSEDED, Event.EXPIRED})
+
+
+@dataclass(frozen=True)
+class StopRequested:
+    """Someone wants the agent to end.
+
+    Attributes:
+        why: for the log.
+    """
+
+    why: str
+
+
+class Agent:
+    """A device: one configuration, one state folder, one link.
+
+    Args:
+        config: the operator's, with absolute paths.
+
+    Raises:
+        StorageError: the state folder cannot be made.
+    """
+
+    def __init__(self, config: DeviceConfig) -> None:
+        inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        blobs = BlobStore(config.state_dir)
+        kit = Kit(
+            config=config,
+            inbox=inbox,
+            journal=Journal(config.device),
+            blobs=blobs,
+            store=TaskStore(config.state_dir),
+            cache=Cache(config.state_dir, blobs, config.max_cache_bytes),
+            worker=Worker(inbox),
+        )
+        self.ctx = Context(kit, Uplink(config, kit.journal))
+        self._state: DeviceState = STATES[State.STARTING](self.ctx)
+        self._greeted = False
+
+    def stop(self, why: str = "asked to") -> None:
+        """End the loop soon; may be called from any thread and from a signal handler."""
+        self.ctx.kit.inbox.put(StopRequested(why))
+
+    def run(self) -> None:
+        """Work until stopped.
+
+        Raises:
+            ConfigError: a backend that is not installed, or another agent in the same state folder.
+            DataError: the data is missing or malformed.
+            TransportError: the broker cannot be reached at start.
+        """
+        settle_allocator()
+        with _only_one(self.ctx.kit.config), self._signals():
+            try:
+                self._enter(State.STARTING)
+                self._follow()
+                while self.ctx.state is not State.STOPPED:
+                    self._turn()
+            finally:
+                if self.ctx.uplink.link is not None and self.ctx.state is not State.STOPPED:
+                    self.ctx.uplink.link.close()  # without a farewell: the will, or the next start, speaks
+
+    # The machine.
+
+    def _enter(self, state: State) -> None:
+        self.ctx.state = state
+        self.ctx.kit.journal.info(f"state={state.value}")
+        self._state = STATES[state](self.ctx)
+        self._state.enter()
+
+    def _follow(self) -> None:
+        """Handle the events that states have posted, before anything else happens."""
+        while self.ctx.events:
+            event = self.ctx.events.popleft()
+            state = successor(self.ctx.state, event)
+            if event in _OVER and self.ctx.task is not None:
+                self.ctx.outcomes.append((self.ctx.task.offer.task, event, None))
+            self._state.leave()
+            self._enter(state)
+
+    # The loop.
+
+    def _turn(self) -> None:
+        """Wait for one item or a deadline, and handle it."""
+        ctx = self.ctx
+        deadline = ctx.task.deadline if ctx.task else float("inf")
+        now = time.monotonic()
+        wait = min(self._state.wake_at - now, deadline - now, _LONGEST_WAIT_SECONDS)
+        try:
+            item = ctx.kit.inbox.get(timeout=max(0.0, wait))
+        except queue.Empty:
+            self._on_time(time.monotonic())
+        else:
+            self._on_item(item)
+            if not ctx.events:
+                self._on_time(time.monotonic())
+        self._follow()
+
+    def _on_time(self, now: float) -> None:
+        if self.ctx.state in _BUSY and self.ctx.task is not None and now >= self.ctx.task.deadline:
+            self.ctx.kit.journal.warning("the round has closed before the task was finished")
+            self.ctx.post(Event.EXPIRED)
+        elif now >= self._state.wake_at:
+            self._state.on_wake()
+
+    def _on_item(self, item: object) -> None:
+        ctx = self.ctx
+        if isinstance(item, Received):
+            self._on_received(item)
+        elif isinstance(item, WorkReport | WorkDone | WorkFailed):
+            if item.job == ctx.kit.worker.current:
+                if not isinstance(item, WorkReport):
+                    ctx.kit.worker.finish()
+                self._state.on_work(item)
+        elif isinstance(item, Connected):
+            self._on_connected(item)
+        elif isinstance(item, Disconnected):
+            ctx.kit.journal.warning(f"connection lost ({item.reason}); trying again")
+        elif isinstance(item, Rejected):
+            ctx.journal_refusal(item.error)
+        elif isinstance(item, StopRequested):
+            ctx.kit.journal.info(f"stopping: {item.why}")
+            ctx.post(Event.STOP)
+
+    def _on_connected(self, item: Connected) -> None:
+        ctx = self.ctx
+        ctx.kit.journal.info(f"connected, session {'kept' if item.session_present else 'new'}")
+        first, self._greeted = not self._greeted, True
+        if first:
+            return  # probing has waited for it, and the state after it has said all there is to say
+        # Also with a kept session: the broker may have published the will.
+        ctx.publish_status()
+        if not item.session_present and ctx.state in _BUSY:
+            self._state.on_repeat()
+
+    def _on_received(self, item: Received) -> None:
+        ctx = self.ctx
+        topic = ctx.uplink.topics.parse(item.topic)
+        if isinstance(topic, BlobTopic):
+            self._state.on_chunk(topic.digest, item.payload)
+            return
+        try:
+            message = parse_server_message(item.payload)
+        except RefusedError as error:
+            ctx.kit.journal.warning(f"ignored a message on {item.topic}: {error.reason.value}: {error}")
+            return
+        if message.fleet != ctx.kit.config.fleet:
+            ctx.kit.journal.warning(f"ignored a message of fleet {message.fleet}")
+        elif isinstance(message, Offer):
+            self._on_offer(message)
+        elif ctx.task is None or ctx.task.offer.task != message.task:
+            ctx.kit.journal.info(f"ignored {message.type} of task {message.task}, which is not in hand")
+        else:
+            self._on_ours(message)
+
+    def _on_ours(self, message: ServerMessage) -> None:
+        if isinstance(message, Cancel):
+            self.ctx.kit.journal.info(f"cancelled: {message.reason}")
+            self.ctx.post(Event.CANCELLED)
+        else:
+            self._state.on_message(message)
+
+    def _on_offer(self, offer: Offer) -> None:
+        """An offer is new, a repetition, the end of the task in hand, or an echo."""
+        ctx, task = self.ctx, self.ctx.task
+        if task is not None and task.offer.task == offer.task:
+            task.deadline = time.monotonic() + offer.seconds_left
+            self._state.on_repeat()
+            return
+        past = next((entry for entry in reversed(ctx.outcomes) if entry[0] == offer.task), None)
+        if past is not None and past[1] is not Event.EXPIRED:
+            self._on_old_offer(offer, past)
+        elif task is None:
+            ctx.take(offer)
+        elif task.offer.run == offer.run and offer.round < task.offer.round:
+            ctx.kit.journal.info(f"ignored an offer of the earlier round {offer.round}")
+        else:
+            # A server has one task for a device at a time, so the one in hand is no longer wanted.
+            ctx.kit.journal.info(f"task {offer.task} takes the place of the one in hand")
+            ctx.pending = offer
+            ctx.post(Event.SUPERSEDED)
+
+    def _on_old_offer(self, offer: Offer, past: tuple[str, Event, Any]) -> None:
+        """The broker delivered an offer again whose task has ended here: say again how, if it was us who ended it."""
+        ctx = self.ctx
+        ctx.kit.journal.info(f"ignored the offer of task {offer.task}, which ended here ({past[1].value})")
+        if past[2] is None or ctx.uplink.link is None:
+            return
+        reason, detail = past[2]
+        ctx.uplink.send(offer, Refuse, reason=reason, detail=detail)
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Turn SIGTERM and SIGINT into a clean end while the loop runs in the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def on_signal(number: int, _frame: FrameType | None) -> None:
+            if self.ctx.state in {State.STARTING, State.PROBING}:
+                raise SystemExit(128 + number)  # nothing is announced yet, so there is nobody to say good-bye to
+            self.stop(signal.Signals(number).name)
+
+        before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _only_one(config: DeviceConfig) -> Iterator[None]:
+    """Hold the state folder; the system lets go of it when the process dies, however it dies."""
+    if fcntl is None:
+        yield
+        return
+    descriptor = os.open(config.state_dir / "lock", os.O_CREAT | os.O_RDWR, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(
+                f"another agent works in {config.state_dir}; give device {config.device!r} a `state_dir` of its own"
+            ) from error
+        yield
+    finally:
+        os.close(descriptor)

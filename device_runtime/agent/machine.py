@@ -1,0 +1,147 @@
+"""The device's state machine: every transition there is, in one table.
+
+States post events and never choose their successor; whoever wants to know what can happen reads ``TRANSITIONS``.
+``device_runtime.agent.states.waiting`` holds the entry action of each state, ``device_runtime.agent.loop`` the loop
+that drives them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from types import MappingProxyType
+
+__all__ = ["TRANSITIONS", "Event", "MachineError", "State", "diagram", "successor"]
+
+
+class State(str, Enum):
+    """Where the agent is; the value is what the device's status says."""
+
+    STARTING = "starting"  # state folder, task record and data set are read
+    PROBING = "probing"  # the board is measured and the broker connected
+    IDLE = "idle"  # waits for an offer
+    FETCHING = "fetching"  # blobs arrive
+    TRAINING = "training"  # a worker thread trains, then evaluates on the held-out samples
+    MEASURING = "measuring"  # a worker thread makes the pass of a statistics task
+    UPLOADING = "uploading"  # the update is on disk; chunks leave until the server acknowledges
+    REFUSING = "refusing"  # the server is told why, the task is forgotten
+    DROPPING = "dropping"  # the task is forgotten without a word
+    STOPPED = "stopped"  # the farewell is sent
+
+
+class Event(str, Enum):
+    """What a state, or the loop on its behalf, has seen."""
+
+    LOADED = "loaded"
+    READY = "ready"
+    RESUME_FETCH = "resume-fetch"
+    RESUME_UPLOAD = "resume-upload"
+    RESUME_EXPIRED = "resume-expired"
+    RESUME_POISONED = "resume-poisoned"
+    OFFERED = "offered"
+    UNSUITABLE = "unsuitable"
+    FETCHED_TRAIN = "fetched-train"
+    FETCHED_STATISTICS = "fetched-statistics"
+    COMPUTED = "computed"
+    ACKNOWLEDGED = "acknowledged"
+    REJECTED = "rejected"
+    CANCELLED = "cancelled"
+    SUPERSEDED = "superseded"
+    EXPIRED = "expired"
+    FAILED = "failed"
+    CLEARED = "cleared"
+    STOP = "stop"
+
+
+class MachineError(RuntimeError):
+    """A state met an event that the table does not know: a bug in the agent, never the fault of its input."""
+
+
+_S, _E = State, Event
+
+# fmt: off
+_ROWS: tuple[tuple[State, Event, State], ...] = (
+    # from          event                  to
+    (_S.STARTING,   _E.LOADED,             _S.PROBING),
+    # Starting cannot fail into another state: without state folder or data there is no agent; the process ends
+    # with the error's exit code and the service manager decides.
+
+    (_S.PROBING,    _E.READY,              _S.IDLE),
+    (_S.PROBING,    _E.RESUME_FETCH,       _S.FETCHING),
+    (_S.PROBING,    _E.RESUME_UPLOAD,      _S.UPLOADING),
+    (_S.PROBING,    _E.RESUME_EXPIRED,     _S.DROPPING),
+    (_S.PROBING,    _E.RESUME_POISONED,    _S.REFUSING),
+    # No edge resumes into training: fetching finds every blob on disk, checks it, and goes on at once, so that a
+    # blob damaged by the crash is fetched again instead of trained on.
+
+    (_S.IDLE,       _E.OFFERED,            _S.FETCHING),
+    (_S.IDLE,       _E.UNSUITABLE,         _S.REFUSING),
+    # Cancel, acknowledgement and deadline cannot reach idle: the loop drops messages about a task that is not ours.
+
+    (_S.FETCHING,   _E.FETCHED_TRAIN,      _S.TRAINING),
+    (_S.FETCHING,   _E.FETCHED_STATISTICS, _S.MEASURING),
+    (_S.FETCHING,   _E.FAILED,             _S.REFUSING),
+    (_S.FETCHING,   _E.CANCELLED,          _S.DROPPING),
+    (_S.FETCHING,   _E.SUPERSEDED,         _S.DROPPING),
+    (_S.FETCHING,   _E.EXPIRED,            _S.DROPPING),
+
+    (_S.TRAINING,   _E.COMPUTED,           _S.UPLOADING),
+    (_S.TRAINING,   _E.FAILED,             _S.REFUSING),
+    (_S.TRAINING,   _E.CANCELLED,          _S.DROPPING),
+    (_S.TRAINING,   _E.SUPERSEDED,         _S.DROPPING),
+    (_S.TRAINING,   _E.EXPIRED,            _S.DROPPING),
+
+    (_S.MEASURING,  _E.COMPUTED,           _S.UPLOADING),
+    (_S.MEASURING,  _E.FAILED,             _S.REFUSING),
+    (_S.MEASURING,  _E.CANCELLED,          _S.DROPPING),
+    (_S.MEASURING,  _E.SUPERSEDED,         _S.DROPPING),
+    (_S.MEASURING,  _E.EXPIRED,            _S.DROPPING),
+
+    (_S.UPLOADING,  _E.ACKNOWLEDGED,       _S.DROPPING),
+    (_S.UPLOADING,  _E.REJECTED,           _S.DROPPING),
+    (_S.UPLOADING,  _E.FAILED,             _S.REFUSING),
+    (_S.UPLOADING,  _E.CANCELLED,          _S.DROPPING),
+    (_S.UPLOADING,  _E.SUPERSEDED,         _S.DROPPING),
+    (_S.UPLOADING,  _E.EXPIRED,            _S.DROPPING),
+    # Training and measuring cannot be acknowledged or rejected: the server answers an upload, and none is out yet.
+
+    (_S.REFUSING,   _E.CLEARED,            _S.IDLE),
+    (_S.DROPPING,   _E.CLEARED,            _S.IDLE),
+    # Neither can fail: forgetting a file that cannot be deleted is logged and the file is reclaimed at the next start.
+
+    *((state, _E.STOP, _S.STOPPED) for state in (
+        _S.IDLE, _S.FETCHING, _S.TRAINING, _S.MEASURING, _S.UPLOADING)),
+    # The other states end by themselves before the loop looks at its inbox again; a signal waits there.
+)
+# fmt: on
+
+TRANSITIONS: Mapping[tuple[State, Event], State] = MappingProxyType(
+    {(source, event): target for source, event, target in _ROWS}
+)
+
+
+def successor(state: State, event: Event) -> State:
+    """The state after an event.
+
+    Args:
+        state: where the agent is.
+        event: what it has seen.
+
+    Raises:
+        MachineError: the table has no such row; the message names both.
+    """
+    try:
+        return TRANSITIONS[state, event]
+    except KeyError:
+        known = ", ".join(e.value for s, e in TRANSITIONS if s is state) or "nothing"
+        raise MachineError(
+            f"the device in state {state.value!r} met event {event.value!r}, which the transition table does not "
+            f"know there (it knows {known}); this is a bug"
+        ) from None
+
+
+def diagram() -> str:
+    """The table as a Mermaid state diagram, for the documentation."""
+    lines = ["stateDiagram-v2", f"    [*] --> {State.STARTING.value}"]
+    lines += [f"    {source.value} --> {target.value}: {event.value}" for source, event, target in _ROWS]
+    return "\n".join([*lines, f"    {State.STOPPED.value} --> [*]", ""])

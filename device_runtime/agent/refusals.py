@@ -1,0 +1,36 @@
+"""What a failure of a task is to the server: the reason it is told, and a text for the operator."""
+
+from __future__ import annotations
+
+import errno
+
+from fleet_protocol.errors import BlobError, ConfigError, DataError, RefusalReason, RefusedError, StorageError
+
+__all__ = ["Refusal", "refusal_of"]
+
+Refusal = tuple[RefusalReason, str]
+"""A reason with its detail."""
+
+
+def refusal_of(error: Exception) -> Refusal:
+    """What to tell the server about a failure.
+
+    Args:
+        error: anything a task raised.
+
+    Returns:
+        The reason, and a text for the operator.
+    """
+    if isinstance(error, RefusedError):
+        return error.reason, str(error)
+    if isinstance(error, StorageError):
+        cause = error.__cause__
+        full = isinstance(cause, OSError) and cause.errno in {errno.ENOSPC, errno.EDQUOT}
+        return (RefusalReason.NO_SPACE if full else RefusalReason.FAILED), str(error)
+    if isinstance(error, DataError):
+        return RefusalReason.NO_DATA, str(error)
+    if isinstance(error, BlobError):
+        return RefusalReason.MALFORMED, str(error)
+    if isinstance(error, ConfigError):
+        return RefusalReason.UNSUPPORTED, str(error)
+    return RefusalReason.FAILED, f"{type(error).__name__}: {error}"

@@ -1,0 +1,1 @@
+"""The states of the agent, each an object that lives from entry to exit."""

@@ -1,0 +1,47 @@
+"""What every state of the agent is: an object that lives from entry to exit and posts events."""
+
+from __future__ import annotations
+
+from device_runtime.agent.context import Context
+from device_runtime.agent.worker import WorkDone, WorkFailed, WorkReport
+from fleet_protocol.messages import ServerMessage
+
+__all__ = ["NEVER", "DeviceState"]
+
+NEVER = float("inf")
+
+
+class DeviceState:
+    """A state that does nothing; the others override what concerns them.
+
+    Args:
+        ctx: what the states share.
+    """
+
+    def __init__(self, ctx: Context) -> None:
+        self.ctx = ctx
+        self.wake_at = NEVER
+
+    def enter(self) -> None:
+        """Act; may post events."""
+
+    def leave(self) -> None:
+        """Let go of what belongs to the state alone."""
+
+    def on_chunk(self, digest: str, frame: bytes) -> None:
+        """A chunk of a blob arrived; nobody waits for it here."""
+        del frame  # whatever it holds
+        self.ctx.uplink.decline_chunk(digest)
+
+    def on_message(self, message: ServerMessage) -> None:
+        """The server said something about the task in hand that does not fit this state: late, or a repetition."""
+        self.ctx.kit.journal.info(f"ignored {message.type} in state {self.ctx.state.value}")
+
+    def on_repeat(self) -> None:
+        """The server wants to know how the task in hand stands."""
+
+    def on_work(self, event: WorkReport | WorkDone | WorkFailed) -> None:
+        """The worker thread reports."""
+
+    def on_wake(self) -> None:
+        """``wake_at`` has come."""

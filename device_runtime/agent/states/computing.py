@@ -1,0 +1,130 @@
+"""The states of the agent in which its worker thread turns weights into an update."""
+
+from __future__ import annotations
+
+import time
+
+from typing_extensions import override
+
+from device_runtime.agent.choosing import remember_round
+from device_runtime.agent.context import Context
+from device_runtime.agent.machine import Event
+from device_runtime.agent.states.base import NEVER, DeviceState
+from device_runtime.agent.worker import Job, WorkDone, WorkFailed, WorkReport
+from device_runtime.training.compute import Outcome, compute
+from device_runtime.training.hooks import EpochReport, Hooks, SelfTested, TaskStopped
+from device_runtime.training.task import Task
+from fleet_protocol.errors import StorageError
+from fleet_protocol.messages import (
+    Accept,
+    Progress,
+)
+
+__all__ = ["Measuring", "Training"]
+
+_PROGRESS_SECONDS = 0.5  # a tiny model finishes thousands of epochs a second; the server need not hear of each
+
+
+class _Computing(DeviceState):
+    """A job in the worker thread turns the weights into an update."""
+
+    phase = "training"
+
+    def __init__(self, ctx: Context) -> None:
+        super().__init__(ctx)
+        self._epochs: EpochReport | None = None
+        self._losses: list[float] = []
+        self._told_at = -NEVER
+
+    @override
+    def enter(self) -> None:
+        ctx = self.ctx
+        task, bench = ctx.need_task(), ctx.need_bench()
+        manifest = task.manifest
+        if manifest is None:
+            raise RuntimeError(f"the device in state {ctx.state.value!r} has no manifest; this is a bug")
+        try:
+            ctx.save(phase=self.phase)
+        except StorageError as error:
+            ctx.fail(error)
+            return
+        ctx.publish_status()
+        offer, tier = task.offer, task.record.tier
+        work = Task(
+            run=offer.run,
+            round=offer.round,
+            id=offer.task,
+            version=offer.version,
+            tier=tier,
+            instructions=offer,
+            manifest=manifest,
+            weights=task.record.choice.weights,
+            tested=ctx.kit.cache.tested(task.record.choice.artifact_set.digest),
+            fetch_seconds=task.fetch_seconds,
+        )
+
+        def run(job: Job) -> Outcome:
+            return compute(work, bench, Hooks(job.report, job.stopped))
+
+        ctx.kit.worker.start(self.phase, run)
+
+    @override
+    def leave(self) -> None:
+        self.ctx.kit.worker.cancel()
+
+    @override
+    def on_repeat(self) -> None:
+        self.ctx.send(Accept, tier=self.ctx.need_task().record.tier)
+        if self._epochs is not None:
+            self._tell(self._epochs)
+
+    def _tell(self, report: EpochReport) -> None:
+        self._told_at = time.monotonic()
+        self.ctx.send(Progress, epoch=report.epoch, epochs=report.epochs, step=report.step, loss=report.loss)
+
+    @override
+    def on_work(self, event: WorkReport | WorkDone | WorkFailed) -> None:
+        ctx = self.ctx
+        if isinstance(event, WorkFailed):
+            if not isinstance(event.error, TaskStopped):
+                ctx.fail(event.error)
+        elif isinstance(event, WorkDone) and isinstance(event.result, Outcome):
+            outcome = event.result
+            metrics = outcome.metrics
+            ctx.measured.step_seconds = outcome.step_seconds or ctx.measured.step_seconds
+            if self._losses:
+                mean = sum(self._losses) / len(self._losses)
+                remember_round(ctx.need_task().record, ctx.kit.config, ctx.measured, mean)
+            ctx.kit.journal.info(
+                f"computed {metrics.batches} batches in {metrics.train_seconds:.2f} s, loss={metrics.train_loss}"
+            )
+            try:
+                ctx.save(phase="uploading", update=outcome.update, metrics=metrics)
+            except StorageError as error:
+                ctx.fail(error)
+            else:
+                ctx.post(Event.COMPUTED)
+        elif isinstance(event, WorkReport):
+            self._on_report(event.value)
+
+    def _on_report(self, value: object) -> None:
+        if isinstance(value, SelfTested):
+            self.ctx.kit.cache.mark_tested(self.ctx.need_task().record.choice.artifact_set.digest, value.name)
+            self.ctx.kit.journal.info(f"self-test passed: {value.name}")
+        elif isinstance(value, EpochReport):
+            first, self._epochs = self._epochs is None, value
+            self._losses.append(value.loss)  # every epoch has all samples, so the mean of these is that of all steps
+            due = time.monotonic() - self._told_at >= _PROGRESS_SECONDS
+            if first or due or value.epoch == value.epochs:
+                self.ctx.kit.journal.info(f"epoch {value.epoch}/{value.epochs} step={value.step} loss={value.loss:.4f}")
+                self._tell(value)
+
+
+class Training(_Computing):
+    """Local epochs, then evaluation on the held-out samples."""
+
+
+class Measuring(_Computing):
+    """The pass of a statistics task."""
+
+    phase = "measuring"

@@ -1,0 +1,140 @@
+"""The state of the agent in which it collects what a task needs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from typing_extensions import override
+
+from device_runtime.agent.context import Context
+from device_runtime.agent.fetching import Fetch
+from device_runtime.agent.machine import Event
+from device_runtime.agent.refusals import refusal_of
+from device_runtime.agent.states.base import DeviceState
+from device_runtime.training.routines import routine_of
+from fleet_protocol.errors import RefusalReason, RefusedError, ShoalError, StorageError
+from fleet_protocol.manifest import parse_manifest
+from fleet_protocol.messages import (
+    Accept,
+    BlobRef,
+    NeedChunks,
+)
+
+__all__ = ["Fetching"]
+
+
+class Fetching(DeviceState):
+    """Collects the manifest, the graphs this board needs of it, and the weights."""
+
+    def __init__(self, ctx: Context) -> None:
+        super().__init__(ctx)
+        self._fetch = Fetch(
+            ctx.kit.blobs,
+            subscribe=ctx.uplink.subscribe_blob,
+            unsubscribe=ctx.uplink.unsubscribe_blob,
+            request=lambda digest, ranges: ctx.send(NeedChunks, digest=digest, ranges=ranges),
+            repair_seconds=ctx.kit.config.repair_seconds,
+        )
+        self._graphs: tuple[str, ...] | None = None
+        self._made_room = False
+
+    @override
+    def enter(self) -> None:
+        ctx = self.ctx
+        task = ctx.need_task()
+        try:
+            ctx.save(phase="fetching", update=None, metrics=None)
+        except StorageError as error:
+            ctx.fail(error)
+            return
+        ctx.publish_status()
+        self.on_repeat()
+        choice = task.record.choice
+        self._guarded(lambda: self._want(choice.artifact_set, choice.weights))
+
+    @override
+    def leave(self) -> None:
+        self._fetch.close()
+
+    @override
+    def on_repeat(self) -> None:
+        choice = self.ctx.need_task().record.choice
+        offered = (choice.artifact_set.digest, choice.weights.digest)
+        lacks = [digest for digest in offered if not self.ctx.kit.blobs.has(digest)]
+        self.ctx.send(Accept, tier=choice.tier, lacks=lacks)
+
+    @override
+    def on_chunk(self, digest: str, frame: bytes) -> None:
+        if self._fetch.waits_for(digest):
+            self._guarded(lambda: self._take(digest, frame))
+        else:
+            super().on_chunk(digest, frame)
+
+    @override
+    def on_wake(self) -> None:
+        if not self.ctx.uplink.need().connected:
+            self.wake_at = time.monotonic() + self.ctx.kit.config.repair_seconds
+            return
+        count = self._fetch.repair(time.monotonic())
+        self.ctx.kit.journal.info(f"asked again for {count} blobs")
+        self.wake_at = self._fetch.repair_at
+
+    def _guarded(self, action: Callable[[], None]) -> None:
+        """Fetch; when the disk is full, delete what no task uses and try once more before giving up."""
+        ctx = self.ctx
+        try:
+            try:
+                action()
+            except StorageError as error:
+                if self._made_room or refusal_of(error)[0] is not RefusalReason.NO_SPACE:
+                    raise
+                self._made_room = True
+                freed = ctx.kit.cache.evict(ctx.need_task().blobs_in_use(), everything=True)
+                ctx.kit.journal.warning(f"{error}; freed {freed} bytes of older blobs")
+                action()
+        except (ShoalError, OSError) as error:
+            ctx.fail(error)
+
+    def _take(self, digest: str, frame: bytes) -> None:
+        if self._fetch.on_chunk(digest, frame, time.monotonic()) is not None:
+            self.ctx.kit.journal.info(f"fetched {digest[:12]}")
+            self._advance()
+        self.wake_at = self._fetch.repair_at
+
+    def _want(self, *refs: BlobRef) -> None:
+        self._fetch.want(refs, time.monotonic())
+        self.wake_at = self._fetch.repair_at
+        self._advance()
+
+    def _advance(self) -> None:
+        """Go on when the manifest, or everything, is there."""
+        ctx, task = self.ctx, self.ctx.need_task()
+        choice = task.record.choice
+        if self._graphs is None and not self._fetch.waits_for(choice.artifact_set.digest):
+            manifest = parse_manifest(ctx.kit.blobs.read(choice.artifact_set.digest))
+            if manifest.tier != choice.tier:
+                raise RefusedError(
+                    RefusalReason.MALFORMED, f"the offer says tier {choice.tier}, its manifest {manifest.tier}"
+                )
+            task.manifest = manifest
+            self._graphs = routine_of(task.offer).graphs(manifest, ctx.need_bench())
+            specs = [manifest.graphs[key] for key in self._graphs]
+            chunk_bytes = choice.artifact_set.chunk_bytes
+            self._want(*(BlobRef(digest=s.digest, size=s.size, chunk_bytes=chunk_bytes) for s in specs))
+        elif self._graphs is not None and self._fetch.complete and not ctx.events:
+            self._finish()
+
+    def _finish(self) -> None:
+        ctx, task = self.ctx, self.ctx.need_task()
+        seconds = time.monotonic() - task.started
+        task.fetch_seconds = seconds
+        if self._fetch.received_bytes and seconds > 0:
+            ctx.measured.link_bytes_per_second = self._fetch.received_bytes / seconds
+        choice, manifest = task.record.choice, task.manifest
+        if manifest is not None and self._graphs is not None:
+            digests = [manifest.graphs[key].digest for key in self._graphs]
+            ctx.kit.cache.used(choice.artifact_set.digest, digests, choice.weights.digest)
+        ctx.kit.journal.info(f"fetched everything: {self._fetch.received_bytes} bytes in {seconds:.2f} s")
+        measures = routine_of(task.offer).phase == "measuring"
+        ctx.post(Event.FETCHED_STATISTICS if measures else Event.FETCHED_TRAIN)

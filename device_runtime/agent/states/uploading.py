@@ -1,0 +1,101 @@
+"""The state of the agent in which a finished update goes to the server."""
+
+from __future__ import annotations
+
+import time
+
+from typing_extensions import override
+
+from device_runtime.agent.machine import Event
+from device_runtime.agent.states.base import NEVER, DeviceState
+from device_runtime.agent.uploading import Upload, send_chunks
+from device_runtime.agent.worker import Job, WorkDone, WorkFailed, WorkReport
+from device_runtime.training.hooks import TaskStopped
+from fleet_protocol.errors import TransportError
+from fleet_protocol.messages import (
+    Done,
+    Ranges,
+    ServerMessage,
+    UploadAck,
+    UploadMissing,
+    UploadRefused,
+)
+
+__all__ = ["Uploading"]
+
+
+class Uploading(DeviceState):
+    """Sends the update and announces it until the server has it."""
+
+    @override
+    def enter(self) -> None:
+        ctx, task = self.ctx, self.ctx.need_task()
+        if task.record.update is None:
+            raise RuntimeError("the device uploads without an update; this is a bug")
+        ctx.publish_status()
+        if task.resumed:
+            # The server may have all of it already; Done makes it say what it misses.
+            self._announce()
+        else:
+            self._send(((0, task.record.update.chunks),))
+
+    @override
+    def leave(self) -> None:
+        self.ctx.kit.worker.cancel()
+
+    def _send(self, ranges: Ranges) -> None:
+        ctx, task = self.ctx, self.ctx.need_task()
+        update, name, link, topics = task.record.update, task.offer.task, ctx.uplink.need(), ctx.uplink.topics
+        if update is None:
+            return
+        upload = Upload(update, ranges, lambda index: topics.upload(name, index), task.deadline)
+        self.wake_at = NEVER
+
+        def run(job: Job) -> int:
+            return send_chunks(link, ctx.kit.blobs, upload, stopped=job.stopped)
+
+        ctx.kit.worker.start("uploading", run)
+
+    def _announce(self) -> None:
+        record = self.ctx.need_task().record
+        self.ctx.send(Done, update=record.update, tier=record.tier, metrics=record.metrics)
+        self.wake_at = time.monotonic() + self.ctx.kit.config.retry_seconds
+
+    @override
+    def on_repeat(self) -> None:
+        if self.ctx.kit.worker.current is None:
+            self._announce()
+
+    @override
+    def on_wake(self) -> None:
+        if self.ctx.uplink.need().connected:
+            self.ctx.kit.journal.info("announced the update again")
+            self._announce()
+        else:
+            self.wake_at = time.monotonic() + self.ctx.kit.config.retry_seconds
+
+    @override
+    def on_work(self, event: WorkReport | WorkDone | WorkFailed) -> None:
+        if isinstance(event, WorkDone):
+            self.ctx.kit.journal.info(f"sent {event.result} chunks")
+            self._announce()
+        elif isinstance(event, WorkFailed) and isinstance(event.error, TransportError):
+            self.ctx.post(Event.EXPIRED)
+        elif isinstance(event, WorkFailed) and not isinstance(event.error, TaskStopped):
+            self.ctx.fail(event.error)
+
+    @override
+    def on_message(self, message: ServerMessage) -> None:
+        ctx = self.ctx
+        if isinstance(message, UploadAck):
+            ctx.kit.journal.info("the server has the update")
+            ctx.post(Event.ACKNOWLEDGED)
+        elif isinstance(message, UploadRefused):
+            ctx.kit.journal.warning(f"the server refused the update: {message.reason.value}: {message.detail}")
+            ctx.post(Event.REJECTED)
+        elif isinstance(message, UploadMissing):
+            if ctx.kit.worker.current is None:  # else it answers an earlier Done; another follows when these are sent
+                ctx.kit.journal.info(f"the server misses chunks {message.ranges}")
+                self._send(message.ranges)
+        else:
+            super().on_message(message)

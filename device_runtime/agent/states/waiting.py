@@ -1,0 +1,191 @@
+"""The states of the agent that begin, wait and end, and the list of all of them.
+
+A state posts events and never chooses its successor; ``device_runtime.agent.machine`` does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from typing_extensions import override
+
+from device_runtime.agent.machine import Event, State
+from device_runtime.agent.states.base import DeviceState
+from device_runtime.agent.states.computing import Measuring, Training
+from device_runtime.agent.states.fetching import Fetching
+from device_runtime.agent.states.uploading import Uploading
+from device_runtime.agent.task_in_hand import TaskInHand
+from device_runtime.agent.task_store import StoredTask, resume_event
+from device_runtime.board import probe
+from device_runtime.self_test import self_test
+from device_runtime.training.backends import choose_backend
+from device_runtime.training.data import load_data
+from device_runtime.training.own_model import OwnModel
+from device_runtime.training.task import Bench, optimizer_files
+from fleet_protocol.errors import RefusalReason, StorageError
+from fleet_protocol.identity.opening import open_for
+from fleet_protocol.messages import Refuse
+
+__all__ = ["STATES"]
+
+_SESSION_EXPIRY_SECONDS = 3600
+
+
+class Starting(DeviceState):
+    """Reads the data and settles the backend; whatever is wrong with either ends the process."""
+
+    @override
+    def enter(self) -> None:
+        config = self.ctx.kit.config
+        backend = choose_backend(config.backend)
+        data = load_data(config.data)
+        own = None
+        if config.own_model is not None:
+            own = OwnModel(config.own_model.set, config.state_dir, config.own_model.keep_runs)
+            own.check()  # a set that is not whole ends the process here, not in the first round
+        self.ctx.bench = Bench(
+            data,
+            self.ctx.kit.blobs,
+            backend,
+            config.threads,
+            config.holdout,
+            own,
+            optimizer_files=optimizer_files(config.state_dir),
+        )
+        self.ctx.kit.journal.info(f"data {data.source}: {len(data)} samples; backend {backend}")
+        self.ctx.measured.unable = self_test(config.state_dir, backend)
+        if self.ctx.measured.unable:
+            self.ctx.kit.journal.error(f"this board joins, but it cannot train: {self.ctx.measured.unable}")
+        self.ctx.post(Event.LOADED)
+
+
+class Probing(DeviceState):
+    """Measures the board, connects, and goes on with a task that is on disk."""
+
+    @override
+    def enter(self) -> None:
+        ctx, config = self.ctx, self.ctx.kit.config
+        ctx.measured.board = probe()
+        link = open_for(
+            config.member(),
+            config.address(),
+            f"shoal-{config.fleet}-{config.device}",
+            ctx.kit.inbox,
+            will=ctx.uplink.farewell(ctx.state.value),
+            session_expiry_seconds=_SESSION_EXPIRY_SECONDS,
+        )
+        ctx.kit.journal.info(f"connecting to {link.address}, for up to {config.connect_timeout_seconds:g} s")
+        link.connect(config.connect_timeout_seconds)
+        ctx.uplink.link = link
+        link.subscribe(ctx.uplink.topics.task(config.device))
+        ctx.kit.journal.info(f"connected to {link.address}")
+        record, problem = ctx.kit.store.load()
+        if problem:
+            ctx.kit.journal.warning(problem)
+        if record is not None:
+            self._take_up(record)
+        event = resume_event(ctx.task.record if ctx.task else None, ctx.kit.blobs)
+        if event is Event.RESUME_POISONED and ctx.task:
+            ctx.failure = (
+                RefusalReason.FAILED,
+                f"this task took the agent down {ctx.task.record.crashes} times; it is not tried again",
+            )
+        ctx.post(event)
+
+    def _take_up(self, record: StoredTask) -> None:
+        """Make the record the task in hand, the crash that led here counted on disk first."""
+        ctx = self.ctx
+        crashes = record.crashes + (0 if record.settled else 1)
+        now, left = time.monotonic(), max(0.0, record.seconds_left())
+        ctx.task = TaskInHand(record, deadline=now + left, started=now, resumed=True)
+        ctx.kit.journal.follow(record.offer)
+        ctx.kit.journal.info(f"found a task in phase {record.phase}, crashes={crashes}, seconds_left={left:.0f}")
+        try:
+            ctx.save(crashes=crashes, settled=False)
+        except StorageError as error:
+            ctx.kit.journal.warning(f"cannot count the crash: {error}")
+
+
+class Idle(DeviceState):
+    """Waits for an offer; one may have come while the last task was dropped."""
+
+    @override
+    def enter(self) -> None:
+        self.ctx.kit.journal.follow(None)
+        self.ctx.publish_status()
+        if self.ctx.pending is not None:
+            offer, self.ctx.pending = self.ctx.pending, None
+            self.ctx.take(offer)
+
+
+class _Ending(DeviceState):
+    """Forgets the task; blobs worth keeping stay."""
+
+    @override
+    def enter(self) -> None:
+        ctx, task = self.ctx, self.ctx.need_task()
+        ctx.kit.worker.cancel()
+        update = task.record.update
+        ctx.kit.store.clear()
+        ctx.task, ctx.failure = None, None
+        if update is not None:
+            ctx.kit.blobs.remove(update.digest)
+        ctx.kit.cache.evict(())
+        ctx.post(Event.CLEARED)
+
+
+class Refusing(_Ending):
+    """Tells the server why the task ends here.
+
+    A crash between message and forgetting repeats the task after the restart, and with it the refusal.
+    """
+
+    @override
+    def enter(self) -> None:
+        ctx, task = self.ctx, self.ctx.need_task()
+        reason, detail = ctx.failure or (RefusalReason.FAILED, "unknown")
+        ctx.kit.journal.warning(f"refused: {reason.value}: {detail}")
+        ctx.send(Refuse, reason=reason, detail=detail)
+        ctx.outcomes.append((task.offer.task, Event.FAILED, (reason, detail)))
+        super().enter()
+
+
+class Dropping(_Ending):
+    """Forgets the task without a word: it is merged, or nobody wants it any more."""
+
+
+class Stopped(DeviceState):
+    """Ends the worker, notes that this was no crash, and says good-bye."""
+
+    @override
+    def enter(self) -> None:
+        ctx = self.ctx
+        ctx.kit.worker.cancel()
+        if not ctx.kit.worker.join(5.0):
+            ctx.kit.journal.warning("the worker thread is still in a step; it ends with the process")
+        if ctx.task is not None:
+            try:
+                ctx.save(settled=True)
+            except StorageError as error:
+                ctx.kit.journal.warning(f"this stop will count as a crash: {error}")
+        if ctx.uplink.link is not None:
+            ctx.uplink.link.close(farewell=ctx.uplink.farewell(ctx.state.value))
+        ctx.kit.journal.info("stopped")
+
+
+STATES: Mapping[State, type[DeviceState]] = MappingProxyType(
+    {
+        State.STARTING: Starting,
+        State.PROBING: Probing,
+        State.IDLE: Idle,
+        State.FETCHING: Fetching,
+        State.TRAINING: Training,
+        State.MEASURING: Measuring,
+        State.UPLOADING: Uploading,
+        State.REFUSING: Refusing,
+        State.DROPPING: Dropping,
+        State.STOPPED: Stopped,
+    }
+)

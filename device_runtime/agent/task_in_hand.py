@@ -1,0 +1,43 @@
+"""The task in hand, as the agent's states know it while it lasts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from device_runtime.agent.task_store import StoredTask
+from fleet_protocol.manifest import Manifest
+from fleet_protocol.messages import Offer
+
+__all__ = ["TaskInHand"]
+
+
+@dataclass
+class TaskInHand:
+    """One task, from its offer to its end.
+
+    Attributes:
+        record: what is, or will be, on disk about it.
+        deadline: ``time.monotonic()`` when its round closes.
+        started: ``time.monotonic()`` of the offer, or of the restart.
+        resumed: it was found on disk.
+        manifest: of the artifact set taken, once fetched.
+        fetch_seconds: from the offer to the blobs on disk.
+    """
+
+    record: StoredTask
+    deadline: float
+    started: float
+    resumed: bool = False
+    manifest: Manifest | None = None
+    fetch_seconds: float = 0.0
+
+    @property
+    def offer(self) -> Offer:
+        """What the server wants."""
+        return self.record.offer
+
+    def blobs_in_use(self) -> set[str]:
+        """Digests that must stay on disk while the task lasts."""
+        choice, update = self.record.choice, self.record.update
+        graphs = {spec.digest for spec in self.manifest.graphs.values()} if self.manifest else set()
+        return {choice.artifact_set.digest, choice.weights.digest, *graphs, *([update.digest] if update else [])}

@@ -1,0 +1,126 @@
+"""The link side of an agent: what it says to the fleet, and which blobs it lets come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from device_runtime.agent.journal import Journal
+from device_runtime.settings import DeviceConfig
+from fleet_protocol.errors import TransportError
+from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.messages import DeviceStatus, Offer, Profile
+from fleet_protocol.topics import Topics
+from fleet_protocol.transport import Farewell, Transport
+
+__all__ = ["Uplink"]
+
+_UNWANTED_KEPT = 256
+
+
+@dataclass
+class Uplink:
+    """The connection, and the words that go over it.
+
+    Attributes:
+        config: the operator's.
+        journal: the log.
+        link: from probing on.
+        unwanted: blobs whose subscription was given back because chunks came that nobody waits for.
+    """
+
+    config: DeviceConfig
+    journal: Journal
+    link: Transport | None = None
+    unwanted: set[str] = field(default_factory=set)
+    _seq: int = 0
+
+    @property
+    def topics(self) -> Topics:
+        """Topics of the fleet."""
+        return Topics(self.config.fleet)
+
+    def need(self) -> Transport:
+        """The connection."""
+        if self.link is None:
+            raise RuntimeError("the device has no link yet; this is a bug")
+        return self.link
+
+    def _next_seq(self) -> int:
+        self._seq += 1
+        return self._seq
+
+    def send(self, offer: Offer, kind: type[FrozenModel], **fields: object) -> None:
+        """Send a message about a task; while the broker is away it waits.
+
+        Args:
+            offer: of the task.
+            kind: a device message.
+            fields: what it carries beside fleet, device, run, round and task.
+        """
+        message = kind.model_validate(
+            {
+                "fleet": self.config.fleet,
+                "seq": self._next_seq(),
+                "device": self.config.device,
+                "run": offer.run,
+                "round": offer.round,
+                "task": offer.task,
+                **fields,
+            }
+        )
+        try:
+            self.need().publish(self.topics.reply(self.config.device), message.model_dump_json().encode())
+        except TransportError as error:
+            self.journal.warning(f"cannot send {kind.__name__}: {error}; it is sent again with the next offer")
+
+    def subscribe_blob(self, digest: str) -> None:
+        """Let the chunks of a blob come."""
+        self.unwanted.discard(digest)
+        try:
+            self.need().subscribe(self.topics.blob_filter(digest))
+        except TransportError as error:
+            self.journal.warning(f"{error}; chunks are asked for again")
+
+    def unsubscribe_blob(self, digest: str) -> None:
+        """Let no more chunks of a blob come."""
+        self.need().unsubscribe(self.topics.blob_filter(digest))
+
+    def decline_chunk(self, digest: str) -> None:
+        """A chunk came that nobody waits for.
+
+        It is an echo of a subscription just ended, or the broker's session still holds one from before a crash.
+        """
+        if digest not in self.unwanted and len(self.unwanted) < _UNWANTED_KEPT:
+            self.unwanted.add(digest)
+            self.unsubscribe_blob(digest)
+
+    def _status(self, state: str, profile: Profile | None, *, online: bool) -> bytes:
+        return DeviceStatus(
+            fleet=self.config.fleet,
+            seq=self._next_seq(),
+            device=self.config.device,
+            online=online,
+            state=state,
+            profile=profile,
+        ).to_bytes()
+
+    def farewell(self, state: str) -> Farewell:
+        """The last status, published by the broker when this device vanishes and by itself when it leaves.
+
+        Args:
+            state: of the agent's machine.
+        """
+        return Farewell(self.topics.status(self.config.device), self._status(state, None, online=False))
+
+    def publish_status(self, state: str, profile: Profile | None) -> None:
+        """Tell the fleet, retained, what this device is and does.
+
+        Args:
+            state: of the agent's machine.
+            profile: what the board is.
+        """
+        topic, status = self.topics.status(self.config.device), self._status(state, profile, online=True)
+        try:
+            self.need().publish(topic, status, retain=True)
+        except TransportError as error:
+            self.journal.warning(f"cannot send the status: {error}")

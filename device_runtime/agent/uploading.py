@@ -1,0 +1,75 @@
+"""Chunks of a finished update on their way to the server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from device_runtime.training.hooks import TaskStopped
+from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.blobs import iter_chunks
+from fleet_protocol.errors import TransportError
+from fleet_protocol.messages import BlobRef, Ranges
+from fleet_protocol.transport import SEND_WINDOW, Transport
+
+__all__ = ["Upload", "send_chunks"]
+
+_PATIENCE_SECONDS = 0.5  # between two looks at whether the upload is still wanted while the broker is away
+
+
+@dataclass(frozen=True)
+class Upload:
+    """Chunks that are to be sent.
+
+    Attributes:
+        update: the blob.
+        ranges: half-open ranges of chunk indices.
+        topic: topic of a chunk index.
+        deadline: ``time.monotonic()`` after which to give up.
+    """
+
+    update: BlobRef
+    ranges: Ranges
+    topic: Callable[[int], str]
+    deadline: float
+
+
+def send_chunks(link: Transport, blobs: BlobStore, upload: Upload, *, stopped: Callable[[], bool]) -> int:
+    """Send some chunks, a window at a time, waiting out a broker that is away.
+
+    Args:
+        link: the connection.
+        blobs: where the update is.
+        upload: the chunks.
+        stopped: asked between chunks.
+
+    Returns:
+        Number of chunks sent.
+
+    Raises:
+        TaskStopped: ``stopped`` said so.
+        TransportError: the deadline passed.
+        BlobError: the update is no longer intact on disk.
+    """
+    count, update = 0, upload.update
+    for index, frame in iter_chunks(blobs.read(update.digest), update.chunk_bytes, upload.ranges):
+        _wait(link, SEND_WINDOW - 1, upload.deadline, stopped)
+        link.publish(upload.topic(index), frame)
+        count += 1
+    # Some brokers keep no order between topics: what is announced next should find the chunks there.
+    _wait(link, 0, upload.deadline, stopped)
+    return count
+
+
+def _wait(link: Transport, unacknowledged: int, deadline: float, stopped: Callable[[], bool]) -> None:
+    while True:
+        if stopped():
+            raise TaskStopped
+        try:
+            link.drain(min(deadline, time.monotonic() + _PATIENCE_SECONDS), unacknowledged)
+        except TransportError:
+            if time.monotonic() >= deadline:
+                raise
+        else:
+            return

@@ -1,0 +1,246 @@
+"""What may keep a board from training, looked at one thing after the other; each finding says what to do.
+
+Nothing but the standard library and the protocol is imported before a check needs it, so that a board on which
+something is missing hears what.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import queue
+import shutil
+import socket
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+from device_runtime.board import installed_backends, probe
+from device_runtime.self_test import self_test
+from device_runtime.settings import DeviceConfig, load_device_config
+from fleet_protocol.errors import ConfigError, ShoalError, StorageError, TransportError
+from fleet_protocol.onnx_runtime import check_runtime
+
+__all__ = ["Finding", "examine"]
+
+_SERVER_SECONDS = 3.0
+_PROBE_SECONDS = 5.0
+_LITTLE_MEMORY = 150 * 2**20  # the agent itself takes 60 to 90 MB
+_HOT_CELSIUS = 80.0  # a Raspberry Pi slows down from here on
+_SKEW_SECONDS = 86_400.0
+
+Level = Literal["ok", "warning", "failed"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check has found.
+
+    Attributes:
+        check: its name.
+        level: whether the board can train with that.
+        detail: what was found and, unless it is well, what to do.
+        exit_code: of the kind of error, 0 unless it failed.
+    """
+
+    check: str
+    level: Level
+    detail: str
+    exit_code: int = 0
+
+
+class _DoubtError(Exception):
+    """Something that need not keep the board from training."""
+
+
+def examine(config_path: Path, enrolment: Path | None = None) -> Iterator[Finding]:
+    """Look at a board.
+
+    Args:
+        config_path: its device.toml.
+        enrolment: its file in an enrolled fleet, instead of the one that the configuration names.
+
+    Yields:
+        A finding for each check, as soon as it is known. Those that need a configuration that cannot be read, or a
+        broker that does not answer, are left out.
+    """
+    for name, check in _GENERAL:
+        yield _found(name, check)
+    configs: list[DeviceConfig] = []
+    yield _found("configuration", partial(_configuration, config_path, enrolment, configs))
+    for config in configs:
+        for name, look in _CONFIGURED:
+            yield _found(name, partial(look, config))
+        reached = _found("network", partial(_reach, config))
+        yield reached
+        if reached.level == "ok":
+            yield _found("broker", partial(_broker, config))
+
+
+def _found(name: str, check: Callable[[], str]) -> Finding:
+    try:
+        return Finding(name, "ok", check())
+    except _DoubtError as doubt:
+        return Finding(name, "warning", str(doubt))
+    except ShoalError as error:
+        return Finding(name, "failed", str(error), error.exit_code)
+
+
+# What needs no configuration.
+
+
+def _system() -> str:
+    if sys.maxsize < 2**32:
+        raise ConfigError(
+            f"this is a 32-bit Python on {platform.machine()}, for which there is no onnxruntime; install a 64-bit"
+            " system (Raspberry Pi OS 64-bit)"
+        )
+    return f"{platform.machine()}, {platform.system()} {platform.release()}, Python {platform.python_version()}"
+
+
+def _packages() -> str:
+    missing = [
+        *(["paho-mqtt"] if find_spec("paho") is None else []),
+        *([] if installed_backends() else ["onnxruntime"]),
+    ]
+    if missing:
+        raise ConfigError(f"not installed: {' and '.join(missing)}; pip install 'shoal[device]'")
+    check_runtime()
+    return ", ".join(f"{backend}: {package}" for backend, package in installed_backends().items())
+
+
+def _clock() -> str:
+    now, installed = time.time(), Path(__file__).stat().st_mtime
+    said = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(now))
+    if now < installed - _SKEW_SECONDS:
+        raise _DoubtError(
+            f"it is {said} on this board, before Shoal was installed: certificates will seem not valid yet; let it"
+            " fetch the time (timedatectl set-ntp true), or set it"
+        )
+    return said
+
+
+def _board() -> str:
+    board = probe()
+    if not board.ram_bytes or not board.free_ram_bytes:
+        raise _DoubtError(
+            "/proc/meminfo tells no free memory, so the server cannot know which sub-model fits; mount /proc"
+        )
+    free = f"{board.free_ram_bytes / 2**20:.0f} of {board.ram_bytes / 2**20:.0f} MiB of memory free"
+    if board.free_ram_bytes < _LITTLE_MEMORY:
+        raise _DoubtError(
+            f"{free}: too little for the agent and a sub-model; stop other programs, or set a small max_width"
+        )
+    heat = "" if board.temperature_celsius is None else f", {board.temperature_celsius:.0f} °C"
+    if (board.temperature_celsius or 0.0) >= _HOT_CELSIUS:
+        raise _DoubtError(f"{free}{heat}: the processor slows down when it is so hot; cool it, or set threads = 1")
+    return f"{board.cores} cores, {free}{heat}{', on battery' if board.on_battery else ''}"
+
+
+# What needs it.
+
+
+def _configuration(path: Path, enrolment: Path | None, into: list[DeviceConfig]) -> str:
+    config = load_device_config(path, enrolment)
+    into.append(config)
+    depth = "" if config.max_depth is None else f", max_depth {config.max_depth}"
+    return f"device {config.device} of fleet {config.fleet}, max_width {config.max_width:g}{depth}"
+
+
+def _state(config: DeviceConfig) -> str:
+    folder = config.state_dir
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe_file = folder / f"doctor-{uuid.uuid4().hex}"
+        probe_file.write_bytes(b"x" * 4096)
+        probe_file.unlink()
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        raise StorageError(
+            f"{folder} cannot be written: {error.strerror}; make it writable for this user, or set state_dir"
+        ) from error
+    said = f"{folder}, {free / 2**20:.0f} MiB free"
+    if free < config.max_cache_bytes:
+        raise _DoubtError(
+            f"{said}, less than max_cache_bytes ({config.max_cache_bytes / 2**20:.0f} MiB); make room or lower it"
+        )
+    return said
+
+
+def _runtime(config: DeviceConfig) -> str:
+    from device_runtime.training.backends import choose_backend  # noqa: PLC0415  (numpy)
+
+    backend = choose_backend(config.backend)
+    problem = self_test(config.state_dir, backend)
+    if problem:
+        raise ConfigError(problem)
+    return f"backend {backend}: a small graph runs"
+
+
+def _data(config: DeviceConfig) -> str:
+    from device_runtime.training.data import load_data  # noqa: PLC0415  (numpy)
+
+    data = load_data(config.data)
+    return f"{len(data)} samples of shape {tuple(data.x.shape[1:])} in {data.source}"
+
+
+def _reach(config: DeviceConfig) -> str:
+    address = config.address()
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise TransportError(
+            f"the name {address.host!r} is not known ({error.strerror or error}); look at `broker`, or write an address"
+        ) from error
+    try:
+        with socket.create_connection((address.host, address.port), _PROBE_SECONDS):
+            return f"{address.host} is {found[0][4][0]}, port {address.port} answers"
+    except OSError as error:
+        raise TransportError(
+            f"port {address.port} of {address.host} does not answer ({error.strerror or error}). Is the broker running,"
+            " and does it listen to this network? An embedded one listens on 127.0.0.1 unless fleet.toml sets"
+            ' `listen = "0.0.0.0"` in [broker]'
+        ) from error
+
+
+def _broker(config: DeviceConfig) -> str:
+    from fleet_protocol.topics import Topics  # noqa: PLC0415
+    from fleet_protocol.transport import Received, open_transport  # noqa: PLC0415
+
+    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    link = open_transport(config.address(), f"shoal-doctor-{uuid.uuid4().hex[:12]}", inbox)
+    topic = Topics(config.fleet).server_status
+    try:
+        link.connect(_PROBE_SECONDS)
+        link.subscribe(topic)
+        deadline = time.monotonic() + _SERVER_SECONDS
+        with contextlib.suppress(queue.Empty):
+            while True:
+                item = inbox.get(timeout=max(0.0, deadline - time.monotonic()))
+                if isinstance(item, Received) and item.topic == topic:
+                    return f"connected to {link.address}; the server of fleet {config.fleet} has announced itself"
+    finally:
+        link.close()
+    raise _DoubtError(
+        f"connected to {link.address}, but no server of a fleet {config.fleet!r} has announced itself there; is `fleet`"
+        " spelled as in fleet.toml, and is `shoal up` running?"
+    )
+
+
+_GENERAL: tuple[tuple[str, Callable[[], str]], ...] = (
+    ("system", _system),
+    ("packages", _packages),
+    ("clock", _clock),
+    ("board", _board),
+)
+_CONFIGURED: tuple[tuple[str, Callable[[DeviceConfig], str]], ...] = (
+    ("state folder", _state),
+    ("runtime", _runtime),
+    ("data", _data),
+)

@@ -1,0 +1,93 @@
+"""Whether onnxruntime works on this board: a small graph in a process of its own, before the fleet is joined.
+
+A package can be installed and not work: built for another processor (the process dies of an illegal instruction), a
+library of the system missing, a file overwritten. In a process of its own that cannot take the agent down, and an agent
+that waits for its first task does not carry the runtime's 20 MB.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from device_runtime.board import installed_backends, runtime_version
+from fleet_protocol.blob_store import write_atomically
+from fleet_protocol.child_process import python_module
+from fleet_protocol.errors import StorageError
+
+__all__ = ["main", "self_test"]
+
+_PASSED = "self-test"
+"""File of the state folder: what passed, so that it is not repeated at every start."""
+
+_SECONDS = 120.0
+"""A Raspberry Pi with a cold card needs about ten."""
+
+# y = x * (2, 3), ONNX IR 8, opset 13.
+_GRAPH = base64.b64decode(
+    "CAgSADpTCg8KAXgKAXcSAXkiBEdlbW0SAXQqEwgCCAEQASIIAAAAQAAAQEBCAXdaEwoBeBIOCgwIARIICgIIAQoCCAJiEwoBeRIOCgwIARIICgIIAQoC"
+    "CAFCBAoAEA0="
+)
+
+
+def self_test(state_dir: Path, backend: str) -> str:
+    """Run the graph in a process of its own, unless this runtime has passed here before.
+
+    Args:
+        state_dir: of the device.
+        backend: it trains with.
+
+    Returns:
+        Why this board cannot train, with what to do; empty where it can.
+    """
+    runtime = installed_backends().get(backend, "")
+    tested, passed = f"{runtime}, Python {sys.version.split()[0]}, Shoal {runtime_version()}", state_dir / _PASSED
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        if passed.read_text(encoding="utf-8") == tested:
+            return ""
+    found = _tried(runtime)
+    if not found:
+        with contextlib.suppress(StorageError):  # a full disk is told when there is something to keep
+            write_atomically(passed, tested.encode())
+    return found
+
+
+def _tried(runtime: str) -> str:
+    command = python_module("device_runtime.self_test")
+    try:
+        done = subprocess.run(  # noqa: S603  (this interpreter, these arguments)
+            command, capture_output=True, text=True, errors="replace", timeout=_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"the self-test of {runtime} did not end: {error}"
+    if not done.returncode:
+        return ""
+    if done.returncode < 0:
+        why = f"it died of {signal.Signals(-done.returncode).name}: is it built for this processor?"
+    else:
+        why = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+    package = runtime.partition(" ")[0]
+    return f"{runtime} does not work on this board: {why} (pip install --force-reinstall {package})"
+
+
+def main() -> None:
+    """Run the graph in this process; an error ends it with its message on standard error."""
+    import numpy as np  # noqa: PLC0415  (the agent imports this module, not what the test needs)
+
+    from device_runtime.training.backends.runtime import load_runtime  # noqa: PLC0415
+
+    try:
+        session = load_runtime().InferenceSession(_GRAPH, providers=["CPUExecutionProvider"])
+        (found,) = session.run(None, {"x": np.array([[1.0, 10.0]], np.float32)})
+    except Exception as error:  # noqa: BLE001  (its errors have no base)
+        sys.exit(f"{type(error).__name__}: {error}")
+    if found.tolist() != [[32.0]]:
+        sys.exit(f"2 * 1 + 3 * 10 is {found.tolist()}")
+
+
+if __name__ == "__main__":
+    main()

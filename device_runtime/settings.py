@@ -1,0 +1,189 @@
+"""The device's configuration: one TOML file, frozen once read. Relative paths are relative to that file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from device_runtime.training.data.sources import DataConfig
+from device_runtime.training.own_model_files import KEPT_RUNS
+from fleet_protocol.configuration import read_toml, validate_config
+from fleet_protocol.errors import ConfigError
+from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.identity.enrolment import read_enrolment
+from fleet_protocol.identity.member import Member
+from fleet_protocol.topics import NAME_PATTERN
+from fleet_protocol.transport import BrokerAddress
+
+__all__ = ["DeviceConfig", "IdentityConfig", "OwnModelConfig", "TlsConfig", "load_device_config"]
+
+Name = Annotated[str, Field(pattern=NAME_PATTERN)]
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class TlsConfig(FrozenModel):
+    """Files for a ``mqtts://`` broker.
+
+    Attributes:
+        ca_file: certificates to trust instead of the system's.
+        cert_file: client certificate.
+        key_file: its key.
+    """
+
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+
+
+class IdentityConfig(FrozenModel):
+    """Who this board is in an enrolled fleet.
+
+    Attributes:
+        file: the enrolment that ``shoal enroll`` wrote; fleet, device and broker stand in it.
+    """
+
+    file: Path
+
+
+class OwnModelConfig(FrozenModel):
+    """A model of this board's own, which is trained beside the fleet's and never leaves it.
+
+    Attributes:
+        set: folder of a pair, exported for the fleet's model and this board's own.
+        keep_runs: of so many runs the model is kept, the current one among them; older ones are removed.
+    """
+
+    set: Path
+    keep_runs: int = Field(default=KEPT_RUNS, ge=1)
+
+
+class DeviceConfig(FrozenModel):
+    """Everything an operator may set on a board.
+
+    Attributes:
+        fleet: name of the fleet.
+        device: id of the device, unique in the fleet.
+        broker: ``mqtt[s]://[user:password@]host[:port]``.
+        state_dir: folder for the task record and the blobs; it is made.
+        data: where the training data is.
+        max_width: widest sub-model this board may be given, in (0, 1].
+        max_depth: deepest, in blocks, or None for no limit.
+        backend: ``onnx`` (portable step), ``ort-training``, or ``auto`` (the latter where it is installed).
+        threads: threads of one training step; 0 takes every core.
+        holdout: share of the samples kept for evaluation instead of training.
+        connect_timeout_seconds: how long to try the broker at start before giving up.
+        retry_seconds: time between two announcements of a finished update that nobody acknowledges.
+        repair_seconds: silence after which missing chunks are asked for again.
+        max_cache_bytes: bound of the blobs kept between tasks.
+        tls: certificate files.
+        identity: of this board in an enrolled fleet; it then takes nothing that the fleet's server has not signed.
+        insecure: without an identity, connect over a network although whoever reaches the broker can give this board
+            graphs to run.
+        own_model: the board's own model, for methods that train one beside the fleet's.
+    """
+
+    fleet: Name
+    device: Name
+    broker: str
+    state_dir: Path
+    data: DataConfig
+    max_width: float = Field(default=1.0, gt=0, le=1)
+    max_depth: int | None = Field(default=None, ge=1)
+    backend: Literal["auto", "onnx", "ort-training"] = "auto"
+    threads: int = Field(default=1, ge=0)
+    holdout: float = Field(default=0.1, ge=0, lt=1)
+    connect_timeout_seconds: Seconds = 30.0
+    retry_seconds: Seconds = 5.0
+    repair_seconds: Seconds = 2.0
+    max_cache_bytes: int = Field(default=512 * 1024 * 1024, ge=0)
+    tls: TlsConfig | None = None
+    identity: IdentityConfig | None = None
+    insecure: bool = False
+    own_model: OwnModelConfig | None = None
+
+    def address(self) -> BrokerAddress:
+        """The broker with its certificate files.
+
+        Raises:
+            ConfigError: the address has a wrong form, or certificate files go with a plain connection, or a network
+                would carry everything in the open although nobody said that it may.
+            StorageError: the certificates of an enrolment cannot be written out.
+        """
+        member = self.member()
+        if member is not None:
+            return member.enrolment.address(member.folder, self.broker)
+        tls = self.tls or TlsConfig()
+        address = BrokerAddress.parse(self.broker, ca_file=tls.ca_file, cert_file=tls.cert_file, key_file=tls.key_file)
+        if self.tls is not None and not address.tls:
+            raise ConfigError(f"[tls] is set but broker {self.broker!r} is not encrypted; write mqtts://")
+        if not (address.tls or address.on_this_machine or self.insecure):
+            raise ConfigError(
+                f"broker {address} without an identity: whoever reaches it can run graphs on this board's data. "
+                "Name the file of `shoal enroll` in [identity], or say insecure = true for a network that you trust"
+            )
+        return address
+
+    def member(self) -> Member | None:
+        """This board in an enrolled fleet, None in one without identities.
+
+        Raises:
+            ConfigError: the enrolment cannot be read.
+        """
+        if self.identity is None:
+            return None
+        return Member(read_enrolment(self.identity.file), self.state_dir / "identity", remembers=True)
+
+    def resolved(self, base: Path) -> DeviceConfig:
+        """The same configuration with relative paths taken from ``base``.
+
+        Args:
+            base: usually the folder of the configuration file.
+        """
+        tls = self.tls
+        if tls is not None:
+            files = {name: base / path for name, path in tls if path is not None}
+            tls = tls.model_copy(update=files)
+        identity = self.identity
+        if identity is not None:
+            identity = identity.model_copy(update={"file": base / identity.file})
+        own = self.own_model
+        if own is not None:
+            own = own.model_copy(update={"set": base / own.set})
+        return self.model_copy(
+            update={
+                "state_dir": base / self.state_dir,
+                "data": self.data.resolved(base),
+                "tls": tls,
+                "identity": identity,
+                "own_model": own,
+            }
+        )
+
+
+def load_device_config(path: Path, enrolment: Path | None = None) -> DeviceConfig:
+    """Read a device's configuration file.
+
+    Args:
+        path: the TOML file.
+        enrolment: the board's, instead of the one that the file names.
+
+    Raises:
+        ConfigError: the file cannot be read or its content is wrong, or differs from the enrolment's.
+    """
+    base = path.resolve().parent
+    document = read_toml(path)
+    named = document.get("identity")
+    if enrolment is not None:
+        document["identity"] = {"file": str(enrolment.resolve())}
+    elif isinstance(named, dict) and isinstance(named.get("file"), str):
+        enrolment = base / named["file"]
+    if enrolment is not None:
+        member = read_enrolment(enrolment)
+        for key, value in (("fleet", member.fleet), ("device", member.name), ("broker", member.broker)):
+            if document.setdefault(key, value) != value and key != "broker":
+                raise ConfigError(f"{path}: {key} is {document[key]!r}, and in the enrolment {enrolment} {value!r}")
+    config = validate_config(document, DeviceConfig, source=str(path)).resolved(base)
+    config.address()
+    return config

@@ -1,0 +1,1 @@
+"""Training on the board: data, backends, and what a task asks of them; nothing here knows MQTT."""

@@ -1,0 +1,263 @@
+"""Graphs with their tensors in place: one class trains with either flavour of the step graph, one evaluates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.training.backends.runtime import open_session
+from device_runtime.training.backends.swapping import StepTensors, SwappingStep
+from fleet_protocol.errors import RefusalReason, RefusedError
+from fleet_protocol.manifest import (
+    Manifest,
+    anchor_input,
+    noise_input,
+    parameter_input,
+    state_input,
+    statistic_mean,
+    statistic_variance,
+)
+from fleet_protocol.metrics import summed_outputs
+
+__all__ = ["ForwardSession", "Sessions", "TrainSession", "step_graph_key"]
+
+Array = NDArray[Any]
+
+
+def step_graph_key(backend: str, manifest: Manifest) -> str | None:
+    """Which graph of a set is the training step for a backend.
+
+    Args:
+        backend: ``onnx`` or ``ort-training``.
+        manifest: of the set.
+
+    Returns:
+        Key in ``manifest.graphs``, or None if the set has no step for this backend. onnxruntime-training takes the
+        portable step where the set has no step of its own.
+    """
+    wanted = ("ort-training/step", "onnx/train") if backend == "ort-training" else ("onnx/train",)
+    return next((key for key in wanted if key in manifest.graphs), None)
+
+
+class TrainSession:
+    """A training step with its parameters and states.
+
+    Args:
+        manifest: of the artifact set.
+        graph: file of the step graph.
+        threads: threads of one operator; 0 takes every core.
+    """
+
+    def __init__(self, manifest: Manifest, graph: Path, *, threads: int = 1) -> None:
+        self._manifest = manifest
+        states = {state_input(spec.name): spec for spec in manifest.states}
+        tensors = StepTensors(
+            moving={**{parameter_input(spec.name): spec for spec in manifest.parameters}, **states},
+            scalars=("loss",),
+            fixed={anchor_input(spec.name): spec for spec in manifest.parameters},
+            in_place=frozenset(states) if manifest.states_in_place else frozenset(),
+        )
+        self._step = SwappingStep(graph, manifest.graphs.values(), tensors, threads=threads)
+        self._mu = np.zeros((), np.float32)
+
+    def reset(self) -> dict[str, NDArray[np.float32]]:
+        """Start again: the optimizer from its initial states, the parameters from what the caller writes into them.
+
+        Returns:
+            Parameter name to the array that the next step reads.
+        """
+        for state in self._manifest.states:
+            self._step.current[state_input(state.name)].fill(state.initial)
+        return self.parameters()
+
+    def load_states(self, states: Mapping[str, Array]) -> None:
+        """Go on with what an optimizer left.
+
+        Args:
+            states: all of them by name, or none to stay with what is there.
+
+        Raises:
+            RefusedError: they are those of another recipe.
+        """
+        for spec in self._manifest.states if states else ():
+            value = states.get(spec.name)
+            if value is None or (value.shape, value.dtype.name) != (spec.shape, spec.dtype):
+                raise RefusedError(
+                    RefusalReason.UNSUPPORTED,
+                    f"what the optimizer kept of the run has no {spec.name} of shape {list(spec.shape)}: the artifacts "
+                    f"of {self._manifest.arch} {self._manifest.tier} changed during the run; start a new run",
+                )
+            np.copyto(self._step.current[state_input(spec.name)], value)
+
+    def anchor(self, mu: float) -> None:
+        """Pull the parameters towards what they are now, until the next call (FedProx).
+
+        Args:
+            mu: strength of the proximal term; 0 for none.
+
+        Raises:
+            RefusedError: a proximal term is wanted that the set was not exported with.
+        """
+        anchors = self._step.fixed
+        if mu and not anchors:
+            raise RefusedError(
+                RefusalReason.UNSUPPORTED,
+                f"artifact set {self._manifest.arch} {self._manifest.tier} has no proximal term, which mu = {mu:g} of "
+                "FedProx needs; export it again with a proximal recipe",
+            )
+        for name, value in self.parameters().items():
+            if anchor_input(name) in anchors:
+                np.copyto(anchors[anchor_input(name)], value)
+        self._mu = np.array(mu, np.float32)
+
+    def load(self, weights: Mapping[str, Array], mu: float = 0.0) -> None:
+        """Take new parameters; the optimizer starts from its initial states.
+
+        Args:
+            weights: parameter name to float32 array of its local shape. With a proximal term in the recipe they are
+                also what the parameters are pulled towards until the next call.
+            mu: strength of the proximal term; 0 for none.
+
+        Raises:
+            RefusedError: a proximal term is wanted that the set was not exported with.
+        """
+        for name, array in self.reset().items():
+            np.copyto(array, weights[name], casting="no")
+        self.anchor(mu)
+
+    def step(
+        self, x: Array, y: Array, mask: Array, learning_rate: float, noise: Mapping[str, Array] | None = None
+    ) -> float:
+        """One step of the recipe on one batch.
+
+        Args:
+            x: samples ``[B, ...]``.
+            y: labels ``[B]``, or ``[B, T]`` with a label per token, int64.
+            mask: ``[classes]`` float32, 1 for labels that count.
+            learning_rate: step size.
+            noise: layer to float32 ``[B, ...]`` for every entry of the manifest's ``noise``; see
+                `device_runtime.training.course.draw_noise`.
+
+        Returns:
+            Mean loss of the batch before the step.
+        """
+        feeds = {"x": x, "y": y, "mask": mask, "lr": np.array(learning_rate, np.float32), "mu": self._mu}
+        feeds |= {noise_input(layer): numbers for layer, numbers in (noise or {}).items()}
+        return self._step.run(feeds)[0]
+
+    def parameters(self) -> dict[str, NDArray[np.float32]]:
+        """The parameters now, in manifest order; views that the next step but one overwrites."""
+        current = self._step.current
+        return {spec.name: current[parameter_input(spec.name)] for spec in self._manifest.parameters}
+
+    def states(self) -> dict[str, Array]:
+        """The optimizer's states now, by name; views, as of `parameters`."""
+        current = self._step.current
+        return {spec.name: current[state_input(spec.name)] for spec in self._manifest.states}
+
+    def addresses(self) -> dict[str, int]:
+        """Where each current parameter and state lies in memory.
+
+        Parameters alternate between two places; states too, unless the manifest allows them to stay.
+        """
+        return {name: array.ctypes.data for name, array in self._step.current.items()}
+
+
+class ForwardSession:
+    """A graph that reads parameters and changes nothing: evaluation or batch norm statistics.
+
+    Args:
+        manifest: of the artifact set.
+        graph: file of the graph.
+        parameters: parameter name to float32 array.
+        threads: threads of one operator; 0 takes every core.
+    """
+
+    def __init__(self, manifest: Manifest, graph: Path, parameters: Mapping[str, Array], *, threads: int = 1) -> None:
+        self._manifest = manifest
+        self._session = open_session(graph, manifest.graphs.values(), threads=threads)
+        self._inputs = {spec.name for spec in self._session.get_inputs()}
+        self.load(parameters)
+
+    def load(self, parameters: Mapping[str, Array]) -> None:
+        """Read other parameters from now on.
+
+        Args:
+            parameters: parameter name to float32 array; read in place, not copied.
+        """
+        self._fixed = {parameter_input(p.name): parameters[p.name] for p in self._manifest.parameters}
+
+    def _run(self, outputs: list[str], feeds: Mapping[str, Array]) -> list[Array]:
+        known = {name: value for name, value in {**self._fixed, **feeds}.items() if name in self._inputs}
+        result: list[Array] = self._session.run(outputs, known)
+        return result
+
+    def evaluate(
+        self, x: Array, y: Array, mask: Array, statistics: Mapping[str, Array] | None = None
+    ) -> dict[str, NDArray[np.float64]]:
+        """Sums of loss and metrics over one batch.
+
+        Args:
+            x: samples ``[B, ...]``.
+            y: targets ``[B, ...]``, as the loss takes them.
+            mask: ``[classes]`` float32.
+            statistics: ``stat.<norm>.mean`` and ``.var`` of every static batch norm.
+
+        Returns:
+            Everything that `fleet_protocol.metrics.summed_outputs` names.
+        """
+        names = list(summed_outputs(self._manifest.recipe))
+        found = self._run(names, {"x": x, "y": y, "mask": mask, **(statistics or {})})
+        return {name: value.astype(np.float64) for name, value in zip(names, found, strict=True)}
+
+    def statistics(self, x: Array) -> dict[str, NDArray[np.float32]]:
+        """Mean and unbiased variance of every static batch norm on one batch.
+
+        Args:
+            x: samples ``[B, ...]``.
+
+        Returns:
+            ``stat.<norm>.mean`` and ``stat.<norm>.var`` to vectors of the norm's channels.
+        """
+        names = [
+            name
+            for spec in self._manifest.statistics
+            for name in (statistic_mean(spec.name), statistic_variance(spec.name))
+        ]
+        return dict(zip(names, self._run(names, {"x": x}), strict=True))
+
+
+class Sessions:
+    """Opens the graphs of a task.
+
+    A board opens each anew, for memory; a simulation, which trains one tier for many devices, may keep them.
+
+    Args:
+        threads: threads of one operator; 0 takes every core.
+    """
+
+    def __init__(self, threads: int = 1) -> None:
+        self.threads = threads
+
+    def train(self, manifest: Manifest, graph: Path) -> TrainSession:
+        """A session of a step graph; the caller loads weights.
+
+        Args:
+            manifest: of the artifact set.
+            graph: file of the step graph.
+        """
+        return TrainSession(manifest, graph, threads=self.threads)
+
+    def forward(self, manifest: Manifest, graph: Path, parameters: Mapping[str, Array]) -> ForwardSession:
+        """A session of a graph that changes nothing.
+
+        Args:
+            manifest: of the artifact set.
+            graph: file of the graph.
+            parameters: parameter name to float32 array.
+        """
+        return ForwardSession(manifest, graph, parameters, threads=self.threads)

@@ -1,0 +1,126 @@
+"""A step graph whose tensors stay in place: it reads one set of buffers and writes the other, then they swap.
+
+Both bindings are made once, so a step copies no parameter and allocates none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.training.backends.runtime import load_runtime, open_session
+from fleet_protocol.manifest import GraphSpec, next_name
+
+__all__ = ["Sized", "StepTensors", "SwappingStep"]
+
+Array = NDArray[Any]
+
+
+class Sized(Protocol):
+    """What is known of a tensor before it is there; every entry of a manifest is one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes; empty for a single number."""
+
+    @property
+    def dtype(self) -> str:
+        """Numpy name of the element type."""
+
+
+@dataclass(frozen=True)
+class StepTensors:
+    """The tensors of a step graph that stay in memory.
+
+    Attributes:
+        moving: those that a step changes, by graph input; the outputs are `next_name` of these.
+        scalars: outputs of one number each, which a step returns.
+        fixed: inputs that no step changes, by graph input; those the graph lacks are left out.
+        in_place: of the tensors that a step changes, those whose next value may be written over them.
+    """
+
+    moving: Mapping[str, Sized]
+    scalars: tuple[str, ...]
+    fixed: Mapping[str, Sized] = field(default_factory=dict)
+    in_place: frozenset[str] = frozenset()
+
+
+class SwappingStep:
+    """A step graph with its tensors.
+
+    Args:
+        graph: file of the graph.
+        specs: what the manifest says of its graphs.
+        tensors: which of its tensors stay in memory.
+        threads: threads of one operator; 0 takes every core.
+
+    Raises:
+        RefusedError: the graph is not one that a board runs.
+    """
+
+    def __init__(self, graph: Path, specs: Iterable[GraphSpec], tensors: StepTensors, *, threads: int = 1) -> None:
+        runtime = load_runtime()
+        self._session = open_session(graph, specs, threads=threads)
+        self._inputs = {spec.name for spec in self._session.get_inputs()}
+        self._scalars = tensors.scalars
+        first = _zeros(tensors.moving)
+        second = {name: array if name in tensors.in_place else np.zeros_like(array) for name, array in first.items()}
+        self._buffers: tuple[dict[str, Array], dict[str, Array]] = (first, second)
+        self._fixed = _zeros({name: sized for name, sized in tensors.fixed.items() if name in self._inputs})
+        # An OrtValue made from an array shares its memory; the arrays above keep it alive.
+        self._values, self._fixed_values = (
+            [{name: runtime.OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items()} for arrays in sets]
+            for sets in (self._buffers, [self._fixed])
+        )
+        self._bindings = (self._bind(0), self._bind(1))
+        self._current = 0
+
+    def _bind(self, source: int) -> Any:
+        binding = self._session.io_binding()
+        for name in self._scalars:
+            binding.bind_output(name, "cpu")  # first, so that they are the first outputs
+        for name, value in self._fixed_values[0].items():
+            binding.bind_ortvalue_input(name, value)
+        for name, value in self._values[source].items():
+            if name in self._inputs:
+                binding.bind_ortvalue_input(name, value)
+            binding.bind_ortvalue_output(next_name(name), self._values[1 - source][name])
+        return binding
+
+    @property
+    def current(self) -> dict[str, Array]:
+        """The changing tensors now, by graph input; to read and write in place, until the next step."""
+        return self._buffers[self._current]
+
+    @property
+    def fixed(self) -> dict[str, Array]:
+        """The tensors that no step changes, by graph input; to write in place."""
+        return self._fixed
+
+    def run(self, feeds: Mapping[str, Array]) -> list[float]:
+        """One step.
+
+        Args:
+            feeds: all other inputs; one that the graph lacks is left out, because an exporter may drop an input
+                that the step does not use.
+
+        Returns:
+            The scalars, in order.
+        """
+        binding = self._bindings[self._current]
+        for name, value in feeds.items():
+            if name in self._inputs:
+                binding.bind_cpu_input(name, value)
+        self._session.run_with_iobinding(binding)
+        self._current = 1 - self._current
+        outputs = binding.get_outputs()
+        return [float(outputs[i].numpy().reshape(())) for i in range(len(self._scalars))]
+
+
+def _zeros(tensors: Mapping[str, Sized]) -> dict[str, Array]:
+    return {name: np.zeros(sized.shape, sized.dtype) for name, sized in tensors.items()}

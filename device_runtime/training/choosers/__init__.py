@@ -1,0 +1,78 @@
+"""How a device chooses its tier, by the rule that an offer names. A new rule is one file and one row here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from device_runtime.training.choosers import whalefl
+from device_runtime.training.choosers.rule import Experience, Rule, Situation
+from device_runtime.training.own_settings import read_settings
+from fleet_protocol.errors import RefusalReason, RefusedError
+from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.messages import Instructions
+
+__all__ = ["RULES", "Experience", "Rule", "Situation", "TierChooser", "chooser_of"]
+
+RULES: Mapping[str, Rule[Any, Any]] = MappingProxyType({rule.name: rule for rule in (whalefl.RULE,)})
+
+
+@dataclass(frozen=True)
+class TierChooser:
+    """A rule with the settings of an offer. What it remembers is a value that the caller keeps.
+
+    Attributes:
+        rule: the rule.
+        settings: of the rule.
+    """
+
+    rule: Rule[Any, Any]
+    settings: FrozenModel
+
+    def choose(self, memory: FrozenModel | None, situation: Situation) -> str:
+        """Choose the tier of the coming round.
+
+        Args:
+            memory: what the rule has learnt; None before the first round.
+            situation: what the device knows now.
+
+        Returns:
+            One of the tiers of the situation.
+        """
+        return self.rule.choose(self.settings, memory, situation)
+
+    def learn(self, memory: FrozenModel | None, experience: Experience) -> FrozenModel:
+        """Take a finished round into account.
+
+        Args:
+            memory: before it; None before the first round.
+            experience: of the round.
+
+        Returns:
+            The memory after it.
+        """
+        learnt: FrozenModel = self.rule.learn(self.settings, memory, experience)
+        return learnt
+
+
+def chooser_of(instructions: Instructions) -> TierChooser | None:
+    """How a task lets a device choose its tier; None if it does not.
+
+    Args:
+        instructions: of the task.
+
+    Raises:
+        RefusedError: it names a rule that this version does not know, or its settings are wrong.
+    """
+    chooser = instructions.chooser
+    if chooser is None:
+        return None
+    rule = RULES.get(chooser.rule)
+    if rule is None:
+        raise RefusedError(
+            RefusalReason.UNSUPPORTED,
+            f"no rule {chooser.rule!r} to choose a tier by (there is {', '.join(RULES)}); update Shoal on this board",
+        )
+    return TierChooser(rule, read_settings(rule.settings, chooser.settings, f"chooser {rule.name}"))

@@ -1,0 +1,70 @@
+"""What a rule for the choice of a tier remembers between rounds, on disk."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from pydantic import JsonValue, ValidationError
+
+from device_runtime.training.choosers import TierChooser
+from fleet_protocol.blob_store import write_atomically
+from fleet_protocol.errors import StorageError
+from fleet_protocol.frozen import FrozenModel
+
+__all__ = ["ChooserMemory"]
+
+
+class _Stored(FrozenModel):
+    """The file.
+
+    Attributes:
+        version: of this schema.
+        rule: whose memory it is.
+        run: it belongs to; another run starts afresh.
+        memory: of the rule.
+    """
+
+    version: Literal[1] = 1
+    rule: str
+    run: str
+    memory: Mapping[str, JsonValue]
+
+
+class ChooserMemory:
+    """The memory of one board.
+
+    Args:
+        folder: the agent's state folder; it must exist.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "chooser.json"
+
+    def load(self, run: str, chooser: TierChooser) -> FrozenModel | None:
+        """What a rule remembers of a run; None if there is nothing that can be read.
+
+        Args:
+            run: id of the run.
+            chooser: whose memory.
+        """
+        with contextlib.suppress(OSError, ValidationError):
+            stored = _Stored.model_validate_json(self.path.read_bytes())
+            if (stored.run, stored.rule) == (run, chooser.rule.name):
+                memory: FrozenModel = chooser.rule.memory.model_validate(stored.memory)
+                return memory
+        return None
+
+    def save(self, run: str, chooser: TierChooser, memory: FrozenModel) -> None:
+        """Replace the memory atomically; where the disk is full, the next round goes without this one.
+
+        Args:
+            run: id of the run.
+            chooser: whose memory.
+            memory: what it is now.
+        """
+        stored = _Stored(rule=chooser.rule.name, run=run, memory=memory.model_dump(mode="json"))
+        with contextlib.suppress(StorageError):
+            write_atomically(self.path, stored.model_dump_json(indent=1).encode())

@@ -1,0 +1,95 @@
+"""What a rule is by which a device chooses its tier. One file per rule makes one, one registry row names it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.messages import TrainSettings
+
+__all__ = ["Experience", "Rule", "Situation", "depth_of", "round_steps", "width_of"]
+
+SettingsT = TypeVar("SettingsT", bound=FrozenModel)
+MemoryT = TypeVar("MemoryT", bound=FrozenModel)
+
+_TIER = re.compile(r"^w(\d+\.\d+)-d(\d+)$")
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What a device knows when it chooses.
+
+    Attributes:
+        tiers: ids of those it may train, at least one.
+        steps: training steps of the round.
+        bytes_per_second: of its link, None if it is not known.
+        step_seconds: time of a training step by tier, where it is known beforehand; of others a rule knows what it
+            remembers.
+    """
+
+    tiers: tuple[str, ...]
+    steps: int
+    bytes_per_second: float | None
+    step_seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Experience:
+    """What a finished round has shown.
+
+    Attributes:
+        round: its number; one that a memory holds already changes nothing.
+        tier: that was trained.
+        loss: mean training loss over all steps.
+        step_seconds: measured time of a training step, None if it is not known.
+    """
+
+    round: int
+    tier: str
+    loss: float
+    step_seconds: float | None
+
+
+@dataclass(frozen=True)
+class Rule(Generic[SettingsT, MemoryT]):
+    """How one rule chooses, and what it remembers from round to round.
+
+    Attributes:
+        name: as in offers.
+        settings: schema of its settings.
+        memory: schema of what it remembers; it must survive a restart.
+        choose: one of the tiers of a situation; the memory is None before the first round.
+        learn: the memory after a round.
+    """
+
+    name: str
+    settings: type[SettingsT]
+    memory: type[MemoryT]
+    choose: Callable[[SettingsT, MemoryT | None, Situation], str]
+    learn: Callable[[SettingsT, MemoryT | None, Experience], MemoryT]
+
+
+def width_of(tier: str) -> float:
+    """The width ratio of a tier by its id; infinite where the id is none."""
+    match = _TIER.fullmatch(tier)
+    return float(match[1]) if match else math.inf
+
+
+def depth_of(tier: str) -> float:
+    """The number of blocks of a tier by its id; infinite where the id is none."""
+    match = _TIER.fullmatch(tier)
+    return int(match[2]) if match else math.inf
+
+
+def round_steps(examples: int, settings: TrainSettings) -> int:
+    """Training steps of a round.
+
+    Args:
+        examples: training samples of the device.
+        settings: of the offer.
+    """
+    return settings.steps or settings.epochs * math.ceil(examples / settings.batch_size)

@@ -1,0 +1,227 @@
+"""The course of a task through a board's samples: which are held out, their order, and what is drawn at random.
+
+Nothing here knows the agent, MQTT or the disk. Every order is a function of numbers in the offer and of the number of
+samples alone, so that a simulation reproduces a device bit by bit:
+
+- ``holdout_split(n, share)``: a permutation of ``n`` from ``PCG64(SeedSequence([n]))``; its first ``round(share * n)``
+  entries (at least one, at most ``n - 1``) are held out, both parts sorted. It is the same in every round, so no
+  sample is ever both trained on and evaluated.
+- ``sample_order(seed, round, epoch, n)``: a permutation of ``n`` from ``PCG64(SeedSequence([seed, round, epoch]))``,
+  epochs from 0. Batches are consecutive pieces of it; a short last batch is kept (specification 1.3: local SGD over all
+  batches).
+- ``draw_noise(layers, moment, count)``: what the layers of a model draw at random in one step, from
+  ``PCG64(SeedSequence([seed, round, epoch, step], spawn_key=(1,)))``: one generator for the layers in manifest order,
+  ``random((count, *shape), float32)`` each; steps count from 0 within an epoch. Evaluation draws nothing.
+- ``training_batch(...)``: the samples of a step. With ``augment`` in the board's ``[data]`` they are changed at random,
+  by what `device_runtime.training.data.augment` draws from ``PCG64(SeedSequence([seed, round, epoch, step],
+  spawn_key=(2,)))``.
+- a statistics task takes the order of epoch 0 and drops a last batch of one sample, whose unbiased variance is
+  undefined (specification 1.6). Its samples are those of the steps of a training with the same seed, changes included.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.training.data.augment import crop_flip
+from device_runtime.training.data.dataset import DataSet
+from fleet_protocol.manifest import NoiseSpec
+from fleet_protocol.messages import TrainSettings
+from fleet_protocol.targets import Targets
+
+__all__ = [
+    "Course",
+    "Indices",
+    "Moment",
+    "Pass",
+    "batches",
+    "draw_noise",
+    "holdout_split",
+    "passes",
+    "sample_order",
+    "training_batch",
+]
+
+Indices = NDArray[np.int64]
+
+# Keep what is drawn for a step apart from `sample_order`: without a key, [a, b, c] and [a, b, c, 0] seed alike.
+_NOISE, _AUGMENT = 1, 2
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A step of a training; the numbers that everything it draws at random follows from.
+
+    Attributes:
+        seed: of the offer.
+        round: number of the round, from 1.
+        epoch: from 0.
+        step: within the epoch, from 0.
+    """
+
+    seed: int
+    round: int
+    epoch: int
+    step: int
+
+    def generator(self, key: int) -> np.random.Generator:
+        """Random numbers for one purpose.
+
+        Args:
+            key: of the purpose.
+        """
+        sequence = np.random.SeedSequence([self.seed, self.round, self.epoch, self.step], spawn_key=(key,))
+        return np.random.Generator(np.random.PCG64(sequence))
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass over the training samples.
+
+    Attributes:
+        epoch: its number, from 0.
+        epochs: passes in all.
+        batches: indices of the samples of each step.
+    """
+
+    epoch: int
+    epochs: int
+    batches: tuple[Indices, ...]
+
+
+def holdout_split(n: int, share: float) -> tuple[Indices, Indices]:
+    """Which samples are trained on and which are held out (see the module's text).
+
+    Args:
+        n: samples in all.
+        share: share to hold out, in [0, 1).
+
+    Returns:
+        Training and held-out indices, each sorted; with one sample, or share 0, nothing is held out.
+    """
+    held = min(max(1, round(share * n)), n - 1) if share > 0 else 0
+    order = np.random.Generator(np.random.PCG64(np.random.SeedSequence([n]))).permutation(n)
+    return np.sort(order[held:]), np.sort(order[:held])
+
+
+def sample_order(seed: int, round_number: int, epoch: int, n: int) -> Indices:
+    """The order of the training samples in one epoch (see the module's text).
+
+    Args:
+        seed: of the offer.
+        round_number: number of the round, from 1.
+        epoch: from 0.
+        n: training samples.
+
+    Returns:
+        A permutation of ``0 .. n - 1``.
+    """
+    sequence = np.random.SeedSequence([seed, round_number, epoch])
+    return np.random.Generator(np.random.PCG64(sequence)).permutation(n)
+
+
+def batches(order: Indices, batch_size: int) -> Iterator[Indices]:
+    """Consecutive pieces of an order; the last may be shorter."""
+    for start in range(0, len(order), batch_size):
+        yield order[start : start + batch_size]
+
+
+def passes(chosen: Indices, settings: TrainSettings, round_number: int) -> Iterator[Pass]:
+    """The batches of a task, pass by pass.
+
+    Args:
+        chosen: indices of the training samples.
+        settings: of the offer; with ``steps`` the last pass ends early, or there are more passes than ``epochs``.
+        round_number: number of the round.
+    """
+    per_pass = math.ceil(len(chosen) / settings.batch_size)
+    left = settings.steps or settings.epochs * per_pass
+    count = math.ceil(left / per_pass)
+    for epoch in range(count):
+        order = chosen[sample_order(settings.seed, round_number, epoch, len(chosen))]
+        yield Pass(epoch, count, tuple(batches(order, settings.batch_size))[: left - epoch * per_pass])
+
+
+def draw_noise(layers: Sequence[NoiseSpec], moment: Moment, count: int) -> dict[str, NDArray[np.float32]]:
+    """The random numbers of one training step (see the module's text).
+
+    Args:
+        layers: of the manifest.
+        moment: of the step.
+        count: samples of the batch.
+
+    Returns:
+        Layer to float32 ``[count, *shape]``, uniform in [0, 1).
+    """
+    if not layers:
+        return {}
+    generator = moment.generator(_NOISE)
+    return {layer.name: generator.random((count, *layer.shape), np.float32) for layer in layers}
+
+
+def training_batch(data: DataSet, indices: Indices, dtype: str, moment: Moment) -> tuple[NDArray[Any], Targets]:
+    """The samples and targets of one training step (see the module's text).
+
+    Args:
+        data: the board's samples.
+        indices: of the batch, ``[B]``.
+        dtype: ``float32`` or ``int64``, as the model takes samples.
+        moment: of the step.
+
+    Returns:
+        Samples and targets ``[B, ...]``, both new arrays.
+    """
+    x, y = data.batch(indices, dtype)
+    if data.augment == "none":
+        return x, y
+    return crop_flip(x, data.normal_black, moment.generator(_AUGMENT)), y
+
+
+@dataclass(frozen=True)
+class Course:
+    """What one task trains on or measures, and how.
+
+    Attributes:
+        data: the board's samples.
+        chosen: indices of the training samples.
+        settings: of the offer.
+        round: number of the round.
+    """
+
+    data: DataSet
+    chosen: Indices
+    settings: TrainSettings
+    round: int
+
+    def passes(self) -> Iterator[Pass]:
+        """The batches of a training, pass by pass."""
+        return passes(self.chosen, self.settings, self.round)
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole training."""
+        return self.settings.steps or self.settings.epochs * math.ceil(len(self.chosen) / self.settings.batch_size)
+
+    def order(self) -> Indices:
+        """The samples of the first pass, in its order."""
+        return self.chosen[sample_order(self.settings.seed, self.round, 0, len(self.chosen))]
+
+    def moment(self, epoch: int, step: int) -> Moment:
+        """A step of this task.
+
+        Args:
+            epoch: from 0.
+            step: within the epoch, from 0.
+        """
+        return Moment(self.settings.seed, self.round, epoch, step)
+
+    @property
+    def measurable(self) -> bool:
+        """Whether the samples have batch norm statistics: an unbiased variance takes two in a batch."""
+        return len(self.chosen) >= 2 and self.settings.batch_size >= 2

@@ -1,0 +1,55 @@
+"""Data on the board: the formats it may come in, and the samples as a model takes them; free of the agent."""
+
+from __future__ import annotations
+
+from device_runtime.training.data.augment import Augment
+from device_runtime.training.data.dataset import DataSet, make_dataset
+from device_runtime.training.data.readers import read_csv, read_idx, read_images, read_npz, read_python
+from device_runtime.training.data.sources import CsvData, DataConfig, IdxData, ImagesData, NpzData, PythonData
+
+__all__ = [
+    "Augment",
+    "CsvData",
+    "DataConfig",
+    "DataSet",
+    "IdxData",
+    "ImagesData",
+    "NpzData",
+    "PythonData",
+    "load_data",
+    "make_dataset",
+]
+
+
+def load_data(config: DataConfig) -> DataSet:
+    """Read the board's data.
+
+    Args:
+        config: the ``[data]`` table, with absolute paths.
+
+    Raises:
+        DataError: the data is missing, empty or malformed; the message names the path and what was expected.
+        ConfigError: a package for this kind of data is not installed.
+    """
+    if isinstance(config, NpzData):
+        source, (x, y) = str(config.path), read_npz(config)
+    elif isinstance(config, ImagesData):
+        source, (x, y) = str(config.path), read_images(config)
+    elif isinstance(config, CsvData):
+        source, (x, y) = str(config.path), read_csv(config)
+    elif isinstance(config, IdxData):
+        source, (x, y) = str(config.path), read_idx(config)
+    else:
+        source, (x, y) = config.entry_point, read_python(config)
+    return make_dataset(
+        source,
+        x,
+        y,
+        shape=config.shape,
+        scale=config.scale,
+        mean=config.mean,
+        std=config.std,
+        classes=config.classes,
+        augment=config.augment,
+        black=config.black,
+    )

@@ -1,0 +1,214 @@
+"""Labelled samples in memory, checked once, handed out in batches of the type a model takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.training.data.augment import Augment
+from fleet_protocol.errors import DataError
+from fleet_protocol.manifest import Manifest
+from fleet_protocol.targets import Targets, check_labels, fit_targets
+
+__all__ = ["DataSet", "make_dataset"]
+
+_IMAGES = 4  # dimensions of the samples: which, channels, height, width
+_CHECK_ROWS = 4096  # values are looked at in pieces, so that a check needs no second copy of the data
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """Samples with labels.
+
+    Attributes:
+        source: where they came from, for messages.
+        x: raw samples ``[N, ...]``, any real type, not yet normalised.
+        y: labels ``[N]``, int64; or ``[N, ...]``, one per token or pixel, of which negative ones do not count; or
+            numbers, float32 ``[N, ...]``.
+        scale: factor of every value.
+        mean: subtracted after scaling, broadcast against one sample.
+        std: divides last, broadcast against one sample.
+        augment: random changes to the samples of a training step; see `device_runtime.training.data.augment`.
+        black: a black pixel among the raw samples, broadcast against one sample.
+
+    Raises:
+        DataError: the samples are no images, and are to be changed as such.
+    """
+
+    source: str
+    x: NDArray[Any]
+    y: Targets
+    scale: float
+    mean: NDArray[np.float32]
+    std: NDArray[np.float32]
+    augment: Augment = "none"
+    black: NDArray[np.float32] = field(default_factory=lambda: np.zeros((), np.float32))
+
+    def __post_init__(self) -> None:
+        if self.augment != "none" and self.x.ndim != _IMAGES:
+            raise DataError(
+                f'[data] augment = "{self.augment}" is for images [channels, height, width]; samples in {self.source} '
+                f"have shape {list(self.x.shape[1:])}; set `shape`, or leave augment out"
+            )
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def batch(self, indices: NDArray[np.int64], dtype: str) -> tuple[NDArray[Any], Targets]:
+        """Some samples, ready for a graph.
+
+        Args:
+            indices: which, ``[B]``.
+            dtype: ``float32`` (normalised) or ``int64`` (tokens, as they are).
+
+        Returns:
+            Samples ``[B, ...]`` and targets ``[B, ...]``, both new arrays.
+        """
+        rows = self.x[indices]
+        values = self._normalised(rows.astype(np.float32)) if dtype == "float32" else rows.astype(np.int64)
+        return values, self.y[indices]
+
+    @property
+    def normal_black(self) -> NDArray[np.float32]:
+        """A black pixel as it is in a batch, bit by bit, float32 that broadcasts against one sample."""
+        shape = (self.x.shape[1], *[1] * (self.x.ndim - 2))
+        return self._normalised(np.broadcast_to(self.black, shape).copy())
+
+    def _normalised(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Scale and shift in place."""
+        if self.scale != 1:
+            values *= np.float32(self.scale)
+        if self.mean.any():
+            values -= self.mean
+        if (self.std != 1).any():
+            values /= self.std
+        return values
+
+    def fitted(self, manifest: Manifest) -> DataSet:
+        """The same samples with their targets as a model's loss takes them.
+
+        Args:
+            manifest: of the model.
+
+        Raises:
+            DataError: the model cannot take these samples: another shape, labels it does not have, numbers where it
+                wants labels, or values that are no tokens.
+        """
+        self._check_samples(manifest.input_shape, manifest.input_dtype)
+        return replace(self, y=fit_targets(self.source, self.y, manifest))
+
+    def _check_samples(self, shape: Sequence[int], dtype: str) -> None:
+        if tuple(shape) != self.x.shape[1:]:
+            raise DataError(
+                f"samples in {self.source} have shape {list(self.x.shape[1:])}, the model takes {list(shape)}; "
+                "set `shape` (or `size`) in [data], or give the model other settings"
+            )
+        if dtype == "int64" and not np.issubdtype(self.x.dtype, np.integer):
+            raise DataError(f"samples in {self.source} are {self.x.dtype}, the model takes integer tokens")
+        if dtype == "int64" and self.augment != "none":
+            raise DataError(
+                f'the model takes tokens, but [data] augment = "{self.augment}" is for images; leave it out'
+            )
+
+
+def _check_finite(source: str, x: NDArray[Any]) -> None:
+    if not np.issubdtype(x.dtype, np.floating):
+        return
+    for start in range(0, len(x), _CHECK_ROWS):
+        piece = np.isfinite(x[start : start + _CHECK_ROWS])
+        if not piece.all():
+            row = start + int(np.argwhere(~piece)[0][0])
+            raise DataError(f"sample {row} in {source} has a value that is not finite; clean the data")
+
+
+def _targets(source: str, y: NDArray[Any]) -> Targets:
+    """Whole numbers as int64, which a loss of numbers takes as well; others as float32."""
+    if np.issubdtype(y.dtype, np.integer) or y.dtype == np.bool_:
+        return y.astype(np.int64)
+    if not np.issubdtype(y.dtype, np.floating):
+        raise DataError(f"labels in {source} are {y.dtype}; expected whole numbers from 0, or numbers as targets")
+    if not np.isfinite(y).all():
+        row = int(np.argwhere(~np.isfinite(y))[0][0])
+        raise DataError(f"the target of sample {row} in {source} is not finite; clean the data")
+    return y.astype(np.int64) if bool((y == np.floor(y)).all()) else y.astype(np.float32)
+
+
+def _per_channel(source: str, key: str, value: float | Sequence[float], shape: Sequence[int]) -> NDArray[np.float32]:
+    array = np.asarray(value, np.float32)
+    if array.ndim == 0:
+        return array
+    if not shape or len(array) != shape[0]:
+        raise DataError(f"[data] {key} has {len(array)} values, samples in {source} have {list(shape)[:1]} channels")
+    return array.reshape(-1, *[1] * (len(shape) - 1))
+
+
+def make_dataset(
+    source: str,
+    x: NDArray[Any],
+    y: NDArray[Any],
+    *,
+    shape: Sequence[int] | None = None,
+    scale: float = 1.0,
+    mean: float | Sequence[float] = 0.0,
+    std: float | Sequence[float] = 1.0,
+    classes: int | None = None,
+    augment: Augment = "none",
+    black: float | Sequence[float] = 0.0,
+) -> DataSet:
+    """Check what a source delivered.
+
+    Args:
+        source: path, for messages.
+        x: samples ``[N, ...]``.
+        y: labels ``[N]``, or ``[N, ...]`` with one per token or pixel, whole numbers; or targets that are numbers.
+        shape: shape to give to a sample.
+        scale: factor of every value.
+        mean: subtracted after scaling; a number or one per channel.
+        std: divides last; a number or one per channel.
+        classes: number of labels, where it is known.
+        augment: random changes to the samples of a training step.
+        black: a black pixel among the raw samples; a number or one per channel.
+
+    Raises:
+        DataError: empty, lengths that differ, wrong types, labels outside their range, values that are not finite, or
+            no images where images are to be changed.
+    """
+    if x.ndim < 1 or y.ndim < 1:
+        raise DataError(
+            f"{source} holds samples of shape {list(x.shape)} and labels of shape {list(y.shape)}; "
+            "expected [N, ...] and [N] (or [N, ...], a label per token or pixel, or several numbers)"
+        )
+    if len(x) != len(y):
+        raise DataError(f"{source} holds {len(x)} samples but {len(y)} labels")
+    if not len(y):
+        raise DataError(f"{source} is empty: it holds no sample to train on")
+    real = np.issubdtype(x.dtype, np.integer) or np.issubdtype(x.dtype, np.floating) or x.dtype == np.bool_
+    if not real or x.dtype.itemsize > 8:
+        raise DataError(f"samples in {source} are {x.dtype}; expected real numbers")
+    targets = _targets(source, y)
+    if shape is not None:
+        if math.prod(x.shape[1:]) != math.prod(shape):
+            raise DataError(
+                f"samples in {source} have shape {list(x.shape[1:])}, which cannot become `shape` {list(shape)}"
+            )
+        x = x.reshape(len(x), *shape)
+    if classes is not None:
+        if targets.dtype.kind == "f":
+            raise DataError(f"labels in {source} are not whole numbers; leave `classes` out where they are targets")
+        check_labels(source, targets.astype(np.int64, copy=False), classes)
+    _check_finite(source, x)
+    return DataSet(
+        source=source,
+        x=x,
+        y=targets,
+        scale=scale,
+        mean=_per_channel(source, "mean", mean, x.shape[1:]),
+        std=_per_channel(source, "std", std, x.shape[1:]),
+        augment=augment,
+        black=_per_channel(source, "black", black, x.shape[1:]),
+    )

@@ -1,0 +1,266 @@
+"""Readers of the data formats: each turns one kind of ``[data]`` table into samples and labels."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import importlib
+import importlib.util
+import math
+import struct
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.training.data.sources import CsvData, IdxData, ImagesData, NpzData, PythonData
+from fleet_protocol.errors import ConfigError, DataError
+
+__all__ = ["read_csv", "read_idx", "read_images", "read_npz", "read_python"]
+
+Arrays = tuple[NDArray[Any], NDArray[Any]]
+
+_IMAGE_SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+_IDX_DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+_GZIP_MAGIC = b"\x1f\x8b"
+
+
+def _open(path: Path) -> IO[bytes]:
+    """Open a file, unpacking it if its content says gzip."""
+    try:
+        with path.open("rb") as file:
+            packed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+        return gzip.GzipFile(path, "rb") if packed else path.open("rb")  # type: ignore[return-value]
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _need(path: Path, *, folder: bool = False) -> None:
+    if folder and not path.is_dir():
+        raise DataError(f"the data folder {path} does not exist; expected one folder per label in it")
+    if not folder and not path.is_file():
+        raise DataError(f"the data file {path} does not exist")
+
+
+def _load_numpy(path: Path) -> Any:
+    _need(path)
+    try:
+        return np.load(path, mmap_mode="r" if path.suffix == ".npy" else None, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{path} is not a numpy file of plain arrays: {error}") from error
+
+
+def read_npz(config: NpzData) -> Arrays:
+    """Read arrays saved by numpy; an ``.npy`` file stays on disk and is read page by page.
+
+    Raises:
+        DataError: a file or key is missing, or holds something else than plain arrays.
+    """
+    loaded = _load_numpy(config.path)
+    if isinstance(loaded, np.ndarray):
+        if config.y_path is None:
+            raise DataError(f"{config.path} holds samples only; name the file with the labels as `y_path`")
+        labels = _load_numpy(config.y_path)
+        if not isinstance(labels, np.ndarray):
+            raise DataError(f"{config.y_path} is not an .npy file")
+        return loaded, np.asarray(labels)
+    with loaded:
+        missing = [key for key in (config.x_key, config.y_key) if key not in loaded.files]
+        if missing:
+            raise DataError(
+                f"{config.path} has no array {missing[0]!r} (it has {', '.join(loaded.files) or 'none'}); "
+                "set `x_key` and `y_key`"
+            )
+        try:
+            return loaded[config.x_key], loaded[config.y_key]
+        except (OSError, ValueError, EOFError) as error:
+            raise DataError(f"{config.path} is damaged or holds Python objects: {error}") from error
+
+
+def _image_module() -> Any:
+    try:
+        return importlib.import_module("PIL.Image")
+    except ImportError as error:
+        raise ConfigError(
+            "reading a folder of images needs Pillow: pip install 'shoal[images]' (or convert the images to .npz)"
+        ) from error
+
+
+def read_images(config: ImagesData) -> Arrays:
+    """Read a folder with one folder of images per label.
+
+    Returns:
+        uint8 samples ``[N, channels, height, width]`` and labels.
+
+    Raises:
+        DataError: no folder, no images, unreadable ones, or sizes that differ.
+        ConfigError: Pillow is not installed.
+    """
+    _need(config.path, folder=True)
+    image = _image_module()
+    listed = _listed(config) if config.targets is not None else _sorted_into_folders(config)
+    samples: list[NDArray[np.uint8]] = []
+    for path, _ in listed:
+        try:
+            with image.open(path) as opened:
+                picture = opened.convert("L" if config.channels == 1 else "RGB")
+                if config.size is not None:
+                    picture = picture.resize((config.size[1], config.size[0]))
+                pixels = np.asarray(picture, np.uint8)
+        except (OSError, ValueError) as error:
+            raise DataError(f"cannot read the image {path}: {error}") from error
+        pixels = pixels[None] if config.channels == 1 else pixels.transpose(2, 0, 1)
+        if samples and pixels.shape != samples[0].shape:
+            raise DataError(
+                f"image {path} has shape {list(pixels.shape)}, the others {list(samples[0].shape)}; "
+                "set `size = [height, width]` in [data]"
+            )
+        samples.append(pixels)
+    if not samples:
+        raise DataError(f"{config.path} is empty: expected <label>/<image> files in it")
+    return np.stack(samples), np.array([target for _, target in listed])
+
+
+def _sorted_into_folders(config: ImagesData) -> list[tuple[Path, int]]:
+    """The images with their labels."""
+    names = config.labels or tuple(sorted(p.name for p in config.path.iterdir() if p.is_dir()))
+    unknown = sorted({p.name for p in config.path.iterdir() if p.is_dir()} - set(names))
+    if unknown:
+        raise DataError(f"{config.path} has a folder {unknown[0]!r} that `labels` does not name")
+    # A label that a device has no folder for is normal in a fleet; a folder that `labels` forgets is not.
+    return [
+        (path, label)
+        for label, name in enumerate(names)
+        for path in sorted((config.path / name).glob("*"))
+        if path.suffix.lower() in _IMAGE_SUFFIXES
+    ]
+
+
+def _listed(config: ImagesData) -> list[tuple[Path, Any]]:
+    """The images with their number, or numbers, in the order of the table."""
+    table = config.targets
+    assert table is not None
+    _need(table)
+    found: list[tuple[Path, Any]] = []
+    with _open(table) as raw:
+        rows = csv.reader(line.decode("utf-8-sig", errors="replace") for line in raw)
+        for row in (row for row in rows if row):
+            try:
+                numbers = [float(field) for field in row[1:]]
+            except ValueError as error:
+                raise DataError(f"line {rows.line_num} of {table}: {error}; expected numbers") from error
+            if not numbers or (found and len(np.atleast_1d(found[0][1])) != len(numbers)):
+                raise DataError(f"line {rows.line_num} of {table} has {len(numbers)} numbers; all need equally many")
+            found.append((config.path / row[0], numbers if len(numbers) > 1 else numbers[0]))
+    return found
+
+
+def _column(path: Path, column: str | int, names: Sequence[str] | None, width: int) -> int:
+    if isinstance(column, int):
+        if not -width <= column < width:
+            raise DataError(f"{path} has {width} columns, there is no column {column}")
+        return column % width
+    if names is None or column not in names:
+        shown = ", ".join(names[:12]) if names else "no header"
+        raise DataError(f"{path} has no column {column!r} (it has {shown}); set `label_column` and `columns`")
+    return list(names).index(column)
+
+
+def read_csv(config: CsvData) -> Arrays:
+    """Read a table of numbers.
+
+    Returns:
+        float32 samples ``[N, columns]`` and labels ``[N]``, or ``[N, columns]`` where several are named.
+
+    Raises:
+        DataError: a missing column, or a field that is no number, with its line.
+    """
+    _need(config.path)
+    values, labels = array("f"), array("d")
+    targets, used, width = [0], [0], 0
+    with _open(config.path) as raw:
+        lines = (line.decode("utf-8-sig", errors="replace") for line in raw)
+        rows = csv.reader(lines, delimiter=config.delimiter)
+        names: list[str] | None = None
+        for row in rows:
+            if not row:
+                continue
+            if not width:
+                width = len(row)
+                names = [field.strip() for field in row] if config.header else None
+                wanted = config.label_columns or (config.label_column,)
+                targets = [_column(config.path, column, names, width) for column in wanted]
+                chosen = config.columns or tuple(i for i in range(width) if i not in targets)
+                used = [_column(config.path, column, names, width) for column in chosen]
+                if config.header:
+                    continue
+            if len(row) != width:
+                raise DataError(f"line {rows.line_num} of {config.path} has {len(row)} fields instead of {width}")
+            try:
+                values.extend(float(row[i]) for i in used)
+                labels.extend(float(row[i]) for i in targets)
+            except ValueError as error:
+                raise DataError(f"line {rows.line_num} of {config.path}: {error}; expected numbers") from error
+    if not labels:
+        raise DataError(f"{config.path} is empty: it holds no line of data")
+    y = np.frombuffer(labels, np.float64).reshape(-1, len(targets))
+    x = np.frombuffer(values, np.float32).reshape(len(y), len(used))
+    return x, y if config.label_columns else y[:, 0]
+
+
+def _read_idx_file(path: Path) -> NDArray[Any]:
+    _need(path)
+    try:
+        with _open(path) as file:
+            zeros, code, dimensions = struct.unpack(">HBB", file.read(4))
+            if zeros or code not in _IDX_DTYPES:
+                raise DataError(f"{path} is not an IDX file: it starts with {zeros:#06x} {code:#04x}")
+            shape = struct.unpack(f">{dimensions}I", file.read(4 * dimensions))
+            data = file.read()
+    except (struct.error, OSError, EOFError) as error:
+        raise DataError(f"{path} is not an IDX file, or is truncated: {error}") from error
+    dtype = np.dtype(_IDX_DTYPES[code])
+    if len(data) != math.prod(shape) * dtype.itemsize:
+        raise DataError(
+            f"{path} announces {list(shape)} values of {dtype.itemsize} bytes but holds {len(data)} bytes; "
+            "it is truncated or damaged"
+        )
+    return np.frombuffer(data, dtype).reshape(shape).astype(dtype.newbyteorder("="), copy=False)
+
+
+def read_idx(config: IdxData) -> Arrays:
+    """Read a pair of IDX files.
+
+    Raises:
+        DataError: a file is missing, foreign or truncated.
+    """
+    return _read_idx_file(config.path), _read_idx_file(config.labels)
+
+
+def read_python(config: PythonData) -> Arrays:
+    """Call the user's own loader.
+
+    Raises:
+        DataError: the file or function is missing, raises, or returns something else than two arrays.
+    """
+    file, _, name = config.entry_point.rpartition(":")
+    path = Path(file)
+    _need(path)
+    spec = importlib.util.spec_from_file_location(f"shoal_data_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise DataError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        function = getattr(module, name)
+        result = function(**config.options)
+    except DataError:
+        raise
+    except Exception as error:  # the user's code may raise anything
+        raise DataError(f"{config.entry_point} failed: {type(error).__name__}: {error}") from error
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise DataError(f"{config.entry_point} returned {type(result).__name__}; expected a pair (x, y) of arrays")
+    return np.asarray(result[0]), np.asarray(result[1])

@@ -1,0 +1,148 @@
+"""The ``[data]`` table of a device's configuration: one frozen model per kind of source."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, JsonValue
+from typing_extensions import Self
+
+from device_runtime.training.data.augment import Augment
+from fleet_protocol.frozen import FrozenModel
+
+__all__ = ["CsvData", "DataConfig", "IdxData", "ImagesData", "NpzData", "PythonData"]
+
+PerChannel = float | tuple[float, ...]
+Positive = Annotated[float, Field(gt=0)]
+
+
+class _Data(FrozenModel):
+    """What every source has.
+
+    A sample becomes ``(x * scale - mean) / std`` when it is put into a batch; in memory it keeps the type it came with.
+
+    Attributes:
+        shape: shape of one sample to give to flat or squeezed samples, as in ``[1, 28, 28]``.
+        scale: factor of every value.
+        mean: subtracted after scaling; a number, or one per channel (the first axis of a sample).
+        std: divides last; a number, or one per channel.
+        classes: number of labels, checked when the data is read; without it labels are checked when a task names a
+            model.
+        augment: random changes to the samples of every training step, never to those that are evaluated:
+            ``crop-flip`` pads images by 4 black pixels, crops them at a random place and mirrors every other one.
+        black: a black pixel as the source has it, before scaling; a number, or one per channel.
+    """
+
+    shape: tuple[Annotated[int, Field(ge=1)], ...] | None = None
+    scale: Positive = 1.0
+    mean: PerChannel = 0.0
+    std: Positive | tuple[Positive, ...] = 1.0
+    classes: int | None = Field(default=None, ge=1)
+    augment: Augment = "none"
+    black: PerChannel = 0.0
+
+    def resolved(self, base: Path) -> Self:
+        """The same source with relative paths taken from ``base``."""
+        paths = {name: base / value for name, value in self if isinstance(value, Path)}
+        return self.model_copy(update=paths)
+
+
+class NpzData(_Data):
+    """Arrays saved by numpy.
+
+    Attributes:
+        path: an ``.npz`` file, or an ``.npy`` file with the samples.
+        y_path: an ``.npy`` file with the labels, needed beside an ``.npy`` file.
+        x_key: name of the samples in an ``.npz`` file.
+        y_key: name of the labels in it.
+    """
+
+    kind: Literal["npz"] = "npz"
+    path: Path
+    y_path: Path | None = None
+    x_key: str = "x"
+    y_key: str = "y"
+
+
+class ImagesData(_Data):
+    """A folder with one folder of images per label; needs the extra ``images``.
+
+    Attributes:
+        path: the folder; its folders in order of their names are labels 0, 1, ... unless ``labels`` names them.
+        labels: names of the folders in the order of the labels.
+        targets: instead of folders a table without header: the file of an image, from ``path``, then its number or
+            numbers.
+        size: height and width to resize to, or None where all images have one size.
+        channels: 1 for grey, 3 for colour.
+        scale: factor of every value; pixels are 0 to 255.
+    """
+
+    kind: Literal["images"] = "images"
+    path: Path
+    labels: tuple[str, ...] | None = None
+    targets: Path | None = None
+    size: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] | None = None
+    channels: Literal[1, 3] = 3
+    scale: Positive = 1 / 255
+
+
+class CsvData(_Data):
+    """A table with one sample per line.
+
+    Attributes:
+        path: the file, plain or ``.gz``.
+        label_column: name (with a header) or number, from 0, of the column with the label or number to learn.
+        label_columns: several of them, instead of one: a target of several numbers, or of labels that hold or do not.
+        columns: columns to use, in order; by default all but the label.
+        delimiter: between the fields.
+        header: whether the first line names the columns.
+    """
+
+    kind: Literal["csv"] = "csv"
+    path: Path
+    label_column: str | int = "label"
+    label_columns: tuple[str | int, ...] | None = Field(default=None, min_length=1)
+    columns: tuple[str | int, ...] | None = None
+    delimiter: str = Field(default=",", min_length=1, max_length=1)
+    header: bool = True
+
+
+class IdxData(_Data):
+    """Two IDX files, as MNIST comes; plain or ``.gz``.
+
+    Attributes:
+        path: the samples.
+        labels: the labels.
+        scale: factor of every value; pixels are 0 to 255.
+    """
+
+    kind: Literal["idx"] = "idx"
+    path: Path
+    labels: Path
+    scale: Positive = 1 / 255
+
+
+class PythonData(_Data):
+    """The user's own loader.
+
+    Attributes:
+        entry_point: ``file.py:function``; the function returns ``(x, y)`` as numpy arrays.
+        options: keyword arguments of the function.
+    """
+
+    kind: Literal["python"] = "python"
+    entry_point: str = Field(pattern=r"^.+\.py:[A-Za-z_][A-Za-z0-9_]*$")
+    options: Mapping[str, JsonValue] = Field(default_factory=dict)
+
+    def resolved(self, base: Path) -> Self:
+        """The same source with the file taken from ``base``."""
+        file, _, function = self.entry_point.rpartition(":")
+        return self.model_copy(update={"entry_point": f"{base / file}:{function}"})
+
+
+DataConfig = Annotated[
+    NpzData | ImagesData | CsvData | IdxData | PythonData,
+    Field(discriminator="kind"),
+]

@@ -1,0 +1,153 @@
+"""Local training on a board: epochs of steps in the order of its course, and the test of a new graph before the first.
+
+Nothing here knows the agent, MQTT or the disk.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.training.backends.session import TrainSession
+from device_runtime.training.course import Course, Moment, draw_noise, training_batch
+from device_runtime.training.hooks import EpochReport, Hooks
+from device_runtime.training.labels import training_mask
+from fleet_protocol.errors import RefusalReason, RefusedError
+from fleet_protocol.manifest import Manifest
+from fleet_protocol.targets import Targets, counted
+
+__all__ = ["TrainResult", "check_parameters", "loss_refused", "self_test", "train"]
+
+_SELF_TEST_SAMPLES = 2
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What training ended with; the parameters stay in the session.
+
+    Attributes:
+        steps: steps done.
+        loss: mean loss of the last epoch, weighted by the labels that count.
+        seconds: time of the training alone.
+        mean_loss: mean loss of all steps, weighted likewise; None if it is not known.
+    """
+
+    steps: int
+    loss: float
+    seconds: float
+    mean_loss: float | None = None
+
+
+def train(session: TrainSession, manifest: Manifest, course: Course, hooks: Hooks) -> TrainResult:
+    """Train for the epochs or steps of an offer.
+
+    Args:
+        session: with the weights loaded; it holds the result.
+        manifest: of the artifact set.
+        course: what to train on.
+        hooks: told after every epoch, asked before every step.
+
+    Raises:
+        TaskStopped: the hooks said so.
+        DataError: no label of the training samples counts.
+        RefusedError: the loss or a parameter is not finite.
+    """
+    data, settings = course.data, course.settings
+    mask = training_mask(data, course.chosen, manifest.classes, masked=settings.mask_labels)
+    started, step, mean = time.monotonic(), 0, math.nan
+    all_total, all_weight = 0.0, 0
+    for planned in course.passes():
+        total, weight = 0.0, 0
+        for number, indices in enumerate(planned.batches):
+            hooks.go_on()
+            moment = course.moment(planned.epoch, number)
+            x, y = training_batch(data, indices, manifest.input_dtype, moment)
+            noise = draw_noise(manifest.noise, moment, len(indices))
+            loss = session.step(x, y, mask, settings.rate_at(step, course.steps), noise)
+            step += 1
+            if not math.isfinite(loss):
+                raise loss_refused(loss, manifest, moment, step)
+            count = counted(y)
+            total, weight = total + loss * count, weight + count
+        mean = total / weight if weight else mean
+        all_total, all_weight = all_total + total, all_weight + weight
+        hooks.report(EpochReport(planned.epoch + 1, planned.epochs, step, mean))
+    check_parameters(session.parameters(), course.round, step)
+    seconds = time.monotonic() - started
+    return TrainResult(step, mean, seconds, all_total / all_weight if all_weight else None)
+
+
+def loss_refused(loss: float, manifest: Manifest, moment: Moment, step: int) -> RefusedError:
+    """The refusal of a task whose loss is not finite.
+
+    Args:
+        loss: what it is.
+        manifest: of the artifact set.
+        moment: when it was found.
+        step: of the task, from 1.
+    """
+    return RefusedError(
+        RefusalReason.FAILED,
+        f"the loss is {loss} in round {moment.round} at step {step} (epoch {moment.epoch + 1}) of "
+        f"{manifest.arch} {manifest.tier}; lower the learning rate or look at the data",
+    )
+
+
+def check_parameters(
+    parameters: Mapping[str, NDArray[np.float32]], round_number: int, step: int, whose: str = ""
+) -> None:
+    """See that training left every parameter finite.
+
+    Args:
+        parameters: by name.
+        round_number: number of the round.
+        step: steps done.
+        whose: they are, for the message, where there are several models.
+
+    Raises:
+        RefusedError: a parameter is not finite.
+    """
+    for name, value in parameters.items():
+        if not np.isfinite(value).all():
+            raise RefusedError(
+                RefusalReason.FAILED,
+                f"parameter {name}{whose} is not finite after round {round_number}, step {step}; "
+                "lower the learning rate",
+            )
+
+
+def self_test(session: TrainSession, manifest: Manifest) -> None:
+    """One step on made-up weights and samples; a set that fails must not be used on this board.
+
+    Args:
+        session: of the set; its parameters are overwritten.
+        manifest: of the set.
+
+    Raises:
+        RefusedError: the loss or a parameter is not finite.
+    """
+    draw = np.random.Generator(np.random.PCG64(0))
+    session.load({p.name: draw.normal(0, 0.05, p.shape).astype(np.float32) for p in manifest.parameters})
+    shape = (_SELF_TEST_SAMPLES, *manifest.input_shape)
+    x: NDArray[Any] = np.zeros(shape, np.int64)  # token 0 exists in every vocabulary
+    if manifest.input_dtype == "float32":
+        x = draw.normal(size=shape).astype(np.float32)
+    places = (_SELF_TEST_SAMPLES, *manifest.label_shape)
+    y: Targets = np.arange(math.prod(places), dtype=np.int64).reshape(places) % manifest.classes
+    if manifest.recipe.loss.target == "float32":
+        y = draw.random(places, np.float32)  # in [0, 1), which every loss takes
+    noise = draw_noise(manifest.noise, Moment(0, 0, 0, 0), _SELF_TEST_SAMPLES)
+    loss = session.step(x, y, np.ones(manifest.classes, np.float32), 0.01, noise)
+    broken = [name for name, value in session.parameters().items() if not np.isfinite(value).all()]
+    if not math.isfinite(loss) or broken:
+        what = f"loss {loss}" if not math.isfinite(loss) else f"parameter {broken[0]} not finite"
+        raise RefusedError(
+            RefusalReason.FAILED,
+            f"artifact set {manifest.arch} {manifest.tier} fails its self-test on this board: {what} after one step",
+        )

@@ -1,0 +1,70 @@
+"""How a running task talks to whoever started it: what it reports, and when it must stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+__all__ = ["EpochReport", "Hooks", "SelfTested", "TaskStopped"]
+
+
+class TaskStopped(Exception):  # noqa: N818 - no error: it was asked for
+    """Nobody wants the result any more."""
+
+
+@dataclass(frozen=True)
+class EpochReport:
+    """How far training is.
+
+    Attributes:
+        epoch: finished epochs.
+        epochs: epochs in all.
+        step: finished steps.
+        loss: mean loss of the last finished epoch, weighted by the labels that count.
+    """
+
+    epoch: int
+    epochs: int
+    step: int
+    loss: float
+
+
+@dataclass(frozen=True)
+class SelfTested:
+    """A train graph passed its self-test.
+
+    Attributes:
+        name: graph and runtime, as kept in the cache's index.
+    """
+
+    name: str
+
+
+def _nobody_listens(_report: object) -> None:
+    """What is reported is dropped."""
+
+
+def _never() -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What a task calls while it runs; by default nobody listens and nobody stops it.
+
+    Attributes:
+        report: told an `EpochReport` after every epoch and a `SelfTested` after a self-test.
+        stopped: asked before every step whether the result is no longer wanted.
+    """
+
+    report: Callable[[object], None] = _nobody_listens
+    stopped: Callable[[], bool] = _never
+
+    def go_on(self) -> None:
+        """Return if the result is still wanted.
+
+        Raises:
+            TaskStopped: it is not.
+        """
+        if self.stopped():
+            raise TaskStopped

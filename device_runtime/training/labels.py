@@ -1,0 +1,74 @@
+"""The labels of a board's samples: those that count, those that occur, and the mask of specification 1.5."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.training.data.dataset import DataSet
+from fleet_protocol.errors import DataError
+from fleet_protocol.targets import Targets, counted
+
+__all__ = ["label_mask", "present_labels", "require_labels", "training_mask"]
+
+
+def present_labels(y: Targets, classes: int) -> NDArray[np.int64]:
+    """The labels that occur, sorted; negative ones are none.
+
+    Args:
+        y: targets of some samples, ``[n, ...]``; numbers are about every output of the model.
+        classes: labels of the model.
+    """
+    if y.dtype.kind == "f":
+        return np.arange(classes)
+    found = np.unique(y).astype(np.int64, copy=False)
+    return found[found >= 0]
+
+
+def label_mask(labels: NDArray[np.int64], classes: int, *, masked: bool) -> NDArray[np.float32]:
+    """The label mask of specification 1.5.
+
+    Args:
+        labels: labels present in the training data.
+        classes: labels of the model.
+        masked: False lets every label count.
+
+    Returns:
+        ``[classes]``, 1 where the label counts.
+    """
+    mask = np.zeros(classes, np.float32) if masked else np.ones(classes, np.float32)
+    mask[labels] = 1
+    return mask
+
+
+def require_labels(data: DataSet, chosen: NDArray[np.int64]) -> None:
+    """See that there is something to learn.
+
+    Args:
+        data: the board's samples.
+        chosen: indices of the training samples.
+
+    Raises:
+        DataError: no label of the training samples counts.
+    """
+    if not counted(data.y[chosen]):
+        raise DataError(f"{data.source}: every label of the {len(chosen)} training samples is negative; none counts")
+
+
+def training_mask(data: DataSet, chosen: NDArray[np.int64], classes: int, *, masked: bool) -> NDArray[np.float32]:
+    """The label mask of a training.
+
+    Args:
+        data: the board's samples.
+        chosen: indices of the training samples.
+        classes: labels of the model.
+        masked: whether labels that do not occur are masked.
+
+    Returns:
+        ``[classes]``, 1 where the label counts.
+
+    Raises:
+        DataError: no label of the training samples counts.
+    """
+    require_labels(data, chosen)
+    return label_mask(present_labels(data.y[chosen], classes), classes, masked=masked)

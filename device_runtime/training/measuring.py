@@ -1,0 +1,174 @@
+"""What a board measures of a model without changing it: batch norm statistics, and its accuracy on held-out samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.training.backends.session import ForwardSession
+from device_runtime.training.course import Course, Indices, batches, training_batch
+from device_runtime.training.data.dataset import DataSet
+from device_runtime.training.hooks import Hooks
+from fleet_protocol.errors import DataError, RefusalReason, RefusedError
+from fleet_protocol.manifest import Manifest
+from fleet_protocol.messages import Evaluation
+from fleet_protocol.metrics import evaluation_of
+from fleet_protocol.targets import counted
+
+__all__ = [
+    "EVAL",
+    "STATS",
+    "HeldOut",
+    "Statistics",
+    "check_measurable",
+    "evaluate",
+    "judge",
+    "mean_statistics",
+    "measure",
+]
+
+Statistics = dict[str, NDArray[np.float32]]
+EVAL, STATS = "onnx/eval", "onnx/stats"
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Samples that a model is judged by.
+
+    Attributes:
+        data: the board's samples.
+        chosen: indices of the held-out ones.
+        batch_size: samples per batch.
+        mask: label mask of the training, ``[classes]``.
+        statistics: of the model's static batch norms.
+    """
+
+    data: DataSet
+    chosen: Indices
+    batch_size: int
+    mask: NDArray[np.float32]
+    statistics: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+
+
+def measure(session: ForwardSession, manifest: Manifest, course: Course, hooks: Hooks) -> tuple[Statistics, int]:
+    """Batch norm statistics of a model on the board's training samples.
+
+    Args:
+        session: the statistics graph with its parameters.
+        manifest: of the artifact set.
+        course: the samples; of its settings batch size and seed count.
+        hooks: asked before every batch.
+
+    Returns:
+        ``stat.<norm>.mean`` and ``stat.<norm>.var`` as means over the batches, and the number of batches.
+
+    Raises:
+        TaskStopped: the hooks said so.
+        DataError: one sample only, whose unbiased variance does not exist.
+        RefusedError: a statistic is not finite.
+    """
+    check_measurable(course)
+    sums: dict[str, NDArray[np.float64]] = {}
+    count = 0
+    for number, indices in enumerate(batches(course.order(), course.settings.batch_size)):
+        hooks.go_on()
+        if len(indices) == 1:
+            continue
+        x, _ = training_batch(course.data, indices, manifest.input_dtype, course.moment(0, number))
+        for name, value in session.statistics(x).items():
+            sums[name] = sums[name] + value if name in sums else value.astype(np.float64)
+        count += 1
+    return mean_statistics(sums, count, course.round), count
+
+
+def check_measurable(course: Course) -> None:
+    """See that some samples have batch norm statistics.
+
+    Args:
+        course: the samples.
+
+    Raises:
+        DataError: one sample only, whose unbiased variance does not exist.
+    """
+    if not course.measurable:
+        raise DataError(
+            f"{course.data.source}: {len(course.chosen)} training samples in batches of {course.settings.batch_size}"
+            " give no unbiased variance; batch norm statistics need two samples in a batch"
+        )
+
+
+def mean_statistics(sums: Mapping[str, NDArray[np.float64]], count: int, round_number: int) -> Statistics:
+    """Batch norm statistics from their sums over the batches.
+
+    Args:
+        sums: float64 vectors by name.
+        count: batches, at least 1.
+        round_number: number of the round.
+
+    Raises:
+        RefusedError: a statistic is not finite.
+    """
+    statistics = {name: (value / count).astype(np.float32) for name, value in sums.items()}
+    broken = [name for name, value in statistics.items() if not np.isfinite(value).all()]
+    if broken:
+        raise RefusedError(RefusalReason.FAILED, f"{broken[0]} is not finite in round {round_number}")
+    return statistics
+
+
+def evaluate(session: ForwardSession, manifest: Manifest, held_out: HeldOut, hooks: Hooks) -> Evaluation:
+    """Loss and accuracy on held-out samples.
+
+    Args:
+        session: the evaluation graph with its parameters.
+        manifest: of the artifact set.
+        held_out: the samples; at least one of their labels counts.
+        hooks: asked before every batch.
+
+    Returns:
+        Means over the labels that count, and their number: one per sample, or with a label per token those that are
+        not negative.
+
+    Raises:
+        TaskStopped: the hooks said so.
+    """
+    data, chosen = held_out.data, held_out.chosen
+    sums: dict[str, NDArray[np.float64]] = {}
+    for indices in batches(chosen, held_out.batch_size):
+        hooks.go_on()
+        x, y = data.batch(indices, manifest.input_dtype)
+        for name, value in session.evaluate(x, y, held_out.mask, held_out.statistics).items():
+            sums[name] = sums[name] + value if name in sums else value
+    return evaluation_of(sums, counted(data.y[chosen]), manifest.recipe)
+
+
+def judge(
+    opened: Callable[[str], ForwardSession], manifest: Manifest, course: Course, held_out: HeldOut, hooks: Hooks
+) -> Evaluation | None:
+    """Loss and accuracy of a model on held-out samples, its norms fed with the board's own statistics.
+
+    Args:
+        opened: a forward graph of the model by its key, with the model's parameters.
+        manifest: of the model's set.
+        course: what it was trained on.
+        held_out: what it is judged by; its statistics are measured here.
+        hooks: asked before every batch.
+
+    Returns:
+        None where no held-out label counts, the set has no evaluation graph, or the statistics cannot be measured.
+
+    Raises:
+        TaskStopped: the hooks said so.
+        RefusedError: a statistic is not finite.
+    """
+    if EVAL not in manifest.graphs or not counted(held_out.data.y[held_out.chosen]):
+        return None
+    statistics: Statistics = {}
+    if manifest.statistics:
+        if not course.measurable:
+            return None
+        statistics, _ = measure(opened(STATS), manifest, course, hooks)
+    judged = HeldOut(held_out.data, held_out.chosen, held_out.batch_size, held_out.mask, statistics)
+    return evaluate(opened(EVAL), manifest, judged, hooks)

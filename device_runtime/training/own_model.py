@@ -1,0 +1,95 @@
+"""A model of the board's own: it is trained beside the one of an offer, and never leaves this board.
+
+The operator puts a pair on the board: the step of both models, and what the board's own starts from. What the board
+keeps of it from round to round, `OwnModelFiles` holds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from device_runtime.training.measuring import EVAL, STATS
+from device_runtime.training.own_model_files import KEPT_RUNS, OwnModelFiles
+from fleet_protocol.digests import matches
+from fleet_protocol.errors import ConfigError
+from fleet_protocol.manifest import FileSpec
+from fleet_protocol.pair_manifest import PairManifest, parse_pair_manifest
+
+__all__ = ["OwnModel"]
+
+
+@dataclass(frozen=True)
+class OwnModel:
+    """Where a board's own model is.
+
+    Attributes:
+        folder: the pair.
+        state_dir: where the model is kept between rounds.
+        kept_runs: of so many runs.
+    """
+
+    folder: Path
+    state_dir: Path
+    kept_runs: int = KEPT_RUNS
+
+    @property
+    def files(self) -> OwnModelFiles:
+        """What is kept between rounds."""
+        return OwnModelFiles(self.state_dir, self.kept_runs)
+
+    def manifest(self) -> PairManifest:
+        """The pair's manifest.
+
+        Raises:
+            ConfigError: it cannot be read.
+            BlobError: it is no manifest of a pair.
+        """
+        return parse_pair_manifest(self._read("manifest.json"))
+
+    def check(self) -> None:
+        """See that every file of the pair that this board uses is there, with the content it was exported with.
+
+        Raises:
+            ConfigError: one is not; the message names it.
+            BlobError: the manifest is none of a pair.
+        """
+        pair = self.manifest()
+        graphs = (pair.own.graphs.get(key) for key in (EVAL, STATS))
+        for file in (pair.graph, pair.own_init, pair.adaptor, *graphs):
+            if file is not None:
+                self.read(file)
+
+    def read(self, file: FileSpec) -> bytes:
+        """The content of a file of the pair.
+
+        Raises:
+            ConfigError: it cannot be read, or is not what was exported.
+        """
+        data = self._read(file.path)
+        if not matches(data, file.digest):
+            raise ConfigError(
+                f"[own_model] set: {self.folder / file.path} is damaged, or of another export than the manifest beside"
+                " it; copy the whole set to this board again"
+            )
+        return data
+
+    def path(self, file: FileSpec) -> Path:
+        """Where a graph of the pair is.
+
+        Raises:
+            ConfigError: it is not there.
+        """
+        path = self.folder / file.path
+        if not path.is_file():
+            raise ConfigError(f"[own_model] set: {path} is missing; copy the whole set to this board again")
+        return path
+
+    def _read(self, name: str) -> bytes:
+        try:
+            return (self.folder / name).read_bytes()
+        except OSError as error:
+            raise ConfigError(
+                f"[own_model] set: cannot read {self.folder / name}: {error.strerror}; name the folder that the export"
+                " of the pair printed, and copy all of it"
+            ) from error

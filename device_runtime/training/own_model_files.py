@@ -1,0 +1,137 @@
+"""What a board keeps of its own model from round to round: one file per round in its state folder.
+
+A round starts from the file of the latest round before it, so a task that is computed twice after a power cut gives the
+same result, and a restart loses nothing. Of a run two rounds are kept, and of runs the newest few: a run that ended
+cannot be told from one whose server is away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+
+from device_runtime.training.backends.swapping import Sized
+from fleet_protocol.blob_store import write_atomically
+from fleet_protocol.blobs import storage_error
+from fleet_protocol.errors import BlobError, RefusalReason, RefusedError
+from fleet_protocol.weights import decode_weights, encode_weights
+
+__all__ = ["KEPT_RUNS", "Kept", "OwnModelFiles"]
+
+KEPT_RUNS = 3
+_SUFFIX = ".safetensors"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a round left.
+
+    Attributes:
+        path: the file.
+        tensors: its content.
+    """
+
+    path: Path
+    tensors: Mapping[str, NDArray[Any]]
+
+    def under(self, prefix: str, expected: Mapping[str, Sized]) -> dict[str, NDArray[Any]]:
+        """Some of the tensors.
+
+        Args:
+            prefix: of their names in the file.
+            expected: shape and type by name without the prefix.
+
+        Raises:
+            RefusedError: one is not there or is another one: the file is of another pair.
+        """
+        found: dict[str, NDArray[Any]] = {}
+        for name, sized in expected.items():
+            value = self.tensors.get(prefix + name)
+            if value is None or (value.shape, value.dtype.name) != (sized.shape, sized.dtype):
+                what = "missing" if value is None else f"{value.dtype.name} {list(value.shape)}"
+                raise RefusedError(
+                    RefusalReason.UNSUPPORTED,
+                    f"{self.path} is of another pair: {prefix + name} is {what} instead of {sized.dtype}"
+                    f" {list(sized.shape)}; put the set that this run began with back into [own_model], or delete the"
+                    " file to start anew",
+                )
+            found[name] = value
+        return found
+
+
+@dataclass(frozen=True)
+class OwnModelFiles:
+    """The files of all runs.
+
+    Attributes:
+        folder: where they are.
+        runs: so many runs are kept, the current one among them.
+        prefix: of the files' names.
+    """
+
+    folder: Path
+    runs: int = KEPT_RUNS
+    prefix: str = "own-model-"
+
+    def _found(self) -> Iterator[tuple[str, int, Path]]:
+        """Run, round and path of each file."""
+        for path in self.folder.glob(f"{self.prefix}*{_SUFFIX}"):
+            run, _, number = path.name.removeprefix(self.prefix).removesuffix(_SUFFIX).rpartition("-")
+            if run and number.isdigit():
+                yield run, int(number), path
+
+    def load(self, run: str, before: int) -> Kept | None:
+        """What the latest round before a round left; None if there was none.
+
+        Args:
+            run: id of the run.
+            before: number of the round that starts.
+
+        Raises:
+            StorageError: the file cannot be read.
+            BlobError: it is damaged.
+        """
+        rounds = {number: path for name, number, path in self._found() if name == run and number < before}
+        if not rounds:
+            return None
+        path = rounds[max(rounds)]
+        try:
+            return Kept(path, decode_weights(path.read_bytes()))
+        except OSError as error:
+            raise storage_error("read", path, error) from error
+        except BlobError as error:
+            raise BlobError(f"{path} is damaged; delete it to go on from the round before: {error}") from error
+
+    def save(self, run: str, number: int, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Keep what a round leaves, and remove what is not needed any more.
+
+        Args:
+            run: id of the run.
+            number: of the round.
+            tensors: by name.
+
+        Raises:
+            StorageError: the disk is full; what was kept before is still there.
+        """
+        write_atomically(self.folder / f"{self.prefix}{run}-{number}{_SUFFIX}", encode_weights(tensors))
+        for path in self._spare(run, number):
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    def _spare(self, run: str, number: int) -> list[Path]:
+        """Files of old runs, and of this one those before the round that the newest started from."""
+        newest: dict[str, float] = {}
+        files: dict[str, list[tuple[int, Path]]] = {}
+        for name, found, path in self._found():
+            files.setdefault(name, []).append((found, path))
+            with contextlib.suppress(OSError):
+                newest[name] = max(newest.get(name, 0.0), path.stat().st_mtime)
+        others = sorted((name for name in files if name != run), key=lambda name: newest.get(name, 0.0), reverse=True)
+        spare = [path for name in others[self.runs - 1 :] for _, path in files[name]]
+        earlier = sorted(item for item in files.get(run, []) if item[0] < number)
+        return spare + [path for _, path in earlier[:-1]]

@@ -1,0 +1,36 @@
+"""The settings that a routine or a chooser has of its own: plain JSON in the offer, a frozen value once read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+from pydantic import BaseModel, JsonValue, ValidationError
+
+from fleet_protocol.errors import RefusalReason, RefusedError, ShoalError
+
+__all__ = ["read_settings"]
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+def read_settings(model: type[ModelT], settings: Mapping[str, JsonValue], owner: str) -> ModelT:
+    """Read settings.
+
+    Args:
+        model: their schema; it should forbid extra keys.
+        settings: as they came.
+        owner: whose they are, for the message: ``routine train``.
+
+    Raises:
+        RefusedError: a key is unknown, missing or has a wrong value; the message names it.
+    """
+    try:
+        return model.model_validate(settings)
+    except ValidationError as error:
+        found = error.errors()[0]
+        key = ".".join(map(str, found["loc"])) or "settings"
+        text = f"settings of the {owner}: {key}: {found['msg']}"
+        raise RefusedError(RefusalReason.MALFORMED, text) from error
+    except ShoalError as error:
+        raise RefusedError(RefusalReason.MALFORMED, f"settings of the {owner}: {error}") from error

@@ -1,0 +1,53 @@
+"""The routines by name. A new one is one file and one row here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from device_runtime.training.own_settings import read_settings
+from device_runtime.training.routines import mutual, statistics, train
+from device_runtime.training.routines.routine import Result, Routine
+from device_runtime.training.task import Bench
+from fleet_protocol.errors import RefusalReason, RefusedError
+from fleet_protocol.messages import Instructions
+
+__all__ = ["ROUTINES", "Result", "Routine", "may_join", "routine_of"]
+
+ROUTINES: Mapping[str, Routine] = MappingProxyType(
+    {routine.name: routine for routine in (train.ROUTINE, statistics.ROUTINE, mutual.ROUTINE)}
+)
+
+
+def routine_of(instructions: Instructions) -> Routine:
+    """The routine that a task asks for.
+
+    Raises:
+        RefusedError: there is none of that name.
+    """
+    found = ROUTINES.get(instructions.routine)
+    if found is None:
+        raise RefusedError(
+            RefusalReason.UNSUPPORTED,
+            f"no routine {instructions.routine!r} on this board (it has {', '.join(ROUTINES)}); update its Shoal",
+        )
+    return found
+
+
+def may_join(instructions: Instructions, bench: Bench) -> Routine:
+    """See that a board can do what a task asks, before anything is fetched.
+
+    Args:
+        instructions: of the task.
+        bench: the board.
+
+    Returns:
+        The routine.
+
+    Raises:
+        RefusedError: it does not know the routine, a setting is wrong, or the board lacks what the routine needs.
+    """
+    routine = routine_of(instructions)
+    read_settings(routine.settings, instructions.settings, f"routine {routine.name}")
+    routine.join(instructions, bench)
+    return routine

@@ -1,0 +1,181 @@
+"""The routine ``mutual`` of FML: a personal model of this board and a copy of the global one teach each other.
+
+Tao Shen et al.: "Federated Mutual Learning", 2020, https://arxiv.org/abs/2006.16765; specification 5.3 and 5.4.
+
+The copy (the meme) is the ``sent`` model of a pair, the personal one is its ``own``. If the fleet shares only a trunk,
+the rest of the meme (the adaptor) stays here too; a pair that brings an adaptor of its own gives it any shape, so that
+the board may have other labels than the fleet's model. The board keeps the personal model, its optimizer's states and
+the adaptor from round to round. The losses are those of the paper: there is no label mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from device_runtime.training.backends import ForwardSession, PairSession
+from device_runtime.training.hooks import Hooks
+from device_runtime.training.measuring import HeldOut, judge
+from device_runtime.training.own_model import OwnModel
+from device_runtime.training.own_model_files import Kept
+from device_runtime.training.own_settings import read_settings
+from device_runtime.training.pair_epochs import train_pair
+from device_runtime.training.routines.routine import Result, Routine
+from device_runtime.training.task import Bench, Task
+from device_runtime.training.weights_file import read_weights
+from fleet_protocol.errors import RefusalReason, RefusedError
+from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.manifest import Manifest, ParameterSpec
+from fleet_protocol.messages import Evaluation, Instructions
+from fleet_protocol.pair_manifest import PairManifest
+from fleet_protocol.weights import decode_weights
+
+__all__ = ["NAME", "ROUTINE", "MutualSettings"]
+
+NAME = "mutual"
+
+Tensors = dict[str, NDArray[Any]]
+_MODEL, _STATE, _ADAPTOR = "model/", "state/", "adaptor/"
+
+
+class MutualSettings(FrozenModel):
+    """How much the two models trust the labels in one round (specification 5.1).
+
+    Attributes:
+        alpha: of the personal model; the rest is trust in the meme.
+        beta: of the meme; the rest is trust in the personal model.
+    """
+
+    alpha: float = Field(default=0.5, ge=0, le=1)
+    beta: float = Field(default=0.5, ge=0, le=1)
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """The board's pair, and which parameters of its meme stay here."""
+
+    model: OwnModel
+    manifest: PairManifest
+    adaptor: frozenset[str]
+
+
+def _own_model(bench: Bench) -> OwnModel:
+    if bench.own_model is None:
+        raise RefusedError(
+            RefusalReason.UNSUPPORTED,
+            "mutual learning needs a personal model; name its set in [own_model] of this board",
+        )
+    return bench.own_model
+
+
+def _join(_instructions: Instructions, bench: Bench) -> None:
+    _own_model(bench)
+
+
+def _graphs(_manifest: Manifest, _bench: Bench) -> tuple[str, ...]:
+    """None of the set that is offered: the graphs of the pair are on the board."""
+    return ()
+
+
+def _run(task: Task, bench: Bench, hooks: Hooks) -> Result:
+    settings = read_settings(MutualSettings, task.instructions.settings, f"routine {NAME}")
+    pair = _load_pair(_own_model(bench), task)
+    meme = pair.manifest.sent
+    sent = read_weights(bench.blobs.path(task.weights.digest), task.manifest)
+    bench = replace(bench, data=bench.data.fitted(meme))
+    session = PairSession(pair.manifest, pair.model.path(pair.manifest.graph), threads=bench.threads)
+    kept = pair.model.files.load(task.run, task.round)
+    session.load("own", *_personal(pair, kept))
+    session.load("sent", _meme(pair, sent, kept))
+    result = train_pair(session, pair.manifest, task.course(bench), settings.model_dump(), hooks)
+    own, after = session.parameters("own"), session.parameters("sent")
+    evaluation = _evaluate(task, bench, pair, own, hooks)
+    pair.model.files.save(
+        task.run,
+        task.round,
+        {
+            **{_MODEL + name: value for name, value in own.items()},
+            **{_STATE + name: value for name, value in session.states("own").items()},
+            **{_ADAPTOR + name: after[name] for name in sorted(pair.adaptor)},
+        },
+    )
+    update = {name: np.array(value) for name, value in after.items() if name not in pair.adaptor}
+    return Result(update, result.steps, result.seconds, result.losses["own"], None, evaluation)
+
+
+def _load_pair(model: OwnModel, task: Task) -> _Pair:
+    """The board's pair; what its meme shares must be what the offer shares."""
+    pair, manifest, stays = model.manifest(), task.manifest, task.instructions.stays
+    if pair.routine != NAME:
+        raise RefusedError(
+            RefusalReason.UNSUPPORTED, f"the set {model.folder} is for the routine {pair.routine}, not for {NAME}"
+        )
+    own = frozenset(stays if pair.adaptor is None else pair.adaptor.parameters)
+    # Without an adaptor of its own the meme starts wholly from what is sent, so all of it must fit.
+    offered, mine = (
+        {spec.name: spec for spec in side.parameters if pair.adaptor is None or spec.name not in out}
+        for side, out in ((manifest, frozenset(stays)), (pair.sent, own))
+    )
+    for name in {**offered, **mine}:
+        theirs, ours = offered.get(name), mine.get(name)
+        if _facts(theirs) != _facts(ours):
+            raise RefusedError(
+                RefusalReason.UNSUPPORTED,
+                f"the set {model.folder} does not go with this run: {name} is {_words(theirs, ours)} in the run's"
+                f" {manifest.arch} {manifest.tier} and {_words(ours, theirs)} in the set's meme {pair.sent.arch}"
+                f" {pair.sent.tier}; export the pair for the fleet's model, with --adaptor for what the run does not"
+                " share",
+            )
+    return _Pair(model, pair, own)
+
+
+def _facts(spec: ParameterSpec | None) -> tuple[Any, ...]:
+    return () if spec is None else (spec.shape, spec.dtype, spec.axes)
+
+
+def _words(spec: ParameterSpec | None, other: ParameterSpec | None) -> str:
+    """What a parameter is, as far as the other one differs."""
+    if spec is None:
+        return "not shared"
+    shape = f"{spec.dtype} {list(spec.shape)}"
+    return shape if other is None or spec.shape != other.shape else f"{shape} over {', '.join(spec.axes)}"
+
+
+def _personal(pair: _Pair, kept: Kept | None) -> tuple[Tensors, Tensors | None]:
+    """The personal model as the last round left it, with its optimizer's states, or as the set starts it."""
+    manifest = pair.manifest.own
+    if kept is None:
+        return decode_weights(pair.model.read(pair.manifest.own_init)), None
+    model = kept.under(_MODEL, {spec.name: spec for spec in manifest.parameters})
+    return model, kept.under(_STATE, {spec.name: spec for spec in manifest.states})
+
+
+def _meme(pair: _Pair, sent: Mapping[str, NDArray[Any]], kept: Kept | None) -> Tensors:
+    """The meme as it was sent, but for its adaptor; its optimizer starts afresh."""
+    weights = dict(sent)
+    if kept is not None:
+        expected = {spec.name: spec for spec in pair.manifest.sent.parameters if spec.name in pair.adaptor}
+        weights |= kept.under(_ADAPTOR, expected)
+    elif pair.manifest.adaptor is not None:
+        weights |= decode_weights(pair.model.read(pair.manifest.adaptor))
+    return weights
+
+
+def _evaluate(task: Task, bench: Bench, pair: _Pair, own: Tensors, hooks: Hooks) -> Evaluation | None:
+    """Loss and accuracy of the personal model on held-out samples."""
+    manifest = pair.manifest.own
+
+    def opened(key: str) -> ForwardSession:
+        return ForwardSession(manifest, pair.model.path(manifest.graphs[key]), own, threads=bench.threads)
+
+    mask = np.ones(manifest.classes, np.float32)
+    judged = HeldOut(bench.data, bench.split()[1], task.instructions.train.batch_size, mask)
+    return judge(opened, manifest, task.course(bench), judged, hooks)
+
+
+ROUTINE = Routine(name=NAME, phase="training", settings=MutualSettings, graphs=_graphs, run=_run, join=_join)

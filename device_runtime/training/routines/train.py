@@ -1,0 +1,108 @@
+"""The routine ``train``: epochs of the sent sub-model on the board's samples, then its accuracy on held-out ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from numpy.typing import NDArray
+
+from device_runtime.board import installed_backends
+from device_runtime.training.backends import ForwardSession, step_graph_key
+from device_runtime.training.epochs import TrainResult, self_test, train
+from device_runtime.training.hooks import Hooks, SelfTested
+from device_runtime.training.labels import label_mask, present_labels
+from device_runtime.training.measuring import EVAL, STATS, HeldOut, judge
+from device_runtime.training.routines.routine import NoSettings, Result, Routine, missing_graph
+from device_runtime.training.task import Bench, Task
+from device_runtime.training.weights_file import read_weights
+from fleet_protocol.errors import RefusalReason, RefusedError
+from fleet_protocol.manifest import Manifest
+from fleet_protocol.messages import Evaluation
+
+__all__ = ["ROUTINE"]
+
+Tensors = dict[str, NDArray[Any]]
+
+
+def _graphs(manifest: Manifest, bench: Bench) -> tuple[str, ...]:
+    wanted = [_step_key(manifest, bench)]
+    _, held_out = bench.split()
+    if len(held_out) and EVAL in manifest.graphs:
+        wanted += [EVAL, *([STATS] if manifest.statistics else [])]
+    if not set(wanted) <= manifest.graphs.keys():
+        raise missing_graph(manifest, f"backend {bench.backend}")
+    return tuple(wanted)
+
+
+def _step_key(manifest: Manifest, bench: Bench) -> str:
+    key = step_graph_key(bench.backend, manifest)
+    if key is None:
+        raise missing_graph(manifest, f"backend {bench.backend}")
+    return key
+
+
+def _run(task: Task, bench: Bench, hooks: Hooks) -> Result:
+    manifest = task.manifest
+    bench = replace(bench, data=bench.data.fitted(manifest))
+    tensors, result = _train(task, bench, hooks)
+    evaluation = _evaluate(task, bench, tensors, hooks)
+    return Result(tensors, result.steps, result.seconds, result.loss, result.mean_loss, evaluation)
+
+
+def _train(task: Task, bench: Bench, hooks: Hooks) -> tuple[Tensors, TrainResult]:
+    """Train; returns the parameters and what training said, after its session is gone."""
+    manifest = task.manifest
+    key = _step_key(manifest, bench)
+    session = bench.opening.train(manifest, bench.blobs.path(manifest.graphs[key].digest))
+    name = f"{key} {installed_backends()[bench.backend]}"
+    if name not in task.tested:
+        self_test(session, manifest)
+        hooks.report(SelfTested(name))
+    read_weights(bench.blobs.path(task.weights.digest), manifest, into=session.reset())
+    session.anchor(task.instructions.train.proximal_mu)
+    kept = _kept_states(task, bench)
+    session.load_states(kept.get(task.tier, {}))
+    result = train(session, manifest, task.course(bench), hooks)
+    _keep_states(task, bench, kept | {task.tier: session.states()})
+    return session.parameters(), result
+
+
+def _kept_states(task: Task, bench: Bench) -> dict[str, Tensors]:
+    """What optimizers of former rounds left, by tier; nothing unless the run wants them kept."""
+    if task.instructions.train.optimizer_state == "reset" or not task.manifest.states:
+        return {}
+    if bench.optimizer_files is None:
+        raise RefusedError(RefusalReason.UNSUPPORTED, "this device cannot keep optimizer states between rounds")
+    found = bench.optimizer_files.load(task.run, task.round)
+    states: dict[str, Tensors] = {}
+    for name, value in (found.tensors if found is not None else {}).items():
+        tier, _, state = name.partition("/")
+        states.setdefault(tier, {})[state] = value
+    return states
+
+
+def _keep_states(task: Task, bench: Bench, states: Mapping[str, Tensors]) -> None:
+    if task.instructions.train.optimizer_state == "reset" or bench.optimizer_files is None or not task.manifest.states:
+        return
+    named = {f"{tier}/{name}": value for tier, found in states.items() for name, value in found.items()}
+    bench.optimizer_files.save(task.run, task.round, named)
+
+
+def _evaluate(task: Task, bench: Bench, parameters: Tensors, hooks: Hooks) -> Evaluation | None:
+    manifest, settings = task.manifest, task.instructions.train
+    chosen, held_out = bench.split()
+
+    def opened(key: str) -> ForwardSession:
+        graph = bench.blobs.path(manifest.graphs[key].digest)
+        return bench.opening.forward(manifest, graph, parameters)
+
+    mask = label_mask(
+        present_labels(bench.data.y[chosen], manifest.classes), manifest.classes, masked=settings.mask_labels
+    )
+    judged = HeldOut(bench.data, held_out, settings.batch_size, mask)
+    return judge(opened, manifest, task.course(bench), judged, hooks)
+
+
+ROUTINE = Routine(name="train", phase="training", settings=NoSettings, graphs=_graphs, run=_run)

@@ -1,0 +1,107 @@
+"""One device's part in a round, and the board it is done on, as the training room sees them: frozen values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.training.backends import Sessions
+from device_runtime.training.course import Course, holdout_split
+from device_runtime.training.data import DataSet
+from device_runtime.training.own_model import OwnModel
+from device_runtime.training.own_model_files import OwnModelFiles
+from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.manifest import Manifest
+from fleet_protocol.messages import BlobRef, Instructions
+
+__all__ = ["Bench", "Task", "optimizer_files"]
+
+
+def optimizer_files(folder: Path) -> OwnModelFiles:
+    """Where a board keeps optimizer states between rounds, for runs that ask for it.
+
+    Args:
+        folder: the board's, for state.
+    """
+    return OwnModelFiles(folder, prefix="optimizer-")
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What a board computes with; the same for every task.
+
+    Attributes:
+        data: its samples.
+        blobs: its blobs.
+        backend: ``onnx`` or ``ort-training``.
+        threads: threads of one operator.
+        holdout: share of the samples kept for evaluation.
+        own_model: the board's own model, None if it has none.
+        optimizer_files: where optimizer states lie between rounds, None where nothing can be kept.
+        sessions: opens the graphs; None opens each anew on `threads`.
+        parts: training and held-out indices to use instead of a split by `holdout`.
+    """
+
+    data: DataSet
+    blobs: BlobStore
+    backend: str
+    threads: int
+    holdout: float
+    own_model: OwnModel | None = None
+    optimizer_files: OwnModelFiles | None = None
+    sessions: Sessions | None = None
+    parts: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+
+    @property
+    def examples(self) -> int:
+        """Number of training samples."""
+        return len(self.split()[0])
+
+    def split(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Indices of the training and of the held-out samples."""
+        return self.parts or holdout_split(len(self.data), self.holdout)
+
+    @property
+    def opening(self) -> Sessions:
+        """What opens the graphs."""
+        return self.sessions or Sessions(self.threads)
+
+
+@dataclass(frozen=True)
+class Task:
+    """One device's part in a round, with everything it names on disk.
+
+    Attributes:
+        run: id of the run.
+        round: number of the round, from 1.
+        id: of the task.
+        version: number of the global version that the weights were cut from.
+        tier: the sub-model taken.
+        instructions: what is asked.
+        manifest: of the artifact set taken.
+        weights: the plan's slice of the global weights.
+        tested: graphs that passed their self-test here, with the runtime.
+        fetch_seconds: from the offer to the weights on disk, for the metrics.
+    """
+
+    run: str
+    round: int
+    id: str
+    version: int
+    tier: str
+    instructions: Instructions
+    manifest: Manifest
+    weights: BlobRef
+    tested: frozenset[str] = frozenset()
+    fetch_seconds: float = 0.0
+
+    def course(self, bench: Bench) -> Course:
+        """What the task trains on.
+
+        Args:
+            bench: the board.
+        """
+        return Course(bench.data, bench.split()[0], self.instructions.train, self.round)

@@ -1,0 +1,36 @@
+"""Starting Python processes of our own, whatever lies in the folder they are started in.
+
+``python -m`` looks into the working folder first: a user's ``models.py`` there would be taken for our package. These
+processes do not look there, and find the code that started them also where it is not installed.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+__all__ = ["python_module"]
+
+# Python 3.11 has -P for the first half of this; a board may have 3.10. Nothing is imported before the path is right.
+_START = """\
+import sys
+sys.path[:] = [entry for entry in sys.path if entry]
+if {root!r} not in sys.path:
+    sys.path.insert(0, {root!r})
+import runpy
+runpy.run_module({module!r}, run_name="__main__", alter_sys=True)
+"""
+_ROOT = str(Path(__file__).resolve().parents[1])
+
+
+def python_module(module: str, *arguments: str) -> list[str]:
+    """The command that runs a module with this Python, as ``python -m`` would, but not from the working folder.
+
+    Args:
+        module: dotted name of one of our modules.
+        arguments: for it.
+
+    Returns:
+        Program and arguments, for ``subprocess``.
+    """
+    return [sys.executable, "-c", _START.format(root=_ROOT, module=module), *arguments]

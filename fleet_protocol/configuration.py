@@ -1,0 +1,131 @@
+"""TOML configuration into frozen pydantic models; an unknown key is an error with a suggestion."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from fleet_protocol.errors import ConfigError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+__all__ = ["load_config", "parse_config", "read_toml", "validate_config"]
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+def _nested_models(annotation: object) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _nested_models(argument)
+
+
+def _below(annotation: object, key: str) -> object:
+    """What a key leads to: a model's field, or any entry of a table with free keys."""
+    if get_origin(annotation) is Mapping:
+        return get_args(annotation)[1]
+    model = next(_nested_models(annotation), None)
+    field = model.model_fields.get(key) if model else None
+    return field.annotation if field else None
+
+
+def _fields_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
+    """Names allowed at the table that ``path`` leads to."""
+    current: object = model
+    for part in path:
+        if isinstance(part, str):
+            current = _below(current, part)
+    found = next(_nested_models(current), None)
+    return list(found.model_fields) if found else []
+
+
+def _describe(error: dict[str, Any], model: type[BaseModel]) -> str:
+    location = tuple(error["loc"])
+    key = ".".join(map(str, location)) or "the document"
+    if error["type"] != "extra_forbidden":
+        shown = f" (got {error['input']!r})" if error["type"] != "missing" else ""
+        return f"{key}: {error['msg']}{shown}"
+    known = _fields_at(model, location[:-1])
+    close = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(sorted(known))}"
+    return f"unknown key {key!r}; {hint}"
+
+
+def validate_config(document: Mapping[str, Any], model: type[ModelT], *, source: str) -> ModelT:
+    """Hold a document against a schema.
+
+    Args:
+        document: as TOML has it.
+        model: the schema; it should forbid extra keys.
+        source: name of the file, for the messages.
+
+    Raises:
+        ConfigError: it has a key that the schema does not know (with a suggestion), misses one, or a value of the wrong
+            type; every problem is named.
+    """
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        problems = [_describe(dict(e), model) for e in error.errors()]
+        raise ConfigError(f"{source}: " + "\n  ".join(["", *problems]).strip()) from error
+
+
+def parse_config(text: str, model: type[ModelT], *, source: str) -> ModelT:
+    """Read a configuration.
+
+    Args:
+        text: TOML.
+        model: the schema; it should forbid extra keys.
+        source: name of the file, for the messages.
+
+    Raises:
+        ConfigError: the text is no TOML, or wrong (see :func:`validate_config`).
+    """
+    return validate_config(_parsed(text, source), model, source=source)
+
+
+def _parsed(text: str, source: str) -> dict[str, Any]:
+    try:
+        document: dict[str, Any] = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{source} is not valid TOML: {error}") from error
+    return document
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file.
+
+    Args:
+        path: the file.
+
+    Raises:
+        ConfigError: it cannot be read or is no TOML.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise ConfigError(f"cannot read the configuration {path}: {reason}") from error
+    return _parsed(text, str(path))
+
+
+def load_config(path: Path, model: type[ModelT]) -> ModelT:
+    """Read a configuration file.
+
+    Args:
+        path: the TOML file.
+        model: the schema; it should forbid extra keys.
+
+    Raises:
+        ConfigError: the file cannot be read or its content is wrong (see :func:`validate_config`).
+    """
+    return validate_config(read_toml(path), model, source=str(path))

@@ -1,0 +1,119 @@
+"""Names of blobs: a digest says by its form how it was made, so that what was named before keeps its name.
+
+New blobs are named by BLAKE3 (O'Connor, Aumasson, Neves and Wilcox-O'Hearn 2020), written as a multihash: ``1e20``, for
+BLAKE3 with 32 bytes, and 64 hexadecimal digits. 64 digits alone are a sha256: files of artifact sets, which keep their
+names from export to export, and blobs of stores from before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+from blake3 import blake3
+
+__all__ = [
+    "CHUNK_DIGEST_BYTES",
+    "DIGEST_PATTERN",
+    "blob_digest",
+    "chunk_digest",
+    "file_matches",
+    "matches",
+    "name_among",
+    "place_of",
+]
+
+DIGEST_PATTERN = r"^(1e20)?[0-9a-f]{64}$"
+CHUNK_DIGEST_BYTES = 32
+
+_BLAKE3 = "1e20"
+_READ_BYTES = 1024 * 1024
+
+
+class _Hasher(Protocol):
+    def update(self, data: bytes, /) -> object: ...
+
+    def hexdigest(self) -> str: ...
+
+
+def _is_blake3(digest: str) -> bool:
+    return len(digest) == len(_BLAKE3) + 64  # a sha256 may begin with the same digits
+
+
+def blob_digest(*parts: bytes | memoryview) -> str:
+    """The name of a new blob.
+
+    Args:
+        parts: of it, in order.
+    """
+    hasher = blake3()
+    for part in parts:
+        hasher.update(part)
+    return _BLAKE3 + hasher.hexdigest()
+
+
+def chunk_digest(payload: bytes | memoryview) -> bytes:
+    """What a chunk travels with: 32 bytes of BLAKE3.
+
+    Args:
+        payload: of the chunk.
+    """
+    return blake3(payload).digest()
+
+
+def matches(data: bytes | memoryview, digest: str) -> bool:
+    """Whether bytes are what a digest names.
+
+    Args:
+        data: the whole blob.
+        digest: of either form.
+    """
+    return name_among(data, (digest,)) is not None
+
+
+def name_among(data: bytes | memoryview, digests: Iterable[str]) -> str | None:
+    """Which of some digests names the bytes; they are hashed once for each form of them.
+
+    Args:
+        data: the whole blob.
+        digests: of either form.
+    """
+    known = set(digests)
+    forms = {_is_blake3(digest) for digest in known}
+    names = {blob_digest(data) if is_new else hashlib.sha256(data).hexdigest() for is_new in forms}
+    return next(iter(names & known), None)
+
+
+def file_matches(path: Path, digest: str) -> bool:
+    """Whether a file is what a digest names; it is read piece by piece.
+
+    Args:
+        path: of the file.
+        digest: of either form.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    is_new = _is_blake3(digest)
+    hasher: _Hasher = blake3() if is_new else hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(_READ_BYTES):
+            hasher.update(piece)
+    return (_BLAKE3 if is_new else "") + hasher.hexdigest() == digest
+
+
+def place_of(digest: str) -> Path:
+    """Where a blob lies below the folder of all: one folder for each two first digits.
+
+    Args:
+        digest: of either form.
+
+    Raises:
+        ValueError: this is no digest, so it must not become a path.
+    """
+    if not re.fullmatch(DIGEST_PATTERN, digest):
+        raise ValueError(f"{digest!r} is no digest of a blob")
+    return Path(digest[-64:-62]) / digest

@@ -1,0 +1,124 @@
+"""The one file that makes a device, or the server, a member of a fleet."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError
+
+from fleet_protocol.errors import ConfigError, StorageError
+from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.messages.values import Name
+from fleet_protocol.transport import BrokerAddress
+
+__all__ = ["Enrolment", "read_enrolment", "write_secret"]
+
+_LIMIT_BYTES = 64 * 1024
+Hex = Annotated[str, Field(pattern=r"^([0-9a-f]{2})+$", max_length=4096)]
+Key = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Pem = Annotated[str, Field(max_length=16_384)]
+
+
+class Enrolment(FrozenModel):
+    """What a member of a fleet has; whoever holds the file is that member.
+
+    Attributes:
+        format: of this file.
+        fleet: name of the fleet.
+        role: what it may sign.
+        name: of the device, or ``server``.
+        broker: ``mqtt[s]://host:port``, without a login.
+        operator: public key that vouches for every member, 32 bytes in hexadecimal.
+        certificate: signed by the operator; see `fleet_protocol.identity.certificate`.
+        key: private key of this member, 32 bytes in hexadecimal.
+        token: password at the broker; the login is the name.
+        ca: certificate of the fleet's own authority, which vouches for the broker; None without TLS.
+        tls_certificate: client certificate for brokers that ask for one.
+        tls_key: its key.
+    """
+
+    format: Literal[1] = 1
+    fleet: Name
+    role: Literal["server", "device"]
+    name: Name
+    broker: str = Field(max_length=300)
+    operator: Key
+    certificate: Hex
+    key: Key
+    token: str = Field(max_length=200)
+    ca: Pem | None = None
+    tls_certificate: Pem | None = None
+    tls_key: Pem | None = None
+
+    def address(self, folder: Path, broker: str | None = None) -> BrokerAddress:
+        """The broker with this member's login; certificates are written out for the TLS library, which reads files.
+
+        Args:
+            folder: where to, readable by nobody else.
+            broker: another address of the same broker.
+
+        Raises:
+            ConfigError: the address is malformed.
+            StorageError: the files cannot be written.
+        """
+        texts = {"ca": self.ca, "tls_certificate": self.tls_certificate, "tls_key": self.tls_key}
+        paths = {name: folder / f"{name}.pem" for name, text in texts.items() if text is not None}
+        for name, path in paths.items():
+            write_secret(path, str(texts[name]))
+        address = BrokerAddress.parse(
+            broker or self.broker,
+            ca_file=paths.get("ca"),
+            cert_file=paths.get("tls_certificate"),
+            key_file=paths.get("tls_key"),
+        )
+        return address.with_login(self.name, self.token)
+
+
+def read_enrolment(path: Path) -> Enrolment:
+    """Read the file that ``shoal enroll`` or ``shoal init`` wrote.
+
+    Args:
+        path: the file.
+
+    Raises:
+        ConfigError: it is missing, no enrolment, or others may read it.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(_LIMIT_BYTES)
+            others = os.fstat(file.fileno()).st_mode & 0o077 if os.name == "posix" else 0
+    except OSError as error:
+        raise ConfigError(f"cannot read the enrolment {path}: {error.strerror}") from error
+    if others:
+        raise ConfigError(f"others may read the enrolment {path}, which holds a key: chmod 600 {path}")
+    try:
+        return Enrolment.model_validate_json(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or "the file"
+        raise ConfigError(
+            f"{path} is no enrolment of this version: {where}: {first['msg']}; make one with `shoal enroll`"
+        ) from error
+
+
+def write_secret(path: Path, text: str) -> None:
+    """Write a file that only its owner may read; an existing one is replaced at once.
+
+    Args:
+        path: the file; its folder is made, for the owner alone.
+        text: its content.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    fresh = path.with_name(path.name + ".new")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        fresh.unlink(missing_ok=True)
+        with os.fdopen(os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w", encoding="utf-8") as file:
+            file.write(text)
+        fresh.replace(path)
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror}") from error

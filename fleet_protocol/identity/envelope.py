@@ -1,0 +1,172 @@
+"""The envelope of an enrolled fleet: who says it, where, as which of his messages, and a signature over all of that.
+
+Every message of every kind travels in one, chunks too. All integers are big-endian:
+
+    bytes  content
+    4      magic "SHE1"
+    1      0, or 1 for a farewell, which is signed long before it is published
+    8      counter of the sender: session in the upper 32 bits, number in the session in the lower
+    2      bytes of the certificate
+    ...    certificate, signed by the operator
+    64     Ed25519 signature over purpose, topic, all of the above, and the BLAKE2b digest of the payload
+    ...    payload
+
+The topic names fleet, device, blob or task, so nothing can be moved elsewhere; the counter grows, so nothing can be
+said again. Chunks may be repeated: they are named by content and change nothing the second time.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from fleet_protocol.errors import RefusalReason, RefusedError
+from fleet_protocol.identity.certificate import CERTIFICATE_LIMIT, SIGNATURE_BYTES, Certificate, read_certificate
+from fleet_protocol.identity.enrolment import Enrolment
+from fleet_protocol.identity.marks import Marks
+from fleet_protocol.topics import BlobTopic, DeviceTopic, Topic, Topics, UploadTopic
+
+__all__ = ["Opened", "Signer", "Verifier"]
+
+_MAGIC = b"SHE1"
+_PURPOSE = b"shoal-envelope-1\0"
+_HEAD = struct.Struct(">4sBQH")
+_SESSION_BITS = 32
+_KNOWN_CERTIFICATES = 4096
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A message whose envelope is in order.
+
+    Attributes:
+        payload: what was said.
+        signer: by whom.
+    """
+
+    payload: bytes
+    signer: Certificate
+
+
+def _signed(topic: str, head: bytes, certificate: bytes, payload: bytes | memoryview) -> bytes:
+    place = topic.encode()
+    digest = hashlib.blake2b(payload, digest_size=32).digest()
+    return b"".join((_PURPOSE, struct.pack(">H", len(place)), place, head, certificate, digest))
+
+
+class Signer:
+    """Puts what a member says into envelopes.
+
+    Args:
+        enrolment: of the member.
+        session: larger than that of any earlier start of this member.
+    """
+
+    def __init__(self, enrolment: Enrolment, session: int) -> None:
+        self._key = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(enrolment.key))
+        self._certificate = bytes.fromhex(enrolment.certificate)
+        self._counters = itertools.count((session << _SESSION_BITS) + 1)  # `next` is atomic: workers send, too
+
+    def seal(self, topic: str, payload: bytes, *, farewell: bool = False) -> bytes:
+        """Sign a message.
+
+        Args:
+            topic: it will be published on.
+            payload: what to say.
+            farewell: whether it is published when the member has gone.
+        """
+        head = _HEAD.pack(_MAGIC, farewell, next(self._counters), len(self._certificate))
+        signature = self._key.sign(_signed(topic, head, self._certificate, payload))
+        return b"".join((head, self._certificate, signature, payload))
+
+
+class Verifier:
+    """Opens envelopes, and refuses whatever is not from who may say it there, or was said before.
+
+    Args:
+        enrolment: of the member that listens.
+        marks: the counters it has seen.
+        revoked: whether a member is no longer one.
+    """
+
+    def __init__(
+        self, enrolment: Enrolment, marks: Marks, revoked: Callable[[Certificate], bool] = lambda _: False
+    ) -> None:
+        self._fleet = enrolment.fleet
+        self._topics = Topics(enrolment.fleet)
+        self._marks = marks
+        self._revoked = revoked
+        operator = Ed25519PublicKey.from_public_bytes(bytes.fromhex(enrolment.operator))
+        self._certified = functools.lru_cache(_KNOWN_CERTIFICATES)(lambda data: read_certificate(data, operator))
+
+    def open(self, topic: str, envelope: bytes, *, retained: bool = False) -> Opened:
+        """Verify a message.
+
+        Args:
+            topic: it came on.
+            envelope: as it came.
+            retained: the broker had kept it, so it may be the last one again.
+
+        Raises:
+            RefusedError: with `FORGED`, `REPLAYED` or `REVOKED`.
+        """
+        if len(envelope) < _HEAD.size or not envelope.startswith(_MAGIC):
+            raise RefusedError(RefusalReason.FORGED, f"a message on {topic} that nobody has signed")
+        _, kind, counter, length = _HEAD.unpack_from(envelope)
+        start = _HEAD.size + length + SIGNATURE_BYTES
+        if kind > 1 or length > CERTIFICATE_LIMIT or len(envelope) < start:
+            raise RefusedError(RefusalReason.FORGED, f"a message on {topic} in a broken envelope")
+        signer = self._certified(envelope[_HEAD.size : _HEAD.size + length])
+        signed = _signed(
+            topic, envelope[: _HEAD.size], envelope[_HEAD.size : start - SIGNATURE_BYTES], memoryview(envelope)[start:]
+        )
+        try:
+            Ed25519PublicKey.from_public_bytes(bytes.fromhex(signer.key)).verify(
+                envelope[start - SIGNATURE_BYTES : start], signed
+            )
+        except InvalidSignature as error:
+            raise RefusedError(
+                RefusalReason.FORGED, f"a message on {topic} whose signature is not that of {signer.name}"
+            ) from error
+        self._check(topic, signer)
+        if not _repeatable(self._topics.parse(topic)):
+            self._marks.pass_on(signer, topic, counter, farewell=bool(kind), retained=retained)
+        return Opened(envelope[start:], signer)
+
+    def _check(self, topic: str, signer: Certificate) -> None:
+        """See that a member may speak on a topic, and that it still is one."""
+        if signer.fleet != self._fleet or not _may_say(self._topics.parse(topic), signer):
+            raise RefusedError(
+                RefusalReason.FORGED, f"a message on {topic}, where {signer.role} {signer.name} has nothing to say"
+            )
+        if self._revoked(signer):
+            raise RefusedError(RefusalReason.REVOKED, f"a message of {signer.role} {signer.name}, which was revoked")
+        if signer.role == "device" and signer.expires and time.time() > signer.expires:
+            raise RefusedError(RefusalReason.REVOKED, f"a message of {signer.name}, whose enrolment has expired")
+        if signer.role == "server":
+            self._marks.server(signer)
+
+
+def _may_say(topic: Topic | None, signer: Certificate) -> bool:
+    """Devices speak under their own name, and send chunks; everything else is the server's."""
+    match topic:
+        case None:
+            return False
+        case DeviceTopic(device, "status" | "reply"):
+            return signer.role == "device" and signer.name == device
+        case UploadTopic():
+            return signer.role == "device"
+        case _:
+            return signer.role == "server"
+
+
+def _repeatable(topic: Topic | None) -> bool:
+    return isinstance(topic, BlobTopic | UploadTopic)

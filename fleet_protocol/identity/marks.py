@@ -1,0 +1,91 @@
+"""What has been heard last from whom, and how often this member has started: what makes a repetition one."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+
+from fleet_protocol.errors import RefusalReason, RefusedError
+from fleet_protocol.identity.certificate import Certificate
+from fleet_protocol.identity.enrolment import write_secret
+
+__all__ = ["Marks", "next_session"]
+
+_SESSION_BITS = 32
+_FILE = TypeAdapter(dict[str, int])
+
+
+def _read(path: Path) -> dict[str, int]:
+    try:
+        return _FILE.validate_json(path.read_bytes())
+    except (OSError, ValidationError):  # the first start, or a power cut; what is unknown is new
+        return {}
+
+
+def next_session(path: Path) -> int:
+    """A number larger than any before: by the clock where it runs, by the file where it does not.
+
+    Args:
+        path: where the last one is kept.
+
+    Raises:
+        StorageError: it cannot be kept.
+    """
+    session: int = max(int(time.time()), _read(path).get("session", 0) + 1) % 2**_SESSION_BITS
+    write_secret(path, json.dumps({"session": session}))
+    return session
+
+
+class Marks:
+    """The highest counter of every signer on every topic.
+
+    Args:
+        path: where they survive a restart, None for a member that may forget them.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path
+        self._highest = _read(path) if path is not None else {}
+
+    def pass_on(self, signer: Certificate, topic: str, counter: int, *, farewell: bool, retained: bool) -> None:
+        """Note a message.
+
+        Args:
+            signer: who said it.
+            topic: where.
+            counter: of the envelope.
+            farewell: it was signed when the session began, so it counts as the session's last.
+            retained: it may be the one that was heard last.
+
+        Raises:
+            RefusedError: it was said before.
+        """
+        key = f"{signer.key} {topic}"
+        known = self._highest.get(key, -1)
+        if farewell:
+            if counter >> _SESSION_BITS < known >> _SESSION_BITS:
+                raise RefusedError(RefusalReason.REPLAYED, f"an old farewell of {signer.name}")
+            return
+        if counter < known or (counter == known and not retained):
+            raise RefusedError(RefusalReason.REPLAYED, f"a message of {signer.name} on {topic} that was heard before")
+        self._keep(key, counter)
+
+    def server(self, signer: Certificate) -> None:
+        """Note the certificate of a server.
+
+        Raises:
+            RefusedError: a newer one was seen.
+        """
+        known = self._highest.get("server", -1)
+        if signer.serial < known:
+            raise RefusedError(RefusalReason.REVOKED, f"a message with the server's key {signer.serial}, now {known}")
+        if signer.serial > known:
+            self._keep("server", signer.serial)
+
+    def _keep(self, key: str, value: int) -> None:
+        self._highest[key] = value
+        if self._path is not None:
+            write_secret(self._path, json.dumps(self._highest))

@@ -1,0 +1,36 @@
+"""A member of a fleet at work: its enrolment and what it keeps beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fleet_protocol.identity.enrolment import Enrolment
+
+if TYPE_CHECKING:
+    from fleet_protocol.identity.certificate import Certificate
+
+__all__ = ["Member"]
+
+
+def _nobody(_certificate: Certificate) -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class Member:
+    """Who speaks and listens.
+
+    Attributes:
+        enrolment: who it is.
+        folder: where it keeps what makes a repetition one; made for its owner alone.
+        remembers: whether counters it has heard survive a restart, as they must on a board.
+        revoked: whether another is no longer a member.
+    """
+
+    enrolment: Enrolment
+    folder: Path
+    remembers: bool = False
+    revoked: Callable[[Certificate], bool] = _nobody

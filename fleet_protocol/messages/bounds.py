@@ -1,0 +1,65 @@
+"""Bounds of what messages may say: nothing that a stranger writes is larger than a fleet can mean.
+
+A message is read by whoever is subscribed, so its numbers are checked where it is parsed and not where they are used.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+__all__ = [
+    "CHUNKS_LIMIT",
+    "Count",
+    "Loss",
+    "Measure",
+    "Positive",
+    "PositiveMeasure",
+    "Ranges",
+    "SizeBytes",
+    "Text",
+    "Word",
+]
+
+_EXACT = 2**53  # every whole number up to here is a float, too
+
+CHUNKS_LIMIT = 2**20  # of a blob: 96 GiB in chunks of the default size
+
+Count = Annotated[int, Field(ge=0, le=_EXACT)]
+"""Samples, steps, rounds, bytes of memory: a whole number that arithmetic with floats keeps exact."""
+
+Positive = Annotated[int, Field(ge=1, le=_EXACT)]
+"""The same, at least one."""
+
+SizeBytes = Annotated[int, Field(ge=1, le=2**40)]
+"""Size of a blob; its number of chunks is bounded as well."""
+
+Measure = Annotated[float, Field(ge=0, le=1e15)]
+"""A time in seconds, or a speed."""
+
+PositiveMeasure = Annotated[float, Field(gt=0, le=1e15)]
+"""The same, above nothing."""
+
+Loss = Annotated[float, Field(ge=-1e30, le=1e30)]
+"""A mean over samples; far below the largest float, so that sums over a fleet stay finite."""
+
+Word = Annotated[str, Field(max_length=200)]
+"""An id, a version, a state."""
+
+Text = Annotated[str, Field(max_length=8000)]
+"""A reason for people to read."""
+
+
+def _ascending(ranges: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+    """See that ranges name every chunk at most once, so that reading them costs no more than the blob has chunks."""
+    if any(start >= stop for start, stop in ranges) or any(a[1] > b[0] for a, b in pairwise(ranges)):
+        raise ValueError("ranges of chunks are half-open, not empty, and ascend without overlapping")
+    return ranges
+
+
+_Index = Annotated[int, Field(ge=0, le=CHUNKS_LIMIT)]
+
+Ranges = Annotated[tuple[tuple[_Index, _Index], ...], AfterValidator(_ascending)]
+"""Half-open ``[start, stop)`` ranges of chunk indices, ascending."""

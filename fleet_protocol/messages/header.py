@@ -1,0 +1,55 @@
+"""What every message carries, and what those about a task carry besides."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.messages.bounds import Count, Positive
+from fleet_protocol.messages.values import Name
+
+__all__ = ["SCHEMA_VERSION", "DeviceTaskMessage", "Message", "TaskMessage"]
+
+SCHEMA_VERSION = 3  # 3: offers say what becomes of optimizer states
+
+
+class Message(FrozenModel):
+    """What every message carries.
+
+    Attributes:
+        schema_version: version of the message formats.
+        fleet: name of the fleet.
+        seq: counts the sender's messages, for the log.
+    """
+
+    schema_version: Literal[3] = 3
+    fleet: Name
+    seq: Count = 0
+
+    def to_bytes(self) -> bytes:
+        """The message as it travels."""
+        return self.model_dump_json().encode()
+
+
+class TaskMessage(Message):
+    """What every message about a task carries.
+
+    Attributes:
+        run: id of the run.
+        round: number of the round, from 1.
+        task: id of the task.
+    """
+
+    run: Name
+    round: Positive
+    task: Name
+
+
+class DeviceTaskMessage(TaskMessage):
+    """What every message of a device about a task carries.
+
+    Attributes:
+        device: id of the device.
+    """
+
+    device: Name

@@ -1,0 +1,115 @@
+"""What a task asks of a device: a routine with its settings, the training, and how to choose a tier."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import Field, JsonValue
+
+from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.messages.bounds import Measure, Positive, PositiveMeasure, Word
+from fleet_protocol.messages.values import BlobRef, Name
+from fleet_protocol.schedule import RateSchedule
+
+__all__ = ["Chooser", "Instructions", "Ramp", "TierChoice", "TrainSettings"]
+
+
+class Ramp(FrozenModel):
+    """How the learning rate changes within a task.
+
+    Attributes:
+        schedule: the rule.
+        position: rounds of the run that are over.
+        rounds: of the run.
+    """
+
+    schedule: RateSchedule
+    position: Measure
+    rounds: PositiveMeasure
+
+
+class TrainSettings(FrozenModel):
+    """How a device trains in one task.
+
+    Attributes:
+        learning_rate: input of the train graph.
+        epochs: passes over the device's training data.
+        steps: instead of whole passes exactly so many steps, over as many passes as they take; None for ``epochs``.
+        batch_size: samples per step; the last batch of an epoch may be shorter.
+        seed: of the shuffling, made unique per task by the device and round.
+        mask_labels: zero the logits of labels the device does not hold (specification 1.5).
+        proximal_mu: pull towards the weights the round started from (FedProx); 0 for none.
+        optimizer_state: whether the optimizer begins each round anew (``reset``), or with what the device's last round
+            of the same tier left (``keep``).
+        ramp: what the learning rate is multiplied with, step by step; None for nothing.
+    """
+
+    learning_rate: PositiveMeasure
+    epochs: Positive
+    steps: Positive | None = None
+    batch_size: Positive
+    seed: int = Field(ge=0, le=2**64)
+    mask_labels: bool = True
+    proximal_mu: Measure = 0.0
+    optimizer_state: Literal["reset", "keep"] = "reset"
+    ramp: Ramp | None = None
+
+    def rate_at(self, step: int, steps: int) -> float:
+        """The learning rate of one step.
+
+        Args:
+            step: of the task, from 0.
+            steps: of the task in all.
+        """
+        if self.ramp is None:
+            return self.learning_rate
+        position = self.ramp.position + step / steps
+        return self.learning_rate * self.ramp.schedule.multiplier(position, self.ramp.rounds, 1 / steps)
+
+
+class Chooser(FrozenModel):
+    """How a device chooses among the tiers that it is offered.
+
+    Attributes:
+        rule: name of the rule; a device that does not know it refuses the offer.
+        settings: of the rule, which reads them itself.
+    """
+
+    rule: Name
+    settings: Mapping[str, JsonValue] = Field(default_factory=dict)
+
+
+class Instructions(FrozenModel):
+    """What a task asks of a device.
+
+    Attributes:
+        routine: name of the routine that does it: ``train``, ``statistics`` (one pass that returns batch norm
+            statistics, specification 1.6), or one that a method brings; a device that does not know it refuses the
+            offer.
+        settings: of the routine, which reads them itself.
+        train: settings of the training; of a statistics task only batch size and seed count.
+        chooser: how the device chooses among the offered tiers; None for the first that it can train.
+        stays: parameters of the model that stay on the device (they may have another shape there). They are not in
+            its update, and its labels are not in its metrics.
+    """
+
+    routine: Name = "train"
+    settings: Mapping[str, JsonValue] = Field(default_factory=dict)
+    train: TrainSettings
+    chooser: Chooser | None = None
+    stays: tuple[Word, ...] = ()
+
+
+class TierChoice(FrozenModel):
+    """One sub-model a device may take.
+
+    Attributes:
+        tier: id of the tier.
+        artifact_set: the manifest.
+        weights: the plan's slice of the global weights.
+    """
+
+    tier: Word
+    artifact_set: BlobRef
+    weights: BlobRef

@@ -1,0 +1,85 @@
+"""JSON bytes into messages; whatever is wrong with them is a refusal with its reason."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from fleet_protocol.errors import RefusalReason, RefusedError
+from fleet_protocol.messages.presence import DeviceStatus
+from fleet_protocol.messages.to_device import ServerMessage
+from fleet_protocol.messages.to_server import DeviceMessage
+
+__all__ = ["MESSAGE_LIMIT_BYTES", "check_size", "parse_device_message", "parse_server_message", "parse_status"]
+
+MESSAGE_LIMIT_BYTES = 256 * 1024  # the largest control message is a chunk list of a few kB
+
+_SERVER_MESSAGES: TypeAdapter[ServerMessage] = TypeAdapter(ServerMessage)
+_DEVICE_MESSAGES: TypeAdapter[DeviceMessage] = TypeAdapter(DeviceMessage)
+_STATUSES = TypeAdapter(DeviceStatus)
+
+MessageT = TypeVar("MessageT")
+
+
+def parse_server_message(payload: bytes) -> ServerMessage:
+    """Read a message from the server to a device.
+
+    Args:
+        payload: JSON bytes.
+
+    Raises:
+        RefusedError: the message is malformed, oversized or of an unknown type.
+    """
+    return _parse(_SERVER_MESSAGES, payload)
+
+
+def parse_device_message(payload: bytes) -> DeviceMessage:
+    """Read a message from a device to the server.
+
+    Args:
+        payload: JSON bytes.
+
+    Raises:
+        RefusedError: the message is malformed, oversized or of an unknown type.
+    """
+    return _parse(_DEVICE_MESSAGES, payload)
+
+
+def parse_status(payload: bytes) -> DeviceStatus:
+    """Read the retained status of a device.
+
+    Args:
+        payload: JSON bytes.
+
+    Raises:
+        RefusedError: the message is malformed or oversized.
+    """
+    return _parse(_STATUSES, payload)
+
+
+def check_size(payload: bytes, what: str) -> None:
+    """See that a message is not too large to be read.
+
+    Args:
+        payload: JSON bytes.
+        what: it should be, for the message.
+
+    Raises:
+        RefusedError: it is oversized.
+    """
+    if len(payload) > MESSAGE_LIMIT_BYTES:
+        text = f"a {what} of {len(payload)} bytes; the limit is {MESSAGE_LIMIT_BYTES}"
+        raise RefusedError(RefusalReason.OVERSIZED, text)
+
+
+def _parse(adapter: TypeAdapter[MessageT], payload: bytes) -> MessageT:
+    check_size(payload, "control message")
+    try:
+        return adapter.validate_json(payload)
+    except ValidationError as error:
+        raise RefusedError(RefusalReason.MALFORMED, _explain(error)) from error
+
+
+def _explain(error: ValidationError) -> str:
+    return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'message'}: {e['msg']}" for e in error.errors()[:3])

@@ -1,0 +1,76 @@
+"""What the server says to a device."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fleet_protocol.errors import RefusalReason
+from fleet_protocol.messages.bounds import Count, PositiveMeasure, Ranges, Text
+from fleet_protocol.messages.header import TaskMessage
+from fleet_protocol.messages.instructions import Instructions, TierChoice
+
+__all__ = ["Cancel", "Offer", "ServerMessage", "UploadAck", "UploadMissing", "UploadRefused"]
+
+
+class Offer(Instructions, TaskMessage):
+    """The server asks a device to take part in a round, and says what it is to do.
+
+    Attributes:
+        version: number of the global version the weights were cut from.
+        choices: tiers the device may take; it takes the first that it can train unless there is a chooser.
+        seconds_left: time until the round closes, relative because a board's clock may be wrong.
+    """
+
+    type: Literal["offer"] = "offer"
+    version: Count
+    choices: tuple[TierChoice, ...] = Field(min_length=1, max_length=256)
+    seconds_left: PositiveMeasure
+
+
+class Cancel(TaskMessage):
+    """The server no longer wants a task's result.
+
+    Attributes:
+        reason: for the device's log.
+    """
+
+    type: Literal["cancel"] = "cancel"
+    reason: Text
+
+
+class UploadAck(TaskMessage):
+    """The update is on the server's disk; the device may forget it."""
+
+    type: Literal["upload-ack"] = "upload-ack"
+
+
+class UploadMissing(TaskMessage):
+    """The server still misses chunks of an update.
+
+    Attributes:
+        ranges: half-open ranges of chunk indices.
+    """
+
+    type: Literal["upload-missing"] = "upload-missing"
+    ranges: Ranges
+
+
+class UploadRefused(TaskMessage):
+    """The server will not merge an update.
+
+    Attributes:
+        reason: why.
+        detail: for the device's log.
+    """
+
+    type: Literal["upload-refused"] = "upload-refused"
+    reason: RefusalReason
+    detail: Text
+
+
+ServerMessage = Annotated[
+    Offer | Cancel | UploadAck | UploadMissing | UploadRefused,
+    Field(discriminator="type"),
+]

@@ -1,0 +1,91 @@
+"""What a device says to the server."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fleet_protocol.errors import RefusalReason
+from fleet_protocol.messages.bounds import Count, Loss, Positive, Ranges, Text, Word
+from fleet_protocol.messages.header import DeviceTaskMessage
+from fleet_protocol.messages.values import BlobRef, Digest, TaskMetrics
+
+__all__ = ["Accept", "DeviceMessage", "Done", "NeedChunks", "Progress", "Refuse"]
+
+
+class Accept(DeviceTaskMessage):
+    """A device takes a task.
+
+    Attributes:
+        tier: the choice it took.
+        lacks: digests of what it was offered that it does not have, and asks for next. What it has is not sent.
+    """
+
+    type: Literal["accept"] = "accept"
+    tier: Word
+    lacks: Annotated[tuple[Digest, ...], Field(max_length=2)] = ()
+
+
+class Progress(DeviceTaskMessage):
+    """How far a device is.
+
+    Attributes:
+        epoch: finished epochs.
+        epochs: epochs in all.
+        step: finished steps.
+        loss: mean training loss of the last finished epoch, absent before the first.
+    """
+
+    type: Literal["progress"] = "progress"
+    epoch: Count
+    epochs: Positive
+    step: Count
+    loss: Loss | None = None
+
+
+class NeedChunks(DeviceTaskMessage):
+    """A device asks for chunks of a blob it waits for.
+
+    Attributes:
+        digest: the blob.
+        ranges: half-open ranges of chunk indices.
+    """
+
+    type: Literal["need-chunks"] = "need-chunks"
+    digest: Digest
+    ranges: Ranges
+
+
+class Done(DeviceTaskMessage):
+    """A device has sent every chunk of its update.
+
+    Attributes:
+        update: the blob the chunks make up.
+        tier: the tier it trained.
+        metrics: what it measured.
+    """
+
+    type: Literal["done"] = "done"
+    update: BlobRef
+    tier: Word
+    metrics: TaskMetrics
+
+
+class Refuse(DeviceTaskMessage):
+    """A device will not, or cannot, finish a task.
+
+    Attributes:
+        reason: why.
+        detail: for the operator.
+    """
+
+    type: Literal["refuse"] = "refuse"
+    reason: RefusalReason
+    detail: Text
+
+
+DeviceMessage = Annotated[
+    Accept | Progress | NeedChunks | Done | Refuse,
+    Field(discriminator="type"),
+]

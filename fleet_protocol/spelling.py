@@ -1,0 +1,36 @@
+"""What to say of a name that is not known."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = ["closest", "did_you_mean"]
+
+
+def closest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
+    """The known name that is most like another one.
+
+    Args:
+        name: as it was given.
+        known: what there is.
+        cutoff: how alike the two must be, in [0, 1].
+
+    Returns:
+        The name; None if none is alike.
+    """
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)), None)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The closest known name as a parenthesis for a message, in front of which nothing needs to stand.
+
+    Args:
+        name: as it was given.
+        known: what there is.
+
+    Returns:
+        Such as `` (did you mean 'conv'?)``; empty if no name is alike.
+    """
+    found = closest(name, known)
+    return f" (did you mean {found!r}?)" if found is not None else ""

@@ -1,0 +1,96 @@
+"""What samples are compared with: labels or numbers, as a loss takes them; the same on boards and server (numpy)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet_protocol.errors import DataError
+from fleet_protocol.manifest import Manifest
+
+__all__ = ["Targets", "check_labels", "counted", "fit_targets"]
+
+Targets = NDArray[np.int64] | NDArray[np.float32]
+
+
+def counted(y: Targets) -> int:
+    """How many targets count: labels that are not negative; of numbers all samples, each with all its numbers.
+
+    Args:
+        y: int64 or float32 ``[n, ...]``.
+    """
+    return len(y) if y.dtype.kind == "f" else int(np.count_nonzero(y >= 0))
+
+
+def check_labels(source: str, y: NDArray[np.int64], classes: int) -> None:
+    """See that labels lie in ``[0, classes)``; of several for a sample, negative ones are allowed and do not count.
+
+    Args:
+        source: where they are from, for messages.
+        y: ``[n]``, or ``[n, ...]`` with a label for each place.
+        classes: labels there are.
+
+    Raises:
+        DataError: the first label outside, with its position.
+    """
+    wrong = np.argwhere((y >= classes) | ((y < 0) & (y.ndim == 1)))
+    if len(wrong):
+        raise DataError(
+            f"label {int(y[tuple(wrong[0])])} of sample {int(wrong[0][0])} in {source} is outside 0 to {classes - 1} "
+            f"({len(wrong)} such labels)"
+        )
+
+
+def fit_targets(source: str, y: Targets, manifest: Manifest) -> Targets:
+    """Targets as a model's loss takes them.
+
+    Args:
+        source: where they are from, for messages.
+        y: int64 or float32 ``[n, ...]``.
+        manifest: of the model.
+
+    Returns:
+        Of the loss's type, ``[n, *label_shape]``; labels that the loss ignores are -1.
+
+    Raises:
+        DataError: another shape, labels that the model does not have, or numbers where labels or others are wanted.
+    """
+    loss, shape = manifest.recipe.loss, tuple(manifest.label_shape)
+    if y.shape[1:] != shape:
+        raise DataError(
+            f"labels in {source} have shape {list(y.shape[1:])} per sample, the model takes {list(shape)}; "
+            + _remedy(y, manifest)
+        )
+    if loss.target == "float32":
+        numbers = y.astype(np.float32, copy=False)
+        if loss.bounds is not None and len(numbers):
+            low, high = loss.bounds
+            if numbers.min() < low or numbers.max() > high:
+                raise DataError(
+                    f"targets in {source} lie in {numbers.min():g} to {numbers.max():g}; {loss.name} takes {low:g} to "
+                    f"{high:g}"
+                )
+        return numbers
+    if y.dtype.kind == "f":
+        raise DataError(
+            f"targets in {source} are not whole numbers, but {loss.name} takes labels; export with a loss of numbers, "
+            "such as --loss mean-squared-error, or write labels from 0"
+        )
+    labels = y.astype(np.int64, copy=False)
+    if loss.ignored is not None:
+        ignored = labels == loss.ignored
+        check_labels(source, labels[~ignored], manifest.classes)
+        return np.where(ignored, -1, labels)
+    check_labels(source, labels, manifest.classes)
+    return labels
+
+
+def _remedy(y: Targets, manifest: Manifest) -> str:
+    name, shape = manifest.recipe.loss.name, manifest.label_shape
+    if manifest.recipe.loss.target == "int64" and not shape and y.shape[1:] == (manifest.classes,):
+        return "if several labels hold for a sample, export with --loss binary-cross-entropy; else give one label each"
+    if manifest.recipe.loss.target == "float32":
+        return f"{name} takes {'a number' if not shape else f'numbers {list(shape)}'} for each sample"
+    if not shape:
+        return "give one label per sample"
+    return "give one label per token" if len(shape) == 1 else f"give one label for each place {list(shape)}"

@@ -1,0 +1,359 @@
+"""What carries messages: events, the address of a broker, and the protocol that every transport fulfils.
+
+MQTT 5 is one (`fleet_protocol.link`). Another is one file with a class of the same methods and a row in `SCHEMES`.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from types import MappingProxyType
+from typing import Protocol
+from urllib.parse import unquote, urlsplit
+
+from fleet_protocol.errors import ConfigError, RefusedError
+
+__all__ = [
+    "SCHEMES",
+    "SEND_WINDOW",
+    "BrokerAddress",
+    "Connected",
+    "Disconnected",
+    "Event",
+    "Farewell",
+    "Received",
+    "Rejected",
+    "Scheme",
+    "Transport",
+    "WireCount",
+    "open_transport",
+]
+
+SEND_WINDOW = 16  # chunks that may wait for the broker's acknowledgement; 1.5 MB at the default chunk size
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """A transport, as the first part of an address names it.
+
+    Attributes:
+        module: its module, imported when it is used.
+        name: of its class there; called like `open_transport`.
+        port: used where an address names none.
+        tls: whether it is encrypted.
+    """
+
+    module: str
+    name: str
+    port: int
+    tls: bool = False
+
+
+SCHEMES: Mapping[str, Scheme] = MappingProxyType(
+    {
+        "mqtt": Scheme("fleet_protocol.link", "Link", 1883),
+        "mqtts": Scheme("fleet_protocol.link", "Link", 8883, tls=True),
+    }
+)
+
+
+@dataclass(frozen=True)
+class BrokerAddress:
+    """Where the broker is and how to get in.
+
+    Attributes:
+        host: name or address.
+        port: TCP port.
+        scheme: which transport, a row of `SCHEMES`.
+        username: login, or None.
+        password: with the username.
+        ca_file: certificates to trust instead of the system's.
+        cert_file: client certificate.
+        key_file: its key.
+    """
+
+    host: str
+    port: int
+    scheme: str = "mqtt"
+    username: str | None = None
+    password: str | None = None
+    ca_file: Path | None = None
+    cert_file: Path | None = None
+    key_file: Path | None = None
+
+    @classmethod
+    def parse(
+        cls,
+        url: str,
+        *,
+        ca_file: Path | None = None,
+        cert_file: Path | None = None,
+        key_file: Path | None = None,
+    ) -> BrokerAddress:
+        """Read ``mqtt[s]://[user:password@]host[:port]``.
+
+        Args:
+            url: the address.
+            ca_file: certificates to trust instead of the system's.
+            cert_file: client certificate.
+            key_file: its key.
+
+        Raises:
+            ConfigError: the address has another form.
+        """
+        wrong = ConfigError(
+            f"broker address {url!r} is not of the form mqtt://[user:password@]host[:port] (or mqtts://)"
+        )
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            raise wrong from error
+        scheme = SCHEMES.get(parts.scheme)
+        if scheme is None or not parts.hostname or parts.path not in {"", "/"}:
+            raise wrong
+        return cls(
+            host=parts.hostname,
+            port=port or scheme.port,
+            scheme=parts.scheme,
+            username=unquote(parts.username) if parts.username else None,
+            password=unquote(parts.password) if parts.password else None,
+            ca_file=ca_file,
+            cert_file=cert_file,
+            key_file=key_file,
+        )
+
+    def with_login(self, username: str, password: str) -> BrokerAddress:
+        """The same broker with another login.
+
+        Args:
+            username: login.
+            password: with it.
+        """
+        return replace(self, username=username, password=password)
+
+    @property
+    def on_this_machine(self) -> bool:
+        """Whether nobody between here and the broker can listen."""
+        return self.host == "localhost" or self.host.startswith("127.") or self.host == "::1"
+
+    @property
+    def tls(self) -> bool:
+        """Whether to encrypt, and to verify the broker's certificate."""
+        return SCHEMES[self.scheme].tls
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class Connected:
+    """The broker accepted the connection.
+
+    Attributes:
+        session_present: the broker still knew the session; if not, what it had queued is gone.
+    """
+
+    session_present: bool
+
+
+@dataclass(frozen=True)
+class Disconnected:
+    """The connection is gone; the link tries again by itself.
+
+    Attributes:
+        reason: what paho or the broker said.
+    """
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Received:
+    """A message arrived.
+
+    Attributes:
+        topic: full topic.
+        payload: bytes.
+        retained: it was stored by the broker before we subscribed.
+        signer: the member of the fleet that signed it; None where nothing is signed.
+    """
+
+    topic: str
+    payload: bytes
+    retained: bool = False
+    signer: str | None = None
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """A message arrived on a signed transport that nobody who may say it there has said, or that was said before.
+
+    Attributes:
+        topic: full topic; who is named in it need not be who sent this.
+        error: why it is refused.
+    """
+
+    topic: str
+    error: RefusedError
+
+
+Event = Connected | Disconnected | Received | Rejected
+
+
+@dataclass(frozen=True)
+class WireCount:
+    """Bytes of the MQTT packets that carried messages, headers and acknowledgements included.
+
+    Attributes:
+        sent: bytes from us to the broker.
+        received: bytes from the broker to us.
+    """
+
+    sent: int
+    received: int
+
+
+@dataclass(frozen=True)
+class Farewell:
+    """A retained last message: a will, or a good-bye that replaces it.
+
+    Attributes:
+        topic: full topic.
+        payload: bytes.
+    """
+
+    topic: str
+    payload: bytes
+
+
+class Transport(Protocol):
+    """A connection to a broker that outlives the broker.
+
+    It delivers at least once, reconnects by itself, subscribes again with every connection, and puts every event
+    into the inbox it was opened with. Integrity and completeness are not its business: blobs have digests.
+    """
+
+    @property
+    def address(self) -> BrokerAddress:
+        """The broker."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether the broker is there now."""
+
+    @property
+    def wire(self) -> WireCount:
+        """Bytes exchanged so far."""
+
+    def connect(self, timeout_seconds: float = 30.0) -> None:
+        """Connect for the first time.
+
+        Args:
+            timeout_seconds: how long to try.
+
+        Raises:
+            TransportError: nothing answered, or the broker did not let us in.
+        """
+
+    def subscribe(self, topic_filter: str, qos: int = 1, timeout_seconds: float = 10.0) -> None:
+        """Subscribe, now and after every reconnect, and wait until the broker has confirmed it.
+
+        Args:
+            topic_filter: of topics; ``+`` stands for one level.
+            qos: highest quality of service to receive with.
+            timeout_seconds: how long to wait; while the broker is away the subscription is only noted.
+
+        Raises:
+            TransportError: the broker is there but does not confirm.
+        """
+
+    def unsubscribe(self, topic_filter: str) -> None:
+        """Forget a subscription.
+
+        Args:
+            topic_filter: as given to `subscribe`.
+        """
+
+    def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> None:
+        """Send a message; while the broker is away it waits here.
+
+        Args:
+            topic: full topic.
+            payload: bytes.
+            qos: quality of service.
+            retain: let the broker keep it for later subscribers.
+
+        Raises:
+            TransportError: no more can wait.
+        """
+
+    def publish_stream(self, messages: Iterable[tuple[str, bytes]], deadline: float) -> int:
+        """Send many payloads without ever holding more than a window of them in memory.
+
+        Args:
+            messages: topic and payload, taken one at a time.
+            deadline: ``time.monotonic()`` after which to give up.
+
+        Returns:
+            Number of payloads handed over.
+
+        Raises:
+            TransportError: the broker did not take them in time.
+        """
+
+    def drain(self, deadline: float, at_most: int = 0) -> None:
+        """Wait until the broker has acknowledged what was sent.
+
+        Args:
+            deadline: ``time.monotonic()`` after which to give up.
+            at_most: messages that may stay unacknowledged.
+
+        Raises:
+            TransportError: the deadline passed.
+        """
+
+    def close(self, farewell: Farewell | None = None, timeout_seconds: float = 2.0) -> None:
+        """Disconnect for good.
+
+        Args:
+            farewell: a retained last message, which replaces the will.
+            timeout_seconds: how long to wait for the broker to take it.
+        """
+
+
+def open_transport(
+    address: BrokerAddress,
+    client_id: str,
+    inbox: queue.SimpleQueue[Event],
+    *,
+    will: Farewell | None = None,
+    session_expiry_seconds: int = 3600,
+) -> Transport:
+    """Make the transport that an address names; it is not connected yet.
+
+    Args:
+        address: the broker.
+        client_id: identity of the session; two transports must not share one.
+        inbox: where events go.
+        will: what the broker publishes, retained, when we vanish.
+        session_expiry_seconds: how long the broker keeps our session after we vanish.
+
+    Raises:
+        ConfigError: a certificate file of the address cannot be read, or what the transport needs is not installed.
+    """
+    scheme = SCHEMES[address.scheme]
+    try:
+        module = import_module(scheme.module)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{error.name} is not installed here, which {address.scheme}:// needs: "
+            "pip install 'shoal[device]' on a board, 'shoal[server]' for a server"
+        ) from error
+    opened: Transport = getattr(module, scheme.name)(
+        address, client_id, inbox, will=will, session_expiry_seconds=session_expiry_seconds
+    )
+    return opened

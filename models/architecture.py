@@ -1,0 +1,161 @@
+"""What an architecture is: a builder of modules with its settings, the decorator that makes one, and building from it.
+
+Importing this module does not import torch; building a model does.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+from fleet_protocol.errors import ConfigError, PlanError
+from fleet_protocol.spelling import did_you_mean
+from models.cut import Cut
+from models.layout import freeze
+from models.tier import Tier
+
+__all__ = ["Architecture", "architecture", "build", "call_builder"]
+
+_REQUIRED = ("input_shape", "classes")
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A builder of modules, with what is known of it before it is called.
+
+    Attributes:
+        name: its id, the name of the builder.
+        build: called with a `Cut` and the settings as keywords; returns a torch module.
+        input_dtype: ``float32``, or ``int64`` for tokens.
+        defaults: every setting with its default.
+        paper: where it was described, for people.
+    """
+
+    name: str
+    build: Callable[..., Any]
+    input_dtype: Literal["float32", "int64"]
+    defaults: Mapping[str, Any]
+    paper: str = ""
+
+    def settings(self, overrides: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+        """Complete some settings with the defaults.
+
+        Args:
+            overrides: settings by name; lists become tuples, and so does a single value where the default is one.
+
+        Returns:
+            Every setting, read-only.
+
+        Raises:
+            ConfigError: if the architecture has no such setting.
+        """
+        given = dict(overrides or {})
+        for name in given:
+            if name not in self.defaults:
+                raise ConfigError(
+                    f"architecture {self.name} has no setting {name!r}{did_you_mean(name, self.defaults)};"
+                    f" its settings are {', '.join(self.defaults)}"
+                )
+        frozen: Mapping[str, Any] = freeze({**self.defaults, **given})
+        wrapped = {
+            name: (frozen[name],)
+            for name, value in self.defaults.items()
+            if isinstance(value, tuple) and isinstance(frozen[name], (bool, int, float, str))
+        }
+        return MappingProxyType({**frozen, **wrapped})
+
+
+def architecture(
+    *, input_dtype: Literal["float32", "int64"] = "float32", paper: str = ""
+) -> Callable[[Callable[..., Any]], Architecture]:
+    """Turn a builder into an `Architecture` of the same name.
+
+    The builder takes a `Cut` and then keyword settings, all with defaults, ``input_shape`` and ``classes`` among
+    them. Nothing is registered anywhere: a registry finds the architecture in the module that defines it.
+
+    Args:
+        input_dtype: dtype of one sample.
+        paper: where the architecture was described.
+
+    Returns:
+        The decorator.
+    """
+
+    def decorate(builder: Callable[..., Any]) -> Architecture:
+        name = getattr(builder, "__name__", "")
+        if not name.isidentifier():
+            raise ConfigError(f"an architecture needs a function with a name, not {builder!r}")
+        parameters = list(inspect.signature(builder).parameters.values())
+        settings = parameters[1:]
+        open_ended = [item.name for item in settings if item.default is inspect.Parameter.empty]
+        if not parameters or open_ended:
+            wrong = f"{', '.join(open_ended)} has none" if open_ended else "it takes no cut"
+            raise ConfigError(f"architecture {name} must take a cut, then keyword settings with defaults, but {wrong}")
+        defaults = {item.name: freeze(item.default) for item in settings}
+        missing = [item for item in _REQUIRED if item not in defaults]
+        if missing:
+            raise ConfigError(f"architecture {name} lacks the setting {missing[0]}, which every one must have")
+        return Architecture(name, builder, input_dtype, MappingProxyType(defaults), paper)
+
+    return decorate
+
+
+def build(
+    arch: Architecture,
+    tier: Tier | float = 1.0,
+    depth: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Any:
+    """Build the module of a sub-model, with fresh random weights.
+
+    Args:
+        arch: the architecture.
+        tier: the sub-model's shape, or its width alone.
+        depth: number of blocks where only a width is given; all if omitted.
+        settings: settings that differ from the defaults.
+
+    Returns:
+        A torch module in the mode its layers start in.
+
+    Raises:
+        ConfigError: if a setting is unknown or the builder fails on it.
+        PlanError: if the model cannot have this width or depth.
+    """
+    if isinstance(tier, Tier):
+        depth, width = (tier.depth if depth is None else depth), tier.width
+    else:
+        width = tier
+    Tier(width, 1 if depth is None else depth)
+    cut = Cut(width, depth)
+    module = call_builder(arch, cut, settings)
+    if cut.blocks is None and depth not in (None, 1):
+        raise PlanError(f"{arch.name} has no sub-model of depth {depth}; its depths are 1")
+    return module
+
+
+def call_builder(arch: Architecture, cut: Cut, settings: Mapping[str, Any] | None) -> Any:
+    """Call a builder with a cut of one's own.
+
+    Args:
+        arch: the architecture.
+        cut: answers the builder, and remembers its questions.
+        settings: settings that differ from the defaults.
+
+    Returns:
+        What the builder returned.
+
+    Raises:
+        ConfigError: if a setting is unknown or the builder fails on it.
+        PlanError: if the model cannot have the depth of the cut.
+    """
+    try:
+        return arch.build(cut, **arch.settings(settings))
+    except PlanError as error:
+        raise PlanError(f"{arch.name}: {error}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{arch.name}: {error}") from error
+    except Exception as error:
+        raise ConfigError(f"{arch.name} cannot be built: {error!r}; check its settings") from error

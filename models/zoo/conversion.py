@@ -1,0 +1,149 @@
+"""Brings a module as it is: replaces layers that cannot be exported by their counterparts here, and says which.
+
+Batch norm becomes static batch norm (Diao, Ding, Tarokh: "HeteroFL", ICLR 2021), dropout takes its random numbers from
+outside, fused attention and recurrent layers with dropout inside fall into parts, and activations write a new tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from fleet_protocol.errors import ConfigError
+from models.architecture import Architecture, call_builder
+from models.cut import Cut
+from models.zoo.dropout import ChannelDropout, Dropout
+from models.zoo.layers import StaticBatchNorm
+from models.zoo.separate_layers import Attention, RecurrentStack
+
+__all__ = ["Replacement", "convert", "converted", "replacements"]
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """One layer that was replaced.
+
+    Attributes:
+        path: where it stands in the model.
+        old: what it was.
+        new: what stands there now, and what that means.
+    """
+
+    path: str
+    old: str
+    new: str
+
+
+def _norm(layer: Any) -> nn.Module:
+    if isinstance(layer, nn.modules.lazy.LazyModuleMixin):
+        raise ConfigError("a lazy batch norm cannot be converted; name its number of channels")
+    norm = StaticBatchNorm(layer.num_features, layer.eps)
+    if layer.affine:
+        norm.weight, norm.bias = layer.weight, layer.bias
+    else:
+        norm.requires_grad_(requires_grad=False)
+    if layer.running_mean is not None:
+        norm.running_mean, norm.running_var = layer.running_mean, layer.running_var
+    return norm
+
+
+def _stack(layer: Any) -> nn.Module | None:
+    return RecurrentStack(layer) if layer.dropout and layer.num_layers > 1 and not layer.proj_size else None
+
+
+_Rule = Callable[[Any], nn.Module | None]
+
+_RULES: Mapping[type[nn.Module], tuple[_Rule, str]] = MappingProxyType(
+    {
+        nn.modules.batchnorm._BatchNorm: (  # noqa: SLF001 - of one to three dimensions, and the one over devices
+            _norm,
+            "StaticBatchNorm: statistics of the batch; asked from devices after a round",
+        ),
+        nn.Dropout: (lambda layer: Dropout(layer.p), "Dropout: its random numbers are an input of the graph"),
+        **dict.fromkeys(
+            (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
+            (lambda layer: ChannelDropout(layer.p), "ChannelDropout: its random numbers are an input of the graph"),
+        ),
+        nn.MultiheadAttention: (Attention, "Attention: a projection each for queries, keys and values"),
+        nn.RNNBase: (_stack, "RecurrentStack: a layer each, with Dropout between them"),
+    }
+)
+
+
+def _counterpart(layer: nn.Module) -> tuple[nn.Module, str] | None:
+    for kind, (rule, meaning) in _RULES.items():
+        if isinstance(layer, kind):
+            made = rule(layer)
+            return None if made is None else (made, meaning)
+    return None
+
+
+def convert(module: nn.Module) -> tuple[nn.Module, tuple[Replacement, ...]]:
+    """Replace what cannot be exported.
+
+    Args:
+        module: the model; changed in place, unless it is itself a layer to replace. Weights and statistics are kept;
+            those of attention and of recurrent layers get other names.
+
+    Returns:
+        The model, and what was replaced, in module order.
+
+    Raises:
+        ConfigError: a layer has settings that its counterpart lacks.
+    """
+    done: list[Replacement] = []
+    made: dict[int, nn.Module] = {}
+
+    def walk(layer: nn.Module, path: str) -> nn.Module:
+        if id(layer) in made:
+            return made[id(layer)]
+        found = _counterpart(layer)
+        if found is not None:
+            new, meaning = found
+            done.append(Replacement(path, type(layer).__name__, meaning))
+            new.train(layer.training)
+            made[id(layer)] = new
+            return new
+        made[id(layer)] = layer
+        if getattr(layer, "inplace", False) is True:
+            cast("Any", layer).inplace = False
+            done.append(Replacement(path, f"{type(layer).__name__}(inplace=True)", "the same with a result of its own"))
+        if isinstance(layer, nn.TransformerEncoder):
+            layer.use_nested_tensor = False  # its shortcut knows PyTorch's own attention alone
+        for name, child in list(layer.named_children()):
+            setattr(layer, name, walk(child, f"{path}.{name}" if path else name))
+        return layer
+
+    return walk(module, ""), tuple(done)
+
+
+def converted(arch: Architecture) -> Architecture:
+    """An architecture whose models are converted as they are built.
+
+    Args:
+        arch: the architecture; not changed.
+    """
+
+    def build(cut: Any, **settings: Any) -> nn.Module:
+        return convert(arch.build(cut, **settings))[0]
+
+    return replace(arch, build=build)
+
+
+def replacements(arch: Architecture, settings: Mapping[str, Any] | None = None) -> tuple[Replacement, ...]:
+    """What :func:`converted` replaces in an architecture's global model.
+
+    Args:
+        arch: the architecture.
+        settings: settings that differ from its defaults.
+
+    Raises:
+        ConfigError: as for :func:`convert`, or the builder fails.
+    """
+    with torch.device("meta"):
+        return convert(call_builder(arch, Cut(), settings))[1]

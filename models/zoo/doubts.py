@@ -1,0 +1,116 @@
+"""What a user reads when a layout does not hold: the axis, the tensor, the module, and a remedy that was tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from models.axes import Axis
+from models.dims import Dim
+from models.zoo.arranging import whole_axes
+from models.zoo.exchange import Dims, Subject, exchanged, turned
+from models.zoo.proof import ALIKE, Case, Doubt, proved_dims
+
+__all__ = ["explained"]
+
+_MOST_TRIALS = 16
+
+
+def explained(doubt: Doubt, case: Case) -> str:
+    """Say why an axis cannot be cut as it is declared, and what to do.
+
+    Args:
+        doubt: what `proved_dims` found.
+        case: the model.
+    """
+    axis = case.axes[doubt.axis]
+    carriers = [place for place, moved in case.growth.items() if axis.name in moved]
+    unread = next((place for place in carriers if doubt.dims[place[0]][place[1]] is None), None)
+    if unread is not None:
+        name, position = unread
+        what = (
+            f"dimension {position} of {name} has {case.shapes[name][position]} entries,"
+            f" {case.growth[unread][axis.name] * axis.group_size} of them of axis {axis.name}, in no order that can be"
+            " sliced"
+        )
+        last = "give each part a parameter of its own"
+    else:
+        module, tensor = _where(case, doubt.dims, axis, [name for name, _ in carriers])
+        what = (
+            f"units of axis {axis.name} are not interchangeable: when they change places in every tensor that carries"
+            f" them, {tensor} among these, the model computes something else (by {doubt.deviation:.0%} of its largest"
+            f" value), first in {module}"
+        )
+        last = "declare it with leading=True if its leading units alone make sense (for static plans, no others)"
+    return f"{what}; {', or '.join([*_remedies(case, axis), last])}"
+
+
+def _remedies(case: Case, axis: Axis) -> Iterator[str]:
+    """Other ways to declare the axis with which the layout holds."""
+    counts = [number for number in range(2, axis.size) if axis.size % number == 0 and number % axis.groups == 0]
+    for groups in counts[:_MOST_TRIALS]:
+        times = groups // axis.groups
+        if times > 1 and _holds(case, replace(axis, groups=groups, leading=False), times, 1):
+            yield f"cut inside its groups: cut.heads({axis.name!r}, {groups}, {axis.size // groups}) * {groups}"
+            break
+    for groups in [axis.groups] if axis.groups > 1 else counts[-_MOST_TRIALS:][::-1]:
+        if _holds(case, Axis(axis.name, groups), axis.size // groups, axis.groups):
+            yield f"cut whole groups: cut.groups({axis.name!r}, {groups}) * {axis.size // groups}"
+            break
+
+
+def _holds(case: Case, axis: Axis, times: int, parts: int) -> bool:
+    """Whether the layout holds with another form of an axis, each of whose places has times / parts the entries."""
+    growth = {
+        place: {name: entries * times // parts if name == axis.name else entries for name, entries in row.items()}
+        for place, row in case.growth.items()
+    }
+    whole = case.views[0]
+    found = proved_dims(Case((replace(whole, axes={**whole.axes, axis.name: axis}),), growth))
+    if isinstance(found, Doubt):
+        return False
+    # What had one entry for each unit has the entries of a whole group side by side, or those of each place apart.
+    old = case.axes[axis.name]
+    return all(
+        dim == Dim(axis.name, old.size // (axis.size if axis.groups == 1 else old.size))
+        for name, row in found.dims.items()
+        for position, dim in enumerate(row)
+        if case.growth.get((name, position)) == {axis.name: old.groups}
+    )
+
+
+def _where(case: Case, dims: Dims, axis: Axis, carriers: list[str]) -> tuple[str, str]:
+    """The first module whose outputs are other numbers, and a tensor of it that carries the axis."""
+    before = _numbers(case.subject, case.subject.state)
+    units = {axis.name: turned(axis, 0)}
+    after = _numbers(case.subject, exchanged(case.subject.state, dims, whole_axes(case.axes, dims), units))
+    for (path, kind, old), (_, _, new) in zip(before, after, strict=False):
+        if old.shape != new.shape or float((old - new).abs().max()) > ALIKE * float(old.abs().max()):
+            own = [name for name in carriers if not path or name.startswith(f"{path}.")]
+            return f"module {path or 'the model'} ({kind})", (own or carriers)[0]
+    return "the gradients of a training step", carriers[0]
+
+
+def _numbers(subject: Subject, state: Mapping[str, Tensor]) -> list[tuple[str, str, Tensor]]:
+    """What each module returned, in the order of the calls, its numbers sorted: their order may change."""
+    found: list[tuple[str, str, Tensor]] = []
+
+    def hook(path: str) -> Any:
+        def record(module: nn.Module, _: Any, output: Any) -> None:
+            if isinstance(output, Tensor) and output.is_floating_point() and output.numel():
+                found.append((path, type(module).__name__, output.detach().flatten().sort().values))
+
+        return record
+
+    handles = [module.register_forward_hook(hook(path)) for path, module in subject.module.named_modules()]
+    try:
+        with torch.no_grad():
+            subject.run(state)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found

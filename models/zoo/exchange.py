@@ -1,0 +1,165 @@
+"""Exchanging units: a model run with the units of some axes permuted in every parameter that carries them.
+
+What a model computes from parameters whose units changed places tells where the units are. Outputs must stay, and the
+gradients of one training step must change places as the parameters did.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fleet_protocol.errors import ConfigError
+from models.axes import Axis
+from models.dims import Dim
+from models.zoo.layers import set_mode
+
+__all__ = ["Dims", "Run", "Subject", "exchanged", "samples", "subject_of", "turned"]
+
+Dims = Mapping[str, Sequence[Dim | None]]
+"""The dimensions of each parameter; None where it is not known yet."""
+
+State = Mapping[str, Tensor]
+
+_SAMPLES = 2
+_SPREAD = 0.1  # of vectors, so that no two units of a norm are alike
+_LEVEL = 0.5
+_SEED = 7
+_DRAWN = 65_537
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a model computed.
+
+    Attributes:
+        outputs: every tensor it returned, float32.
+        gradients: by parameter, of a fixed random sum of the outputs; none if they were not asked for.
+    """
+
+    outputs: tuple[Tensor, ...]
+    gradients: State
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to run with other parameters, and its samples.
+
+    Attributes:
+        module: in mode statistics: no dropout, norms by the batch.
+        state: random parameters, no two units alike.
+        x: a batch of samples.
+    """
+
+    module: nn.Module
+    state: State
+    x: Tensor
+
+    def run(self, state: State | None = None, *, gradients: bool = True) -> Run:
+        """Compute outputs and gradients, or outputs alone, with some parameters, its own by default."""
+        if not gradients:
+            with torch.no_grad():
+                return Run(tuple(_tensors(functional_call(self.module, dict(state or self.state), (self.x,)))), {})
+        leaves = {name: value.detach().requires_grad_() for name, value in (state or self.state).items()}
+        outputs = tuple(_tensors(functional_call(self.module, leaves, (self.x,))))
+        total = sum((value * _noise(value)).sum() for value in outputs)
+        if not isinstance(total, Tensor) or not total.requires_grad:
+            return Run(outputs, {name: torch.zeros_like(value) for name, value in leaves.items()})
+        found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True, materialize_grads=True)
+        return Run(tuple(value.detach() for value in outputs), dict(zip(leaves, found, strict=True)))
+
+
+def subject_of(module: nn.Module, x: Tensor) -> Subject:
+    """Make a subject of a model with random parameters.
+
+    Args:
+        module: on a device with memory, or on the meta device; then its buffers have no defined content.
+        x: a batch of samples.
+    """
+    state = {}
+    is_meta = any(value.is_meta for value in module.parameters())
+    if is_meta:
+        module = module.to_empty(device="cpu")
+    for name, value in module.named_parameters():
+        drawn = value.detach()
+        if value.dim() < 2:
+            drawn = (torch.full_like(drawn, _LEVEL) if is_meta else drawn) + _SPREAD * _noise(value)
+        elif is_meta or bool((drawn == drawn.flatten()[0]).all()):
+            drawn = _noise(value) / math.sqrt(max(1, value[0].numel()))
+        state[name] = drawn
+    return Subject(set_mode(module, "statistics"), state, x)
+
+
+def samples(module: nn.Module, shape: Sequence[int], dtype: str) -> Tensor:
+    """A few random samples for a model: normal numbers, or tokens that all its embeddings know."""
+    generator = torch.Generator().manual_seed(_SEED)
+    if dtype == "float32":
+        return torch.randn((_SAMPLES, *shape), generator=generator)
+    known = min((item.num_embeddings for item in module.modules() if isinstance(item, nn.Embedding)), default=2)
+    return torch.randint(0, known, (_SAMPLES, *shape), generator=generator)
+
+
+def turned(axis: Axis, seed: int) -> NDArray[np.int64]:
+    """Draw a permutation of the units of an axis that leaves none where it is: the same places in each group."""
+    order = np.random.default_rng([_SEED, seed]).permutation(axis.group_size)
+    places = np.empty_like(order)
+    places[order] = np.roll(order, -1)
+    return (np.arange(axis.groups)[:, None] * axis.group_size + places).reshape(-1)
+
+
+def exchanged(
+    state: State,
+    dims: Dims,
+    axes: Mapping[str, Axis],
+    units: Mapping[str, NDArray[np.int64]],
+    *,
+    back: bool = False,
+) -> dict[str, Tensor]:
+    """Permute the units of axes in every tensor that carries them.
+
+    Args:
+        state: tensors by the name of their parameter.
+        dims: of each parameter; what is unknown stays.
+        axes: all axes by name.
+        units: for each axis to permute, the unit that comes to each place.
+        back: undo it instead.
+
+    Returns:
+        New tensors where something moved, the same ones elsewhere.
+    """
+    found = {}
+    for name, value in state.items():
+        found[name] = value
+        for position, dim in enumerate(dims[name]):
+            if dim is not None and any(part.axis in units for part in dim.segments):
+                entries = dim.entries(axes, units)
+                order = torch.from_numpy(np.argsort(entries) if back else entries)
+                found[name] = found[name].index_select(position, order)
+    return found
+
+
+def _noise(like: Tensor) -> Tensor:
+    """Normal numbers of a tensor's shape; a large one repeats a prime number of them, which is cheaper."""
+    generator = torch.Generator().manual_seed(_SEED + like.numel())
+    count = like.numel()
+    drawn = torch.randn(min(count, _DRAWN), generator=generator)
+    return drawn.repeat(-(-count // _DRAWN))[:count].view(like.shape)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    """The float tensors of whatever a model returns."""
+    if isinstance(value, Tensor):
+        return [value] if value.is_floating_point() else []
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return [tensor for item in value for tensor in _tensors(item)]
+    raise ConfigError(f"a model must return tensors, not {type(value).__name__}")

@@ -1,0 +1,104 @@
+"""What differs between two configurations, key by key; nothing of it is written by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from simulation.settings import HOW_COMPUTED, SimulationConfig
+
+__all__ = ["Difference", "differences", "grouped"]
+
+_ABSENT = "none"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One key that two configurations give another value.
+
+    Attributes:
+        key: such as ``round.rounds``.
+        published: its value in the published protocol, as text.
+        here: its value in ours.
+        arms: names of the arms it is so for; empty for all of them.
+    """
+
+    key: str
+    published: str
+    here: str
+    arms: tuple[str, ...] = ()
+
+
+def differences(published: SimulationConfig, here: SimulationConfig) -> tuple[Difference, ...]:
+    """Compare two configurations, defaults included.
+
+    Args:
+        published: the published protocol.
+        here: what was run.
+
+    Returns:
+        The keys with another value, sorted.
+    """
+    before, after = _flat(published), _flat(here)
+    return tuple(
+        Difference(key, before.get(key, _ABSENT), after.get(key, _ABSENT))
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key, _ABSENT) != after.get(key, _ABSENT)
+    )
+
+
+def grouped(by_arm: Mapping[str, Sequence[Difference]]) -> tuple[Difference, ...]:
+    """Join the differences of several arms.
+
+    Args:
+        by_arm: what differs for each arm.
+
+    Returns:
+        Each difference once, sorted by key, with the arms it holds for; without arms where it holds for all.
+    """
+    arms: dict[Difference, list[str]] = {}
+    for arm, found in by_arm.items():
+        for difference in found:
+            arms.setdefault(difference, []).append(arm)
+    return tuple(
+        Difference(item.key, item.published, item.here, () if len(names) == len(by_arm) else tuple(names))
+        for item, names in sorted(arms.items(), key=lambda pair: (pair[0].key, pair[0].here))
+    )
+
+
+def _flat(config: SimulationConfig) -> dict[str, str]:
+    return dict(_leaves(config.model_dump(mode="json", exclude={*HOW_COMPUTED, "seed"}), ""))
+
+
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _leaves(item, f"{path}.{key}" if path else str(key))
+    elif path == "devices.types":
+        yield path, _kinds(value)
+    else:
+        yield path, _text(value)
+
+
+def _kinds(kinds: Sequence[Mapping[str, Any]]) -> str:
+    """Kinds of devices, each by what is not its default."""
+    words = []
+    for kind in kinds:
+        limits = [f"{key} {_text(kind[key])}" for key in ("max_width", "max_depth") if kind[key] not in (None, 1.0)]
+        words.append(
+            f"{kind['count'] or 'the rest'} {kind['type']} at {_text(kind['link'])} {' '.join(limits)}".strip()
+        )
+    return "; ".join(words)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return _ABSENT
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, float):
+        return f"{value:g}"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_text, value)) or _ABSENT
+    return str(value)

@@ -1,0 +1,283 @@
+"""Runs the arms of an experiment one after the other, and finds again what was run before.
+
+    <out>/<table>/<scale>/<arm>/seed-<n>/    the folder of one simulation; result.json there says that it is complete
+    <out>/<table>/<scale>/cache/             exported models and prepared data, shared by the arms
+
+An arm that was stopped goes on where it was, and so does one whose table asks for more rounds than it had; one that is
+complete is not run again. Whatever is complete, and nothing else, is in the table.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from fleet_protocol import control
+from fleet_protocol.blob_store import write_atomically
+from fleet_protocol.errors import ConfigError, DataError, ShoalError
+from fleet_protocol.frozen import FrozenModel
+from reproduction.experiment import Arm, Experiment, Scale
+from simulation.results.history import RoundRow, read_history
+from simulation.settings import HOW_COMPUTED, SimulationConfig
+from simulation.stored import as_of_today
+from simulation.tables import EngineTable
+
+__all__ = ["ArmResult", "Job", "Part", "StoppedError", "Watch", "collect", "jobs", "run_job", "table_folder"]
+
+_RESULT = "result.json"
+_PACKAGES = ("shoal", "numpy", "onnxruntime-training-cpu", "onnxruntime", "torch", "onnx")
+_KEPT_VERSIONS = 2  # nobody looks at older ones, and a table's runs together would fill a disk
+
+Watch = Callable[[RoundRow], None]
+
+
+class StoppedError(ShoalError):
+    """A run was interrupted; the same command goes on with it."""
+
+    exit_code = 130
+
+
+class _Record(FrozenModel):
+    """``result.json``: that a run is complete, and what it was.
+
+    Attributes:
+        table: name of the table.
+        scale: at which scale.
+        arm: name of the arm.
+        config: the whole configuration.
+        versions: of what computed it.
+        machine: processor and number of cores.
+    """
+
+    table: str
+    scale: Scale
+    arm: str
+    config: SimulationConfig
+    versions: Mapping[str, str]
+    machine: str
+
+
+@dataclass(frozen=True)
+class ArmResult:
+    """A complete run of an arm with one seed.
+
+    Attributes:
+        arm: the arm.
+        config: its configuration.
+        rows: its rounds.
+        versions: of what computed it.
+        machine: processor and number of cores.
+    """
+
+    arm: Arm
+    config: SimulationConfig
+    rows: tuple[RoundRow, ...]
+    versions: Mapping[str, str]
+    machine: str
+
+    @property
+    def seed(self) -> int:
+        """Of the run."""
+        return self.config.seed
+
+    @property
+    def seconds(self) -> float:
+        """Real time of all its rounds, training, merging and judging, however often it was interrupted."""
+        return sum(row.seconds for row in self.rows)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One arm with one seed, to be run unless it is complete.
+
+    Attributes:
+        experiment: its table.
+        scale: at which scale.
+        arm: the arm.
+        config: its configuration.
+    """
+
+    experiment: Experiment
+    scale: Scale
+    arm: Arm
+    config: SimulationConfig
+
+    @property
+    def complete(self) -> bool:
+        """Whether it was run to its end; one that was run with fewer rounds, and is to go on, was not.
+
+        Raises:
+            ConfigError: its folder holds another configuration.
+        """
+        record = _read(self.config.out)
+        if record is None or _is_shorter(record.config, self.config):
+            return False
+        if _identity(record.config) != _identity(self.config):
+            raise ConfigError(
+                f"{self.config.out} holds results of another configuration of {self.experiment.table}, arm"
+                f" {self.arm.name}; name another --out, or remove that folder"
+            )
+        return True
+
+
+@dataclass(frozen=True)
+class Part:
+    """What of a table is to be run.
+
+    Attributes:
+        seeds: those of the scale if empty.
+        arms: names; those of the scale if empty.
+    """
+
+    seeds: tuple[int, ...] = ()
+    arms: tuple[str, ...] = ()
+
+
+def table_folder(out: Path, experiment: Experiment, scale: Scale) -> Path:
+    """Where a table and its runs lie.
+
+    Args:
+        out: folder of all results.
+        experiment: the table.
+        scale: at which scale.
+    """
+    return out / experiment.table / scale
+
+
+def jobs(
+    experiment: Experiment, scale: Scale, out: Path, part: Part | None = None, *, engine: EngineTable | None = None
+) -> tuple[Job, ...]:
+    """What is to be run for a table.
+
+    Args:
+        experiment: the table.
+        scale: at which scale.
+        out: folder of all results, absolute.
+        part: of the table; what the scale has by default if omitted.
+        engine: what computes.
+
+    Returns:
+        One job for each arm and seed, seed by seed, so that a table that is cut short has all arms of its first seeds.
+
+    Raises:
+        ConfigError: an arm is unknown, or a seed is named twice.
+    """
+    wanted = part or Part()
+    chosen = wanted.seeds or experiment.seeds[scale]
+    if len(set(chosen)) != len(chosen):
+        raise ConfigError(f"--seeds: {', '.join(map(str, chosen))} names a seed twice")
+    folder = table_folder(out, experiment, scale)
+    run: dict[str, Any] = {
+        "cache": folder / "cache",
+        "keep_versions": _KEPT_VERSIONS,
+        "engine": engine or EngineTable(),
+    }
+    return tuple(
+        Job(experiment, scale, arm, arm.config(scale, seed, out=folder / arm.folder / f"seed-{seed}", **run))
+        for seed in chosen
+        for arm in experiment.chosen(scale, wanted.arms)
+    )
+
+
+def run_job(
+    job: Job,
+    *,
+    listener: Callable[[control.RunEvent], None] | None = None,
+    stage: Callable[[str], None] = lambda _text: None,
+    watch: Watch = lambda _row: None,
+) -> None:
+    """Run a job, or go on with it; does nothing if it is complete.
+
+    Args:
+        job: the job.
+        listener: called with every event of the run.
+        stage: told what is being prepared.
+        watch: called with every closed round.
+
+    Raises:
+        StoppedError: it was interrupted.
+        ShoalError: it cannot be run.
+    """
+    from simulation.runner import simulate  # noqa: PLC0415 - loads PyTorch
+
+    if job.complete:
+        return
+    result = simulate(job.config, listener=listener, stage=stage, watch=watch)
+    name = f"{job.experiment.table}, arm {job.arm.name}, seed {job.config.seed}"
+    if result.finished.status == "stopped":
+        why = f" ({result.finished.error})" if result.finished.exit_code else ""
+        raise StoppedError(f"{name} was stopped{why}; the same command goes on with it")
+    if result.finished.status != "finished":
+        raise ShoalError(f"{name} failed: {result.finished.error}")
+    record = _Record(
+        table=job.experiment.table,
+        scale=job.scale,
+        arm=job.arm.name,
+        config=job.config,
+        versions=_versions(),
+        machine=f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
+    )
+    write_atomically(job.config.out / _RESULT, record.model_dump_json(indent=1).encode())
+
+
+def collect(experiment: Experiment, scale: Scale, out: Path) -> tuple[ArmResult, ...]:
+    """Find every complete run of a table, whenever it was run.
+
+    Args:
+        experiment: the table.
+        scale: at which scale.
+        out: folder of all results.
+
+    Returns:
+        In the order of the table's arms, and of the seeds. Runs of arms that the table has no more, or whose
+        configuration has changed since, are left out.
+
+    Raises:
+        DataError: a result is damaged.
+    """
+    found = []
+    for arm in experiment.arms:
+        folder = table_folder(out, experiment, scale) / arm.folder
+        runs = [(path, record) for path in folder.glob("seed-*") if (record := _read(path)) is not None]
+        for path, record in sorted(runs, key=lambda run: run[1].config.seed):
+            if _identity(record.config) == _identity(arm.config(scale, record.config.seed)):
+                found.append(ArmResult(arm, record.config, read_history(path), record.versions, record.machine))
+    return tuple(found)
+
+
+def _read(folder: Path) -> _Record | None:
+    path = folder / _RESULT
+    if not path.is_file():
+        return None
+    try:
+        record = json.loads(path.read_bytes())
+        return _Record.model_validate({**record, "config": as_of_today(record["config"])})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(f"cannot read {path}: {error}; remove the folder and run the arm again") from error
+
+
+def _identity(config: SimulationConfig) -> dict[str, Any]:
+    return config.model_dump(mode="json", exclude=set(HOW_COMPUTED))
+
+
+def _is_shorter(found: SimulationConfig, wanted: SimulationConfig) -> bool:
+    """Whether two configurations differ in nothing but the rounds, of which the first has fewer."""
+    rounds = {"round": found.round.model_copy(update={"rounds": wanted.round.rounds})}
+    longer = found.model_copy(update=rounds)
+    return found.round.rounds < wanted.round.rounds and _identity(longer) == _identity(wanted)
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

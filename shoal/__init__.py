@@ -1,0 +1,109 @@
+"""Shoal: federated training of one large model on a fleet of unequal boards.
+
+What a user imports; ``docs/api.md`` shows each name at work. A name is loaded when it is first used, so a board without
+torch and a server without the exporter can import ``shoal`` all the same.
+
+Example:
+    >>> from shoal import Tier
+    >>> Tier(0.5, 4).id
+    'w0.50-d4'
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from shoal.packages import hidden_package
+
+if TYPE_CHECKING:
+    from broker_server.store import Store
+    from broker_server.store.export import load_version
+    from broker_server.strategies.accumulator import finish as finish_merge
+    from broker_server.strategies.accumulator import fold as fold_update
+    from broker_server.strategies.accumulator import start as start_merge
+    from fleet_protocol.errors import ShoalError
+    from models.architecture import architecture, build
+    from models.cut import Cut
+    from models.layout import Layout
+    from models.plan import compile_plan, make_plan, slice_weights
+    from models.registry import Registry, infer_layout
+    from models.tier import Tier
+    from simulation.runner import simulate
+    from simulation.settings import SimulationConfig
+    from trainer_export import Recipe, export_architecture
+
+__all__ = [
+    "Cut",
+    "Layout",
+    "Recipe",
+    "Registry",
+    "ShoalError",
+    "SimulationConfig",
+    "Store",
+    "Tier",
+    "architecture",
+    "build",
+    "compile_plan",
+    "export_architecture",
+    "finish_merge",
+    "fold_update",
+    "infer_layout",
+    "load_version",
+    "make_plan",
+    "simulate",
+    "slice_weights",
+    "start_merge",
+]
+
+# Where each name is defined, and what it is called there if that is another name.
+_PLACES = {
+    "Cut": "models.cut",
+    "Layout": "models.layout",
+    "Recipe": "trainer_export",
+    "Registry": "models.registry",
+    "ShoalError": "fleet_protocol.errors",
+    "SimulationConfig": "simulation.settings",
+    "Store": "broker_server.store",
+    "Tier": "models.tier",
+    "architecture": "models.architecture",
+    "build": "models.architecture",
+    "compile_plan": "models.plan",
+    "export_architecture": "trainer_export",
+    "finish_merge": "broker_server.strategies.accumulator:finish",
+    "fold_update": "broker_server.strategies.accumulator:fold",
+    "infer_layout": "models.registry",
+    "load_version": "broker_server.store.export",
+    "make_plan": "models.plan",
+    "simulate": "simulation.runner",
+    "slice_weights": "models.plan",
+    "start_merge": "broker_server.strategies.accumulator:start",
+}
+_EXTRAS = {"broker_server": "server", "simulation": "simulate"}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a name (PEP 562).
+
+    Raises:
+        AttributeError: there is none of this name.
+        ImportError: a file of the user hides one of Shoal's packages, or the extra that brings it is not installed.
+    """
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    problem = hidden_package()
+    if problem:
+        raise ImportError(problem)
+    module, _, there = _PLACES[name].partition(":")
+    try:
+        found = globals()[name] = getattr(import_module(module), there or name)
+    except ModuleNotFoundError as error:
+        extra = _EXTRAS.get(module.partition(".")[0], "export")
+        raise ModuleNotFoundError(
+            f"shoal.{name} needs {error.name}, which is not installed: pip install 'shoal[{extra}]'", name=error.name
+        ) from error
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,25 @@
+"""The command ``shoal``, and ``python -m shoal`` for environments whose scripts are not on the path."""
+
+from __future__ import annotations
+
+import sys
+
+from shoal.packages import hidden_package, leave_working_folder
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command line, if it can be imported."""
+    problem = hidden_package()
+    if problem:
+        print(f"error: {problem}", file=sys.stderr)
+        sys.exit(2)
+    from shoal.cli.main import main as run  # noqa: PLC0415  (what may be hidden)
+
+    run()
+
+
+if __name__ == "__main__":
+    leave_working_folder()
+    main()

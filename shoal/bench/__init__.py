@@ -1,0 +1,1 @@
+"""How a server bears many devices: light ones that speak the protocol but do not train, beside the bare broker."""

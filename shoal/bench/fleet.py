@@ -1,0 +1,171 @@
+"""A bench of rounds: a server in this process, light devices in a few others, and the bare broker beside them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import secrets
+import statistics
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from broker_server.service.broker import EmbeddedBroker
+from broker_server.service.server import Server
+from broker_server.settings.fleet import BrokerConfig, FleetConfig, ModelConfig
+from broker_server.settings.rounds import RoundConfig
+from fleet_protocol import control
+from fleet_protocol.errors import ConfigError
+from fleet_protocol.topics import Topics
+from fleet_protocol.transport import BrokerAddress
+from shoal.bench.architecture import ARCH, write_architecture
+from shoal.bench.bare import BareRound, bare_rounds
+from shoal.bench.processes import device_processes
+
+__all__ = ["FleetBench", "FleetFigures", "bench_fleet"]
+
+
+@dataclass(frozen=True)
+class FleetBench:
+    """What is measured.
+
+    Attributes:
+        folder: for the store and the model; it is made.
+        devices: light devices.
+        rounds: closed rounds; the first warms up and is not counted.
+        payload_bytes: of the model, nearly; so of every update and of the broadcast.
+        broker: ``embedded``, or the address of a running one.
+        port: of the embedded broker.
+        processes: that hold the devices.
+        deadline_seconds: of a round.
+    """
+
+    folder: Path
+    devices: int = 200
+    rounds: int = 4
+    payload_bytes: int = 400_000
+    broker: str = "embedded"
+    port: int = 18830
+    processes: int = 2
+    deadline_seconds: float = 120.0
+
+
+@dataclass(frozen=True)
+class FleetFigures:
+    """What was found; medians over the counted rounds.
+
+    Attributes:
+        devices: light devices.
+        update_bytes: size of an update.
+        round_seconds: from the offers to the new version.
+        bare_seconds: of the bare fan-out and fan-in of the same bytes.
+        cpu_ms_per_update: processor time of the server, its network thread included.
+        bare_cpu_ms_per_update: of the process in the middle of the baseline.
+        merged: updates merged in the counted rounds.
+        asked: updates asked for in the counted rounds.
+        resident_bytes: peak memory of the process that held the server and, before it, the middle of the baseline.
+        wire_bytes: what the server exchanged in all rounds.
+        payload_bytes: what of it was blobs that were needed.
+        bytes_by_kind: what the devices exchanged in all rounds, by kind of topic and way.
+    """
+
+    devices: int
+    update_bytes: int
+    round_seconds: float
+    bare_seconds: float
+    cpu_ms_per_update: float
+    bare_cpu_ms_per_update: float
+    merged: int
+    asked: int
+    resident_bytes: int
+    wire_bytes: int
+    payload_bytes: int
+    bytes_by_kind: dict[str, int]
+
+
+@dataclass
+class _Watch:
+    """Reads the processor's clock when a round begins and ends."""
+
+    began: float = 0.0
+    rounds: list[control.RoundClosed] = field(default_factory=list)
+    cpu_seconds: list[float] = field(default_factory=list)
+    update_bytes: int = 0
+
+    def __call__(self, event: control.RunEvent) -> None:
+        if isinstance(event, control.RunStarted):
+            self.began = time.process_time()
+        elif isinstance(event, control.UpdateReceived):
+            self.update_bytes = event.size
+        elif isinstance(event, control.RoundClosed):
+            now = time.process_time()
+            self.rounds.append(event)
+            self.cpu_seconds.append(now - self.began)
+            self.began = now
+
+
+def bench_fleet(bench: FleetBench) -> FleetFigures:
+    """Measure the baseline, then the fleet, over one broker.
+
+    Args:
+        bench: what to measure.
+
+    Raises:
+        ConfigError: there are fewer than two rounds.
+        ShoalError: a round could not be closed.
+    """
+    if bench.rounds < 2:
+        raise ConfigError("the first round warms up: take two rounds or more")
+    bench.folder.mkdir(parents=True, exist_ok=True)
+    write_architecture(bench.folder / "artifacts", bench.payload_bytes)
+    with contextlib.ExitStack() as stack:
+        url = bench.broker
+        if url == "embedded":
+            url = stack.enter_context(EmbeddedBroker(bench.folder / "broker", port=bench.port)).url
+        bare = _bare(bench, url)
+        watch, finished, count = _fleet(bench, url)
+    counted = watch.rounds[1:]
+    cpu = [1000 * used / max(1, len(event.merged)) for used, event in zip(watch.cpu_seconds, watch.rounds, strict=True)]
+    return FleetFigures(
+        devices=bench.devices,
+        update_bytes=watch.update_bytes,
+        round_seconds=statistics.median(event.round_seconds for event in counted),
+        bare_seconds=statistics.median(item.seconds for item in bare),
+        cpu_ms_per_update=statistics.median(cpu[1:]),
+        bare_cpu_ms_per_update=statistics.median(1000 * item.cpu_seconds / bench.devices for item in bare),
+        merged=sum(len(event.merged) for event in counted),
+        asked=sum(len(event.merged) + len(event.missing) for event in counted),
+        resident_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        wire_bytes=finished.wire_bytes,
+        payload_bytes=finished.payload_bytes,
+        bytes_by_kind=count,
+    )
+
+
+def _bare(bench: FleetBench, url: str) -> list[BareRound]:
+    fleet, size = f"bare-{secrets.token_hex(4)}", RoundConfig().chunk_bytes
+    data = os.urandom(bench.payload_bytes)
+    chunks = tuple(data[at : at + size] for at in range(0, len(data), size))
+    with device_processes("bare", fleet, url, bench.devices, bench.processes):
+        return bare_rounds(Topics(fleet), BrokerAddress.parse(url), bench.devices, chunks, bench.rounds)
+
+
+def _fleet(bench: FleetBench, url: str) -> tuple[_Watch, control.RunFinished, dict[str, int]]:
+    watch, fleet = _Watch(), f"bench-{secrets.token_hex(4)}"
+    config = FleetConfig(
+        fleet=fleet,
+        store=bench.folder / fleet,
+        broker=BrokerConfig(url=url),
+        model=ModelConfig(artifacts=bench.folder / "artifacts", arch=ARCH),
+        round=RoundConfig(
+            rounds=bench.rounds, min_devices=bench.devices, deadline_seconds=bench.deadline_seconds, quorum=0.5
+        ),
+        keep_versions=1,
+    )
+    with (
+        device_processes("light", fleet, url, bench.devices, bench.processes) as processes,
+        Server(fleet, config.store, config.broker, listener=watch) as server,
+    ):
+        finished = server.run(config)
+    return watch, finished, dict(sorted(processes.bytes_by_kind.items()))

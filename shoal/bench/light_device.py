@@ -1,0 +1,229 @@
+"""A light device: it speaks the whole protocol, fetches, repairs and uploads, and returns the weights it was sent."""
+
+from __future__ import annotations
+
+import time
+
+from fleet_protocol.blobs import DEFAULT_CHUNK_BYTES, blob_ref, decode_chunk, iter_chunks, ranges_of
+from fleet_protocol.digests import matches
+from fleet_protocol.errors import BlobError
+from fleet_protocol.messages import (
+    Accept,
+    BlobRef,
+    Cancel,
+    DeviceStatus,
+    Done,
+    NeedChunks,
+    Offer,
+    Profile,
+    Ranges,
+    TaskMetrics,
+    UploadAck,
+    UploadMissing,
+    UploadRefused,
+    parse_server_message,
+)
+from fleet_protocol.topics import BlobTopic, Topics
+from fleet_protocol.transport import Farewell
+from fleet_protocol.weights import decode_weights, encode_weights
+from shoal.bench.swarm import Member
+
+__all__ = ["LightDevice", "light_member"]
+
+REPAIR_SECONDS = 2.0
+RETRY_SECONDS = 5.0
+
+_PROFILE = Profile(
+    arch="light",
+    system="bench",
+    cores=1,
+    ram_bytes=0,
+    free_ram_bytes=0,
+    backends={"none": "0"},
+    runtime_version="0",
+    python="3",
+    max_width=1.0,
+    examples=1,
+)
+
+
+def _status(topics: Topics, device: str, state: str, profile: Profile | None, *, online: bool = True) -> bytes:
+    return DeviceStatus(fleet=topics.fleet, device=device, online=online, state=state, profile=profile).to_bytes()
+
+
+class LightDevice:
+    """One device.
+
+    Args:
+        member: its connection.
+        whole: blobs of this process that arrived whole, by digest: each is verified once for all its devices.
+    """
+
+    def __init__(self, member: Member, whole: dict[str, bytes]) -> None:
+        self._member = member
+        self._topics = member.topics
+        self._whole = whole
+        self._offer: Offer | None = None
+        self._done: tuple[Done, bytes] | None = None
+        self._held: list[str] = []
+        self._refs: dict[str, BlobRef] = {}
+        self._parts: dict[str, dict[int, bytes]] = {}
+        self._moved = 0.0
+
+    # What the swarm calls.
+
+    def on_connected(self) -> None:
+        """Listen for tasks and say what this device is."""
+        self._member.subscribe(self._topics.task(self._member.name))
+        self._say("idle")
+
+    def on_message(self, topic: str, payload: bytes) -> None:
+        """A chunk, or a word of the server."""
+        where = self._topics.parse(topic)
+        if isinstance(where, BlobTopic):
+            self._chunk(where.digest, payload)
+            return
+        message = parse_server_message(payload)
+        if isinstance(message, Offer):
+            self._take(message)
+        elif self._offer is None or message.task != self._offer.task:
+            return
+        elif isinstance(message, UploadMissing):
+            self._upload(message.ranges)
+        elif isinstance(message, UploadAck | UploadRefused | Cancel):
+            self._end()
+
+    def on_tick(self, now: float) -> None:
+        """Ask again for chunks, or announce again."""
+        if self._done is not None and now - self._moved >= RETRY_SECONDS:
+            self._announce()
+        elif self._refs and now - self._moved >= REPAIR_SECONDS:
+            for digest in list(self._refs):
+                self._ask(digest)
+
+    # The protocol.
+
+    def _say(self, state: str) -> None:
+        status = _status(self._topics, self._member.name, state, _PROFILE)
+        self._member.publish(self._topics.status(self._member.name), status, retain=True)
+
+    def _send(self, kind: type[Accept | NeedChunks | Done], **fields: object) -> None:
+        self._member.publish(self._topics.reply(self._member.name), self._message(kind, **fields).to_bytes())
+
+    def _message(self, kind: type[Accept | NeedChunks | Done], **fields: object) -> Accept | NeedChunks | Done:
+        offer = self._offer
+        if offer is None:
+            raise RuntimeError("a light device speaks about a task that it does not have; this is a bug")
+        head = {"fleet": self._topics.fleet, "run": offer.run, "round": offer.round, "task": offer.task}
+        return kind.model_validate({**head, "device": self._member.name, **fields})
+
+    def _take(self, offer: Offer) -> None:
+        if self._offer is not None and self._offer.task == offer.task:
+            return
+        self._end(quiet=True)
+        self._offer = offer
+        choice = offer.choices[0]
+        missing = [ref for ref in (choice.artifact_set, choice.weights) if ref.digest not in self._held]
+        self._say("fetching")
+        self._send(Accept, tier=choice.tier, lacks=[ref.digest for ref in missing])
+        for ref in missing:
+            self._refs[ref.digest], self._parts[ref.digest] = ref, {}
+            self._member.subscribe(self._topics.blob_filter(ref.digest))
+            self._ask(ref.digest)
+        self._work()
+
+    def _ask(self, digest: str) -> None:
+        self._moved = time.monotonic()
+        missing = set(range(self._refs[digest].chunks)) - self._parts[digest].keys()
+        self._send(NeedChunks, digest=digest, ranges=ranges_of(missing))
+
+    def _chunk(self, digest: str, frame: bytes) -> None:
+        ref = self._refs.get(digest)
+        if ref is None:
+            return
+        self._moved = time.monotonic()
+        if digest in self._whole:
+            index = int.from_bytes(frame[4:8], "big")
+            self._parts[digest][index] = b""
+        else:
+            try:
+                chunk = decode_chunk(frame)
+            except BlobError:
+                return
+            self._parts[digest][chunk.index] = bytes(chunk.payload)
+        if len(self._parts[digest]) == ref.chunks:
+            self._finish(digest, ref)
+
+    def _finish(self, digest: str, ref: BlobRef) -> None:
+        if digest not in self._whole:
+            data = b"".join(self._parts[digest][index] for index in range(ref.chunks))
+            if not matches(data, digest):
+                self._parts[digest].clear()
+                self._ask(digest)
+                return
+            self._whole[digest] = data
+        del self._refs[digest], self._parts[digest]
+        self._held = [*self._held[-3:], digest]
+        self._member.unsubscribe(self._topics.blob_filter(digest))
+        self._work()
+
+    def _work(self) -> None:
+        offer = self._offer
+        if offer is None or self._refs:
+            return
+        choice = offer.choices[0]
+        self._say("training")
+        metadata = {
+            "task": offer.task,
+            "run": offer.run,
+            "round": str(offer.round),
+            "version": str(offer.version),
+            "tier": choice.tier,
+        }
+        data = encode_weights(decode_weights(self._whole[choice.weights.digest]), metadata)
+        metrics = TaskMetrics(
+            examples=1, batches=1, labels=(0,), fetch_seconds=0.0, train_seconds=0.0, resident_bytes=0
+        )
+        update = blob_ref(data, choice.weights.chunk_bytes or DEFAULT_CHUNK_BYTES)
+        done = self._message(Done, update=update, tier=choice.tier, metrics=metrics)
+        if not isinstance(done, Done):
+            return
+        self._done = (done, data)
+        self._say("uploading")
+        self._upload(((0, update.chunks),))
+
+    def _upload(self, ranges: Ranges) -> None:
+        if self._done is None:
+            return
+        done, data = self._done
+        for index, frame in iter_chunks(data, done.update.chunk_bytes, ranges):
+            self._member.publish(self._topics.upload(done.task, index), frame)
+        self._announce()
+
+    def _announce(self) -> None:
+        if self._done is not None:
+            self._moved = time.monotonic()
+            self._member.publish(self._topics.reply(self._member.name), self._done[0].to_bytes())
+
+    def _end(self, *, quiet: bool = False) -> None:
+        for digest in self._refs:
+            self._member.unsubscribe(self._topics.blob_filter(digest))
+        self._offer, self._done = None, None
+        self._refs.clear()
+        self._parts.clear()
+        if not quiet:
+            self._say("idle")
+
+
+def light_member(topics: Topics, name: str, whole: dict[str, bytes]) -> Member:
+    """A light device with its connection.
+
+    Args:
+        topics: of the fleet.
+        name: id of the device.
+        whole: see `LightDevice`.
+    """
+    will = Farewell(topics.status(name), _status(topics, name, "gone", None, online=False))
+    member = Member(topics, name, will)
+    member.behaviour = LightDevice(member, whole)
+    return member

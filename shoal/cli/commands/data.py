@@ -1,0 +1,35 @@
+"""Fetch data sets that are not shipped."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fleet_protocol.errors import ConfigError
+from shoal.cli.console import output_console
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, add_completion=False)
+
+
+@app.callback(help=__doc__)
+def _data() -> None: ...
+
+
+@app.command("fetch")
+def _fetch(
+    name: Annotated[str, typer.Argument(help="Name of the data set.")],
+    to: Annotated[Path | None, typer.Option(help="Folder; by default what SHOAL_DATA names.")] = None,
+) -> None:
+    """Download a data set and verify its checksums."""
+    from simulation.data.fetch import fetch
+
+    folder = to or (Path(os.environ["SHOAL_DATA"]) if os.environ.get("SHOAL_DATA") else None)
+    if folder is None:
+        raise ConfigError("shoal data fetch: name a folder with --to, or set SHOAL_DATA")
+    fetch(name, folder)
+    output_console().print(f"{name} is in {folder}", highlight=False)

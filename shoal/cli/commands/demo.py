@@ -1,0 +1,61 @@
+"""Train a fleet of device processes on this machine, compare it with its baselines, and write a report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fleet_protocol.errors import ConfigError
+from shoal.cli.extras import needs
+from shoal.cli.grouped import grouped
+
+if TYPE_CHECKING:
+    from shoal.cli.demo import DemoConfig, Preset
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False)
+
+
+@dataclass(frozen=True)
+class _Options:
+    data: Annotated[str, typer.Option(help="digits, or mnist from the folder SHOAL_DATA names.")] = "digits"
+    seed: Annotated[int | None, typer.Option(help="Instead of the configured one.")] = None
+    rounds: Annotated[int | None, typer.Option(min=1, help="Instead of the preset's.")] = None
+    epochs: Annotated[int | None, typer.Option(min=1, help="Instead of the preset's.")] = None
+    devices: Annotated[int | None, typer.Option(min=1, help="Instead of the preset's.")] = None
+    widths: Annotated[str | None, typer.Option(help="Instead of the preset's, for example 1,0.5,1/8.")] = None
+    baselines: Annotated[bool | None, typer.Option(help="Also run AllSmall and Exclusive, or do not.")] = None
+    broker: Annotated[str, typer.Option(help="embedded, or mqtt://host:port of a running broker.")] = "embedded"
+    config: Annotated[Path | None, typer.Option(help="A file like shoal/cli/demo.toml.")] = None
+    runs: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("runs")
+
+
+@app.command(help=__doc__)
+@grouped(_Options)
+def _demo(options: _Options) -> None:
+    with needs("demo"):
+        from shoal.cli.demo import read_demos, run_demo
+
+    demos = read_demos(options.config)
+    preset = _changed(demos, options)
+    run_demo(options.data, preset, demos.seed if options.seed is None else options.seed, options.runs, options.broker)
+
+
+def _changed(demos: DemoConfig, options: _Options) -> Preset:
+    from shoal.cli.options import parse_floats
+
+    choices = {"digits": demos.digits, "mnist": demos.mnist}
+    if options.data not in choices:
+        raise ConfigError(f"--data: no demo {options.data!r}; there are {', '.join(choices)}")
+    changes: dict[str, Any] = {
+        name: value
+        for name in ("rounds", "epochs", "devices", "baselines")
+        if (value := getattr(options, name)) is not None
+    }
+    if options.widths is not None:
+        changes["widths"] = tuple(sorted(parse_floats("--widths", options.widths), reverse=True))
+    return choices[options.data].model_copy(update=changes)

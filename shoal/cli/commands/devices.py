@@ -1,0 +1,39 @@
+"""List the devices that were ever seen, or let one out of quarantine."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from shoal.cli.common import DEFAULT_STORE, AsJson, RunId, StoreFolder
+from shoal.cli.extras import needs
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False, invoke_without_command=True, help=__doc__)
+
+
+@app.callback()
+def _devices(
+    context: typer.Context, store: StoreFolder = DEFAULT_STORE, run: RunId = None, as_json: AsJson = False
+) -> None:
+    if context.invoked_subcommand is not None:
+        return
+    with needs("server"):
+        from shoal.cli.stored import show_devices
+
+    show_devices(store, run, as_json=as_json)
+
+
+@app.command("release")
+def _release(
+    name: Annotated[str, typer.Argument(help="Id of the device.")],
+    store: StoreFolder = DEFAULT_STORE,
+    run: RunId = None,
+) -> None:
+    """Let a device take part again whose updates were refused too often."""
+    with needs("server"):
+        from shoal.cli.explained import release_device
+
+    release_device(store, name, run)

@@ -1,0 +1,35 @@
+"""Make a device a member of a fleet: one file, to be carried to the board and shown to nobody else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.cli.console import output_console
+from shoal.cli.extras import needs
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(help=__doc__)
+def _enroll(
+    name: Annotated[str, typer.Argument(help="Id of the device; `server` gives the server a new key.")],
+    folder: Annotated[Path, typer.Option(help="The fleet's folder, as `shoal init` made it.")] = Path(),
+    days: Annotated[int, typer.Option(min=0, help="Days until it expires; 0 for never.")] = 0,
+) -> None:
+    with needs("server"):
+        from broker_server.service.authority import SERVER, enroll, renew_server
+
+    path = renew_server(folder) if name == SERVER else enroll(folder, name, days=days)
+    if name == SERVER:
+        output_console().print(f"{path}: the server has a new key; restart it", highlight=False)
+        return
+    output_console().print(
+        f"{path}: copy it to the board, then: shoal device run --config device.toml --enrolment {path.name}",
+        highlight=False,
+    )
+    output_console().print("an embedded broker that is up lets it in when `shoal up` is started again", highlight=False)

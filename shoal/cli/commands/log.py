@@ -1,0 +1,27 @@
+"""Show what the server noted."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from shoal.cli.common import DEFAULT_STORE, AsJson, RunId, StoreFolder
+from shoal.cli.extras import needs
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(help=__doc__)
+def _log(
+    store: StoreFolder = DEFAULT_STORE,
+    run: RunId = None,
+    last: Annotated[int, typer.Option(min=1, help="So many of the newest lines.")] = 50,
+    as_json: AsJson = False,
+) -> None:
+    with needs("server"):
+        from shoal.cli.stored import show_log
+
+    show_log(store, run, last=last, as_json=as_json)

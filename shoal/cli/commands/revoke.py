@@ -1,0 +1,31 @@
+"""Make a device no member of its fleet any more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.cli.console import output_console
+from shoal.cli.extras import needs
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(help=__doc__)
+def _revoke(
+    name: Annotated[str, typer.Argument(help="Id of the device.")],
+    folder: Annotated[Path, typer.Option(help="The fleet's folder, as `shoal init` made it.")] = Path(),
+) -> None:
+    with needs("server"):
+        from broker_server.service.authority import revoke
+
+    revoke(folder, name)
+    output_console().print(
+        f"{name} is revoked: a server that is up takes nothing more of it; an embedded broker shuts it out when "
+        "`shoal up` is started again",
+        highlight=False,
+    )

@@ -1,0 +1,29 @@
+"""Do a run: on the server that is up on the broker, or with a server of its own for as long as it lasts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.cli.common import AsJson, BrokerUrl
+from shoal.cli.extras import needs
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(help=__doc__)
+def _run(
+    config: Annotated[Path, typer.Option(help="The run's configuration, fleet.toml.")],
+    broker: BrokerUrl = None,
+    as_json: AsJson = False,
+) -> None:
+    with needs("server"):
+        from shoal.cli.serving import do_run, read_fleet
+
+    exit_code = do_run(read_fleet(config, broker), as_json=as_json)
+    if exit_code:
+        raise typer.Exit(exit_code)

@@ -1,0 +1,91 @@
+"""Simulate a fleet: the planning, training and merging of real rounds, with emulated clocks.
+
+Started again with the same configuration it goes on where it was stopped; with more rounds it goes on, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from shoal.cli.common import AsJson
+from shoal.cli.console import error_console, output_console, print_json, seconds_text
+from shoal.cli.extras import needs
+from shoal.cli.grouped import grouped
+
+if TYPE_CHECKING:
+    from simulation.results.history import RoundRow
+    from simulation.settings import SimulationConfig
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False)
+
+
+@dataclass(frozen=True)
+class _Options:
+    config: Annotated[Path, typer.Option(help="The simulation's configuration, sim.toml.")]
+    out: Annotated[Path | None, typer.Option(help="Folder of the results, instead of the configured one.")] = None
+    rounds: Annotated[int | None, typer.Option(min=1, help="Instead of the configured number.")] = None
+    seed: Annotated[int | None, typer.Option(min=0, help="Instead of the configured one.")] = None
+    workers: Annotated[int | None, typer.Option(min=0, help="Processes or actors; 0 for one per core.")] = None
+    as_json: AsJson = False
+
+
+@app.command(help=__doc__)
+@grouped(_Options)
+def _simulate(options: _Options) -> None:
+    with needs("simulate"):
+        from shoal.cli.simulating import SimulationDisplay, print_rounds
+        from simulation.results.plots import plot_run
+        from simulation.runner import simulate
+
+    config = _configured(options)
+    console = error_console()
+    display = SimulationDisplay(console, config.round.rounds)
+
+    def watch(row: RoundRow) -> None:
+        display.closed(row.round, _line(row))
+
+    if console.is_terminal:
+        with display.live:
+            result = simulate(config, listener=display.show, stage=display.stage, watch=watch)
+    else:
+        result = simulate(config, listener=display.show, stage=display.stage, watch=watch)
+    plots = plot_run(result.folder, result.rounds, title=config.strategy.name) if result.rounds else ()
+    if options.as_json:
+        print_json([row.__dict__ | {"tiers": dict(row.tiers)} for row in result.rounds])
+    else:
+        print_rounds(result.rounds, config.strategy.name)
+        for path in (result.folder / "metrics.parquet", *plots):
+            output_console().print(f"{path}", highlight=False, soft_wrap=True)
+    if result.finished.status != "finished":
+        console.print(f"[yellow]the simulation {result.finished.status}: {result.finished.error}[/]")
+        raise typer.Exit(result.finished.exit_code or 130)
+
+
+def _configured(options: _Options) -> SimulationConfig:
+    from fleet_protocol.configuration import load_config
+    from simulation.settings import SimulationConfig
+
+    config = load_config(options.config, SimulationConfig).relative_to(options.config.resolve().parent)
+    changes = {
+        "out": options.out and options.out.resolve(),
+        "seed": options.seed,
+        "round": options.rounds and config.round.model_copy(update={"rounds": options.rounds}),
+        "engine": None if options.workers is None else config.engine.model_copy(update={"workers": options.workers}),
+    }
+    return config.model_copy(update={key: value for key, value in changes.items() if value is not None})
+
+
+def _line(row: RoundRow) -> str:
+    accuracy = "" if row.accuracy is None else f"accuracy {row.accuracy:.4f}, "
+    loss = "" if row.train_loss is None else f"training loss {row.train_loss:.4f}, "
+    local = "" if row.local_accuracy is None else f"local accuracy {row.local_accuracy:.4f}, "
+    return (
+        f"round {row.round}: {accuracy}{local}{loss}{row.devices} devices, "
+        f"{seconds_text(row.simulated_total)} simulated, {seconds_text(row.seconds)} real"
+    )

@@ -1,0 +1,20 @@
+"""Show how a run stands."""
+
+from __future__ import annotations
+
+import typer
+
+from shoal.cli.common import DEFAULT_STORE, AsJson, RunId, StoreFolder
+from shoal.cli.extras import needs
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(help=__doc__)
+def _status(store: StoreFolder = DEFAULT_STORE, run: RunId = None, as_json: AsJson = False) -> None:
+    with needs("server"):
+        from shoal.cli.stored import show_status
+
+    show_status(store, run, as_json=as_json)

@@ -1,0 +1,51 @@
+"""Start broker, coordinator and store, and take run requests until stopped."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fleet_protocol.errors import ConfigError
+from shoal.cli.common import DEFAULT_STORE, BrokerUrl
+from shoal.cli.extras import needs
+from shoal.cli.grouped import grouped
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False)
+
+
+@dataclass(frozen=True)
+class _Options:
+    config: Annotated[Path | None, typer.Option(help="Take fleet, store and broker from this fleet.toml.")] = None
+    fleet: Annotated[str | None, typer.Option(help="Name of the fleet.")] = None
+    store: Annotated[Path | None, typer.Option(help="Folder of the store.")] = None
+    broker: BrokerUrl = None
+    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port of the embedded broker.")] = None
+    listen: Annotated[str | None, typer.Option(help="Address of the embedded broker; 0.0.0.0 lets boards in.")] = None
+    insecure: Annotated[
+        bool, typer.Option(help="Without identities, let a network that you trust carry everything in the open.")
+    ] = False
+
+
+@app.command(help=__doc__)
+@grouped(_Options)
+def _up(options: _Options) -> None:
+    with needs("server"):
+        from broker_server.settings.fleet import BrokerConfig
+        from shoal.cli.serving import read_fleet, serve
+
+    if options.config is not None:
+        base = read_fleet(options.config, options.broker)
+        fleet, store, broker = options.fleet or base.fleet, options.store or base.store, base.broker
+    elif options.fleet is not None:
+        fleet, store = options.fleet, options.store or DEFAULT_STORE
+        broker = BrokerConfig() if options.broker is None else BrokerConfig(url=options.broker)
+    else:
+        raise ConfigError("shoal up: name a configuration with --config fleet.toml, or the fleet with --fleet NAME")
+    changes = {"port": options.port, "listen": options.listen, "insecure": options.insecure or None}
+    broker = broker.model_copy(update={key: value for key, value in changes.items() if value is not None})
+    serve(fleet, store, broker)

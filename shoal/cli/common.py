@@ -1,0 +1,19 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["DEFAULT_STORE", "AsJson", "BrokerUrl", "ModelsFile", "RunId", "Settings", "StoreFolder"]
+
+DEFAULT_STORE = Path("runs/store")
+
+StoreFolder = Annotated[Path, typer.Option("--store", help="Folder of the server's store.")]
+RunId = Annotated[str | None, typer.Option(help="Id of a run, or its beginning; by default the newest.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+BrokerUrl = Annotated[str | None, typer.Option(help="mqtt[s]://host:port instead of the configured broker.")]
+ModelsFile = Annotated[Path | None, typer.Option(help="Python file with architectures of your own.")]
+Settings = list[str] | None

@@ -1,0 +1,315 @@
+"""A whole fleet on this machine, trained three ways on the same data, and a report."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field
+from rich.table import Table
+
+from broker_server.service.server import Server
+from broker_server.settings.fleet import (
+    BrokerConfig,
+    EvaluationConfig,
+    FleetConfig,
+    ModelConfig,
+    NpzTestSet,
+    RoundConfig,
+    TiersConfig,
+    TrainConfig,
+)
+from fleet_protocol import control
+from fleet_protocol.configuration import load_config, parse_config
+from fleet_protocol.errors import TransportError
+from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.recipe import RecipeTable
+from models.registry import Registry, infer_layout
+from shoal.cli.console import bytes_text, error_console, output_console, seconds_text
+from shoal.cli.local_fleet import LocalDevice, LocalFleet
+from shoal.cli.progress import RunDisplay, export_bar
+from shoal.cli.report import Arm, Heading, Report, write_report
+from shoal.cli.summary import summarise
+from simulation.data.dataset import Dataset
+from simulation.data.datasets import load_dataset
+from simulation.data.partition import dirichlet, iid
+from trainer_export.artifact_set import export_architecture
+from trainer_export.recipe import Recipe
+
+__all__ = ["DemoConfig", "Preset", "read_demos", "run_demo"]
+
+FLEET = "demo"
+
+
+class Preset(FrozenModel):
+    """One demo.
+
+    Attributes:
+        arch: architecture of the zoo.
+        settings: its settings; input shape and classes follow from the data.
+        devices: agents to start.
+        widths: tiers, widest first; devices share them evenly, the first devices getting the widest.
+        partition: how the training data is split.
+        alpha: concentration of a Dirichlet split.
+        rounds: rounds of every run.
+        epochs: local epochs.
+        batch_size: samples per step.
+        learning_rate: of the optimizer.
+        recipe: what a training step does.
+        baselines: also run AllSmall and Exclusive.
+        evaluate_every: rounds between evaluations; each asks every device for a pass over its data (specification 1.6).
+        deadline_seconds: of a round.
+    """
+
+    arch: str
+    settings: Mapping[str, Any] = Field(default_factory=dict)
+    devices: int = Field(ge=1)
+    widths: tuple[float, ...] = Field(min_length=1)
+    partition: Literal["dirichlet", "iid"]
+    alpha: float = Field(default=1.0, gt=0)
+    rounds: int = Field(ge=1)
+    epochs: int = Field(ge=1)
+    batch_size: int = Field(ge=1)
+    learning_rate: float = Field(gt=0)
+    recipe: RecipeTable = RecipeTable()
+    baselines: bool
+    evaluate_every: int = Field(default=1, ge=1)
+    deadline_seconds: float = Field(gt=0)
+
+    def width_of(self, index: int) -> float:
+        """The widest tier that device ``index`` can hold."""
+        return self.widths[index * len(self.widths) // self.devices]
+
+
+class DemoConfig(FrozenModel):
+    """The file ``demo.toml``.
+
+    Attributes:
+        seed: of the split, the initial weights and the shuffling.
+        digits: the demo that needs no files.
+        mnist: the demo that reads MNIST from SHOAL_DATA.
+    """
+
+    seed: int = Field(ge=0)
+    digits: Preset
+    mnist: Preset
+
+
+def read_demos(path: Path | None) -> DemoConfig:
+    """Read what the demos do.
+
+    Args:
+        path: a file like ``shoal/cli/demo.toml``, or None for that file itself.
+
+    Raises:
+        ConfigError: the file is missing or wrong.
+    """
+    if path is not None:
+        return load_config(path, DemoConfig)
+    text = files("shoal.cli").joinpath("demo.toml").read_text(encoding="utf-8")
+    return parse_config(text, DemoConfig, source="demo.toml")
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """What stands on disk before the fleet starts."""
+
+    folder: Path
+    artifacts: Path
+    test_set: Path
+    devices: tuple[LocalDevice, ...]
+    tiers: Mapping[float, str]
+
+
+def _export(preset: Preset, data: Dataset, seed: int, out: Path) -> Mapping[float, str]:
+    architecture = Registry.zoo().get(preset.arch)
+    settings = architecture.settings({**preset.settings, "input_shape": data.input_shape, "classes": data.classes})
+    layout = infer_layout(architecture, settings)
+    tiers = {width: layout.tier(width) for width in preset.widths}
+    with export_bar(error_console(), f"exporting {preset.arch}") as progress:
+        export_architecture(
+            architecture,
+            settings,
+            tuple(tiers.values()),
+            Recipe.of(preset.recipe),
+            out,
+            formats=("onnx",),
+            seed=seed,
+            progress=progress,
+        )
+    return {width: tier.id for width, tier in tiers.items()}
+
+
+def _prepare(data_name: str, preset: Preset, seed: int, folder: Path) -> _Prepared:
+    data = load_dataset(data_name)
+    if preset.partition == "iid":
+        parts = iid(len(data.train_y), preset.devices, seed)
+    else:
+        parts = dirichlet(data.train_y, preset.devices, preset.alpha, seed)
+    (folder / "data").mkdir(parents=True)
+    devices = []
+    for index, part in enumerate(parts):
+        path = folder / "data" / f"device-{index}.npz"
+        np.savez(path, x=data.train_x[part], y=data.train_y[part])
+        devices.append(LocalDevice(f"device-{index}", path.resolve(), preset.width_of(index)))
+    test_set = folder / "data" / "test.npz"
+    np.savez(test_set, x=data.test_x, y=data.test_y)
+    artifacts = folder / "artifacts"
+    tiers = _export(preset, data, seed, artifacts)
+    return _Prepared(folder, artifacts, test_set, tuple(devices), tiers)
+
+
+def _fleet_config(prepared: _Prepared, preset: Preset, seed: int, broker: BrokerConfig) -> FleetConfig:
+    folder = prepared.folder.resolve()
+    return FleetConfig(
+        fleet=FLEET,
+        store=folder / "store",
+        seed=seed,
+        broker=broker,
+        model=ModelConfig(artifacts=folder / "artifacts", arch=preset.arch, recipe=preset.recipe),
+        round=RoundConfig(rounds=preset.rounds, min_devices=preset.devices, deadline_seconds=preset.deadline_seconds),
+        train=TrainConfig(learning_rate=preset.learning_rate, epochs=preset.epochs, batch_size=preset.batch_size),
+        evaluation=EvaluationConfig(
+            data=NpzTestSet(path=prepared.test_set.resolve(), scale=1.0), every=preset.evaluate_every
+        ),
+    )
+
+
+def _arms(base: FleetConfig, prepared: _Prepared, preset: Preset) -> list[tuple[Heading, FleetConfig]]:
+    """What every run is called and its configuration, the main one first."""
+    smallest, widest = prepared.tiers[min(preset.widths)], prepared.tiers[max(preset.widths)]
+    arms = [(Heading("global", "Shoal", "every device trains the largest sub-model it can hold"), base)]
+    if preset.baselines and len(preset.widths) > 1:
+        large = sum(device.max_width >= max(preset.widths) for device in prepared.devices)
+        small_only = base.model_copy(
+            update={
+                "tiers": TiersConfig(allowed=(smallest,)),
+                "evaluation": base.evaluation.model_copy(update={"tier": smallest}),
+            }
+        )
+        large_only = base.model_copy(
+            update={
+                "tiers": TiersConfig(allowed=(widest,), exclude_smaller=True),
+                "round": base.round.model_copy(update={"min_devices": large}),
+            }
+        )
+        small = Heading("all_small", "AllSmall", f"every device trains {smallest}, the smallest sub-model")
+        exclusive = Heading("exclusive", "Exclusive", f"only the {large} devices that hold {widest} take part")
+        arms += [(small, small_only), (exclusive, large_only)]
+    return arms
+
+
+def _run_arm(server: Server, config: FleetConfig, title: str, show: _Switch) -> control.RunFinished:
+    with RunDisplay(error_console(), title) as display:
+        show.listener = display.show
+        finished = server.run(config)
+        show.listener = None
+    if finished.status != "finished":
+        raise TransportError(f"the run {title} {finished.status}: {finished.error}")
+    return finished
+
+
+class _Switch:
+    """Passes the server's events to whoever watches the run in progress."""
+
+    def __init__(self) -> None:
+        self.listener: Callable[[control.RunEvent], None] | None = None
+
+    def __call__(self, event: control.RunEvent) -> None:
+        if self.listener is not None:
+            self.listener(event)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def run_demo(data: str, preset: Preset, seed: int, runs: Path, broker: str = "embedded") -> Report:
+    """Export, start a fleet on this machine, train it, and write a report.
+
+    Args:
+        data: name of the data set.
+        preset: what to do.
+        seed: of the split, the initial weights and the shuffling.
+        runs: folder in which the demo makes a folder of its own.
+        broker: ``embedded``, or the address of a running broker.
+
+    Returns:
+        The report; its files lie in the demo's folder.
+
+    Raises:
+        ShoalError: something the demo needs is missing, or a run failed.
+    """
+    started = time.monotonic()
+    name = f"demo-{data}-{datetime.now(timezone.utc):%Y%m%d-%H%M%S}-seed{seed}"
+    folder = runs / name
+    prepared = _prepare(data, preset, seed, folder)
+    broker_config = BrokerConfig(url=broker, port=_free_port())
+    base = _fleet_config(prepared, preset, seed, broker_config)
+    show = _Switch()
+    arms: list[Arm] = []
+    with Server(FLEET, base.store, broker_config, listener=show) as server:
+        devices = LocalFleet(folder / "devices", fleet=FLEET, broker=str(server.address), devices=prepared.devices)
+        with devices:
+            for heading, config in _arms(base, prepared, preset):
+                began = time.monotonic()
+                finished = _run_arm(server, config, heading.title, show)
+                devices.check()
+                arms.append(summarise(base.store, finished.run, heading, time.monotonic() - began))
+    report = Report(
+        title=f"Shoal demo: {preset.arch} on {data}",
+        data=data,
+        arch=preset.arch,
+        devices={device.name: prepared.tiers[device.max_width] for device in prepared.devices},
+        seed=seed,
+        seconds=time.monotonic() - started,
+        settings=_settings(preset, broker),
+        arms=tuple(arms),
+    )
+    page, numbers = write_report(report, folder)
+    _print(report, page, numbers)
+    return report
+
+
+def _settings(preset: Preset, broker: str) -> dict[str, str]:
+    split = f"Dirichlet({preset.alpha})" if preset.partition == "dirichlet" else "IID"
+    return {
+        "model": ", ".join([preset.arch, *(f"{name} = {value}" for name, value in preset.settings.items())]),
+        "split": split,
+        "rounds": str(preset.rounds),
+        "local epochs": str(preset.epochs),
+        "batch size": str(preset.batch_size),
+        "learning rate": str(preset.learning_rate),
+        "broker": broker,
+    }
+
+
+def _print(report: Report, page: Path, numbers: Path) -> None:
+    table = Table(
+        "run", "accuracy", "devices", "rounds", "time per round", "on the wire", "payload", title=report.title
+    )
+    for arm in report.arms:
+        devices = max((len(point.devices) for point in arm.rounds), default=0)
+        per_round = sum(point.seconds for point in arm.rounds) / max(len(arm.rounds), 1)
+        table.add_row(
+            f"[bold]{arm.title}[/]\n[dim]{arm.about}[/]",
+            "-" if arm.accuracy is None else f"{arm.accuracy:.4f}",
+            str(devices),
+            str(len(arm.rounds)),
+            seconds_text(per_round),
+            bytes_text(arm.wire_bytes),
+            bytes_text(arm.payload_bytes),
+        )
+    console = output_console()
+    console.print(table)
+    console.print(f"seed {report.seed}, {seconds_text(report.seconds)} in all")
+    console.print(f"page: {page}\nnumbers: {numbers}", highlight=False, soft_wrap=True)

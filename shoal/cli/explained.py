@@ -1,0 +1,88 @@
+"""What `shoal rounds show` prints, and what `shoal devices release` does."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from broker_server.rounds.quarantine import release
+from broker_server.store import Store
+from broker_server.store.explaining import DeviceInRound, explain_round
+from broker_server.store.queries import find_run, plain
+from fleet_protocol.errors import ConfigError
+from shoal.cli.console import output_console, print_json, print_rows, seconds_text
+
+__all__ = ["release_device", "show_round"]
+
+
+def show_round(store: Path, number: int, run: str | None, *, as_json: bool) -> None:
+    """Say what became of every device in a round, and why.
+
+    Args:
+        store: folder of the store.
+        number: of the round.
+        run: id of the run, or its beginning; None for the newest.
+        as_json: print JSON: a list of flat objects, one for each device.
+
+    Raises:
+        ConfigError: the store has no such run or round.
+        StorageError: there is no store.
+    """
+    with contextlib.closing(Store(store, read_only=True)) as opened:
+        rows = explain_round(opened, number, run)
+        record = next(item for item in opened.rounds(find_run(opened, run).id) if item.number == number)
+    if as_json:
+        print_json(plain(rows))
+        return
+    console = output_console()
+    ended = "" if record.ending is None else f", ended by {record.ending.value}"
+    took = "" if record.collect_seconds is None else f" after {record.collect_seconds:.2f} s"
+    console.print(f"round {number} of run {record.run}: {record.state.value}{ended}{took}", highlight=False)
+    wanted = "" if record.wanted is None else f"{record.wanted} updates wanted, "
+    console.print(f"  {wanted}{record.quorum} make a quorum", highlight=False)
+    if record.reason or record.note:
+        console.print(f"  {record.reason or record.note}", highlight=False, markup=False)
+    print_rows("devices", [_cells(row) for row in rows], empty="no device was asked")
+    if record.left_out is not None and record.left_out.more:
+        console.print(f"and {record.left_out.more} more that were not asked", highlight=False)
+
+
+def _cells(row: DeviceInRound) -> dict[str, str]:
+    return {
+        "device": row.device,
+        "outcome": row.outcome,
+        "tier": row.tier or "-",
+        "answered": seconds_text(row.answered_seconds),
+        "norm": _number(row.norm),
+        "bound": _number(row.norm_bound),
+        "samples": "-" if row.samples is None else str(row.samples),
+        "refused": str(row.refusals),
+        "why": row.why,
+    }
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def release_device(store: Path, device: str, run: str | None) -> None:
+    """Let a device out of quarantine; a running server asks it again in its next round.
+
+    Args:
+        store: folder of the store.
+        device: id.
+        run: id of the run, or its beginning; None for the newest.
+
+    Raises:
+        ConfigError: the store has no such run, or nothing of this device was refused in it.
+        StorageError: there is no store.
+    """
+    Store(store, read_only=True).close()  # a store is not made by this
+    with contextlib.closing(Store(store)) as opened:
+        found = find_run(opened, run)
+        if not release(opened, found.id, device):
+            raise ConfigError(
+                f"nothing of device {device!r} was refused in run {found.id}, so it is in no quarantine; the devices"
+                " are listed by `shoal devices`"
+            )
+    output_console().print(f"{device} is asked again from the next round of run {found.id}", highlight=False)

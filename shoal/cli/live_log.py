@@ -1,0 +1,56 @@
+"""A log as people watch it: on a terminal the newest event in one line, warnings above it; elsewhere all lines."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+
+from rich.markup import escape
+from rich.status import Status
+from typing_extensions import override
+
+from shoal.cli.console import error_console
+
+__all__ = ["shown"]
+
+
+class _Line(logging.Handler):
+    """Shows what is as it should be in a status line, and prints the rest above it."""
+
+    def __init__(self, status: Status) -> None:
+        super().__init__()
+        self._status = status
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        text = escape(self.format(record))
+        if record.levelno >= logging.WARNING:
+            self._status.console.print(f"[bold]{record.levelname.lower()}:[/] {text}", soft_wrap=True, highlight=False)
+        else:
+            self._status.update(text)
+
+
+@contextlib.contextmanager
+def shown(name: str, *, quiet: bool) -> Iterator[None]:
+    """Show a logger's events while something runs; with ``shoal --verbose`` they are lines on a terminal, too.
+
+    Args:
+        name: of the logger.
+        quiet: leave out what is as it should be.
+    """
+    logger, console = logging.getLogger(name), error_console()
+    lines = quiet or not console.is_terminal or logging.getLogger().isEnabledFor(logging.INFO)
+    logger.setLevel(logging.WARNING if quiet else logging.INFO)
+    if lines:
+        yield
+        return
+    with console.status("starting") as status:
+        handler = _Line(status)
+        logger.addHandler(handler)
+        logger.propagate = False
+        try:
+            yield
+        finally:
+            logger.removeHandler(handler)
+            logger.propagate = True

@@ -1,0 +1,140 @@
+"""Device agents as separate processes on this machine, for the demo and for trying a fleet before buying boards."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from typing_extensions import Self
+
+from fleet_protocol.blob_store import write_atomically
+from fleet_protocol.child_process import python_module
+from fleet_protocol.errors import TransportError
+
+__all__ = ["LocalDevice", "LocalFleet"]
+
+_STOP_SECONDS = 10.0
+_LOG_LINES = 5
+
+
+@dataclass(frozen=True)
+class LocalDevice:
+    """One agent to start.
+
+    Attributes:
+        name: id of the device.
+        data: npz file with ``x`` and ``y``.
+        max_width: widest sub-model it may be given.
+        max_depth: deepest sub-model it may be given; None for no limit.
+        own_model: folder of the pair with a model of its own, if it has one.
+        state_dir: where it keeps its task and blobs; by default below the fleet's folder.
+        enrolment: its file in an enrolled fleet.
+    """
+
+    name: str
+    data: Path
+    max_width: float
+    max_depth: int | None = None
+    own_model: Path | None = None
+    state_dir: Path | None = None
+    enrolment: Path | None = None
+
+
+def _toml(fleet: str, broker: str, folder: Path, device: LocalDevice, holdout: float) -> str:
+    depth = "" if device.max_depth is None else f"max_depth = {device.max_depth}\n"
+    own = "" if device.own_model is None else f'[own_model]\nset = "{device.own_model.as_posix()}"\n'
+    identity = "" if device.enrolment is None else f'[identity]\nfile = "{device.enrolment.as_posix()}"\n'
+    return (
+        f'fleet = "{fleet}"\ndevice = "{device.name}"\nbroker = "{broker}"\n'
+        f'state_dir = "{(device.state_dir or folder / device.name).as_posix()}"\nmax_width = {device.max_width}\n'
+        f"{depth}holdout = {holdout}\nthreads = 1\n\n"
+        f'[data]\nkind = "npz"\npath = "{device.data.as_posix()}"\n{own}{identity}'
+    )
+
+
+class LocalFleet:
+    """Agents of one thread that run while the context is open; each writes ``<folder>/<name>.log``.
+
+    Args:
+        folder: for configurations, logs and state.
+        fleet: name of the fleet.
+        broker: its address.
+        devices: what to start.
+        holdout: share of each device's samples kept for evaluation.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        fleet: str,
+        broker: str,
+        devices: Sequence[LocalDevice],
+        holdout: float = 0.0,
+    ) -> None:
+        self._folder = folder.resolve()
+        self._configs = {device.name: _toml(fleet, broker, self._folder, device, holdout) for device in devices}
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    @property
+    def processes(self) -> Mapping[str, subprocess.Popen[bytes]]:
+        """The running agents by device."""
+        return self._processes
+
+    def __enter__(self) -> Self:
+        for name, text in self._configs.items():
+            write_atomically(self._config(name), text.encode())
+            self._start(name)
+        return self
+
+    def _config(self, name: str) -> Path:
+        return self._folder / f"{name}.toml"
+
+    def _start(self, name: str) -> None:
+        with (self._folder / f"{name}.log").open("ab") as log:
+            self._processes[name] = subprocess.Popen(  # noqa: S603  (our own module, arguments are ours)
+                python_module("device_runtime", "--config", str(self._config(name))),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def restart(self, name: str) -> None:
+        """Kill an agent as a power cut would, and start it again.
+
+        Args:
+            name: id of the device.
+        """
+        self._processes[name].kill()
+        self._processes[name].wait(_STOP_SECONDS)
+        self._start(name)
+
+    def check(self) -> None:
+        """See that every agent still runs.
+
+        Raises:
+            TransportError: one has ended; the message shows the end of its log.
+        """
+        for name, process in self._processes.items():
+            code = process.poll()
+            if code is not None:
+                log = self._folder / f"{name}.log"
+                tail = "\n  ".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES:])
+                raise TransportError(f"device {name} ended with exit code {code}; the end of {log}:\n  {tail}")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self._processes.values():
+            process.terminate()
+        deadline = time.monotonic() + _STOP_SECONDS
+        for process in self._processes.values():
+            try:
+                process.wait(max(0.1, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(_STOP_SECONDS)

@@ -1,0 +1,123 @@
+"""Option values that need parsing: lists of numbers, settings, each with an error that shows the form."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from fleet_protocol.configuration import load_config
+from fleet_protocol.errors import ConfigError, PlanError
+from fleet_protocol.recipe import RecipeTable
+from models.tier import Tier
+
+__all__ = ["parse_floats", "parse_heads", "parse_ints", "parse_settings", "read_recipe"]
+
+
+def parse_floats(option: str, text: str) -> tuple[float, ...]:
+    """Read ``1,0.5,1/16``.
+
+    Args:
+        option: name of the option, for the message.
+        text: its value.
+
+    Raises:
+        ConfigError: a part is no number.
+    """
+    values = []
+    for part in text.split(","):
+        try:
+            numerator, _, denominator = part.strip().partition("/")
+            values.append(float(numerator) / (float(denominator) if denominator else 1.0))
+        except (ValueError, ZeroDivisionError) as error:
+            raise ConfigError(f"{option}: {part.strip()!r} is not a number; write for example 1,0.5,1/16") from error
+    return tuple(values)
+
+
+def parse_ints(option: str, text: str) -> tuple[int, ...]:
+    """Read ``2,4``.
+
+    Args:
+        option: name of the option, for the message.
+        text: its value.
+
+    Raises:
+        ConfigError: a part is no whole number.
+    """
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise ConfigError(f"{option}: {text!r} is not a list of whole numbers; write for example 2,4") from error
+
+
+def parse_settings(option: str, values: Sequence[str]) -> dict[str, Any]:
+    """Read ``channels=32,64`` and the like.
+
+    Args:
+        option: name of the option, for the message.
+        values: one ``name=value`` each; a value is a number, a comma list, true, false, or text.
+
+    Raises:
+        ConfigError: a value has no name.
+    """
+    settings = {}
+    for text in values:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise ConfigError(f"{option}: {text!r} is not of the form name=value, for example channels=32,64")
+        settings[name.strip()] = _value(value.strip())
+    return settings
+
+
+def parse_heads(option: str, values: Sequence[str]) -> dict[Tier, int]:
+    """Read ``w1.00-d2=5`` and the like.
+
+    Args:
+        option: name of the option, for the message.
+        values: one ``tier=labels`` each.
+
+    Raises:
+        ConfigError: a value is not of this form.
+    """
+    heads = {}
+    for text in values:
+        tier, _, labels = text.partition("=")
+        try:
+            heads[Tier.parse(tier.strip())] = int(labels)
+        except (PlanError, ValueError) as error:
+            raise ConfigError(f"{option}: {text!r} is not of the form tier=labels, for example w1.00-d2=5") from error
+    return heads
+
+
+def read_recipe(path: Path | None) -> RecipeTable:
+    """Read ``[model.recipe]`` of a ``fleet.toml`` or ``sim.toml``.
+
+    Args:
+        path: the file; None for the default recipe.
+
+    Raises:
+        ConfigError: the file cannot be read, or the table is wrong.
+    """
+    return RecipeTable() if path is None else load_config(path, _Document).model.recipe
+
+
+class _Model(BaseModel):
+    recipe: RecipeTable = RecipeTable()
+
+
+class _Document(BaseModel):
+    """A configuration of which only the recipe is read; the rest is checked by whoever uses it."""
+
+    model: _Model = _Model()
+
+
+def _value(text: str) -> Any:
+    if "," in text:
+        return tuple(_value(part.strip()) for part in text.split(",") if part.strip())
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

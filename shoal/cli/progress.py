@@ -1,0 +1,168 @@
+"""Draws what goes on as it comes: the events of a run, the stages of an export."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Protocol
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from typing_extensions import Self
+
+from fleet_protocol import control
+from shoal.cli.console import bytes_text
+
+__all__ = ["RunDisplay", "Stage", "export_bar"]
+
+_BUSY = {"train": "training", "statistics": "statistics"}
+
+
+class Stage(Protocol):
+    """What an export says of itself (`trainer_export.Progress`)."""
+
+    @property
+    def tier(self) -> str:
+        """Id of the tier being worked on."""
+
+    @property
+    def stage(self) -> str:
+        """What is being done."""
+
+    @property
+    def done(self) -> int:
+        """Finished stages over all tiers."""
+
+    @property
+    def total(self) -> int:
+        """All stages over all tiers."""
+
+
+@contextmanager
+def export_bar(console: Console, title: str) -> Iterator[Callable[[Stage], None]]:
+    """Draw how far an export is; nothing where the console is no terminal.
+
+    Args:
+        console: where to draw.
+        title: until the first stage.
+
+    Yields:
+        What to call with every stage.
+    """
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    # Drawn to a file it would leave an empty line before an error.
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        shown = bar.add_task(title, total=None)
+
+        def show(state: Stage) -> None:
+            bar.update(shown, description=f"{state.tier}: {state.stage}", completed=state.done, total=state.total)
+
+        yield show
+
+
+class RunDisplay:
+    """A live view of one run; give every event to :meth:`show`.
+
+    Where the console is no terminal, one line per closed round is printed instead.
+
+    Args:
+        console: where to draw.
+        title: name of the run for people.
+    """
+
+    def __init__(self, console: Console, title: str) -> None:
+        self._console = console
+        self._title = title
+        self._devices: dict[str, tuple[str, str]] = {}
+        self._waiting = ""
+        self._last = ""
+        self._bar = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=console,
+        )
+        self._rounds: TaskID = self._bar.add_task(title, total=None)
+        self._live = Live(self._render(), console=console, refresh_per_second=8, transient=True)
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._console.is_terminal:
+            self._live.stop()
+
+    def _render(self) -> RenderableType:
+        table = Table.grid(padding=(0, 2))
+        for device, (tier, state) in sorted(self._devices.items()):
+            table.add_row(f"  {device}", f"[dim]{tier}[/]", state)
+        lines = [line for line in (self._waiting, self._last) if line]
+        return Group(self._bar, table, *lines)
+
+    def _say(self, text: str) -> None:
+        if self._console.is_terminal:
+            self._live.console.print(text)
+        else:
+            self._console.print(text)
+
+    def _set(self, device: str, state: str, tier: str | None = None) -> None:
+        known = self._devices.get(device, ("", ""))[0]
+        self._devices[device] = (tier if tier is not None else known, state)
+
+    def show(self, event: control.RunEvent) -> None:
+        """Take in one event.
+
+        Args:
+            event: of the run that is drawn.
+        """
+        match event:
+            case control.RunStarted():
+                self._bar.update(self._rounds, total=event.rounds, completed=event.closed)
+            case control.FleetChanged():
+                self._waiting = (
+                    f"waiting for devices: {event.eligible} of {event.needed} ready, {len(event.online)} online"
+                )
+            case control.RoundStarted():
+                self._waiting = ""
+                self._devices = {device: (tier, "asked") for device, tier in event.devices.items()}
+            case control.DeviceAccepted():
+                self._set(event.device, _BUSY[event.kind], event.tier)
+            case control.DeviceProgressed():
+                loss = "" if event.loss is None else f", loss {event.loss:.4f}"
+                self._set(event.device, f"training, epoch {event.epoch}/{event.epochs}{loss}")
+            case control.UpdateReceived():
+                self._set(event.device, f"[green]sent {bytes_text(event.size)}[/]")
+            case control.UpdateRefused():
+                # The text is a device's: a [word] in it is no markup.
+                self._say(f"[yellow]refused[/] ({event.reason.value}) {event.device or ''}: {escape(event.detail)}")
+            case control.StatisticsStarted():
+                for device in event.devices:
+                    self._set(device, "asked for statistics")
+            case control.RoundClosed():
+                self._closed(event)
+            case control.RoundAbandoned():
+                self._say(f"[yellow]round {event.round} abandoned:[/] {escape(event.reason)}")
+            case control.RunFinished() | control.RunRejected():
+                self._devices = {}
+        if self._console.is_terminal:
+            self._live.update(self._render())
+
+    def _closed(self, event: control.RoundClosed) -> None:
+        self._bar.advance(self._rounds)
+        accuracy = "" if event.evaluation is None else f"{event.evaluation.summary}, "
+        missing = f", missing {', '.join(event.missing)}" if event.missing else ""
+        self._last = (
+            f"  round {event.round}: {accuracy}{len(event.merged)} updates merged{missing}, "
+            f"{event.round_seconds:.1f} s, {bytes_text(event.wire_bytes)} on the wire so far"
+        )
+        if not self._console.is_terminal:
+            self._console.print(f"{self._title}{self._last}", highlight=False)

@@ -1,0 +1,294 @@
+"""The report of a comparison: one HTML page with its plots inside, and the same numbers as JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from fleet_protocol.blob_store import write_atomically
+from shoal.cli.console import bytes_text, seconds_text
+
+__all__ = ["Arm", "DevicePoint", "Heading", "Report", "RoundPoint", "write_report"]
+
+# A palette that stays apart for colour-blind readers (Okabe and Ito); the global model always has the first.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+
+
+@dataclass(frozen=True)
+class DevicePoint:
+    """What one device did in one round.
+
+    Attributes:
+        device: its id.
+        tier: the sub-model it trained.
+        examples: training samples.
+        train_loss: mean loss of the last epoch, if it trained.
+        local_accuracy: of the trained sub-model on the device's held-out samples, if it keeps any.
+        train_seconds: time it trained.
+    """
+
+    device: str
+    tier: str
+    examples: int
+    train_loss: float | None
+    local_accuracy: float | None
+    train_seconds: float
+
+
+@dataclass(frozen=True)
+class RoundPoint:
+    """One closed round.
+
+    Attributes:
+        number: from 1.
+        accuracy: of the merged model on the server's test set, if it was evaluated.
+        loss: likewise.
+        seconds: from planning to closing.
+        devices: what the devices did.
+        metrics: that the recipe asks for, of the merged model on the test set.
+    """
+
+    number: int
+    accuracy: float | None
+    loss: float | None
+    seconds: float
+    devices: tuple[DevicePoint, ...]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Heading:
+    """What a run of the comparison is called.
+
+    Attributes:
+        key: name in the JSON (``global``, ``all_small``, ``exclusive``).
+        title: name for people.
+        about: one sentence on what it is.
+    """
+
+    key: str
+    title: str
+    about: str
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One run of the comparison.
+
+    Attributes:
+        key: name in the JSON (``global``, ``all_small``, ``exclusive``).
+        title: name for people.
+        about: one sentence on what it is.
+        rounds: in order.
+        wire_bytes: bytes of MQTT packets at the server's connection.
+        payload_bytes: bytes of the blobs inside them.
+        seconds: whole run.
+        refusals: refused messages and updates, by reason.
+    """
+
+    key: str
+    title: str
+    about: str
+    rounds: tuple[RoundPoint, ...]
+    wire_bytes: int
+    payload_bytes: int
+    seconds: float
+    refusals: Mapping[str, int]
+
+    @property
+    def accuracy(self) -> float | None:
+        """Of the final merged model."""
+        evaluated = [point.accuracy for point in self.rounds if point.accuracy is not None]
+        return evaluated[-1] if evaluated else None
+
+
+@dataclass(frozen=True)
+class Report:
+    """A comparison of runs on the same fleet and data.
+
+    Attributes:
+        title: headline.
+        data: name of the data set.
+        arch: name of the architecture.
+        devices: device to the tier it can hold.
+        seed: of data split, weights and shuffling.
+        seconds: whole comparison.
+        settings: what was configured, for the page.
+        arms: the runs, the main one first.
+    """
+
+    title: str
+    data: str
+    arch: str
+    devices: Mapping[str, str]
+    seed: int
+    seconds: float
+    settings: Mapping[str, str]
+    arms: tuple[Arm, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The numbers of the report as plain JSON values."""
+        main = self.arms[0]
+        return {
+            "title": self.title,
+            "data": self.data,
+            "arch": self.arch,
+            "seed": self.seed,
+            "accuracy": {arm.key: arm.accuracy for arm in self.arms},
+            "rounds": len(main.rounds),
+            "devices": len(self.devices),
+            "fleet": dict(self.devices),
+            "wire_bytes": main.wire_bytes,
+            "payload_bytes": main.payload_bytes,
+            "seconds": self.seconds,
+            "settings": dict(self.settings),
+            "arms": [asdict(arm) for arm in self.arms],
+        }
+
+
+def write_report(report: Report, folder: Path) -> tuple[Path, Path]:
+    """Write ``report.html`` and ``report.json``.
+
+    Args:
+        report: the numbers.
+        folder: where to; it is made.
+
+    Returns:
+        Paths of the page and of the JSON.
+
+    Raises:
+        StorageError: the folder cannot be written.
+    """
+    from jinja2 import Environment, StrictUndefined  # noqa: PLC0415  (with matplotlib, only a report needs them)
+
+    template = Environment(autoescape=True, undefined=StrictUndefined).from_string(
+        files("shoal.cli").joinpath("report.html.j2").read_text(encoding="utf-8")
+    )
+    page = template.render(
+        report=report,
+        rows=_table(report),
+        plots=[
+            ("Accuracy of the merged model on the server's test set", _accuracy_plot(report)),
+            (f"Training loss on each device ({report.arms[0].title})", _loss_plot(report.arms[0])),
+            (f"Where the devices' time goes ({report.arms[0].title})", _time_plot(report.arms[0])),
+        ],
+    )
+    html, numbers = folder / "report.html", folder / "report.json"
+    write_atomically(html, page.encode())
+    write_atomically(numbers, json.dumps(report.to_json(), indent=1).encode())
+    return html, numbers
+
+
+def _table(report: Report) -> list[dict[str, str]]:
+    return [
+        {
+            "name": arm.title,
+            "about": arm.about,
+            "accuracy": "-" if arm.accuracy is None else f"{arm.accuracy:.4f}",
+            "rounds": str(len(arm.rounds)),
+            "wire": bytes_text(arm.wire_bytes),
+            "payload": bytes_text(arm.payload_bytes),
+            "round_seconds": seconds_text(_mean([point.seconds for point in arm.rounds])),
+            "refusals": ", ".join(f"{count} {reason}" for reason, count in arm.refusals.items()) or "none",
+        }
+        for arm in report.arms
+    ]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _figure(width: float = 7.2, height: float = 3.4) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", alpha=0.25)
+    return figure, axes
+
+
+def _svg(figure: Any) -> str:
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg")
+    return buffer.getvalue().partition("<svg")[1] + buffer.getvalue().partition("<svg")[2]
+
+
+def _whole_numbers(axes: Any) -> None:
+    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _accuracy_plot(report: Report) -> str:
+    figure, axes = _figure()
+    for arm, colour in zip(report.arms, COLOURS, strict=False):
+        points = [(point.number, point.accuracy) for point in arm.rounds if point.accuracy is not None]
+        if points:
+            axes.plot(
+                *zip(*points, strict=True), color=colour, label=f"{arm.title} ({points[-1][1]:.3f})", linewidth=1.8
+            )
+    axes.set_xlabel("round")
+    axes.set_ylabel("accuracy")
+    axes.legend(frameon=False, loc="lower right")
+    _whole_numbers(axes)
+    return _svg(figure)
+
+
+def _by_device(arm: Arm) -> dict[str, list[tuple[int, DevicePoint]]]:
+    devices: dict[str, list[tuple[int, DevicePoint]]] = {}
+    for point in arm.rounds:
+        for device in point.devices:
+            devices.setdefault(device.device, []).append((point.number, device))
+    return dict(sorted(devices.items()))
+
+
+def _tier_colours(arm: Arm) -> dict[str, str]:
+    tiers = sorted({device.tier for point in arm.rounds for device in point.devices}, reverse=True)
+    return dict(zip(tiers, COLOURS * len(tiers), strict=False))
+
+
+def _loss_plot(arm: Arm) -> str:
+    figure, axes = _figure()
+    colours = _tier_colours(arm)
+    labelled: set[str] = set()
+    for points in _by_device(arm).values():
+        tier = points[-1][1].tier
+        series = [(number, device.train_loss) for number, device in points if device.train_loss is not None]
+        if series:
+            label = None if tier in labelled else tier
+            labelled.add(tier)
+            axes.plot(*zip(*series, strict=True), color=colours[tier], label=label, linewidth=1.2, alpha=0.85)
+    axes.set_xlabel("round")
+    axes.set_ylabel("mean loss, last epoch")
+    axes.set_yscale("log")
+    if labelled:
+        axes.legend(frameon=False, title="tier")
+    _whole_numbers(axes)
+    return _svg(figure)
+
+
+def _time_plot(arm: Arm) -> str:
+    devices = _by_device(arm)
+    figure, axes = _figure(height=0.8 + 0.32 * max(len(devices), 1))
+    colours = _tier_colours(arm)
+    for row, (name, points) in enumerate(devices.items()):
+        seconds = [device.train_seconds for _, device in points]
+        tier = points[-1][1].tier
+        axes.barh(row, sum(seconds) / len(seconds), color=colours[tier])
+        axes.text(
+            sum(seconds) / len(seconds), row, f" {tier}, {points[-1][1].examples} samples", va="center", fontsize=8
+        )
+        axes.text(0, row, f"{name} ", va="center", ha="right", fontsize=8)
+    axes.invert_yaxis()
+    axes.set_yticks([])
+    axes.set_xlabel("mean training time per round, seconds")
+    axes.margins(x=0.3)
+    axes.grid(axis="x", alpha=0.25)
+    return _svg(figure)

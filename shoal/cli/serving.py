@@ -1,0 +1,92 @@
+"""The server at the command line: until stopped (``shoal up``) or for one run (``shoal run``)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from broker_server.service.launch import run_fleet, serve_fleet
+from broker_server.service.server import Server
+from broker_server.settings.fleet import BrokerConfig, FleetConfig
+from fleet_protocol import control
+from fleet_protocol.configuration import load_config
+from shoal.cli.console import error_console, output_console, print_json
+from shoal.cli.progress import RunDisplay
+
+__all__ = ["do_run", "read_fleet", "serve"]
+
+
+def read_fleet(path: Path, broker: str | None) -> FleetConfig:
+    """Read fleet.toml.
+
+    Args:
+        path: the file; its relative paths are relative to its folder.
+        broker: instead of the configured address, if any.
+
+    Raises:
+        ConfigError: the file is missing or wrong.
+    """
+    config = load_config(path, FleetConfig).relative_to(path.resolve().parent)
+    if broker is None:
+        return config
+    return config.model_copy(update={"broker": config.broker.model_copy(update={"url": broker})})
+
+
+def serve(fleet: str, store: Path, broker: BrokerConfig) -> None:
+    """Take run requests until stopped, and draw what happens.
+
+    Args:
+        fleet: its name.
+        store: folder of the store.
+        broker: which one, or how to start one.
+
+    Raises:
+        ShoalError: the server cannot go on.
+    """
+    console = error_console()
+    display: list[RunDisplay] = []
+
+    def show(event: control.RunEvent) -> None:
+        if isinstance(event, control.RunStarted):
+            display.append(RunDisplay(console, event.run))
+            display[-1].__enter__()
+        if display:
+            display[-1].show(event)
+        if isinstance(event, control.RunFinished) and display:
+            display.pop().__exit__(None, None, None)
+            console.print(f"run {event.run} {event.status}")
+
+    def ready(server: Server) -> None:
+        console.print(f"fleet [bold]{server.fleet}[/] at {server.address}; stop with Ctrl-C", highlight=False)
+
+    serve_fleet(fleet, store, broker, listener=show, on_ready=ready)
+    console.print("stopped")
+
+
+def do_run(settings: FleetConfig, *, as_json: bool) -> int:
+    """Do one run, and say how it ended.
+
+    Args:
+        settings: of the run.
+        as_json: print the end as JSON.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        ShoalError: the run could not be started.
+    """
+    with RunDisplay(error_console(), settings.model.arch) as display:
+        finished = run_fleet(settings, listener=display.show)
+    if as_json:
+        print_json(finished.model_dump(mode="json"))
+    else:
+        accuracy = "" if finished.evaluation is None else f", {finished.evaluation.summary}"
+        why = f": {finished.error}" if finished.error else ""
+        output_console().print(
+            f"run {finished.run} {finished.status} after {finished.rounds} rounds{accuracy}{why}",
+            highlight=False,
+            markup=False,
+        )
+    if finished.status == "stopped":
+        error_console().print("the run goes on when the same command is given again")
+    return finished.exit_code

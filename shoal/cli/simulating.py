@@ -1,0 +1,88 @@
+"""Draws a simulation as it runs, and sums it up when it has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from fleet_protocol import control
+from shoal.cli.console import bytes_text, output_console, seconds_text
+
+if TYPE_CHECKING:
+    from simulation.results.history import RoundRow
+
+__all__ = ["SimulationDisplay", "print_rounds"]
+
+
+class SimulationDisplay:
+    """Two bars, rounds and the tasks of the round in progress, and the last round in words.
+
+    Where the console is no terminal, one line per closed round is printed instead.
+
+    Args:
+        console: where to draw.
+        rounds: of the whole simulation.
+    """
+
+    def __init__(self, console: Console, rounds: int) -> None:
+        self._console = console
+        columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._bars = Progress(*columns, console=console)
+        self._rounds = self._bars.add_task("rounds", total=rounds)
+        self._tasks = self._bars.add_task("devices", total=None)
+        self.live = Live(self._bars, console=console, refresh_per_second=4, transient=True)
+
+    def stage(self, text: str) -> None:
+        """Show what is being prepared."""
+        self._bars.update(self._tasks, description=text)
+        if not self._console.is_terminal:
+            self._console.print(text)
+
+    def show(self, event: control.RunEvent) -> None:
+        """Take in one event of the run."""
+        if isinstance(event, control.RoundStarted):
+            self._bars.reset(self._tasks, total=len(event.devices), description=f"round {event.round}: training")
+        elif isinstance(event, control.StatisticsStarted):
+            self._bars.reset(self._tasks, total=len(event.devices), description=f"round {event.round}: statistics")
+        elif isinstance(event, control.UpdateReceived):
+            self._bars.advance(self._tasks)
+        elif isinstance(event, control.UpdateRefused):
+            self._say(f"[yellow]{event.device}, round {event.round}: {event.reason.value}: {event.detail}[/]")
+        elif isinstance(event, control.RoundAbandoned):
+            self._say(f"[yellow]round {event.round} was abandoned: {event.reason}[/]")
+
+    def closed(self, number: int, text: str) -> None:
+        """Show a closed round."""
+        self._bars.update(self._rounds, completed=number)
+        self._say(text)
+
+    def _say(self, text: str) -> None:
+        (self.live.console if self._console.is_terminal else self._console).print(text, highlight=False)
+
+
+def print_rounds(rows: Sequence[RoundRow], title: str) -> None:
+    """Print a simulation in one line; nothing if no round was evaluated.
+
+    Args:
+        rows: its rounds.
+        title: above the table.
+    """
+    judged = [row for row in rows if row.accuracy is not None]
+    if not judged:
+        return
+    best = max(judged, key=lambda row: row.accuracy or 0.0)
+    table = Table("rounds", "accuracy", "best", "simulated", "real", "payload", title=title)
+    table.add_row(
+        str(len(rows)),
+        f"{judged[-1].accuracy:.4f}",
+        f"{best.accuracy:.4f} (round {best.round})",
+        seconds_text(rows[-1].simulated_total),
+        seconds_text(sum(row.seconds for row in rows)),
+        bytes_text(sum(row.payload_bytes for row in rows)),
+    )
+    output_console().print(table)

@@ -1,0 +1,249 @@
+"""What is stored of a run, as tables and as JSON."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from broker_server.store import RoundRecord, Store, queries
+from broker_server.store.export import ExportedVersion, load_version
+from fleet_protocol.blob_store import write_atomically
+from fleet_protocol.errors import ConfigError
+from shoal.cli.console import bytes_text, output_console, print_json, print_rows, seconds_text
+
+__all__ = ["save_torch", "show_devices", "show_log", "show_rounds", "show_status", "stored_version"]
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[Store]:
+    store = Store(folder, read_only=True)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def _clock(seconds: float | None) -> str:
+    return "-" if seconds is None else datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def show_status(store: Path, run: str | None, *, as_json: bool) -> None:
+    """Show how a run stands.
+
+    Args:
+        store: folder of the store.
+        run: id of the run, or its beginning; None for the newest.
+        as_json: print JSON.
+
+    Raises:
+        ConfigError: the store has no such run.
+        StorageError: there is no store.
+    """
+    with _opened(store) as opened:
+        view = queries.status(opened, run)
+    if as_json:
+        print_json(queries.plain(view))
+        return
+    console = output_console()
+    if view.run is None:
+        console.print(f"no run yet in {store}; {view.online} of {view.devices} devices online")
+        return
+    accuracy = "not evaluated" if view.evaluation is None else view.evaluation.summary
+    console.print(f"run [bold]{view.run.id}[/] of {view.run.arch}: {view.run.status}", highlight=False)
+    if view.insecure:
+        console.print(
+            "  [bold red]insecure[/]: nothing is signed; whoever reaches the broker can run graphs on the boards"
+        )
+    if view.run.detail:
+        console.print(f"  {view.run.detail}", highlight=False, markup=False)
+    console.print(f"  {view.closed} of {view.rounds} rounds closed, {accuracy}", highlight=False)
+    if view.round is not None:
+        console.print(f"  round {view.round.number} is {view.round.state.value}", highlight=False)
+    console.print(f"  {view.online} of {view.devices} devices online when last heard of", highlight=False)
+    console.print(
+        f"  {bytes_text(view.run.wire_bytes)} on the wire, {bytes_text(view.run.payload_bytes)} payload",
+        highlight=False,
+    )
+    refused = ", ".join(f"{count} {reason}" for reason, count in view.refusals.items()) or "nothing"
+    console.print(f"  refused: {refused}", highlight=False)
+
+
+def show_devices(store: Path, run: str | None, *, as_json: bool) -> None:
+    """List the devices that were ever seen, with their part in a run.
+
+    Args:
+        store: folder of the store.
+        run: id of the run, or its beginning; None for the newest.
+        as_json: print JSON.
+
+    Raises:
+        ConfigError: the store has no such run.
+        StorageError: there is no store.
+    """
+    with _opened(store) as opened:
+        views = queries.devices(opened, run)
+    if as_json:
+        print_json(queries.plain(views))
+        return
+    rows = []
+    for view in views:
+        profile = view.device.profile
+        rows.append(
+            {
+                "device": view.device.id,
+                "online": "yes" if view.device.online else "no",
+                "board": "-" if profile is None else f"{profile.arch}, {profile.cores} cores",
+                "tier": view.tier or "-",
+                "samples": "-" if view.examples is None else str(view.examples),
+                "merged": str(view.merged),
+                "missed": str(view.missed),
+                "refused": str(view.refused),
+                "own accuracy": _number(view.evaluation.accuracy if view.evaluation else None),
+                "training": seconds_text(view.train_seconds),
+                "memory": "-" if view.resident_bytes is None else bytes_text(view.resident_bytes),
+                "last seen": _clock(view.device.last_seen_at),
+                "not training because": view.reason or "-",
+            }
+        )
+    print_rows("devices", rows, empty="no device was ever seen")
+
+
+def _tier_accuracy(record: RoundRecord, tier: str) -> str:
+    found = record.evaluation.tiers.get(tier) if record.evaluation else None
+    return _number(abs(found.rank) if found else None)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+def _metric(record: RoundRecord, name: str) -> float | None:
+    found = record.evaluation.metrics if record.evaluation else ()
+    return next((metric.value for metric in found if metric.name == name), None)
+
+
+def show_rounds(store: Path, run: str | None, *, as_json: bool) -> None:
+    """List the rounds of a run.
+
+    Args:
+        store: folder of the store.
+        run: id of the run, or its beginning; None for the newest.
+        as_json: print JSON.
+
+    Raises:
+        ConfigError: the store has no such run.
+        StorageError: there is no store.
+    """
+    with _opened(store) as opened:
+        views = queries.rounds(opened, run)
+    if as_json:
+        print_json(queries.plain(views))
+        return
+    judged = [view.round.evaluation for view in views if view.round.evaluation]
+    metrics = dict.fromkeys(metric.name for found in judged for metric in found.metrics)
+    on_devices = dict.fromkeys(name for view in views for name in view.device_metrics)
+    tiers = dict.fromkeys(tier for view in views if view.round.evaluation for tier in view.round.evaluation.tiers)
+    rows = [
+        {
+            "round": str(view.round.number),
+            "state": view.round.state.value,
+            "accuracy": _number(view.round.evaluation.accuracy if view.round.evaluation else None),
+            "loss": _number(view.round.evaluation.loss if view.round.evaluation else None),
+            **{name: _number(_metric(view.round, name)) for name in metrics},
+            "on devices": _number(view.device_accuracy),
+            **{f"{name} on devices": _number(view.device_metrics.get(name)) for name in on_devices},
+            **{tier: _tier_accuracy(view.round, tier) for tier in tiers},
+            "updates": ", ".join(f"{count} {phase}" for phase, count in view.phases.items()),
+            "time": seconds_text(view.seconds),
+            "note": view.round.reason or view.round.note or "",
+        }
+        for view in views
+    ]
+    print_rows("rounds", rows, empty="no round yet")
+
+
+def show_log(store: Path, run: str | None, *, last: int, as_json: bool) -> None:
+    """Show what the server noted.
+
+    Args:
+        store: folder of the store.
+        run: id of the run, or its beginning; None for the newest.
+        last: so many of the newest lines.
+        as_json: print JSON.
+
+    Raises:
+        ConfigError: the store has no such run.
+        StorageError: there is no store.
+    """
+    with _opened(store) as opened:
+        events = queries.log(opened, run, last=last)
+    if as_json:
+        print_json(queries.plain(events))
+        return
+    console = output_console()
+    for event in events:
+        where = " ".join(part for part in (f"round {event.round}" if event.round else "", event.device or "") if part)
+        console.print(
+            f"{_clock(event.at)} {event.kind:18} {where:24} {event.detail}",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
+    if not events:
+        console.print("the log is empty")
+
+
+def stored_version(store: Path, run: str | None, version: int | None) -> ExportedVersion:
+    """Read a global version.
+
+    Args:
+        store: folder of the store.
+        run: id of the run, or its beginning; None for the newest.
+        version: number; None for the newest.
+
+    Raises:
+        ConfigError: the store has no such version.
+        StorageError: there is no store.
+    """
+    with _opened(store) as opened:
+        return load_version(opened, run=run, version=version)
+
+
+def save_torch(exported: ExportedVersion, path: Path) -> None:
+    """Write what ``torch.load(path, weights_only=True)`` reads: ``state_dict``, ``statistics`` and ``metadata``.
+
+    Args:
+        exported: the version.
+        path: file to write.
+
+    Raises:
+        ConfigError: torch is not installed.
+    """
+    try:
+        import torch  # noqa: PLC0415  (nothing else here needs it)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "--format torch needs torch, which is not installed here; take --format safetensors, "
+            "which torch reads through safetensors.torch.load_file"
+        ) from error
+
+    def tensors(arrays: Mapping[str, NDArray[Any]]) -> dict[str, torch.Tensor]:
+        return {name: torch.from_numpy(np.array(value)) for name, value in arrays.items()}
+
+    buffer = io.BytesIO()
+    torch.save(
+        {
+            "state_dict": tensors(exported.weights),
+            "statistics": tensors(exported.statistics),
+            "metadata": exported.metadata,
+        },
+        buffer,
+    )
+    write_atomically(path, buffer.getvalue())

@@ -1,0 +1,71 @@
+"""Reads a stored run back into the numbers of a report."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from broker_server.store import RoundRecord, Store, TaskRecord
+from broker_server.store.machine import RoundState
+from shoal.cli.report import Arm, DevicePoint, Heading, RoundPoint
+
+__all__ = ["summarise"]
+
+
+def _device(task: TaskRecord) -> DevicePoint | None:
+    if task.metrics is None:
+        return None
+    return DevicePoint(
+        device=task.device,
+        tier=task.tier,
+        examples=task.metrics.examples,
+        train_loss=task.metrics.train_loss,
+        local_accuracy=task.metrics.evaluation.accuracy if task.metrics.evaluation else None,
+        train_seconds=task.metrics.train_seconds,
+    )
+
+
+def _round(record: RoundRecord, tasks: list[TaskRecord]) -> RoundPoint:
+    devices = [point for task in tasks if (point := _device(task)) is not None]
+    return RoundPoint(
+        number=record.number,
+        accuracy=record.evaluation.accuracy if record.evaluation else None,
+        loss=record.evaluation.loss if record.evaluation else None,
+        metrics={m.name: m.value for m in record.evaluation.metrics} if record.evaluation else {},
+        seconds=(record.ended_at or record.planned_at) - record.planned_at,
+        devices=tuple(devices),
+    )
+
+
+def summarise(store_folder: Path, run: str, heading: Heading, seconds: float) -> Arm:
+    """Read a run.
+
+    Args:
+        store_folder: the server's store.
+        run: id of the run.
+        heading: what it is called in the report.
+        seconds: how long it took.
+
+    Raises:
+        ConfigError: the store has no such run.
+    """
+    store = Store(store_folder, read_only=True)
+    try:
+        record = store.run(run)
+        rounds = [item for item in store.rounds(run) if item.state is RoundState.CLOSED]
+        points = tuple(_round(item, store.tasks(run, item.number, "train")) for item in rounds)
+        refusals: Counter[str] = Counter()
+        for refusal in store.refusals(run):
+            refusals[str(getattr(refusal.reason, "value", refusal.reason))] += refusal.count
+    finally:
+        store.close()
+    return Arm(
+        key=heading.key,
+        title=heading.title,
+        about=heading.about,
+        rounds=points,
+        wire_bytes=record.wire_bytes if record else 0,
+        payload_bytes=record.payload_bytes if record else 0,
+        seconds=seconds,
+        refusals=dict(refusals),
+    )

@@ -1,0 +1,199 @@
+"""The samples of virtual devices: arrays on disk that workers map into memory, and who holds which of them.
+
+    <folder>/     train_x.npy, train_y.npy, black.npy and test.npz
+    parts.npz     indices of every device's training and test samples
+
+Workers read these and nothing of the exporter, so that they start quickly and stay small.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.training.data import Augment, DataSet
+from fleet_protocol.blobs import storage_error
+from fleet_protocol.errors import DataError
+from simulation.data.dataset import Dataset
+
+__all__ = ["Parts", "VirtualData", "write_data"]
+
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Who holds which samples.
+
+    Attributes:
+        train: indices of the training samples, by device.
+        test: indices of the test samples that are like a device's training samples, by device.
+    """
+
+    train: tuple[Indices, ...]
+    test: tuple[Indices, ...]
+
+    def save(self, path: Path) -> None:
+        """Write them to an npz file, atomically."""
+        arrays: dict[str, Any] = {
+            f"{name}_{what}": value
+            for name, parts in (("train", self.train), ("test", self.test))
+            for what, value in (
+                ("index", np.concatenate(parts)),
+                ("offset", np.cumsum([0, *map(len, parts)])),
+            )
+        }
+        _save(path, lambda file: np.savez(file, **arrays))
+
+    @staticmethod
+    def load(path: Path) -> Parts:
+        """Read what `save` wrote.
+
+        Raises:
+            DataError: the file is missing or damaged.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                pieces = {
+                    name: tuple(
+                        file[f"{name}_index"][start:stop]
+                        for start, stop in zip(file[f"{name}_offset"], file[f"{name}_offset"][1:], strict=False)
+                    )
+                    for name in ("train", "test")
+                }
+        except (OSError, ValueError, KeyError, EOFError) as error:
+            raise DataError(f"cannot read {path}: {error}; remove it and start the simulation again") from error
+        return Parts(**pieces)
+
+
+class VirtualData:
+    """The samples of every virtual device, read from one mapped file.
+
+    Args:
+        folder: of the arrays.
+        parts: who holds which.
+        augment: as in `DataTable`.
+        tasks: what each label is to the devices, dealt in turn; None where it is itself.
+
+    Raises:
+        DataError: a file is missing or damaged.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        parts: Path,
+        augment: Augment = "none",
+        tasks: Sequence[Sequence[int] | None] = (),
+    ) -> None:
+        try:
+            self._x: NDArray[Any] = np.load(folder / "train_x.npy", mmap_mode="r", allow_pickle=False)
+            self._y: NDArray[np.int64] = np.load(folder / "train_y.npy", mmap_mode="r", allow_pickle=False)
+            black = np.load(folder / "black.npy", allow_pickle=False)
+        except (OSError, ValueError, EOFError) as error:
+            raise DataError(f"cannot read the samples in {folder}: {error}; remove the folder") from error
+        self._parts = Parts.load(parts)
+        self._folder = folder
+        self._test: tuple[NDArray[Any], NDArray[np.int64]] | None = None
+        self._augment = augment
+        self._tasks = [None if labels is None else np.array(labels, np.int64) for labels in tasks]
+        self._black: NDArray[np.float32] = black.reshape(-1, *[1] * (self._x.ndim - 2)) if black.ndim else black
+
+    def examples(self, index: int) -> int:
+        """Number of training samples of a device."""
+        return len(self._parts.train[index])
+
+    def of(self, index: int) -> DataSet:
+        """The training samples of a device, copied out of the file."""
+        chosen = self._parts.train[index]
+        return self._dataset(index, self._x[chosen], np.asarray(self._y[chosen]))
+
+    def with_test(self, index: int) -> tuple[DataSet, tuple[Indices, Indices]]:
+        """The training samples of a device followed by its own part of the test set, and the indices of the two.
+
+        Args:
+            index: number of the device.
+
+        Raises:
+            DataError: the test set cannot be read.
+        """
+        if self._test is None:
+            try:
+                with np.load(self._folder / "test.npz", allow_pickle=False) as file:
+                    self._test = file["x"], file["y"]
+            except (OSError, ValueError, KeyError, EOFError) as error:
+                raise DataError(f"cannot read the test set in {self._folder}: {error}; remove the folder") from error
+        train, test = self._parts.train[index], self._parts.test[index]
+        x = np.concatenate([self._x[train], self._test[0][test]])
+        y = np.concatenate([self._y[train], self._test[1][test]])
+        count = len(train)
+        return self._dataset(index, x, y), (np.arange(count), np.arange(count, count + len(test)))
+
+    def _dataset(self, index: int, x: NDArray[Any], y: NDArray[np.int64]) -> DataSet:
+        task = self._tasks[index % len(self._tasks)] if self._tasks else None
+        if task is not None:
+            y = _as_task(task, y, f"{self._folder}, device {index}")
+        return DataSet(
+            source=f"{self._folder}, device {index}",
+            x=x,
+            y=y,
+            scale=1.0,
+            mean=np.zeros((), np.float32),
+            std=np.ones((), np.float32),
+            augment=self._augment,
+            black=self._black,
+        )
+
+
+def write_data(folder: Path, data: Dataset) -> None:
+    """Write the arrays that `VirtualData` reads, unless they are there.
+
+    Args:
+        folder: where they go; it is made.
+        data: the data set.
+
+    Raises:
+        StorageError: the disk is full.
+    """
+    if all((folder / name).is_file() for name in ("black.npy", "test.npz")):  # the first and the last
+        return
+    black = np.asarray(data.black, np.float32)
+    _save(folder / "black.npy", lambda file: np.save(file, black))
+    _save(folder / "train_x.npy", lambda file: np.save(file, data.train_x))
+    _save(folder / "train_y.npy", lambda file: np.save(file, data.train_y))
+    _save(folder / "test.npz", lambda file: np.savez(file, x=data.test_x, y=data.test_y))
+
+
+def _as_task(task: NDArray[np.int64], y: NDArray[np.int64], source: str) -> NDArray[np.int64]:
+    if len(y) and y.max() >= len(task):
+        raise DataError(f"{source} has the label {y.max()}, and the task's labels end at {len(task) - 1}")
+    labels = task[y]
+    if len(labels) and labels.min() < 0:
+        raise DataError(
+            f"{source} has the label {y[labels.argmin()]}, which its task leaves out; deal it other samples"
+        )
+    return labels
+
+
+def _save(path: Path, write: Callable[[Any], None]) -> None:
+    """Write a file whose content is too large to be held as bytes once more, atomically."""
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+            temporary = Path(file.name)
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+        raise storage_error("write", path, error) from error

@@ -1,0 +1,190 @@
+"""Who gets which samples: splits of a data set among devices - IID, by Dirichlet, by shards, by subject."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet_protocol.errors import ConfigError
+
+__all__ = ["Shards", "by_subject", "cut_shards", "deal_shards", "dirichlet", "iid"]
+
+_TRIES = 1000
+
+
+def iid(samples: int, devices: int, seed: int) -> list[NDArray[np.int64]]:
+    """Random equal disjoint parts, floor(samples / devices) each (specification 1.8).
+
+    Args:
+        samples: size of the set.
+        devices: number of parts.
+        seed: of the shuffle.
+
+    Returns:
+        One array of indices per device.
+
+    Raises:
+        ConfigError: there are fewer samples than devices.
+    """
+    share = samples // devices
+    if share == 0:
+        raise ConfigError(f"{samples} samples cannot be shared among {devices} devices")
+    order = np.random.default_rng(seed).permutation(samples)
+    return [np.sort(order[i * share : (i + 1) * share]) for i in range(devices)]
+
+
+def dirichlet(
+    labels: NDArray[np.int64], devices: int, alpha: float, seed: int, *, at_least: int = 10
+) -> list[NDArray[np.int64]]:
+    """Share every class among the devices by proportions drawn from Dirichlet(alpha).
+
+    Args:
+        labels: labels of the set, int64 [n].
+        devices: number of parts.
+        alpha: concentration; small means each class sits on few devices.
+        seed: of the draw.
+        at_least: smallest part allowed; the draw is repeated until every part has as many.
+
+    Returns:
+        One sorted array of indices per device; together they are the whole set.
+
+    Raises:
+        ConfigError: alpha is not positive, or no draw gives every device enough.
+    """
+    if alpha <= 0:
+        raise ConfigError(f"the concentration of a Dirichlet split must be above 0, not {alpha}")
+    rng = np.random.default_rng(seed)
+    for _ in range(_TRIES):
+        parts: list[list[NDArray[np.int64]]] = [[] for _ in range(devices)]
+        for label in np.unique(labels):
+            members = rng.permutation(np.flatnonzero(labels == label))
+            cuts = (np.cumsum(rng.dirichlet(np.full(devices, alpha)))[:-1] * len(members)).astype(np.int64)
+            for part, piece in zip(parts, np.split(members, cuts), strict=True):
+                part.append(piece)
+        joined = [np.sort(np.concatenate(part)) for part in parts]
+        if min(map(len, joined)) >= at_least:
+            return joined
+    raise ConfigError(
+        f"no Dirichlet({alpha}) split of {len(labels)} samples gives {devices} devices {at_least} samples each; "
+        "take a larger concentration or fewer devices"
+    )
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Which labels each device holds, so that training and test sets can be split alike.
+
+    Example:
+        >>> dealt = deal_shards(classes=4, devices=6, per_device=2, seed=0)
+        >>> train_parts, test_parts = dealt.split(train_y, seed=0), dealt.split(test_y, seed=0)
+
+    Attributes:
+        labels: the labels of each device, one for each of its shards.
+        counts: shards that each class is cut into.
+    """
+
+    labels: tuple[tuple[int, ...], ...]
+    counts: tuple[int, ...]
+
+    def split(self, targets: NDArray[np.int64], seed: int) -> list[NDArray[np.int64]]:
+        """Cut every class into shards and hand them out at random.
+
+        Args:
+            targets: labels of the set, int64 [n].
+            seed: of the draw.
+
+        Returns:
+            One sorted array of indices per device. Each shard goes to one device at most.
+
+        Raises:
+            ConfigError: a label is outside the classes, or a class has fewer samples than shards.
+        """
+        if len(targets) and not 0 <= targets.min() <= targets.max() < len(self.counts):
+            raise ConfigError(f"labels {targets.min()} to {targets.max()} are outside the {len(self.counts)} classes")
+        rng = np.random.default_rng(seed)
+        stacks = []
+        for label, count in enumerate(self.counts):
+            members = np.flatnonzero(targets == label)
+            if len(members) < count:
+                raise ConfigError(
+                    f"class {label} has {len(members)} samples for {count} shards; take fewer devices or shards"
+                )
+            pieces = cut_shards(members, count)
+            stacks.append([pieces[place] for place in rng.permutation(count)])
+        return [np.sort(np.concatenate([stacks[label].pop() for label in held])) for held in self.labels]
+
+
+def cut_shards(members: NDArray[np.int64], count: int) -> list[NDArray[np.int64]]:
+    """Cut the samples of a class into equal consecutive shards; what remains goes one each to the first shards.
+
+    Args:
+        members: indices of the samples.
+        count: number of shards.
+
+    Returns:
+        The shards.
+    """
+    return np.array_split(members, count)
+
+
+def deal_shards(classes: int, devices: int, per_device: int, seed: int, *, as_released: bool = False) -> Shards:
+    """Deal shards of single classes to devices: the balanced non-IID split of HeteroFL (specification 1.8).
+
+    Every class is cut into as many shards as there are, and each device gets `per_device` shards. Where the shards
+    cannot be equally many for all classes, some classes that are drawn have one more.
+
+    Args:
+        classes: number of labels.
+        devices: number of parts.
+        per_device: shards of each device, at most so many labels.
+        seed: of the draw.
+        as_released: whether to follow the authors' code, where a device that draws a label twice keeps it once, and
+            has one shard less; some shards then belong to nobody.
+
+    Returns:
+        The deal; `Shards.split` applies it to a set.
+
+    Raises:
+        ConfigError: there are fewer shards than classes, or, as released, no whole number for each class.
+    """
+    total = devices * per_device
+    least, more = divmod(total, classes)
+    if per_device < 1 or least < 1:
+        raise ConfigError(
+            f"{devices} devices with {per_device} shards each cannot cover {classes} classes; take more shards"
+        )
+    if as_released and more:
+        raise ConfigError(
+            f"{total} shards are no multiple of {classes} classes, as the released split needs; change the devices or"
+            " shards, or leave as_released off"
+        )
+    rng = np.random.default_rng(seed)
+    counts = np.full(classes, least, np.int64)
+    counts[rng.choice(classes, size=more, replace=False)] += 1
+    dealt = rng.permutation(np.repeat(np.arange(classes), counts)).reshape(devices, per_device)
+    labels = [np.unique(row) if as_released else np.sort(row) for row in dealt]
+    return Shards(tuple(tuple(row.tolist()) for row in labels), tuple(counts.tolist()))
+
+
+def by_subject(groups: NDArray[np.int64] | Sequence[int], devices: int | None = None) -> list[NDArray[np.int64]]:
+    """Give every device the samples of one subject, or of a few.
+
+    Args:
+        groups: who each sample is of, int64 [n].
+        devices: number of parts; one for each subject if omitted. With fewer, neighbours in number share a device.
+
+    Returns:
+        One sorted array of indices per device; together they are the whole set.
+
+    Raises:
+        ConfigError: there are more devices than subjects.
+    """
+    owners = np.asarray(groups)
+    subjects = np.unique(owners)
+    parts = len(subjects) if devices is None else devices
+    if not 1 <= parts <= len(subjects):
+        raise ConfigError(f"{len(subjects)} subjects cannot be shared among {parts} devices; take at most one for each")
+    return [np.flatnonzero(np.isin(owners, some)) for some in np.array_split(subjects, parts)]

@@ -1,0 +1,127 @@
+"""Labelled sentences: SST-2 (positive or not) and CoLA (grammatical or not).
+
+Socher et al.: "Recursive deep models for semantic compositionality over a sentiment treebank", EMNLP 2013. Warstadt,
+Singh, Bowman: "Neural network acceptability judgments", TACL 2019.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet_protocol.errors import ConfigError, DataError
+from models.pretrained import MINILM_VOCAB
+from simulation.data.dataset import Dataset, dataset_folder
+from simulation.data.text import Vocabulary, encode_pieces, read_lines
+
+__all__ = ["Tokens", "cola", "sst2"]
+
+Tokens = Literal["words", "minilm"]
+_Labelled = tuple[list[str], NDArray[np.int64]]
+
+
+def sst2(
+    root: Path | None,
+    *,
+    tokens: Tokens = "words",
+    length: int = 32,
+    vocab: int = 2000,
+    test: Literal["test", "dev"] = "test",
+) -> Dataset:
+    """Load SST-2 from tab-separated files of sentence and label.
+
+    Args:
+        root: folder that holds ``sst2/``.
+        tokens: ``words`` for a vocabulary built from the training sentences, ``minilm`` for its word pieces.
+        length: tokens of a sentence.
+        vocab: token ids of a vocabulary of words.
+        test: which part to test on.
+
+    Returns:
+        int64 [n, length], 2 classes: 6,920 sentences to train on, 1,821 (test) or 872 (dev) to test on.
+
+    Raises:
+        ConfigError: an option is unknown, or word pieces lack their packages.
+        DataError: a file is missing or damaged.
+    """
+    if test not in ("test", "dev"):
+        raise ConfigError(f"SST-2 has no part {test!r} to test on; choose 'test' or 'dev'")
+    folder = dataset_folder(root, "sst2", "train.tsv.gz, dev.tsv.gz and test.tsv.gz")
+    parts = [_read(folder / f"{stem}.tsv", columns=2, text=0, label=1) for stem in ("train", test)]
+    return _encoded("sst2", parts[0], parts[1], _Encoding(tokens, length, vocab))
+
+
+def cola(
+    root: Path | None,
+    *,
+    tokens: Tokens = "words",
+    length: int = 32,
+    vocab: int = 2000,
+    test: Literal["in_domain", "out_of_domain", "dev"] = "in_domain",
+) -> Dataset:
+    """Load CoLA from tab-separated files of source, label, the author's mark and sentence.
+
+    Args:
+        root: folder that holds ``cola/``.
+        tokens: as in `sst2`.
+        length: tokens of a sentence.
+        vocab: token ids of a vocabulary of words.
+        test: which development part to test on, ``dev`` for both, as GLUE has it; the labels of the test parts are not
+            public.
+
+    Returns:
+        int64 [n, length], 2 classes: 8,551 sentences to train on, 527 (in-domain), 516 or 1,043 (dev) to test on.
+
+    Raises:
+        ConfigError: an option is unknown, or word pieces lack their packages.
+        DataError: a file is missing or damaged.
+    """
+    both = ("in_domain", "out_of_domain")
+    if test not in (*both, "dev"):
+        raise ConfigError(f"CoLA has no part {test!r} to test on; choose 'in_domain', 'out_of_domain' or both: 'dev'")
+    folder = dataset_folder(root, "cola", "in_domain_train.tsv.gz, in_domain_dev.tsv.gz, out_of_domain_dev.tsv.gz")
+    stems = ["in_domain_train", *(f"{part}_dev" for part in (both if test == "dev" else (test,)))]
+    train, *tests = (_read(folder / f"{stem}.tsv", columns=4, text=3, label=1) for stem in stems)
+    texts = [text for part, _ in tests for text in part]
+    labels = np.concatenate([part for _, part in tests])
+    return _encoded("cola", train, (texts, labels), _Encoding(tokens, length, vocab))
+
+
+def _read(path: Path, *, columns: int, text: int, label: int) -> _Labelled:
+    texts, labels = [], []
+    for number, line in enumerate(read_lines(path), 1):
+        if not line:
+            continue
+        cells = line.split("\t")
+        if len(cells) != columns or cells[label] not in ("0", "1"):
+            raise DataError(f"{path}, line {number}: expected {columns} columns, the label 0 or 1 in {label + 1}")
+        texts.append(cells[text])
+        labels.append(int(cells[label]))
+    if not texts:
+        raise DataError(f"{path} holds no sentences")
+    return texts, np.array(labels, np.int64)
+
+
+@dataclass(frozen=True)
+class _Encoding:
+    """How texts become token ids; as in `sst2`."""
+
+    tokens: Tokens
+    length: int
+    vocab: int
+
+
+def _encoded(name: str, train: _Labelled, test: _Labelled, encoding: _Encoding) -> Dataset:
+    tokens, length = encoding.tokens, encoding.length
+    if tokens not in ("words", "minilm") or length < 1:
+        raise ConfigError(f"{name}: {length} tokens of kind {tokens!r} cannot be made; choose 'words' or 'minilm'")
+    if tokens == "minilm":
+        train_x, test_x, ids = encode_pieces(train[0], length), encode_pieces(test[0], length), MINILM_VOCAB
+    else:
+        words = Vocabulary.of(train[0], encoding.vocab)
+        train_x, test_x, ids = words.encode(train[0], length), words.encode(test[0], length), len(words)
+    return Dataset(name, train_x, train[1], test_x, test[1], 2, tokens=ids)

@@ -1,0 +1,154 @@
+"""What travels between a simulation and its workers, as JSON, and what an engine is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, Protocol
+
+from device_runtime.training.data import Augment
+from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.messages import BlobRef, Instructions, TaskMetrics
+
+__all__ = ["Engine", "Failed", "Finished", "WorkItem", "WorkOrder", "WorkerSetup"]
+
+
+class WorkerSetup(FrozenModel):
+    """What a worker is told once.
+
+    Attributes:
+        artifacts: folder of the exported architecture.
+        arch: its name.
+        data: folder of the arrays.
+        parts: file with the split.
+        blobs: folder of the global versions and slices.
+        updates: folder that updates are put into.
+        devices: folder for what single devices keep between rounds.
+        holdout: share of a device's samples that its sub-model is judged on.
+        augment: random changes to training samples.
+        backend: ``onnx`` or ``torch``.
+        device: of the torch backend.
+        settings: of the architecture as JSON, for the torch backend.
+        models: file with the user's architectures, for the torch backend.
+        pairs: sets of the devices' own models, dealt in turn; empty for none.
+        tasks: what each label of the data is to the devices, dealt in the same turn; None where it is itself.
+        own_test: judge what a device trains on its own part of the test set, not on a share of its samples.
+    """
+
+    artifacts: Path
+    arch: str
+    data: Path
+    parts: Path
+    blobs: Path
+    updates: Path
+    devices: Path
+    holdout: float = 0.0
+    augment: Augment = "none"
+    backend: Literal["onnx", "torch"] = "onnx"
+    device: Literal["cpu", "cuda"] = "cpu"
+    settings: str = "{}"
+    models: Path | None = None
+    pairs: tuple[Path, ...] = ()
+    tasks: tuple[tuple[int, ...] | None, ...] = ()
+    own_test: bool = False
+
+
+class WorkItem(FrozenModel):
+    """One task of one virtual device.
+
+    Attributes:
+        task: id.
+        run: id.
+        round: number of the round.
+        device: id of the device.
+        index: its number.
+        version: global version that the weights were cut from.
+        tier: what it trains.
+        artifact_set: of the tier.
+        weights: the slice.
+        instructions: what the task asks of the device.
+    """
+
+    task: str
+    run: str
+    round: int
+    device: str
+    index: int
+    version: int
+    tier: str
+    artifact_set: BlobRef
+    weights: BlobRef
+    instructions: Instructions
+
+
+class WorkOrder(FrozenModel):
+    """Tasks that one worker does together, all of one tier and routine.
+
+    Attributes:
+        items: the tasks.
+    """
+
+    items: tuple[WorkItem, ...]
+
+
+class Finished(FrozenModel):
+    """A task is done; its update is among the updates.
+
+    Attributes:
+        task: id.
+        update: the blob.
+        metrics: as a device would send them.
+    """
+
+    type: Literal["finished"] = "finished"
+    task: str
+    update: BlobRef
+    metrics: TaskMetrics
+
+
+class Failed(FrozenModel):
+    """A task could not be done, and would fail again.
+
+    Attributes:
+        task: id.
+        reason: value of a `RefusalReason`, empty for an error that is not the device's.
+        detail: what went wrong.
+        exit_code: what the command line should end with.
+    """
+
+    type: Literal["failed"] = "failed"
+    task: str
+    reason: str = ""
+    detail: str
+    exit_code: int = 1
+
+
+class Engine(Protocol):
+    """Computes tasks, on this machine or elsewhere.
+
+    A worker that dies is replaced and its order computed once more; if that fails as well the engine raises
+    `fleet_protocol.errors.ShoalError`.
+    """
+
+    def submit(self, orders: Sequence[WorkOrder]) -> None:
+        """Give it work; returns at once.
+
+        Args:
+            orders: in the order in which they should be begun.
+        """
+
+    def take(self, timeout_seconds: float) -> list[Finished | Failed]:
+        """Wait for results.
+
+        Args:
+            timeout_seconds: at most so long.
+
+        Returns:
+            What has come; empty after the timeout.
+
+        Raises:
+            ShoalError: a worker died over an order for the second time, or cannot be started.
+        """
+
+    def close(self) -> None:
+        """End the workers; what they work on is lost."""

@@ -1,1 +1,0 @@
-"""The tables of the papers, run by the simulation and compared with what was published; one module per paper."""

@@ -1,0 +1,1 @@
+"""What a simulation leaves: rows per round and device, and plots."""

@@ -1,0 +1,300 @@
+"""Plots of simulations: a quantity over rounds, accuracy over emulated time, and who trained which tier.
+
+Every function returns a figure of its own; nothing of matplotlib's global state is touched, so they may be called from
+any thread. A curve is a method or a setting, with one history for each seed: its line is their mean, its band goes from
+the lowest to the highest.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+from numpy.typing import NDArray
+
+from fleet_protocol.blob_store import write_atomically
+from fleet_protocol.errors import DataError
+from models.tier import Tier
+from simulation.results.history import RoundRow
+from simulation.results.quantity import ACCURACY, Quantity
+
+__all__ = ["Curve", "accuracy_over_time", "over_rounds", "plot_run", "save", "tier_counts"]
+
+# Okabe and Ito's palette stays apart for colour-blind readers; yellow is left out, which is faint on white. When the
+# colours run out the next line style tells curves apart.
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
+_LINES = ("-", "--", ":", "-.")
+_ORDERED = "cividis"  # made for colour-blind readers, dark to light also in grey
+_GRID_POINTS = 400
+_STEPS = (1, 2, 5, 10)  # between ticks, times a power of ten
+_BARS = 200  # of a plot of tiers; more rounds are averaged, or the bars would be thinner than a pixel
+_UNITS = ((7200.0, 3600.0, "hours"), (300.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))  # from so many seconds on
+
+_Values: TypeAlias = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What one line of a plot shows.
+
+    Attributes:
+        label: for the legend.
+        histories: the rounds of each seed, in order; at least one seed.
+    """
+
+    label: str
+    histories: Sequence[Sequence[RoundRow]]
+
+
+@dataclass(frozen=True)
+class _Band:
+    """Values of all the seeds at the same places: float64 [places], and float64 [seeds, places]."""
+
+    places: _Values
+    values: _Values
+
+
+def over_rounds(
+    curves: Sequence[Curve], *, quantity: Quantity = ACCURACY, target: float | None = None, title: str = ""
+) -> Figure:
+    """A quantity after each round in which it was evaluated.
+
+    Args:
+        curves: what to show.
+        quantity: of each round.
+        target: a value to mark with a line.
+        title: above the plot.
+
+    Returns:
+        A figure.
+
+    Raises:
+        DataError: no curve has an evaluated round.
+    """
+    figure, axes = _figure(title)
+    _draw(axes, curves, lambda curve: _by_round(curve, quantity), quantity)
+    _mark(axes, target, quantity)
+    axes.set_xlabel("round")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=_STEPS))
+    _finish(axes, curves, quantity)
+    return figure
+
+
+def accuracy_over_time(curves: Sequence[Curve], *, target: float | None = None, title: str = "") -> Figure:
+    """Test accuracy of the merged model over emulated time.
+
+    Seeds reach a round at different times, so their accuracies are interpolated between rounds, and shown as far as
+    every seed goes.
+
+    Args:
+        curves: what to show.
+        target: an accuracy to mark with a line, in [0, 1].
+        title: above the plot.
+
+    Returns:
+        A figure.
+
+    Raises:
+        DataError: no curve has an evaluated round.
+    """
+    longest = max((rows[-1].simulated_total for curve in curves for rows in curve.histories if rows), default=0.0)
+    scale, unit = next((scale, unit) for least, scale, unit in _UNITS if longest >= least)
+    figure, axes = _figure(title)
+    _draw(axes, curves, lambda curve: _by_time(curve, scale), ACCURACY)
+    _mark(axes, target, ACCURACY)
+    axes.set_xlabel(f"simulated time, {unit}")
+    axes.set_xlim(left=0)
+    _finish(axes, curves, ACCURACY)
+    return figure
+
+
+def tier_counts(rows: Sequence[RoundRow], *, title: str = "") -> Figure:
+    """How many devices trained each tier in each round, the largest tier at the bottom.
+
+    Many rounds are shown as means over neighbouring ones; the axis says of how many.
+
+    Args:
+        rows: the rounds of one run, in order.
+        title: above the plot.
+
+    Returns:
+        A figure.
+
+    Raises:
+        DataError: there is no round.
+    """
+    if not rows:
+        raise DataError("there is no round to plot; simulate at least one")
+    tiers = sorted({tier for row in rows for tier in row.tiers}, key=Tier.parse, reverse=True)
+    size = -(-len(rows) // _BARS)
+    starts = range(0, len(rows), size)
+    # A bar is as wide as the distance to the next one, and a round is drawn around its number.
+    edges = np.array([*(rows[start].round for start in starts), rows[-1].round + 1]) - 0.5
+    figure, axes = _figure(title)
+    below = np.zeros(len(starts))
+    colours = mpl.colormaps[_ORDERED](np.linspace(0.0, 0.92, len(tiers)))
+    for tier, colour in zip(tiers, colours, strict=True):
+        counts = np.array([row.tiers.get(tier, 0) for row in rows], dtype=np.float64)
+        top = below + np.add.reduceat(counts, starts) / np.diff([*starts, len(rows)])
+        axes.stairs(top, edges, baseline=below, fill=True, color=colour, label=_tier_label(tier), linewidth=0)
+        below = top
+    axes.set_xlim(edges[0], edges[-1])
+    axes.set_ylim(0, max(below.max() * 1.05, 1))
+    axes.set_xlabel("round")
+    axes.set_ylabel("devices" if size == 1 else f"devices, mean of {size} rounds")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=_STEPS))
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, steps=_STEPS))
+    handles, labels = axes.get_legend_handles_labels()
+    _legend(axes, handles[::-1], labels[::-1], title="tier")  # in the order in which they are stacked
+    return figure
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Write a figure.
+
+    Args:
+        figure: what one of the functions here returned.
+        path: where to; the suffix says the format: ``.png``, ``.svg`` or ``.pdf``.
+
+    Returns:
+        The path.
+
+    Raises:
+        StorageError: the file cannot be written.
+    """
+    buffer = io.BytesIO()
+    # A figure without a date or version of its writer has the same bytes for the same numbers.
+    metadata: Mapping[str, dict[str, None]] = {"svg": {"Date": None}, "png": {"Software": None}}
+    kind = path.suffix.removeprefix(".")
+    figure.savefig(buffer, format=kind, dpi=150, metadata=metadata.get(kind))
+    write_atomically(path, buffer.getbuffer())
+    return path
+
+
+def plot_run(folder: Path, rows: Sequence[RoundRow], *, title: str = "") -> tuple[Path, ...]:
+    """Write the plots of one run beside its history.
+
+    Args:
+        folder: of the run.
+        rows: its rounds, in order.
+        title: above each plot.
+
+    Returns:
+        ``accuracy.png`` and ``accuracy_time.png``, if a round was evaluated, and ``tiers.png``.
+
+    Raises:
+        DataError: there is no round.
+        StorageError: the folder cannot be written.
+    """
+    drawn = {"tiers.png": tier_counts(rows, title=title)}
+    if any(row.accuracy is not None for row in rows):
+        curve = Curve("accuracy", (rows,))
+        drawn["accuracy.png"] = over_rounds((curve,), title=title)
+        drawn["accuracy_time.png"] = accuracy_over_time((curve,), title=title)
+    return tuple(save(figure, folder / name) for name, figure in sorted(drawn.items()))
+
+
+def _figure(title: str) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=(7.6, 3.8), layout="constrained")
+    axes = figure.add_subplot()
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", alpha=0.25)
+    axes.set_axisbelow(True)
+    if title:
+        axes.set_title(title, loc="left", fontsize=11)
+    return figure, axes
+
+
+def _draw(axes: Axes, curves: Sequence[Curve], band_of: Callable[[Curve], _Band], quantity: Quantity) -> None:
+    drawn = 0
+    for number, curve in enumerate(curves):
+        band = band_of(curve)
+        if not band.places.size:
+            continue
+        drawn += 1
+        colour = _COLOURS[number % len(_COLOURS)]
+        style = _LINES[number // len(_COLOURS) % len(_LINES)]
+        mean, seeds = band.values.mean(axis=0), len(band.values)
+        label = f"{curve.label} ({seeds} seeds)" if seeds > 1 else curve.label
+        marker = "o" if band.places.size == 1 else None
+        axes.plot(band.places, mean, color=colour, linestyle=style, linewidth=1.8, marker=marker, label=label)
+        if seeds > 1:
+            low, high = band.values.min(axis=0), band.values.max(axis=0)
+            axes.fill_between(band.places, low, high, color=colour, alpha=0.18, linewidth=0)
+    if not drawn:
+        raise DataError(
+            f"no round was evaluated, so there is no {quantity.name} to plot; give the simulation a test set"
+        )
+
+
+def _by_round(curve: Curve, quantity: Quantity) -> _Band:
+    """The rounds that every seed evaluated."""
+    found = [
+        {row.round: value for row in rows if (value := quantity.value(row)) is not None} for rows in curve.histories
+    ]
+    common = sorted(set.intersection(*map(set, found))) if found else []
+    values = [[seed[number] for number in common] for seed in found]
+    return _Band(np.array(common, dtype=np.float64), np.array(values, dtype=np.float64))
+
+
+def _by_time(curve: Curve, scale: float) -> _Band:
+    """All seeds on one grid, from the time at which the last one has its first value to the end of the shortest."""
+    found = [
+        np.array([(row.simulated_total / scale, row.accuracy) for row in rows if row.accuracy is not None])
+        for rows in curve.histories
+    ]
+    if not found or any(not len(points) for points in found):
+        return _Band(np.empty(0), np.empty((len(found), 0)))
+    first, last = max(points[0, 0] for points in found), min(points[-1, 0] for points in found)
+    if first > last:
+        return _Band(np.empty(0), np.empty((len(found), 0)))
+    # One seed keeps its own points.
+    grid = found[0][:, 0] if len(found) == 1 else np.unique(np.linspace(first, last, _GRID_POINTS))
+    return _Band(grid, np.array([np.interp(grid, points[:, 0], points[:, 1]) for points in found]))
+
+
+def _mark(axes: Axes, target: float | None, quantity: Quantity) -> None:
+    if target is not None:
+        shown = f"{100 * target:.4g}%" if quantity.share else f"{target:.4g}"
+        axes.axhline(target, color="#555555", linewidth=1.0, linestyle=(0, (4, 3)), label=f"target {shown}")
+
+
+def _finish(axes: Axes, curves: Sequence[Curve], quantity: Quantity) -> None:
+    axes.set_ylabel(quantity.label)
+    if quantity.share:
+        axes.yaxis.set_major_formatter(PercentFormatter(xmax=1.0))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=7, steps=_STEPS))
+    handles, labels = axes.get_legend_handles_labels()
+    if len(handles) > 1:
+        bands = any(len(curve.histories) > 1 for curve in curves)
+        _legend(axes, handles, labels, title="line: mean of the seeds\nband: lowest to highest" if bands else None)
+
+
+def _legend(axes: Axes, handles: Sequence[Artist], labels: Sequence[str], *, title: str | None) -> None:
+    """A legend to the right of the axes, where it hides no data."""
+    axes.legend(
+        handles,
+        labels,
+        title=title,
+        frameon=False,
+        fontsize=9,
+        title_fontsize=9,
+        alignment="left",
+        loc="upper left",
+        bbox_to_anchor=(1.01, 1.0),
+        borderaxespad=0.0,
+    )
+
+
+def _tier_label(tier: str) -> str:
+    shape = Tier.parse(tier)
+    return f"width {shape.width:g}" if shape.depth == 1 else f"width {shape.width:g}, depth {shape.depth}"

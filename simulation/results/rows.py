@@ -1,0 +1,117 @@
+"""From what the store says about a closed round to the rows of the history."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from broker_server.rounds.run_context import RunContext
+from broker_server.store import RoundRecord, Store, TaskPhase
+from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.messages import Evaluation, TrainSettings
+from simulation.clock import round_seconds
+from simulation.judges.choice import Judges
+from simulation.results.history import DeviceRow, RoundRow
+from simulation.virtual_fleet import VirtualFleet
+
+__all__ = ["RowMaker"]
+
+
+class RowMaker:
+    """Makes the rows of closed rounds; a function of the store, so that rows can be made again.
+
+    Args:
+        context: the run.
+        store: its store.
+        blobs: its global versions.
+        fleet: the devices.
+        judges: of the global versions.
+    """
+
+    def __init__(
+        self, context: RunContext, store: Store, blobs: BlobStore, fleet: VirtualFleet, judges: Judges
+    ) -> None:
+        self._context = context
+        self._store = store
+        self._blobs = blobs
+        self._times = fleet.times
+        self._index = {board.id: board.index for board in fleet.boards}
+        self._judges = judges
+
+    def make(self, record: RoundRecord, simulated_before: float) -> tuple[RoundRow, tuple[DeviceRow, ...]]:
+        """The row of a round, and those of its devices.
+
+        Args:
+            record: a closed round.
+            simulated_before: emulated time up to its start, seconds.
+        """
+        tasks = self._store.tasks(record.run, record.number)
+        devices = []
+        for task in tasks:
+            if task.kind != "train" or task.phase is not TaskPhase.MERGED or task.metrics is None:
+                continue
+            metrics = task.metrics
+            devices.append(
+                DeviceRow(
+                    round=record.number,
+                    device=task.device,
+                    tier=task.tier,
+                    examples=metrics.examples,
+                    train_loss=metrics.train_loss,
+                    local_accuracy=metrics.evaluation.accuracy if metrics.evaluation is not None else None,
+                    simulated_seconds=self._times.round_seconds(self._index[task.device], task, self._settings()),
+                    seconds=metrics.train_seconds,
+                    payload_bytes=task.update_size or 0,
+                )
+            )
+        evaluation = record.evaluation
+        losses = [row.train_loss for row in devices if row.train_loss is not None]
+        simulated = record.collect_seconds
+        if simulated is None:  # an earlier version ran it, which waited for everybody
+            simulated = round_seconds(row.simulated_seconds for row in devices)
+        weights = {task.weights.digest: task.weights.size for task in tasks}
+        payload = sum(weights.values()) + sum(task.update_size or 0 for task in tasks)
+        row = RoundRow(
+            round=record.number,
+            version=record.version + 1,
+            accuracy=evaluation.accuracy if evaluation is not None else None,
+            loss=evaluation.loss if evaluation is not None else None,
+            train_loss=sum(losses) / len(losses) if losses else None,
+            devices=len(devices),
+            tiers=Counter(row.tier for row in devices),
+            simulated_seconds=simulated,
+            simulated_total=simulated_before + simulated,
+            seconds=max(0.0, (record.ended_at or record.planned_at) - record.planned_at),
+            payload_bytes=payload,
+            local_accuracy=self._local_accuracy(
+                record, [task.metrics.evaluation for task in tasks if task.kind == "train" and task.metrics is not None]
+            ),
+            **self._judged(record),
+        )
+        return row, tuple(devices)
+
+    def _settings(self) -> TrainSettings:
+        train = self._context.config.train
+        return TrainSettings(
+            learning_rate=train.learning_rate,
+            epochs=train.epochs,
+            steps=train.steps,
+            batch_size=train.batch_size,
+            seed=self._context.config.seed,
+        )
+
+    def _judged(self, record: RoundRecord) -> dict[str, float]:
+        if not self._judges.others or record.evaluation is None:
+            return {}
+        version = self._store.version(record.run, record.version + 1)
+        if version is None:
+            return {}
+        return {name: judge.judge(version, self._blobs) for name, judge in self._judges.others.items()}
+
+    def _local_accuracy(self, record: RoundRecord, found: Sequence[Evaluation | None]) -> float | None:
+        """Of the global version where the devices have parts of the test set, else of their own models."""
+        if self._judges.local is not None and record.evaluation is not None:
+            version = self._store.version(record.run, record.version + 1)
+            return None if version is None else self._judges.local.judge(version, self._blobs)
+        own = [(item.accuracy, item.examples) for item in found if item is not None and item.accuracy is not None]
+        return sum(share * count for share, count in own) / sum(count for _, count in own) if own else None

@@ -1,0 +1,210 @@
+"""The tables of ``sim.toml`` for what a fleet has outside of its configuration: a model to export, data, devices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from device_runtime.training.data import Augment
+from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.recipe import RecipeTable
+
+__all__ = [
+    "DataTable",
+    "DeviceGroup",
+    "DevicesTable",
+    "EngineTable",
+    "ModelTable",
+    "OwnModel",
+    "OwnModelsTable",
+    "PartitionTable",
+]
+
+Width = Annotated[float, Field(gt=0, le=1)]
+
+
+class ModelTable(FrozenModel):
+    """``[model]``: what is trained.
+
+    Attributes:
+        arch: name of an architecture of the zoo, or of ``models``.
+        settings: its settings; input shape, classes and vocabulary follow from the data unless they are given.
+        models: Python file with architectures of your own.
+        weights: safetensors file with global weights to start from; by default drawn with the seed.
+        widths: of the tiers, relative to the global model.
+        depths: of the tiers in blocks; None for the full depth alone.
+        recipe: of a training step.
+    """
+
+    arch: str
+    settings: Mapping[str, Any] = Field(default_factory=dict)
+    models: Path | None = None
+    weights: Path | None = None
+    widths: tuple[Width, ...] = Field(default=(1.0,), min_length=1)
+    depths: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(default=None, min_length=1)
+    recipe: RecipeTable = RecipeTable()
+
+
+class DataTable(FrozenModel):
+    """``[data]``: a data set by name.
+
+    Attributes:
+        name: one of `simulation.data.datasets`.
+        root: folder of the sets that are not shipped; by default what SHOAL_DATA names.
+        options: of the loader, such as the window of ``watch``.
+        train_limit: training samples to use at most, evenly spread; None for all.
+        test_limit: the same for the test samples.
+        augment: random changes to the training samples of every step; see ``docs/device.md``.
+    """
+
+    name: str
+    root: Path | None = None
+    options: Mapping[str, Any] = Field(default_factory=dict)
+    train_limit: int | None = Field(default=None, ge=1)
+    test_limit: int | None = Field(default=None, ge=1)
+    augment: Augment = "none"
+
+
+class PartitionTable(FrozenModel):
+    """``[partition]``: who gets which samples.
+
+    Attributes:
+        kind: ``iid``, ``dirichlet``, ``shards`` (a number of labels per device, specification 1.8) or ``subject``.
+        alpha: concentration of the Dirichlet split.
+        per_device: shards of each device.
+        as_released: with shards, the quirk of the released code.
+        seed: of the split; None for the seed of the run.
+    """
+
+    kind: Literal["iid", "dirichlet", "shards", "subject"] = "iid"
+    alpha: float = Field(default=1.0, gt=0)
+    per_device: int = Field(default=2, ge=1)
+    as_released: bool = False
+    seed: int | None = Field(default=None, ge=0)
+
+
+class OwnModel(FrozenModel):
+    """One entry of ``[[own_models.models]]``.
+
+    Attributes:
+        arch: name of an architecture of the zoo, or of ``model.models``.
+        settings: its settings; what follows from the data need not be given.
+        labels: a task of the device's own: what each label of the data set is to it, from 0; -1 for labels that none of
+            its samples has. Its own model and its copy of the global model then have classes of their own, so the
+            parts that the strategy shares must leave out whatever depends on them.
+    """
+
+    arch: str
+    settings: Mapping[str, Any] = Field(default_factory=dict)
+    labels: tuple[Annotated[int, Field(ge=-1)], ...] | None = None
+
+    @property
+    def classes(self) -> int | None:
+        """Labels of the task of its own, None without one."""
+        return None if self.labels is None else max(self.labels) + 1
+
+    @model_validator(mode="after")
+    def _has_labels(self) -> OwnModel:
+        if self.labels is not None and set(self.labels) - {-1} != set(range(max(self.labels, default=-1) + 1)):
+            raise ValueError("labels must use every label from 0 to its largest")
+        if self.labels is not None and max(self.labels, default=-1) < 1:
+            raise ValueError("labels must leave a task of at least two labels")
+        return self
+
+
+class OwnModelsTable(FrozenModel):
+    """``[own_models]``: models that devices keep, train beside the one they are sent, and never send (specification 5).
+
+    Attributes:
+        models: dealt to the devices in turn.
+    """
+
+    models: tuple[OwnModel, ...] = Field(min_length=1)
+
+
+class DeviceGroup(FrozenModel):
+    """One entry of ``[[devices.types]]``: devices that are alike.
+
+    Attributes:
+        type: name in the clock's table.
+        link: name of a link in the clock's table, or its speed in Mbit/s.
+        count: devices of this kind; None shares the rest evenly among the entries without one.
+        max_width: widest sub-model they can train.
+        max_depth: deepest, None for any.
+        dropout: chance that such a device leaves in the middle of a round and is away until its end.
+    """
+
+    type: str = "MacBookPro2018"
+    link: str | float = "wifi"
+    count: int | None = Field(default=None, ge=0)
+    max_width: Width = 1.0
+    max_depth: int | None = Field(default=None, ge=1)
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+
+
+class DevicesTable(FrozenModel):
+    """``[devices]``.
+
+    Attributes:
+        count: virtual devices.
+        types: their kinds in the order of the devices' ids; one kind that can train everything by default.
+    """
+
+    count: int = Field(ge=1)
+    types: tuple[DeviceGroup, ...] = Field(default=(DeviceGroup(),), min_length=1)
+
+    @model_validator(mode="after")
+    def _counts_add_up(self) -> DevicesTable:
+        given = sum(item.count or 0 for item in self.types)
+        if given > self.count or (given < self.count and all(item.count is not None for item in self.types)):
+            raise ValueError(f"the types count {given} devices, devices.count is {self.count}")
+        return self
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """Ids of the devices; their order as text is their order as numbers."""
+        digits = len(str(self.count - 1))
+        return tuple(f"device-{index:0{digits}d}" for index in range(self.count))
+
+    @property
+    def kinds(self) -> tuple[DeviceGroup, ...]:
+        """The kind of every device."""
+        open_entries = [index for index, item in enumerate(self.types) if item.count is None]
+        left = self.count - sum(item.count or 0 for item in self.types)
+        share, more = divmod(left, len(open_entries)) if open_entries else (0, 0)
+        counts = [
+            item.count if item.count is not None else share + (open_entries.index(index) < more)
+            for index, item in enumerate(self.types)
+        ]
+        return tuple(item for item, count in zip(self.types, counts, strict=True) for _ in range(count))
+
+
+class EngineTable(FrozenModel):
+    """``[engine]``: what computes; the results do not depend on the number of workers.
+
+    Attributes:
+        kind: ``local`` (processes of this machine) or ``ray``.
+        workers: processes or actors; 0 for one per core.
+        address: of a running Ray cluster; None starts one on this machine.
+        backend: ``onnx`` (the graphs the devices run) or ``torch``.
+        device: of the torch backend: ``cpu`` or ``cuda``.
+        group: virtual devices of one tier that the torch backend trains together.
+    """
+
+    kind: Literal["local", "ray"] = "local"
+    workers: int = Field(default=0, ge=0)
+    address: str | None = None
+    backend: Literal["onnx", "torch"] = "onnx"
+    device: Literal["cpu", "cuda"] = "cpu"
+    group: int = Field(default=1, ge=1)
+
+    @model_validator(mode="after")
+    def _go_together(self) -> EngineTable:
+        if self.backend == "onnx" and (self.device != "cpu" or self.group != 1):
+            raise ValueError('device and group are for backend = "torch"')
+        if self.kind == "local" and self.address is not None:
+            raise ValueError('address is for kind = "ray"')
+        return self

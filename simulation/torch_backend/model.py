@@ -1,0 +1,253 @@
+"""A model of the zoo for training in PyTorch itself: alone, or once for several virtual devices at the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from fleet_protocol.errors import ConfigError
+from fleet_protocol.manifest import Manifest
+from models import Tier, build
+from models.architecture import Architecture
+from models.zoo.dropout import NoiseLayer
+from models.zoo.layers import StaticBatchNorm, set_mode
+from simulation.torch_backend.rows import Layout
+from trainer_export.loss import Answer, loss_named
+from trainer_export.losses.cross_entropy import MaskedCrossEntropy
+
+__all__ = ["Alone", "Batch", "NativeNorm", "Stepper", "Together", "losses_of", "make_model", "used_parameters"]
+
+Losses = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+_PROBE_BATCH = 2
+_IGNORED = -100  # what PyTorch's cross entropy takes for a label that counts for nothing
+
+
+class NativeNorm(StaticBatchNorm):
+    """A static batch norm that trains with PyTorch's own kernel, faster than the one written for exporters."""
+
+    def __init__(self, norm: StaticBatchNorm) -> None:
+        """Stand in for a norm, with its parameters and its mode."""
+        super().__init__(norm.weight.numel(), norm.eps)
+        self.weight, self.bias, self.mode = norm.weight, norm.bias, norm.mode
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise each channel of x, float32 [batch, channels, ...], and scale and shift it."""
+        if self.mode != "train":
+            return super().forward(x)
+        # Not functional.batch_norm, which refuses a last batch of one sample; its variance is 0 here as on a device.
+        return torch.batch_norm(
+            x, self.weight, self.bias, None, None, True, 0.0, self.eps, torch.backends.cudnn.enabled
+        )
+
+
+def make_model(architecture: Architecture, settings: Mapping[str, Any] | None, manifest: Manifest) -> nn.Module:
+    """Build the module of an artifact set, in mode train.
+
+    Args:
+        architecture: what the set was exported from.
+        settings: those it was exported with.
+        manifest: of the set.
+
+    Raises:
+        ConfigError: the module does not have the parameters of the manifest.
+        PlanError: the architecture has no such tier.
+    """
+    module: nn.Module = build(architecture, Tier(manifest.width, manifest.depth), settings=settings)
+    found = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    expected = {spec.name: spec.shape for spec in manifest.parameters}
+    if found != expected:
+        odd = min(name for name, _ in found.items() ^ expected.items())  # the same one whatever the order of a set
+        raise ConfigError(
+            f"{architecture.name} with these settings is not what artifact set {manifest.arch} {manifest.tier} was "
+            f"exported from: parameter {odd} is {found.get(odd, 'missing')} here and {expected.get(odd, 'missing')} "
+            "there; export the set again"
+        )
+    for path, norm in [(path, m) for path, m in module.named_modules() if isinstance(m, StaticBatchNorm)]:
+        parent, _, leaf = path.rpartition(".")
+        setattr(module.get_submodule(parent), leaf, NativeNorm(norm))
+    return set_mode(module, "train")
+
+
+def used_parameters(module: nn.Module, manifest: Manifest) -> frozenset[str]:
+    """The names of the parameters that the logits depend on.
+
+    Args:
+        module: in mode train; torch's random state is left as it was.
+        manifest: of its artifact set.
+    """
+    parameters = dict(module.named_parameters())
+    dtype = torch.int64 if manifest.input_dtype == "int64" else torch.float32
+    with torch.random.fork_rng(devices=[]):
+        logits = module(torch.zeros((_PROBE_BATCH, *manifest.input_shape), dtype=dtype))
+    gradients: Sequence[Tensor | None] = torch.autograd.grad(logits.sum(), list(parameters.values()), allow_unused=True)
+    return frozenset(name for name, gradient in zip(parameters, gradients, strict=True) if gradient is not None)
+
+
+class Batch(NamedTuple):
+    """A batch of each of some devices.
+
+    Attributes:
+        devices: which rows take part, ``k`` of them one behind the other.
+        x: samples ``[k, batch, ...]``.
+        y: labels, int64 ``[k, batch]``, or ``[k, batch, tokens]`` where negative ones count for nothing.
+        mask: 1 for labels the device has, else 0, float32 ``[k, classes]``; None where all have all labels.
+        noise: float32 ``[k, batch, ...]`` for every noise layer of the manifest, in its order.
+    """
+
+    devices: slice
+    x: Tensor
+    y: Tensor
+    mask: Tensor | None
+    noise: Sequence[Tensor]
+
+
+class Stepper(Protocol):
+    """Computes losses and gradients of some devices on one batch each."""
+
+    def gradients(self, batch: Batch, out: Tensor) -> Tensor:
+        """One forward and backward pass.
+
+        Args:
+            batch: of each device.
+            out: float32 ``[k, trained entries]``, overwritten with the gradients.
+
+        Returns:
+            Mean loss of each batch, float32 ``[k]``.
+        """
+        ...
+
+
+class Alone:
+    """One device: the module's own parameters, run eagerly.
+
+    Args:
+        module: its parameters become views of the row.
+        layout: of the row.
+        rows: float32 ``[1, entries]`` on the module's device.
+        manifest: of the artifact set.
+    """
+
+    def __init__(self, module: nn.Module, layout: Layout, rows: Tensor, manifest: Manifest) -> None:
+        self._module, self._places, self._layers = module, layout.moving, _noise_layers(module, manifest)
+        self._losses = losses_of(manifest)
+        parameters = dict(module.named_parameters())
+        for place in layout.places:
+            parameters[place.name].data = place.view(rows[0])
+        self._moving = [parameters[place.name] for place in self._places]
+
+    def gradients(self, batch: Batch, out: Tensor) -> Tensor:  # noqa: D102 - the protocol says what it does
+        assert batch.devices == slice(0, 1)
+        with _fed(self._layers, [numbers[0] for numbers in batch.noise]):
+            logits = self._module(batch.x[0])
+        losses = self._losses(logits[None], batch.y, batch.mask)
+        found = torch.autograd.grad(losses[0], self._moving, materialize_grads=True)
+        torch.cat([place.row(g[None]) for place, g in zip(self._places, found, strict=True)], 1, out=out)
+        return losses.detach()
+
+
+class Together:
+    """Several devices: the module mapped over their rows, so that their convolutions become one grouped one.
+
+    The gradient of the sum of the losses is that of every device's own loss, since no row meets another.
+
+    Args:
+        module: in mode train; its own parameters are not used.
+        layout: of a row; not channels-last, in which grouped convolutions have no kernel of their own.
+        rows: float32 ``[devices, entries]`` on the module's device.
+        manifest: of the artifact set.
+    """
+
+    def __init__(self, module: nn.Module, layout: Layout, rows: Tensor, manifest: Manifest) -> None:
+        self._places, self._rows, self._layout = layout.moving, rows, layout
+        self._losses = losses_of(manifest)
+        self._leaves: dict[tuple[int, int], dict[str, Tensor]] = {}
+        layers = _noise_layers(module, manifest)
+
+        def forward(parameters: dict[str, Tensor], x: Tensor, noise: Sequence[Tensor]) -> Any:
+            with _fed(layers, noise):
+                return functional_call(module, parameters, (x,))
+
+        self._forward = torch.vmap(forward)
+
+    def gradients(self, batch: Batch, out: Tensor) -> Tensor:  # noqa: D102 - the protocol says what it does
+        leaves = self._views(batch.devices)
+        losses = self._losses(self._forward(leaves, batch.x, list(batch.noise)), batch.y, batch.mask)
+        moving = [leaves[place.name] for place in self._places]
+        found = torch.autograd.grad(losses.sum(), moving, materialize_grads=True)
+        torch.cat([place.row(g) for place, g in zip(self._places, found, strict=True)], 1, out=out)
+        return losses.detach()
+
+    def _views(self, devices: slice) -> dict[str, Tensor]:
+        """The parameters of some rows, as leaves of the graph; made once, since they share the rows' memory."""
+        key = devices.start, devices.stop
+        if key not in self._leaves:
+            rows = self._rows[devices]
+            views = {place.name: place.view(rows).detach() for place in self._layout.places}
+            self._leaves[key] = {name: view.requires_grad_() for name, view in views.items()}
+        return self._leaves[key]
+
+
+def _noise_layers(module: nn.Module, manifest: Manifest) -> list[NoiseLayer]:
+    layers = [module.get_submodule(spec.name) for spec in manifest.noise]
+    return [layer for layer in layers if isinstance(layer, NoiseLayer)]
+
+
+@contextmanager
+def _fed(layers: Sequence[NoiseLayer], noise: Sequence[Tensor]) -> Iterator[None]:
+    """Give layers their random numbers for one forward pass."""
+    for layer, numbers in zip(layers, noise, strict=True):
+        layer.noise = numbers
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.noise = None
+
+
+def losses_of(manifest: Manifest) -> Losses:
+    """The loss of a recipe, for one batch of each of some devices.
+
+    Args:
+        manifest: of the artifact set.
+
+    Returns:
+        A function of outputs ``[k, batch, ...]``, targets ``[k, batch, ...]`` and masks ``[k, classes]`` (or None, for
+        ones) to the mean loss of each batch, float32 ``[k]``.
+
+    Raises:
+        ConfigError: the loss is not known here.
+    """
+    spec = manifest.recipe.loss
+    loss = loss_named(spec.name, spec.settings)
+    if loss == MaskedCrossEntropy():
+        return _cross_entropies
+
+    def each(outputs: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
+        masks: Sequence[Tensor | None] = [None] * len(y)
+        if loss.masked:
+            masks = list(torch.ones((len(y), manifest.classes), device=y.device) if mask is None else mask)
+        return torch.stack([loss.value(output, Answer(*pair)) for output, *pair in zip(outputs, y, masks, strict=True)])
+
+    return each
+
+
+def _cross_entropies(logits: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
+    """The loss of `trainer_export.losses.cross_entropy` for every device; arguments as for `Batch`."""
+    devices = len(y)
+    if mask is not None:
+        logits = logits * mask.view(devices, *[1] * (logits.dim() - 2), -1)
+    labels = y.flatten()
+    if y.dim() == 2:
+        return functional.cross_entropy(logits.flatten(0, -2), labels, reduction="none").view(devices, -1).mean(1)
+    # A batch in which no label counts has loss 0; PyTorch's own mean would be 0 / 0.
+    labels = torch.where(labels < 0, _IGNORED, labels)
+    losses = functional.cross_entropy(logits.flatten(0, -2), labels, ignore_index=_IGNORED, reduction="none")
+    counts = (y >= 0).flatten(1).sum(1).clamp(min=1)
+    return losses.view(devices, -1).sum(1) / counts

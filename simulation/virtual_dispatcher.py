@@ -1,0 +1,308 @@
+"""The dispatcher of a simulation: tasks go to an engine instead of over MQTT, and come back as updates.
+
+What a server checks of an update it checks here, too, and the store holds what it would hold. A device that chooses its
+own tier chooses here, with the times of its emulated clock; what it remembers for that is replayed from the
+store, so a simulation that was killed goes on with the same choices.
+
+The clock of a round is the emulated one, and starts at 0 for every collection. Where nobody can be missing, an answer
+is taken as soon as it is computed. Where devices drop out, more are asked than wanted, or there is a deadline, it
+matters who comes first: then all answers are computed before the first is taken, and they are taken in the order of
+emulated time.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from broker_server.rounds.accounting import ByteCount
+from broker_server.rounds.collecting import Collection, OpenTask
+from broker_server.rounds.fleet import Fleet
+from broker_server.rounds.reporting import Reporter
+from broker_server.rounds.stopping import StopRequested
+from broker_server.rounds.validation import check_update
+from broker_server.store import Store, TaskPhase, TaskRecord
+from device_runtime.training.choosers import Experience, Situation, TierChooser, chooser_of
+from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.errors import RefusalReason, RefusedError, ShoalError
+from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.messages import Instructions, TrainSettings
+from models.tier import Tier
+from simulation.orders import Engine, Failed, Finished, WorkItem, WorkOrder
+from simulation.settings import NO_DEADLINE
+from simulation.virtual_fleet import VirtualFleet
+
+__all__ = ["Records", "SimulationError", "VirtualDispatcher"]
+
+PATIENCE_SECONDS = 0.5
+
+
+class SimulationError(ShoalError):
+    """A worker could not do a task for a reason that no device has."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+@dataclass(frozen=True)
+class Records:
+    """Where the tasks of a run and their updates are written down.
+
+    Attributes:
+        store: the run's store.
+        updates: where workers put updates.
+        reporter: tells about the run.
+    """
+
+    store: Store
+    updates: BlobStore
+    reporter: Reporter
+
+
+class _Counted:
+    """Counts what a server would send: every blob once."""
+
+    def __init__(self) -> None:
+        self._served: set[str] = set()
+        self._bytes = 0
+
+    def serve(self, files: Mapping[str, Path]) -> None:
+        for digest, path in files.items():
+            if digest not in self._served:
+                self._served.add(digest)
+                self._bytes += path.stat().st_size
+
+    def withdraw(self, digests: Iterable[str]) -> None:
+        self._served.difference_update(digests)
+
+    def take_payload_bytes(self) -> int:
+        taken, self._bytes = self._bytes, 0
+        return taken
+
+
+class VirtualDispatcher:
+    """Asks virtual devices.
+
+    Args:
+        fleet: the devices, and how long they take.
+        engine: computes their tasks.
+        records: where they are written down.
+        group: tasks of one tier that a worker does together.
+        stopping: set when the simulation shall stop.
+    """
+
+    def __init__(
+        self, fleet: VirtualFleet, engine: Engine, records: Records, *, group: int, stopping: threading.Event
+    ) -> None:
+        self.settling_seconds = 0.0
+        self.fleet = Fleet()
+        for board in fleet.boards:
+            self.fleet.see(board.status("simulation"))
+        self.blobs = _Counted()
+        self.reporter = records.reporter
+        self._boards = {board.id: board for board in fleet.boards}
+        self._engine = engine
+        self._times = fleet.times
+        self._store = records.store
+        self._updates = records.updates
+        self._group = group
+        self._stopping = stopping
+        self._collection: Collection | None = None
+        self._memories: dict[str, FrozenModel] = {}
+        self._replayed = 0
+        self._upload_bytes = 0
+        self._now = 0.0
+        self._computing: set[str] = set()
+        self._in_order = False
+        # Times with what happens then: the result of a device, or its leaving. A device has one entry.
+        self._ahead: list[tuple[float, str, Finished | Failed | None]] = []
+
+    def now(self) -> float:
+        """Emulated seconds since the collection in progress began."""
+        return self._now
+
+    def count_bytes(self) -> ByteCount:
+        """Payload bytes since the last call: blobs that were served, updates that were taken. There is no wire."""
+        taken, self._upload_bytes = self._upload_bytes, 0
+        return ByteCount(wire=0, payload=self.blobs.take_payload_bytes() + taken)
+
+    def forget(self, task: str) -> None:
+        """Drop what came of a task that is over: virtual devices' updates come whole, so there is nothing."""
+
+    # The coordinator's side.
+
+    def open(self, collection: Collection) -> None:
+        """Give every task that is not answered to the engine, the largest first.
+
+        Args:
+            collection: replaces the one before.
+        """
+        self._collection = collection
+        chooser = chooser_of(collection.instructions)
+        if chooser is not None:
+            for task in collection.unanswered:
+                self._choose(task, chooser, collection.instructions.train)
+        self._schedule(collection)
+        by_tier: dict[tuple[int, str], list[WorkItem]] = {}
+        for task in collection.unanswered:
+            if task.record.id not in self._computing:
+                continue
+            # What takes longest comes first, or one worker would end long after the others.
+            by_tier.setdefault((-task.manifest.flops_per_sample, task.record.tier), []).append(
+                self._item(task.record, collection.instructions)
+            )
+        orders = [
+            WorkOrder(items=tuple(items[start : start + self._group]))
+            for _, items in sorted(by_tier.items(), key=lambda entry: entry[0])
+            for start in range(0, len(items), self._group)
+        ]
+        self._engine.submit(orders)
+
+    def _schedule(self, collection: Collection) -> None:
+        """Find out who drops out and when, and whether the order of the answers matters."""
+        train, rule = collection.instructions.train, collection.rule
+        self._computing, self._ahead = set(), []
+        for task in collection.tasks.values():
+            record, board = task.record, self._boards[task.record.device]
+            if record.phase.answered:  # before the simulation was stopped
+                task.answered = self._seconds(record, collection)
+                self._now = max(self._now, task.answered)
+                continue
+            share = board.leaves(train.seed, record.round) if record.kind == "train" else None
+            if share is None:
+                self._computing.add(record.id)
+            else:
+                heapq.heappush(self._ahead, (share * self._seconds(record, collection), board.id, None))
+        asked_more = rule.wanted < len(collection.tasks)
+        self._in_order = bool(self._ahead) or asked_more or rule.deadline - rule.opened < NO_DEADLINE
+
+    def _seconds(self, record: TaskRecord, collection: Collection) -> float:
+        """When the answer to a task comes; to ask for statistics takes no time."""
+        if record.kind != "train":
+            return 0.0
+        board = self._boards[record.device]
+        return self._times.round_seconds(board.index, record, collection.instructions.train, board.examples)
+
+    def _item(self, record: TaskRecord, instructions: Instructions) -> WorkItem:
+        return WorkItem(
+            task=record.id,
+            run=record.run,
+            round=record.round,
+            device=record.device,
+            index=self._boards[record.device].index,
+            version=record.version,
+            tier=record.tier,
+            artifact_set=record.artifact_set,
+            weights=record.weights,
+            instructions=instructions,
+        )
+
+    def close(self, reason: str) -> None:  # noqa: ARG002  (nobody is left to be told)
+        """End the collection: answers that would come later are dropped, and devices that left are back."""
+        for _, device, result in self._ahead:
+            if isinstance(result, Finished):
+                self._updates.remove(result.update.digest)
+            self.fleet.see(self._boards[device].status("simulation"))
+        for task in self._collection.tasks.values() if self._collection is not None else ():
+            self.fleet.see(self._boards[task.record.device].status("simulation"))
+        self._collection, self._computing, self._ahead, self._now = None, set(), [], 0.0
+
+    def pump(self, until: float) -> None:
+        """Wait for some results, or go on to what happens next.
+
+        Raises:
+            StopRequested: the simulation shall stop.
+            SimulationError: a worker failed.
+        """
+        if self._stopping.is_set():
+            raise StopRequested
+        if self._collection is not None and self._computing:
+            for result in self._engine.take(PATIENCE_SECONDS):
+                if result.task in self._computing:  # else it was repeated after the death of a worker
+                    self._computing.discard(result.task)
+                    self._computed(self._collection, result)
+        elif self._collection is not None and self._ahead and self._ahead[0][0] <= until:
+            at, device, happening = heapq.heappop(self._ahead)
+            self._now = max(self._now, at)
+            if happening is None:
+                self.fleet.see(self._boards[device].status("simulation").model_copy(update={"online": False}))
+            else:
+                self._take(self._collection.tasks[happening.task], happening)
+        else:
+            self._now = max(self._now, until)
+
+    def _computed(self, collection: Collection, result: Finished | Failed) -> None:
+        task = collection.tasks[result.task]
+        record = task.record
+        if isinstance(result, Failed) and not result.reason:
+            raise SimulationError(
+                f"{record.device} cannot do its task of round {record.round} ({record.tier}): {result.detail}",
+                result.exit_code,
+            )
+        if isinstance(result, Finished):
+            record = record.receiving(result.update, result.metrics)
+        at = self._seconds(record, collection)
+        if self._in_order:
+            heapq.heappush(self._ahead, (at, record.device, result))
+            return
+        self._now = max(self._now, at)
+        task.answered = at
+        self._take(task, result)
+
+    def _take(self, task: OpenTask, result: Finished | Failed) -> None:
+        if isinstance(result, Finished):
+            self._finished(task, result)
+        else:
+            self._settle(task, TaskPhase.DECLINED, RefusalReason(result.reason), result.detail)
+
+    def _finished(self, task: OpenTask, result: Finished) -> None:
+        record, update = task.record, result.update
+        try:
+            check_update(self._updates.path(update.digest).read_bytes(), record, task.manifest, task.stays)
+        except RefusedError as error:
+            self._settle(task, TaskPhase.REFUSED, error.reason, str(error))
+            return
+        received = record.receiving(update, result.metrics)
+        self._store.receive([received])
+        task.record = received
+        self._upload_bytes += update.size
+        self.reporter.received(record, update, result.metrics, log=False)
+
+    def _settle(self, task: OpenTask, phase: TaskPhase, reason: RefusalReason, text: str) -> None:
+        record, detail = task.record, f"{reason.value}: {text}"
+        self._store.settle([record.id], phase, detail)
+        task.record = replace(record, phase=phase, detail=detail)
+        by_device = phase is TaskPhase.DECLINED
+        self.reporter.refused(reason, text, device=record.device, number=record.round, by_device=by_device)
+
+    # Devices that choose their tier.
+
+    def _choose(self, task: OpenTask, chooser: TierChooser, train: TrainSettings) -> None:
+        record, board, times = task.record, self._boards[task.record.device], self._times
+        self._replay(record.run, record.round, chooser)
+        tiers = tuple(choice.tier for choice in record.choices)
+        # A board has to train its narrowest tier once to know how fast it is; specification 4.2 has it measured
+        # beforehand.
+        narrowest = min(map(Tier.parse, tiers))
+        situation = Situation(
+            tiers=tiers,
+            steps=times.steps(board.examples, train),
+            bytes_per_second=times.bytes_per_second(board.index, record.round),
+            step_seconds={narrowest.id: times.step_seconds(board.index, record.round, narrowest, train)},
+        )
+        if task.take(chooser.choose(self._memories.get(board.id), situation)):
+            self._store.take(task.record)
+
+    def _replay(self, run: str, before: int, chooser: TierChooser) -> None:
+        """Bring what devices remember up to a round, from the losses in the store."""
+        for number in range(self._replayed + 1, before):
+            for past in self._store.tasks(run, number, "train"):
+                if past.metrics is None or past.metrics.mean_loss is None:
+                    continue
+                experience = Experience(number, past.tier, past.metrics.mean_loss, None)
+                self._memories[past.device] = chooser.learn(self._memories.get(past.device), experience)
+            self._replayed = number

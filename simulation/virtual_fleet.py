@@ -1,0 +1,99 @@
+"""The devices of a simulation: what each would say about itself, and how long it would take."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from device_runtime.board import installed_backends, runtime_version
+from fleet_protocol.messages import DeviceStatus, Profile
+from models.layout import Layout
+from simulation.board_times import BoardTimes
+from simulation.clock import Clock
+from simulation.tables import DevicesTable
+
+__all__ = ["VirtualBoard", "VirtualFleet"]
+
+
+@dataclass(frozen=True)
+class VirtualBoard:
+    """A virtual device.
+
+    Attributes:
+        id: its id.
+        index: its number.
+        examples: training samples it has.
+        max_width: widest sub-model it can train.
+        max_depth: deepest, None for any.
+        dropout: chance that it leaves in the middle of a round.
+    """
+
+    id: str
+    index: int
+    examples: int
+    max_width: float
+    max_depth: int | None
+    dropout: float = 0.0
+
+    def leaves(self, seed: int, number: int) -> float | None:
+        """After which share of its time it leaves a round, in [0, 1); None if it stays.
+
+        Args:
+            seed: of the run.
+            number: of the round.
+        """
+        draw = random.Random(f"{seed}/drop-out/{self.id}/{number}")  # noqa: S311  (a reproducible draw, not a secret)
+        return draw.random() if draw.random() < self.dropout else None
+
+    def status(self, fleet: str) -> DeviceStatus:
+        """What it would say about itself."""
+        profile = Profile(
+            arch="virtual",
+            system="simulation",
+            cores=1,
+            ram_bytes=0,
+            free_ram_bytes=0,
+            backends={"onnx": installed_backends().get("onnx", "simulated")},
+            runtime_version=runtime_version(),
+            python="",
+            max_width=self.max_width,
+            max_depth=self.max_depth,
+            examples=self.examples,
+        )
+        return DeviceStatus(fleet=fleet, seq=0, device=self.id, online=True, state="idle", profile=profile)
+
+
+@dataclass(frozen=True)
+class VirtualFleet:
+    """All devices.
+
+    Attributes:
+        boards: in the order of their ids.
+        times: their clocks.
+    """
+
+    boards: tuple[VirtualBoard, ...]
+    times: BoardTimes
+
+    @classmethod
+    def of(
+        cls, table: DevicesTable, examples: Sequence[int], clock: Clock, layout: Layout, *, seed: int
+    ) -> VirtualFleet:
+        """The devices as configured.
+
+        Args:
+            table: how many there are, and of which kinds.
+            examples: training samples of each.
+            clock: types and links.
+            layout: the global model.
+            seed: of the run.
+
+        Raises:
+            ConfigError: the clock has no such type or link.
+        """
+        boards = tuple(
+            VirtualBoard(name, index, count, kind.max_width, kind.max_depth, kind.dropout)
+            for index, (name, kind, count) in enumerate(zip(table.ids, table.kinds, examples, strict=True))
+        )
+        return cls(boards, BoardTimes(clock, table.kinds, layout, seed))

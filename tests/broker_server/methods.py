@@ -1,0 +1,32 @@
+"""Strategies as configurations build them, and whole merges, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from broker_server.settings.fleet import StrategyConfig
+from broker_server.strategies.registry import build_strategy
+from broker_server.strategies.server_optimizer import OptimizerSettings
+from broker_server.strategies.strategy import Contribution, GlobalModel, Strategy
+from models.layout import Layout
+from models.slicing import Tensors
+from models.tier import Tier
+
+__all__ = ["built", "merged"]
+
+
+def built(
+    config: dict[str, Any], layout: Layout, tiers: Sequence[Tier] = (), optimizer: OptimizerSettings | None = None
+) -> Strategy:
+    """The strategy of a ``[strategy]`` table; by default for the full tier alone."""
+    settings = StrategyConfig.model_validate(config).settings
+    return build_strategy(settings, layout, tiers or (layout.tier(1.0),), optimizer)
+
+
+def merged(strategy: Strategy, updates: Iterable[Contribution], weights: Tensors) -> Tensors:
+    """The weights after a first round of these updates."""
+    sums = strategy.merge.start()
+    for update in updates:
+        strategy.merge.fold(sums, update)
+    return strategy.merge.finish(sums, GlobalModel(weights, {})).weights

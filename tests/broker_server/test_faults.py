@@ -1,0 +1,125 @@
+"""What the disk or the database cannot take for a while ends no run: it goes on as the run it was."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+
+import pytest
+
+from broker_server.service import server as service
+from broker_server.store import Store, opening
+from fleet_protocol import control
+from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.errors import StorageError
+from tests.broker_server.conftest import Running
+from tests.broker_server.peer import Peer, honest
+
+NO_TESTS = {"evaluation": {"data": None}}
+
+
+class Locked:
+    """Holds the database of a store, as a backup does."""
+
+    def __init__(self, folder):
+        self._connection = sqlite3.connect(folder / "shoal.db", isolation_level=None, check_same_thread=False)
+
+    def lock(self):
+        self._connection.execute("BEGIN IMMEDIATE")
+
+    def free(self):
+        self._connection.execute("ROLLBACK")
+        self._connection.close()
+
+
+def runs_of(folder):
+    with contextlib.closing(Store(folder, read_only=True)) as store:
+        return [(run.id, run.status) for run in store.runs()]
+
+
+@pytest.mark.slow
+def test_a_database_that_is_locked_for_a_while_costs_time_only(url, config, running, fleet):
+    """The server waits longer than a backup takes; the run is the same and loses no round."""
+    settings = config(round={"rounds": 3}, **NO_TESTS)
+    with Peer(fleet, "d", url, honest()):
+        server = running(settings, url)
+        server.wait_event(control.RoundClosed)
+        locked = Locked(settings.store)
+        locked.lock()
+        threading.Timer(25.0, locked.free).start()
+        finished = server.wait()
+    assert (finished.status, finished.rounds) == ("finished", 3)
+
+
+def test_a_run_whose_store_stays_locked_is_gone_on_with(url, config, running, fleet, monkeypatch):
+    """It is not over: the command line ends with the store's exit code, and the same configuration continues it."""
+    monkeypatch.setattr(opening, "PATIENT_SECONDS", 0.3)
+    settings = config(round={"rounds": 3}, **NO_TESTS)
+    with Peer(fleet, "d", url, honest()):
+        server = running(settings, url)
+        server.wait_event(control.RoundClosed)
+        locked = Locked(settings.store)
+        locked.lock()
+        finished = server.wait()
+        assert (finished.status, finished.exit_code) == ("stopped", StorageError.exit_code)
+        assert "locked" in finished.error
+        locked.free()
+        server.__exit__(None, None, None)
+        assert runs_of(settings.store) == [(finished.run, "running")]
+        again = running(settings, url).wait()
+    assert (again.run, again.status, again.rounds) == (finished.run, "finished", 3)
+
+
+def test_a_server_that_is_up_goes_on_by_itself_when_the_disk_has_room_again(url, config, fleet, monkeypatch):
+    """A full disk stops the run; once there is room it is resumed without anybody asking, and ends."""
+    monkeypatch.setattr(service, "RETRY_SECONDS", 0.5)
+    full, put = threading.Event(), BlobStore.put
+
+    def putting(self, *parts):
+        if full.is_set():
+            raise StorageError(f"cannot write to {self.root}: no space left on device")
+        return put(self, *parts)
+
+    monkeypatch.setattr(BlobStore, "put", putting)
+    settings = config(round={"rounds": 3}, **NO_TESTS)
+    with Peer(fleet, "d", url, honest()):
+        first = Running(settings, url)
+        with first:
+            first.wait_event(control.RoundClosed)
+            full.set()
+            stopped = first.wait()
+        assert (stopped.status, stopped.exit_code) == ("stopped", StorageError.exit_code)
+        second = Running(settings, url)
+        second._work = second.server.serve
+        second._thread = threading.Thread(target=second.server.serve, daemon=True)
+        with second:
+            waiting = second.wait_event(control.RunFinished)
+            assert waiting.status == "stopped"
+            full.clear()
+            with second.changed:
+                assert second.changed.wait_for(
+                    lambda: any(event.status == "finished" for event in second.of(control.RunFinished)), 30
+                )
+    assert runs_of(settings.store) == [(stopped.run, "finished")]
+
+
+def test_after_a_full_disk_the_same_configuration_starts_no_new_run(url, config, running, fleet, monkeypatch):
+    """The run that the disk stopped is the one that is continued, and the only one of the store."""
+    put = BlobStore.put
+    count = iter(range(1000))
+
+    def once_full(self, *parts):
+        if next(count) == 6:
+            raise StorageError("no space left on device")
+        return put(self, *parts)
+
+    monkeypatch.setattr(BlobStore, "put", once_full)
+    settings = config(round={"rounds": 3}, **NO_TESTS)
+    with Peer(fleet, "d", url, honest()):
+        server = running(settings, url)
+        found = server.wait()
+        server.__exit__(None, None, None)
+        assert found.status == "stopped"
+        assert running(settings, url).wait().run == found.run
+    assert runs_of(settings.store) == [(found.run, "finished")]

@@ -1,0 +1,173 @@
+"""Floods of messages cost a round and a run request a moment, and the store a few lines."""
+
+from __future__ import annotations
+
+import queue
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from broker_server.service.inbox import Inbox
+from broker_server.service.limits import Bucket, Rate
+from broker_server.service.replies import Replies
+from broker_server.service.server import Server
+from broker_server.settings.fleet import BrokerConfig
+from broker_server.store import Store
+from fleet_protocol import control
+from fleet_protocol.link import Link
+from fleet_protocol.topics import Topics
+from fleet_protocol.transport import BrokerAddress, Received
+from tests.broker_server.peer import Peer, honest
+from tests.brokers import mosquitto_broker
+
+ROOT = Path(__file__).parents[2]
+MESSAGES = 10_000
+DEVICES = 5_000
+
+FLOOD = """
+import itertools, queue, sys, time
+from fleet_protocol.link import Link
+from fleet_protocol.messages import DeviceStatus
+from fleet_protocol.topics import Topics
+from fleet_protocol.transport import BrokerAddress
+from tests.broker_server.peer import profile
+url, fleet, kind, count, seconds = sys.argv[1:]
+topics, count, seconds = Topics(fleet), int(count), float(seconds)
+known = profile(examples=0)  # what cannot train is not asked to
+link = Link(BrokerAddress.parse(url), "flood", queue.SimpleQueue())
+link.connect()
+began = time.monotonic()
+for number in range(count):
+    name = f"invented-{number}"
+    if kind == "devices":
+        payload = DeviceStatus(fleet=fleet, device=name, online=True, state="idle", profile=known).to_bytes()
+        link.publish(topics.status(name), payload)
+    else:
+        where = (topics.reply(name), topics.status(name), topics.upload(name, 0))[number % 3]
+        link.publish(where, b'{"type": "nonsense"}' * 5)
+    ahead = began + number / count * seconds - time.monotonic()
+    if ahead > 0.01:
+        time.sleep(ahead)
+link.drain(time.monotonic() + 30)
+link.close()
+"""
+
+
+@pytest.fixture
+def broker(tmp_path):
+    with mosquitto_broker(tmp_path) as running:
+        yield running
+
+
+def flood(url, fleet, kind, count, seconds=2.0):
+    command = [sys.executable, "-c", FLOOD, url, fleet, kind, str(count), str(seconds)]
+    return subprocess.Popen(command, cwd=ROOT)
+
+
+@pytest.mark.parametrize(("kind", "count"), [("nonsense", MESSAGES), ("devices", DEVICES)])
+def test_a_flood_delays_a_round_by_two_seconds_at_most(kind, count, broker, config, running, fleet):
+    """Nonsense under invented names, and invented devices: no round takes long, and the store stays small."""
+    with Peer(fleet, "a", broker.url, honest()), Peer(fleet, "b", broker.url, honest()):
+        settings = config(round={"rounds": 200, "min_devices": 2, "chunk_bytes": 1024}, evaluation={"data": None})
+        server = running(settings, broker.url)
+        usual = server.wait_event(control.RoundClosed, 3).round_seconds
+        process = flood(broker.url, fleet, kind, count)
+        assert process.wait(60) == 0
+        before = len(server.of(control.RoundClosed))
+        server.wait_event(control.RoundClosed, before + 3, timeout_seconds=10)
+        server.server.stop()
+        server.wait()
+    slowest = max(event.round_seconds for event in server.of(control.RoundClosed))
+    assert slowest <= usual + 2.0
+    store = Store(settings.store, read_only=True)
+    lines = [event for event in store.events() if event.kind in {"refused", "update-refused"}]
+    counted = sum(item.count for item in store.refusals())
+    known = len(store.devices())
+    store.close()
+    assert len(lines) <= 300
+    if kind == "devices":
+        assert known == 2 + count
+    else:
+        assert counted >= count * 2 / 3
+        assert known == 2
+
+
+def test_a_flood_delays_a_run_request_by_a_second_at_most(broker, tmp_path, fleet):
+    """5,000 invented devices announce themselves to a server without a run; a request is answered in the middle."""
+    inbox = queue.SimpleQueue()
+    topics = Topics(fleet)
+    with Server(fleet, tmp_path / "store", BrokerConfig(url=broker.url)) as server:
+        thread = threading.Thread(target=server.serve)
+        thread.start()
+        link = Link(BrokerAddress.parse(broker.url), "asks", inbox)
+        try:
+            link.connect()
+            link.subscribe(topics.server_events)
+            process = flood(broker.url, fleet, "devices", DEVICES)
+            waits = []
+            while process.poll() is None:
+                request = control.RunRequest(request=f"r{len(waits)}", fleet=fleet, config="{}")
+                asked = time.monotonic()
+                link.publish(topics.server_control, request.to_bytes())
+                assert isinstance(inbox.get(timeout=20), object)
+                waits.append(time.monotonic() - asked)
+            assert process.returncode == 0
+        finally:
+            link.close()
+            server.stop()
+            thread.join(20)
+    assert len(waits) > 3
+    assert max(waits[1:]) <= 1.0
+
+
+def test_an_exception_from_one_message_is_counted_and_ends_nothing(url, config, running, fleet, monkeypatch):
+    """A reply that makes the server stumble is logged with its topic; the round goes on."""
+    take, stumbled = Replies.take, []
+
+    def stumble(self, device, payload, collection):
+        if not stumbled:
+            stumbled.append(device)
+            raise OverflowError("int too large")
+        take(self, device, payload, collection)
+
+    monkeypatch.setattr(Replies, "take", stumble)
+    with Peer(fleet, "d", url, honest()):
+        server = running(config(evaluation={"data": None}), url)
+        assert server.wait().status == "finished"
+    store = Store(server.config.store, read_only=True)
+    (line,) = [event.detail for event in store.events() if "OverflowError" in event.detail]
+    store.close()
+    assert Topics(fleet).reply("d") in line
+
+
+def test_a_bucket_holds_its_rate():
+    """A burst at once, and then so many a second."""
+    bucket = Bucket(Rate(10, 3))
+    assert [bucket.take(0.0) for _ in range(4)] == [True, True, True, False]
+    assert [bucket.take(0.1), bucket.take(0.1)] == [True, False]
+    assert sum(bucket.take(100.0) for _ in range(10)) == 3
+
+
+def test_an_inbox_takes_no_more_than_it_holds():
+    """A full inbox lets the network wait a moment, then drops large messages; small ones may take as much again."""
+    inbox = Inbox(limit_bytes=100_000)
+    large, small = Received("t", bytes(10_000)), Received("t", bytes(1_000))
+    for _ in range(20):
+        inbox.put(large)
+    inbox.put(small)
+    assert (inbox.dropped, inbox.waiting_bytes) == (10, 101_000)
+    for _ in range(6):
+        inbox.get(timeout=1)
+    inbox.put(large)
+    assert inbox.dropped == 10
+    taker = threading.Timer(0.1, lambda: [inbox.get() for _ in range(6)])
+    for _ in range(4):
+        inbox.put(large)
+    taker.start()
+    inbox.put(large)  # waits until there is room
+    taker.join()
+    assert inbox.dropped == 10

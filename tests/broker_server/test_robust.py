@@ -1,0 +1,336 @@
+"""One device does not own the model: what is unlike the other updates is refused or clipped, named and counted."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from broker_server.rounds.krum import left_out, squared_distances
+from broker_server.rounds.quarantine import judged, quarantined
+from broker_server.rounds.screening import Measured, difference, lower_median, screen
+from broker_server.settings.robust import RobustConfig
+from broker_server.store import Store, TaskPhase
+from broker_server.store.mapped_tensors import open_tensors
+from fleet_protocol import control
+from fleet_protocol.digests import place_of
+from fleet_protocol.errors import ConfigError, PlanError, RefusalReason
+from fleet_protocol.weights import encode_weights
+from shoal.cli.main import app
+from tests.broker_server.artifacts import tiny_layout, tiny_weights
+from tests.broker_server.peer import Peer, honest
+from tests.broker_server.test_fedmedian import LAYOUT, OLD, update
+from tests.broker_server.test_refused_runs import prepare
+
+REFUSED, MERGED, MISSED = TaskPhase.REFUSED, TaskPhase.MERGED, TaskPhase.MISSED
+
+
+# The rules.
+
+
+def measured(*norms, tier="w1.00-d1", declared=10, announced=10, values=100):
+    return {f"t{i}": Measured(tier, norm, values, declared, announced) for i, norm in enumerate(norms)}
+
+
+def reasons(updates, config=None, earlier=None):
+    return {task: item.reason for task, item in screen(updates, earlier or {}, config or RobustConfig()).items()}
+
+
+def test_norms_are_bounded_by_the_median_of_their_tier():
+    """Twenty times the median is taken, more is refused or scaled to the bound."""
+    updates = measured(1.0, 2.0, 3.0, 40.0, 41.0)
+    assert set(reasons(updates).values()) == {None}  # the median is 3
+    updates = measured(1.0, 2.0, 2.0, 40.0, 41.0)
+    assert reasons(updates)["t4"] is RefusalReason.TOO_FAR
+    assert reasons(updates)["t3"] is None
+    clipped = screen(updates, {}, RobustConfig(beyond_norm="clip"))["t4"]
+    assert (clipped.reason, clipped.screening.scale) == (None, pytest.approx(40 / 41))
+    assert set(reasons(updates, RobustConfig(norm_bound=0)).values()) == {None}
+    assert reasons(measured(1.0, 1e31), RobustConfig(norm_bound=0, beyond_norm="clip"))["t1"] is RefusalReason.TOO_FAR
+
+
+def test_a_small_tier_is_compared_with_the_last_round_or_with_all():
+    """Of one or two devices there is no median; where nobody has moved there is nothing to compare with."""
+    alone = measured(1e6)
+    assert reasons(alone)["t0"] is None
+    assert reasons(alone, earlier={"w1.00-d1": (1.0, 2.0)})["t0"] is RefusalReason.TOO_FAR
+    assert reasons(measured(1.0, 1e6))["t1"] is RefusalReason.TOO_FAR
+    mixed = measured(1.0, 1.0) | {"narrow": Measured("w0.50-d1", 1e6, 50, 10, 10)}
+    assert reasons(mixed)["narrow"] is RefusalReason.TOO_FAR
+    assert set(reasons(measured(0.0, 0.0, 5.0)).values()) == {None}
+
+
+def test_nobody_counts_for_more_samples_than_it_announced_or_ten_times_the_median():
+    """By default such an update counts with as many as it may; it can be refused instead."""
+    updates = measured(1.0, 1.0, 1.0) | {
+        "liar": Measured("w1.00-d1", 1.0, 100, 10**15, 12),
+        "giant": Measured("w1.00-d1", 1.0, 100, 10**15, 10**15),
+    }
+    found = screen(updates, {}, RobustConfig())
+    assert [found[task].screening.samples for task in ("t0", "liar", "giant")] == [10, 12, 100]
+    assert not any(item.reason for item in found.values())
+    refused = reasons(updates, RobustConfig(beyond_weight="refuse"))
+    assert {task for task, reason in refused.items() if reason is RefusalReason.TOO_HEAVY} == {"liar", "giant"}
+
+
+@given(st.lists(st.floats(0.5, 2.0), min_size=3, max_size=9), st.floats(1e3, 1e37), st.integers(1, 4))
+def test_a_minority_cannot_raise_its_bound(norms, size, bad):
+    """However large, the updates of fewer than half are refused, and none of the others is."""
+    bad = min(bad, (len(norms) - 1) // 2)
+    found = list(reasons(measured(*norms, *[size] * bad)).values())
+    assert found == [None] * len(norms) + [RefusalReason.TOO_FAR] * bad
+
+
+def test_the_norm_is_that_of_the_difference():
+    """In float64: what float32 cannot square is still measured; tensors that were not sent back do not count."""
+    sent = {"a": np.ones((3, 70_000), np.float32), "b": np.zeros(2, np.float32), "stays": np.ones(1, np.float32)}
+    new = {"a": sent["a"] + 2, "b": np.array([3e38, -3e38], np.float32)}
+    norm, values = difference({"a": new["a"]}, sent)
+    assert (norm, values) == (pytest.approx(2 * 210_000**0.5), 210_000)
+    assert difference(new, sent)[0] == pytest.approx(3e38 * 2**0.5)
+    assert lower_median([4, 1]) == 1
+
+
+def test_quarantine_follows_from_refusals_and_ends():
+    """Three refusals with none taken between; then every further one brings it back; a release clears."""
+    config = RobustConfig(quarantine_after=3, quarantine_rounds=5)
+
+    def until(*phases, releases=None):
+        history = [("d", number, phase) for number, phase in enumerate(phases, 1)]
+        return judged(history, releases or {}, config).get("d")
+
+    assert until(REFUSED, REFUSED) is None
+    assert until(REFUSED, REFUSED, REFUSED) == 8
+    assert until(REFUSED, MISSED, REFUSED, REFUSED) == 9
+    assert until(REFUSED, REFUSED, MERGED, REFUSED) is None
+    assert until(REFUSED, REFUSED, REFUSED, REFUSED) == 9
+    assert until(REFUSED, REFUSED, REFUSED, MERGED) is None
+    assert until(REFUSED, REFUSED, REFUSED, releases={"d": 3}) is None
+    assert until(REFUSED, REFUSED, REFUSED, REFUSED, releases={"d": 3}) is None
+
+
+# Krum and the trimmed mean.
+
+
+@given(count=st.integers(2, 8), seed=st.integers(0, 99))
+def test_distances_are_those_of_all_pairs(count, seed):
+    """Compared with plain subtraction, pair by pair."""
+    rng = np.random.default_rng(seed)
+    updates = {
+        f"t{i}": {"a": rng.normal(100, 1, (3, 5)).astype(np.float32), "b": rng.normal(size=7).astype(np.float32)}
+        for i in range(count)
+    }
+    found = squared_distances(updates)
+    for (i, one), (j, other) in itertools.product(enumerate(updates.values()), repeat=2):
+        expected = sum(float(((one[n].astype(float) - other[n]) ** 2).sum()) for n in one)
+        assert found[i, j] == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+def test_krum_leaves_out_what_is_far_from_the_others():
+    """Two of seven are elsewhere; a tier of four has nobody to spare, one of five has one."""
+    rng = np.random.default_rng(0)
+
+    def tier(count, bad):
+        offsets = [5.0 * (index < bad) for index in range(count)]
+        return {f"t{i}": {"w": (rng.normal(size=50) * 0.1 + off).astype(np.float32)} for i, off in enumerate(offsets)}
+
+    assert set(left_out(tier(7, 2), 0.2)) == {"t0", "t1"}
+    assert left_out(tier(5, 1), 0.3) == ("t0",)
+    assert left_out(tier(4, 1), 0.4) == ()
+
+
+@given(count=st.integers(1, 9), faulty=st.sampled_from([0.1, 0.2, 0.3, 0.4]))
+def test_the_trimmed_mean_of_full_models(count, faulty):
+    """Of each entry so many are dropped at either end, and the rest is averaged."""
+    updates = [update(f"d{i}", 1.0, i) for i in range(count)]
+    found = merge(updates, average="trimmed_mean", faulty=faulty)
+    cut = min(int(np.ceil(round(faulty * count, 9))), (count - 1) // 2)
+    for name in OLD:
+        ordered = np.sort(np.stack([item.weights[name] for item in updates]).astype(np.float64), axis=0)
+        np.testing.assert_allclose(found[name], ordered[cut : count - cut].mean(axis=0), rtol=1e-6, atol=1e-7)
+
+
+def merge(updates, name="heterofl", **settings):
+    from dataclasses import replace  # noqa: PLC0415
+
+    from broker_server.settings.method import StrategyConfig  # noqa: PLC0415
+    from broker_server.strategies.registry import build_strategy  # noqa: PLC0415
+    from tests.broker_server.methods import merged  # noqa: PLC0415
+
+    made = replace(StrategyConfig(name=name).settings, **settings)
+    return merged(build_strategy(made, LAYOUT, (LAYOUT.tier(1.0),), None), updates, OLD)
+
+
+@pytest.mark.parametrize("average", ["median", "trimmed_mean"])
+def test_entries_of_sub_models_are_decided_by_their_holders(average):
+    """What only wide devices hold is theirs, what nobody holds stays, and a liar in the narrow tier moves neither."""
+    wide = [update(f"w{i}", 0.5, i) for i in range(3)]
+    narrow = [update(f"n{i}", 0.25, 10 + i) for i in range(2)]
+    for value in narrow[0].weights.values():
+        value[...] = 1e30
+    found = merge([*narrow, *wide], average=average, faulty=0.3)
+    assert (found["w"][4:] == OLD["w"][4:]).all()
+    middle = np.sort(np.stack([item.weights["w"][2:] for item in wide]), axis=0)[1]
+    np.testing.assert_allclose(found["w"][2:4], middle, rtol=1e-6)
+    assert np.abs(found["w"][:2]).max() < 10
+
+
+@pytest.mark.parametrize("name", ["heterofl", "fedavg", "fedprox", "fedrolex", "whalefl"])
+def test_a_robust_merge_is_a_setting_of_every_selective_average(name):
+    """One liar of five does not move the result out of the range of the others."""
+    updates = [update(f"d{i}", 1.0, i) for i in range(5)]
+    for value in updates[0].weights.values():
+        value[...] = -1e30
+    for average in ("median", "trimmed_mean"):
+        found = merge(updates, name, average=average)
+        assert max(np.abs(value).max() for value in found.values()) < 10
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ({"strategy": {"name": "inclusivefl"}, "robust": {"merge": "median"}}, "merges in a way of its own"),
+        ({"strategy": {"name": "fedmedian"}, "robust": {"merge": "trimmed_mean"}}, "take the strategy heterofl"),
+        (
+            {"strategy": {"name": "fedrolex", "fedrolex": {"weighting": "width"}}, "robust": {"merge": "trimmed_mean"}},
+            "merges in a way of its own",
+        ),
+        ({"strategy": {"weighting": "samples"}, "robust": {"merge": "median"}}, "counts every device alike"),
+        ({"strategy": {"plan": "random"}, "robust": {"merge": "krum"}}, "every device has one of its own"),
+        ({"strategy": {"name": "federated_dropout"}, "robust": {"merge": "krum"}}, "every device has one of its own"),
+    ],
+)
+def test_a_wrong_combination_is_an_error_when_planned(config, tables, message):
+    """It says what does not go together before any device is asked."""
+    with pytest.raises(PlanError, match=message):
+        prepare(config, **tables)
+
+
+# Attacks over a real broker.
+
+
+def scaled(factor):
+    def script(peer, work):
+        tensors = {name: value * np.float32(factor) for name, value in work.weights.items()}
+        peer.send(work, encode_weights(tensors, work.metadata()))
+
+    return script
+
+
+def constant(number):
+    def script(peer, work):
+        tensors = {name: np.full_like(value, number) for name, value in work.weights.items()}
+        peer.send(work, encode_weights(tensors, work.metadata()))
+
+    return script
+
+
+def attacked(scripts, settings, url, running, fleet):
+    """A run in which some of the devices attack; its server, and the stored tasks of its last round by device."""
+    with contextlib.ExitStack() as stack:
+        for name, script in scripts.items():
+            stack.enter_context(Peer(fleet, name, url, script))
+        server = running(settings, url)
+        finished = server.wait()
+    assert finished.status == "finished", finished.error
+    store = stack.enter_context(contextlib.closing(Store(settings.store, read_only=True)))
+    record = store.last_round(finished.run)
+    weights = open_tensors(_blob(settings.store, store.version(finished.run).digest))
+    return server, {task.device: task for task in store.tasks(finished.run, record.number, "train")}, weights
+
+
+def _blob(folder, digest):
+    return folder / "blobs" / "objects" / place_of(digest)
+
+
+GOOD = {f"good{i}": honest(1.0) for i in range(3)}
+
+
+def farthest(weights):
+    before = tiny_weights(tiny_layout())
+    return max(float(np.abs(weights[name] - value).max()) for name, value in before.items())
+
+
+def test_a_device_that_claims_ten_to_the_fifteen_samples_counts_as_announced(url, config, running, fleet):
+    """Under FedAvg it had all the weight; now it has that of the samples it announced, and its claim is stored."""
+    settings = config(strategy={"name": "fedavg"}, round={"min_devices": 4}, evaluation={"data": None})
+    scripts = {**GOOD, "bad": honest(5.0, examples=10**15)}
+    _, tasks, weights = attacked(scripts, settings, url, running, fleet)
+    assert farthest(weights) == pytest.approx((3 * 1 + 5) / 4, rel=1e-5)
+    found = tasks["bad"].screening
+    assert (tasks["bad"].phase, found.samples, found.declared) == (MERGED, 10, 10**15)
+
+
+@pytest.mark.parametrize(
+    ("bad", "count"), [pytest.param(scaled(1e6), 1, id="times 1e6"), pytest.param(constant(3.4e38), 2, id="3.4e38")]
+)
+def test_an_update_that_is_unlike_the_others_is_refused_and_named(bad, count, url, config, running, fleet):
+    """It neither moves the model nor fails the run; the offender is told of, counted, and stands in the store."""
+    settings = config(round={"rounds": 3, "min_devices": 3 + count}, evaluation={"data": None})
+    names = {f"bad{i}" for i in range(count)}
+    server, tasks, weights = attacked({**GOOD, **dict.fromkeys(names, bad)}, settings, url, running, fleet)
+    assert farthest(weights) == pytest.approx(3.0, rel=1e-5)
+    refusals = server.of(control.UpdateRefused)
+    assert {event.device for event in refusals} == names
+    assert {event.reason for event in refusals} == {RefusalReason.TOO_FAR}
+    assert len(refusals) == 3 * count
+    for name in names:
+        assert tasks[name].phase is REFUSED
+        assert "differs by" in tasks[name].detail
+        assert tasks[name].screening.norm > tasks[name].screening.bound
+
+
+def shown(*arguments):
+    done = CliRunner().invoke(app, [*map(str, arguments)])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_a_device_that_is_refused_again_and_again_is_not_asked_until_it_is_released(url, config, running, fleet):
+    """After two refusals it is left out, each round says why, and an operator lets it in again."""
+    robust = {"quarantine_after": 2, "quarantine_rounds": 9}
+    settings = config(round={"rounds": 4, "min_devices": 3}, robust=robust, evaluation={"data": None})
+    with contextlib.ExitStack() as stack:
+        for name, script in {**GOOD, "bad": scaled(1e6)}.items():
+            stack.enter_context(Peer(fleet, name, url, script))
+        running(settings, url).wait()
+    rounds = {}
+    for number in range(1, 5):
+        rows = json.loads(shown("rounds", "show", number, "--store", settings.store, "--json"))
+        assert all(not isinstance(value, (dict, list)) for row in rows for value in row.values())
+        rounds[number] = {row["device"]: row for row in rows}
+    # The first round may have begun before all were there.
+    refused = [number for number, rows in rounds.items() if rows["bad"]["outcome"] == "refused"]
+    assert len(refused) == 2
+    assert rounds[4]["bad"]["outcome"] == "not asked"
+    assert rounds[4]["bad"]["why"].startswith(f"in quarantine up to round {refused[-1] + 9}")
+    told = rounds[refused[0]]["bad"]
+    assert told["why"].startswith("too-far: it differs by")
+    assert told["norm"] > told["norm_bound"]
+    assert told["refusals"] == 1
+    good = rounds[4]["good0"]
+    assert (good["outcome"], good["ending"], good["samples"]) == ("merged", "answered", 10)
+    assert 0 < good["answered_seconds"] <= good["collect_seconds"]
+    assert "in quarantine" in shown("rounds", "show", 4, "--store", settings.store)
+    assert "is asked again" in shown("devices", "release", "bad", "--store", settings.store)
+    with contextlib.closing(Store(settings.store, read_only=True)) as store:
+        run = store.runs()[0].id
+        assert quarantined(store, run, settings.robust) == {}
+    for wrong in (["devices", "release", "good0"], ["rounds", "show", 9]):
+        with pytest.raises(ConfigError):
+            CliRunner().invoke(app, [*map(str, wrong), "--store", str(settings.store)], catch_exceptions=False)
+
+
+def test_two_of_three_that_are_too_large_are_all_refused(url, config, running, fleet):
+    """Where the majority lies the median is theirs; what no sum can hold is still refused and named."""
+    scripts = {"good": honest(1.0), "bad0": constant(3.4e38), "bad1": constant(3.4e38)}
+    settings = config(round={"min_devices": 3}, evaluation={"data": None})
+    server, _, weights = attacked(scripts, settings, url, running, fleet)
+    assert {event.device for event in server.of(control.UpdateRefused)} == {"bad0", "bad1"}
+    assert farthest(weights) == pytest.approx(1.0, rel=1e-5)

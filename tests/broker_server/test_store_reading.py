@@ -1,0 +1,126 @@
+"""A store that is opened to be read is not changed, by not so much as a file beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from broker_server.store import Store
+from broker_server.store.schema import SCHEMA_VERSION
+from fleet_protocol.errors import StorageError
+from tests.broker_server.store_fixture import restore
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from broker_server.store import Store
+store = Store(Path(sys.argv[1]))
+store.log("said", "before the end")
+store.flush()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+LOOK = """
+import sys
+from pathlib import Path
+from broker_server.store import Store
+print(Store(Path(sys.argv[1]), read_only=True).events()[-1].detail)
+"""
+
+
+def bytes_of(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@contextlib.contextmanager
+def unwritable(folder):
+    """Nothing in the folder can be changed while the block lasts; root could, so that bytes are compared as well."""
+    before = bytes_of(folder)
+    for path in (*folder.iterdir(), folder):
+        path.chmod(0o555 if path == folder else 0o444)
+    try:
+        yield
+    finally:
+        folder.chmod(0o755)
+        for path in folder.iterdir():
+            path.chmod(0o644)
+    assert bytes_of(folder) == before
+
+
+def closed(folder):
+    with contextlib.closing(Store(folder)) as store:
+        store.log("said", "before the end")
+
+
+def killed(folder):
+    done = subprocess.run([sys.executable, "-c", KILLED, str(folder)], timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert (folder / "shoal.db-wal").stat().st_size
+
+
+@pytest.mark.parametrize("leave", [closed, killed])
+def test_reading_changes_nothing(leave, tmp_path):
+    """Neither the database nor what SQLite keeps beside it, where a killed server's last words still stand."""
+    folder = tmp_path / "with spaces, 100 % ü ?#"
+    leave(folder)
+    with unwritable(folder), contextlib.closing(Store(folder, read_only=True)) as store:
+        assert [event.detail for event in store.events()] == ["before the end"]
+        with pytest.raises(StorageError, match="readonly"):
+            store.log("said", "by a reader")
+
+
+@pytest.mark.parametrize("version", range(1, SCHEMA_VERSION))
+def test_reading_a_store_of_an_earlier_version_does_not_upgrade_it(version, tmp_path):
+    """It is upgraded in memory alone, where nothing can be written that would be lost."""
+    folder = tmp_path / "store"
+    restore(version, folder)
+    with unwritable(folder), contextlib.closing(Store(folder, read_only=True)) as store:
+        assert len(store.runs()) == 2
+        with pytest.raises(StorageError, match="readonly"):
+            store.log("said", "by a reader")
+
+
+def test_a_reader_sees_what_a_server_at_work_commits(tmp_path):
+    """One that was opened before the server started reads on while it works, and after it ended."""
+    closed(tmp_path)
+    with contextlib.closing(Store(tmp_path, read_only=True)) as reader:
+        with contextlib.closing(Store(tmp_path)) as server:
+            for number in range(3):
+                server.log("said", str(number))
+                server.flush()
+                assert reader.events()[-1].detail == str(number)
+        assert len(reader.events()) == 4
+    assert [path.name for path in tmp_path.iterdir()] == ["shoal.db"]
+
+
+def test_a_look_from_another_process_leaves_the_files_of_a_server_alone(tmp_path):
+    """Not even SQLite's shared index is marked, so that a reader without the right to write gets to see the store."""
+    with contextlib.closing(Store(tmp_path)) as server:
+        server.log("said", "while at work")
+        server.flush()
+        before = bytes_of(tmp_path)
+        done = subprocess.run(
+            [sys.executable, "-c", LOOK, str(tmp_path)], capture_output=True, text=True, timeout=60, check=True
+        )
+        assert done.stdout.strip() == "while at work"
+        assert "shoal.db-shm" in before
+        assert bytes_of(tmp_path) == before
+
+
+def test_a_copy_that_lacks_the_index_of_its_log_is_read(tmp_path):
+    """Copied with ``-wal`` and without ``-shm``: SQLite must make the index anew, here it may."""
+    killed(tmp_path)
+    (tmp_path / "shoal.db-shm").unlink()
+    with contextlib.closing(Store(tmp_path, read_only=True)) as store:
+        assert len(store.events()) == 1
+
+
+def test_reading_does_not_make_a_store(tmp_path):
+    """A view of a folder without a store says so and leaves no file behind."""
+    with pytest.raises(StorageError, match="no store in"):
+        Store(tmp_path / "nothing", read_only=True)
+    assert not (tmp_path / "nothing").exists()

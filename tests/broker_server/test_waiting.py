@@ -1,0 +1,124 @@
+"""Rounds that do not wait: nobody who is gone costs the others time, over a real broker."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import pytest
+
+from broker_server.store import Store, TaskPhase
+from broker_server.store.machine import RoundEvent
+from fleet_protocol import control
+from fleet_protocol.errors import RefusalReason
+from tests.broker_server.peer import Peer, honest, profile
+from tests.brokers import mosquitto_broker
+
+DEVICES = 10
+SLOWEST_SECONDS = 1.5
+
+
+def after(seconds, script):
+    """The script, later: the peer's own thread goes on meanwhile."""
+
+    def delayed(peer, work):
+        threading.Timer(seconds, script, (peer, work)).start()
+
+    return delayed
+
+
+def vanishes(peer, _work):
+    """Takes the task, and its connection breaks."""
+    peer.link._client._sock_close()
+    peer.link._client.loop_stop()
+    peer.link._client.reconnect_delay_set(600, 600)
+
+
+def outcome(settings, run):
+    store = Store(settings.store, read_only=True)
+    with contextlib.closing(store):
+        record = store.last_round(run)
+        return record, {task.device: task for task in store.tasks(run, record.number, "train")}
+
+
+@pytest.fixture
+def mosquitto(tmp_path):
+    with mosquitto_broker(tmp_path) as broker:
+        yield broker.url
+
+
+def test_a_round_with_a_tenth_of_its_devices_gone_closes_soon_after_the_slowest(mosquitto, config, running, fleet):
+    """One of ten pulls the plug: the round takes at most 1.5 times what the slowest that answered took."""
+    settings = config(round={"min_devices": DEVICES, "deadline_seconds": 25}, evaluation={"data": None})
+    with contextlib.ExitStack() as stack:
+        for index in range(1, DEVICES):
+            script = after(SLOWEST_SECONDS * index / (DEVICES - 1), honest())
+            stack.enter_context(Peer(fleet, f"d{index}", mosquitto, script))
+        gone = Peer(fleet, "gone", mosquitto, vanishes)
+        stack.callback(gone.link.close)
+        gone.__enter__()
+        server = running(settings, mosquitto)
+        finished = server.wait()
+    record, tasks = outcome(settings, finished.run)
+    assert record.ending is RoundEvent.REST_AWAY
+    slowest = max(task.timing.answered for task in tasks.values() if task.timing.answered is not None)
+    assert slowest >= SLOWEST_SECONDS
+    assert record.collect_seconds <= 1.5 * slowest
+    assert tasks["gone"].phase is TaskPhase.MISSED
+    assert tasks["gone"].timing.left is not None
+    assert server.of(control.RoundClosed)[0].missing == ("gone",)
+
+
+def first_round_only(peer, work):
+    """By the second round the server knows of every device."""
+    if work.offer.round == 1:
+        honest()(peer, work)
+
+
+def test_over_selection_does_not_wait_for_the_slowest(url, config, running, fleet):
+    """Of three that are asked two are wanted: the one that does not answer is told so and costs nothing."""
+    keys = {"rounds": 2, "min_devices": 2, "fraction": 0.5, "over_selection": 0.5}
+    settings = config(round=keys, evaluation={"data": None})
+    with (
+        Peer(fleet, "a", url, honest()),
+        Peer(fleet, "b", url, honest()),
+        Peer(fleet, "slow", url, first_round_only) as slow,
+    ):
+        finished = running(settings, url).wait()
+        record, tasks = outcome(settings, finished.run)
+        assert (record.number, record.ending, record.wanted, len(tasks)) == (2, RoundEvent.ENOUGH, 2, 3)
+        assert tasks["slow"].phase is TaskPhase.MISSED
+        slow.wait_for(lambda peer: peer.heard[-1].type == "cancel")
+    assert record.collect_seconds < 10
+
+
+def test_refusals_cost_the_others_nothing(url, config, running, fleet):
+    """Seven of thirteen send labels that do not exist: the other six are the round."""
+    settings = config(round={"min_devices": 13}, evaluation={"data": None})
+    with contextlib.ExitStack() as stack:
+        for index in range(13):
+            script = honest(labels=(99,)) if index < 7 else honest()
+            stack.enter_context(Peer(fleet, f"d{index:02d}", url, script))
+        server = running(settings, url)
+        finished = server.wait()
+    assert finished.status == "finished", finished.error
+    assert len(server.of(control.RoundClosed)[0].merged) == 6
+    refused = server.of(control.UpdateRefused)
+    assert {event.device for event in refused} == {f"d{index:02d}" for index in range(7)}
+    assert {event.reason for event in refused} == {RefusalReason.BAD_LABELS}
+
+
+def test_who_was_not_asked_is_remembered_with_the_reason(url, config, running, fleet):
+    """One is too small for every tier, one is not drawn."""
+    settings = config(round={"rounds": 2, "fraction": 0.5, "min_devices": 1}, evaluation={"data": None})
+    with (
+        Peer(fleet, "a", url, honest()),
+        Peer(fleet, "b", url, honest()),
+        Peer(fleet, "tiny", url, honest(), profile=profile(free_ram_bytes=1)),
+    ):
+        finished = running(settings, url).wait()
+    record, tasks = outcome(settings, finished.run)
+    (other,) = {"a", "b"} - tasks.keys()
+    reasons = dict(record.left_out.reasons)
+    assert reasons.pop("tiny").startswith("none of the tiers")
+    assert reasons == {other: "not drawn"}

@@ -1,0 +1,115 @@
+"""Choosing a tier on the board: what must be measured first, what is remembered, and what survives a restart."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from device_runtime.training.choosers import RULES, Experience, Situation, TierChooser, chooser_of
+from device_runtime.training.choosers.memory import ChooserMemory
+from device_runtime.training.choosers.rule import depth_of, width_of
+from device_runtime.training.choosers.whalefl import Memory
+from fleet_protocol.errors import RefusalReason, RefusedError
+from fleet_protocol.messages import Chooser, Instructions, TrainSettings
+from fleet_protocol.sizing import Sizing, SizingConstants
+
+TRAIN = TrainSettings(learning_rate=0.1, epochs=1, batch_size=1, seed=0)
+CONSTANTS = SizingConstants(theta=4.0, stall=10.0, step=0.5, gamma=1.0)
+OFFERED = ("w1.00-d2", "w0.50-d2", "w0.25-d2", "w0.125-d2")
+
+
+def named(rule: str, settings: Any) -> TierChooser:
+    found = chooser_of(Instructions(train=TRAIN, chooser=Chooser(rule=rule, settings=settings)))
+    assert found is not None
+    return found
+
+
+def sized(constants: SizingConstants = CONSTANTS, full_bytes: int = 1000) -> TierChooser:
+    return named("whalefl", Sizing(constants=constants, full_bytes=full_bytes).model_dump(mode="json"))
+
+
+def learnt(*rounds: tuple[str, float | None, float]) -> Memory:
+    memory = None
+    for number, (tier, seconds, loss) in enumerate(rounds, 1):
+        memory = sized().learn(memory, Experience(number, tier, loss, seconds))
+    assert isinstance(memory, Memory)
+    return memory
+
+
+def choose(memory, chooser=None, *, speed=1000.0, offered=OFFERED, **known):
+    return (chooser or sized()).choose(memory, Situation(offered, 10, speed, **known))
+
+
+def test_what_is_not_measured_is_measured_with_the_narrowest_tier():
+    """Without a step time or a link speed there is no utility."""
+    timed = learnt(("w0.125-d2", 0.1, 1.0))
+    assert choose(None) == "w0.125-d2"
+    assert choose(timed, speed=None) == "w0.125-d2"
+    # SE = 1 / 1 s + 1 / (10 * 0.1 s) = 2 of Theta 4, so Un = 0.5.
+    assert choose(timed) == "w0.25-d2"
+    assert choose(timed, offered=("w0.125-d2",)) == "w0.125-d2"
+
+
+def test_a_time_that_is_known_beforehand_needs_no_measurement():
+    """A simulation knows the clocks of its devices."""
+    assert choose(None, step_seconds={"w0.125-d2": 0.1}) == "w0.25-d2"
+    assert choose(learnt(("w0.125-d2", 9.0, 1.0)), step_seconds={"w0.125-d2": 0.1}) == "w0.25-d2"
+
+
+def test_a_board_that_slows_down_scales_the_time_of_the_narrowest_tier():
+    """A wider tier that takes twice as long as before means that the narrowest would as well."""
+    memory = learnt(("w0.125-d2", 0.1, 100.0), ("w0.50-d2", 0.4, 200.0), ("w0.50-d2", 0.8, 300.0))
+    assert memory.drift == pytest.approx(2.0)
+    assert memory.step_seconds == {"w0.125-d2": 0.1, "w0.50-d2": 0.4}
+    # SE = 1 + 1 / 2 = 1.5 of 4, so Un = 0.375.
+    assert choose(memory) == "w0.125-d2"
+
+
+def test_the_arm_with_a_fixed_speed_needs_no_measurement():
+    """U = TE^gamma = 1 of Theta 1.5."""
+    assert choose(None, sized(SizingConstants(arm="training", theta=1.5), 1), speed=None) == "w0.50-d2"
+
+
+def test_a_round_counts_once():
+    """A task that was computed again after a power cut does not stall twice."""
+    once = learnt(("w1.00-d2", 0.1, 1.0))
+    assert sized().learn(once, Experience(1, "w1.00-d2", 1.0, 9.0)) is once
+    assert learnt(("w1.00-d2", 0.1, 1.0), ("w1.00-d2", 0.1, 1.0)).progress.training_efficiency == 1.5
+
+
+def test_of_tiers_of_one_width_the_first_offered_is_taken():
+    """The server's order decides what the rule has no opinion about."""
+    assert choose(None, offered=("w1.00-d2", "w0.50-d4", "w0.50-d2")) == "w0.50-d4"
+
+
+def test_the_memory_survives_a_restart_and_belongs_to_one_run_and_rule(tmp_path):
+    """Another run, and a damaged file, start afresh."""
+    chooser, kept = sized(), learnt(("w1.00-d2", 0.1, 1.0))
+    assert ChooserMemory(tmp_path).load("r", chooser) is None
+    ChooserMemory(tmp_path).save("r", chooser, kept)
+    assert ChooserMemory(tmp_path).load("r", chooser) == kept
+    assert ChooserMemory(tmp_path).load("other", chooser) is None
+    text = ChooserMemory(tmp_path).path.read_text()
+    for damaged in ("{", text.replace('"whalefl"', '"another"'), text.replace('"drift": 1.0', '"drift": "fast"')):
+        ChooserMemory(tmp_path).path.write_text(damaged)
+        assert ChooserMemory(tmp_path).load("r", chooser) is None
+
+
+def test_what_an_offer_says_wrong_about_the_choice_is_refused_by_name():
+    """A rule of a later version, and a setting that is none, are named; without a chooser there is no choice."""
+    assert chooser_of(Instructions(train=TRAIN)) is None
+    with pytest.raises(RefusedError, match=f"no rule 'dice'.*there is {', '.join(RULES)}") as unknown:
+        named("dice", {})
+    assert unknown.value.reason is RefusalReason.UNSUPPORTED
+    with pytest.raises(RefusedError, match=r"settings of the chooser whalefl: full_bytes: Field required") as missing:
+        named("whalefl", {"constants": {}})
+    assert missing.value.reason is RefusalReason.MALFORMED
+    with pytest.raises(RefusedError, match="settings of the chooser whalefl: adaptive sizing: theta must be positive"):
+        named("whalefl", {"constants": {"theta": 0}, "full_bytes": 1})
+
+
+def test_the_shape_of_a_tier_stands_in_its_id():
+    """What is no tier is wider and deeper than any board allows."""
+    assert (width_of("w0.25-d12"), depth_of("w0.25-d12")) == (0.25, 12)
+    assert (width_of("wide"), depth_of("wide")) == (float("inf"), float("inf"))

@@ -1,0 +1,151 @@
+"""`shoal device doctor`: every thing that keeps a board from training is named, with what to do and its exit code."""
+
+import json
+import queue
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from device_runtime import doctor
+from device_runtime.doctor import examine
+from fleet_protocol.messages import ServerStatus
+from fleet_protocol.topics import Topics
+from fleet_protocol.transport import BrokerAddress, open_transport
+from tests.brokers import free_port, mosquitto_broker
+from tests.device_runtime.device_process import REPOSITORY
+from tests.device_runtime.tiny_set import samples
+
+CHECKS = [
+    "system",
+    "packages",
+    "clock",
+    "board",
+    "configuration",
+    "state folder",
+    "runtime",
+    "data",
+    "network",
+    "broker",
+]
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory):
+    """With a server of the fleet lab, which has announced itself."""
+    with mosquitto_broker(tmp_path_factory.mktemp("broker")) as running:
+        link = open_transport(BrokerAddress.parse(running.url), "server", queue.SimpleQueue())
+        link.connect(10)
+        status = ServerStatus(fleet="lab", seq=1, online=True)
+        link.publish(Topics("lab").server_status, status.to_bytes(), retain=True)
+        link.drain(time.monotonic() + 10)
+        link.close()
+        yield running
+
+
+@pytest.fixture
+def board(tmp_path, broker):
+    """A configuration by its changed lines; all is well without."""
+    x, y = samples(50)
+    np.savez(tmp_path / "data.npz", x=x, y=y)
+
+    def write(**changes):
+        lines = {"fleet": "lab", "device": "pi-1", "broker": broker.url, "state_dir": "state"} | changes
+        text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in lines.items() if key != "data")
+        path = changes.get("data", "data.npz")
+        (tmp_path / "device.toml").write_text(f'{text}[data]\nkind = "npz"\npath = "{path}"\n')
+        return tmp_path / "device.toml"
+
+    return write
+
+
+def ill(config):
+    """Findings that are not well, by check."""
+    return {finding.check: finding for finding in examine(config) if finding.level != "ok"}
+
+
+def test_a_healthy_board(board):
+    """Every check passes, and says what it has seen."""
+    findings = list(examine(board()))
+    assert [finding.check for finding in findings] == CHECKS
+    assert [finding for finding in findings if finding.level != "ok"] == []
+    said = {finding.check: finding.detail for finding in findings}
+    assert said["data"].startswith("50 samples of shape")
+    assert "device pi-1 of fleet lab" in said["configuration"]
+    assert "the server of fleet lab has announced itself" in said["broker"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "check", "code", "words"),
+    [
+        ({"max_widht": 0.5}, "configuration", 2, "did you mean 'max_width'?"),
+        ({"backend": "ort-training"}, "runtime", 2, "pip install 'shoal[device-training]'"),
+        ({"data": "none.npz"}, "data", 4, "none.npz does not exist"),
+        (
+            {"broker": "mqtt://no.such.host.invalid", "insecure": True},
+            "network",
+            5,
+            "the name 'no.such.host.invalid' is not known",
+        ),
+        ({"broker": "mqtt://192.0.2.1"}, "configuration", 2, "insecure = true"),
+        ({"broker": f"mqtt://127.0.0.1:{free_port()}"}, "network", 5, 'listen = "0.0.0.0"'),
+        ({"state_dir": "/proc/shoal"}, "state folder", 7, "/proc/shoal cannot be written"),
+    ],
+)
+def test_what_keeps_a_board_from_training(board, changes, check, code, words):
+    """One failure, with the exit code of its kind."""
+    if changes.get("backend") == "ort-training" and "ort-training" in doctor.installed_backends():
+        pytest.skip("onnxruntime-training is installed")
+    found = ill(board(**changes))
+    first = next(iter(found.values()))
+    assert (first.check, first.level, first.exit_code) == (check, "failed", code)
+    assert words in found[check].detail
+
+
+def test_another_fleet_is_a_warning(board):
+    """A wrong name is silent on both sides otherwise; the server may also just not be there yet."""
+    found = ill(board(fleet="labb"))
+    assert list(found) == ["broker"]
+    assert found["broker"].level == "warning"
+    assert "is `fleet` spelled as in fleet.toml" in found["broker"].detail
+
+
+def test_what_the_system_lacks(board, monkeypatch):
+    """A 32-bit Python, a clock before the installation, little memory, packages."""
+    config = board()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "maxsize", 2**31 - 1)
+        assert "install a 64-bit system" in ill(config)["system"].detail
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: 0.0)
+        assert "certificates will seem not valid yet" in ill(config)["clock"].detail
+    with monkeypatch.context() as patch:
+        patch.setattr(doctor, "_LITTLE_MEMORY", 2**60)
+        assert "too little for the agent" in ill(config)["board"].detail
+    with monkeypatch.context() as patch:
+        patch.setattr(doctor, "find_spec", lambda _name: None)
+        assert "not installed: paho-mqtt; pip install 'shoal[device]'" in ill(config)["packages"].detail
+
+
+def test_the_command(board):
+    """A line for each check, JSON on demand, and the exit code of the first failure."""
+
+    def run(*arguments):
+        command = [
+            sys.executable,
+            "-m",
+            "shoal",
+            "device",
+            "doctor",
+            "--config",
+            str(board(data="none.npz")),
+            *arguments,
+        ]
+        return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120, check=False)
+
+    printed, parsed = run(), run("--json")
+    assert (printed.returncode, parsed.returncode) == (4, 4)
+    assert [line.split()[0] for line in printed.stdout.splitlines()].count("ok") == len(CHECKS) - 1
+    assert [entry["check"] for entry in json.loads(parsed.stdout)] == CHECKS

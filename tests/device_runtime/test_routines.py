@@ -1,0 +1,101 @@
+"""What a task may ask of a board: routines by name, what each needs, and how what it cannot do is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from device_runtime.training.compute import compute
+from device_runtime.training.data import make_dataset
+from device_runtime.training.hooks import EpochReport, Hooks, SelfTested
+from device_runtime.training.routines import ROUTINES, may_join
+from device_runtime.training.task import Bench, Task
+from fleet_protocol.errors import RefusalReason, RefusedError
+from fleet_protocol.messages import Instructions, TrainSettings
+from fleet_protocol.weights import decode_weights
+from tests.device_runtime.tiny_set import CLASSES, PARAMETERS, TinySet, initial_weights, samples, write_tiny_set
+
+TRAIN = TrainSettings(learning_rate=0.1, epochs=2, batch_size=8, seed=3)
+
+
+@pytest.fixture
+def tiny(tmp_path) -> TinySet:
+    return write_tiny_set(tmp_path)
+
+
+@pytest.fixture
+def bench(tiny) -> Bench:
+    return Bench(make_dataset("tiny.npz", *samples(50)), tiny.blobs, "onnx", threads=1, holdout=0.2)
+
+
+def asked(**changes) -> Instructions:
+    return Instructions(train=TRAIN, **changes)
+
+
+def task(tiny: TinySet, instructions: Instructions) -> Task:
+    weights = tiny.choice(initial_weights()).weights
+    return Task(
+        run="r",
+        round=2,
+        id="t1",
+        version=1,
+        tier="w1.00-d1",
+        instructions=instructions,
+        manifest=tiny.manifest,
+        weights=weights,
+        fetch_seconds=0.5,
+    )
+
+
+@pytest.mark.parametrize(
+    ("instructions", "says", "reason"),
+    [
+        (asked(routine="juggle"), r"no routine 'juggle'.*train, statistics", RefusalReason.UNSUPPORTED),
+        (asked(settings={"speed": 1}), "settings of the routine train: speed: Extra inputs", RefusalReason.MALFORMED),
+        (asked(routine="mutual", settings={"alpha": 2}), "routine mutual: alpha: .* less", RefusalReason.MALFORMED),
+        (asked(routine="mutual"), r"name its set in \[own_model\]", RefusalReason.UNSUPPORTED),
+    ],
+    ids=["unknown", "setting", "value", "lacking"],
+)
+def test_what_a_board_cannot_do_is_refused_before_anything_is_fetched(bench, instructions, says, reason):
+    """The message names the routine, the setting, or what the operator has to give the board."""
+    with pytest.raises(RefusedError, match=says) as refused:
+        may_join(instructions, bench)
+    assert refused.value.reason is reason
+
+
+def test_training_reports_and_leaves_an_update_with_its_metrics(tiny, bench):
+    """A self-test and an epoch at a time are reported; the update is on disk, and says which task it is of."""
+    told: list[object] = []
+    outcome = compute(task(tiny, asked()), bench, Hooks(report=told.append))
+    assert [type(report) for report in told] == [SelfTested, EpochReport, EpochReport]
+    tensors = decode_weights(bench.blobs.read(outcome.update.digest))
+    assert {name: value.shape for name, value in tensors.items()} == PARAMETERS
+    metrics = outcome.metrics
+    assert (metrics.examples, metrics.batches, metrics.labels) == (40, 10, tuple(range(CLASSES)))
+    assert (metrics.evaluation.examples, metrics.fetch_seconds) == (10, 0.5)
+    assert outcome.step_seconds == pytest.approx(metrics.train_seconds / 10)
+
+
+def test_a_pass_for_statistics_trains_nothing(tiny, bench):
+    """It needs one graph, ends with a mean and a variance for each norm, and has no loss."""
+    routine = ROUTINES["statistics"]
+    assert (routine.phase, routine.graphs(tiny.manifest, bench)) == ("measuring", ("onnx/stats",))
+    outcome = compute(task(tiny, asked(routine="statistics")), bench, Hooks())
+    tensors = decode_weights(bench.blobs.read(outcome.update.digest))
+    assert set(tensors) == {"stat.norm.mean", "stat.norm.var"}
+    assert all(np.isfinite(value).all() for value in tensors.values())
+    assert (outcome.metrics.train_loss, outcome.metrics.evaluation, outcome.step_seconds) == (None, None, None)
+
+
+def test_labels_stay_where_a_part_of_the_model_stays(tiny, bench):
+    """What a label means may be the board's own business then."""
+    assert compute(task(tiny, asked(stays=("linear.bias",))), bench, Hooks()).metrics.labels == ()
+
+
+def test_a_set_without_the_graph_of_a_routine_is_refused(tiny, bench):
+    """The message says what is there, and what to do."""
+    bare = tiny.manifest.model_copy(update={"graphs": {"onnx/eval": tiny.manifest.graphs["onnx/eval"]}})
+    for name, what in (("train", "backend onnx"), ("statistics", "statistics")):
+        with pytest.raises(RefusedError, match=rf"has no graph for {what} \(it has onnx/eval\); export it again"):
+            ROUTINES[name].graphs(bare, bench)

@@ -1,0 +1,235 @@
+"""An enrolled fleet among strangers: it trains over TLS, and what an outsider or another device says in its place is
+refused, named and counted, on a broker that lets everybody read and write everything.
+"""
+
+import contextlib
+import hashlib
+import os
+import queue
+import shutil
+import threading
+from collections import Counter
+
+import pytest
+
+from broker_server.service.authority import Founding, enroll, found_fleet
+from broker_server.service.launch import submit
+from broker_server.service.membership import broker_address, hosted_broker
+from broker_server.service.server import Server
+from broker_server.settings.fleet import BrokerConfig
+from broker_server.store import Store, queries
+from fleet_protocol import control
+from fleet_protocol.errors import RefusalReason, TransportError
+from fleet_protocol.identity.enrolment import read_enrolment
+from fleet_protocol.identity.envelope import Signer
+from fleet_protocol.link import Link
+from fleet_protocol.messages import Cancel, Offer, Refuse
+from fleet_protocol.topics import BlobTopic, DeviceTopic, Topics, UploadTopic
+from fleet_protocol.transport import BrokerAddress, Received
+from shoal.cli.local_fleet import LocalDevice
+from tests.brokers import free_port, mosquitto_broker
+from tests.fleet.conftest import WIDTHS, Watcher
+
+TOPICS = Topics("test")
+NAMES = tuple(f"device-{i}" for i in range(len(WIDTHS)))
+
+
+def founded(ground, port):
+    """A fleet's folder with its devices enrolled."""
+    folder = ground.folder / "lab"
+    found_fleet(folder, Founding("test", "127.0.0.1", port))
+    return folder, {name: enroll(folder, name) for name in NAMES}
+
+
+def members(ground, enrolments):
+    return [
+        LocalDevice(name, ground.data / f"{name}.npz", width, enrolment=enrolments[name])
+        for name, width in zip(enrolments, WIDTHS, strict=True)
+    ]
+
+
+def identified(ground, folder, broker: BrokerConfig, **rounds):
+    config = ground.config("embedded", **rounds)
+    return config.model_copy(update={"broker": broker.model_copy(update={"identity": folder / "server.enrolment"})})
+
+
+class Outsider:
+    """A client of the broker who reads everything, and says again, and says falsely, whatever it can.
+
+    Args:
+        url: of a broker that lets it.
+        insider: what it signs with, as a device that is enrolled and bad; None for no key at all.
+    """
+
+    def __init__(self, url: str, insider: Signer | None = None) -> None:
+        self.tried: Counter[str] = Counter()
+        self._insider = insider
+        self._inbox: queue.SimpleQueue = queue.SimpleQueue()
+        self._mine: set[bytes] = set()
+        self._stop = threading.Event()
+        self._link = Link(BrokerAddress.parse(url), f"outsider-{os.getpid()}-{id(self)}", self._inbox)
+        self._thread = threading.Thread(target=self._work, daemon=True)
+
+    def __enter__(self):
+        self._link.connect(10)
+        self._link.subscribe(f"{TOPICS.root}/#")
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._stop.set()
+        self._thread.join(10)
+        self._link.close()
+
+    def say(self, kind: str, topic: str, payload: bytes, *, retain: bool = False) -> None:
+        if self.tried[kind] >= 5:
+            return
+        if self._insider is not None:
+            payload = self._insider.seal(topic, payload)
+        self.tried[kind] += 1
+        self._mine.add(hashlib.sha256(payload).digest())
+        self._link.publish(topic, payload, retain=retain)
+
+    def _again(self, kind: str, event: Received) -> None:
+        if self.tried[kind] < 5:
+            self.tried[kind] += 1
+            self._mine.add(hashlib.sha256(event.payload).digest())
+            self._link.publish(event.topic, event.payload)
+
+    def _work(self):
+        while not self._stop.is_set():
+            with contextlib.suppress(queue.Empty):
+                event = self._inbox.get(timeout=0.1)
+                if isinstance(event, Received) and hashlib.sha256(event.payload).digest() not in self._mine:
+                    self._attack(event)
+
+    def _attack(self, event: Received) -> None:
+        topic, said = TOPICS.parse(event.topic), event.payload
+        if isinstance(topic, BlobTopic | UploadTopic):
+            self.say("poisoned chunk", event.topic, said[:-4] + b"evil")
+        elif isinstance(topic, DeviceTopic):
+            names = {"fleet": "test", "run": "r1", "round": 1, "task": "t1"}
+            at = said.find(b'{"schema_version"')
+            if topic.channel == "task":
+                self._again("replayed offer", event)
+                self.say("forged cancel", event.topic, Cancel(**names, reason="over").to_bytes())
+                if at > 0 and b'"offer"' in said:
+                    self.say("forged offer", event.topic, Offer.model_validate_json(said[at:]).to_bytes())
+                self.say("moved message", TOPICS.task("device-0"), said)
+            elif topic.channel == "reply" and at > 0:
+                self._again("replayed reply", event)
+                refuse = Refuse(**names, device=topic.device, reason=RefusalReason.FAILED, detail="no")
+                self.say("forged refuse", event.topic, refuse.to_bytes())
+            elif topic.channel == "status":
+                self.say("forged status", event.topic, said[at:].replace(b'"online":true', b'"online":false'))
+        elif event.topic == TOPICS.server_events:
+            self._again("replayed event", event)
+            at = said.find(b'{"run"')
+            started = control.parse_run_event(said[at:]) if at > 0 else None
+            if isinstance(started, control.RunStarted):
+                end = control.RunFinished(
+                    run=started.run, seconds=1, status="finished", version=9, rounds=9, wire_bytes=0, payload_bytes=0
+                )
+                self.say("forged end", event.topic, end.to_bytes())
+                request = control.RunRequest(request="r1", fleet="test", config="{}")
+                self.say("forged request", TOPICS.server_control, request.to_bytes())
+
+
+def counted(config):
+    with contextlib.closing(Store(config.store, read_only=True)) as store:
+        return queries.status(store, None).refusals
+
+
+# paho leaves the socket of a refused handshake to the garbage collector.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("url", ["embedded", "mosquitto"])
+def test_an_enrolled_fleet_trains_over_tls_and_lets_nobody_else_in(ground, url):
+    """Brokers that the server starts speak TLS, and ask for a login or a certificate that `shoal enroll` has made."""
+    if url == "mosquitto" and not shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin"):
+        pytest.skip("mosquitto is not installed")
+    port = free_port()
+    folder, enrolments = founded(ground, port)
+    config, watcher = identified(ground, folder, BrokerConfig(url=url, port=port), rounds=2), Watcher()
+    doors = {
+        "no TLS": BrokerAddress("127.0.0.1", port),
+        "no login": BrokerAddress.parse(f"mqtts://127.0.0.1:{port}", ca_file=folder / "ca.pem"),
+        "a wrong word": BrokerAddress.parse(f"mqtts://device-0:guess@127.0.0.1:{port}", ca_file=folder / "ca.pem"),
+        "an unknown authority": BrokerAddress.parse(f"mqtts://device-0:guess@127.0.0.1:{port}"),
+    }
+    with (
+        Server(config.fleet, config.store, config.broker, listener=watcher) as server,
+        ground.fleet(read_enrolment(enrolments["device-0"]).broker, members(ground, enrolments)) as fleet,
+    ):
+        for name, address in doors.items():
+            with pytest.raises(TransportError):
+                pytest.fail(f"{name}: in") if Link(address, "x", queue.SimpleQueue()).connect(1.0) is None else None
+        assert server.run(config).status == "finished"
+        fleet.check()
+    assert [len(event.merged) for event in watcher.of(control.RoundClosed)] == [len(WIDTHS)] * 2
+    assert not watcher.of(control.UpdateRefused)
+
+
+@pytest.mark.parametrize("who", ["outsider", "insider"])
+def test_whatever_is_said_in_anothers_place_is_refused_and_counted(ground, tmp_path, who):
+    """Offers, refusals, statuses, chunks, requests and events, forged, moved and said again: the run ends as ever.
+
+    The insider signs with the key of a device that is enrolled, and may still say nothing in another's place.
+    """
+    with mosquitto_broker(tmp_path) as broker, contextlib.ExitStack() as stack:
+        folder, enrolments = founded(ground, broker.port)
+        bad = Signer(read_enrolment(enroll(folder, "bad")), 2**31) if who == "insider" else None
+        config, watcher = identified(ground, folder, BrokerConfig(url=broker.url)), Watcher()
+        attacker = stack.enter_context(Outsider(broker.url, bad))
+        server = stack.enter_context(Server(config.fleet, config.store, config.broker, listener=watcher))
+        serving = threading.Thread(target=server.serve)
+        serving.start()
+        stack.callback(serving.join, 20)
+        stack.callback(server.stop)
+        fleet = stack.enter_context(ground.fleet(broker.url, members(ground, enrolments)))
+        finished = submit(config, broker_address(config.broker))
+        fleet.check()
+        logs = "".join((ground.folder / "devices" / f"{name}.log").read_text() for name in enrolments)
+    assert (finished.status, finished.rounds) == ("finished", 3)
+    assert [len(event.merged) for event in watcher.of(control.RoundClosed)] == [len(WIDTHS)] * 3
+    expected = {"poisoned chunk", "forged cancel", "forged offer", "forged refuse", "forged status", "replayed offer"}
+    assert (
+        expected | {"replayed reply", "moved message", "replayed event", "forged end", "forged request"}
+        <= attacker.tried.keys()
+    )
+    refusals = counted(config)
+    assert refusals["forged"] >= 5
+    assert refusals["replayed"] >= 1
+    assert "refused, forged" in logs
+    assert "refused, replayed" in logs
+    assert not any(event.device in enrolments for event in watcher.of(control.UpdateRefused))
+
+
+def test_mosquitto_keeps_a_device_to_its_own_topics_and_dies_with_its_server(tmp_path):
+    """By access rules a device neither hears what is for another nor writes under another's name."""
+    if not shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin"):
+        pytest.skip("mosquitto is not installed")
+    folder, port = tmp_path / "lab", free_port()
+    found_fleet(folder, Founding("test", "127.0.0.1", port, "mosquitto"))
+    one = read_enrolment(enroll(folder, "device-0"))
+    enroll(folder, "device-1")
+    config = BrokerConfig(url="mosquitto", port=port, identity=folder / "server.enrolment")
+    inbox: queue.SimpleQueue = queue.SimpleQueue()
+    broker = hosted_broker(config, "test", tmp_path / "broker")
+    with broker:
+        device = Link(one.address(tmp_path / "one"), "one", inbox)
+        server = Link(broker_address(config), "server", queue.SimpleQueue())
+        for link in (device, server):
+            link.connect(10)
+        device.subscribe(f"{TOPICS.root}/#")
+        for topic in (TOPICS.task("device-1"), TOPICS.reply("device-1"), TOPICS.server_events, TOPICS.task("device-0")):
+            server.publish(topic, b"for its reader")
+        device.publish(TOPICS.task("device-0"), b"from the wrong one")
+        heard = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                event = inbox.get(timeout=1.0)
+                heard += [(event.topic, event.payload)] if isinstance(event, Received) else []
+        for link in (device, server):
+            link.close()
+    assert heard == [(TOPICS.task("device-0"), b"for its reader")]
+    assert not broker.alive

@@ -1,0 +1,125 @@
+"""What a stranger may make a message say: numbers and texts have bounds, and nothing is made as large as declared."""
+
+import json
+import tracemalloc
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from fleet_protocol.blobs import PartFile
+from fleet_protocol.errors import RefusedError
+from fleet_protocol.messages import (
+    SCHEMA_VERSION,
+    BlobRef,
+    DeviceMessage,
+    DeviceStatus,
+    ServerMessage,
+    ServerStatus,
+    parse_device_message,
+    parse_status,
+)
+
+HUGE = 10**400
+DEVICE = {"schema_version": SCHEMA_VERSION, "fleet": "lab", "device": "pi", "run": "r", "round": 1, "task": "t"}
+PROFILE = {
+    "arch": "aarch64",
+    "system": "Linux",
+    "cores": 4,
+    "ram_bytes": 1,
+    "free_ram_bytes": 1,
+    "backends": {"onnx": "1.31"},
+    "runtime_version": "0.1",
+    "python": "3.11",
+    "max_width": 1,
+    "examples": 1,
+}
+METRICS = {
+    "examples": 1,
+    "batches": 1,
+    "labels": [],
+    "fetch_seconds": 0,
+    "train_seconds": 0,
+    "resident_bytes": 0,
+}
+
+
+def unbounded(schema: dict, definitions: dict, path: str) -> list[str]:
+    """Places of a JSON schema where a number or a text may be as large as the message."""
+    if "$ref" in schema:
+        return unbounded(definitions[schema["$ref"].split("/")[-1]], definitions, path)
+    found = []
+    for key in ("anyOf", "oneOf", "allOf"):
+        for part in schema.get(key, ()):
+            found += unbounded(part, definitions, path)
+    for name, part in schema.get("properties", {}).items():
+        found += unbounded(part, definitions, f"{path}.{name}")
+    for part in (schema.get("items"), schema.get("additionalProperties")):
+        if isinstance(part, dict):
+            found += unbounded(part, definitions, f"{path}[]")
+    fixed = "const" in schema or "enum" in schema
+    kind = schema.get("type")
+    if kind in {"integer", "number"} and not fixed and "maximum" not in schema:
+        found.append(path)
+    if kind == "string" and not fixed and not {"maxLength", "pattern"} & schema.keys():
+        found.append(path)
+    return found
+
+
+@pytest.mark.parametrize("message", [DeviceMessage, ServerMessage, DeviceStatus, ServerStatus])
+def test_every_field_has_a_bound(message):
+    """Labels have theirs in the manifest, against which an update is checked."""
+    schema = TypeAdapter(message).json_schema()
+    places = unbounded(schema, schema.get("$defs", {}), "")
+    assert {place for place in places if ".labels" not in place} == set()
+
+
+@pytest.mark.parametrize("field", ["cores", "ram_bytes", "free_ram_bytes", "examples", "step_seconds", "max_depth"])
+def test_a_status_with_a_number_beyond_all_bounds_is_refused(field):
+    """It raised OverflowError where devices are chosen, and as it was retained, after every restart again."""
+    status = {
+        "schema_version": SCHEMA_VERSION,
+        "type": "status",
+        "fleet": "lab",
+        "device": "pi",
+        "online": True,
+        "state": "idle",
+    }
+    assert parse_status(json.dumps({**status, "profile": PROFILE}).encode()).profile is not None
+    with pytest.raises(RefusedError, match=field):
+        parse_status(json.dumps({**status, "profile": {**PROFILE, field: HUGE}}).encode())
+
+
+@pytest.mark.parametrize("field", ["examples", "batches", "mean_loss", "train_seconds", "resident_bytes"])
+def test_metrics_beyond_all_bounds_are_refused(field):
+    """They ended the merge that weighs by them."""
+    done = {
+        **DEVICE,
+        "type": "done",
+        "tier": "w1.00-d1",
+        "update": {"digest": "0" * 64, "size": 10, "chunk_bytes": 1024},
+    }
+    parse_device_message(json.dumps({**done, "metrics": METRICS}).encode())
+    with pytest.raises(RefusedError, match=field):
+        parse_device_message(json.dumps({**done, "metrics": {**METRICS, field: HUGE}}).encode())
+
+
+def test_a_declared_terabyte_costs_nothing(tmp_path):
+    """A blob of more chunks than any has is refused; one at the bound is waited for without counting up its chunks."""
+    with pytest.raises(ValidationError, match="chunks"):
+        BlobRef(digest="0" * 64, size=2**40, chunk_bytes=1024)
+    part = PartFile(BlobRef(digest="0" * 64, size=2**30, chunk_bytes=1024), tmp_path / "part")
+    tracemalloc.start()
+    missing = part.missing()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    part.close()
+    assert missing == ((0, 2**20),)
+    assert peak < 100_000
+
+
+@pytest.mark.parametrize("ranges", [((0, 5),) * 20_000, ((3, 3),), ((5, 2),), ((4, 6), (0, 2)), ((0, 2**30),)])
+def test_ranges_name_every_chunk_once(ranges):
+    """A request of 200 kB cannot make the server look at millions of chunks."""
+    asked = {**DEVICE, "type": "need-chunks", "digest": "0" * 64, "ranges": ranges}
+    with pytest.raises(RefusedError, match="ranges"):
+        parse_device_message(json.dumps(asked).encode())

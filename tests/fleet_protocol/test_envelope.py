@@ -1,0 +1,224 @@
+"""Envelopes: whose message it is, where it may be said, and that it is said once."""
+
+import json
+import stat
+import time
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from broker_server.service.authority import Founding, enroll, found_fleet, renew_server, revoke
+from broker_server.service.registry import RegistryReader
+from fleet_protocol.errors import ConfigError, RefusalReason, RefusedError
+from fleet_protocol.identity.certificate import Certificate, issue
+from fleet_protocol.identity.enrolment import Enrolment, read_enrolment, write_secret
+from fleet_protocol.identity.envelope import Signer, Verifier
+from fleet_protocol.identity.marks import Marks, next_session
+from fleet_protocol.topics import Topics
+
+TOPICS = Topics("lab")
+TASK, REPLY = TOPICS.task("pi-1"), TOPICS.reply("pi-1")
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory):
+    """A founded fleet: its folder, the server, two devices."""
+    folder = tmp_path_factory.mktemp("fleet") / "lab"
+    found_fleet(folder, Founding("lab", "127.0.0.1"))
+    return (
+        folder,
+        read_enrolment(folder / "server.enrolment"),
+        *(read_enrolment(enroll(folder, f"pi-{i}")) for i in (1, 2)),
+    )
+
+
+def refused(verifier, topic, envelope, **options):
+    with pytest.raises(RefusedError) as caught:
+        verifier.open(topic, envelope, **options)
+    return caught.value.reason
+
+
+def test_each_speaks_under_its_own_name_and_the_server_everywhere_else(fleet):
+    """Who may sign what is a matter of the topic."""
+    _, server, one, two = fleet
+    verifier = Verifier(one, Marks())
+    said = {
+        server: [TASK, TOPICS.blob("0" * 64, 1), TOPICS.server_status, TOPICS.server_events, TOPICS.server_control],
+        one: [REPLY, TOPICS.status("pi-1"), TOPICS.upload("t", 0)],
+        two: [TOPICS.reply("pi-2"), TOPICS.status("pi-2"), TOPICS.upload("t", 0)],
+    }
+    topics = {topic for listed in said.values() for topic in listed} | {
+        "shoal/v1/other/server/status",
+        "shoal/v1/lab/x",
+    }
+    for member, allowed in said.items():
+        signer = Signer(member, 1)
+        for topic in topics:
+            envelope = signer.seal(topic, b"words")
+            if topic in allowed:
+                opened = verifier.open(topic, envelope)
+                assert (opened.payload, opened.signer.name) == (b"words", member.name)
+            else:
+                assert refused(verifier, topic, envelope) is RefusalReason.FORGED
+
+
+def test_a_message_is_taken_once_and_in_order(fleet):
+    """Said again, or after a later one, it is a replay; on another topic a forgery. A chunk may come again."""
+    _, server, one, _ = fleet
+    verifier, signer = Verifier(one, Marks()), Signer(server, 7)
+    first, second = signer.seal(TASK, b"1"), signer.seal(TASK, b"2")
+    verifier.open(TASK, first)
+    assert refused(verifier, TASK, first) is RefusalReason.REPLAYED
+    verifier.open(TASK, second)
+    assert refused(verifier, TASK, first) is RefusalReason.REPLAYED
+    assert refused(verifier, TOPICS.task("pi-2"), second) is RefusalReason.FORGED
+    chunk = signer.seal(TOPICS.blob("0" * 64, 0), b"chunk")
+    for _ in range(3):
+        verifier.open(TOPICS.blob("0" * 64, 0), chunk)
+
+
+def test_what_the_broker_kept_may_be_the_last_message_again(fleet):
+    """A retained status comes with every subscription; an older one does not."""
+    _, _, one, _ = fleet
+    topic, verifier, signer = TOPICS.status("pi-1"), Verifier(one, Marks()), Signer(one, 7)
+    old, new = signer.seal(topic, b"old"), signer.seal(topic, b"new")
+    for _ in range(2):
+        verifier.open(topic, new, retained=True)
+    assert refused(verifier, topic, new) is RefusalReason.REPLAYED
+    assert refused(verifier, topic, old, retained=True) is RefusalReason.REPLAYED
+
+
+def test_a_farewell_counts_as_the_last_of_its_session(fleet):
+    """It was signed before everything else; one of an earlier session says nothing about this one."""
+    _, _, one, _ = fleet
+    topic, verifier = TOPICS.status("pi-1"), Verifier(one, Marks())
+    before, now = Signer(one, 7), Signer(one, 8)
+    stale, will = before.seal(topic, b"off", farewell=True), now.seal(topic, b"off", farewell=True)
+    verifier.open(topic, now.seal(topic, b"on"))
+    verifier.open(topic, will)
+    verifier.open(topic, now.seal(topic, b"on again"))
+    assert refused(verifier, topic, stale) is RefusalReason.REPLAYED
+
+
+def test_a_board_remembers_over_restarts_and_without_a_clock(fleet, tmp_path):
+    """A replay after the board's restart is one; a sender's next session is a later one, whatever its clock says."""
+    _, server, one, _ = fleet
+    path = tmp_path / "heard.json"
+    envelope = Signer(server, 7).seal(TASK, b"1")
+    Verifier(one, Marks(path)).open(TASK, envelope)
+    assert refused(Verifier(one, Marks(path)), TASK, envelope) is RefusalReason.REPLAYED
+    ahead = int(time.time()) + 10**6
+    write_secret(tmp_path / "session.json", json.dumps({"session": ahead}))
+    assert [next_session(tmp_path / "session.json") for _ in range(2)] == [ahead + 1, ahead + 2]
+    (tmp_path / "session.json").write_text("power cut")
+    assert next_session(tmp_path / "session.json") >= int(time.time()) - 1
+
+
+def test_another_fleets_operator_vouches_for_nobody_here(fleet, tmp_path):
+    """The same names under another operator; a certificate that was changed; a device that calls itself the server."""
+    _, server, one, _ = fleet
+    found_fleet(tmp_path / "fake", Founding("lab", "127.0.0.1"))
+    impostor = read_enrolment(tmp_path / "fake" / "server.enrolment")
+    verifier = Verifier(one, Marks())
+    assert refused(verifier, TASK, Signer(impostor, 1).seal(TASK, b"x")) is RefusalReason.FORGED
+    stolen = server.model_copy(update={"key": impostor.key})
+    assert refused(verifier, TASK, Signer(stolen, 1).seal(TASK, b"x")) is RefusalReason.FORGED
+    raised = bytes.fromhex(one.certificate).replace(b'"device"', b'"server"')
+    promoted = one.model_copy(update={"certificate": raised.hex()})
+    assert refused(verifier, TASK, Signer(promoted, 1).seal(TASK, b"x")) is RefusalReason.FORGED
+    assert refused(verifier, TASK, b'{"schema_version":3}') is RefusalReason.FORGED
+
+
+def test_revoked_expired_and_superseded_members_are_none(tmp_path):
+    """At the server at once, without a restart; an older key of the server's at a board that has heard the newer."""
+    folder = tmp_path / "lab"
+    found_fleet(folder, Founding("lab", "127.0.0.1"))
+    server, old = read_enrolment(folder / "server.enrolment"), read_enrolment(enroll(folder, "pi-1"))
+    reader = RegistryReader(folder)
+    reader._looked = -1e9
+    verifier = Verifier(server, Marks(), reader.revoked)
+    verifier.open(REPLY, Signer(old, 1).seal(REPLY, b"x"))
+    new = read_enrolment(enroll(folder, "pi-1"))
+    reader._looked = -1e9
+    assert refused(verifier, REPLY, Signer(old, 2).seal(REPLY, b"x")) is RefusalReason.REVOKED
+    verifier.open(REPLY, Signer(new, 2).seal(REPLY, b"x"))
+    revoke(folder, "pi-1")
+    reader._looked = -1e9
+    assert refused(verifier, REPLY, Signer(new, 3).seal(REPLY, b"x")) is RefusalReason.REVOKED
+    board = Verifier(new, Marks(tmp_path / "heard.json"))
+    renewed = read_enrolment(renew_server(folder))
+    board.open(TASK, Signer(renewed, 1).seal(TASK, b"x"))
+    again = Verifier(new, Marks(tmp_path / "heard.json"))
+    assert refused(again, TASK, Signer(server, 9).seal(TASK, b"x")) is RefusalReason.REVOKED
+
+
+def test_an_enrolment_that_expires_is_none_after_that():
+    """The server looks at its clock; boards may not have one."""
+    operator, key = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+    public = operator.public_key().public_bytes_raw().hex()
+    for expires, ends in ((1, True), (int(time.time()) + 1000, False)):
+        own = key.public_key().public_bytes_raw().hex()
+        certificate = Certificate(fleet="lab", role="device", name="pi-1", key=own, serial=1, expires=expires)
+        member = Enrolment(
+            fleet="lab",
+            role="device",
+            name="pi-1",
+            broker="mqtt://127.0.0.1",
+            operator=public,
+            certificate=issue(certificate, operator).hex(),
+            key=key.private_bytes_raw().hex(),
+            token="",
+        )
+        verifier, envelope = Verifier(member, Marks()), Signer(member, 1).seal(REPLY, b"x")
+        if ends:
+            assert refused(verifier, REPLY, envelope) is RefusalReason.REVOKED
+        else:
+            verifier.open(REPLY, envelope)
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_no_changed_envelope_is_opened(fleet, data):
+    """Whichever byte is changed or cut off, the message is refused and nothing else happens."""
+    _, server, one, _ = fleet
+    envelope = bytearray(Signer(server, 7).seal(TASK, b"some words"))
+    at = data.draw(st.integers(0, len(envelope) - 1))
+    if data.draw(st.booleans()):
+        envelope[at] ^= data.draw(st.integers(1, 255))
+    else:
+        del envelope[at:]
+    assert refused(Verifier(one, Marks()), TASK, bytes(envelope)) is RefusalReason.FORGED
+
+
+def test_secrets_are_for_their_owner_alone(fleet, tmp_path):
+    """Every file of a fleet's folder; an enrolment that others may read is not taken."""
+    folder = fleet[0]
+    for path in folder.rglob("*"):
+        assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
+    copy = tmp_path / "pi.enrolment"
+    copy.write_text((folder / "devices" / "pi-1.enrolment").read_text())
+    copy.chmod(0o644)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        read_enrolment(copy)
+    copy.chmod(0o600)
+    copy.write_text("{}")
+    with pytest.raises(ConfigError, match="shoal enroll"):
+        read_enrolment(copy)
+
+
+def test_what_cannot_be_founded_enrolled_or_revoked(fleet, tmp_path):
+    """A folder with something in it, names that are none, a device that never was."""
+    folder = fleet[0]
+    for wrong in (
+        lambda: found_fleet(folder, Founding("lab", "127.0.0.1")),
+        lambda: found_fleet(tmp_path / "x", Founding("a/b", "127.0.0.1")),
+        lambda: enroll(folder, "server"),
+        lambda: enroll(folder, "a/b"),
+        lambda: enroll(tmp_path / "nothing", "pi-1"),
+        lambda: revoke(folder, "pi-9"),
+        lambda: revoke(folder, "server"),
+    ):
+        with pytest.raises(ConfigError):
+            wrong()

@@ -1,0 +1,53 @@
+"""Small models of the kinds that users bring, each with its source; some are to be refused.
+
+A file has one architecture. `ALONE = False` says that its units are coupled by a norm or a scale, so that a narrow
+model is not the whole one with units of zeros; `REFUSED` is what the message of a refusal must match.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from dataclasses import dataclass
+
+from models import Architecture
+
+__all__ = ["GALLERY", "Model"]
+
+
+@dataclass(frozen=True)
+class Model:
+    """One file of the gallery.
+
+    Attributes:
+        arch: its architecture.
+        kind: the first line of its docstring.
+        source: where it comes from.
+        alone: whether its units compute alone.
+        refused: pattern of the refusal; empty if it is exported.
+    """
+
+    arch: Architecture
+    kind: str
+    source: str
+    alone: bool
+    refused: str
+
+
+def _model(name: str) -> Model:
+    module = importlib.import_module(f"{__name__}.{name}")
+    kind, source = (module.__doc__ or "").strip().split("\n\n")
+    return Model(
+        getattr(module, name),
+        kind,
+        " ".join(source.removeprefix("Source: ").split()),
+        getattr(module, "ALONE", True),
+        getattr(module, "REFUSED", ""),
+    )
+
+
+GALLERY = {
+    item.name: _model(item.name)
+    for item in pkgutil.iter_modules(__path__)
+    if item.name != "table" and not item.name.startswith("test_")
+}

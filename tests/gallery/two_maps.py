@@ -1,0 +1,30 @@
+"""Two maps of one axis concatenated, as average and maximum are.
+
+Source: the concat pooling of fastai (fastai/fastai, layers.py, AdaptiveConcatPool2d).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from models import Cut, architecture
+
+
+class Net(nn.Module):
+    """Mean and maximum of each channel, one behind the other."""
+
+    def __init__(self, channels: int, classes: int) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(3, channels, 3), nn.Linear(2 * channels, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x).relu()
+        out: Tensor = self.head(torch.cat([x.mean((2, 3)), x.amax((2, 3))], 1))
+        return out
+
+
+@architecture()
+def two_maps(cut: Cut, *, input_shape: tuple[int, ...] = (3, 6, 6), classes: int = 4) -> nn.Module:
+    """Build the model."""
+    return Net(cut.width("conv", 12), cut.classes(classes))

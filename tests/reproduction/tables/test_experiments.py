@@ -1,0 +1,199 @@
+"""Every arm of every table, at every scale, without training."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+
+import numpy as np
+import pytest
+
+from broker_server.settings.assignment import parse_mix
+from broker_server.settings.fleet import FleetConfig
+from device_runtime.training.choosers.adaptive import choose, initial
+from fleet_protocol.errors import ConfigError
+from models.registry import Registry
+from reproduction.catalogue import TABLES, find_experiment, parse_scale
+from reproduction.differences import Difference, differences, grouped
+from reproduction.experiment import SCALES, merged
+from simulation.clock import Load, load_clock
+from simulation.data.datasets import DATASETS, load_dataset
+from simulation.preparing import split_data
+from tests.simulation.data_folder import FOLDER, needs
+
+EVERY_ARM = [
+    pytest.param(experiment, arm, id=f"{experiment.table}-{arm.name}")
+    for experiment in TABLES.values()
+    for arm in experiment.arms
+]
+ISSUE = {
+    "heterofl-1", "heterofl-2", "heterofl-3",
+    "fedrolex-3", "fedrolex-4", "fedrolex-gamma",
+    "inclusivefl-2", "inclusivefl-4", "inclusivefl-5",
+    "whalefl-1", "whalefl-static", "whalefl-mild", "whalefl-strong",
+    "fml-1", "fml-models", "fml-tasks",
+}  # fmt: skip
+
+
+def test_the_tables_asked_for_are_there():
+    """The names of issue 4."""
+    assert set(TABLES) == ISSUE
+
+
+@pytest.mark.parametrize(("experiment", "arm"), EVERY_ARM)
+def test_an_arm_is_a_valid_simulation_at_every_scale(experiment, arm, tmp_path):
+    """It validates as a simulation and as the fleet it simulates; models, settings, data and levels exist."""
+    for scale in SCALES:
+        config = arm.config(scale, 3, out=tmp_path)
+        fleet = config.fleet(artifacts=tmp_path, weights=tmp_path / "w", test_set=tmp_path / "t")
+        assert isinstance(fleet, FleetConfig)
+        assert config.seed == 3
+        Registry.zoo().get(config.model.arch).settings(config.model.settings)
+        assert config.data.name in DATASETS
+        assert max(config.model.widths) == 1.0
+        if config.tiers.levels is not None:
+            mix = parse_mix(config.tiers.levels)
+            used = {mix.width(level.rate) for level in mix.levels if level.weight}
+            assert used <= set(config.model.widths), "a level that is drawn has no tier"
+        for kind in config.devices.types:
+            assert kind.max_depth is None or config.model.depths is None or kind.max_depth in config.model.depths
+            assert any(width <= kind.max_width for width in config.model.widths)
+
+
+@pytest.mark.parametrize(("experiment", "arm"), EVERY_ARM)
+def test_what_an_arm_measures_is_judged(experiment, arm):
+    """A figure of the devices' own data needs their parts of the test set to be judged."""
+    local = {"local", "own"} & {measure.name for measure in arm.measures}
+    for scale in SCALES:
+        assert not local or arm.config(scale, 1).evaluation.local
+    assert set(arm.published) <= {measure.name for measure in arm.measures}
+
+
+@pytest.mark.parametrize("experiment", TABLES.values(), ids=TABLES)
+def test_names_within_a_table_fit_together(experiment):
+    """Arms have names and folders of their own; selections, comparisons and milestones speak of arms that exist."""
+    names = [arm.name for arm in experiment.arms]
+    assert len(set(names)) == len({arm.folder for arm in experiment.arms}) == len(names)
+    assert all("/" not in arm.folder and "," not in arm.name for arm in experiment.arms)
+    for scale in SCALES:
+        assert experiment.chosen(scale)
+        assert experiment.seeds[scale]
+    for comparison in experiment.comparisons:
+        for name in (comparison.left, comparison.right):
+            assert comparison.measure in {measure.name for measure in experiment.arm(name).measures}
+    for milestones in experiment.milestones.values():
+        for milestone in milestones:
+            assert milestone.by_round <= experiment.arm(milestone.arm).config("small", 1).round.rounds
+
+
+@pytest.mark.parametrize("experiment", TABLES.values(), ids=TABLES)
+def test_the_paper_scale_runs_every_arm(experiment):
+    """Only the smaller scales leave arms out by default."""
+    assert experiment.chosen("paper") == experiment.arms
+
+
+def test_smaller_scales_are_smaller():
+    """Smoke trains less than small, small less than the paper, in every arm."""
+    for experiment in TABLES.values():
+        for arm in experiment.arms:
+            smoke, small, paper = (arm.config(scale, 1).round.rounds for scale in SCALES)
+            assert smoke <= 3, arm.name
+            assert smoke < small <= paper, arm.name
+
+
+@pytest.mark.parametrize(
+    ("call", "word"),
+    [
+        (lambda: find_experiment("heterofl1"), "heterofl-1"),
+        (lambda: find_experiment("fedrolex"), "fedrolex-"),
+        (lambda: parse_scale("smal"), "small"),
+        (lambda: find_experiment("heterofl-1").arm("a-b-c-d-e"), "a-b-c-d-e/iid"),
+        (lambda: find_experiment("whalefl-1").arm("?"), "whalefl/non-iid-2"),
+    ],
+)
+def test_unknown_names_get_a_suggestion(call, word):
+    """Tables, scales and arms."""
+    with pytest.raises(ConfigError, match=word):
+        call()
+
+
+def test_merging_settings_joins_tables_and_leaves_the_layers_alone():
+    """Later layers win, key by key."""
+    base = {"a": {"x": 1, "y": 2}, "b": (1, 2)}
+    assert merged(base, {"a": {"y": 3}, "b": (4,)}) == {"a": {"x": 1, "y": 3}, "b": (4,)}
+    assert base == {"a": {"x": 1, "y": 2}, "b": (1, 2)}
+
+
+def test_differences_are_found_and_grouped():
+    """A changed, an added and an unchanged key; what holds for all arms names none."""
+    experiment = find_experiment("heterofl-1")
+    mixed, single = (experiment.arm(name) for name in ("a-b-c-d-e/iid", "a/iid"))
+    found = {arm.name: differences(arm.config("paper", 1), arm.config("small", 1)) for arm in (mixed, single)}
+    judged = (Difference("evaluation.every", "1", "5"), Difference("evaluation.statistics_fraction", "1", "0.1"))
+    assert found["a/iid"] == (*judged, Difference("round.rounds", "200", "10"))
+    assert grouped(found) == (
+        *judged,
+        Difference("round.rounds", "200", "10", ("a/iid",)),
+        Difference("round.rounds", "200", "40", ("a-b-c-d-e/iid",)),
+    )
+    assert differences(mixed.config("small", 1, out="x"), mixed.config("small", 2, out="y")) == ()
+
+
+@needs("mnist")
+def test_whalefls_seeds_are_the_first_whose_splits_can_be_learnt():
+    """Every label is with a device of full width."""
+    data = load_dataset("mnist", FOLDER)
+    arm = find_experiment("whalefl-1").arm("heterofl/non-iid-2")
+    can = []
+    for seed in range(1, 6):
+        config = arm.config("small", seed, out="x")
+        full = [kind.max_width == 1.0 for kind in config.devices.kinds]
+        parts = itertools.compress(split_data(config, data).train, full)
+        if len(np.unique(data.train_y[np.concatenate(list(parts))])) == data.classes:
+            can.append(seed)
+    assert tuple(can) == find_experiment("whalefl-1").seeds["small"]
+
+
+def round_times(table, arm):
+    """Nominal seconds of every device's round at its maximum width."""
+    config = find_experiment(table).arm(arm).config("paper", 1)
+    clock = load_clock(config.clock)
+    return [
+        clock.device_seconds(
+            clock.device(kind.type, kind.link), Load(kind.max_width, samples=64, steps=config.train.steps or 0)
+        )
+        for kind in config.devices.kinds
+    ]
+
+
+def test_the_clock_decides_the_widths_of_whalefl():
+    """A HeteroFL round takes as long as the Xavier at full width, a FedAvg round as long as the slowest board."""
+    fedavg, heterofl = (max(round_times("whalefl-1", f"{name}/non-iid-2")) for name in ("fedavg", "heterofl"))
+    assert fedavg == pytest.approx(33.988665)  # vector W3
+    assert heterofl == pytest.approx(0.04070369 * 640 + 12.352 / 15)
+    assert fedavg / heterofl == pytest.approx(1.27, abs=0.01)
+    tight = max(round_times("whalefl-static", "heterofl/iid"))
+    assert max(round_times("whalefl-static", "heterofl/non-iid-2")) == heterofl
+    assert fedavg / tight == pytest.approx(3.1, abs=0.05)  # specification 4.6
+
+
+@pytest.mark.parametrize("name", ["static", "mild", "strong"])
+def test_the_median_device_starts_at_half_width(name):
+    """Specification 4.6 fixes theta by this rule before any run; every arm of a seed meets the same conditions."""
+    experiment = find_experiment(f"whalefl-{name}")
+    config = experiment.arm("whalefl/iid").config("small", 3)
+    own = config.strategy.whalefl
+    clock = load_clock(config.clock)
+    chosen = [
+        choose(
+            initial(own),
+            own,
+            transmit_seconds=clock.upload_seconds(device, Load(1.0)),
+            compute_seconds=clock.compute_seconds(device, Load(0.0625, 64, 10)),
+            maximum=1.0,
+        )
+        for device in (clock.device(kind.type, kind.link) for kind in config.devices.kinds)
+    ]
+    assert statistics.median(choice.normalised for choice in chosen) == pytest.approx(0.6)
+    (dynamics,) = {arm.config("small", 3).clock.dynamics for arm in experiment.arms}
+    assert dynamics.loads[-1] == {"static": 1.0, "mild": 1.5, "strong": 4.0}[name]

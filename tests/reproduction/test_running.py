@@ -1,0 +1,209 @@
+"""Running tables: complete runs stay, those cut short go on, and wrong names end with exit code 2."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fleet_protocol.errors import ConfigError, DataError
+from reproduction.catalogue import TABLES, find_experiment
+from reproduction.report import as_csv, write_table
+from reproduction.running import Part, collect, jobs, run_job, table_folder
+from simulation.data.datasets import DATASETS
+from simulation.results.history import write_history
+from tests.reproduction.test_rendering import row
+from tests.simulation.data_folder import FOLDER, needs_minilm
+
+SHOAL = Path(sys.executable).with_name("shoal")
+
+
+def complete(job, rows, **changes):
+    """What a complete run leaves behind."""
+    record = {
+        "table": job.experiment.table,
+        "scale": job.scale,
+        "arm": job.arm.name,
+        "config": {**job.config.model_dump(mode="json"), **changes},
+        "versions": {"python": "3"},
+        "machine": "test",
+    }
+    write_history(job.config.out, rows)
+    (job.config.out / "result.json").write_text(json.dumps(record))
+
+
+def test_there_is_a_job_for_each_arm_and_seed(tmp_path):
+    """All arms with the first seed come first; every job has a folder of its own and shares the cache."""
+    found = jobs(find_experiment("fedrolex-3"), "small", tmp_path)
+    assert [(job.config.seed, job.arm.name.partition("/")[0]) for job in found[:4]] == [
+        (1, "heterofl"),
+        (1, "federated-dropout"),
+        (1, "fedrolex"),
+        (2, "heterofl"),
+    ]
+    assert len({job.config.out for job in found}) == len(found) == 9
+    assert {job.config.cache for job in found} == {tmp_path / "fedrolex-3" / "small" / "cache"}
+    only = jobs(find_experiment("fedrolex-3"), "small", tmp_path, Part((7,), ("largest/cifar10-low",)))
+    assert [(job.arm.name, job.config.seed) for job in only] == [("largest/cifar10-low", 7)]
+    with pytest.raises(ConfigError, match="twice"):
+        jobs(find_experiment("fedrolex-3"), "small", tmp_path, Part((1, 1)))
+
+
+def test_only_complete_runs_are_collected(tmp_path):
+    """A folder without a result is no result; one of an arm's older configuration is left out of the table."""
+    experiment = find_experiment("fedrolex-3")
+    first, second, third, *_ = jobs(experiment, "small", tmp_path)
+    assert not first.complete
+    complete(first, [row(10, 0.2)])
+    write_history(second.config.out, [row(10, 0.9)])  # stopped half-way
+    complete(third, [row(10, 0.8)], train={**third.config.train.model_dump(mode="json"), "learning_rate": 9.0})
+    assert first.complete
+    assert not second.complete
+    assert [(run.arm.name, run.seed) for run in collect(experiment, "small", tmp_path)] == [(first.arm.name, 1)]
+    with pytest.raises(ConfigError, match="another configuration"):
+        _ = third.complete
+
+
+def test_a_complete_run_is_not_run_again(tmp_path):
+    """Its files stay as they are; nothing is even prepared."""
+    (job, *_) = jobs(find_experiment("heterofl-1"), "smoke", tmp_path)
+    complete(job, [row(1, 0.5)])
+    before = (job.config.out / "result.json").stat().st_mtime_ns
+    run_job(job, stage=pytest.fail, watch=pytest.fail)
+    assert (job.config.out / "result.json").stat().st_mtime_ns == before
+    assert not (job.config.out / "store").exists()
+
+
+def test_a_run_with_fewer_rounds_is_to_go_on(tmp_path):
+    """A table that now asks for more rounds leaves it out until it has had them; one that asks for fewer refuses it."""
+    experiment = find_experiment("heterofl-1")
+    (job, *_) = jobs(experiment, "smoke", tmp_path)
+    rounds = job.config.round.rounds
+    shorter, longer = (job.config.round.model_dump() | {"rounds": rounds + more} for more in (-1, 1))
+    complete(job, [row(1, 0.5)], round=shorter)
+    assert not job.complete
+    assert collect(experiment, "smoke", tmp_path) == ()
+    complete(job, [row(1, 0.5)], round=longer)
+    with pytest.raises(ConfigError, match="another configuration"):
+        _ = job.complete
+    complete(job, [row(1, 0.5)], keep_versions=7)
+    assert job.complete
+
+
+def test_a_damaged_result_is_an_error(tmp_path):
+    (job, *_) = jobs(find_experiment("heterofl-1"), "smoke", tmp_path)
+    complete(job, [row(1, 0.5)])
+    (job.config.out / "result.json").write_text("{")
+    with pytest.raises(DataError, match=r"result\.json"):
+        _ = job.complete
+
+
+def shoal(*arguments, cwd, timeout=120):
+    return subprocess.run(
+        [SHOAL, "reproduce", *map(str, arguments)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["heterofl1"], "did you mean 'heterofl-1'?"),
+        (["heterofl-1", "--scale", "smal"], "did you mean 'small'?"),
+        (["heterofl-1", "--only", "a/iid,b/idd"], "did you mean 'b/iid'?"),
+        (["heterofl-1", "--seeds", "one"], "not a list of whole numbers"),
+        (["heterofl-1", "--engine", "slurm"], "engine"),
+        ([], "name a table; there are heterofl-1"),
+    ],
+)
+def test_wrong_names_end_with_exit_code_2(tmp_path, arguments, words):
+    """The message says what there is; no folder is made."""
+    found = shoal(*arguments, cwd=tmp_path)
+    assert found.returncode == 2, found.stderr
+    assert words in " ".join(found.stderr.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tables_and_arms_are_listed(tmp_path):
+    """As JSON: every table with its arms."""
+    tables = json.loads(shoal("--list", "--json", cwd=tmp_path).stdout)
+    assert [table["table"] for table in tables] == list(TABLES)
+    arms = json.loads(shoal("fml-1", "--list", "--json", cwd=tmp_path).stdout)
+    assert [arm["arm"] for arm in arms] == [arm.name for arm in TABLES["fml-1"].arms]
+
+
+SHIPPED = {"digits"}
+
+
+def missing_data(experiment):
+    """Data sets that the smoke runs of a table need and that are not here."""
+    names = {arm.settings("smoke")["data"]["name"] for arm in experiment.chosen("smoke")}
+    assert names <= set(DATASETS)
+    return sorted(name for name in names - SHIPPED if not (FOLDER / name).is_dir())
+
+
+def smoke_tables():
+    for name, experiment in TABLES.items():
+        absent = missing_data(experiment)
+        marks = [pytest.mark.slow, pytest.mark.timeout(1200)]
+        if absent:
+            marks.append(pytest.mark.skip(reason=f"{', '.join(absent)} is not here; set SHOAL_DATA"))
+        elif name.startswith("inclusivefl"):
+            marks.append(needs_minilm)
+        yield pytest.param(experiment, id=name, marks=marks)
+
+
+@pytest.mark.parametrize("experiment", list(smoke_tables()))
+def test_every_table_runs_at_the_scale_smoke(experiment, tmp_path, monkeypatch):
+    """Training for real: each chosen arm is complete and in the table, with all figures that it should have."""
+    monkeypatch.setenv("SHOAL_DATA", str(FOLDER))
+    todo = jobs(experiment, "smoke", tmp_path)
+    for job in todo:
+        run_job(job)
+    results = collect(experiment, "smoke", tmp_path)
+    assert [result.arm for result in results] == [job.arm for job in todo]
+    for result in results:
+        assert len(result.rows) == result.config.round.rounds
+        for measure in result.arm.measures:
+            assert measure.read(result.rows) is not None, measure.name
+    written = write_table(experiment, "smoke", results, table_folder(tmp_path, experiment, "smoke"))
+    assert written.plots
+    text = written.markdown.read_text()
+    for arm in experiment.arms:
+        assert (f"\n| {arm.name} |" in text) == (arm in experiment.chosen("smoke"))
+
+
+@pytest.mark.slow
+def test_a_table_that_is_interrupted_goes_on_to_the_same_figures(tmp_path):
+    """Ctrl-C after the first round: exit code 130 and no table; the same command finishes it, bit for bit."""
+    command = ["heterofl-1", "--scale", "smoke", "--only", "a-b-c-d-e/iid", "--workers", "1"]
+    straight = shoal(*command, "--out", tmp_path / "straight", cwd=tmp_path, timeout=280)
+    assert straight.returncode == 0, straight.stderr
+    arguments = [SHOAL, "reproduce", *command, "--out", tmp_path / "cut"]
+    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as cut:
+        assert cut.stderr is not None
+        for line in cut.stderr:
+            if line.startswith("round 1:"):
+                cut.send_signal(signal.SIGINT)
+        cut.wait(timeout=60)
+    assert cut.returncode == 130
+    folder = tmp_path / "cut" / "heterofl-1" / "smoke"
+    assert not list(folder.glob("*.md"))
+    again = shoal(*command, "--out", tmp_path / "cut", cwd=tmp_path, timeout=280)
+    assert again.returncode == 0, again.stderr
+    assert "round 2:" in again.stderr
+    assert "round 1:" not in again.stderr
+    experiment = find_experiment("heterofl-1")
+    figures = [
+        [line.split(",")[:11] for line in as_csv(experiment, "smoke", collect(experiment, "smoke", out)).splitlines()]
+        for out in (tmp_path / "straight", tmp_path / "cut")
+    ]
+    assert figures[0] == figures[1]

@@ -1,0 +1,227 @@
+"""The commands as a user types them: results, JSON, error messages and exit codes, in real processes."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fleet_protocol.manifest import parse_manifest
+from fleet_protocol.recipe import RecipeTable
+from shoal.cli.main import main
+from shoal.cli.options import read_recipe
+from tests.brokers import free_port
+
+SHOAL = Path(sys.executable).with_name("shoal")
+
+
+def shoal(*arguments, cwd, timeout=120):
+    return subprocess.run(
+        [SHOAL, *map(str, arguments)], cwd=cwd, capture_output=True, text=True, timeout=timeout, check=False
+    )
+
+
+FLEET = """
+fleet = "t"
+store = "store"
+[broker]
+url = "mqtt://127.0.0.1:{port}"
+connect_timeout_seconds = 1
+[model]
+arch = "mlp"
+"""
+DEVICE = """
+fleet = "t"
+device = "d"
+broker = "mqtt://127.0.0.1:{port}"
+state_dir = "state"
+connect_timeout_seconds = 1
+[data]
+kind = "npz"
+path = "data.npz"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    port = free_port()
+    (tmp_path / "fleet.toml").write_text(FLEET.format(port=port))
+    (tmp_path / "device.toml").write_text(DEVICE.format(port=port))
+    np.savez(tmp_path / "data.npz", x=np.zeros((8, 4), np.float32), y=np.arange(8) % 2)
+    return tmp_path
+
+
+def edit(path, old, new):
+    path.write_text(path.read_text().replace(old, new))
+
+
+def test_version_and_help(tmp_path):
+    """The command says what it is, and lists its commands."""
+    assert shoal("--version", cwd=tmp_path).stdout.startswith("shoal 0.")
+    listed = shoal("--help", cwd=tmp_path).stdout
+    for command in ("export", "up", "run", "device", "status", "devices", "rounds", "log", "export-weights", "demo"):
+        assert command in listed
+
+
+def test_export_prints_a_table_and_json(tmp_path):
+    """One row per tier, and the same as JSON; the set is on disk under its names."""
+    command = ["export", "--arch", "mlp", "--widths", "1,1/4", "--set", "input_shape=1,4,4", "--formats", "onnx"]
+    table = shoal(*command, cwd=tmp_path)
+    assert table.returncode == 0, table.stderr
+    assert "w0.25-d1" in table.stdout
+    rows = json.loads(shoal(*command, "--json", cwd=tmp_path).stdout)
+    assert [row["tier"] for row in rows] == ["w1.00-d1", "w0.25-d1"]
+    assert all(0 <= row["worst_deviation"] < 1e-4 for row in rows)
+    assert (tmp_path / "artifacts" / "mlp" / "w0.25-d1" / "train.onnx").is_file()
+
+
+OWN = """
+from torch import nn
+from shoal import architecture
+
+@architecture()
+def own(cut, *, input_shape=(1, 6, 6), classes=3, channels=4):
+    kept = cut.width("channels", channels)
+    return nn.Sequential(
+        nn.Conv2d(1, kept, 3), nn.BatchNorm2d(kept), nn.ReLU(inplace=True), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+        nn.Dropout(0.5), nn.Linear(kept, cut.classes(classes)),
+    )
+"""
+
+
+def test_export_explains_how_it_cuts(tmp_path):
+    """Each tensor with the axes it is cut along and its shape in each tier; nothing is written."""
+    command = ["export", "--arch", "lenet5", "--widths", "1,0.5", "--explain"]
+    assert "fc1 x conv2*25" in shoal(*command, cwd=tmp_path).stdout
+    rows = {row["tensor"]: row for row in json.loads(shoal(*command, "--json", cwd=tmp_path).stdout)}
+    assert rows["fc1.weight"]["cut along"] == ["fc1", "conv2*25"]
+    assert rows["fc1.weight"]["w0.50-d1"] == [60, 200]
+    assert rows["head.bias"]["cut along"] == ["-"]
+    assert not [*tmp_path.iterdir()]
+
+
+def test_export_converts_a_module_as_it_is(tmp_path):
+    """What cannot be exported is replaced when it is asked for, and the table says what; else the refusal names it."""
+    (tmp_path / "own.py").write_text(OWN)
+    command = ["export", "--arch", "own", "--models", "own.py", "--widths", "1,0.5", "--formats", "onnx"]
+    refused = shoal(*command, cwd=tmp_path)
+    assert refused.returncode == 2
+    assert "--convert" in refused.stderr
+    done = shoal(*command, "--convert", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for old, new in (("BatchNorm2d", "StaticBatchNorm"), ("ReLU(inplace=True)", "the same"), ("Dropout", "an input")):
+        assert old in done.stdout
+        assert new in done.stdout
+    assert (tmp_path / "artifacts" / "own" / "w0.50-d1" / "stats.onnx").is_file()
+
+
+def test_export_reads_the_recipe_of_a_configuration(tmp_path):
+    """The file's table, with what the options say instead; the server then takes no other artifacts."""
+    text = """[fleet]
+[model.recipe]
+optimizer = { name = "adamw", beta1 = 0.8 }
+clip_norm = 0.5
+"""
+    (tmp_path / "fleet.toml").write_text(text)
+    command = ["export", "--arch", "mlp", "--set", "input_shape=1,4,4", "--formats", "onnx", "--recipe", "fleet.toml"]
+    done = shoal(*command, "--weight-decay", "0.25", "--optimizer-set", "beta2=0.9", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    recipe = parse_manifest((tmp_path / "artifacts" / "mlp" / "w1.00-d1" / "manifest.json").read_bytes()).recipe
+    assert recipe.optimizer.name == "adamw"
+    assert recipe.optimizer.settings == {"beta1": 0.8, "beta2": 0.9, "eps": 1e-8, "weight_decay": 0.25}
+    assert recipe.clip_norm == 0.5
+    table = read_recipe(tmp_path / "fleet.toml")
+    assert not table.difference(recipe)
+    said = RecipeTable.model_validate_json(table.model_dump_json())  # as a store keeps it
+    assert said == table
+    assert said.model_fields_set == table.model_fields_set
+    assert RecipeTable(optimizer="sgd").difference(recipe) == "optimizer is adamw, not sgd"
+    assert RecipeTable(weight_decay=0.5).difference(recipe) == "optimizer's weight_decay is 0.25, not 0.5"
+    assert RecipeTable(proximal=True).difference(recipe) == "proximal is False, not True"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["export", "--arch", "mpl"], 2, "did you mean 'mlp'"),
+        (["export", "--arch", "mlp", "--widths", "1,2"], 2, "not in (0, 1]"),
+        (["export", "--arch", "mlp", "--depths", "9"], 2, "depth"),
+        (["export", "--arch", "mlp", "--set", "hiden=3"], 2, "hiden"),
+        (["export", "--arch", "mlp", "--formats", "onxx"], 2, "no format 'onxx'"),
+        (["export", "--arch", "mlp", "--head", "d2=5"], 2, "tier=labels, for example w1.00-d2=5"),
+        (["export", "--arch", "mlp", "--models", "none.py"], 2, "none.py"),
+        (["export", "--arch", "mlp", "--optimizer", "adamv"], 2, "no optimizer 'adamv' (did you mean 'adam'?)"),
+        (["export", "--arch", "mlp", "--optimizer-set", "beta1=1"], 2, "the optimizer sgd has no 'beta1'"),
+        (["export", "--arch", "mlp", "--optimizer", "adam", "--momentum", "0.5"], 2, "has no 'momentum'"),
+        (["export", "--arch", "mlp", "--loss", "hubber"], 2, "no loss 'hubber'"),
+        (["export", "--arch", "mlp", "--clip-norm", "-1"], 2, "clip_norm"),
+        (["export", "--arch", "mlp", "--recipe", "none.toml"], 2, "none.toml"),
+        (["run", "--config", "none.toml"], 2, "none.toml"),
+        (["status", "--store", "nowhere"], 7, "nowhere"),
+        (["demo", "--data", "minst"], 2, "digits, mnist"),
+        (["up"], 2, "--config fleet.toml"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_input_is_one_message_and_an_exit_code(tmp_path, monkeypatch, capsys, arguments, code, says):
+    """No traceback: what is wrong, what to do, and a code a script can read. In this process, since each is quick."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["shoal", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr().err
+    assert ended.value.code == code, said
+    assert says in said
+    assert said.startswith("error:")
+
+
+def test_a_typo_in_the_fleet_configuration_is_named(folder):
+    """An unknown key is an error with a suggestion, before anything is started."""
+    edit(folder / "fleet.toml", "[model]", "[round]\nrouds = 3\n[model]")
+    done = shoal("run", "--config", "fleet.toml", cwd=folder)
+    assert done.returncode == 2
+    assert "'round.rouds'; did you mean 'rounds'" in done.stderr
+
+
+def test_a_typo_in_the_device_configuration_is_named(folder):
+    """The same on the board."""
+    edit(folder / "device.toml", "state_dir", "stat_dir")
+    done = shoal("device", "run", "--config", "device.toml", cwd=folder)
+    assert done.returncode == 2
+    assert "did you mean 'state_dir'" in done.stderr
+
+
+def test_missing_data_folder_is_named(folder):
+    """A board without its data ends with the code for data and the path."""
+    (folder / "data.npz").unlink()
+    done = shoal("device", "run", "--config", "device.toml", cwd=folder)
+    assert done.returncode == 4
+    assert "data.npz" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["run", "--config", "fleet.toml"], ["up", "--config", "fleet.toml"], ["device", "run", "--config", "device.toml"]],
+)
+def test_a_broker_that_is_down_is_named(folder, command):
+    """Server and board both say where nothing answered, within their timeout."""
+    done = shoal(*command, cwd=folder, timeout=30)
+    assert done.returncode == 5, done.stderr
+    assert "cannot connect to the broker at mqtt://127.0.0.1" in done.stderr
+
+
+def test_mnist_without_its_folder_says_what_to_set(tmp_path):
+    """The demo on MNIST names SHOAL_DATA."""
+    done = subprocess.run(
+        [SHOAL, "demo", "--data", "mnist"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env={},
+    )
+    assert done.returncode == 4
+    assert "SHOAL_DATA" in done.stderr

@@ -1,0 +1,65 @@
+"""Option values and texts: what a user types becomes values, or an error that shows the form."""
+
+import pytest
+
+from fleet_protocol.errors import ConfigError
+from shoal.cli.console import bytes_text, count_text, seconds_text
+from shoal.cli.options import parse_floats, parse_ints, parse_settings
+
+
+def test_widths_may_be_fractions():
+    """1/16 is easier to read than 0.0625."""
+    assert parse_floats("--widths", "1, 0.5,1/16") == (1.0, 0.5, 0.0625)
+
+
+@pytest.mark.parametrize("text", ["", "a", "1,,2", "1/0", "1/x"])
+def test_other_widths_are_errors(text):
+    """The error names the option and shows an example."""
+    with pytest.raises(ConfigError, match=r"--widths: .*1,0\.5,1/16"):
+        parse_floats("--widths", text)
+
+
+def test_depths_are_whole_numbers():
+    """A depth of 2.5 blocks does not exist."""
+    assert parse_ints("--depths", "2,4") == (2, 4)
+    with pytest.raises(ConfigError, match="--depths"):
+        parse_ints("--depths", "2.5")
+
+
+def test_settings_become_values():
+    """Numbers, lists, truth and text each become what the builder expects."""
+    given = ["channels=32,64", "scaler=false", "norm=sbn", "classes=10", "rate=0.5", "one=7,"]
+    assert parse_settings("--set", given) == {
+        "channels": (32, 64),
+        "scaler": False,
+        "norm": "sbn",
+        "classes": 10,
+        "rate": 0.5,
+        "one": (7,),
+    }
+
+
+@pytest.mark.parametrize("text", ["channels", "=3", ""])
+def test_settings_without_a_name_are_errors(text):
+    """The error shows the form."""
+    with pytest.raises(ConfigError, match="name=value"):
+        parse_settings("--set", [text])
+
+
+@pytest.mark.parametrize(
+    ("shown", "text"),
+    [
+        (bytes_text(999), "999 B"),
+        (bytes_text(1_234_567), "1.23 MB"),
+        (bytes_text(5e12), "5000.00 GB"),
+        (count_text(9_999), "9999"),
+        (count_text(80_500_000), "80.50 M"),
+        (count_text(12_345), "12.35 k"),
+        (seconds_text(None), "-"),
+        (seconds_text(0.5), "0.50 s"),
+        (seconds_text(75), "1 min 15 s"),
+    ],
+)
+def test_figures_for_people(shown, text):
+    """Units grow with the value."""
+    assert shown == text

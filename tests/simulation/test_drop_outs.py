@@ -1,0 +1,83 @@
+"""Rounds of a simulation do not wait for devices that drop out, and go by the emulated clock."""
+
+import contextlib
+
+import pytest
+
+from broker_server.store import Store, TaskPhase
+from broker_server.store.machine import RoundEvent
+from simulation.runner import simulate
+from tests.simulation.simulations import settings, tensors
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+def rounds_of(result):
+    """Each round with its training tasks."""
+    with contextlib.closing(Store(result.folder / "store", read_only=True)) as store:
+        return [(item, store.tasks(result.run, item.number, "train")) for item in store.rounds(result.run)]
+
+
+def test_nobody_waits_for_devices_that_dropped_out(tmp_path, cache):
+    """It ends a quarter of the slowest's time after the last one left; the same seed drops the same devices."""
+    unsteady = {"count": 6, "types": [{"dropout": 0.3}]}
+    found = [
+        simulate(
+            settings(
+                tmp_path / str(workers), cache, devices=unsteady, engine={"workers": workers}, round={"fraction": 1.0}
+            )
+        )
+        for workers in (1, 2)
+    ]
+    missed = 0
+    for record, tasks in rounds_of(found[0]):
+        answered = [task.timing.answered for task in tasks if task.phase is TaskPhase.MERGED]
+        gone = [task for task in tasks if task.phase is TaskPhase.MISSED]
+        missed += len(gone)
+        assert record.ending is (RoundEvent.REST_AWAY if gone else RoundEvent.ANSWERED)
+        left = [task.timing.left for task in gone]
+        # A device that leaves later than the others answer was there until then, and waited for.
+        assert record.collect_seconds >= max(answered)
+        latest = max([*answered, *(at + 0.25 * max(answered) for at in left)])
+        assert record.collect_seconds <= latest + 1e-9
+    assert missed
+    assert [row.simulated_seconds for row in found[0].rounds] == [r.collect_seconds for r, _ in rounds_of(found[0])]
+    one, two = (tensors(result.folder, result.run) for result in found)
+    assert all((a[name] == b[name]).all() for a, b in zip(one, two, strict=True) for name in a)
+
+
+def test_the_fastest_make_the_round_where_more_are_asked(tmp_path, cache):
+    """With half more asked than wanted it ends with the last that is wanted, by the clock and not by the workers."""
+    kinds = [{"type": "RaspberryPi4", "count": 1}, {"type": "MacBookPro2018", "count": 5}]
+    result = simulate(
+        settings(
+            tmp_path / "out",
+            cache,
+            devices={"count": 6, "types": kinds},
+            round={"rounds": 3, "fraction": 0.5, "over_selection": 1.0},
+            tiers={"assign": "capacity", "levels": None},
+        )
+    )
+    for record, tasks in rounds_of(result):
+        assert (len(tasks), record.wanted, record.ending) == (6, 3, RoundEvent.ENOUGH)
+        merged = [task.timing.answered for task in tasks if task.phase is TaskPhase.MERGED]
+        assert record.collect_seconds == max(merged)
+        assert tasks[0].phase is TaskPhase.MISSED  # the slow board
+
+
+def test_a_deadline_is_one_of_emulated_time(tmp_path, cache):
+    """What would take longer on the emulated board is missed, however fast this machine is."""
+    kinds = [{"type": "RaspberryPi4", "count": 1}, {"type": "MacBookPro2018", "count": 5}]
+    free = {"count": 6, "types": kinds}
+    plain = {"assign": "capacity", "levels": None}
+    whole = simulate(settings(tmp_path / "whole", cache, devices=free, tiers=plain, round={"rounds": 1, "fraction": 1}))
+    ((record, tasks),) = rounds_of(whole)
+    assert record.collect_seconds == tasks[0].timing.answered  # the slow board decides
+    keys = {"rounds": 1, "fraction": 1, "deadline_seconds": record.collect_seconds / 2}
+    cut = simulate(settings(tmp_path / "cut", cache, devices=free, tiers=plain, round=keys))
+    ((record, tasks),) = rounds_of(cut)
+    assert (record.ending, record.collect_seconds) == (RoundEvent.DEADLINE, keys["deadline_seconds"])
+    assert [task.phase for task in tasks] == [TaskPhase.MISSED, *[TaskPhase.MERGED] * 5]

@@ -1,0 +1,87 @@
+"""The worked examples of CONTRIBUTING.md: each is applied to a copy of the tree, checked, and passes its own test."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "CONTRIBUTING.md").read_text()
+STEP = re.compile(r"^(New file|In) \*\*([\w/.]+)\*\*.*?\n```(?:python|diff)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PRODUCT_FILES = {
+    "A strategy": 1,
+    "A routine": 2,
+    "An operator": 1,
+    "A loss": 1,
+    "An optimizer": 1,
+    "A board sensor": 3,
+    "A transport": 2,
+}
+"""How many files of the product an addition may touch."""
+
+
+def examples() -> dict[str, str]:
+    parts = re.split(r"(?m)^### (.*)$", TEXT[TEXT.index("## Worked examples") :])
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def copy_of_the_tree(folder: Path) -> Path:
+    packages = [path.parent for path in ROOT.glob("*/__init__.py")]
+    for package in packages:
+        shutil.copytree(package, folder / package.name, ignore=shutil.ignore_patterns("__pycache__", "docs"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    return folder
+
+
+def edited(text: str, diff: str) -> str:
+    """A change by its lines: those of ``-`` and of context must be there once, those of ``+`` come instead."""
+    lines = diff.splitlines(keepends=True)
+    old = "".join(line[1:] for line in lines if not line.startswith("+"))
+    new = "".join(line[1:] for line in lines if not line.startswith("-"))
+    assert text.count(old) == 1, f"these lines should be there once:\n{old}"
+    return text.replace(old, new)
+
+
+def apply(example: str, tree: Path) -> list[str]:
+    """The files that an example makes or changes, in its order."""
+    touched: list[str] = []
+    for kind, name, body in STEP.findall(example):
+        file = tree / name
+        if kind == "New file":
+            assert not file.exists(), f"{name} is there already"
+            file.write_text(body)
+        else:
+            file.write_text(edited(file.read_text(), body))
+        touched.append(name)
+    return list(dict.fromkeys(touched))
+
+
+@pytest.mark.parametrize("title", examples())
+def test_an_example_works_as_it_stands(title, tmp_path):
+    """Files apply, ruff has nothing to say, the example's test passes, and no more of the product is touched."""
+    tree = copy_of_the_tree(tmp_path)
+    touched = apply(examples()[title], tree)
+    tests = [name for name in touched if name.startswith("tests/")]
+    assert len(tests) == 1
+    assert len(touched) - len(tests) == PRODUCT_FILES[title]
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}  # not of the copy
+    environment = {**ours, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
+    for command in (
+        ["ruff", "format", "--check", "--no-cache", *touched],
+        ["ruff", "check", "--no-cache", *touched],
+        ["pytest", "-q", "-p", "no:cacheprovider", *tests],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", *command],
+            cwd=tree,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=200,
+            check=False,
+        )
+        assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}{done.stderr}"

@@ -1,0 +1,51 @@
+"""The list of operators that boards run is what the exporter writes, no more and no less."""
+
+import re
+from pathlib import Path
+
+import onnx.defs
+import pytest
+
+import trainer_export
+from fleet_protocol.errors import ExportError
+from fleet_protocol.graphs.check import check_structure
+from fleet_protocol.graphs.flow import bare_outputs
+from fleet_protocol.graphs.operators import CONTRACTIONS, OPERATORS, REDUCTIONS, SELECTORS, SIZES
+from tests.trainer_export.helpers import TINY, graphs_of
+from trainer_export.formats.files import SetFile
+from trainer_export.graph import GraphBuilder, Port
+from trainer_export.manifests import graph_spec
+
+# Written by the gradient builder of onnxruntime-training.
+DERIVED = {"Size", "Sum", "MaxPoolGrad", "AveragePoolGrad"}
+
+
+def test_the_list_is_every_operator_that_a_lowering_rule_names() -> None:
+    """Operators are written by name, so the names in the exporter's sources are all there can be."""
+    standard = {schema.name for schema in onnx.defs.get_all_schemas() if not schema.domain}
+    sources = " ".join(path.read_text() for path in Path(trainer_export.__path__[0]).rglob("*.py"))
+    named = set(re.findall(r'"([A-Z][A-Za-z0-9]+)"', sources)) & standard
+    assert OPERATORS[""] - DERIVED == named, "a new lowering needs its operators in fleet_protocol/graphs/operators.py"
+    everything = frozenset().union(*OPERATORS.values())
+    assert CONTRACTIONS | REDUCTIONS | SIZES | SELECTORS.keys() <= everything
+
+
+@pytest.mark.parametrize("name", sorted(TINY))
+def test_every_graph_of_the_zoo_passes_and_gives_no_batch_back(name: str) -> None:
+    """The exporter's graphs have only what a board reads; what a board runs returns sums over the batch."""
+    for graph in graphs_of(name, 0.5, None):
+        found = check_structure(memoryview(graph.data))
+        assert [node.op_type for node in found.nodes] == [node.op_type for node in graph.model.graph.node]
+        if graph.key == "onnx/infer":
+            continue
+        assert not bare_outputs(found, ["x", "y", "mask"])
+        assert graph_spec(graph).mixed == tuple(port.name for port in graph.outputs)
+
+
+def test_an_export_that_boards_would_refuse_fails_and_says_why() -> None:
+    """A step that returns its batch is not published."""
+    graph, x = GraphBuilder("train"), Port("x", "float32", (4,))
+    graph.output(Port("next.param.w", "float32", (4,)), graph.node("Neg", graph.input(x)))
+    data = graph.model().SerializeToString()
+    with pytest.raises(ExportError, match=r"boards would refuse the graph onnx/train: output 'next\.param\.w'"):
+        graph_spec(SetFile("onnx/train", "train.onnx", data, (x,), (Port("next.param.w", "float32", (4,)),)))

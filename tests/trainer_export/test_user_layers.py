@@ -1,0 +1,193 @@
+"""Layers and operators that users bring: each trains in the exported graph as in PyTorch.
+
+Before every one stands a layer with parameters, so that its own gradient with respect to its input counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tests.trainer_export.helpers import shaken, train_report
+from tests.trainer_export.test_user_models import Mean
+from trainer_export.model_inputs import Signature
+
+TOLERANCE = 1e-5
+STEMS = {
+    1: (lambda: nn.Conv1d(2, 4, 3, padding=1), Signature((2, 10), "float32", 3)),
+    2: (lambda: nn.Conv2d(2, 4, 3, padding=1), Signature((2, 9, 8), "float32", 3)),
+    3: (lambda: nn.Conv3d(2, 4, 3, padding=1), Signature((2, 4, 6, 4), "float32", 3)),
+}
+
+
+class Do(nn.Module):
+    """A function as a layer."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def deviation(layer: nn.Module, rank: int = 2) -> float:
+    """Of six steps of a network with the layer in its middle."""
+    stem, signature = STEMS[rank]
+    torch.manual_seed(3)
+    body = nn.Sequential(stem(), layer, nn.Tanh())
+    with torch.no_grad():
+        channels = body(signature.samples(2)).shape[1]
+    return train_report(shaken(Mean(body, channels)), signature, sizes=(2, 3)).worst_absolute
+
+
+RESIZED: Mapping[str, tuple[int, nn.Module]] = {
+    "nearest": (2, nn.Upsample(scale_factor=2)),
+    "nearest, any size": (2, nn.Upsample(size=(13, 7))),
+    "nearest-exact": (2, nn.Upsample(size=(13, 7), mode="nearest-exact")),
+    "bilinear": (2, nn.Upsample(scale_factor=2, mode="bilinear")),
+    "bilinear, corners": (2, nn.Upsample(size=(13, 17), mode="bilinear", align_corners=True)),
+    "bilinear, down": (2, nn.Upsample(size=(4, 5), mode="bilinear")),
+    "bicubic": (2, nn.Upsample(scale_factor=2, mode="bicubic")),
+    "area": (2, Do(lambda x: functional.interpolate(x, (4, 5), mode="area"))),
+    "linear": (1, nn.Upsample(scale_factor=2, mode="linear")),
+    "nearest, 1d": (1, nn.Upsample(scale_factor=2)),
+    "nearest, 3d": (3, nn.Upsample(scale_factor=2)),
+    "trilinear": (3, nn.Upsample(size=(5, 7, 3), mode="trilinear")),
+}
+TRANSPOSED: Mapping[str, tuple[int, nn.Module]] = {
+    "doubling": (2, nn.ConvTranspose2d(4, 5, 2, stride=2)),
+    "output padding": (2, nn.ConvTranspose2d(4, 5, 3, stride=2, padding=1, output_padding=1, bias=False)),
+    "dilated": (2, nn.ConvTranspose2d(4, 5, 3, dilation=2)),
+    "grouped": (2, nn.ConvTranspose2d(4, 6, 3, stride=2, groups=2)),
+    "wide": (2, nn.ConvTranspose2d(4, 40, 3, stride=2, padding=1)),
+    "1d": (1, nn.ConvTranspose1d(4, 5, 4, stride=2, padding=1)),
+    "3d": (3, nn.ConvTranspose3d(4, 4, 2, 2)),
+}
+POOLED: Mapping[str, tuple[int, nn.Module]] = {
+    "adaptive mean": (2, nn.AdaptiveAvgPool2d(3)),
+    "adaptive mean, wider": (2, nn.AdaptiveAvgPool2d(12)),
+    "adaptive mean, one axis": (2, nn.AdaptiveAvgPool2d((None, 1))),
+    "adaptive mean, 1d": (1, nn.AdaptiveAvgPool1d(3)),
+    "adaptive mean, 3d": (3, nn.AdaptiveAvgPool3d(1)),
+    "adaptive maximum": (2, nn.AdaptiveMaxPool2d(3)),
+    "adaptive maximum, one": (2, nn.AdaptiveMaxPool2d(1)),
+    "adaptive maximum, uneven": (2, nn.AdaptiveMaxPool2d((4, 5))),
+    "adaptive maximum, 1d": (1, nn.AdaptiveMaxPool1d(3)),
+    "overlapping mean": (2, nn.AvgPool2d(3, 1, 1)),
+    "mean without padding": (2, nn.AvgPool2d(3, 2, 1, count_include_pad=False)),
+    "mean to the end": (2, nn.AvgPool2d(2, ceil_mode=True)),
+    "overlapping mean, 1d": (1, nn.AvgPool1d(3, 1, 1)),
+    "maximum, 3d": (3, nn.MaxPool3d(2)),
+    "overlapping maximum, 3d": (3, nn.MaxPool3d(3, 2, 1)),
+    "mean, 3d": (3, nn.AvgPool3d(2)),
+}
+PADDED: Mapping[str, tuple[int, nn.Module]] = {
+    "reflected": (2, nn.ReflectionPad2d((1, 2, 1, 0))),
+    "replicated": (2, nn.ReplicationPad2d((1, 2, 1, 0))),
+    "circular": (2, nn.CircularPad2d((1, 2, 1, 0))),
+    "in a convolution": (2, nn.Conv2d(4, 4, 3, padding=1, padding_mode="reflect")),
+    "1d": (1, nn.ReflectionPad1d(2)),
+}
+OTHERS: Mapping[str, tuple[int, nn.Module]] = {
+    "gelu by tanh": (2, nn.GELU("tanh")),
+    "instance norm": (2, nn.InstanceNorm2d(4, affine=True)),
+    "local response norm": (2, nn.LocalResponseNorm(2)),
+    "weight norm": (2, nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 4, 1))),
+    "learnt slope": (2, nn.PReLU()),
+    "pixel shuffle": (2, nn.PixelShuffle(2)),
+    "repeat": (2, Do(lambda x: x.repeat(1, 1, 2, 2))),
+    "repeat into a new dimension": (2, Do(lambda x: x.mean(1).repeat(2, 1, 1, 1).transpose(0, 1))),
+    "repeat each": (2, Do(lambda x: x.repeat_interleave(2, 1))),
+    "einsum": (2, Do(lambda x: torch.einsum("bchw,bdhw->bcd", x, x))),
+    "roll": (2, Do(lambda x: x.roll((1, 2), (2, 3)) * x)),
+    "flip": (2, Do(lambda x: x.flip(2) * x)),
+    "every second": (2, Do(lambda x: torch.cat([x[..., :8:2, ::2], x[..., 1::2, 1::2]], 1))),
+    "places by a list": (2, Do(lambda x: x[:, [0, -1, 1, 1]])),
+    "places by two lists": (2, Do(lambda x: x[:, :, [0, 1], [1, -2]] * 2)),
+    "places apart": (2, Do(lambda x: x[:, [0, 1], :, [1, 2]].transpose(0, 1))),
+    "unfold": (2, Do(lambda x: functional.unfold(x, 3).view(-1, 36, 7, 6))),
+    "fold": (2, Do(lambda x: functional.fold(functional.unfold(x, 2), (9, 8), 2))),
+    "largest": (2, Do(lambda x: x.max(3)[0] - x.min(3).values)),
+    "largest three": (2, Do(lambda x: x.topk(3, 3)[0] * torch.arange(3))),
+    "sorted": (2, Do(lambda x: x.sort(3, descending=True)[0] * torch.arange(8))),
+    "running sum": (2, Do(lambda x: x.cumsum(2))),
+    "angles": (2, Do(lambda x: torch.atan(x) + torch.asinh(x) + x.sinh() + x.cosh())),
+    "scattered": (2, Do(lambda x: torch.zeros_like(x).scatter_add(3, x.argsort(3), x * x))),
+}
+KINDS = [RESIZED, TRANSPOSED, POOLED, PADDED, OTHERS]
+
+
+@pytest.mark.parametrize(("name", "kind"), [(name, kind) for kind in KINDS for name in kind], ids=str)
+def test_a_layer(name: str, kind: Mapping[str, tuple[int, nn.Module]]) -> None:
+    """Forward and gradient of each, over several steps."""
+    rank, layer = kind[name]
+    assert deviation(layer, rank) <= TOLERANCE
+
+
+class Bag(nn.Module):
+    """Bags of embeddings, weighted or not, with more tokens than the one-hot product takes."""
+
+    def __init__(self, rows: int, weighted: bool = False, **settings: object) -> None:
+        super().__init__()
+        self.bag, self.head = nn.EmbeddingBag(rows, 6, **settings), nn.Linear(6, 3)
+        self.shares = nn.Parameter(torch.rand(7)) if weighted else None
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        shares = None if self.shares is None else self.shares.expand(tokens.shape)
+        return self.head(self.bag(tokens, per_sample_weights=shares))
+
+
+BAGS = [Bag(20, mode="mean"), Bag(150, mode="sum"), Bag(20, mode="max"), Bag(20, padding_idx=0)]
+
+
+@pytest.mark.parametrize("bag", [*BAGS, Bag(20, weighted=True, mode="sum", padding_idx=1)])
+def test_bags_of_embeddings(bag: nn.Module) -> None:
+    """Means, sums and maxima over the tokens of a sample, with a padding token that does not count."""
+    assert train_report(bag, Signature((7,), "int64", 3), sizes=(4, 2)).worst_absolute <= TOLERANCE
+
+
+def test_one_hot() -> None:
+    """Tokens as vectors of zeros and a one."""
+
+    class Hot(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(20, 3)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            return self.head(functional.one_hot(tokens, 20).float().mean(1))
+
+    assert train_report(Hot(), Signature((7,), "int64", 3), sizes=(4, 2)).worst_absolute <= TOLERANCE
+
+
+def test_the_last_of_each_sequence() -> None:
+    """An index of the batch beside one that the data say."""
+
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(20, 5), nn.Linear(5, 3)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            lengths = (tokens != 0).long().sum(1).clamp(min=1)
+            return self.head(self.embed(tokens)[torch.arange(tokens.shape[0]), lengths - 1])
+
+    assert train_report(Last(), Signature((7,), "int64", 3), sizes=(4, 2)).worst_absolute <= TOLERANCE
+
+
+def frozen(*names: str) -> nn.Module:
+    module = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+    for name in names:
+        module.get_parameter(name).requires_grad_(False)
+    return module
+
+
+@pytest.mark.parametrize("names", [("0.weight", "0.bias"), ("2.weight",)])
+def test_frozen_parameters_stay(names: Sequence[str]) -> None:
+    """A parameter that wants no gradient is neither moved nor decayed, and the others move as in PyTorch."""
+    assert train_report(frozen(*names), Signature((6,), "float32", 3)).worst_absolute <= TOLERANCE

@@ -1,0 +1,87 @@
+"""Random batches that graphs are checked with, a function of a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from trainer_export.loss import Loss
+from trainer_export.losses.cross_entropy import MaskedCrossEntropy
+from trainer_export.model_inputs import Signature
+
+__all__ = ["SizedBatches", "vocabulary_of"]
+
+_IGNORED = 0.2  # share of the labels of tokens that count for nothing
+_CROSS_ENTROPY = MaskedCrossEntropy()
+
+
+@dataclass(frozen=True)
+class SizedBatches:
+    """Random batches for a model.
+
+    Attributes:
+        signature: shapes and types.
+        vocabulary: tokens are below this; only for int64 samples.
+        sizes: samples per batch, taken in turn.
+        seed: of the random numbers.
+        loss: whose targets are drawn.
+    """
+
+    signature: Signature
+    vocabulary: int = 2
+    sizes: tuple[int, ...] = (8, 3)
+    seed: int = 0
+    loss: Loss = _CROSS_ENTROPY
+
+    def take(self, count: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """That many pairs of samples and targets."""
+        generator = torch.Generator().manual_seed(self.seed)
+        for i in range(count):
+            shape = (self.sizes[i % len(self.sizes)], *self.signature.input_shape)
+            if self.signature.input_dtype == "int64":
+                x = torch.randint(0, self.vocabulary, shape, generator=generator)
+            else:
+                x = torch.randn(shape, generator=generator)
+            yield x, self._targets(shape[0], generator)
+
+    def _targets(self, count: int, generator: torch.Generator) -> Tensor:
+        target = self.loss.target(self.signature.output)
+        shape = (count, *target.shape)
+        if target.dtype == "float32":
+            bounds = self.loss.bounds
+            if bounds is not None:  # both ends, as labels that hold or do not
+                return torch.randint(0, 2, shape, generator=generator) * (bounds[1] - bounds[0]) + bounds[0]
+            return torch.randn(shape, generator=generator)
+        y = torch.randint(0, self.signature.classes, shape, generator=generator)
+        if target.shape:  # some labels that count for nothing
+            y = torch.where(torch.rand(shape, generator=generator) < _IGNORED, -1, y)
+        return y
+
+    def again(self, attempt: int) -> SizedBatches:
+        """Other batches of the same kind, the same ones for attempt 0."""
+        return replace(self, seed=self.seed + attempt)
+
+    def noise(self, shapes: Mapping[str, tuple[int, ...]], count: int, step: int) -> dict[str, Tensor]:
+        """Random numbers for the layers that need them.
+
+        Args:
+            shapes: of one sample, by path of the layer.
+            count: samples.
+            step: other numbers for every step.
+        """
+        generator = torch.Generator().manual_seed(1000 * self.seed + step)
+        return {path: torch.rand((count, *shape), generator=generator) for path, shape in shapes.items()}
+
+    def mask(self) -> Tensor:
+        """A label mask with one label missing, so that masking is compared too."""
+        mask = torch.ones(self.signature.classes)
+        mask[-1] = 0.0
+        return mask
+
+
+def vocabulary_of(model: nn.Module) -> int:
+    """The number of tokens every embedding of a model knows."""
+    return min((m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)), default=2)

@@ -1,0 +1,119 @@
+"""Graphs that read parameters and change nothing: one run of the model with given statistics, and what follows it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fleet_protocol.manifest import CheckSpec, parameter_input, statistic_mean, statistic_variance
+from models.zoo.layers import set_mode
+from trainer_export.batches import SizedBatches
+from trainer_export.check import Worst, open_session, run_session
+from trainer_export.graph import Port
+from trainer_export.model_inputs import (
+    Signature,
+    call_model,
+    check_output,
+    norms,
+    parameter_names,
+    parameter_ports,
+    prepared,
+    sample_port,
+    statistic_ports,
+)
+from trainer_export.traced_program import Trace, trace_program
+
+__all__ = ["Forward", "check_forward", "trace_forward"]
+
+
+@dataclass(frozen=True)
+class Forward:
+    """What a graph makes of a model's output.
+
+    Attributes:
+        name: of the graph.
+        finish: the model's output and the further inputs to the graph's outputs; pure and traceable.
+        extra: further inputs.
+        outputs: of the graph.
+    """
+
+    name: str
+    finish: Callable[..., list[Tensor]]
+    extra: tuple[Port, ...]
+    outputs: tuple[Port, ...]
+
+
+def trace_forward(model: nn.Module, signature: Signature, forward: Forward) -> Trace:
+    """Trace a run of the model in evaluation mode and what follows.
+
+    Args:
+        model: not changed.
+        signature: what it takes and returns.
+        forward: what follows.
+
+    Returns:
+        Inputs ``param.*``, ``stat.*``, ``x`` and the further ones.
+    """
+    model = prepared(model, "eval")
+    names, layers = parameter_names(model), norms(model)
+    buffers = [f"{path}.{kind}" for path, _ in layers for kind in ("running_mean", "running_var")]
+    given = [*names, *buffers]
+
+    def run(*tensors: Tensor) -> list[Tensor]:
+        output = call_model(model, given, tensors[: len(given)], tensors[len(given)])
+        check_output(output, signature)
+        return forward.finish(output, *tensors[len(given) + 1 :])
+
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    inputs = (*parameter_ports(shapes), *statistic_ports(layers), sample_port(signature), *forward.extra)
+    return trace_program(forward.name, run, inputs, forward.outputs)
+
+
+def check_forward(
+    model: bytes,
+    module: nn.Module,
+    batches: SizedBatches,
+    graph: str,
+    expected: Callable[[Tensor, Tensor], dict[str, Tensor]],
+) -> CheckSpec:
+    """Compare a forward graph with the module as it was written.
+
+    Args:
+        model: the serialized graph.
+        module: not changed.
+        batches: what to run.
+        graph: key of the graph in the manifest, for the report.
+        expected: the module's output and the targets to what the graph must return.
+
+    Raises:
+        ExportError: the graph deviates.
+    """
+    session, worst = open_session(model), Worst()
+    reference = set_mode(copy.deepcopy(module), "eval")
+    feed = {parameter_input(n): p.detach().numpy() for n, p in reference.named_parameters()}
+    feed |= _random_statistics(reference, batches.seed)
+    for x, y in batches.take(len(batches.sizes)):
+        worst.sizes.append(len(y))
+        outputs = run_session(session, {**feed, "x": x.numpy(), "y": y.numpy(), "mask": batches.mask().numpy()})
+        with torch.no_grad():
+            for name, value in expected(reference(x), y).items():
+                worst.compare(outputs, {name: value.numpy()})
+    return worst.report(graph, len(batches.sizes))
+
+
+def _random_statistics(module: nn.Module, seed: int) -> dict[str, NDArray[Any]]:
+    """Statistics that no norm could have by accident, set in the module and returned as graph inputs."""
+    generator = torch.Generator().manual_seed(seed)
+    feed: dict[str, NDArray[Any]] = {}
+    for path, norm in norms(module):
+        norm.running_mean = torch.randn(norm.running_mean.shape, generator=generator) * 0.1
+        norm.running_var = torch.rand(norm.running_var.shape, generator=generator) + 0.5
+        feed[statistic_mean(path)] = norm.running_mean.numpy()
+        feed[statistic_variance(path)] = norm.running_var.numpy()
+    return feed

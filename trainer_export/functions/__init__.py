@@ -1,0 +1,1 @@
+"""Functions of PyTorch that a trace writes in other ones, which have a lowering and a gradient; one file per kind."""

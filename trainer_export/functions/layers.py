@@ -1,0 +1,121 @@
+"""Layers of other layers: bags of embeddings, norms of single samples, activations; and those that cannot be had."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fleet_protocol.errors import ExportError
+
+__all__ = ["FUNCTIONS"]
+
+_SQUARE = 2
+
+
+def _embedding_bag(
+    tokens: Tensor, weight: Tensor, offsets: Any = None, max_norm: Any = None, *rest: Any, **settings: Any
+) -> Any:
+    names = ("norm_type", "scale_grad_by_freq", "mode", "sparse", "per_sample_weights", "include_last_offset")
+    chosen = {**dict(zip((*names, "padding_idx"), rest, strict=False)), **settings}
+    mode, padding, shares = (chosen.get(name) for name in ("mode", "padding_idx", "per_sample_weights"))
+    if tokens.dim() != _SQUARE or offsets is not None or max_norm is not None or chosen.get("scale_grad_by_freq"):
+        raise ExportError(
+            "embedding_bag with offsets, max_norm or scale_grad_by_freq cannot be exported; give it tokens"
+            " [batch, length] and leave those settings out"
+        )
+    found = functional.embedding(tokens, weight, padding_idx=padding)
+    if mode == "max":
+        if padding is not None:
+            raise ExportError("embedding_bag(mode='max', padding_idx=...) cannot be exported; use mode='mean' or 'sum'")
+        return found.amax(1)
+    if shares is not None:
+        found = found * shares.unsqueeze(-1)
+    if padding is None:
+        return found.sum(1) if mode == "sum" else found.mean(1)
+    kept = (tokens != padding).to(found.dtype).unsqueeze(-1)
+    total = (found * kept).sum(1)
+    return total if mode == "sum" else total / kept.sum(1).clamp(min=1)
+
+
+def _instance_norm(
+    x: Tensor,
+    running_mean: Any = None,
+    running_var: Any = None,
+    weight: Any = None,
+    bias: Any = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    del momentum
+    if running_mean is not None or running_var is not None or not use_input_stats:
+        raise ExportError("instance norm with running statistics cannot be exported; use track_running_stats=False")
+    axes = tuple(range(2, x.dim()))
+    centred = x - x.mean(axes, keepdim=True)
+    normal = centred * torch.rsqrt((centred * centred).mean(axes, keepdim=True) + eps)
+    shape = (1, -1, *(1,) * len(axes))
+    normal = normal if weight is None else normal * weight.view(shape)
+    return normal if bias is None else normal + bias.view(shape)
+
+
+def _gelu(x: Tensor, *, approximate: str = "none") -> Any:
+    if approximate == "none":
+        return NotImplemented
+    return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
+
+
+def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    axes = [axis for axis in range(v.dim()) if axis != dim % v.dim()] if dim != -1 else list(range(v.dim()))
+    return v * (g / torch.sqrt((v * v).sum(axes, keepdim=True)))
+
+
+def _one_hot(labels: Tensor, num_classes: int = -1) -> Tensor:
+    if num_classes < 0:
+        raise ExportError("one_hot without num_classes cannot be exported; name the number of classes")
+    return (labels.unsqueeze(-1) == torch.arange(num_classes)).to(torch.int64)
+
+
+def _batch_norm(*_: Any, **__: Any) -> Any:
+    raise ExportError(
+        "batch norm cannot be exported: running averages of unequal sub-models cannot be merged; `shoal export"
+        " --convert` replaces it by StaticBatchNorm of models.zoo.layers, or use GroupNorm or LayerNorm"
+    )
+
+
+def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    del x, inplace
+    if not training or p == 0:
+        return NotImplemented
+    raise ExportError(
+        "dropout that draws its own numbers cannot be exported: a graph takes them as an input; `shoal export"
+        " --convert` replaces dropout layers by Dropout of models.zoo.dropout, or use that, or probability 0"
+    )
+
+
+FUNCTIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
+    {
+        functional.embedding_bag: _embedding_bag,
+        functional.instance_norm: _instance_norm,
+        functional.gelu: _gelu,
+        torch._weight_norm: _weight_norm,  # noqa: SLF001 - what torch.nn.utils.weight_norm calls
+        functional.one_hot: _one_hot,
+        functional.batch_norm: _batch_norm,
+        **dict.fromkeys(
+            (
+                functional.dropout,
+                functional.dropout1d,
+                functional.dropout2d,
+                functional.dropout3d,
+                functional.alpha_dropout,
+                functional.feature_alpha_dropout,
+            ),
+            _dropout,
+        ),
+    }
+)

@@ -1,0 +1,182 @@
+"""What a loss is to the exporter: a record of what its target is, of its value and gradient, and of its metrics.
+
+Each lies in a module of its own in `trainer_export.losses` and is found there by its row in the module's table
+``LOSSES``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fleet_protocol.discovery import discover
+from fleet_protocol.manifest import LossSpec
+from trainer_export.numbers import check_numbers, made
+
+__all__ = ["LOSS_SUM", "Answer", "Loss", "Metric", "Target", "loss_named"]
+
+Dtype = Literal["float32", "int64"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a sample's output is compared with.
+
+    Attributes:
+        dtype: element type.
+        shape: for one sample.
+    """
+
+    dtype: Dtype
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the outputs of a batch are compared with.
+
+    Attributes:
+        y: targets, of the loss's own type, [batch, *shape].
+        mask: 1 for labels the device has, else 0, float32 [classes]; None for a loss that takes none.
+    """
+
+    y: Tensor
+    mask: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A sum over the samples (or labels) of a batch that the evaluation returns.
+
+    Attributes:
+        name: of the graph's output.
+        dtype: its element type.
+    """
+
+    name: str
+    dtype: Dtype = "float32"
+
+
+LOSS_SUM = Metric("loss_sum")
+"""What every loss returns first."""
+
+
+@dataclass(frozen=True)
+class Loss(ABC):
+    """A loss with its numbers, which are the fields of the dataclass that derives from this.
+
+    Raises:
+        ConfigError: a number is out of its range.
+    """
+
+    name: ClassVar[str]
+    masked: ClassVar[bool] = False
+    """Whether it takes a label mask."""
+    metrics: ClassVar[tuple[Metric, ...]] = (LOSS_SUM,)
+    bounds: ClassVar[tuple[float, float] | None] = None
+    """Where targets that are numbers must lie; None for anywhere."""
+
+    @property
+    def ignored(self) -> int | None:
+        """Label that counts for nothing; boards and server hand it to the graphs as -1."""
+        return None
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+
+    @abstractmethod
+    def target(self, output: tuple[int, ...]) -> Target:
+        """What a sample's target is.
+
+        Args:
+            output: shape of the model's output for one sample.
+        """
+
+    @abstractmethod
+    def value(self, output: Tensor, answer: Answer) -> Tensor:
+        """The loss of a batch, a mean over what counts, float32 []; pure and traceable.
+
+        Args:
+            output: of the model, float32 [batch, ...].
+            answer: what it is compared with.
+        """
+
+    def value_and_slope(self, output: Tensor, answer: Answer) -> tuple[Tensor, Tensor]:
+        """The loss and its gradient with respect to the output; traced, unless a loss writes it by hand.
+
+        Args:
+            output: of the model, float32 [batch, ...].
+            answer: what it is compared with.
+        """
+        with torch.enable_grad():
+            leaf = output.detach().requires_grad_()
+            loss = self.value(leaf, answer)
+            (slope,) = torch.autograd.grad(loss, leaf)
+        return loss.detach(), slope
+
+    @abstractmethod
+    def sums(self, output: Tensor, answer: Answer) -> list[Tensor]:
+        """Each of its metrics for a batch, []; pure and traceable.
+
+        Args:
+            output: of the model, float32 [batch, ...].
+            answer: what it is compared with.
+        """
+
+    @abstractmethod
+    def pytorch(self, output: Tensor, answer: Answer) -> Tensor:
+        """What :meth:`value` must be, by PyTorch's own loss, which every exported graph is compared with."""
+
+    @abstractmethod
+    def pytorch_sums(self, output: Tensor, answer: Answer) -> list[Tensor]:
+        """What :meth:`sums` must be, by PyTorch's own means."""
+
+    def decided(self, output: Tensor, answer: Answer) -> tuple[Tensor, Tensor] | None:
+        """Which classes the output and the answer stand for, where the loss is one of classes; None where it is not.
+
+        Args:
+            output: of the model, float32 [batch, ...].
+            answer: what it is compared with.
+
+        Returns:
+            Predicted and true ones, float32 0 or 1, both [..., classes]; all 0 where a label counts for nothing.
+        """
+        del output, answer
+        return None
+
+    def spec(self, output: tuple[int, ...]) -> LossSpec:
+        """This loss as the manifest states it.
+
+        Args:
+            output: shape of the model's output for one sample.
+        """
+        return LossSpec(
+            name=self.name,
+            target=self.target(output).dtype,
+            masked=self.masked,
+            metrics=tuple(metric.name for metric in self.metrics),
+            settings={} if self == type(self)() else json.loads(json.dumps(dataclasses.asdict(self))),
+            ignored=self.ignored,
+            bounds=self.bounds,
+        )
+
+
+def loss_named(name: str, settings: Mapping[str, Any] | None = None) -> Loss:
+    """A loss by its name.
+
+    Args:
+        name: of one of `trainer_export.losses`.
+        settings: its numbers; a missing one has its default.
+
+    Raises:
+        ConfigError: there is no such loss or number, or a number is out of its range.
+    """
+    known: Mapping[str, type[Loss]] = discover("trainer_export.losses", "LOSSES")
+    return made("loss", known, name, settings)

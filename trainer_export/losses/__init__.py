@@ -1,0 +1,1 @@
+"""Losses, one module each; the row in its table ``LOSSES`` makes it known."""

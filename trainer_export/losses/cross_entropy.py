@@ -1,0 +1,234 @@
+"""The label-masked cross entropy of HeteroFL (Diao, Ding, Tarokh, ICLR 2021; specification 1.5).
+
+Logits of labels that a device does not have are set to zero, not to minus infinity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fleet_protocol.errors import ConfigError
+from trainer_export.loss import LOSS_SUM, Answer, Loss, Metric, Target
+from trainer_export.numbers import Range, number
+
+__all__ = [
+    "LOSSES",
+    "MaskedCrossEntropy",
+    "classes_last",
+    "correct_count",
+    "label_weights",
+    "loss_and_logit_gradient",
+    "loss_sum",
+    "one_hot",
+    "torch_cross_entropy",
+]
+
+_TORCH_IGNORES = -100
+
+
+def loss_and_logit_gradient(logits: Tensor, y: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean cross entropy of a batch, and its gradient in closed form.
+
+    Args:
+        logits: float32 [batch, classes], or [batch, tokens, classes].
+        y: labels, int64 [batch] or [batch, tokens]. Of several labels of a sample, a negative one counts for nothing.
+        mask: 1 for labels the device has, else 0, float32 [classes]; all ones for the plain loss.
+
+    Returns:
+        The loss, float32 [], a mean over the labels that count (0 if none does), and the gradient with respect to
+        ``logits``: ``(softmax - one_hot) * mask / count``, 0 where the label does not count.
+    """
+    masked = logits * mask
+    chosen = one_hot(y, logits.shape[-1])
+    losses = -(torch.log_softmax(masked, -1) * chosen).sum(-1)
+    error = torch.softmax(masked, -1) - chosen
+    weights = label_weights(y)
+    if weights is None:
+        return losses.mean(), error / logits.shape[0] * mask
+    return (losses * weights).sum(), error * weights[..., None] * mask
+
+
+def loss_sum(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+    """Sum of the cross entropies of a batch, float32 []; arguments as for :func:`loss_and_logit_gradient`."""
+    masked = logits * mask
+    return -(torch.log_softmax(masked, -1) * one_hot(y, logits.shape[-1])).sum()
+
+
+def correct_count(logits: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+    """How many labels are the largest (masked) logit of their place, int64 []."""
+    masked = logits * mask
+    return (masked.argmax(-1) == y).to(torch.int64).sum()
+
+
+def one_hot(y: Tensor, classes: int) -> Tensor:
+    """Labels as float32 [batch, classes] or [batch, tokens, classes]; all zero where a label is negative."""
+    return (y[..., None] == torch.arange(classes)).to(torch.float32)
+
+
+def label_weights(y: Tensor) -> Tensor | None:
+    """What each label weighs in the mean of a batch.
+
+    Args:
+        y: labels, int64 [batch] or [batch, tokens].
+
+    Returns:
+        float32 of the shape of y: 1 over the number of labels that count, 0 for a negative one. None with one label
+        per sample, where all count alike.
+    """
+    if y.dim() == 1:
+        return None
+    counted = (y >= 0).to(torch.float32)
+    return counted / torch.clamp(counted.sum(), min=1.0)
+
+
+def torch_cross_entropy(
+    logits: Tensor, y: Tensor, reduction: str = "mean", *, weight: Tensor | None = None, label_smoothing: float = 0.0
+) -> Tensor:
+    """PyTorch's cross entropy over the labels that count, float32 [].
+
+    Args:
+        logits: float32 [batch, classes] or [batch, tokens, classes].
+        y: labels, int64 [batch] or [batch, tokens]; negative ones count for nothing.
+        reduction: ``mean`` or ``sum``.
+        weight: of each class, float32 [classes]; None for ones.
+        label_smoothing: share of each label that all are given alike.
+    """
+    counted = torch.where(y < 0, _TORCH_IGNORES, y)
+    return nn.functional.cross_entropy(
+        logits.flatten(0, -2),
+        counted.flatten(),
+        weight=weight,
+        ignore_index=_TORCH_IGNORES,
+        reduction=reduction,
+        label_smoothing=label_smoothing,
+    )
+
+
+_PIXELS = 4  # dimensions of logits [batch, classes, height, width]
+
+
+def classes_last(logits: Tensor) -> Tensor:
+    """Logits with their classes in the last place, where those of pixels have them in the second."""
+    return logits.movedim(1, -1) if logits.dim() >= _PIXELS else logits
+
+
+def _as_before(slope: Tensor) -> Tensor:
+    return slope.movedim(-1, 1) if slope.dim() >= _PIXELS else slope
+
+
+@dataclass(frozen=True)
+class MaskedCrossEntropy(Loss):
+    """Cross entropy of the logits times the label mask, with the number of right answers as its metric.
+
+    Attributes:
+        label_smoothing: share of each label's weight that all labels are given alike.
+        class_weights: of each label, as in PyTorch: the mean divides by the weights of the true labels; empty for ones.
+        ignore_label: label that counts for nothing, as negative ones of several do; None for no other.
+
+    Raises:
+        ConfigError: a number is out of its range.
+    """
+
+    name: ClassVar[str] = "masked-cross-entropy"
+    masked: ClassVar[bool] = True
+    metrics: ClassVar[tuple[Metric, ...]] = (LOSS_SUM, Metric("correct", "int64"))
+
+    label_smoothing: float = number(0.0, Range(below=1))
+    class_weights: tuple[float, ...] = ()
+    ignore_label: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if any(weight < 0 for weight in self.class_weights) or (self.class_weights and not any(self.class_weights)):
+            raise ConfigError(f"class_weights {list(self.class_weights)} must not be negative, nor all 0")
+
+    @property
+    def ignored(self) -> int | None:
+        """See `Loss.ignored`."""
+        return self.ignore_label
+
+    @property
+    def _plain(self) -> bool:
+        """Whether every label that counts does so alike, and wholly."""
+        return not self.label_smoothing and not self.class_weights and self.ignore_label is None
+
+    def target(self, output: tuple[int, ...]) -> Target:
+        """A label per place that has logits."""
+        pixels = len(output) >= _PIXELS - 1
+        classes, places = (output[0], output[1:]) if pixels else (output[-1], output[:-1])
+        if classes == 1:
+            raise ConfigError(
+                "the cross entropy of one logit is always 0, so nothing would be learnt; for numbers export with --loss"
+                " mean-squared-error, for yes or no with --loss binary-cross-entropy, or give the model more classes"
+            )
+        if self.class_weights and len(self.class_weights) != classes:
+            raise ConfigError(f"class_weights has {len(self.class_weights)} numbers, the model {classes} classes")
+        return Target("int64", places)
+
+    def value(self, output: Tensor, answer: Answer) -> Tensor:
+        """See :func:`loss_and_logit_gradient`."""
+        return self.value_and_slope(output, answer)[0]
+
+    def _truth(self, classes: int, y: Tensor) -> tuple[Tensor, Tensor]:
+        """What each label wants of the probabilities [..., classes], and its weight in the mean [...]."""
+        weights = torch.tensor(self.class_weights or (1.0,) * classes, dtype=torch.float32)
+        chosen = one_hot(y, classes)
+        counted = chosen.sum(-1, keepdim=True)  # 0 for a label that counts for nothing
+        spread = chosen * (1 - self.label_smoothing) + counted * (self.label_smoothing / classes)
+        return spread * weights, (chosen * weights).sum(-1)
+
+    def value_and_slope(self, output: Tensor, answer: Answer) -> tuple[Tensor, Tensor]:
+        """See :func:`loss_and_logit_gradient`; by hand, so that no graph needs the gradient of a softmax."""
+        mask, logits = _mask(answer), classes_last(output)
+        if self._plain:
+            loss, slope = loss_and_logit_gradient(logits, answer.y, mask)
+            return loss, _as_before(slope)
+        wanted, weights = self._truth(logits.shape[-1], answer.y)
+        masked, total = logits * mask, torch.clamp(weights.sum(), min=1e-12)
+        loss = -(torch.log_softmax(masked, -1) * wanted).sum() / total
+        slope = (torch.softmax(masked, -1) * wanted.sum(-1, keepdim=True) - wanted) / total * mask
+        return loss, _as_before(slope)
+
+    def sums(self, output: Tensor, answer: Answer) -> list[Tensor]:
+        """See :func:`loss_sum` and :func:`correct_count`."""
+        mask, logits = _mask(answer), classes_last(output)
+        if self._plain:
+            return [loss_sum(logits, answer.y, mask), correct_count(logits, answer.y, mask)]
+        wanted, _ = self._truth(logits.shape[-1], answer.y)
+        return [-(torch.log_softmax(logits * mask, -1) * wanted).sum(), correct_count(logits, answer.y, mask)]
+
+    def decided(self, output: Tensor, answer: Answer) -> tuple[Tensor, Tensor]:
+        """The largest masked logit, and the label."""
+        logits = classes_last(output) * _mask(answer)
+        truth = one_hot(answer.y, logits.shape[-1])
+        return one_hot(logits.argmax(-1), logits.shape[-1]) * truth.sum(-1, keepdim=True), truth
+
+    def pytorch(self, output: Tensor, answer: Answer) -> Tensor:
+        """`torch.nn.functional.cross_entropy` of the masked logits."""
+        return self._torch(classes_last(output) * _mask(answer), answer.y, "mean")
+
+    def _torch(self, logits: Tensor, y: Tensor, reduction: str) -> Tensor:
+        weight = torch.tensor(self.class_weights, dtype=torch.float32) if self.class_weights else None
+        return torch_cross_entropy(logits, y, reduction, weight=weight, label_smoothing=self.label_smoothing)
+
+    def pytorch_sums(self, output: Tensor, answer: Answer) -> list[Tensor]:
+        """The same, summed, and the count of right answers."""
+        logits = classes_last(output) * _mask(answer)
+        return [self._torch(logits, answer.y, "sum"), (logits.argmax(-1) == answer.y).sum()]
+
+
+def _mask(answer: Answer) -> Tensor:
+    if answer.mask is None:
+        raise ValueError("the masked cross entropy needs a label mask; all ones stand for none")
+    return answer.mask
+
+
+LOSSES: Mapping[str, type[Loss]] = MappingProxyType(
+    {"cross-entropy": MaskedCrossEntropy, MaskedCrossEntropy.name: MaskedCrossEntropy}
+)

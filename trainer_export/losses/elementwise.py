@@ -1,0 +1,56 @@
+"""Losses that compare each output with one number of the target, and are a mean over all of them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from trainer_export.loss import Answer, Loss, Target
+
+__all__ = ["Elementwise"]
+
+
+@dataclass(frozen=True)
+class Elementwise(Loss):
+    """A loss of numbers in the shape of the output; of a model with one output, of one number for each sample."""
+
+    @abstractmethod
+    def errors(self, output: Tensor, target: Tensor) -> Tensor:
+        """The loss of each output, in its shape.
+
+        Args:
+            output: of the model, float32 [batch, ...].
+            target: of the same shape.
+        """
+
+    @abstractmethod
+    def slope(self, output: Tensor, target: Tensor) -> Tensor:
+        """The gradient of each error with respect to its output; arguments as for :meth:`errors`."""
+
+    def target(self, output: tuple[int, ...]) -> Target:
+        """A number for each output."""
+        return Target("float32", output[:-1] if output == (1,) else output)
+
+    def matched(self, output: Tensor, answer: Answer) -> Tensor:
+        """The targets in the shape of the output."""
+        return answer.y if answer.y.dim() == output.dim() else answer.y[:, None]
+
+    def value(self, output: Tensor, answer: Answer) -> Tensor:
+        """The mean over all outputs of a batch."""
+        return self.errors(output, self.matched(output, answer)).mean()
+
+    def value_and_slope(self, output: Tensor, answer: Answer) -> tuple[Tensor, Tensor]:
+        """By hand, so that no graph needs gradients of the parts."""
+        target = self.matched(output, answer)
+        count = output.shape[0] * output[0].numel()
+        return self.errors(output, target).mean(), self.slope(output, target) / count
+
+    def sums(self, output: Tensor, answer: Answer) -> list[Tensor]:
+        """The mean of each sample, summed."""
+        return [self.errors(output, self.matched(output, answer)).flatten(1).mean(1).sum()]
+
+    def pytorch_sums(self, output: Tensor, answer: Answer) -> list[Tensor]:
+        """PyTorch's mean times the samples."""
+        return [self.pytorch(output, answer) * len(output)]

@@ -1,0 +1,1 @@
+"""Lowering: traced torch operators written as standard ONNX operators."""

@@ -1,0 +1,71 @@
+"""Lowerings to ONNX operators that have a gradient, for runtimes that differentiate the graph themselves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from fleet_protocol.errors import ExportError
+from trainer_export.lowering.emitter import Emitter
+from trainer_export.lowering.rules.elementwise import multiply
+from trainer_export.lowering.values import Spec, Value
+from trainer_export.lowering.windows import Convolution, MaxWindow, MeanWindow, spread
+
+__all__ = ["LOWERINGS"]
+
+aten = torch.ops.aten
+
+
+def _convolution(e: Emitter, out: Spec, x: Value, weight: Value, bias: Value | None, *settings: Any) -> Value:
+    convolution = Convolution(*settings)
+    convolution.refuse_transposed()
+    rank = x.rank - 2
+    inputs = [e.plain(value) for value in (x, weight, bias) if value is not None]
+    name = e.graph.node(
+        "Conv",
+        *inputs,
+        kernel_shape=list(weight.shape[2:]),
+        strides=spread(convolution.stride, rank),
+        pads=spread(convolution.padding, rank) * 2,
+        dilations=spread(convolution.dilation, rank),
+        group=convolution.groups,
+    )
+    return e.value(name, out.shape)
+
+
+def _max_pool(e: Emitter, out: Sequence[Spec], x: Value, *settings: Any) -> tuple[Value, None]:
+    window = MaxWindow(*settings)
+    name = e.graph.node("MaxPool", e.plain(x), **window.attributes, dilations=spread(window.dilation, 2))
+    return e.value(name, out[0].shape), None
+
+
+def _average_pool(e: Emitter, out: Spec, x: Value, *settings: Any) -> Value:
+    mean = MeanWindow(*settings)
+    if mean.divisor_override is not None:
+        raise ExportError("avg_pool2d(divisor_override=...) cannot be exported; multiply the result instead")
+    name = e.graph.node(
+        "AveragePool", e.plain(x), **mean.window.attributes, count_include_pad=int(mean.count_include_pad)
+    )
+    return e.value(name, out.shape)
+
+
+def _gelu(e: Emitter, out: Spec, x: Value, *, approximate: str = "none") -> Value:
+    del out
+    if approximate != "none":
+        raise ExportError(f"gelu(approximate={approximate!r}) cannot be exported; use the exact one")
+    twice = e.pointwise("Add", e.pointwise("Erf", multiply(e, x, math.sqrt(0.5))), e.scalar(1, x.dtype))
+    return e.pointwise("Mul", x, multiply(e, twice, 0.5))
+
+
+LOWERINGS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
+    {
+        aten.convolution.default: _convolution,
+        aten.gelu.default: _gelu,
+        aten.max_pool2d_with_indices.default: _max_pool,
+        aten.avg_pool2d.default: _average_pool,
+    }
+)

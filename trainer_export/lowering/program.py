@@ -1,0 +1,145 @@
+"""Writes a traced program as ONNX, operator by operator, and says what to do about an operator it does not know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import fx
+
+from fleet_protocol.errors import ExportError
+from trainer_export.graph import GraphBuilder
+from trainer_export.lowering.emitter import Emitter
+from trainer_export.lowering.table import LOWERINGS, Lowering
+from trainer_export.lowering.values import Spec, Value, dim_of, numpy_dtype
+from trainer_export.traced_program import Trace
+
+__all__ = ["lower", "write_graph"]
+
+_SUGGESTIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "dropout": "Dropout of models.zoo.dropout (`shoal export --convert` puts it there), or probability 0",
+        "bernoulli": "no random numbers in the model: exported graphs draw none",
+        "rand": "no random numbers in the model: exported graphs draw none",
+        "atan2": "torch.atan of a quotient",
+        "prod": "multiplications, or torch.exp of a sum of torch.log",
+        "grid_sampler": "a convolution or a fixed resize outside the model",
+        "nonzero": "a mask and a multiplication: sizes must not depend on values",
+        "linalg": "additions and matrix products",
+        "fft": "a convolution",
+        "complex": "real arithmetic on two tensors",
+    }
+)
+
+
+def write_graph(trace: Trace, metadata: Mapping[str, str] | None = None) -> Any:
+    """The ONNX model of a traced program.
+
+    Args:
+        trace: the program and the names of its inputs and outputs.
+        metadata: strings stored in the model.
+
+    Returns:
+        An ``onnx.ModelProto`` of standard operators, opset 18, IR 9.
+
+    Raises:
+        ExportError: an operator has no lowering; the message names it, its module and what to use instead.
+    """
+    graph = GraphBuilder(trace.name)
+    values: list[Value] = []
+    for port, spec in zip(trace.inputs, trace.input_specs, strict=True):
+        name = graph.input(port)
+        values.append(Value(name, spec.shape, spec.dtype, spec.shape, tuple(range(len(spec.shape)))))
+    emitter = Emitter(graph, trace.batch_input)
+    for port, value in zip(trace.outputs, lower(emitter, trace, values), strict=True):
+        graph.output(port, emitter.plain(value))
+    return graph.model(metadata)
+
+
+def lower(
+    emitter: Emitter, trace: Trace, inputs: Sequence[Value], rules: Mapping[Any, Lowering] = LOWERINGS
+) -> list[Value]:
+    """Write the nodes of a traced program into a graph.
+
+    Args:
+        emitter: where to.
+        trace: the program.
+        inputs: values of its inputs, in order.
+        rules: the lowering of each operator.
+
+    Returns:
+        Values of its outputs.
+
+    Raises:
+        ExportError: as for :func:`write_graph`.
+    """
+    known: dict[fx.Node, Any] = {}
+    waiting = iter(inputs)
+    for node in trace.program.graph.nodes:
+        if node.op == "placeholder":
+            known[node] = next(waiting)
+        elif node.op == "get_attr":
+            known[node] = _constant(emitter, getattr(trace.program, str(node.target)))
+        elif node.op == "output":
+            return [_resolve(known, value) for value in node.args[0]]
+        else:
+            known[node] = _call(emitter, trace, node, known, rules)
+    raise ExportError(f"the trace of {trace.name} has no output")
+
+
+def _constant(emitter: Emitter, tensor: torch.Tensor) -> Value:
+    array = tensor.detach().cpu().numpy().astype(numpy_dtype(tensor.dtype))
+    return emitter.value(emitter.graph.constant(array), array.shape, tensor.dtype)
+
+
+def _call(
+    emitter: Emitter, trace: Trace, node: fx.Node, known: Mapping[fx.Node, Any], rules: Mapping[Any, Lowering]
+) -> Any:
+    meta = node.meta.get("val")
+    if isinstance(meta, (torch.SymInt, int)):
+        return dim_of(meta)
+    if getattr(node.target, "__name__", "") == "getitem" and isinstance(node.args[0], fx.Node):
+        return known[node.args[0]][node.args[1]]
+    lowering = rules.get(node.target)
+    if lowering is None:
+        raise _unsupported(trace, node)
+    args = [_resolve(known, arg) for arg in node.args]
+    kwargs = {key: _resolve(known, arg) for key, arg in node.kwargs.items()}
+    try:
+        result = lowering(emitter, _spec(meta), *args, **kwargs)
+    except ExportError as error:
+        raise ExportError(f"{trace.where(node)}: {error}") from error
+    if isinstance(result, Value) and isinstance(meta, torch.Tensor) and result.rank != meta.dim():
+        raise ExportError(f"{trace.where(node)}: lowering of {node.target} lost a dimension; report this as a bug")
+    return result
+
+
+def _spec(meta: Any) -> Any:
+    if isinstance(meta, torch.Tensor):
+        return Spec(tuple(dim_of(size) for size in meta.shape), meta.dtype)
+    if isinstance(meta, (tuple, list)):
+        return tuple(_spec(item) for item in meta)
+    return None
+
+
+def _resolve(known: Mapping[fx.Node, Any], arg: Any) -> Any:
+    if isinstance(arg, fx.Node):
+        return known[arg]
+    if isinstance(arg, (list, tuple)):
+        return [_resolve(known, item) for item in arg]
+    if isinstance(arg, torch.SymInt):
+        return dim_of(arg)
+    return arg
+
+
+def _unsupported(trace: Trace, node: fx.Node) -> ExportError:
+    name = str(node.target)
+    suggestion = next((text for key, text in _SUGGESTIONS.items() if key in name), None)
+    advice = (
+        f"use {suggestion}"
+        if suggestion
+        else ("express it with matrix products, convolutions, element-wise operators, sums and softmax")
+    )
+    return ExportError(f"{trace.where(node)}: operator {name} cannot be exported; {advice}")

@@ -1,0 +1,90 @@
+"""Lowerings of matrix products. An operand that is a pending transpose is read as it lies (Gemm's own flags)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from trainer_export.lowering.emitter import Emitter
+from trainer_export.lowering.rules.elementwise import multiply
+from trainer_export.lowering.values import Spec, Value
+
+__all__ = ["LOWERINGS", "matrix_product"]
+
+aten = torch.ops.aten
+
+
+def _matrix(e: Emitter, x: Value) -> tuple[str, int]:
+    """Name of a matrix and whether it lies transposed."""
+    x = e.full(x)
+    return (e.plain(x), 0) if x.is_plain else (x.name, 1)
+
+
+@dataclass(frozen=True)
+class _Scales:
+    """What a product and what is added to it are multiplied with."""
+
+    beta: float = 1.0
+    alpha: float = 1.0
+
+
+def matrix_product(e: Emitter, left: Value, right: Value, added: str = "", scales: _Scales = _Scales()) -> Value:
+    """``alpha * left @ right + beta * added`` for two matrices; ``added`` is the name of what broadcasts to it."""
+    (a, trans_a), (b, trans_b) = _matrix(e, left), _matrix(e, right)
+    inputs = (a, b, added) if added else (a, b)
+    alpha, beta = float(scales.alpha), float(scales.beta)
+    name = e.graph.node("Gemm", *inputs, transA=trans_a, transB=trans_b, alpha=alpha, beta=beta)
+    return e.value(name, (left.shape[0], right.shape[1]))
+
+
+def _mm(e: Emitter, out: Spec, a: Value, b: Value) -> Value:
+    del out
+    return matrix_product(e, a, b)
+
+
+def _addmm(e: Emitter, out: Spec, bias: Value, a: Value, b: Value, **scales: float) -> Value:
+    del out
+    stored = e.arranged(bias, range(bias.rank)) if bias.stored == bias.shape else e.plain(bias)
+    return matrix_product(e, a, b, stored, _Scales(**scales))
+
+
+def _bmm(e: Emitter, out: Spec, a: Value, b: Value) -> Value:
+    names = [_batched(e, x) for x in (a, b)]
+    return e.value(e.graph.node("MatMul", *names), out.shape)
+
+
+def _batched(e: Emitter, x: Value) -> str:
+    """An operand of a batched product.
+
+    Where the last two axes lie swapped it is written as a tensor in the swapped order and a Transpose of the last two,
+    which the runtime folds into the product.
+    """
+    x = e.full(x)
+    last, before = x.rank - 1, x.rank - 2
+    if x.is_plain or x.order.index(last) > x.order.index(before):
+        return e.plain(x)
+    swapped = e.arranged(x, (*range(before), last, before))
+    return e.graph.node("Transpose", swapped, perm=[*range(before), last, before])
+
+
+def _baddbmm(e: Emitter, out: Spec, added: Value, a: Value, b: Value, **scales: float) -> Value:
+    factors = _Scales(**scales)
+    product = multiply(e, _bmm(e, out, a, b), float(factors.alpha))
+    return product if factors.beta == 0 else e.pointwise("Add", product, multiply(e, added, float(factors.beta)))
+
+
+def _mv(e: Emitter, out: Spec, a: Value, vector: Value) -> Value:
+    return e.value(e.graph.node("MatMul", e.plain(a), e.plain(vector)), out.shape)
+
+
+LOWERINGS: dict[Any, Callable[..., Any]] = {
+    aten.mm.default: _mm,
+    aten.addmm.default: _addmm,
+    aten.bmm.default: _bmm,
+    aten.baddbmm.default: _baddbmm,
+    aten.mv.default: _mv,
+    aten.dot.default: _mv,
+}

@@ -1,0 +1,140 @@
+"""Lowerings of layer norm and static batch norm with their gradients in closed form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from trainer_export import operators  # noqa: F401 - registers shoal::static_batch_norm
+from trainer_export.lowering.emitter import Emitter
+from trainer_export.lowering.rules.elementwise import multiply
+from trainer_export.lowering.values import Dim, Spec, Value
+
+__all__ = ["LOWERINGS"]
+
+aten = torch.ops.aten
+
+_WIDE = 256  # channels from which a broadcast along them runs at full speed
+
+
+def _layer_norm(e: Emitter, out: Sequence[Spec], x: Value, *settings: Any) -> tuple[Value, ...]:
+    sizes, weight, bias, eps = settings
+    axis = x.rank - len(sizes)
+    scale = e.plain(weight) if weight is not None else e.graph.constant(np.ones(tuple(sizes), np.float32))
+    name, shape = e.plain(x), x.shape
+    if len(sizes) == 1:
+        name, shape = e.unfolded(name, shape)
+        axis = len(shape) - 1
+    inputs = [name, scale, *([e.plain(bias)] if bias is not None else [])]
+    names = e.graph.nodes("LayerNormalization", *inputs, outputs=3, attributes={"axis": axis, "epsilon": eps})
+    found = (shape, *[(*shape[:axis], *[1] * len(sizes))] * 2)
+    return tuple(
+        e.value(e.reshaped(name, lying, spec.shape), spec.shape)
+        for name, lying, spec in zip(names, found, out, strict=True)
+    )
+
+
+def _layer_norm_backward(
+    e: Emitter, out: Sequence[Spec | None], grad: Value, x: Value, *saved: Any
+) -> tuple[Value | None, ...]:
+    del out
+    sizes, mean, inverse, weight, _, mask = saved
+    inner = list(range(x.rank - len(sizes), x.rank))
+    outer = list(range(x.rank - len(sizes)))
+    normal = e.pointwise("Mul", e.pointwise("Sub", x, mean), inverse)
+    product = e.pointwise("Mul", grad, normal)
+    grad_x = grad_weight = grad_bias = None
+    if mask[0]:
+        upper = grad if weight is None else e.pointwise("Mul", grad, weight)
+        slope = e.pointwise("Mul", normal, _weighted_mean(e, product, weight, inner))
+        centred = e.pointwise("Sub", upper, _weighted_mean(e, grad, weight, inner))
+        grad_x = e.pointwise("Mul", e.pointwise("Sub", centred, slope), inverse)
+    if mask[1]:
+        grad_weight = e.reduce("ReduceSum", product, outer, keep=False)
+    if mask[2]:
+        grad_bias = e.reduce("ReduceSum", grad, outer, keep=False)
+    return grad_x, grad_weight, grad_bias
+
+
+def _weighted_mean(e: Emitter, x: Value, weight: Value | None, inner: list[int]) -> Value:
+    """The mean of ``x * weight`` over the normalised axes, kept with size 1; over one axis a product with a vector."""
+    if weight is None or len(inner) > 1:
+        return e.reduce("ReduceMean", x if weight is None else e.pointwise("Mul", x, weight), inner, keep=True)
+    count = x.shape[-1]
+    column = e.view(multiply(e, weight, 1 / count), (count, 1))
+    rows, shape = e.unfolded(e.plain(x), x.shape)
+    name = e.graph.node("MatMul", rows, column.name)
+    kept = (*x.shape[:-1], 1)
+    return e.value(e.reshaped(name, (*shape[:-1], 1), kept), kept)
+
+
+def _channels(e: Emitter, vector: Value, like: Value) -> Value:
+    """A vector over the channels, ready to meet ``like``.
+
+    Channels-last and narrow, a broadcast works on runs of a few numbers; repeated along one spatial axis it works on
+    runs of a row. Only the vector is repeated, not the activations.
+    """
+    count = vector.shape[0]
+    spatial = (1,) * (like.rank - 2)
+    lying = (
+        e.value(e.reshaped(vector.name, (count,), (1, *spatial, count)), (1, count, *spatial), order=like.order)
+        if like.order[-1] == 1
+        else e.view(vector, (1, count, *spatial))
+    )
+    row = like.shape[like.order[-2]]
+    if like.order[-1] != 1 or like.rank < 4 or count >= _WIDE or not isinstance(row, int):
+        return lying
+    shape = tuple(row if i == like.order[-2] else s for i, s in enumerate(lying.shape))
+    return e.full(replace(lying, shape=shape))
+
+
+def _moments(e: Emitter, x: Value, eps: float) -> tuple[Value, Value]:
+    """``x - mean`` and ``1 / sqrt(var + eps)`` [channels], equal nodes for the forward and the backward pass."""
+    axes = [0, *range(2, x.rank)]
+    mean = e.reduce("ReduceMean", x, axes, keep=False)
+    centred = e.pointwise("Sub", x, _channels(e, mean, x))
+    variance = e.reduce("ReduceMean", e.pointwise("Mul", centred, centred), axes, keep=False)
+    deviation = e.pointwise("Sqrt", e.pointwise("Add", variance, e.scalar(eps, x.dtype)))
+    return centred, e.pointwise("Reciprocal", deviation)
+
+
+def _static_batch_norm(e: Emitter, out: Spec, x: Value, weight: Value, bias: Value, eps: float) -> Value:
+    del out
+    x = e.full(x)
+    centred, inverse = _moments(e, x, eps)
+    scale = e.pointwise("Mul", weight, inverse)
+    scaled = e.pointwise("Mul", centred, _channels(e, scale, centred))
+    return e.pointwise("Add", scaled, _channels(e, bias, centred))
+
+
+def _static_batch_norm_backward(
+    e: Emitter, out: Sequence[Spec], grad: Value, x: Value, weight: Value, eps: float
+) -> tuple[Value, Value, Value]:
+    del out
+    x, grad = e.full(x), e.full(grad)
+    centred, inverse = _moments(e, x, eps)
+    axes = [0, *range(2, x.rank)]
+    total = e.reduce("ReduceSum", grad, axes, keep=False)
+    product = e.reduce("ReduceSum", e.pointwise("Mul", grad, centred), axes, keep=False)
+    count: Dim = math.prod(x.shape[axis] for axis in axes)
+    share = e.pointwise("Reciprocal", e.size_as_float(count))
+    mean = e.pointwise("Mul", total, share)
+    slope = e.pointwise("Mul", e.pointwise("Mul", inverse, inverse), e.pointwise("Mul", product, share))
+    straight = e.pointwise("Mul", centred, _channels(e, slope, centred))
+    rest = e.pointwise("Sub", e.pointwise("Sub", grad, straight), _channels(e, mean, centred))
+    scale = e.pointwise("Mul", weight, inverse)
+    grad_x = e.pointwise("Mul", rest, _channels(e, scale, centred))
+    return grad_x, e.pointwise("Mul", product, inverse), multiply(e, total, 1.0)
+
+
+LOWERINGS: dict[Any, Callable[..., Any]] = {
+    aten.native_layer_norm.default: _layer_norm,
+    aten.native_layer_norm_backward.default: _layer_norm_backward,
+    torch.ops.shoal.static_batch_norm.default: _static_batch_norm,
+    torch.ops.shoal.static_batch_norm_backward.default: _static_batch_norm_backward,
+}

@@ -1,0 +1,173 @@
+"""Lowerings of pooling and its gradient, channels-last, without the scatter of indices.
+
+Max-pooling by windows that touch and do not overlap is done one axis at a time: the windows' members are separated by
+Split (whole rows of channels), compared, and the gradient is sent back through the comparisons. The last spatial axis
+comes first and an earlier member wins ties, which is the first maximum in the order PyTorch scans a window in: equal
+maxima are common, because equal patches of an image give equal activations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from fleet_protocol.errors import ExportError
+from trainer_export.lowering.emitter import Emitter
+from trainer_export.lowering.rules.elementwise import multiply
+from trainer_export.lowering.values import Spec, Value, channels_last
+from trainer_export.lowering.windows import MaxWindow, MeanWindow, spread
+
+__all__ = ["LOWERINGS"]
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """One axis of a pooling: members of the windows along it and their maximum.
+
+    Attributes:
+        members: ``size`` ONNX values [.., 1, inner].
+        running: the maximum of the first 1, 2, ... members.
+        inner: numbers in a run that belongs to one element of the axis.
+    """
+
+    members: tuple[str, ...]
+    running: tuple[str, ...]
+    inner: int
+
+
+def _stage(e: Emitter, name: str, size: int, inner: int) -> _Stage:
+    """Separate windows of ``size`` along an axis whose elements are runs of ``inner`` numbers."""
+    rows = e.graph.node("Reshape", name, e.graph.ints(-1, size, inner))
+    members = e.graph.nodes("Split", rows, outputs=size, attributes={"axis": 1, "num_outputs": size})
+    running = [members[0]]
+    for member in members[1:]:
+        running.append(e.graph.node("Max", running[-1], member))
+    return _Stage(members, tuple(running), inner)
+
+
+def _unstage(e: Emitter, grad: str, stage: _Stage) -> str:
+    """Send a gradient back to the members that were the first maximum, joined as they were separated."""
+    parts: list[str] = []
+    for member, before in zip(stage.members[:0:-1], stage.running[-2::-1], strict=True):
+        wins = e.graph.node("HardSigmoid", e.graph.node("Sub", member, before), alpha=3e38, beta=0.0)
+        taken = e.graph.node("Mul", grad, wins)
+        parts.append(taken)
+        grad = e.graph.node("Sub", grad, taken)
+    return e.graph.node("Concat", grad, *reversed(parts), axis=1)
+
+
+def _cropped(e: Emitter, x: Value, kernel: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
+    """The part of a feature map that windows cover, channels-last, and its spatial sizes."""
+    name = e.arranged(x, channels_last(x.rank))
+    sizes = tuple(size // k * k for size, k in zip(x.shape[2:], kernel, strict=True))
+    if sizes == x.shape[2:]:
+        return name, sizes
+    table = np.arange(math.prod(x.shape[2:]), dtype=np.int64).reshape(x.shape[2:])
+    table = table[tuple(slice(size) for size in sizes)]
+    rows = e.graph.node("Reshape", name, e.graph.ints(-1, math.prod(x.shape[2:]), x.shape[1]))
+    return e.graph.node("Gather", rows, e.graph.constant(np.ascontiguousarray(table).reshape(-1)), axis=1), sizes
+
+
+def _stages(e: Emitter, x: Value, kernel: tuple[int, ...]) -> tuple[list[_Stage], str, tuple[int, ...]]:
+    name, sizes = _cropped(e, x, kernel)
+    inner, stages = x.shape[1], []
+    for axis in reversed(range(len(kernel))):
+        stage = _stage(e, name, kernel[axis], inner)
+        name = stage.running[-1]
+        stages.append(stage)
+        inner *= sizes[axis] // kernel[axis]
+    return stages, name, sizes
+
+
+def _max_pool(e: Emitter, out: Sequence[Spec], x: Value, *settings: Any) -> tuple[Value | None, ...]:
+    window = MaxWindow(*settings)
+    x = e.full(x)
+    if window.is_tiling:
+        _, name, _ = _stages(e, x, window.size)
+        shape = out[0].shape
+        flat = e.graph.node("Reshape", name, e.graph.ints(-1, *shape[2:], shape[1]))
+        return e.value(flat, shape, order=channels_last(x.rank)), None
+    attributes = {**window.attributes, "dilations": spread(window.dilation, 2)}
+    names = e.graph.nodes("MaxPool", e.plain(x), outputs=2, attributes=attributes)
+    return e.value(names[0], out[0].shape), e.value(names[1], out[1].shape, torch.int64)
+
+
+def _max_pool_backward(e: Emitter, out: Spec, grad: Value, x: Value, *rest: Any) -> Value:
+    *settings, indices = rest
+    if indices is not None:
+        return _scattered(e, out, grad, indices)
+    x = e.full(x)
+    stages, _, sizes = _stages(e, x, MaxWindow(*settings).size)
+    name = e.arranged(grad, channels_last(x.rank))
+    for stage in reversed(stages):
+        name = _unstage(e, e.graph.node("Reshape", name, e.graph.ints(-1, 1, stage.inner)), stage)
+    return _uncropped(e, name, out, sizes)
+
+
+def _uncropped(e: Emitter, name: str, out: Spec, sizes: tuple[int, ...]) -> Value:
+    order = channels_last(len(out.shape))
+    name = e.graph.node("Reshape", name, e.graph.ints(-1, *sizes, out.shape[1]))
+    missing = [full - size for full, size in zip(out.shape[2:], sizes, strict=True)]
+    if any(missing):
+        name = e.graph.node("Pad", name, e.graph.ints(*[0] * len(order), 0, *missing, 0))
+    return e.value(name, out.shape, order=order)
+
+
+def _scattered(e: Emitter, out: Spec, grad: Value, indices: Value) -> Value:
+    """The general case: add each gradient to the element its maximum came from (flat indices over the whole batch)."""
+    total = e.graph.node("Reshape", e.shape_tensor((math.prod(out.shape),)), e.graph.ints(1))
+    zeros = e.graph.node("Expand", e.scalar(0, torch.float32).name, total)
+    flat = [e.graph.node("Reshape", e.plain(v), e.graph.ints(-1)) for v in (indices, grad)]
+    name = e.graph.node("ScatterElements", zeros, *flat, axis=0, reduction="add")
+    shape = e.graph.ints(-1, *out.shape[1:])
+    return e.value(e.graph.node("Reshape", name, shape), out.shape)
+
+
+def _average_pool(e: Emitter, out: Spec, x: Value, *settings: Any) -> Value:
+    size, members = _tiling_of_average(settings)
+    name, sizes = _cropped(e, e.full(x), size)
+    windows = _open_windows(sizes, size)
+    opened = e.graph.node("Reshape", name, e.graph.ints(-1, *windows, x.shape[1]))
+    axes = range(2, 2 * len(size) + 1, 2)
+    name = e.graph.node("ReduceSum", opened, e.graph.ints(*axes), keepdims=0)
+    pooled = e.value(name, out.shape, order=channels_last(x.rank))
+    return multiply(e, pooled, 1 / members)
+
+
+def _tiling_of_average(settings: Sequence[Any]) -> tuple[tuple[int, ...], int]:
+    """Sizes of the window, and what its sum is divided by."""
+    mean = MeanWindow(*settings)
+    if not mean.window.is_tiling:
+        raise ExportError(
+            "average pooling with overlapping or padded windows cannot be exported; use stride = kernel size"
+        )
+    return mean.window.size, mean.divisor_override or math.prod(mean.window.size)
+
+
+def _open_windows(sizes: Sequence[int], kernel: Sequence[int]) -> list[int]:
+    return [n for size, k in zip(sizes, kernel, strict=True) for n in (size // k, k)]
+
+
+def _average_pool_backward(e: Emitter, out: Spec, grad: Value, x: Value, *settings: Any) -> Value:
+    size, members = _tiling_of_average(settings)
+    sizes = tuple(s // k * k for s, k in zip(x.shape[2:], size, strict=True))
+    share = multiply(e, e.full(grad), 1 / members)
+    closed = [n for s, k in zip(sizes, size, strict=True) for n in (s // k, 1)]
+    name = e.graph.node("Reshape", e.arranged(share, channels_last(x.rank)), e.graph.ints(-1, *closed, x.shape[1]))
+    wide = e.graph.node("Expand", name, e.graph.ints(1, *_open_windows(sizes, size), 1))
+    return _uncropped(e, wide, out, sizes)
+
+
+LOWERINGS: dict[Any, Callable[..., Any]] = {
+    aten.max_pool2d_with_indices.default: _max_pool,
+    aten.max_pool2d_with_indices_backward.default: _max_pool_backward,
+    aten.avg_pool2d.default: _average_pool,
+    aten.avg_pool2d_backward.default: _average_pool_backward,
+}

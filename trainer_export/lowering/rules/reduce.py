@@ -1,0 +1,115 @@
+"""Lowerings of reductions, softmax and norms of vectors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from fleet_protocol.errors import ExportError
+from trainer_export.lowering.emitter import Emitter
+from trainer_export.lowering.rules.elementwise import operand
+from trainer_export.lowering.values import Spec, Value, overload
+
+__all__ = ["LOWERINGS"]
+
+aten = torch.ops.aten
+
+
+def _softmax(e: Emitter, out: Spec, x: Value, dim: int, half_to_float: bool = False) -> Value:
+    del out, half_to_float
+    return e.value(e.graph.node("Softmax", e.plain(x), axis=dim % x.rank), x.shape)
+
+
+def _log_softmax(e: Emitter, out: Spec, x: Value, dim: int, half_to_float: bool = False) -> Value:
+    del out, half_to_float
+    return e.value(e.graph.node("LogSoftmax", e.plain(x), axis=dim % x.rank), x.shape)
+
+
+def _softmax_backward(e: Emitter, out: Spec, grad: Value, y: Value, dim: int, *_: object) -> Value:
+    del out
+    total = e.reduce("ReduceSum", e.pointwise("Mul", grad, y), [dim], keep=True)
+    return e.pointwise("Mul", y, e.pointwise("Sub", grad, total))
+
+
+def _log_softmax_backward(e: Emitter, out: Spec, grad: Value, y: Value, dim: int, *_: object) -> Value:
+    del out
+    total = e.reduce("ReduceSum", grad, [dim], keep=True)
+    return e.pointwise("Sub", grad, e.pointwise("Mul", e.pointwise("Exp", y), total))
+
+
+def _reduction(op_type: str) -> Callable[..., Value]:
+    def lower(
+        e: Emitter, out: Spec, x: Value, dim: Sequence[int] | None = None, keepdim: bool = False, **_: object
+    ) -> Value:
+        return e.reduce(op_type, e.cast(x, out.dtype), list(dim or range(x.rank)), keep=keepdim)
+
+    return lower
+
+
+def _total(op_type: str) -> Callable[..., Value]:
+    def lower(e: Emitter, out: Spec, x: Value, **_: object) -> Value:
+        return e.reduce(op_type, e.cast(x, out.dtype), list(range(x.rank)), keep=False)
+
+    return lower
+
+
+def _any(e: Emitter, out: Spec, x: Value, dim: Any = None, keepdim: bool = False) -> Value:
+    axes = list(range(x.rank)) if dim is None else [dim] if isinstance(dim, int) else list(dim)
+    return e.cast(e.reduce("ReduceMax", e.cast(x, torch.float32), axes, keep=keepdim), out.dtype)
+
+
+def _var(e: Emitter, out: Spec, x: Value, dim: Any = None, correction: float = 1, keepdim: bool = False) -> Value:
+    axes = list(range(x.rank)) if dim is None else [axis % x.rank for axis in dim]
+    centred = e.pointwise("Sub", x, e.reduce("ReduceMean", x, axes, keep=True))
+    total = e.reduce("ReduceSum", e.pointwise("Mul", centred, centred), axes, keep=keepdim)
+    count = e.size_as_float(math.prod(x.shape[axis] for axis in axes))
+    return e.pointwise("Div", total, e.pointwise("Sub", count, operand(e, correction, out.dtype)))
+
+
+def _var_mean(
+    e: Emitter, out: Sequence[Spec], x: Value, dim: Any = None, *, correction: float = 1, keepdim: bool = False
+) -> tuple[Value, Value]:
+    axes = list(range(x.rank)) if dim is None else list(dim)
+    return _var(e, out[0], x, dim, correction, keepdim), e.reduce("ReduceMean", x, axes, keep=keepdim)
+
+
+def _argmax(e: Emitter, out: Spec, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+    if dim is None:
+        x, dim = e.view(x, (math.prod(x.shape),)), 0
+    name = e.graph.node("ArgMax", e.plain(x), axis=dim % x.rank, keepdims=int(keepdim))
+    return e.value(name, out.shape, torch.int64)
+
+
+def _vector_norm(e: Emitter, out: Spec, x: Value, *args: Any, **_: object) -> Value:
+    del out
+    given: tuple[Any, ...] = (*args, *(2, None, False)[len(args) :])
+    order, dim, keepdim = given
+    if order != 2:
+        raise ExportError(f"vector norm of order {order} cannot be exported; use order 2")
+    if x.rank == 0:
+        return e.pointwise("Abs", x)
+    return e.reduce("ReduceL2", x, list(dim or range(x.rank)), keep=keepdim)
+
+
+LOWERINGS: dict[Any, Callable[..., Any]] = {
+    overload("_softmax"): _softmax,
+    overload("_log_softmax"): _log_softmax,
+    overload("_softmax_backward_data"): _softmax_backward,
+    overload("_log_softmax_backward_data"): _log_softmax_backward,
+    aten.sum.dim_IntList: _reduction("ReduceSum"),
+    aten.mean.dim: _reduction("ReduceMean"),
+    aten.amax.default: _reduction("ReduceMax"),
+    aten.amin.default: _reduction("ReduceMin"),
+    aten.sum.default: _total("ReduceSum"),
+    aten.mean.default: _total("ReduceMean"),
+    aten.argmax.default: _argmax,
+    aten.var.correction: _var,
+    aten.var_mean.correction: _var_mean,
+    aten.any.default: _any,
+    aten.any.dim: _any,
+    aten.any.dims: _any,
+    aten.linalg_vector_norm.default: _vector_norm,
+}

@@ -1,0 +1,334 @@
+"""Lowerings of views, slices, joins, padding and look-ups. Transposes and expansions stay pending (see `values`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from fleet_protocol.errors import ExportError
+from trainer_export.lowering.emitter import Emitter
+from trainer_export.lowering.rules.elementwise import fill
+from trainer_export.lowering.values import Dim, Spec, Value, hint, overload
+
+__all__ = ["LOWERINGS", "padded", "permuted"]
+
+aten = torch.ops.aten
+
+_END = 2**62  # torch writes an open end of a slice as the largest int64
+_ONE_HOT_LIMIT = 128  # rows up to which a product with the one-hot matrix beats a serial scatter
+
+
+def _view(e: Emitter, out: Spec, x: Value, *_: object) -> Value:
+    return e.view(x, out.shape)
+
+
+def _with_axes(x: Value, keep: Sequence[int | None]) -> Value:
+    """The value with logical axes dropped (absent from ``keep``) or new ones of size 1 (None); costs a Reshape."""
+    shape = tuple(1 if axis is None else x.shape[axis] for axis in keep)
+    stored = tuple(1 if axis is None else x.stored[axis] for axis in keep)
+    place = {axis: i for i, axis in enumerate(keep) if axis is not None}
+    order = [place[axis] for axis in x.order if axis in place]
+    for i in (i for i, axis in enumerate(keep) if axis is None):
+        # Behind its left neighbour: what was plain stays plain.
+        order.insert(order.index(i - 1) + 1 if i else 0, i)
+    return Value(x.name, shape, x.dtype, stored, tuple(order))
+
+
+def _relabel(e: Emitter, x: Value, keep: Sequence[int | None]) -> Value:
+    result = _with_axes(x, keep)
+    return replace(result, name=e.reshaped(x.name, x.physical, result.physical))
+
+
+def _unsqueeze(e: Emitter, out: Spec, x: Value, dim: int) -> Value:
+    del out
+    axes: list[int | None] = list(range(x.rank))
+    axes.insert(dim % (x.rank + 1), None)
+    return _relabel(e, x, axes)
+
+
+def _squeeze(e: Emitter, out: Spec, x: Value, dim: Any = None) -> Value:
+    del out
+    dims = range(x.rank) if dim is None else [dim] if isinstance(dim, int) else dim
+    dropped = {d % x.rank for d in dims if x.shape[d] == 1} if x.rank else set()
+    return _relabel(e, x, [axis for axis in range(x.rank) if axis not in dropped])
+
+
+def permuted(x: Value, dims: Sequence[int]) -> Value:
+    """The value with its axes in another order; costs nothing yet."""
+    dims = [d % x.rank for d in dims]
+    place = {axis: i for i, axis in enumerate(dims)}
+    return Value(
+        x.name,
+        tuple(x.shape[d] for d in dims),
+        x.dtype,
+        tuple(x.stored[d] for d in dims),
+        tuple(place[axis] for axis in x.order),
+    )
+
+
+def _permute(e: Emitter, out: Spec, x: Value, dims: Sequence[int]) -> Value:
+    del e, out
+    return permuted(x, dims)
+
+
+def _transpose(e: Emitter, out: Spec, x: Value, first: int, second: int) -> Value:
+    if x.rank == 0:
+        return x
+    dims = list(range(x.rank))
+    dims[first], dims[second] = dims[second], dims[first]
+    del e, out
+    return permuted(x, dims)
+
+
+def _matrix_transpose(e: Emitter, out: Spec, x: Value) -> Value:
+    del e, out
+    return x if x.rank < 2 else permuted(x, (1, 0))
+
+
+def _expand(e: Emitter, out: Spec, x: Value, *_: object, **__: object) -> Value:
+    missing = len(out.shape) - x.rank
+    if missing:
+        x = _relabel(e, x, [None] * missing + list(range(x.rank)))
+    return replace(x, shape=out.shape)
+
+
+def _copy(e: Emitter, out: Spec, x: Value, source: Value, *_: object) -> Value:
+    del x
+    return _expand(e, out, e.cast(source, out.dtype))
+
+
+@dataclass(frozen=True)
+class _Range:
+    """Positions along a dimension, as the operators of slices have them."""
+
+    dim: int = 0
+    start: Any = None
+    end: Any = None
+    step: int = 1
+
+
+def _slice(e: Emitter, out: Spec, x: Value, *positions: Any) -> Value:
+    chosen = _Range(*positions)
+    end, step = chosen.end, chosen.step
+    if out.shape == x.shape and step == 1:
+        return x
+    x, dim = e.full(x), chosen.dim % x.rank
+    size = x.shape[dim]
+    start = 0 if chosen.start is None else chosen.start
+    stop = _END if end is None or (isinstance(end, int) and end > _END) or end == size else end
+    bounds = [e.size(bound) for bound in (start, stop)]
+    place = e.graph.ints(x.order.index(dim))
+    name = e.graph.node("Slice", x.name, *bounds, place, e.graph.ints(step))
+    return e.value(name, out.shape, x.dtype, x.order)
+
+
+def _slice_backward(e: Emitter, out: Spec, grad: Value, sizes: Sequence[Dim], *positions: Any) -> Value:
+    dim, start, _, step = positions  # the gradient's own size says where it ends
+    grad, dim = e.full(grad), dim % len(sizes)
+    size = sizes[dim]
+    if out.shape == grad.shape and step == 1:
+        return grad
+    if not isinstance(size, int):
+        raise ExportError("the gradient of a slice of the batch cannot be exported; use the whole batch")
+    if step != 1:
+        place = grad.order.index(dim)
+        kept = grad.shape[dim]
+        index = np.full(size, kept)
+        index[slice(start, None, step)][:kept] = np.arange(kept)
+        name = e.graph.node("Gather", padded(e, grad, dim, (0, 1)).name, e.graph.constant(index), axis=place)
+        return e.value(name, out.shape, grad.dtype, grad.order)
+    start = max(start + size, 0) if start < 0 else min(start, size)
+    kept = grad.shape[dim]
+    return padded(e, grad, dim, (start, size - start - kept))
+
+
+def _slice_scatter(e: Emitter, out: Spec, x: Value, part: Value, *positions: Any) -> Value:
+    """Both tensors joined, and a look-up that takes each position from where it comes from now."""
+    chosen = _Range(*positions)
+    dim = chosen.dim % x.rank
+    size = x.shape[dim]
+    if not isinstance(size, int):
+        raise ExportError("writing into a part of the batch cannot be exported; use torch.where with a mask")
+    places = np.arange(size)[slice(chosen.start, chosen.end, chosen.step)]
+    if len(places) == size:
+        return part
+    table = np.arange(size)
+    table[places] = size + np.arange(len(places))
+    lengths = (*out.shape[:dim], size + len(places), *out.shape[dim + 1 :])
+    joined = _join(e, Spec(lengths, out.dtype), [x, part], dim)
+    axis = joined.order.index(dim)
+    name = e.graph.node("Gather", joined.name, e.graph.constant(table), axis=axis)
+    return e.value(name, out.shape, out.dtype, joined.order)
+
+
+def _select_scatter(e: Emitter, out: Spec, x: Value, part: Value, *place: int) -> Value:
+    dim = place[0] % x.rank
+    index = place[1] % x.shape[dim]
+    return _slice_scatter(e, out, x, _unsqueeze(e, out, part, dim), dim, index, index + 1)
+
+
+def padded(e: Emitter, x: Value, dim: int, around: tuple[int, int], value: float = 0.0) -> Value:
+    """The complete value with so many more numbers before and after it along a dimension."""
+    before, after = around
+    if before == after == 0:
+        return x
+    pads = [0] * (2 * x.rank)
+    place = x.order.index(dim % x.rank)
+    pads[place], pads[place + x.rank] = before, after
+    name = e.graph.node("Pad", x.name, e.graph.ints(*pads), e.scalar(value, x.dtype).name)
+    shape = tuple(s + before + after if i == dim % x.rank else s for i, s in enumerate(x.shape))
+    return e.value(name, shape, x.dtype, x.order)
+
+
+def _constant_pad(e: Emitter, out: Spec, x: Value, pads: Sequence[int], value: float = 0.0) -> Value:
+    del out
+    x = e.full(x)
+    for i in range(0, len(pads), 2):
+        dim, (before, after) = x.rank - 1 - i // 2, pads[i : i + 2]
+        if before < 0 or after < 0:
+            place, rest = e.graph.ints(x.order.index(dim)), x.shape[dim] + min(before, 0) + min(after, 0)
+            bounds = e.graph.ints(max(-before, 0)), e.graph.ints(after if after < 0 else _END)
+            name = e.graph.node("Slice", x.name, *bounds, place)
+            x = e.value(name, (*x.shape[:dim], rest, *x.shape[dim + 1 :]), x.dtype, x.order)
+        x = padded(e, x, dim, (max(before, 0), max(after, 0)), value)
+    return x
+
+
+def _select(e: Emitter, out: Spec, x: Value, dim: int, index: int) -> Value:
+    x, dim = e.full(x), dim % x.rank
+    place = x.order.index(dim)
+    name = e.graph.node("Gather", x.name, e.scalar(index, torch.int64).name, axis=place)
+    kept = [axis for axis in range(x.rank) if axis != dim]
+    order = [kept.index(axis) for axis in x.order if axis != dim]
+    return e.value(name, out.shape, x.dtype, order)
+
+
+def _select_backward(e: Emitter, out: Spec, grad: Value, sizes: Sequence[Dim], *place: int) -> Value:
+    dim = place[0] % len(sizes)
+    size = sizes[dim]
+    if not isinstance(size, int):
+        raise ExportError("the gradient of a selection along the batch cannot be exported; use the whole batch")
+    lifted = e.full(_unsqueeze(e, out, grad, dim))
+    index = place[1] % size
+    return padded(e, lifted, dim, (index, size - index - 1))
+
+
+def _join(e: Emitter, out: Spec, parts: Sequence[Value], dim: int = 0) -> Value:
+    parts = [e.cast(e.full(part), out.dtype) for part in parts if hint(part.shape) or len(part.shape) != 1]
+    dim %= len(out.shape)
+    leader = max(parts, key=lambda part: hint(part.shape))
+    names = [e.arranged(part, leader.order) for part in parts]
+    name = e.graph.node("Concat", *names, axis=leader.order.index(dim)) if len(names) > 1 else names[0]
+    return e.value(name, out.shape, out.dtype, leader.order)
+
+
+def _stack(e: Emitter, out: Spec, parts: Sequence[Value], dim: int = 0) -> Value:
+    dim %= len(out.shape)
+    return _join(e, out, [_unsqueeze(e, out, part, dim) for part in parts], dim)
+
+
+def _split(e: Emitter, out: Sequence[Spec], x: Value, sizes: Any, dim: int = 0) -> tuple[Value, ...]:
+    del sizes
+    x, dim = e.full(x), dim % x.rank
+    lengths = [spec.shape[dim] for spec in out]
+    names = e.graph.nodes(
+        "Split", x.name, e.shape_tensor(tuple(lengths)), outputs=len(out), attributes={"axis": x.order.index(dim)}
+    )
+    return tuple(e.value(n, spec.shape, x.dtype, x.order) for n, spec in zip(names, out, strict=True))
+
+
+def _unbind(e: Emitter, out: Sequence[Spec], x: Value, dim: int = 0) -> tuple[Value, ...]:
+    return tuple(_select(e, spec, x, dim, i) for i, spec in enumerate(out))
+
+
+def _embedding(e: Emitter, out: Spec, weight: Value, indices: Value, *_: object) -> Value:
+    return e.value(e.graph.node("Gather", e.plain(weight), e.plain(indices), axis=0), out.shape)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """The settings of an embedding's gradient."""
+
+    rows: int
+    padding: int = -1
+    scale: bool = False
+
+
+def _embedding_backward(e: Emitter, out: Spec, grad: Value, indices: Value, *settings: Any) -> Value:
+    """The sum of the gradients of each row.
+
+    ScatterND with addition runs in parallel without locks in onnxruntime (1.19 and 1.31 alike) and loses updates of
+    repeated rows, so it must not be used; ScatterElements is serial and right.
+    """
+    table = _Table(*settings)
+    if table.scale:
+        raise ExportError("Embedding(scale_grad_by_freq=True) cannot be exported; leave it False")
+    width = out.shape[-1]
+    updates = e.reshaped(e.plain(grad), grad.shape, (-1, width))
+    flat = e.graph.node("Reshape", e.plain(indices), e.graph.ints(-1, 1))
+    if table.rows <= _ONE_HOT_LIMIT:
+        numbers = e.graph.constant(np.arange(table.rows, dtype=np.int64)[None])
+        hot = e.graph.node("Cast", e.graph.node("Equal", flat, numbers), to=1)
+        name = e.graph.node("Gemm", hot, updates, transA=1)
+    else:
+        zeros = e.graph.node("Expand", e.scalar(0, grad.dtype).name, e.graph.ints(table.rows, width))
+        wide = e.graph.node("Expand", flat, e.graph.ints(1, width))
+        name = e.graph.node("ScatterElements", zeros, wide, updates, axis=0, reduction="add")
+    if table.padding >= 0:
+        keep = np.ones((table.rows, 1), np.float32)
+        keep[table.padding] = 0
+        name = e.graph.node("Mul", name, e.graph.constant(keep))
+    return e.value(name, out.shape)
+
+
+def _gather(e: Emitter, out: Spec, x: Value, dim: int, index: Value, **_: object) -> Value:
+    name = e.graph.node("GatherElements", e.plain(x), e.plain(index), axis=dim % x.rank)
+    return e.value(name, out.shape, x.dtype)
+
+
+def _index_select(e: Emitter, out: Spec, x: Value, dim: int, index: Value) -> Value:
+    name = e.graph.node("Gather", e.plain(x), e.plain(index), axis=dim % x.rank)
+    return e.value(name, out.shape, x.dtype)
+
+
+def _filled_shape(e: Emitter, out: Spec, *_: object, **__: object) -> Value:
+    return fill(e, out, 0)
+
+
+LOWERINGS: dict[Any, Callable[..., Any]] = {
+    aten.view.default: _view,
+    overload("_unsafe_view"): _view,
+    aten.reshape.default: _view,
+    overload("_reshape_alias"): _view,
+    aten.unsqueeze.default: _unsqueeze,
+    aten.squeeze.default: _squeeze,
+    aten.squeeze.dim: _squeeze,
+    aten.squeeze.dims: _squeeze,
+    aten.permute.default: _permute,
+    aten.transpose.int: _transpose,
+    aten.t.default: _matrix_transpose,
+    aten.expand.default: _expand,
+    aten.copy.default: _copy,
+    aten.slice.Tensor: _slice,
+    aten.slice_backward.default: _slice_backward,
+    aten.slice_scatter.default: _slice_scatter,
+    aten.select_scatter.default: _select_scatter,
+    aten.constant_pad_nd.default: _constant_pad,
+    aten.select.int: _select,
+    aten.select_backward.default: _select_backward,
+    aten.cat.default: _join,
+    aten.stack.default: _stack,
+    aten.split.Tensor: _split,
+    aten.split_with_sizes.default: _split,
+    aten.unbind.int: _unbind,
+    aten.embedding.default: _embedding,
+    aten.embedding_dense_backward.default: _embedding_backward,
+    aten.gather.default: _gather,
+    aten.index_select.default: _index_select,
+    aten.new_empty.default: _filled_shape,
+    aten.empty_like.default: _filled_shape,
+}

@@ -1,0 +1,18 @@
+"""The lowering of every torch operator, gathered from the modules in `trainer_export.lowering.rules`.
+
+An operator is one function and one row of the table of its module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fleet_protocol.discovery import discover
+
+__all__ = ["LOWERINGS", "Lowering"]
+
+Lowering = Callable[..., Any]
+"""Writes one operator: takes the emitter, the shape and type of the result, and the operator's arguments."""
+
+LOWERINGS: Mapping[Any, Lowering] = discover("trainer_export.lowering.rules", "LOWERINGS")

@@ -1,0 +1,143 @@
+"""The settings of convolutions and poolings as torch's operators have them, in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fleet_protocol.errors import ExportError
+from trainer_export.lowering.columns import Geometry
+from trainer_export.lowering.values import Value
+
+__all__ = ["Convolution", "MaxWindow", "MeanWindow", "spread"]
+
+Sizes = Sequence[int]
+
+
+def spread(values: Sizes, rank: int) -> list[int]:
+    """One number per spatial dimension; a single one stands for all."""
+    return list(values) * rank if len(values) == 1 else list(values)
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """The settings of ``aten.convolution``.
+
+    Attributes:
+        stride: steps of the window.
+        padding: zeros before and after each spatial dimension.
+        dilation: distance of the kernel's taps.
+        transposed: whether it goes the other way.
+        output_padding: of a transposed one.
+        groups: into which the channels are divided.
+    """
+
+    stride: Sizes
+    padding: Sizes
+    dilation: Sizes
+    transposed: bool
+    output_padding: Sizes
+    groups: int
+
+    @property
+    def settings(self) -> tuple[Any, ...]:
+        """As torch's operator takes them."""
+        return self.stride, self.padding, self.dilation, self.transposed, self.output_padding, self.groups
+
+    def geometry(self, wide: Sequence[Any], weight: Value, narrow: Sequence[Any]) -> Geometry:
+        """Its static shape; a transposed one has that of the convolution whose input it makes.
+
+        Args:
+            wide: spatial sizes of the input, of the output if it is transposed.
+            weight: the kernel, [outputs, inputs, ...], [inputs, outputs, ...] if it is transposed.
+            narrow: spatial sizes of the output, of the input if it is transposed.
+
+        Raises:
+            ExportError: it goes over a dimension of unknown size.
+        """
+        if not all(isinstance(size, int) for size in (*wide, *narrow)):
+            raise ExportError("a convolution over a dimension that depends on the batch cannot be exported")
+        rank = len(wide)
+        settings = (tuple(spread(sizes, rank)) for sizes in (self.stride, self.padding, self.dilation))
+        return Geometry(tuple(wide), tuple(narrow), weight.shape[2:], *settings)
+
+    def refuse_transposed(self) -> None:
+        """See that it goes forward.
+
+        Raises:
+            ExportError: it does not.
+        """
+        if self.transposed:
+            raise ExportError("a transposed convolution cannot be exported; use Upsample followed by a convolution")
+
+
+@dataclass(frozen=True)
+class MaxWindow:
+    """The settings of ``aten.max_pool2d_with_indices``.
+
+    Attributes:
+        kernel: sizes of the window.
+        stride: its steps; empty for those sizes.
+        padding: before and after each dimension.
+        dilation: distance of the members.
+        ceil_mode: whether a window may reach over the end.
+    """
+
+    kernel: Sizes
+    stride: Sizes = ()
+    padding: Sizes = (0, 0)
+    dilation: Sizes = (1, 1)
+    ceil_mode: bool = False
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """Of the window in both dimensions."""
+        return tuple(spread(self.kernel, 2))
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """In both dimensions."""
+        return tuple(spread(self.stride, 2)) or self.size
+
+    @property
+    def is_tiling(self) -> bool:
+        """Whether windows touch and do not overlap."""
+        plain = not self.ceil_mode and not any(self.padding) and all(d == 1 for d in self.dilation)
+        return plain and self.size == self.steps
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Those of ONNX's pooling operators."""
+        return {
+            "kernel_shape": list(self.size),
+            "strides": list(self.steps),
+            "pads": spread(self.padding, 2) * 2,
+            "ceil_mode": int(self.ceil_mode),
+        }
+
+
+@dataclass(frozen=True)
+class MeanWindow:
+    """The settings of ``aten.avg_pool2d``.
+
+    Attributes:
+        kernel: sizes of the window.
+        stride: its steps; empty for those sizes.
+        padding: before and after each dimension.
+        ceil_mode: whether a window may reach over the end.
+        count_include_pad: whether padding counts in the mean.
+        divisor_override: what the sum is divided by; None for the number of members.
+    """
+
+    kernel: Sizes
+    stride: Sizes = ()
+    padding: Sizes = (0, 0)
+    ceil_mode: bool = False
+    count_include_pad: bool = True
+    divisor_override: int | None = None
+
+    @property
+    def window(self) -> MaxWindow:
+        """The window alone."""
+        return MaxWindow(self.kernel, self.stride, self.padding, ceil_mode=self.ceil_mode)

@@ -1,0 +1,152 @@
+"""The manifest of a sub-model's files: what a device must know of them."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import onnx
+
+from fleet_protocol.errors import ExportError, RefusedError
+from fleet_protocol.graphs.check import check_graph
+from fleet_protocol.manifest import (
+    CheckSpec,
+    FileSpec,
+    GraphSpec,
+    Manifest,
+    NoiseSpec,
+    ParameterSpec,
+    StatisticSpec,
+    TensorSpec,
+    digest_of,
+)
+from models.layout import Layout
+from models.tier import Tier
+from trainer_export.aliasing import states_in_place
+from trainer_export.exported import Export
+from trainer_export.footprint import Footprint
+from trainer_export.formats.files import SetFile
+from trainer_export.model_inputs import Signature
+
+__all__ = ["Facts", "content_of", "graph_spec", "manifest_of", "versions"]
+
+_STEP_GRAPHS = ("onnx/train", "ort-training/step")
+# What devices of other runtimes take, and what servers and users run.
+_NOT_FOR_BOARDS = ("onnx/infer", *(f"ort-training/{name}_model" for name in ("training", "eval", "optimizer")))
+_VERSIONED = ("torch", "onnx", "onnxruntime", "onnxruntime-training-cpu", "numpy")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What was found out about a sub-model by running it.
+
+    Attributes:
+        signature: what it takes and returns.
+        noise: shapes of what its layers draw for a sample in training, by path of the layer.
+        checks: comparisons with PyTorch.
+        footprint: costs.
+        skipped: formats it cannot have, with the reason.
+    """
+
+    signature: Signature
+    noise: Mapping[str, tuple[int, ...]]
+    checks: tuple[CheckSpec, ...]
+    footprint: Footprint
+    skipped: Mapping[str, str] = field(default_factory=dict)
+
+
+def manifest_of(export: Export, tier: Tier, files: Sequence[SetFile], facts: Facts) -> Manifest:
+    """The manifest of a sub-model's files.
+
+    Args:
+        export: what is exported.
+        tier: the sub-model's shape.
+        files: of the set.
+        facts: what is known of the sub-model.
+    """
+    layout, recipe, output = export.layout, export.recipe, facts.signature.output
+    parameters = _parameter_specs(layout, tier)
+    return Manifest(
+        arch=export.arch.name,
+        settings=json.loads(replace(layout, settings=export.settings(tier)).to_json())["settings"],
+        tier=tier.id,
+        width=tier.width,
+        depth=tier.depth,
+        classes=layout.classes_of(tier),
+        input_shape=layout.input_shape,
+        input_dtype=layout.input_dtype,
+        label_shape=recipe.loss.target(output).shape,
+        recipe=recipe.spec(output),
+        parameters=parameters,
+        states=recipe.optimizer.state_specs({spec.name: spec.shape for spec in parameters}),
+        states_in_place=all(
+            states_in_place(onnx.load_model_from_string(file.data)) for file in files if file.key in _STEP_GRAPHS
+        ),
+        statistics=tuple(
+            StatisticSpec(name=item.name, channels=layout.local_shape(item.dims, tier.width)[0], axis=str(item.dims[0]))
+            for item in layout.statistics
+            if item.block in layout.blocks(tier)
+        ),
+        graphs={file.key: graph_spec(file) for file in files if file.is_graph},
+        files={file.key: FileSpec(**content_of(file)) for file in files if not file.is_graph},
+        noise=tuple(NoiseSpec(name=path, shape=shape) for path, shape in facts.noise.items()),
+        flops_per_sample=facts.footprint.flops_per_sample,
+        flops_per_step_sample=facts.footprint.flops_per_step_sample,
+        peak_memory_bytes=facts.footprint.peak_memory_bytes,
+        checks=facts.checks,
+        skipped=facts.skipped,
+        versions=versions(),
+    )
+
+
+def _parameter_specs(layout: Layout, tier: Tier) -> tuple[ParameterSpec, ...]:
+    specs, offset = [], 0
+    shapes = layout.shapes(tier)
+    for item in layout.kept(tier):
+        axes = tuple(map(str, item.dims))
+        spec = ParameterSpec(name=item.name, shape=shapes[item.name], axes=axes, block=item.block, offset=offset)
+        specs.append(spec)
+        offset += spec.nbytes
+    return tuple(specs)
+
+
+def content_of(file: SetFile) -> dict[str, Any]:
+    """Where a file lies, and its content's name and size."""
+    return {"path": file.path, "digest": digest_of(file.data), "size": len(file.data)}
+
+
+def graph_spec(file: SetFile) -> GraphSpec:
+    """A graph as a manifest states it, with what a board will look at before it runs it.
+
+    Args:
+        file: a graph.
+
+    Raises:
+        ExportError: it is one for boards, and they would not run it.
+    """
+    inputs, outputs = (
+        tuple(TensorSpec(name=p.name, dtype=p.dtype, shape=p.shape) for p in ports)  # type: ignore[arg-type]
+        for ports in (file.inputs, file.outputs)
+    )
+    spec = GraphSpec(**content_of(file), inputs=inputs, outputs=outputs)
+    if file.key not in _NOT_FOR_BOARDS:
+        try:
+            check_graph(file.data, [spec])
+        except RefusedError as error:
+            raise ExportError(f"boards would refuse the graph {file.key}: {error}") from error
+        spec = spec.model_copy(update={"mixed": tuple(port.name for port in outputs)})
+    return spec
+
+
+def versions() -> dict[str, str]:
+    """The packages that had a part in an export."""
+    found = {"python": sys.version.split()[0]}
+    for name in _VERSIONED:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found

@@ -1,0 +1,117 @@
+"""What a metric is to the exporter: sums over a batch, traced into the eval graph, and the rule that makes a number.
+
+Each lies in a module of its own in `trainer_export.metrics` and is found there by its row in the module's table
+``METRICS``. Metrics that need the same sums share them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fleet_protocol.discovery import discover
+from fleet_protocol.manifest import MetricSpec
+from trainer_export.loss import Answer, Loss
+from trainer_export.model_inputs import Signature
+from trainer_export.numbers import made
+
+__all__ = ["Metric", "count_shapes", "counts", "metric_named"]
+
+
+@dataclass(frozen=True)
+class Metric(ABC):
+    """A metric.
+
+    Raises:
+        ConfigError: a number is out of its range.
+    """
+
+    name: ClassVar[str]
+    rule: ClassVar[str]
+    """One of `fleet_protocol.metrics.RULES`."""
+    sums: ClassVar[tuple[str, ...]]
+    """What the rule takes, in order: outputs of :meth:`counts` or of the loss, or ``examples``."""
+
+    @abstractmethod
+    def check(self, loss: Loss) -> None:
+        """See that it goes with a loss.
+
+        Raises:
+            ConfigError: it does not; the message says with which.
+        """
+
+    def counts(self, loss: Loss, output: Tensor, answer: Answer) -> dict[str, Tensor]:
+        """Its own sums over a batch, float32; pure and traceable. None where the loss has all it needs.
+
+        Args:
+            loss: of the recipe.
+            output: of the model, float32 [batch, ...].
+            answer: what it is compared with.
+        """
+        del loss, output, answer
+        return {}
+
+    def pytorch_counts(self, loss: Loss, output: Tensor, answer: Answer) -> dict[str, Tensor]:
+        """The same by PyTorch's own means, where there are others; the witness of the exported graph."""
+        return self.counts(loss, output, answer)
+
+    @property
+    def label(self) -> str:
+        """What it is called in results."""
+        return self.name
+
+    def spec(self) -> MetricSpec:
+        """This metric as the manifest states it."""
+        return MetricSpec(name=self.label, rule=self.rule, sums=self.sums)
+
+
+def counts(
+    metrics: Sequence[Metric], loss: Loss, output: Tensor, answer: Answer, *, by_pytorch: bool = False
+) -> dict[str, Tensor]:
+    """The sums of some metrics over a batch, without those of the loss.
+
+    Args:
+        metrics: of a recipe.
+        loss: of the recipe.
+        output: of the model.
+        answer: what it is compared with.
+        by_pytorch: whether as the witness of the graph.
+    """
+    found: dict[str, Tensor] = {}
+    for metric in metrics:
+        found |= (metric.pytorch_counts if by_pytorch else metric.counts)(loss, output, answer)
+    return found
+
+
+def count_shapes(metrics: Sequence[Metric], loss: Loss, signature: Signature) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of those sums.
+
+    Args:
+        metrics: of a recipe.
+        loss: of the recipe.
+        signature: of the model.
+    """
+    target = loss.target(signature.output)
+    kind = torch.int64 if target.dtype == "int64" else torch.float32
+    answer = Answer(torch.zeros((1, *target.shape), dtype=kind), torch.ones(signature.classes))
+    found = counts(metrics, loss, torch.zeros((1, *signature.output)), answer)
+    return {name: tuple(value.shape) for name, value in found.items()}
+
+
+def metric_named(name: str, settings: Mapping[str, object] | None = None) -> Metric:
+    """A metric by its name.
+
+    Args:
+        name: of one of `trainer_export.metrics`.
+        settings: its numbers.
+
+    Raises:
+        ConfigError: there is no such metric or number.
+    """
+    known: Mapping[str, type[Metric]] = discover("trainer_export.metrics", "METRICS")
+    return made("metric", known, name, settings)

@@ -1,0 +1,1 @@
+"""Metrics, one module each; the row in its table ``METRICS`` makes it known."""

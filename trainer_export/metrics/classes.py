@@ -1,0 +1,94 @@
+"""Metrics of classes, from how often each is predicted, present, and both: F1, intersection over union, Matthews.
+
+Jan Gorodkin: "Comparing two K-category assignments by a K-category correlation coefficient", Computational Biology and
+Chemistry 28, 2004, for the correlation of more than two classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fleet_protocol.errors import ConfigError
+from trainer_export.loss import Answer, Loss
+from trainer_export.losses.binary_cross_entropy import BinaryCrossEntropy
+from trainer_export.losses.cross_entropy import MaskedCrossEntropy
+from trainer_export.metric import Metric
+
+__all__ = ["F1", "METRICS", "Matthews", "MeanIou"]
+
+_MOST_CLASSES = 4096  # numbers that a device may report of each sum
+
+
+@dataclass(frozen=True)
+class _OfClasses(Metric):
+    sums: ClassVar[tuple[str, ...]] = ("hits", "predicted", "present")
+
+    def check(self, loss: Loss) -> None:
+        """Only losses of classes say which class an output stands for."""
+        if type(loss).decided is Loss.decided:
+            raise ConfigError(
+                f"the metric {self.name} counts classes, which the loss {loss.name} does not know; it goes with"
+                f" {MaskedCrossEntropy.name} and {BinaryCrossEntropy.name}"
+            )
+
+    def counts(self, loss: Loss, output: Tensor, answer: Answer) -> dict[str, Tensor]:
+        """Of each class: predicted rightly, predicted, and present."""
+        decided = loss.decided(output, answer)
+        if decided is None:
+            raise ConfigError(f"the loss {loss.name} knows no classes")
+        predicted, present = (item.flatten(0, -2) for item in decided)
+        if predicted.shape[-1] > _MOST_CLASSES:
+            raise ConfigError(f"the metric {self.name} is for {_MOST_CLASSES} classes at most")
+        named = zip(self.sums, (predicted * present, predicted, present), strict=True)
+        return {name: item.sum(0) for name, item in named}
+
+    def pytorch_counts(self, loss: Loss, output: Tensor, answer: Answer) -> dict[str, Tensor]:
+        """By `torch.bincount` of the decisions."""
+        decided = loss.decided(output, answer)
+        assert decided is not None
+        predicted, present = (item.flatten(0, -2).bool() for item in decided)
+        classes = predicted.shape[-1]
+
+        def times(chosen: Tensor) -> Tensor:
+            return torch.bincount(chosen.nonzero()[:, 1], minlength=classes).float()
+
+        return dict(zip(self.sums, map(times, (predicted & present, predicted, present)), strict=True))
+
+
+@dataclass(frozen=True)
+class F1(_OfClasses):
+    """F1, the mean over the classes that occur or are predicted (macro)."""
+
+    name: ClassVar[str] = "f1"
+    rule: ClassVar[str] = "f1"
+
+
+@dataclass(frozen=True)
+class MeanIou(_OfClasses):
+    """Intersection over union, the mean over the classes that occur or are predicted."""
+
+    name: ClassVar[str] = "mean-iou"
+    rule: ClassVar[str] = "iou"
+
+
+@dataclass(frozen=True)
+class Matthews(_OfClasses):
+    """The correlation of predictions and labels, in [-1, 1]; 0 where one of them is always the same."""
+
+    name: ClassVar[str] = "matthews"
+    rule: ClassVar[str] = "matthews"
+
+    def counts(self, loss: Loss, output: Tensor, answer: Answer) -> dict[str, Tensor]:
+        """Of each class; each sample has exactly one."""
+        if isinstance(loss, BinaryCrossEntropy) and output.shape[1:].numel() > 1:
+            raise ConfigError("the metric matthews is for one label each; with several labels use f1 or mean-iou")
+        return super().counts(loss, output, answer)
+
+
+METRICS: Mapping[str, type[Metric]] = MappingProxyType({kind.name: kind for kind in (F1, MeanIou, Matthews)})

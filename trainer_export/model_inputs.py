@@ -1,0 +1,261 @@
+"""What a trace needs of a model: a copy in a mode, a pure call, and the names and shapes of what goes in and out."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from fleet_protocol.errors import ExportError
+from fleet_protocol.manifest import (
+    anchor_input,
+    noise_input,
+    parameter_input,
+    state_input,
+    statistic_mean,
+    statistic_variance,
+)
+from models.zoo.dropout import feed_noise, noise_shapes
+from models.zoo.layers import Mode, StaticBatchNorm, set_mode
+from trainer_export.graph import Port
+from trainer_export.loss import Loss
+from trainer_export.operators import static_batch_norm
+from trainer_export.optimizer import Optimizer
+from trainer_export.rewriting import at_line_of
+from trainer_export.traced_program import BATCH, recorded_modules
+
+__all__ = [
+    "Signature",
+    "anchor_ports",
+    "batch_ports",
+    "call_model",
+    "check_output",
+    "model_noise",
+    "noise_ports",
+    "norms",
+    "output_port",
+    "parameter_names",
+    "parameter_ports",
+    "prepared",
+    "sample_port",
+    "state_ports",
+    "statistic_ports",
+]
+
+_PROBE_BATCH = 2  # a static batch norm needs more than one sample
+_MOST_DIMENSIONS = 3  # of an output: batch, tokens and classes; or more with the classes in the second
+_MOST_PLACES = 2  # height and width
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What a model takes and returns.
+
+    Attributes:
+        input_shape: shape of one sample.
+        input_dtype: ``float32`` or ``int64``.
+        classes: number of logits.
+        places: of one sample that have logits: empty for one, ``(tokens,)`` for one per token, ``(height, width)`` for
+            one per pixel.
+    """
+
+    input_shape: tuple[int, ...]
+    input_dtype: str
+    classes: int
+    places: tuple[int, ...] = ()
+
+    @property
+    def output(self) -> tuple[int, ...]:
+        """Shape of the model's output for one sample; with pixels the classes come first."""
+        return (self.classes, *self.places) if len(self.places) > 1 else (*self.places, self.classes)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """Element type of the samples."""
+        return torch.int64 if self.input_dtype == "int64" else torch.float32
+
+    def samples(self, count: int) -> Tensor:
+        """That many samples of zeros, for a run that only shapes come from."""
+        return torch.zeros((count, *self.input_shape), dtype=self.torch_dtype)
+
+    def with_places_of(self, model: nn.Module) -> Signature:
+        """The same with the places that a model's logits have.
+
+        Args:
+            model: run once, on a copy.
+
+        Raises:
+            ExportError: the model takes other inputs, fails on a batch of zeros, or does not return logits of these
+                classes.
+        """
+        logits = _first_run(set_mode(copy.deepcopy(model), "eval"), self.samples(_PROBE_BATCH))
+        shape = tuple(logits.shape) if isinstance(logits, Tensor) else ()
+        signature = replace(self, places=shape[2:] if len(shape) > _MOST_DIMENSIONS else shape[1:-1])
+        check_output(logits, signature)
+        return signature
+
+
+def _first_run(model: nn.Module, x: Tensor) -> Any:
+    """Run a model for the first time: what its author must see to comes out here.
+
+    Raises:
+        ExportError: it takes more than one input, or fails.
+    """
+    kind = type(model).__name__
+    takes = inspect.signature(model.forward).parameters.values()
+    needed = [p.name for p in takes if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if len(needed) > 1:
+        raise ExportError(
+            f"module (the model itself) ({kind}) takes {len(needed)} inputs ({', '.join(needed)}), and a sample is one"
+            " tensor; join them in the data and take them apart in forward, as in x[:, :5], x[:, 5:]"
+        )
+    try:
+        with torch.no_grad():
+            return model(x)
+    except ExportError:
+        raise
+    except Exception as error:
+        samples = f"{str(x.dtype).removeprefix('torch.')} samples {list(x.shape[1:])}"
+        raise ExportError(
+            f"module (the model itself) ({kind}) cannot be run{at_line_of(error)} on {samples}: {type(error).__name__}:"
+            f" {str(error).splitlines()[0]}; check input_shape and input_dtype of the architecture"
+        ) from error
+
+
+class _OperatorNorm(nn.Module):
+    """Stands in for a StaticBatchNorm in a train trace; same parameters, one operator."""
+
+    def __init__(self, norm: StaticBatchNorm) -> None:
+        super().__init__()
+        self.weight, self.bias, self.eps = norm.weight, norm.bias, norm.eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        normal: Tensor = static_batch_norm(x, self.weight, self.bias, self.eps)
+        return normal
+
+
+def prepared(model: nn.Module, mode: Mode, *, operators: bool = False) -> nn.Module:
+    """A copy of the model in a mode, optionally with its norms as operators."""
+    model = set_mode(copy.deepcopy(model), mode)
+    if operators:
+        for path, norm in norms(model):
+            parent, _, leaf = path.rpartition(".")
+            setattr(model.get_submodule(parent), leaf, _OperatorNorm(norm))
+    return model
+
+
+def norms(model: nn.Module) -> list[tuple[str, StaticBatchNorm]]:
+    """The static batch norms of a model by path."""
+    return [(path, m) for path, m in model.named_modules() if isinstance(m, StaticBatchNorm)]
+
+
+def parameter_names(model: nn.Module) -> list[str]:
+    """The names of the parameters, in registration order."""
+    return [name for name, _ in model.named_parameters()]
+
+
+def call_model(
+    model: nn.Module,
+    names: Sequence[str],
+    tensors: Sequence[Tensor],
+    x: Tensor,
+    noise: Mapping[str, Tensor] | None = None,
+) -> Any:
+    """Run a model with other parameters and buffers than its own.
+
+    Args:
+        model: what to run.
+        names: of parameters and buffers.
+        tensors: their values.
+        x: samples.
+        noise: random numbers of its layers by path; a layer that is not named draws its own.
+    """
+    feed_noise(model, noise or {})
+    try:
+        with recorded_modules(model):
+            return functional_call(model, dict(zip(names, tensors, strict=True)), (x,))
+    finally:
+        feed_noise(model, {})
+
+
+def check_output(output: Any, signature: Signature) -> None:
+    """See that a model returned what its signature says.
+
+    Raises:
+        ExportError: it did not.
+    """
+    expected = signature.output
+    if isinstance(output, Tensor) and tuple(output.shape[1:]) == expected and len(signature.places) <= _MOST_PLACES:
+        return
+    shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+    wanted = ", ".join(map(str, ("batch", *expected)))
+    classes = signature.classes
+    other = f" (with a label per token: [batch, tokens, {classes}], per pixel: [batch, {classes}, height, width])"
+    other = "" if signature.places else other
+    raise ExportError(f"the model must return logits [{wanted}], it returned {shape}{other}")
+
+
+def model_noise(model: nn.Module, signature: Signature) -> dict[str, tuple[int, ...]]:
+    """Shapes of the random numbers that a sample needs in training, by path of the layer.
+
+    Raises:
+        ExportError: a layer is used in a way that its noise cannot be an input.
+    """
+    return noise_shapes(prepared(model, "train"), signature.samples(_PROBE_BATCH))
+
+
+# -- ports -------------------------------------------------------------------------------------------------------------
+
+
+def parameter_ports(shapes: Mapping[str, tuple[int, ...]]) -> tuple[Port, ...]:
+    """The parameters, by name."""
+    return tuple(Port(parameter_input(name), "float32", shape) for name, shape in shapes.items())
+
+
+def state_ports(shapes: Mapping[str, tuple[int, ...]], optimizer: Optimizer) -> tuple[Port, ...]:
+    """What an optimizer keeps for these parameters."""
+    return tuple(Port(state_input(spec.name), spec.dtype, spec.shape) for spec in optimizer.state_specs(shapes))
+
+
+def anchor_ports(shapes: Mapping[str, tuple[int, ...]]) -> tuple[Port, ...]:
+    """The weights sent, for the proximal term, and its strength."""
+    anchors = tuple(Port(anchor_input(name), "float32", shape) for name, shape in shapes.items())
+    return (*anchors, Port("mu", "float32", ()))
+
+
+def statistic_ports(layers: Sequence[tuple[str, StaticBatchNorm]]) -> tuple[Port, ...]:
+    """Means and variances of the static batch norms."""
+    return tuple(
+        Port(name(path), "float32", tuple(norm.weight.shape))
+        for path, norm in layers
+        for name in (statistic_mean, statistic_variance)
+    )
+
+
+def noise_ports(shapes: Mapping[str, tuple[int, ...]]) -> tuple[Port, ...]:
+    """The random numbers of :func:`model_noise`."""
+    return tuple(Port(noise_input(path), "float32", (BATCH, *shape)) for path, shape in shapes.items())
+
+
+def sample_port(signature: Signature) -> Port:
+    """The samples ``x``."""
+    return Port("x", signature.input_dtype, (BATCH, *signature.input_shape))
+
+
+def batch_ports(signature: Signature, loss: Loss) -> tuple[Port, ...]:
+    """The samples ``x``, the targets ``y``, and the label ``mask`` for a loss that takes one."""
+    target = loss.target(signature.output)
+    answer = Port("y", target.dtype, (BATCH, *target.shape))
+    mask = Port("mask", "float32", (signature.classes,))
+    return (sample_port(signature), answer, mask) if loss.masked else (sample_port(signature), answer)
+
+
+def output_port(signature: Signature) -> Port:
+    """The output of the model."""
+    return Port("logits", "float32", (BATCH, *signature.output))

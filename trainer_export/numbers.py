@@ -1,0 +1,91 @@
+"""Records of a recipe by name, and their numbers with the range they must lie in."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from fleet_protocol.errors import ConfigError
+from fleet_protocol.spelling import did_you_mean
+from models.layout import freeze
+
+__all__ = ["Range", "check_numbers", "made", "number"]
+
+RecordT = TypeVar("RecordT")
+
+_KEY = "range"
+
+
+@dataclass(frozen=True)
+class Range:
+    """Where a number must lie.
+
+    Attributes:
+        low: the smallest allowed.
+        below: what it must be less than; infinity for any finite number.
+        positive: whether it must be above 0.
+    """
+
+    low: float = 0.0
+    below: float = math.inf
+    positive: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        return self.low <= value < self.below and (value > 0 or not self.positive)
+
+    def __str__(self) -> str:
+        return f"({0:g}, {self.below:g})" if self.positive else f"[{self.low:g}, {self.below:g})"
+
+
+def number(default: float, allowed: Range) -> Any:
+    """A field of a frozen dataclass that holds a number.
+
+    Args:
+        default: its value if nothing else is said.
+        allowed: where it must lie.
+    """
+    return dataclasses.field(default=default, metadata={_KEY: allowed})
+
+
+def check_numbers(record: Any) -> None:
+    """See that every :func:`number` of a dataclass lies in its range; None stands for a number that is left out.
+
+    Args:
+        record: an instance.
+
+    Raises:
+        ConfigError: one does not; the message names it and the range.
+    """
+    for item in dataclasses.fields(record):
+        allowed, value = item.metadata.get(_KEY), getattr(record, item.name)
+        if allowed is None or value is None:
+            continue
+        if not isinstance(value, (int, float)):
+            raise ConfigError(f"{item.name} {value!r} is not a number")
+        if value not in allowed:
+            raise ConfigError(f"{item.name} {value} is outside {allowed}")
+
+
+def made(kind: str, known: Mapping[str, type[RecordT]], name: str, settings: Mapping[str, Any] | None) -> RecordT:
+    """Make a record of a recipe.
+
+    Args:
+        kind: what it is, for messages: ``optimizer``.
+        known: its classes by name.
+        name: which.
+        settings: its numbers; a missing one has its default.
+
+    Raises:
+        ConfigError: there is no such record or number, or a number is out of its range.
+    """
+    if name not in known:
+        raise ConfigError(f"no {kind} {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}")
+    numbers = [item.name for item in dataclasses.fields(known[name])]  # type: ignore[arg-type]
+    for key in settings or {}:
+        if key not in numbers:
+            has = f"it has {', '.join(numbers)}" if numbers else "it has no settings"
+            raise ConfigError(f"the {kind} {name} has no {key!r}{did_you_mean(key, numbers)}; {has}")
+    return known[name](**freeze(dict(settings or {})))

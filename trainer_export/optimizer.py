@@ -1,0 +1,129 @@
+"""What an optimizer is to the exporter: a record of numbers, of states per parameter, and of a rule.
+
+Each lies in a module of its own in `trainer_export.optimizers` and is found there by its row in the module's table
+``OPTIMIZERS``. A step moves every parameter by ``- lr * direction``; the rule gives the direction.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from fleet_protocol.discovery import discover
+from fleet_protocol.manifest import OptimizerSpec, StateSpec
+from trainer_export.numbers import check_numbers, made
+
+__all__ = ["STEP", "Optimizer", "Slot", "State", "optimizer_named"]
+
+STEP = "step"
+"""Name of the counter of steps, one number for the whole model."""
+
+
+@dataclass(frozen=True)
+class State:
+    """A tensor that an optimizer keeps for every parameter, in the parameter's shape.
+
+    Attributes:
+        name: as PyTorch's optimizer has it in its state.
+        initial: what every entry is when a task begins.
+    """
+
+    name: str
+    initial: float = 0.0
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What a rule is given of one tensor of the model.
+
+    Attributes:
+        parameter: now, float32, any shape.
+        gradient: of the loss after clipping, of the same shape.
+        states: by name, of the same shape.
+        step: number of this step, 1 at the first, float32 []; None for an optimizer that counts none.
+    """
+
+    parameter: Tensor
+    gradient: Tensor
+    states: Mapping[str, Tensor]
+    step: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Optimizer(ABC):
+    """An update rule with its numbers, which are the fields of the dataclass that derives from this.
+
+    Raises:
+        ConfigError: a number is out of its range.
+    """
+
+    name: ClassVar[str]
+    counts_steps: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        check_numbers(self)
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        """What it keeps for every parameter."""
+        return ()
+
+    @abstractmethod
+    def direction(self, slot: Slot) -> tuple[Tensor, dict[str, Tensor]]:
+        """Where to move a parameter to; pure and traceable.
+
+        Args:
+            slot: the parameter with its gradient and states.
+
+        Returns:
+            What is subtracted from the parameter after a multiplication with the learning rate, and the new states.
+        """
+
+    @abstractmethod
+    def pytorch(self, parameters: Sequence[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+        """PyTorch's own optimizer of the same numbers, which every exported graph is compared with.
+
+        Args:
+            parameters: what it trains.
+            lr: learning rate.
+        """
+
+    def state_specs(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[StateSpec, ...]:
+        """The states of a model, in the order in which graphs take them.
+
+        An optimizer with one state per parameter and nothing else names it after the parameter.
+
+        Args:
+            shapes: of the model's parameters, by name.
+        """
+        alone = len(self.states) == 1 and not self.counts_steps
+        specs = [
+            StateSpec(name=name if alone else f"{state.name}.{name}", shape=shape, initial=state.initial)
+            for state in self.states
+            for name, shape in shapes.items()
+        ]
+        return (*specs, *([StateSpec(name=STEP, shape=())] if self.counts_steps else []))
+
+    def spec(self) -> OptimizerSpec:
+        """This optimizer as the manifest states it."""
+        return OptimizerSpec(name=self.name, settings=dataclasses.asdict(self))
+
+
+def optimizer_named(name: str, settings: Mapping[str, Any] | None = None) -> Optimizer:
+    """An optimizer by its name.
+
+    Args:
+        name: of one of `trainer_export.optimizers`.
+        settings: its numbers; a missing one has its default.
+
+    Raises:
+        ConfigError: there is no such optimizer or number, or a number is out of its range.
+    """
+    known: Mapping[str, type[Optimizer]] = discover("trainer_export.optimizers", "OPTIMIZERS")
+    return made("optimizer", known, name, settings)

@@ -1,0 +1,1 @@
+"""Optimizers, one module each; the row in its table ``OPTIMIZERS`` makes it known."""

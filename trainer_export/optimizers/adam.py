@@ -1,0 +1,95 @@
+"""Adam, and AdamW, which takes the weight decay out of the gradient.
+
+Diederik Kingma, Jimmy Ba: "Adam: A Method for Stochastic Optimization", ICLR 2015, https://arxiv.org/abs/1412.6980,
+algorithm 1. Ilya Loshchilov, Frank Hutter: "Decoupled Weight Decay Regularization", ICLR 2019,
+https://arxiv.org/abs/1711.05101, algorithm 2, whose decay is multiplied with the learning rate as in PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from trainer_export.numbers import Range, number
+from trainer_export.optimizer import Optimizer, Slot, State
+
+__all__ = ["OPTIMIZERS", "Adam", "AdamW"]
+
+_FIRST, _SECOND = "exp_avg", "exp_avg_sq"
+
+
+@dataclass(frozen=True)
+class Adam(Optimizer):
+    """Adam.
+
+    Attributes:
+        beta1: share of the former mean of the gradient.
+        beta2: share of the former mean of its square.
+        eps: added to the root of that mean.
+        weight_decay: added to the clipped gradient, times the parameter; 0 for none.
+    """
+
+    name: ClassVar[str] = "adam"
+    counts_steps: ClassVar[bool] = True
+
+    beta1: float = number(0.9, Range(below=1))
+    beta2: float = number(0.999, Range(below=1))
+    eps: float = number(1e-8, Range(positive=True))
+    weight_decay: float = number(0.0, Range())
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        """The means of gradient and square."""
+        return State(_FIRST), State(_SECOND)
+
+    def direction(self, slot: Slot) -> tuple[Tensor, dict[str, Tensor]]:
+        """The mean of the gradient over the root of that of its square, both freed of their start at zero."""
+        gradient = slot.gradient
+        if self.weight_decay:
+            gradient = gradient + slot.parameter * self.weight_decay
+        return self._adapted(slot, gradient)
+
+    def _adapted(self, slot: Slot, gradient: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        if slot.step is None:
+            raise ValueError(f"{self.name} needs the number of the step")
+        first = slot.states[_FIRST] * self.beta1 + gradient * (1 - self.beta1)
+        second = slot.states[_SECOND] * self.beta2 + gradient * gradient * (1 - self.beta2)
+        grown = [1 - torch.pow(beta, slot.step) for beta in (self.beta1, self.beta2)]
+        direction = first / grown[0] / (torch.sqrt(second) / torch.sqrt(grown[1]) + self.eps)
+        return direction, {_FIRST: first, _SECOND: second}
+
+    def pytorch(self, parameters: Sequence[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+        """`torch.optim.Adam`."""
+        betas = (self.beta1, self.beta2)
+        return torch.optim.Adam(parameters, lr=lr, betas=betas, eps=self.eps, weight_decay=self.weight_decay)
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """AdamW.
+
+    Attributes:
+        weight_decay: share of the parameter that a step takes away, times the learning rate; 0 for none.
+    """
+
+    name: ClassVar[str] = "adamw"
+
+    weight_decay: float = number(0.01, Range())
+
+    def direction(self, slot: Slot) -> tuple[Tensor, dict[str, Tensor]]:
+        """That of Adam, with the decay beside it."""
+        adapted, states = self._adapted(slot, slot.gradient)
+        return adapted + slot.parameter * self.weight_decay if self.weight_decay else adapted, states
+
+    def pytorch(self, parameters: Sequence[nn.Parameter], lr: float) -> torch.optim.Optimizer:
+        """`torch.optim.AdamW`."""
+        betas = (self.beta1, self.beta2)
+        return torch.optim.AdamW(parameters, lr=lr, betas=betas, eps=self.eps, weight_decay=self.weight_decay)
+
+
+OPTIMIZERS: Mapping[str, type[Optimizer]] = MappingProxyType({kind.name: kind for kind in (Adam, AdamW)})

@@ -1,0 +1,102 @@
+"""Compares the step of a pair with PyTorch: two modules as they were written, autograd, and torch's own losses."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fleet_protocol.manifest import CheckSpec, next_name, noise_input, parameter_input, state_input
+from fleet_protocol.pair_manifest import SIDES, loss_name, side_name
+from models.zoo.dropout import feed_noise
+from models.zoo.layers import set_mode
+from trainer_export.batches import SizedBatches
+from trainer_export.check import Worst, open_session, repeated, run_session
+from trainer_export.model_inputs import model_noise
+from trainer_export.pair_step import PairRoutine
+from trainer_export.recipe import Recipe
+from trainer_export.reference import LEARNING_RATE, TorchOptimizer
+
+__all__ = ["check_pair"]
+
+_STEPS = 6
+
+
+def check_pair(
+    model: bytes, routine: PairRoutine, modules: tuple[nn.Module, nn.Module], recipe: Recipe, batches: SizedBatches
+) -> CheckSpec:
+    """Train both models with the graph and with PyTorch from the same start and compare losses and all tensors.
+
+    Args:
+        model: the serialized graph.
+        routine: whose step it is.
+        modules: the device's own model and the one it was sent, as their authors wrote them; not changed.
+        recipe: what the graph was made for.
+        batches: what to train on.
+
+    Returns:
+        The figures of the first run within the limit.
+
+    Raises:
+        ExportError: the graph deviates; the message names the tensor.
+    """
+    session = open_session(model)
+    shapes = [model_noise(module, batches.signature) for module in modules]
+
+    def run(seeded: SizedBatches) -> CheckSpec:
+        worst, reference = Worst(), _Reference(routine, modules, recipe)
+        values = reference.snapshot()
+        for number, (x, y) in enumerate(seeded.take(_STEPS)):
+            worst.sizes.append(len(y))
+            noise = [seeded.noise(shape, len(y), 2 * number + i) for i, shape in enumerate(shapes)]
+            feed = {**values, "x": x.numpy(), "y": y.numpy(), "lr": np.array(LEARNING_RATE, np.float32)}
+            feed |= {knob.name: np.array(knob.checked_with, np.float32) for knob in routine.knobs}
+            for side, drawn in zip(SIDES, noise, strict=True):
+                feed |= {noise_input(side_name(side, path)): numbers.numpy() for path, numbers in drawn.items()}
+            outputs = run_session(session, feed)
+            for side, loss in zip(SIDES, reference.step(x, y, noise), strict=True):
+                worst.compare(outputs, {loss_name(side): loss})
+            values = {name: outputs[next_name(name)] for name in values}
+            expected = reference.snapshot()
+            for side in SIDES:
+                for kind in (parameter_input(""), state_input("")):
+                    part = {n: v for n, v in expected.items() if n.startswith(side_name(side, kind))}
+                    worst.compare(values, part)
+        return worst.report(f"onnx/{routine.name}", _STEPS)
+
+    return repeated(run, batches)
+
+
+class _Reference:
+    """PyTorch training both modules, neither of which sees the other's new weights."""
+
+    def __init__(self, routine: PairRoutine, modules: tuple[nn.Module, nn.Module], recipe: Recipe) -> None:
+        self._routine = routine
+        self._modules = [set_mode(copy.deepcopy(module), "train") for module in modules]
+        self._optimizers = [TorchOptimizer(recipe.optimizer, module, recipe.clip_norm) for module in self._modules]
+
+    def step(self, x: Tensor, y: Tensor, noise: list[dict[str, Tensor]]) -> list[NDArray[Any]]:
+        """One step of both; returns the losses."""
+        logits = []
+        for module, drawn in zip(self._modules, noise, strict=True):
+            feed_noise(module, drawn)
+            logits.append(module(x))
+        losses = []
+        for position, (knob, optimizer) in enumerate(zip(self._routine.knobs, self._optimizers, strict=True)):
+            own, other = logits[position], logits[1 - position].detach()
+            loss = self._routine.pytorch(own, other, y, knob.checked_with)
+            losses.append(loss.detach().numpy())
+            optimizer.step(loss, materialize=True)
+        return losses
+
+    def snapshot(self) -> dict[str, NDArray[Any]]:
+        """Copies of all parameters and states by their names in the graph."""
+        values: dict[str, NDArray[Any]] = {}
+        for side, module, optimizer in zip(SIDES, self._modules, self._optimizers, strict=True):
+            named = {parameter_input(name): p.detach().numpy().copy() for name, p in module.named_parameters()}
+            named |= {state_input(name): value for name, value in optimizer.states().items()}
+            values |= {side_name(side, name): value for name, value in named.items()}
+        return values

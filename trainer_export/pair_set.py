@@ -1,0 +1,285 @@
+"""Exports pairs of models that are trained in one graph: the step of both, and what evaluates each of the two.
+
+    <out>/<name>/<sent tier>+<own tier>/manifest.json             a `PairManifest`
+    <out>/<name>/<sent tier>+<own tier>/<routine>.onnx            the step
+    <out>/<name>/<sent tier>+<own tier>/own-init.safetensors      what the device's own model starts from
+    <out>/<name>/<sent tier>+<own tier>/adaptor-init.safetensors  what the sent model's own part starts from, if any
+    <out>/<name>/<sent tier>+<own tier>/{sent,own}/*.onnx         eval, infer, stats
+
+``<name>`` is ``<sent arch>+<own arch>`` if nothing else is said. The sent model's ordinary set (layout, first weights)
+is exported by `trainer_export.artifact_set`; the two agree where arch, settings and tier do. With an adaptor they need
+to agree in the other parameters alone (specification 5.4). A pair takes its place by a rename after its last check,
+with all pairs of its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from fleet_protocol.errors import ConfigError, StorageError
+from fleet_protocol.manifest import FileSpec, Manifest
+from fleet_protocol.pair_manifest import AdaptorSpec, PairManifest, Side
+from fleet_protocol.weights import encode_weights
+from models.architecture import Architecture, build
+from models.parts import parameters_in
+from models.registry import infer_layout
+from models.tier import Tier
+from trainer_export.batches import SizedBatches, vocabulary_of
+from trainer_export.check import calm_torch
+from trainer_export.exported import Export
+from trainer_export.footprint import Footprint, count_flops, peak_memory
+from trainer_export.formats.files import SetFile
+from trainer_export.formats.onnx import check_graphs, write_forward_graphs, written
+from trainer_export.manifests import Facts, content_of, graph_spec, manifest_of, versions
+from trainer_export.model_inputs import Signature, model_noise
+from trainer_export.pair_check import check_pair
+from trainer_export.pair_step import PairRoutine, pair_routine, trace_pair
+from trainer_export.progress import Counter, Progress
+from trainer_export.publishing import replacing, write_file
+from trainer_export.recipe import Recipe
+
+__all__ = ["Pair", "PairModel", "PairReport", "export_pairs"]
+
+_STAGES = 4  # of one pair: the step traced and checked, the forward graphs of each model
+
+
+@dataclass(frozen=True)
+class PairModel:
+    """One of the two models of a pair.
+
+    Attributes:
+        arch: the architecture.
+        tier: the shape.
+        settings: settings that differ from the architecture's defaults.
+    """
+
+    arch: Architecture
+    tier: Tier
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two models that are trained on the same batch.
+
+    Attributes:
+        sent: the copy of the global model, or of its shared part with an adaptor.
+        own: the model that stays on the device.
+        adaptor: parts of the sent model that stay on the device and start there (`models.parts`); usually ``head``.
+        routine: what trains them; None where there is but one for pairs.
+    """
+
+    sent: PairModel
+    own: PairModel
+    adaptor: tuple[str, ...] = ()
+    routine: str | None = None
+
+    @property
+    def folder(self) -> str:
+        """Name of the pair's folder."""
+        return f"{self.sent.tier.id}+{self.own.tier.id}"
+
+    @property
+    def models(self) -> tuple[tuple[Side, PairModel], ...]:
+        """Both by their side, in the order of `SIDES`."""
+        return ("own", self.own), ("sent", self.sent)
+
+
+@dataclass(frozen=True)
+class PairReport:
+    """The result of one pair.
+
+    Attributes:
+        folder: where the set lies.
+        manifest: what it holds.
+        worst_deviation: largest deviation from PyTorch of any of its graphs, relative to the tensor's largest value.
+    """
+
+    folder: Path
+    manifest: PairManifest
+    worst_deviation: float
+
+
+def export_pairs(
+    pairs: Sequence[Pair],
+    recipe: Recipe,
+    out: Path,
+    *,
+    name: str = "",
+    seed: int = 0,
+    progress: Callable[[Progress], None] | None = None,
+) -> tuple[PairReport, ...]:
+    """Export, check and publish some pairs.
+
+    Args:
+        pairs: what to export; all of them are published together under one name.
+        recipe: the optimizer of both models.
+        out: folder of all artifact sets; made if it is not there.
+        name: of the folder under it; from the architectures if empty, which must then be the same in all pairs.
+        seed: of the first weights of own models and adaptors, and of the random batches of the checks.
+        progress: called before each stage, and once at the end.
+
+    Returns:
+        One report per pair, in order.
+
+    Raises:
+        ConfigError: no pair, pairs that need a name or share a folder, a routine that there is not, a recipe with a
+            proximal term or a loss of its own, models of which one takes other samples or labels than the other, or
+            an adaptor that leaves nothing to share.
+        PlanError: a model cannot have its tier, or the sent one lacks a part of its adaptor.
+        ExportError: an operator cannot be exported, or a graph does not agree with PyTorch; nothing is published.
+        StorageError: a file cannot be written; what was published before is still there.
+    """
+    names = list(dict.fromkeys(name or f"{p.sent.arch.name}+{p.own.arch.name}" for p in pairs))
+    folders = [pair.folder for pair in pairs]
+    if len(names) != 1 or len(set(folders)) != len(folders):
+        what = "no pair to export" if not pairs else f"pairs {', '.join(names)} in folders {', '.join(folders)}"
+        raise ConfigError(f"{what}; give pairs of different tiers, one `name` for each export")
+    counter = Counter(progress, len(pairs) * _STAGES)
+    try:
+        with calm_torch(), replacing(out / names[0]) as fresh:
+            made = [_export_pair(_prepared(pair, recipe, seed, counter), fresh / pair.folder, out) for pair in pairs]
+    except OSError as error:
+        raise StorageError(
+            f"{names[0]} cannot be written to {out}: {error}; what was published before is unchanged"
+        ) from error
+    counter.finish()
+    return tuple(
+        PairReport(
+            out / names[0] / pair.folder,
+            manifest,
+            max(c.worst_relative for c in (*manifest.checks, *manifest.own.checks, *manifest.sent.checks)),
+        )
+        for pair, manifest in zip(pairs, made, strict=True)
+    )
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A pair that can be exported.
+
+    Attributes:
+        pair: the two models.
+        routine: what trains them.
+        exports: of each.
+        modules: of each.
+        batches: to check with.
+    """
+
+    pair: Pair
+    routine: PairRoutine
+    exports: Mapping[Side, Export]
+    modules: Mapping[Side, nn.Module]
+    batches: SizedBatches
+
+    @property
+    def both(self) -> tuple[nn.Module, nn.Module]:
+        """The modules in the order of `SIDES`."""
+        return self.modules["own"], self.modules["sent"]
+
+
+def _prepared(pair: Pair, recipe: Recipe, seed: int, counter: Counter) -> _Prepared:
+    exports = {side: _export(model, recipe, seed, counter) for side, model in pair.models}
+    modules = {side: exports[side].module(model.tier) for side, model in pair.models}
+    signatures = {side: exports[side].signature.with_places_of(modules[side]) for side in modules}
+    signature = signatures["sent"]
+    if signatures["own"] != signature:
+        raise ConfigError(
+            f"the model that is sent, {pair.sent.arch.name}, takes {_words(signature)}, the device's own, "
+            f"{pair.own.arch.name}, {_words(signatures['own'])}; both must be made for the same samples and labels"
+        )
+    vocabulary = min(vocabulary_of(module) for module in modules.values())
+    return _Prepared(pair, pair_routine(pair.routine), exports, modules, SizedBatches(signature, vocabulary, seed=seed))
+
+
+def _export_pair(prepared: _Prepared, folder: Path, out: Path) -> PairManifest:
+    pair, exports, batches = prepared.pair, prepared.exports, prepared.batches
+    recipe, seed, start = exports["own"].recipe, exports["own"].seed, exports["own"].counter.start
+    adaptor = _adaptor(pair, exports["sent"])
+    start(pair.folder, "tracing the step of both models")
+    step = written(trace_pair(prepared.routine, prepared.both, batches.signature, recipe))
+    start(pair.folder, "checking it against PyTorch")
+    checks = (check_pair(step.data, prepared.routine, prepared.both, recipe, batches),)
+    write_file(folder / step.path, out, step.data)
+    manifests: dict[Side, Manifest] = {}
+    for side, _ in pair.models:
+        start(pair.folder, f"tracing and checking the forward graphs of the model {side}")
+        manifests[side], files = _forward_set(prepared, side)
+        for file in files:
+            write_file(folder / file.path, out, file.data)
+    first = SetFile("own/init", "own-init.safetensors", encode_weights(_first_weights(pair.own, seed)))
+    write_file(folder / first.path, out, first.data)
+    kept = None
+    if adaptor:
+        weights = _first_weights(pair.sent, seed)
+        kept = SetFile("sent/adaptor", "adaptor-init.safetensors", encode_weights({n: weights[n] for n in adaptor}))
+        write_file(folder / kept.path, out, kept.data)
+    manifest = PairManifest(
+        routine=prepared.routine.name,
+        own=manifests["own"],
+        sent=manifests["sent"],
+        graph=graph_spec(step),
+        own_init=FileSpec(**content_of(first)),
+        adaptor=None if kept is None else AdaptorSpec(**content_of(kept), parameters=adaptor),
+        peak_memory_bytes=peak_memory(step.model),
+        checks=checks,
+        versions=versions(),
+    )
+    write_file(folder / "manifest.json", out, manifest.to_bytes())
+    return manifest
+
+
+def _adaptor(pair: Pair, sent: Export) -> tuple[str, ...]:
+    """Names of the parameters of the sent model that stay on the device."""
+    chosen = parameters_in(sent.layout, pair.adaptor)
+    kept = [item.name for item in sent.layout.kept(pair.sent.tier)]
+    if chosen and set(kept) <= set(chosen):
+        raise ConfigError(
+            f"the adaptor {', '.join(pair.adaptor)} is all of {pair.sent.arch.name}, so nothing would"
+            " be shared with the fleet; name fewer parts"
+        )
+    return tuple(name for name in kept if name in chosen)
+
+
+def _export(model: PairModel, recipe: Recipe, seed: int, counter: Counter) -> Export:
+    layout = infer_layout(model.arch, model.settings)
+    layout.tier(model.tier.width, model.tier.depth)
+    return Export(model.arch, layout, recipe, seed, counter)
+
+
+def _forward_set(prepared: _Prepared, side: Side) -> tuple[Manifest, list[SetFile]]:
+    """What evaluates one of the models, below a folder with the name of its side."""
+    export, module, tier = prepared.exports[side], prepared.modules[side], dict(prepared.pair.models)[side].tier
+    signature = prepared.batches.signature
+    graphs = write_forward_graphs(module, signature, export.recipe)
+    checks = check_graphs(graphs, module, export.recipe, prepared.batches)
+    files: list[SetFile] = [replace(graph, path=f"{side}/{graph.path}") for graph in graphs]
+    footprint = Footprint(
+        export.layout.parameter_count(tier), *count_flops(module, signature), peak_memory(graphs[0].model)
+    )
+    return manifest_of(export, tier, files, Facts(signature, model_noise(module, signature), checks, footprint)), files
+
+
+def _first_weights(model: PairModel, seed: int) -> dict[str, NDArray[Any]]:
+    """Fresh weights of a model's own shape; no two seeds share any.
+
+    They are not those that `artifact_set` draws from the same seed: an own model of the fleet's architecture would
+    start as the sent one's twin, and two models that agree have nothing to teach each other.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(np.random.SeedSequence([seed], spawn_key=(1,)).generate_state(1)[0]))
+        module: nn.Module = build(model.arch, model.tier, settings=model.settings)
+    return {name: p.detach().numpy() for name, p in module.named_parameters()}
+
+
+def _words(signature: Signature) -> str:
+    labels = f" {list(signature.places)}" if signature.places else ""
+    return f"{signature.input_dtype} {list(signature.input_shape)} for {signature.classes} labels{labels}"

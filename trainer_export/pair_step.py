@@ -1,0 +1,240 @@
+"""The step of a pair: a device's own model and the one it was sent, trained on the same batch in one graph.
+
+The step is simultaneous: both models are run on the batch, then both are stepped; neither sees the other's new weights.
+What the two tell each other is the loss of a routine (`trainer_export.routines`), which is found there by its row in
+the module's table ``PAIR_ROUTINES``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fleet_protocol.discovery import discover
+from fleet_protocol.errors import ConfigError, ExportError
+from fleet_protocol.manifest import next_name
+from fleet_protocol.pair_manifest import SIDES, Side, loss_name, side_name
+from trainer_export.graph import Port
+from trainer_export.losses.cross_entropy import MaskedCrossEntropy
+from trainer_export.model_inputs import (
+    Signature,
+    batch_ports,
+    call_model,
+    check_output,
+    model_noise,
+    noise_ports,
+    parameter_names,
+    parameter_ports,
+    prepared,
+    state_ports,
+)
+from trainer_export.recipe import Recipe
+from trainer_export.traced_program import Trace, trace_program
+from trainer_export.update import Trained, update
+
+__all__ = ["Knob", "Learner", "Learnt", "PairRoutine", "pair_routine", "pair_step", "trace_pair"]
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A number that a task sets, for the loss of one of the two models.
+
+    Attributes:
+        name: of the graph's input.
+        checked_with: its value while the graph is compared with PyTorch.
+    """
+
+    name: str
+    checked_with: float
+
+
+@dataclass(frozen=True)
+class PairRoutine:
+    """What two models make of each other's logits.
+
+    Attributes:
+        name: of the routine and of its graph.
+        knobs: one for each model, in the order of `SIDES`.
+        value_and_slope: loss of a model and its gradient with respect to its logits, from its logits, the other
+            model's (constants), the labels, and the value of its knob; pure and traceable.
+        pytorch: the same loss by PyTorch's own means, which every exported graph is compared with.
+    """
+
+    name: str
+    knobs: tuple[Knob, Knob]
+    value_and_slope: Callable[[Tensor, Tensor, Tensor, Tensor | float], tuple[Tensor, Tensor]]
+    pytorch: Callable[[Tensor, Tensor, Tensor, float], Tensor]
+
+
+def pair_routine(name: str | None = None) -> PairRoutine:
+    """A routine by its name.
+
+    Args:
+        name: of one in `trainer_export.routines`; None where there is but one.
+
+    Raises:
+        ConfigError: there is no such routine, or several to choose from.
+    """
+    known: Mapping[str, PairRoutine] = discover("trainer_export.routines", "PAIR_ROUTINES")
+    if name is None and len(known) == 1:
+        return next(iter(known.values()))
+    if name is None or name not in known:
+        raise ConfigError(f"no routine {name!r} for a pair; name one of {', '.join(known)}")
+    return known[name]
+
+
+@dataclass(frozen=True)
+class Learner:
+    """One of the two models of a step.
+
+    Attributes:
+        call: computes logits [batch, classes] from the parameters and a batch.
+        trained: its parameters and optimizer states.
+        knob: value of its routine's knob.
+        lr: learning rate, float [].
+        recipe: its optimizer and clipping.
+    """
+
+    call: Callable[[Sequence[Tensor], Tensor], Tensor]
+    trained: Trained
+    knob: Tensor | float
+    lr: Tensor
+    recipe: Recipe
+
+
+@dataclass(frozen=True)
+class Learnt:
+    """A model after a step.
+
+    Attributes:
+        loss: before the step, float [].
+        trained: new parameters and states.
+    """
+
+    loss: Tensor
+    trained: Trained
+
+
+def pair_step(routine: PairRoutine, learners: tuple[Learner, Learner], x: Tensor, y: Tensor) -> tuple[Learnt, Learnt]:
+    """Train both models on one batch, simultaneously.
+
+    Args:
+        routine: whose loss it is.
+        learners: the device's own model and the one it was sent.
+        x: samples, [batch, ...].
+        y: labels, int64 [batch].
+
+    Returns:
+        Both models after the step.
+    """
+    runs = [_run(learner, x) for learner in learners]
+    logits = [made.detach() for _, made in runs]
+    own, sent = (
+        _step(routine, learner, run, y, logits[1 - position])
+        for position, (learner, run) in enumerate(zip(learners, runs, strict=True))
+    )
+    return own, sent
+
+
+def _run(learner: Learner, x: Tensor) -> tuple[list[Tensor], Tensor]:
+    leaves = [parameter.detach().requires_grad_() for parameter in learner.trained.parameters]
+    return leaves, learner.call(leaves, x)
+
+
+def _step(routine: PairRoutine, learner: Learner, run: tuple[list[Tensor], Tensor], y: Tensor, other: Tensor) -> Learnt:
+    leaves, logits = run
+    loss, slope = routine.value_and_slope(logits.detach(), other, y, learner.knob)
+    # A parameter that the loss does not depend on has the gradient zero: weight decay and momentum still move it.
+    gradients = torch.autograd.grad(logits, leaves, slope, allow_unused=True, materialize_grads=True)
+    still = Trained([leaf.detach() for leaf in leaves], learner.trained.states, learner.trained.step)
+    return Learnt(loss, update(still, gradients, learner.lr, learner.recipe))
+
+
+@dataclass(frozen=True)
+class _Half:
+    """One of the two models with its part of the graph's inputs."""
+
+    side: Side
+    model: nn.Module
+    noise: dict[str, tuple[int, ...]]
+    changing: tuple[Port, ...]
+
+    def call(self, signature: Signature, drawn: Sequence[Tensor]) -> Callable[[Sequence[Tensor], Tensor], Tensor]:
+        """The model as a function of its parameters and a batch, with its noise given."""
+        names = parameter_names(self.model)
+
+        def run(parameters: Sequence[Tensor], x: Tensor) -> Tensor:
+            logits: Tensor = call_model(self.model, names, parameters, x, dict(zip(self.noise, drawn, strict=True)))
+            check_output(logits, signature)
+            return logits
+
+        return run
+
+
+def trace_pair(
+    routine: PairRoutine, models: tuple[nn.Module, nn.Module], signature: Signature, recipe: Recipe
+) -> Trace:
+    """The step of two models on one batch.
+
+    Args:
+        routine: whose loss it is.
+        models: the device's own model and the one it was sent; not changed.
+        signature: what both take and return.
+        recipe: the optimizer of both.
+
+    Returns:
+        Inputs ``<side>.param.*`` and ``<side>.state.*`` of both, ``x``, ``y``, ``noise.<side>.*``, the knobs and
+        ``lr``; outputs ``own.loss``, ``sent.loss`` and the ``next.*``.
+
+    Raises:
+        ConfigError: the recipe has a proximal term or another loss than cross entropy, which no pair knows.
+        ExportError: a model cannot be traced with a dynamic batch, or returns other logits.
+    """
+    if recipe.proximal:
+        raise ConfigError("a pair has no proximal term; export it with a recipe without one")
+    if not isinstance(recipe.loss, MaskedCrossEntropy):
+        raise ConfigError(f"a pair has the loss of its routine, not {recipe.loss.name}; leave the recipe's loss out")
+    halves = [_half(side, model, signature, recipe) for side, model in zip(SIDES, models, strict=True)]
+
+    def step(*tensors: Tensor) -> list[Tensor]:
+        given = iter(tensors)
+        trained = [Trained.of([next(given) for _ in half.changing], recipe.optimizer) for half in halves]
+        x, y = next(given), next(given)
+        drawn = [[next(given) for _ in half.noise] for half in halves]
+        *knobs, lr = given
+        own, sent = (
+            Learner(half.call(signature, numbers), values, knob, lr, recipe)
+            for half, values, numbers, knob in zip(halves, trained, drawn, knobs, strict=True)
+        )
+        learnt = pair_step(routine, (own, sent), x, y)
+        return [*(new.loss for new in learnt), *(t for new in learnt for t in new.trained.tensors())]
+
+    inputs = (
+        *(port for half in halves for port in half.changing),
+        *batch_ports(signature, recipe.loss)[:2],
+        *(
+            port
+            for half in halves
+            for port in noise_ports({side_name(half.side, path): shape for path, shape in half.noise.items()})
+        ),
+        *(Port(name, "float32", ()) for name in (*(knob.name for knob in routine.knobs), "lr")),
+    )
+    outputs = (
+        *(Port(loss_name(side), "float32", ()) for side in SIDES),
+        *(Port(next_name(port.name), port.dtype, port.shape) for half in halves for port in half.changing),
+    )
+    return trace_program(routine.name, step, inputs, outputs)
+
+
+def _half(side: Side, model: nn.Module, signature: Signature, recipe: Recipe) -> _Half:
+    frozen = next((name for name, parameter in model.named_parameters() if not parameter.requires_grad), None)
+    if frozen is not None:
+        raise ExportError(f"parameter {frozen} of the model {side} is frozen, which pairs do not know; free it")
+    noise = model_noise(model, signature)
+    model = prepared(model, "train", operators=True)
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    ports = (*parameter_ports(shapes), *state_ports(shapes, recipe.optimizer))
+    return _Half(side, model, noise, tuple(Port(side_name(side, p.name), p.dtype, p.shape) for p in ports))

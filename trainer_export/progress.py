@@ -1,0 +1,44 @@
+"""How far an export is, for a progress bar."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+__all__ = ["Counter", "Progress"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far an export is.
+
+    Attributes:
+        tier: id of the tier being worked on.
+        stage: what is being done, for people.
+        done: finished stages over all tiers.
+        total: all stages over all tiers.
+    """
+
+    tier: str
+    stage: str
+    done: int
+    total: int
+
+
+class Counter:
+    """Counts stages for a progress bar."""
+
+    def __init__(self, report: Callable[[Progress], None] | None, total: int) -> None:
+        self._report, self._total, self._done, self._tier = report, total, 0, ""
+
+    def start(self, tier: str, stage: str) -> None:
+        """Say that a stage starts."""
+        self._tier = tier
+        if self._report is not None:
+            self._report(Progress(tier, stage, self._done, self._total))
+        self._done += 1
+
+    def finish(self) -> None:
+        """Say that all is done."""
+        if self._report is not None:
+            self._report(Progress(self._tier, "done", self._total, self._total))

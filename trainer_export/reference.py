@@ -1,0 +1,111 @@
+"""PyTorch training a module as its author wrote it: the witness that exported steps are compared with."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fleet_protocol.manifest import anchor_input
+from models.zoo.dropout import feed_noise
+from models.zoo.layers import set_mode
+from trainer_export.loss import Answer
+from trainer_export.optimizer import Optimizer
+from trainer_export.proximal import proximal_loss
+from trainer_export.recipe import Recipe
+
+__all__ = ["LEARNING_RATE", "MU", "Reference", "TorchOptimizer"]
+
+LEARNING_RATE = 0.01
+MU = 0.5  # of the proximal term: large, so that it counts within a few steps
+
+Arrays = dict[str, NDArray[Any]]
+
+
+class TorchOptimizer:
+    """PyTorch's own optimizer on a module, with its states under our names.
+
+    Args:
+        optimizer: whose numbers it has.
+        module: what it trains.
+        clip_norm: bound of the global gradient norm, by PyTorch's own clipping; None for none.
+        lr: learning rate.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, module: nn.Module, clip_norm: float | None, lr: float = LEARNING_RATE
+    ) -> None:
+        self._parameters = dict(module.named_parameters())
+        self._record, self._clip_norm, self._steps = optimizer, clip_norm, 0
+        self._optimizer = optimizer.pytorch(list(self._parameters.values()), lr)
+
+    def step(self, loss: Tensor, *, materialize: bool = False) -> None:
+        """Go down the gradient of a loss.
+
+        Args:
+            loss: float [].
+            materialize: whether a parameter outside the loss has a gradient of zero, which weight decay adds to.
+        """
+        self._optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        for parameter in self._parameters.values():
+            if parameter.grad is None and materialize:
+                parameter.grad = parameter.detach().new_zeros(parameter.shape)
+        if self._clip_norm is not None:
+            nn.utils.clip_grad_norm_(self._parameters.values(), self._clip_norm)
+        self._optimizer.step()
+        self._steps += 1
+
+    def states(self) -> Arrays:
+        """Copies of the states by their names in the graphs."""
+        shapes = {name: tuple(p.shape) for name, p in self._parameters.items()}
+        found = []
+        for state in self._record.states:
+            for parameter in self._parameters.values():
+                kept = self._optimizer.state.get(parameter, {}).get(state.name)
+                found.append(
+                    np.full(tuple(parameter.shape), state.initial, np.float32) if kept is None else kept.numpy().copy()
+                )
+        if self._record.counts_steps:
+            found.append(np.array(self._steps, np.float32))
+        return {spec.name: value for spec, value in zip(self._record.state_specs(shapes), found, strict=True)}
+
+
+class Reference:
+    """PyTorch training the module as it was written.
+
+    Args:
+        module: not changed.
+        recipe: loss, optimizer, clipping and proximal term.
+        lr: learning rate.
+    """
+
+    def __init__(self, module: nn.Module, recipe: Recipe, lr: float = LEARNING_RATE) -> None:
+        self._module = set_mode(copy.deepcopy(module), "train")
+        self._recipe = recipe
+        self._sent = [p.detach().clone() for p in self._module.parameters()]
+        self._optimizer = TorchOptimizer(recipe.optimizer, self._module, recipe.clip_norm, lr)
+
+    def step(self, x: Tensor, answer: Answer, noise: Mapping[str, Tensor] | None = None) -> NDArray[Any]:
+        """One training step; returns the loss."""
+        feed_noise(self._module, noise or {})
+        loss = self._recipe.loss.pytorch(self._module(x), answer)
+        whole = loss
+        if self._recipe.proximal:
+            whole = loss + proximal_loss(list(self._module.parameters()), self._sent, MU)
+        self._optimizer.step(whole)
+        return loss.detach().numpy()
+
+    def anchors(self) -> Arrays:
+        """The weights at the start, as the graph takes them for the proximal term."""
+        named = zip(self._module.named_parameters(), self._sent, strict=True)
+        return {anchor_input(name): value.numpy() for (name, _), value in named}
+
+    def snapshot(self) -> tuple[Arrays, Arrays]:
+        """Copies of parameters and states by their names."""
+        parameters = {name: p.detach().numpy().copy() for name, p in self._module.named_parameters()}
+        return parameters, self._optimizer.states()

@@ -1,0 +1,84 @@
+"""While a model is traced, writes some of PyTorch's functions in simpler ones, and remembers the line that called.
+
+A rewrite stands above autograd, so its gradient needs no rule of its own. It is found in `trainer_export.functions` by
+the function that it stands for. Only traces see it: what an exported graph is compared with is the module as its author
+wrote it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from traceback import walk_tb
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.fx import traceback
+from torch.overrides import TorchFunctionMode
+from typing_extensions import override
+
+from fleet_protocol.discovery import discover
+from fleet_protocol.errors import ExportError
+
+__all__ = ["FUNCTIONS", "Rewriting", "at_line_of", "place_of"]
+
+FUNCTIONS: Mapping[Any, Callable[..., Any]] = discover("trainer_export.functions", "FUNCTIONS")
+"""By the function: takes its arguments, returns its result, or NotImplemented to leave it as it is."""
+
+_FOREIGN = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+_LINE = "stack_trace"  # under this name torch.fx copies it to every node
+
+
+class Rewriting(TorchFunctionMode):
+    """While this holds, functions are rewritten and traced nodes know the line of the model's file they come from."""
+
+    @override
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        line = _line_of(sys._getframe(1))  # noqa: SLF001 - no public name
+        if line:
+            traceback.current_meta[_LINE] = line
+        rule = FUNCTIONS.get(func)
+        try:
+            result = NotImplemented if rule is None else rule(*args, **(kwargs or {}))
+        except ExportError as error:
+            place = place_of(traceback.current_meta, line)
+            raise ExportError(f"{place}: {error}" if place else str(error)) from error
+        return func(*args, **(kwargs or {})) if result is NotImplemented else result
+
+    @override
+    def __exit__(self, *error: object) -> None:
+        traceback.current_meta.pop(_LINE, None)
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+
+
+def place_of(meta: Mapping[str, Any], line: str | None) -> str:
+    """The module and line that an entry of trace metadata names, for a message; empty if it names none."""
+    stack = meta.get("nn_module_stack")
+    if not stack:
+        return ""
+    path, kind = list(stack.values())[-1]
+    where = f"module {path or '(the model itself)'} ({getattr(kind, '__name__', kind)})"
+    return f"{where}, {line}" if line else where
+
+
+def at_line_of(error: BaseException) -> str:
+    """Where in the model's file an error came from, for a message: `` at line ...``, or nothing if it did not."""
+    found = ""
+    for frame, number in walk_tb(error.__traceback__):
+        file = frame.f_code.co_filename
+        if file.startswith(_FOREIGN[1]):
+            found = found if file == __file__ else ""  # what called the exporter is not the model
+        elif not file.startswith((_FOREIGN[0], "<")):
+            found = f" at line {number} of {Path(file).name}"
+    return found
+
+
+def _line_of(frame: FrameType | None) -> str:
+    """The innermost line that is neither PyTorch's nor the exporter's; empty where there is none below the exporter."""
+    while frame is not None and not frame.f_code.co_filename.startswith(_FOREIGN[1]):
+        if not frame.f_code.co_filename.startswith((_FOREIGN[0], "<")):
+            return f"line {frame.f_lineno} of {Path(frame.f_code.co_filename).name}"
+        frame = frame.f_back
+    return ""

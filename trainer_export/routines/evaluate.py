@@ -1,0 +1,57 @@
+"""Evaluation: sums of the loss and its metrics over a batch, with given statistics of the static batch norms."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from fleet_protocol.manifest import CheckSpec
+from trainer_export.batches import SizedBatches
+from trainer_export.forward import Forward, check_forward, trace_forward
+from trainer_export.graph import Port
+from trainer_export.loss import Answer
+from trainer_export.metric import count_shapes, counts
+from trainer_export.model_inputs import Signature, batch_ports
+from trainer_export.recipe import Recipe
+from trainer_export.traced_program import Trace
+
+__all__ = ["check_eval", "trace_eval"]
+
+
+def trace_eval(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace:
+    """The sums of a batch, in the order of the loss's metrics; inputs as of `trace_forward`, ``y`` and ``mask``."""
+
+    def evaluate(output: Tensor, *answer: Tensor) -> list[Tensor]:
+        given = Answer(*answer)
+        return [*recipe.loss.sums(output, given), *counts(recipe.metrics, recipe.loss, output, given).values()]
+
+    outputs = (
+        *(Port(metric.name, metric.dtype, ()) for metric in recipe.loss.metrics),
+        *(Port(name, "float32", shape) for name, shape in count_shapes(recipe.metrics, recipe.loss, signature).items()),
+    )
+    extra = batch_ports(signature, recipe.loss)[1:]
+    return trace_forward(model, signature, Forward("eval", evaluate, extra, outputs))
+
+
+def check_eval(
+    model: bytes, module: nn.Module, recipe: Recipe, batches: SizedBatches, *, graph: str = "onnx/eval"
+) -> CheckSpec:
+    """Compare the sums with PyTorch's.
+
+    Args:
+        model: the serialized graph.
+        module: the module as its author wrote it; not changed.
+        recipe: whose loss it is.
+        batches: what to run.
+        graph: key of the graph in the manifest, for the report.
+
+    Raises:
+        ExportError: the graph deviates.
+    """
+    names = [metric.name for metric in recipe.loss.metrics]
+
+    def expected(output: Tensor, y: Tensor) -> dict[str, Tensor]:
+        given = Answer(y, batches.mask())
+        sums = dict(zip(names, recipe.loss.pytorch_sums(output, given), strict=True))
+        return sums | counts(recipe.metrics, recipe.loss, output, given, by_pytorch=True)
+
+    return check_forward(model, module, batches, graph, expected)

@@ -1,0 +1,32 @@
+"""Inference: the model's output for a batch, with given statistics of the static batch norms."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from fleet_protocol.manifest import CheckSpec
+from trainer_export.batches import SizedBatches
+from trainer_export.forward import Forward, check_forward, trace_forward
+from trainer_export.model_inputs import Signature, output_port
+from trainer_export.recipe import Recipe
+from trainer_export.traced_program import Trace
+
+__all__ = ["check_infer", "trace_infer"]
+
+
+def trace_infer(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace:
+    """The output of a batch; inputs as of `trace_forward`."""
+    del recipe
+    return trace_forward(model, signature, Forward("infer", lambda output: [output], (), (output_port(signature),)))
+
+
+def check_infer(
+    model: bytes, module: nn.Module, recipe: Recipe, batches: SizedBatches, *, graph: str = "onnx/infer"
+) -> CheckSpec:
+    """Compare the output with PyTorch's; arguments as for `check_eval`.
+
+    Raises:
+        ExportError: the graph deviates.
+    """
+    del recipe
+    return check_forward(model, module, batches, graph, lambda output, _: {"logits": output})

@@ -1,0 +1,110 @@
+"""Mutual learning: the loss of FML, by which a device's own model and the one it was sent teach each other.
+
+Tao Shen, Jie Zhang, Xinkang Jia, Fengda Zhang, Gang Huang, Pan Zhou, Kun Kuang, Fei Wu, Chao Wu: "Federated Mutual
+Learning", 2020, https://arxiv.org/abs/2006.16765; specification 5.1 and 5.3. With p and q the softmax of the personal
+(own) and the meme (sent) logits, y the labels and B the batch:
+
+    L_personal = alpha * CE(p, y) + (1 - alpha) * KL(q || p)        gradient through p alone
+    L_meme     = beta  * CE(q, y) + (1 - beta)  * KL(p || q)        gradient through q alone
+    dL_personal/dz = (alpha * (p - onehot) + (1 - alpha) * (p - q)) / B, and likewise for the meme
+
+Both losses have one form, so one function serves both. The step is simultaneous (deep mutual learning as published
+elsewhere alternates); it is that of every pair, in `trainer_export.pair_step`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+
+from trainer_export.losses.cross_entropy import label_weights, one_hot, torch_cross_entropy
+from trainer_export.pair_step import Knob, PairRoutine
+
+__all__ = ["MUTUAL", "PAIR_ROUTINES", "MutualParts", "mutual_loss_and_logit_gradient", "mutual_parts"]
+
+
+@dataclass(frozen=True)
+class MutualParts:
+    """What a mutual loss is made of.
+
+    Attributes:
+        cross_entropy: with the labels, mean over the batch, [].
+        divergence: from the other model's distribution, KL(other || own), mean over the batch, [].
+        own: softmax of the own logits, [batch, classes] (or [batch, tokens, classes], as the logits).
+        other: softmax of the other logits, of the same shape.
+    """
+
+    cross_entropy: Tensor
+    divergence: Tensor
+    own: Tensor
+    other: Tensor
+
+
+def mutual_parts(own: Tensor, other: Tensor, y: Tensor) -> MutualParts:
+    """Compute the parts of a model's mutual loss.
+
+    Args:
+        own: logits of the model that learns, float [batch, classes] or [batch, tokens, classes].
+        other: logits of the model that teaches, of the same shape; taken as constants.
+        y: labels, int64 [batch] or [batch, tokens]; of several, a negative one leaves its place out of both parts.
+    """
+    log_own, log_other = torch.log_softmax(own, -1), torch.log_softmax(other.detach(), -1)
+    chosen = one_hot(y, own.shape[-1])
+    taught = torch.exp(log_other)
+    return MutualParts(
+        cross_entropy=_mean(-(log_own * chosen).sum(-1), y),
+        divergence=_mean((taught * (log_other - log_own)).sum(-1), y),
+        own=torch.exp(log_own),
+        other=taught,
+    )
+
+
+def _mean(losses: Tensor, y: Tensor) -> Tensor:
+    """Over the labels that count."""
+    weights = label_weights(y)
+    return losses.mean() if weights is None else (losses * weights).sum()
+
+
+def mutual_loss_and_logit_gradient(
+    own: Tensor, other: Tensor, y: Tensor, trust: Tensor | float
+) -> tuple[Tensor, Tensor]:
+    """A model's mutual loss, and its gradient in closed form.
+
+    Args:
+        own: logits of the model that learns, float [batch, classes] or [batch, tokens, classes].
+        other: logits of the model that teaches, of the same shape; taken as constants.
+        y: labels, int64 [batch] or [batch, tokens].
+        trust: share of the labels in the loss, in [0, 1], a number or float []: alpha for the personal model, beta
+            for the meme. At 1 the other model does not matter.
+
+    Returns:
+        The loss, float [], and the gradient with respect to `own`, of its shape.
+    """
+    parts = mutual_parts(own, other, y)
+    loss = parts.cross_entropy * trust + parts.divergence * (1 - trust)
+    slope = (parts.own - one_hot(y, own.shape[-1])) * trust + (parts.own - parts.other) * (1 - trust)
+    weights = label_weights(y)
+    return loss, slope / own.shape[0] if weights is None else slope * weights[..., None]
+
+
+def _by_pytorch(own: Tensor, other: Tensor, y: Tensor, trust: float) -> Tensor:
+    """The same loss by PyTorch's own losses, for the check."""
+    divergence = nn.functional.kl_div(
+        torch.log_softmax(own, -1), torch.log_softmax(other, -1), reduction="none", log_target=True
+    ).sum(-1)
+    return trust * torch_cross_entropy(own, y) + (1 - trust) * divergence[y >= 0].mean()
+
+
+MUTUAL = PairRoutine(
+    name="mutual",
+    knobs=(Knob("alpha", checked_with=0.3), Knob("beta", checked_with=0.8)),
+    value_and_slope=mutual_loss_and_logit_gradient,
+    pytorch=_by_pytorch,
+)
+"""The routine of FML: how much each model trusts the labels are its two numbers."""
+
+PAIR_ROUTINES: Mapping[str, PairRoutine] = MappingProxyType({MUTUAL.name: MUTUAL})

@@ -1,0 +1,206 @@
+"""The training step, whole and in its two parts, and its comparison with PyTorch.
+
+Forward pass, gradient and optimizer are one flat list of operators; the gradient is PyTorch's own, except where a layer
+is replaced by an operator with a gradient in closed form (see `operators`). What a layer draws at random in training
+(`models.zoo.dropout`) is an input of the graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fleet_protocol.errors import ExportError
+from fleet_protocol.manifest import CheckSpec, next_name, noise_input, parameter_input, state_input
+from trainer_export.batches import SizedBatches
+from trainer_export.check import Worst, open_session, repeated, run_session
+from trainer_export.graph import Port
+from trainer_export.loss import Answer
+from trainer_export.model_inputs import (
+    Signature,
+    anchor_ports,
+    batch_ports,
+    call_model,
+    check_output,
+    model_noise,
+    noise_ports,
+    output_port,
+    parameter_names,
+    parameter_ports,
+    prepared,
+    state_ports,
+)
+from trainer_export.recipe import Recipe
+from trainer_export.reference import LEARNING_RATE, MU, Reference
+from trainer_export.traced_program import Trace, trace_program
+from trainer_export.update import Pull, Trained, update
+
+__all__ = ["check_train", "trace_loss", "trace_optimizer", "trace_train"]
+
+_STEPS = 6
+
+
+def trace_train(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace:
+    """The whole training step: loss, gradient, clipping and optimizer.
+
+    Args:
+        model: the module, unchanged by this.
+        signature: what it takes and returns.
+        recipe: loss and optimizer.
+
+    Returns:
+        Inputs ``param.*``, ``state.*``, ``x``, ``y``, ``mask`` if the loss takes one, ``noise.*``, ``lr``, and with a
+        proximal term ``anchor.*`` and ``mu``; outputs ``loss`` and ``next.*``. A frozen parameter (``requires_grad``
+        False) and its states come out as they went in.
+
+    Raises:
+        ExportError: the model cannot be traced with a dynamic batch, or all of it is frozen.
+    """
+    noise = model_noise(model, signature)
+    model = prepared(model, "train", operators=True)
+    names, shapes = parameter_names(model), _shapes(model)
+    free = [place for place, parameter in enumerate(model.parameters()) if parameter.requires_grad]
+    if not free:
+        raise ExportError("every parameter is frozen (requires_grad False), so there is nothing to train; free some")
+    changing = (*parameter_ports(shapes), *state_ports(shapes, recipe.optimizer))
+    batch = batch_ports(signature, recipe.loss)
+
+    def step(*tensors: Tensor) -> list[Tensor]:
+        trained = Trained.of(tensors[: len(changing)], recipe.optimizer)
+        rest = tensors[len(changing) :]
+        x, answer, drawn = rest[0], Answer(*rest[1 : len(batch)]), rest[len(batch) : len(batch) + len(noise)]
+        lr, *pulling = rest[len(batch) + len(noise) :]
+        leaves = [p.detach().requires_grad_(place in free) for place, p in enumerate(trained.parameters)]
+        output = call_model(model, names, leaves, x, dict(zip(noise, drawn, strict=True)))
+        check_output(output, signature)
+        loss, slope = recipe.loss.value_and_slope(output.detach(), answer)
+        # As in PyTorch, a parameter the loss does not depend on is left alone, weight decay and momentum too; the
+        # proximal term depends on all of them that are not frozen.
+        gradients: Sequence[Tensor | None] = torch.autograd.grad(
+            output, [leaves[i] for i in free], slope, allow_unused=True, materialize_grads=recipe.proximal
+        )
+        used = {i: g for i, g in zip(free, gradients, strict=True) if g is not None}
+        pull = Pull([pulling[i] for i in used], pulling[-1]) if pulling else None
+        moved = update(trained.only(list(used)), list(used.values()), lr, recipe, pull)
+        return [loss, *trained.with_moved(moved, list(used)).tensors()]
+
+    inputs = (
+        *changing,
+        *batch,
+        *noise_ports(noise),
+        Port("lr", "float32", ()),
+        *(anchor_ports(shapes) if recipe.proximal else ()),
+    )
+    return trace_program("train", step, inputs, (Port("loss", "float32", ()), *_next_ports(changing)))
+
+
+def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(p.shape) for name, p in model.named_parameters()}
+
+
+def _next_ports(changing: Sequence[Port]) -> tuple[Port, ...]:
+    return tuple(Port(next_name(p.name), p.dtype, p.shape) for p in changing)
+
+
+def _pull(tensors: Sequence[Tensor]) -> Pull | None:
+    """The proximal term from the inputs of `anchor_ports`."""
+    return Pull(tensors[:-1], tensors[-1]) if tensors else None
+
+
+def trace_loss(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace:
+    """The loss of a training batch and the model's output, for runtimes that differentiate the graph themselves.
+
+    Inputs ``param.*``, ``x``, ``y``, ``mask`` if the loss takes one, ``noise.*``; outputs ``loss`` and ``logits``.
+    """
+    noise = model_noise(model, signature)
+    model = prepared(model, "train")
+    names = parameter_names(model)
+    batch = batch_ports(signature, recipe.loss)
+
+    def loss(*tensors: Tensor) -> list[Tensor]:
+        x, *rest = tensors[len(names) :]
+        answer, drawn = Answer(*rest[: len(batch) - 1]), rest[len(batch) - 1 :]
+        output = call_model(model, names, tensors[: len(names)], x, dict(zip(noise, drawn, strict=True)))
+        check_output(output, signature)
+        return [recipe.loss.value(output, answer), output]
+
+    inputs = (*parameter_ports(_shapes(model)), *batch, *noise_ports(noise))
+    return trace_program("loss", loss, inputs, (Port("loss", "float32", ()), output_port(signature)))
+
+
+def trace_optimizer(shapes: Mapping[str, tuple[int, ...]], recipe: Recipe) -> Trace:
+    """Clipping and optimizer alone.
+
+    Inputs ``param.*``, ``state.*``, ``grad.*``, ``lr``, and with a proximal term ``anchor.*`` and ``mu``; outputs
+    ``next.*``.
+    """
+    changing = (*parameter_ports(shapes), *state_ports(shapes, recipe.optimizer))
+
+    def step(*tensors: Tensor) -> list[Tensor]:
+        place = len(changing) + len(shapes)  # of the learning rate
+        gradients, pull = tensors[len(changing) : place], _pull(tensors[place + 1 :])
+        trained = Trained.of(tensors[: len(changing)], recipe.optimizer)
+        return update(trained, gradients, tensors[place], recipe, pull).tensors()
+
+    inputs = (
+        *changing,
+        *(Port(f"grad.{name}", "float32", shape) for name, shape in shapes.items()),
+        Port("lr", "float32", ()),
+        *(anchor_ports(shapes) if recipe.proximal else ()),
+    )
+    return trace_program("optimizer", step, inputs, _next_ports(changing))
+
+
+def check_train(
+    model: bytes, module: nn.Module, recipe: Recipe, batches: SizedBatches, *, graph: str = "onnx/train"
+) -> CheckSpec:
+    """Train with the graph and with PyTorch from the same start and compare loss, parameters and states.
+
+    Args:
+        model: the serialized train graph.
+        module: the module as its author wrote it; not changed.
+        recipe: what the graph was made for.
+        batches: what to train on.
+        graph: key of the graph in the manifest, for the report.
+
+    Returns:
+        The figures of the first run within the limit.
+
+    Raises:
+        ExportError: the graph deviates by more than `LIMIT`; the message names the tensor.
+    """
+    session = open_session(model)
+    shapes = model_noise(module, batches.signature)
+
+    def run(seeded: SizedBatches) -> CheckSpec:
+        worst = Worst()
+        reference = Reference(module, recipe)
+        parameters, states = reference.snapshot()
+        for number, (x, y) in enumerate(seeded.take(_STEPS)):
+            worst.sizes.append(len(y))
+            answer, noise = Answer(y, seeded.mask()), seeded.noise(shapes, len(y), number)
+            feed: dict[str, NDArray[Any]] = {parameter_input(n): v for n, v in parameters.items()}
+            feed |= {state_input(n): v for n, v in states.items()}
+            feed |= {"x": x.numpy(), "y": y.numpy(), "mask": seeded.mask().numpy()}
+            feed |= {name: np.array(value, np.float32) for name, value in (("lr", LEARNING_RATE), ("mu", MU))}
+            feed |= reference.anchors() | {noise_input(path): drawn.numpy() for path, drawn in noise.items()}
+            outputs = run_session(session, feed)
+            loss = reference.step(x, answer, noise)
+            parameters = {n: outputs[next_name(parameter_input(n))] for n in parameters}
+            states = {n: outputs[next_name(state_input(n))] for n in states}
+            expected, expected_states = reference.snapshot()
+            worst.compare({"loss": outputs["loss"]}, {"loss": loss})
+            worst.compare(parameters, expected)
+            worst.compare(_named("state", states), _named("state", expected_states))
+        return worst.report(graph, _STEPS)
+
+    return repeated(run, batches)
+
+
+def _named(kind: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    return {f"{kind}.{name}": array for name, array in arrays.items()}

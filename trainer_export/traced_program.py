@@ -1,0 +1,166 @@
+"""Runs a function once on fake tensors and keeps what it did as a flat list of torch operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._decomp import core_aten_decompositions
+from torch._dispatch.python import enable_python_dispatcher
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functionalize
+from torch.fx import traceback
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fleet_protocol.errors import ExportError
+from trainer_export.graph import Port
+from trainer_export.lowering.table import LOWERINGS
+from trainer_export.lowering.values import Spec, dim_of
+from trainer_export.operators import DECOMPOSITIONS
+from trainer_export.passes import simplify
+from trainer_export.rewriting import Rewriting, at_line_of, place_of
+
+__all__ = ["BATCH", "Trace", "recorded_modules", "trace_program"]
+
+BATCH = "batch"
+_EXAMPLE_BATCH = 5  # any size above 1; no size of a model may happen to depend on it
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A traced program with the names of what goes in and out.
+
+    Attributes:
+        name: name of the graph.
+        program: flat list of torch operators.
+        inputs: in the program's order.
+        input_specs: traced shapes of the inputs.
+        outputs: in the program's order.
+        batch_input: name of an input whose first dimension is the batch.
+    """
+
+    name: str
+    program: fx.GraphModule
+    inputs: tuple[Port, ...]
+    input_specs: tuple[Spec, ...]
+    outputs: tuple[Port, ...]
+    batch_input: str
+
+    def where(self, node: fx.Node) -> str:
+        """The module a node comes from and the line of its file, for a message."""
+        for candidate in (node, *node.all_input_nodes):
+            found = place_of(candidate.meta, candidate.stack_trace)
+            if found:
+                return found
+        return f"the {self.name} graph outside any module"
+
+
+def trace_program(
+    name: str, function: Callable[..., list[Tensor]], inputs: tuple[Port, ...], outputs: tuple[Port, ...]
+) -> Trace:
+    """Trace a function of tensors with a dynamic batch.
+
+    Args:
+        name: of the graph.
+        function: takes one tensor per input, returns one per output; must be pure.
+        inputs: names, types and shapes of what goes in.
+        outputs: the same of what comes out.
+
+    Raises:
+        ExportError: the function cannot be traced with a dynamic batch.
+    """
+    environment = ShapeEnv()
+    mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
+    fakes = _fake_inputs(mode, inputs)
+    # Only operators without a lowering of our own are taken apart; PyTorch knows how.
+    known: Any = core_aten_decompositions()
+    table = {op: rule for op, rule in {**known, **DECOMPOSITIONS}.items() if op not in LOWERINGS}
+    # PyTorch's C++ decompositions (chunk, pad, ...) would fix the batch size; those in Python keep it a symbol.
+    with mode, enable_python_dispatcher(), traceback.preserve_node_meta(), sdpa_kernel(SDPBackend.MATH):
+        try:
+            program = _without_mutation(make_fx(function, decomposition_table=table)(*fakes), fakes, table)
+        except ExportError:
+            raise
+        except Exception as error:
+            raise ExportError(
+                f"the {name} graph cannot be traced{at_line_of(error)}: {type(error).__name__}:"
+                f" {str(error).splitlines()[0]}; sizes and branches of the model must not depend on the values of its"
+                " input"
+            ) from error
+    symbols = {s for fake in fakes for size in fake.shape for s in _symbols(size)}
+    if any(BATCH in port.shape for port in inputs) and not symbols - set(environment.replacements):
+        raise ExportError(f"the {name} graph works for one batch size only; do not use the batch size as a number")
+    simplify(program)
+    specs = tuple(Spec(tuple(dim_of(s) for s in fake.shape), fake.dtype) for fake in fakes)
+    batch = next((port.name for port in inputs if BATCH in port.shape), "")
+    return Trace(name, program, inputs, specs, outputs, batch)
+
+
+def _without_mutation(program: fx.GraphModule, fakes: Sequence[Tensor], table: Any) -> fx.GraphModule:
+    """The program with in-place operators replaced by others.
+
+    A second pass, because PyTorch cannot do it while it also differentiates.
+    """
+    targets = [node.target for node in program.graph.nodes]
+    if not any(isinstance(t, torch._ops.OpOverload) and t._schema.is_mutable for t in targets):  # noqa: SLF001 - no public name
+        return program
+    return make_fx(functionalize(fx.Interpreter(program).run, remove="mutations"), decomposition_table=table)(*fakes)
+
+
+def _symbols(size: Any) -> set[Any]:
+    return set(size.node.expr.free_symbols) if isinstance(size, torch.SymInt) else set()
+
+
+def _fake_inputs(mode: FakeTensorMode, ports: Sequence[Port]) -> list[Tensor]:
+    fakes: list[Tensor] = []
+    batch: Any = None
+    for port in ports:
+        dtype = torch.int64 if port.dtype == "int64" else torch.float32
+        if BATCH in port.shape and batch is None:
+            example = torch.zeros(_sizes(port, _EXAMPLE_BATCH), dtype=dtype)
+            dynamic = [DimDynamic.DYNAMIC if s == BATCH else DimDynamic.STATIC for s in port.shape]
+            context: Any = StatelessSymbolicContext(dynamic_sizes=dynamic)
+            fakes.append(mode.from_tensor(example, symbolic_context=context))
+            batch = fakes[-1].shape[port.shape.index(BATCH)]
+        else:
+            with mode:
+                fakes.append(torch.empty(_sizes(port, batch), dtype=dtype))
+    return fakes
+
+
+def _sizes(port: Port, batch: Any) -> list[Any]:
+    return [batch if size == BATCH else size for size in port.shape]
+
+
+@contextmanager
+def recorded_modules(model: nn.Module) -> Iterator[None]:
+    """While this holds, functions are rewritten, and traced nodes remember module and line that are running."""
+    stack: list[tuple[str, type]] = []
+
+    def enter(path: str) -> Callable[..., None]:
+        def hook(module: nn.Module, _: Any) -> None:
+            stack.append((path, type(module)))
+            traceback.current_meta["nn_module_stack"] = {str(i): entry for i, entry in enumerate(stack)}
+
+        return hook
+
+    def leave(*_: Any) -> None:
+        stack.pop()
+        traceback.current_meta["nn_module_stack"] = {str(i): entry for i, entry in enumerate(stack)}
+
+    handles = []
+    for path, module in model.named_modules():
+        handles.append(module.register_forward_pre_hook(enter(path)))
+        handles.append(module.register_forward_hook(leave, always_call=True))
+    try:
+        with Rewriting():
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()

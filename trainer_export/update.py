@@ -1,0 +1,153 @@
+"""One step of an optimizer on all parameters of a model: proximal term, clipping, the optimizer's rule.
+
+Small tensors are joined to one and taken apart again, because each operator costs a few microseconds to start, more
+than it takes to work on a bias. Everything is pure and traceable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trainer_export.optimizer import Optimizer, Slot
+from trainer_export.proximal import proximal_gradients
+from trainer_export.recipe import Recipe
+
+__all__ = ["Pull", "Trained", "clip_scale", "update"]
+
+_SMALL = 8192  # numbers up to which a tensor joins the others; copying it costs less than six more operators
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Everything that a step changes.
+
+    Attributes:
+        parameters: float32, any shapes.
+        states: of the optimizer, by name, each in the order of the parameters.
+        step: number of steps so far, float32 []; None for an optimizer that counts none.
+    """
+
+    parameters: Sequence[Tensor]
+    states: Mapping[str, Sequence[Tensor]]
+    step: Tensor | None = None
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor], optimizer: Optimizer) -> Trained:
+        """Read the tensors that a graph takes: parameters, then the states as `Optimizer.state_specs` orders them.
+
+        Args:
+            tensors: as a graph takes them.
+            optimizer: whose states.
+        """
+        kinds = [state.name for state in optimizer.states]
+        count = (len(tensors) - optimizer.counts_steps) // (1 + len(kinds))
+        states = {name: tensors[count * (i + 1) : count * (i + 2)] for i, name in enumerate(kinds)}
+        return cls(tensors[:count], states, tensors[-1] if optimizer.counts_steps else None)
+
+    def tensors(self) -> list[Tensor]:
+        """The reverse of :meth:`of`."""
+        counter = [] if self.step is None else [self.step]
+        return [*self.parameters, *(tensor for kind in self.states.values() for tensor in kind), *counter]
+
+    def only(self, places: Sequence[int]) -> Trained:
+        """The part that belongs to some of the parameters.
+
+        Args:
+            places: of the parameters.
+        """
+        states = {name: [kind[i] for i in places] for name, kind in self.states.items()}
+        return Trained([self.parameters[i] for i in places], states, self.step)
+
+    def with_moved(self, moved: Trained, places: Sequence[int]) -> Trained:
+        """The whole after a part of it was stepped.
+
+        Args:
+            moved: what :meth:`only` gave, after the step.
+            places: of its parameters.
+        """
+
+        def placed(old: Sequence[Tensor], new: Sequence[Tensor]) -> list[Tensor]:
+            stepped = dict(zip(places, new, strict=True))
+            return [stepped.get(i, tensor) for i, tensor in enumerate(old)]
+
+        states = {name: placed(kind, moved.states[name]) for name, kind in self.states.items()}
+        return Trained(placed(self.parameters, moved.parameters), states, moved.step)
+
+
+@dataclass(frozen=True)
+class Pull:
+    """The proximal term of a step.
+
+    Attributes:
+        anchors: the weights the device was sent, in parameter order.
+        mu: strength, float32 [].
+    """
+
+    anchors: Sequence[Tensor]
+    mu: Tensor
+
+
+def clip_scale(gradients: Sequence[Tensor], clip_norm: float) -> Tensor:
+    """The factor that brings the global norm of all gradients to at most ``clip_norm``, float32 []."""
+    norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(g) for g in gradients]))
+    return torch.clamp(clip_norm / (norm + 1e-6), max=1.0)
+
+
+def update(
+    trained: Trained, gradients: Sequence[Tensor], lr: Tensor, recipe: Recipe, pull: Pull | None = None
+) -> Trained:
+    """One step of the optimizer.
+
+    Args:
+        trained: parameters and states.
+        gradients: of the loss, in the order of the parameters.
+        lr: learning rate, float32 [].
+        recipe: the optimizer, and the bound of the gradient.
+        pull: added to the gradient before it is clipped; None for no proximal term.
+
+    Returns:
+        What takes the place of `trained`.
+    """
+    groups = _groups(trained.parameters)
+    parameters, slopes = (_joined(kind, groups) for kind in (trained.parameters, gradients))
+    states = {name: _joined(kind, groups) for name, kind in trained.states.items()}
+    if pull is not None:
+        slopes = proximal_gradients(slopes, parameters, _joined(pull.anchors, groups), pull.mu)
+    scale = clip_scale(slopes, recipe.clip_norm) if recipe.clip_norm is not None else None
+    step = None if trained.step is None else trained.step + 1
+    moved: dict[int, Tensor] = {}
+    kept: dict[str, dict[int, Tensor]] = {name: {} for name in states}
+    for place, group in enumerate(groups):
+        slope = slopes[place] if scale is None else slopes[place] * scale
+        slot = Slot(parameters[place], slope, {name: kind[place] for name, kind in states.items()}, step)
+        direction, new_states = recipe.optimizer.direction(slot)
+        like = [trained.parameters[i] for i in group]
+        for name, state in new_states.items():
+            kept[name].update(zip(group, _split(state, like), strict=True))
+        moved.update(zip(group, _split(slot.parameter - direction * lr, like), strict=True))
+    order = range(len(trained.parameters))
+    return Trained([moved[i] for i in order], {name: [kind[i] for i in order] for name, kind in kept.items()}, step)
+
+
+def _groups(parameters: Sequence[Tensor]) -> list[list[int]]:
+    """Places of tensors to work on as one.
+
+    Small ones that differ in the first size only, so that joining them along it needs no reshape; each other alone.
+    """
+    groups: dict[object, list[int]] = {}
+    for i, parameter in enumerate(parameters):
+        joins = parameter.dim() > 0 and parameter.numel() <= _SMALL
+        groups.setdefault(tuple(parameter.shape[1:]) if joins else i, []).append(i)
+    return list(groups.values())
+
+
+def _joined(tensors: Sequence[Tensor], groups: Sequence[Sequence[int]]) -> list[Tensor]:
+    return [tensors[group[0]] if len(group) == 1 else torch.cat([tensors[i] for i in group]) for group in groups]
+
+
+def _split(joined: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    return [joined] if len(like) == 1 else list(torch.split(joined, [t.shape[0] for t in like]))
