@@ -184,7 +184,7 @@ def _runtime(config: DeviceConfig) -> str:
 
 
 def _data(config: DeviceConfig) -> str:
-    from device_runtime.training.data import load_data  # noqa: PLC0415  (numpy)
+    from fleet_protocol.data import load_data  # noqa: PLC0415  (numpy)
 
     data = load_data(config.data)
     return f"{len(data)} samples of shape {tuple(data.x.shape[1:])} in {data.source}"

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from device_runtime.training.data.sources import DataConfig
 from device_runtime.training.own_model_files import KEPT_RUNS
 from fleet_protocol.configuration import read_toml, validate_config
+from fleet_protocol.data.sources import DataConfig
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.identity.enrolment import read_enrolment

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
-from device_runtime.training.data import Augment
+from fleet_protocol.data import Augment
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import BlobRef, Instructions, TaskMetrics
 

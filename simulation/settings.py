@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from broker_server.settings.evaluation import EvaluationConfig, EvaluationKeys
 from broker_server.settings.fleet import FleetConfig, ModelConfig, RunKeys
 from broker_server.settings.rounds import RoundConfig, RoundKeys
-from broker_server.settings.test_sets import NpzTestSet
+from fleet_protocol.data import NpzData
 from simulation.clock import ClockConfig
 from simulation.tables import DataTable, DevicesTable, EngineTable, ModelTable, OwnModelsTable, PartitionTable
 
@@ -122,7 +122,7 @@ class SimulationConfig(RunKeys):
         evaluation = self.evaluation.model_dump(include=set(EvaluationKeys.model_fields))
         # Where devices have tasks of their own, the global model has none that it could be judged by.
         tasks = self.own_models is not None and any(item.labels is not None for item in self.own_models.models)
-        data = None if tasks else NpzTestSet(path=test_set)
+        data = None if tasks else NpzData(path=test_set)
         return FleetConfig(
             fleet=FLEET,
             store=self.out / "store",

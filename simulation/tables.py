@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from device_runtime.training.data import Augment
+from fleet_protocol.data import Augment
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.recipe import RecipeTable
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from broker_server.rounds.artifacts import TierArtifacts
 from broker_server.rounds.onnx_runtime import open_graph
-from broker_server.rounds.test_set import TestSet
+from fleet_protocol.data import DataSet
 from fleet_protocol.errors import ConfigError, DataError
 from fleet_protocol.manifest import parameter_input
 from fleet_protocol.messages import Evaluation
@@ -34,7 +34,7 @@ class Evaluator:
         ConfigError: the set has no eval graph, or onnxruntime is not installed.
     """
 
-    def __init__(self, judged: TierArtifacts, data: TestSet, *, batch_size: int, threads: int) -> None:
+    def __init__(self, judged: TierArtifacts, data: DataSet, *, batch_size: int, threads: int) -> None:
         graph = judged.manifest.graphs.get("onnx/eval")
         if graph is None:
             raise ConfigError(f"{judged.folder} has no eval graph; export the architecture again")
@@ -42,6 +42,7 @@ class Evaluator:
         self.data = data
         self._batch_size = batch_size
         self._classes = judged.manifest.classes
+        self._dtype = judged.manifest.input_dtype
         self._session = open_graph(judged.folder / graph.path, threads=threads)
 
     def _mask(self) -> dict[str, NDArray[np.float32]]:
@@ -67,7 +68,7 @@ class Evaluator:
         fixed |= dict(statistics)
         fixed |= self._mask()
         names, sums = list(summed_outputs(self.judged.manifest.recipe)), dict[str, NDArray[np.float64]]()
-        for x, y in self.data.batches(self._batch_size):
+        for x, y in self.data.batches(self._batch_size, self._dtype):
             found = self._session.run(names, {**fixed, "x": x, "y": y})
             for name, value in zip(names, found, strict=True):
                 sums[name] = sums.get(name, np.zeros(())) + value.astype(np.float64)
@@ -92,7 +93,7 @@ class Evaluator:
         fixed = {parameter_input(name): value for name, value in weights.items()}
         fixed |= {**statistics, **self._mask()}
         found = []
-        for x, y in self.data.batches(samples):
+        for x, y in self.data.batches(samples, self._dtype):
             (loss,) = self._session.run(["loss_sum"], {**fixed, "x": x, "y": y})
             found.append(float(loss) / max(1, counted(y)))
         return np.array(found, np.float64)
@@ -119,7 +120,7 @@ class Evaluator:
         fixed |= {**statistics, "mask": mask}
         correct = count = 0
         for start in range(0, len(chosen), self._batch_size):
-            x, y = self.data.take(chosen[start : start + self._batch_size])
+            x, y = self.data.batch(chosen[start : start + self._batch_size], self._dtype)
             correct += int(self._session.run(["correct"], {**fixed, "x": x, "y": y})[0])
             count += counted(y)
         return correct, count

@@ -20,12 +20,12 @@ from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.statistics import combine, has_statistics, over_batches
 from broker_server.rounds.test_set import load_test_set
 from broker_server.rounds.tier_models import model_of
-from broker_server.settings.fleet import TestSetConfig
 from broker_server.store import RoundRecord, TaskPhase, VersionRecord
 from broker_server.store.machine import RoundEvent
 from broker_server.store.mapped_tensors import open_tensors
 from fleet_protocol import control
 from fleet_protocol.control import VersionEvaluation
+from fleet_protocol.data import DataConfig
 from fleet_protocol.errors import ConfigError, DataError
 from fleet_protocol.messages import BlobRef, Evaluation
 from fleet_protocol.weights import encode_weights
@@ -59,7 +59,7 @@ def open_evaluators(context: RunContext) -> Evaluators:
     """
     config = context.config.evaluation
 
-    def opened(tier: TierArtifacts, default: TestSetConfig) -> Evaluator:
+    def opened(tier: TierArtifacts, default: DataConfig) -> Evaluator:
         test_set = load_test_set(config.tier_data.get(tier.tier.id, default), tier.manifest)
         return Evaluator(tier, test_set, batch_size=config.batch_size, threads=config.threads)
 

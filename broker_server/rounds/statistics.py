@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from broker_server.rounds.artifacts import TierArtifacts
 from broker_server.rounds.onnx_runtime import open_graph
-from broker_server.rounds.test_set import TestSet
+from fleet_protocol.data import DataSet
 from fleet_protocol.errors import ConfigError, DataError
 from fleet_protocol.manifest import parameter_input, statistic_mean, statistic_variance
 
@@ -67,7 +67,7 @@ def combine(
 
 
 def over_batches(
-    full: TierArtifacts, weights: Mapping[str, NDArray[Any]], data: TestSet, *, batch_size: int, threads: int
+    full: TierArtifacts, weights: Mapping[str, NDArray[Any]], data: DataSet, *, batch_size: int, threads: int
 ) -> Statistics:
     """Run the stats graph over the server's own samples: the mean over batches, each batch alike (vector H8).
 
@@ -90,7 +90,7 @@ def over_batches(
     inputs = {parameter_input(name): value for name, value in weights.items()}
     sums: dict[str, NDArray[np.float64]] = {}
     count = 0
-    for x, _ in data.batches(batch_size):
+    for x, _ in data.batches(batch_size, full.manifest.input_dtype):
         if len(x) < 2:
             continue
         count += 1

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from broker_server.settings.test_sets import TestSetConfig
+from fleet_protocol.data import DataConfig
 from fleet_protocol.frozen import FrozenModel
 
 __all__ = ["EvaluationConfig", "EvaluationKeys"]
@@ -53,9 +53,9 @@ class EvaluationConfig(EvaluationKeys):
         statistics_quorum: share of the asked devices that must answer a statistics query.
     """
 
-    data: TestSetConfig | None = None
+    data: DataConfig | None = None
     tiers: tuple[str, ...] = ()
-    tier_data: Mapping[str, TestSetConfig] = Field(default_factory=dict)
+    tier_data: Mapping[str, DataConfig] = Field(default_factory=dict)
     statistics_quorum: Share = 0.5
 
     @model_validator(mode="after")

@@ -12,7 +12,6 @@ from broker_server.settings.evaluation import EvaluationConfig
 from broker_server.settings.method import ServerOptimizerConfig, StrategyConfig
 from broker_server.settings.robust import RobustConfig
 from broker_server.settings.rounds import RoundConfig
-from broker_server.settings.test_sets import IdxTestSet, NpzTestSet, TestSetConfig, moved
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import Name
 from fleet_protocol.recipe import RecipeTable
@@ -22,15 +21,12 @@ __all__ = [
     "BrokerConfig",
     "EvaluationConfig",
     "FleetConfig",
-    "IdxTestSet",
     "ModelConfig",
-    "NpzTestSet",
     "RobustConfig",
     "RoundConfig",
     "RunKeys",
     "ServerOptimizerConfig",
     "StrategyConfig",
-    "TestSetConfig",
     "TiersConfig",
     "TrainConfig",
 ]
@@ -204,8 +200,8 @@ class FleetConfig(RunKeys):
         """
         evaluation = self.evaluation
         if evaluation.data is not None:
-            by_tier = {tier: moved(data, folder) for tier, data in evaluation.tier_data.items()}
-            evaluation = evaluation.model_copy(update={"data": moved(evaluation.data, folder), "tier_data": by_tier})
+            by_tier = {tier: data.resolved(folder) for tier, data in evaluation.tier_data.items()}
+            evaluation = evaluation.model_copy(update={"data": evaluation.data.resolved(folder), "tier_data": by_tier})
         files = {
             key: folder / value
             for key in ("ca_file", "cert_file", "key_file", "identity")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.training.data.dataset import DataSet
+from fleet_protocol.data.dataset import DataSet
 from fleet_protocol.errors import DataError
 from fleet_protocol.targets import Targets, counted
 

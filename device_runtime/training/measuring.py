@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from device_runtime.training.backends.session import ForwardSession
 from device_runtime.training.course import Course, Indices, batches, training_batch
-from device_runtime.training.data.dataset import DataSet
 from device_runtime.training.hooks import Hooks
+from fleet_protocol.data.dataset import DataSet
 from fleet_protocol.errors import DataError, RefusalReason, RefusedError
 from fleet_protocol.manifest import Manifest
 from fleet_protocol.messages import Evaluation

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from device_runtime.training.backends import Sessions
 from device_runtime.training.course import Course, holdout_split
-from device_runtime.training.data import DataSet
 from device_runtime.training.own_model import OwnModel
 from device_runtime.training.own_model_files import OwnModelFiles
 from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.data import DataSet
 from fleet_protocol.manifest import Manifest
 from fleet_protocol.messages import BlobRef, Instructions
 

@@ -21,13 +21,13 @@ from broker_server.settings.fleet import (
     EvaluationConfig,
     FleetConfig,
     ModelConfig,
-    NpzTestSet,
     RoundConfig,
     TiersConfig,
     TrainConfig,
 )
 from fleet_protocol import control
 from fleet_protocol.configuration import load_config, parse_config
+from fleet_protocol.data import NpzData
 from fleet_protocol.errors import TransportError
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.recipe import RecipeTable
@@ -177,7 +177,7 @@ def _fleet_config(prepared: _Prepared, preset: Preset, seed: int, broker: Broker
         round=RoundConfig(rounds=preset.rounds, min_devices=preset.devices, deadline_seconds=preset.deadline_seconds),
         train=TrainConfig(learning_rate=preset.learning_rate, epochs=preset.epochs, batch_size=preset.batch_size),
         evaluation=EvaluationConfig(
-            data=NpzTestSet(path=prepared.test_set.resolve(), scale=1.0), every=preset.evaluate_every
+            data=NpzData(path=prepared.test_set.resolve(), scale=1.0), every=preset.evaluate_every
         ),
     )
 

@@ -13,12 +13,12 @@ from fleet_protocol.errors import ConfigError
 from simulation.data.cifar100 import cifar100
 from simulation.data.cifar_tasks import cifar_tasks
 from simulation.data.dataset import Dataset
-from simulation.data.images import cifar10, digits, mnist, read_idx
+from simulation.data.images import cifar10, digits, mnist
 from simulation.data.sentences import cola, sst2
 from simulation.data.watch import watch
 from simulation.data.wikitext import wikitext2
 
-__all__ = ["DATASETS", "Dataset", "load_dataset", "read_idx"]
+__all__ = ["DATASETS", "Dataset", "load_dataset"]
 
 DATASETS: Mapping[str, Callable[..., Dataset]] = MappingProxyType(
     {

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.training.data import Augment, DataSet
 from fleet_protocol.blobs import storage_error
+from fleet_protocol.data import Augment, DataSet
 from fleet_protocol.errors import DataError
 from simulation.data.dataset import Dataset
 

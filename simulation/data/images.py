@@ -2,54 +2,24 @@
 
 from __future__ import annotations
 
-import gzip
 import importlib
 import io
-import struct
-from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_protocol.data.readers import read_idx_file
 from fleet_protocol.errors import DataError
 from simulation.data.dataset import Dataset, dataset_folder, evenly, read_arrays
 
-__all__ = ["CIFAR_MEAN", "CIFAR_SIDE", "CIFAR_STD", "cifar10", "digits", "mnist", "read_idx"]
+__all__ = ["CIFAR_MEAN", "CIFAR_SIDE", "CIFAR_STD", "cifar10", "digits", "mnist"]
 
-_IDX_TYPES: Mapping[int, np.dtype[Any]] = MappingProxyType({0x08: np.dtype(np.uint8), 0x0D: np.dtype(">f4")})
 _MNIST_MEAN, _MNIST_STD = 0.1307, 0.3081
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 CIFAR_SIDE = 32
 _DIGITS_TEST_SHARE = 0.2
-
-
-def read_idx(path: Path) -> NDArray[Any]:
-    """Read an IDX file, gzipped or not.
-
-    Args:
-        path: the file.
-
-    Returns:
-        The array, with the shape the file declares.
-
-    Raises:
-        DataError: the file is missing, truncated or no IDX file.
-    """
-    try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (OSError, EOFError) as error:
-        raise DataError(f"cannot read {path}: {error}") from error
-    if len(raw) < 4 or raw[:2] != b"\0\0" or raw[2] not in _IDX_TYPES or len(raw) < 4 + 4 * raw[3]:
-        raise DataError(f"{path} is not an IDX file")
-    dtype, dimensions = _IDX_TYPES[raw[2]], raw[3]
-    shape = struct.unpack(f">{dimensions}I", raw[4 : 4 + 4 * dimensions])
-    body = raw[4 + 4 * dimensions :]
-    if len(body) != int(np.prod(shape)) * dtype.itemsize:
-        raise DataError(f"{path} is truncated: {len(body)} bytes of data for shape {shape}")
-    return np.frombuffer(body, dtype).reshape(shape)
 
 
 def digits(_root: Path | None) -> Dataset:
@@ -85,7 +55,7 @@ def mnist(root: Path | None, *, limit: int | None = None) -> Dataset:
     folder = dataset_folder(root, "mnist", holds)
 
     def split(stem: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        raw, labels = (read_idx(folder / f"{stem}-{kind}-ubyte.gz") for kind in ("images-idx3", "labels-idx1"))
+        raw, labels = (read_idx_file(folder / f"{stem}-{kind}-ubyte.gz") for kind in ("images-idx3", "labels-idx1"))
         if len(raw) != len(labels):
             raise DataError(f"{folder} has {len(raw)} images and {len(labels)} labels of {stem}; fetch MNIST again")
         kept = evenly(len(labels), limit)

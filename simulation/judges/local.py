@@ -10,10 +10,10 @@ import numpy as np
 
 from broker_server.rounds.evaluation import Evaluator
 from broker_server.rounds.run_context import RunContext
-from broker_server.rounds.test_set import TestSet
 from broker_server.rounds.tier_models import judged_model
 from broker_server.store import VersionRecord
 from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.data import DataSet
 from fleet_protocol.errors import ConfigError
 from simulation.data.held import Parts
 
@@ -33,7 +33,7 @@ class LocalJudge:
         ConfigError: the split gives the devices no part of the test set.
     """
 
-    def __init__(self, context: RunContext, evaluator: Evaluator, data: TestSet, parts: Parts) -> None:
+    def __init__(self, context: RunContext, evaluator: Evaluator, data: DataSet, parts: Parts) -> None:
         if not any(map(len, parts.test)):
             raise ConfigError(
                 'evaluation.local: this split has no test samples of each device\'s kind; use partition kind = "iid" '

@@ -12,10 +12,10 @@ import numpy as np
 
 from broker_server.rounds.evaluation import Evaluator
 from broker_server.rounds.run_context import RunContext
-from broker_server.rounds.test_set import TestSet
 from broker_server.rounds.tier_models import judged_model
 from broker_server.store import VersionRecord
 from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.data import DataSet
 from fleet_protocol.errors import ConfigError
 
 __all__ = ["MatthewsJudge", "matthews"]
@@ -49,7 +49,7 @@ class MatthewsJudge:
         ConfigError: the test set has not two labels, one for each sample.
     """
 
-    def __init__(self, context: RunContext, evaluator: Evaluator, data: TestSet) -> None:
+    def __init__(self, context: RunContext, evaluator: Evaluator, data: DataSet) -> None:
         classes = context.artifacts.layout.classes
         if classes != 2 or data.y.ndim != 1:
             raise ConfigError(

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from broker_server.rounds.evaluation import Evaluator
 from broker_server.rounds.run_context import RunContext
-from broker_server.rounds.test_set import TestSet
 from broker_server.rounds.tier_models import judged_model
 from broker_server.store import VersionRecord
 from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.data import DataSet
 from fleet_protocol.errors import ConfigError
 
 __all__ = ["PerplexityJudge", "perplexity"]
@@ -43,7 +43,7 @@ class PerplexityJudge:
         ConfigError: the test set is not made of whole chunks.
     """
 
-    def __init__(self, context: RunContext, evaluator: Evaluator, data: TestSet, samples: int) -> None:
+    def __init__(self, context: RunContext, evaluator: Evaluator, data: DataSet, samples: int) -> None:
         if len(data) % samples:
             raise ConfigError(
                 f"evaluation.perplexity = {samples}, but the {len(data)} test samples do not make chunks of {samples};"

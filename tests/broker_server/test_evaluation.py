@@ -7,12 +7,14 @@ import struct
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from broker_server.rounds.artifacts import load_artifacts
 from broker_server.rounds.evaluation import Evaluator
 from broker_server.rounds.statistics import over_batches
 from broker_server.rounds.test_set import load_test_set
-from broker_server.settings.fleet import IdxTestSet, NpzTestSet
+from broker_server.settings.evaluation import EvaluationConfig
+from fleet_protocol.data import IdxData, NpzData
 from fleet_protocol.errors import DataError
 from tests.broker_server.artifacts import ARCH, CLASSES, INPUTS, tiny_layout, tiny_weights
 
@@ -33,7 +35,7 @@ def reference(weights, mean, variance, x, y):
 
 def test_a_version_is_judged_as_numpy_judges_it(full, test_set):
     """Loss and accuracy over uneven batches equal those of the whole set at once."""
-    data = load_test_set(NpzTestSet(path=test_set), full.manifest)
+    data = load_test_set(NpzData(path=test_set), full.manifest)
     weights = tiny_weights(tiny_layout(), 3)
     mean, variance = np.full(8, 0.25, np.float32), np.full(8, 2.0, np.float32)
     found = Evaluator(full, data, batch_size=7, threads=1).evaluate(
@@ -47,7 +49,7 @@ def test_a_version_is_judged_as_numpy_judges_it(full, test_set):
 
 def test_losses_are_those_of_runs_of_samples(full, test_set):
     """Each run of consecutive samples by itself, whatever the batch size; the last may be short."""
-    data = load_test_set(NpzTestSet(path=test_set), full.manifest)
+    data = load_test_set(NpzData(path=test_set), full.manifest)
     weights = tiny_weights(tiny_layout(), 3)
     mean, variance = np.full(8, 0.25, np.float32), np.full(8, 2.0, np.float32)
     found = Evaluator(full, data, batch_size=7, threads=1).losses(
@@ -60,7 +62,7 @@ def test_losses_are_those_of_runs_of_samples(full, test_set):
 
 def test_server_batches_give_the_mean_of_batch_statistics(full, test_set):
     """Specification 1.6 c: every batch counts alike, variances unbiased; a last batch of one is left out."""
-    data = load_test_set(NpzTestSet(path=test_set, limit=31), full.manifest)
+    data = load_test_set(NpzData(path=test_set, limit=31), full.manifest)
     weights = tiny_weights(tiny_layout(), 3)
     found = over_batches(full, weights, data, batch_size=10, threads=1)
     _, _, a = reference(weights, 0, 1, data.x, data.y)
@@ -73,7 +75,7 @@ def test_server_batches_give_the_mean_of_batch_statistics(full, test_set):
 
 def test_useless_statistics_are_an_error(full, test_set):
     """A loss that is not finite is reported, not returned."""
-    data = load_test_set(NpzTestSet(path=test_set), full.manifest)
+    data = load_test_set(NpzData(path=test_set), full.manifest)
     nan = {"stat.norm.mean": np.full(8, np.nan, np.float32), "stat.norm.var": np.ones(8, np.float32)}
     with pytest.raises(DataError, match="not finite"):
         Evaluator(full, data, batch_size=7, threads=1).evaluate(tiny_weights(tiny_layout()), nan)
@@ -90,15 +92,38 @@ def test_idx_files_are_scaled_and_normalised(tmp_path, full):
     x = np.arange(3 * INPUTS).reshape(3, INPUTS)
     write_idx(tmp_path / "x", x)
     write_idx(tmp_path / "y.gz", np.array([0, 3, 1]), packed=True)
-    data = load_test_set(IdxTestSet(path=tmp_path / "x", labels=tmp_path / "y.gz", mean=0.1, std=0.5), full.manifest)
-    (first, labels), (second, _) = data.batches(2)
+    data = load_test_set(IdxData(path=tmp_path / "x", labels=tmp_path / "y.gz", mean=0.1, std=0.5), full.manifest)
+    (first, labels), (second, _) = data.batches(2, "float32")
     np.testing.assert_allclose(np.concatenate([first, second]), (x / 255 - 0.1) / 0.5, rtol=1e-6)
     assert labels.tolist() == [0, 3]
 
 
+def test_every_reader_of_a_board_reads_a_test_set(tmp_path, full):
+    """A table, a folder of images and the user's own function, by the same keys as in `device.toml`."""
+    x, y = np.arange(2.0 * INPUTS).reshape(2, INPUTS), [3, 1]
+    lines = [",".join(map(str, [*row, label])) for row, label in zip(x, y, strict=True)]
+    (tmp_path / "t.csv").write_text("\n".join([",".join([*"abcdef", "label"]), *lines]))
+    (tmp_path / "own.py").write_text("import numpy as np\ndef load(y): return np.arange(12.).reshape(2, 6), y\n")
+    for label, row in zip(y, x, strict=True):
+        (tmp_path / "images" / str(label)).mkdir(parents=True)
+        Image.fromarray(row.astype(np.uint8).reshape(2, 3)).save(tmp_path / "images" / str(label) / "a.png")
+    tables = [
+        {"kind": "csv", "path": "t.csv"},
+        {"kind": "python", "entry_point": "own.py:load", "options": {"y": y}},
+        {"kind": "images", "path": "images", "channels": 1, "scale": 1, "labels": ["0", "1", "2", "3"]},
+    ]
+    for table in tables:
+        config = EvaluationConfig.model_validate({"data": table}).data.resolved(tmp_path)
+        data = load_test_set(config, full.manifest)
+        ((found, labels),) = data.batches(9, "float32")
+        order = np.argsort(-labels)  # a folder of images has them by label
+        np.testing.assert_array_equal(found[order], x)
+        assert labels[order].tolist() == y
+
+
 def npz(path, **arrays):
     np.savez(path, **arrays)
-    return NpzTestSet(path=path)
+    return NpzData(path=path)
 
 
 GOOD = {"x": np.zeros((2, INPUTS), np.float32), "y": np.array([0, 1])}
@@ -107,12 +132,12 @@ GOOD = {"x": np.zeros((2, INPUTS), np.float32), "y": np.array([0, 1])}
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
-        ({"x": GOOD["x"]}, "no array 'y'; it has x"),
-        ({**GOOD, "y": np.array([0])}, "a label each is needed"),
+        ({"x": GOOD["x"]}, "no array 'y' .it has x"),
+        ({**GOOD, "y": np.array([0])}, "2 samples but 1 labels"),
         ({**GOOD, "y": np.array([0, CLASSES])}, "0 to 3"),
         ({**GOOD, "y": np.array([0.5, 1])}, "not whole numbers"),
-        ({**GOOD, "x": np.zeros((2, 5))}, r"shape \[5\], tiny takes \[6\]"),
-        ({"x": np.zeros((0, INPUTS)), "y": np.zeros(0, int)}, "0 samples"),
+        ({**GOOD, "x": np.zeros((2, 5))}, r"shape \[5\], which cannot become `shape` \[6\]"),
+        ({"x": np.zeros((0, INPUTS)), "y": np.zeros(0, int)}, "is empty"),
     ],
 )
 def test_a_test_set_that_does_not_fit_says_why(tmp_path, full, arrays, words):
@@ -126,7 +151,7 @@ def test_a_label_per_token_may_be_negative(tmp_path, full):
     tagged = full.manifest.model_copy(update={"label_shape": (3,)})
     y = np.array([[0, -1, 3], [-1, -1, 2]])
     data = load_test_set(npz(tmp_path / "t.npz", **{**GOOD, "y": y}), tagged)
-    ((_, labels),) = data.batches(9)
+    ((_, labels),) = data.batches(9, "float32")
     np.testing.assert_array_equal(labels, y)
     for wrong, words in (
         (y[:, :2], r"the model takes \[3\]; give one label per token"),
@@ -140,12 +165,12 @@ def test_a_label_per_token_may_be_negative(tmp_path, full):
 def test_a_missing_or_damaged_file_is_named(tmp_path, full):
     """For npz and IDX alike."""
     with pytest.raises(DataError, match=r"nothing\.npz"):
-        load_test_set(NpzTestSet(path=tmp_path / "nothing.npz"), full.manifest)
+        load_test_set(NpzData(path=tmp_path / "nothing.npz"), full.manifest)
     write_idx(tmp_path / "x", np.zeros((2, INPUTS)))
     write_idx(tmp_path / "y", np.zeros(2))
     (tmp_path / "x").write_bytes((tmp_path / "x").read_bytes()[:-1])
     with pytest.raises(DataError, match="truncated"):
-        load_test_set(IdxTestSet(path=tmp_path / "x", labels=tmp_path / "y"), full.manifest)
+        load_test_set(IdxData(path=tmp_path / "x", labels=tmp_path / "y"), full.manifest)
     (tmp_path / "x").write_bytes(b"\x00\x00\x77\x01abcd")
     with pytest.raises(DataError, match="not an IDX file"):
-        load_test_set(IdxTestSet(path=tmp_path / "x", labels=tmp_path / "y"), full.manifest)
+        load_test_set(IdxData(path=tmp_path / "x", labels=tmp_path / "y"), full.manifest)

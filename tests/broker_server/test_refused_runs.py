@@ -11,9 +11,9 @@ from broker_server.rounds.run_context import prepare_run
 from broker_server.settings.fleet import FleetConfig
 from broker_server.settings.method import StrategyConfig
 from broker_server.strategies.server_optimizer import OptimizerSettings
-from device_runtime.training.data import load_data
-from device_runtime.training.data.sources import NpzData
 from fleet_protocol.configuration import parse_config
+from fleet_protocol.data import load_data
+from fleet_protocol.data.sources import NpzData
 from fleet_protocol.errors import BlobError, ConfigError, DataError, PlanError
 from fleet_protocol.recipe import RecipeTable
 from models import Axis, Dim, Registry, Tier

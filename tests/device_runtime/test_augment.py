@@ -11,11 +11,11 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from device_runtime.training.course import Course, Moment, passes, training_batch
-from device_runtime.training.data import DataConfig, DataSet, load_data, make_dataset
-from device_runtime.training.data.augment import crop_flip
 from device_runtime.training.epochs import train
 from device_runtime.training.hooks import Hooks
 from device_runtime.training.measuring import HeldOut, evaluate, measure
+from fleet_protocol.data import DataConfig, DataSet, load_data, make_dataset
+from fleet_protocol.data.augment import crop_flip
 from fleet_protocol.errors import DataError
 from fleet_protocol.messages import TrainSettings
 

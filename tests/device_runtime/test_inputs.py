@@ -9,11 +9,11 @@ from torch import nn
 
 from device_runtime.training.backends import ForwardSession, TrainSession
 from device_runtime.training.course import Course, Moment, batches, draw_noise, sample_order
-from device_runtime.training.data import make_dataset
 from device_runtime.training.epochs import self_test, train
 from device_runtime.training.hooks import Hooks
 from device_runtime.training.labels import label_mask, present_labels
 from device_runtime.training.measuring import HeldOut, evaluate
+from fleet_protocol.data import make_dataset
 from fleet_protocol.errors import DataError
 from fleet_protocol.manifest import NoiseSpec, parse_manifest
 from fleet_protocol.messages import TrainSettings
@@ -22,7 +22,7 @@ from models import Registry, build
 from models.tier import Tier
 from models.zoo.dropout import feed_noise
 from models.zoo.layers import set_mode
-from tests.device_runtime.test_data import model
+from tests.fleet_protocol.test_data import model
 from trainer_export.artifact_set import export_architecture
 from trainer_export.optimizers.sgd import Sgd
 from trainer_export.recipe import Recipe

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from device_runtime.training.compute import compute
-from device_runtime.training.data import make_dataset
 from device_runtime.training.hooks import EpochReport, Hooks, SelfTested
 from device_runtime.training.routines import ROUTINES, may_join
 from device_runtime.training.task import Bench, Task
+from fleet_protocol.data import make_dataset
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.messages import Instructions, TrainSettings
 from fleet_protocol.weights import decode_weights

@@ -14,11 +14,11 @@ from packaging.requirements import Requirement
 
 from device_runtime.training.backends import TrainSession
 from device_runtime.training.course import Course
-from device_runtime.training.data import make_dataset
 from device_runtime.training.epochs import train
 from device_runtime.training.hooks import Hooks
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.blobs import blob_ref
+from fleet_protocol.data import make_dataset
 from fleet_protocol.manifest import Manifest, parse_manifest
 from fleet_protocol.messages import Done, TierChoice, TrainSettings
 from fleet_protocol.weights import decode_weights, encode_weights

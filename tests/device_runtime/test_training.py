@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from device_runtime.training.backends import ForwardSession, TrainSession, load_runtime
 from device_runtime.training.course import Course, batches, holdout_split, passes, sample_order
-from device_runtime.training.data import DataSet, make_dataset
 from device_runtime.training.epochs import self_test, train
 from device_runtime.training.hooks import Hooks, TaskStopped
 from device_runtime.training.labels import label_mask
 from device_runtime.training.measuring import HeldOut, evaluate, measure
+from fleet_protocol.data import DataSet, make_dataset
 from fleet_protocol.errors import DataError, RefusalReason, RefusedError
 from fleet_protocol.messages import TrainSettings
 from tests.device_runtime import tiny_set

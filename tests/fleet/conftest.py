@@ -16,11 +16,11 @@ from broker_server.settings.fleet import (
     EvaluationConfig,
     FleetConfig,
     ModelConfig,
-    NpzTestSet,
     RoundConfig,
     TrainConfig,
 )
 from fleet_protocol import control
+from fleet_protocol.data import NpzData
 from models.plan import compile_plan, make_plan
 from models.registry import Registry, infer_layout
 from shoal.cli.local_fleet import LocalDevice, LocalFleet
@@ -66,7 +66,7 @@ class Ground:
             model=ModelConfig(artifacts=self.artifacts, arch="mlp"),
             round=RoundConfig.model_validate(settings),
             train=TrainConfig(learning_rate=0.1, epochs=2, batch_size=16),
-            evaluation=EvaluationConfig(data=NpzTestSet(path=self.data / "test.npz")),
+            evaluation=EvaluationConfig(data=NpzData(path=self.data / "test.npz")),
         )
 
 

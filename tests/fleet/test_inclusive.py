@@ -16,10 +16,10 @@ from broker_server.settings.fleet import (
     EvaluationConfig,
     FleetConfig,
     ModelConfig,
-    NpzTestSet,
     TrainConfig,
 )
 from fleet_protocol import control
+from fleet_protocol.data import NpzData
 from models.registry import Registry, infer_layout
 from shoal.cli.local_fleet import LocalDevice, LocalFleet
 from simulation.data.dataset import Dataset
@@ -103,7 +103,7 @@ def trained(reef, tmp_path):
                 "model": ModelConfig(artifacts=folder / "artifacts", arch="text_encoder"),
                 "round": {"rounds": ROUNDS, "min_devices": devices, "nudge_seconds": 5.0},
                 "strategy": {"name": "inclusivefl", "inclusivefl": inclusivefl},
-                "evaluation": EvaluationConfig(data=NpzTestSet(path=folder / "test.npz"), tier=tier, every=ROUNDS),
+                "evaluation": EvaluationConfig(data=NpzData(path=folder / "test.npz"), tier=tier, every=ROUNDS),
                 **tables,
             }
         )

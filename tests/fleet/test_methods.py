@@ -8,11 +8,11 @@ from broker_server.settings.fleet import (
     EvaluationConfig,
     FleetConfig,
     ModelConfig,
-    NpzTestSet,
     RoundConfig,
     TrainConfig,
 )
 from fleet_protocol import control
+from fleet_protocol.data import NpzData
 from fleet_protocol.errors import PlanError
 from models.registry import Registry, infer_layout
 from shoal.cli.local_fleet import LocalDevice, LocalFleet
@@ -81,7 +81,7 @@ def trainer(name, ground, tmp_path):
                 "model": ModelConfig(artifacts=folder / "artifacts", arch="mlp"),
                 "round": RoundConfig(rounds=ROUNDS, min_devices=len(LIMITS), nudge_seconds=2.0),
                 "train": TrainConfig(learning_rate=0.1, epochs=2, batch_size=16),
-                "evaluation": EvaluationConfig(data=NpzTestSet(path=folder / "test.npz"), every=ROUNDS),
+                "evaluation": EvaluationConfig(data=NpzData(path=folder / "test.npz"), every=ROUNDS),
                 **tables,
             }
         )

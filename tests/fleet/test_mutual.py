@@ -8,11 +8,11 @@ from broker_server.settings.fleet import (
     EvaluationConfig,
     FleetConfig,
     ModelConfig,
-    NpzTestSet,
     RoundConfig,
     TrainConfig,
 )
 from fleet_protocol import control
+from fleet_protocol.data import NpzData
 from fleet_protocol.errors import PlanError, RefusalReason
 from fleet_protocol.weights import decode_weights
 from models.registry import Registry, infer_layout
@@ -68,7 +68,7 @@ def config(studio, tmp_path):
 
     def build(**fml):
         # What stays on the devices is not there to be judged.
-        judged = NpzTestSet(path=folder / "test.npz") if "shared" not in fml else None
+        judged = NpzData(path=folder / "test.npz") if "shared" not in fml else None
         return FleetConfig.model_validate(
             {
                 "fleet": "studio",

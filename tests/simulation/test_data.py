@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fleet_protocol.data.readers import read_idx_file
 from fleet_protocol.errors import ConfigError, DataError
-from simulation.data.datasets import load_dataset, read_idx
+from simulation.data.datasets import load_dataset
 from simulation.data.partition import dirichlet, iid
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
@@ -37,7 +38,7 @@ def test_mnist_is_read_and_normalised():
 
 
 @pytest.mark.parametrize(
-    ("name", "error", "says"), [("mnsit", ConfigError, "digits, mnist"), ("mnist", DataError, "cannot read")]
+    ("name", "error", "says"), [("mnsit", ConfigError, "digits, mnist"), ("mnist", DataError, "does not exist")]
 )
 def test_missing_sets_are_named(tmp_path, name, error, says):
     """An unknown name lists the known ones; a missing file is named."""
@@ -58,7 +59,7 @@ def test_damaged_idx_files_are_refused(tmp_path, body):
     path = tmp_path / "x.gz"
     path.write_bytes(gzip.compress(body))
     with pytest.raises(DataError):
-        read_idx(path)
+        read_idx_file(path)
 
 
 @given(st.integers(1, 200), st.integers(1, 10), st.integers(0, 5))

@@ -10,10 +10,10 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from fleet_protocol.data.readers import read_idx_file
 from fleet_protocol.errors import BlobError, ConfigError, StorageError, TransportError
 from simulation.data.datasets import DATASETS
 from simulation.data.fetch import ELSEWHERE, SOURCES, RemoteFile, fetch
-from simulation.data.images import read_idx
 from tests.simulation.data_folder import FOLDER, needs
 
 CONTENT = b"\0\0\x08\x01\0\0\0\x05" + bytes(range(5))
@@ -49,13 +49,13 @@ def test_a_file_is_downloaded_once(server, tmp_path):
     (folder / "x.gz").write_bytes(gzip.compress(CONTENT))
     paths = fetch("tiny", tmp_path, sources=source(url))
     assert paths == [tmp_path / "tiny" / "x.gz"]
-    assert read_idx(paths[0]).tolist() == [0, 1, 2, 3, 4]
+    assert read_idx_file(paths[0]).tolist() == [0, 1, 2, 3, 4]
     (folder / "x.gz").unlink()
     assert fetch("tiny", tmp_path, sources=source(url)) == paths
     paths[0].write_bytes(b"damaged")
     (folder / "x.gz").write_bytes(gzip.compress(CONTENT, 0))
     fetch("tiny", tmp_path, sources=source(url))
-    assert read_idx(paths[0]).tolist() == [0, 1, 2, 3, 4]
+    assert read_idx_file(paths[0]).tolist() == [0, 1, 2, 3, 4]
     assert [path.name for path in (tmp_path / "tiny").iterdir()] == ["x.gz"]
 
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from device_runtime.training.backends import ForwardSession, TrainSession
 from device_runtime.training.course import Course, batches
-from device_runtime.training.data import make_dataset
 from device_runtime.training.epochs import train
 from device_runtime.training.hooks import Hooks
 from device_runtime.training.measuring import Statistics, measure
+from fleet_protocol.data import make_dataset
 from fleet_protocol.errors import ConfigError, DataError, RefusalReason, RefusedError
 from fleet_protocol.manifest import Manifest, parse_manifest
 from fleet_protocol.messages import TrainSettings

@@ -11,13 +11,13 @@ import torch
 from torch.nn import functional
 
 from device_runtime.training.course import batches, sample_order
-from device_runtime.training.data import make_dataset
 from device_runtime.training.hooks import Hooks
 from device_runtime.training.own_model import OwnModel
 from device_runtime.training.routines import may_join
 from device_runtime.training.task import Bench, Task
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.blobs import blob_ref
+from fleet_protocol.data import make_dataset
 from fleet_protocol.errors import BlobError, ConfigError, DataError, PlanError, RefusalReason, RefusedError
 from fleet_protocol.messages import Instructions, TrainSettings
 from fleet_protocol.weights import decode_weights, encode_weights

@@ -21,9 +21,9 @@ from device_runtime.agent.task_store import StoredTask, resume_event
 from device_runtime.board import probe
 from device_runtime.self_test import self_test
 from device_runtime.training.backends import choose_backend
-from device_runtime.training.data import load_data
 from device_runtime.training.own_model import OwnModel
 from device_runtime.training.task import Bench, optimizer_files
+from fleet_protocol.data import load_data
 from fleet_protocol.errors import RefusalReason, StorageError
 from fleet_protocol.identity.opening import open_for
 from fleet_protocol.messages import Refuse

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 from pydantic import TypeAdapter
 
-from device_runtime.training.data import DataConfig, load_data, make_dataset
+from fleet_protocol.data import DataConfig, load_data, make_dataset
 from fleet_protocol.errors import ConfigError, DataError
 from fleet_protocol.manifest import LossSpec, Manifest, OptimizerSpec, RecipeSpec
 
@@ -292,7 +292,7 @@ def test_images_without_pillow_name_the_extra(tmp_path):
     code = (
         "import sys; sys.modules['PIL'] = None\n"
         "from pathlib import Path\n"
-        "from device_runtime.training.data import ImagesData, load_data\n"
+        "from fleet_protocol.data import ImagesData, load_data\n"
         f"load_data(ImagesData(path=Path({str(tmp_path)!r})))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)

@@ -1,11 +1,11 @@
-"""Data on the board: the formats it may come in, and the samples as a model takes them; free of the agent."""
+"""Data of boards, servers and simulations: the formats it may come in, and the samples as a model takes them."""
 
 from __future__ import annotations
 
-from device_runtime.training.data.augment import Augment
-from device_runtime.training.data.dataset import DataSet, make_dataset
-from device_runtime.training.data.readers import read_csv, read_idx, read_images, read_npz, read_python
-from device_runtime.training.data.sources import CsvData, DataConfig, IdxData, ImagesData, NpzData, PythonData
+from fleet_protocol.data.augment import Augment
+from fleet_protocol.data.dataset import DataSet, make_dataset
+from fleet_protocol.data.readers import read_csv, read_idx, read_images, read_npz, read_python
+from fleet_protocol.data.sources import CsvData, DataConfig, IdxData, ImagesData, NpzData, PythonData
 
 __all__ = [
     "Augment",
@@ -22,10 +22,10 @@ __all__ = [
 
 
 def load_data(config: DataConfig) -> DataSet:
-    """Read the board's data.
+    """Read data.
 
     Args:
-        config: the ``[data]`` table, with absolute paths.
+        config: where it is, with absolute paths.
 
     Raises:
         DataError: the data is missing, empty or malformed; the message names the path and what was expected.
@@ -43,8 +43,8 @@ def load_data(config: DataConfig) -> DataSet:
         source, (x, y) = config.entry_point, read_python(config)
     return make_dataset(
         source,
-        x,
-        y,
+        x[: config.limit],
+        y[: config.limit],
         shape=config.shape,
         scale=config.scale,
         mean=config.mean,

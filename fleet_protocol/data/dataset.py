@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.training.data.augment import Augment
+from fleet_protocol.data.augment import Augment
 from fleet_protocol.errors import DataError
 from fleet_protocol.manifest import Manifest
 from fleet_protocol.targets import Targets, check_labels, fit_targets
@@ -33,7 +33,7 @@ class DataSet:
         scale: factor of every value.
         mean: subtracted after scaling, broadcast against one sample.
         std: divides last, broadcast against one sample.
-        augment: random changes to the samples of a training step; see `device_runtime.training.data.augment`.
+        augment: random changes to the samples of a training step; see `fleet_protocol.data.augment`.
         black: a black pixel among the raw samples, broadcast against one sample.
 
     Raises:
@@ -59,11 +59,21 @@ class DataSet:
     def __len__(self) -> int:
         return len(self.y)
 
-    def batch(self, indices: NDArray[np.int64], dtype: str) -> tuple[NDArray[Any], Targets]:
+    def batches(self, size: int, dtype: str) -> Iterator[tuple[NDArray[Any], Targets]]:
+        """All samples in order, in batches.
+
+        Args:
+            size: samples per batch; the last may be smaller.
+            dtype: as of `batch`.
+        """
+        for first in range(0, len(self), size):
+            yield self.batch(slice(first, first + size), dtype)
+
+    def batch(self, indices: NDArray[np.int64] | slice, dtype: str) -> tuple[NDArray[Any], Targets]:
         """Some samples, ready for a graph.
 
         Args:
-            indices: which, ``[B]``.
+            indices: which, ``[B]``; of a slice the targets are a view.
             dtype: ``float32`` (normalised) or ``int64`` (tokens, as they are).
 
         Returns:

@@ -1,4 +1,7 @@
-"""The ``[data]`` table of a device's configuration: one frozen model per kind of source."""
+"""Where data is: the table ``[data]`` of a board, ``[evaluation.data]`` of a server, and those of a simulation.
+
+One frozen model per kind of source.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field, JsonValue
 from typing_extensions import Self
 
-from device_runtime.training.data.augment import Augment
+from fleet_protocol.data.augment import Augment
 from fleet_protocol.frozen import FrozenModel
 
 __all__ = ["CsvData", "DataConfig", "IdxData", "ImagesData", "NpzData", "PythonData"]
@@ -33,6 +36,7 @@ class _Data(FrozenModel):
         augment: random changes to the samples of every training step, never to those that are evaluated:
             ``crop-flip`` pads images by 4 black pixels, crops them at a random place and mirrors every other one.
         black: a black pixel as the source has it, before scaling; a number, or one per channel.
+        limit: use only the first samples; None for all.
     """
 
     shape: tuple[Annotated[int, Field(ge=1)], ...] | None = None
@@ -42,6 +46,7 @@ class _Data(FrozenModel):
     classes: int | None = Field(default=None, ge=1)
     augment: Augment = "none"
     black: PerChannel = 0.0
+    limit: int | None = Field(default=None, ge=1)
 
     def resolved(self, base: Path) -> Self:
         """The same source with relative paths taken from ``base``."""

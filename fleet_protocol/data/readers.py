@@ -16,10 +16,10 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.training.data.sources import CsvData, IdxData, ImagesData, NpzData, PythonData
+from fleet_protocol.data.sources import CsvData, IdxData, ImagesData, NpzData, PythonData
 from fleet_protocol.errors import ConfigError, DataError
 
-__all__ = ["read_csv", "read_idx", "read_images", "read_npz", "read_python"]
+__all__ = ["read_csv", "read_idx", "read_idx_file", "read_images", "read_npz", "read_python"]
 
 Arrays = tuple[NDArray[Any], NDArray[Any]]
 
@@ -211,7 +211,12 @@ def read_csv(config: CsvData) -> Arrays:
     return x, y if config.label_columns else y[:, 0]
 
 
-def _read_idx_file(path: Path) -> NDArray[Any]:
+def read_idx_file(path: Path) -> NDArray[Any]:
+    """Read an IDX file, plain or gzipped: an array of the shape that it declares.
+
+    Raises:
+        DataError: the file is missing, foreign or truncated.
+    """
     _need(path)
     try:
         with _open(path) as file:
@@ -237,7 +242,7 @@ def read_idx(config: IdxData) -> Arrays:
     Raises:
         DataError: a file is missing, foreign or truncated.
     """
-    return _read_idx_file(config.path), _read_idx_file(config.labels)
+    return read_idx_file(config.path), read_idx_file(config.labels)
 
 
 def read_python(config: PythonData) -> Arrays:
