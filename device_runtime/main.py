@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from device_runtime.agent.loop import Agent
+from device_runtime.doctor import examine
 from device_runtime.settings import load_device_config
 from fleet_protocol.errors import ShoalError
 
@@ -43,13 +44,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command line of a board without the ``shoal`` command's packages.
 
     Args:
-        arguments: without the program's name; by default those of the process.
+        arguments: without the program's name; by default those of the process. ``device`` in front, as ``shoal`` has
+            it, may be left out.
 
     Returns:
         The exit code.
     """
-    parser = argparse.ArgumentParser(prog="python -m device_runtime", description="Be a device of a Shoal fleet.")
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    parser = argparse.ArgumentParser(prog="shoal device", description="Be a device of a Shoal fleet.")
+    parser.add_argument("command", nargs="?", choices=("run", "doctor"), default="run", help="run, unless it is said")
     parser.add_argument("--config", type=Path, required=True, help="the device's TOML file")
     parser.add_argument("--enrolment", type=Path, help="the file that `shoal enroll` wrote for this board")
-    given = parser.parse_args(arguments)
-    return run_device(given.config, given.enrolment)
+    options = parser.parse_args(given[given[:1] == ["device"] :])
+    if options.command == "run":
+        return run_device(options.config, options.enrolment)
+    failures = []
+    for finding in examine(options.config, options.enrolment):
+        print(f"{finding.level:8} {finding.check:14} {finding.detail}", flush=True)
+        failures += [finding.exit_code] if finding.level == "failed" else []
+    return failures[0] if failures else 0

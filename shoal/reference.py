@@ -19,6 +19,7 @@ from pydantic_core import PydanticUndefined
 
 from broker_server.settings.fleet import FleetConfig
 from device_runtime.settings import DeviceConfig
+from shoal.flash.settings import FlashConfig
 from simulation.settings import SimulationConfig
 
 __all__ = ["FILES", "Key", "keys_of", "page"]
@@ -27,6 +28,7 @@ FILES: Mapping[str, tuple[type[BaseModel], str]] = MappingProxyType(
     {
         "fleet.toml": (FleetConfig, "What `shoal up` and `shoal run` read."),
         "device.toml": (DeviceConfig, "What `shoal device run` reads on a board; see [A board](../device.md)."),
+        "flash.toml": (FlashConfig, "What `shoal flash` reads; see [Making boards](../flash.md)."),
         "sim.toml": (SimulationConfig, "What `shoal simulate` reads; see [Simulations](../simulation.md)."),
     }
 )

@@ -21,6 +21,7 @@ from device_runtime.agent.cache import Cache
 from device_runtime.agent.context import Context, Kit
 from device_runtime.agent.journal import Journal
 from device_runtime.agent.machine import Event, State, successor
+from device_runtime.agent.service import Service
 from device_runtime.agent.states.base import DeviceState
 from device_runtime.agent.states.waiting import STATES
 from device_runtime.agent.task_store import TaskStore
@@ -82,6 +83,7 @@ class Agent:
         self.ctx = Context(kit, Uplink(config, kit.journal))
         self._state: DeviceState = STATES[State.STARTING](self.ctx)
         self._greeted = False
+        self._service = Service()
 
     def stop(self, why: str = "asked to") -> None:
         """End the loop soon; may be called from any thread and from a signal handler."""
@@ -111,6 +113,7 @@ class Agent:
     def _enter(self, state: State) -> None:
         self.ctx.state = state
         self.ctx.kit.journal.info(f"state={state.value}")
+        self._service.entered(state, self.ctx.task.offer.round if self.ctx.task else None)
         self._state = STATES[state](self.ctx)
         self._state.enter()
 
@@ -131,7 +134,8 @@ class Agent:
         ctx = self.ctx
         deadline = ctx.task.deadline if ctx.task else float("inf")
         now = time.monotonic()
-        wait = min(self._state.wake_at - now, deadline - now, _LONGEST_WAIT_SECONDS)
+        self._service.alive()
+        wait = min(self._state.wake_at - now, deadline - now, _LONGEST_WAIT_SECONDS, self._service.alive_seconds)
         try:
             item = ctx.kit.inbox.get(timeout=max(0.0, wait))
         except queue.Empty:

@@ -1,0 +1,42 @@
+"""Make boards: a bundle that installs without a network, everything from one flash.toml."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.cli.console import bytes_text, output_console
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, add_completion=False)
+
+Config = Annotated[Path, typer.Option(help="What the board is to be, flash.toml.")]
+Out = Annotated[Path | None, typer.Option(help="File to write; by default named after the board.")]
+Wheels = Annotated[Path | None, typer.Option(help="Folder to keep wheels in; by default in the user's cache.")]
+
+
+@app.callback(help=__doc__)
+def _flash() -> None: ...
+
+
+@app.command("bundle")
+def _bundle(config: Config = Path("flash.toml"), out: Out = None, wheels: Wheels = None) -> None:
+    """A tar for Jetson (JetPack 6) and any 64-bit Linux, with install.sh."""
+    from shoal.flash.bundle import bundle
+    from shoal.flash.settings import load_flash_config
+    from shoal.flash.tree import write_whole
+
+    board = load_flash_config(config)
+    path = out or Path(f"shoal-{board.host}.tar")
+    data = bundle(board, wheels)
+    write_whole(path, data)
+    secret = "; it holds this board's key" if board.enrolment else ""
+    _say(f"{path}: {bytes_text(len(data))} for {board.target.machine} and Python {board.target.python}{secret}")
+    _say(f"on the board: tar -xf {path.name} && sudo ./shoal-{board.host}/install.sh")
+
+
+def _say(text: str) -> None:
+    output_console().print(text, highlight=False, markup=False, soft_wrap=True)

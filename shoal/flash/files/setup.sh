@@ -1,0 +1,32 @@
+#!/bin/sh
+# setup.sh start|stop: what has to be done once Shoal's files lie on a board, and before they go.
+set -eu
+unit=shoal-device.service
+case "${1:-}" in
+start)
+  /opt/shoal/bin/shoal --help >/dev/null # compiles what the agent imports; for the agent itself that folder is read-only
+  if ! command -v systemctl >/dev/null; then
+    echo "there is no systemd here; start it yourself: /opt/shoal/bin/shoal device run --config /etc/shoal/device.toml"
+    exit 0
+  fi
+  systemd-sysusers shoal.conf
+  systemd-tmpfiles --create shoal.conf
+  systemctl enable -q "$unit"
+  if [ ! -d /run/systemd/system ]; then exit 0; fi # in a chroot it starts with the system
+  systemctl daemon-reload
+  if [ -e /etc/shoal/device.toml ] && { [ -e /etc/shoal/enrolment ] || ! grep -q '^\[identity\]' /etc/shoal/device.toml; }; then
+    systemctl restart --no-block "$unit"
+  else
+    echo "copy this board's file of \`shoal enroll\` to /etc/shoal/enrolment, then run: /opt/shoal/setup.sh start"
+  fi
+  ;;
+stop)
+  if command -v systemctl >/dev/null; then
+    if [ -d /run/systemd/system ]; then systemctl disable -q --now "$unit"; else systemctl disable -q "$unit"; fi
+  fi
+  ;;
+*)
+  echo "usage: $0 start|stop" >&2
+  exit 2
+  ;;
+esac

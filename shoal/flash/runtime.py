@@ -1,0 +1,127 @@
+"""What runs on a board: the packages that the agent imports and nothing that merely comes along, by pip's `--platform`.
+
+The tree is a virtual environment written by hand, so that a board needs neither pip nor venv:
+opt/shoal/bin/python is a link to the system's Python, and lib/pythonX.Y/site-packages holds unpacked wheels.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import io
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import device_runtime
+import fleet_protocol
+from fleet_protocol.errors import ConfigError
+from shoal.flash.settings import Board
+from shoal.flash.tree import Entry
+
+__all__ = ["HOME", "PINS", "fetch_wheels", "runtime_tree"]
+
+HOME = "opt/shoal"
+
+# Everything that Shoal imports on a board, and what that imports. onnxruntime asks for sympy, protobuf, flatbuffers,
+# packaging and coloredlogs as well, and imports none of them to run a graph. One list for Python 3.10 to 3.13.
+PINS: Mapping[str, str] = MappingProxyType(
+    {
+        "annotated-types": "0.8.0",
+        "blake3": "1.0.10",
+        "cffi": "2.1.1",
+        "cryptography": "50.0.2",
+        "numpy": "2.2.6",
+        "onnxruntime": "1.23.2",
+        "paho-mqtt": "2.2.0",
+        "pydantic": "2.14.3",
+        "pydantic-core": "2.50.4",
+        "safetensors": "0.8.0",
+        "typing-extensions": "4.16.0",
+        "typing-inspection": "0.4.5",
+    }
+)
+_TOMLI = "2.3.0"  # Python 3.11 and later read TOML themselves
+
+_SECONDS = 900
+_GLIBC = ("2_17", "2_27", "2_28")  # of the oldest system for which there is an onnxruntime, and older
+
+# Parts of packages that training does not import; of cffi only the compiled half is, by cryptography.
+_UNUSED = re.compile(
+    r"onnxruntime/(transformers|quantization|tools|datasets)/|cffi/|numpy/(f2py|distutils)/|numpy/(.*/)?tests/|numpy/_core/_(simd|\w*_tests)\."
+    r"|.*\.(pyi|pxd|h|lib|a)$|.*\.dist-info/sboms/|[^/]*\.data/"
+)
+
+
+def fetch_wheels(board: Board, folder: Path | None = None) -> list[Path]:
+    """The wheels for a kind of board; those that are there are not asked for again.
+
+    Args:
+        board: processor and Python.
+        folder: to keep them in; by default in the user's cache.
+
+    Raises:
+        ConfigError: pip cannot get them.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    place = (folder or cache / "shoal" / "wheels") / f"{board.machine}-{board.python}"
+    place.mkdir(parents=True, exist_ok=True)
+    pins = {**PINS, **({"tomli": _TOMLI} if board.python == "3.10" else {})}
+    missing = [f"{name}=={version}" for name, version in pins.items() if not _kept(place, name, version)]
+    if missing:
+        platforms = [f"--platform=manylinux_{version}_{board.machine}" for version in _GLIBC]
+        command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet", "--no-deps"]
+        command += ["--only-binary=:all:", "--implementation=cp", f"--python-version={board.python}", *platforms]
+        try:
+            subprocess.run(  # noqa: S603  (this interpreter, pinned versions)
+                [*command, f"--dest={place}", *missing], check=True, capture_output=True, text=True, timeout=_SECONDS
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1:]
+            raise ConfigError(
+                f"pip cannot fetch {', '.join(missing)} for {board.machine} and Python {board.python}: {' '.join(said)}"
+                f"; this needs a network and `pip`, or these wheels in {place}"
+            ) from error
+    return [path for name, version in pins.items() for path in _kept(place, name, version)]
+
+
+def _kept(folder: Path, name: str, version: str) -> list[Path]:
+    return sorted(folder.glob(f"{name.replace('-', '_')}-{version}-*.whl"))[:1]
+
+
+def runtime_tree(board: Board, wheels: list[Path]) -> Iterator[Entry]:
+    """Everything under opt/shoal.
+
+    Args:
+        board: processor and Python.
+        wheels: for it, as `fetch_wheels` brings them.
+
+    Raises:
+        ConfigError: a file among the wheels is none.
+    """
+    site = f"{HOME}/lib/python{board.python}/site-packages"
+    yield Entry(f"{HOME}/bin/python", b"/usr/bin/python" + board.python.encode(), link=True)
+    yield Entry(f"{HOME}/pyvenv.cfg", f"home = /usr/bin\nversion = {board.python}\n".encode())
+    for wheel in wheels:
+        yield from _unpacked(wheel, site)
+    for package in (device_runtime, fleet_protocol):
+        folder = Path(str(package.__file__)).parent
+        for path in sorted(folder.rglob("*.py")):
+            yield Entry(f"{site}/{folder.name}/{path.relative_to(folder).as_posix()}", path.read_bytes())
+    version = importlib.metadata.version("shoal")
+    about = f"Metadata-Version: 2.1\nName: shoal\nVersion: {version}\nLicense: Apache-2.0\n"
+    yield Entry(f"{site}/shoal-{version}.dist-info/METADATA", about.encode())
+
+
+def _unpacked(wheel: Path, site: str) -> Iterator[Entry]:
+    try:
+        archive = zipfile.ZipFile(io.BytesIO(wheel.read_bytes()))
+    except (OSError, zipfile.BadZipFile) as error:
+        raise ConfigError(f"{wheel} is no whole wheel: {error}; delete it, and it is fetched again") from error
+    for name in sorted(archive.namelist()):
+        if not name.endswith("/") and not _UNUSED.match(name):
+            yield Entry(f"{site}/{name}", archive.read(name))

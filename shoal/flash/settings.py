@@ -1,0 +1,168 @@
+"""flash.toml: everything that one board is to be."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, JsonValue
+
+from device_runtime.settings import DeviceConfig
+from fleet_protocol.configuration import parse_config, read_toml, validate_config
+from fleet_protocol.data.sources import DataConfig
+from fleet_protocol.errors import ConfigError
+from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.identity.enrolment import read_enrolment
+from fleet_protocol.messages.values import Name
+
+__all__ = ["BOARDS", "CONFIG", "DATA", "ENROLMENT", "Board", "FlashConfig", "load_flash_config"]
+
+CONFIG, ENROLMENT = "/etc/shoal/device.toml", "/etc/shoal/enrolment"
+STATE, DATA = "/var/lib/shoal", "/var/lib/shoal/data"
+_BARE = re.compile("[A-Za-z0-9_-]+")
+
+BoardName = Literal["generic-arm64", "generic-x86-64", "jetson", "rpi3", "rpi4", "rpi5", "zero2w"]
+Python = Literal["3.10", "3.11", "3.12", "3.13"]
+
+
+@dataclass(frozen=True)
+class Board:
+    """A kind of computer.
+
+    Attributes:
+        machine: its processor, as ``uname -m`` has it.
+        python: of the system that it usually runs.
+    """
+
+    machine: Literal["aarch64", "x86_64"]
+    python: Python
+
+
+BOARDS: Mapping[BoardName, Board] = MappingProxyType(
+    {
+        "generic-arm64": Board("aarch64", "3.13"),  # Debian 13
+        "generic-x86-64": Board("x86_64", "3.13"),
+        "jetson": Board("aarch64", "3.10"),  # JetPack 6
+        "rpi3": Board("aarch64", "3.13"),  # Raspberry Pi OS of Debian 13
+        "rpi4": Board("aarch64", "3.13"),
+        "rpi5": Board("aarch64", "3.13"),
+        "zero2w": Board("aarch64", "3.13"),
+    }
+)
+
+
+class FlashConfig(FrozenModel):
+    """What ``shoal flash`` reads.
+
+    Attributes:
+        board: kind of computer.
+        hostname: of the board; by default the device's name.
+        python: of its system, where that is not the usual one of the board.
+        enrolment: the file that ``shoal enroll`` wrote; it has fleet, device and server in it.
+        fleet: without an enrolment: name of the fleet.
+        device: without an enrolment: id of the device.
+        server: address of the broker, ``mqtt[s]://host:port``; with an enrolment only where that one's is another.
+        insecure: a network that you trust, without identities.
+        files: carried to the board, into the folder that relative paths of ``[data]`` start from.
+        data: where the training data is, as in device.toml.
+        settings: further keys of device.toml, such as ``max_width``.
+    """
+
+    board: BoardName
+    hostname: Annotated[str, Field(pattern="^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")] | None = None
+    python: Python | None = None
+    enrolment: Path | None = None
+    fleet: Name | None = None
+    device: Name | None = None
+    server: str | None = None
+    insecure: bool = False
+    files: tuple[Path, ...] = ()
+    data: DataConfig
+    settings: Mapping[str, JsonValue] = Field(default_factory=dict)
+
+    @property
+    def target(self) -> Board:
+        """Processor and Python of the board."""
+        usual = BOARDS[self.board]
+        return Board(usual.machine, self.python or usual.python)
+
+    @property
+    def host(self) -> str:
+        """Name of the board in its network."""
+        return self.hostname or (self.device or self.board).lower().replace("_", "-").replace(".", "-")
+
+    def resolved(self, base: Path) -> FlashConfig:
+        """The same with relative paths of this computer taken from ``base``.
+
+        Args:
+            base: usually the folder of the file.
+
+        Raises:
+            ConfigError: the enrolment cannot be read, or is another's.
+        """
+        changes: dict[str, object] = {"files": tuple(base / path for path in self.files)}
+        if self.enrolment is not None:
+            member = read_enrolment(base / self.enrolment)
+            for key, value, its in (("fleet", self.fleet, member.fleet), ("device", self.device, member.name)):
+                if value not in {None, its}:
+                    raise ConfigError(f"{key} is {value!r}, and in the enrolment {self.enrolment} {its!r}")
+            changes |= {"enrolment": base / self.enrolment, "fleet": member.fleet, "device": member.name}
+        return self.model_copy(update=changes)
+
+    def device_toml(self) -> str:
+        """The board's configuration, checked as the board will read it.
+
+        Where neither an enrolment nor a fleet is named, it expects an enrolment that is copied to the board later.
+
+        Raises:
+            ConfigError: a key that device.toml does not have, or one that is missing.
+        """
+        data = self.data.resolved(Path(DATA))
+        document: dict[str, Any] = {"state_dir": STATE, **self.settings}
+        document |= {} if self.server is None else {"broker": self.server}
+        document["data"] = {"kind": data.kind, **data.model_dump(mode="json", exclude_defaults=True)}
+        if self.fleet is None or self.enrolment is not None:
+            known = {"fleet": "fleet", "device": "device", "broker": "mqtts://broker"}
+            parse_config(_toml({**known, **document}), DeviceConfig, source="flash.toml")
+            return _toml({**document, "identity": {"file": ENROLMENT}})
+        given = {"fleet": self.fleet, "device": self.device, "insecure": self.insecure}
+        text = _toml({**{key: value for key, value in given.items() if value}, **document})
+        parse_config(text, DeviceConfig, source="flash.toml").address()
+        return text
+
+
+def load_flash_config(path: Path, changes: Mapping[str, Any] = MappingProxyType({})) -> FlashConfig:
+    """Read flash.toml.
+
+    Args:
+        path: the file.
+        changes: keys at the top of the file that are others for this board.
+
+    Raises:
+        ConfigError: it cannot be read, has an unknown key, or names something that is not there.
+    """
+    document = {**read_toml(path), **changes}
+    config = validate_config(document, FlashConfig, source=str(path)).resolved(path.resolve().parent)
+    config.device_toml()
+    return config
+
+
+def _toml(document: Mapping[str, Any]) -> str:
+    return "\n".join(_lines(document, "")) + "\n"
+
+
+def _lines(table: Mapping[str, Any], name: str) -> Iterator[str]:
+    """A document as TOML; JSON's texts, numbers and lists are TOML's."""
+    if name:
+        yield f"\n[{name}]"
+    tables = {key: value for key, value in table.items() if isinstance(value, Mapping)}
+    for key, value in table.items():
+        if key not in tables:
+            yield f"{json.dumps(key) if not _BARE.fullmatch(key) else key} = {json.dumps(value, ensure_ascii=False)}"
+    for key, value in tables.items():
+        yield from _lines(value, f"{name}.{json.dumps(key)}" if name else key)

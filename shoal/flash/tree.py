@@ -1,0 +1,85 @@
+"""Files as they will lie on a board, and archives of them that are the same bytes for the same files."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import tarfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from fleet_protocol.errors import StorageError
+
+__all__ = ["Entry", "packed", "write_whole"]
+
+_LEVEL = 6
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file on a board.
+
+    Attributes:
+        path: from the root of its file system, without the slash in front.
+        data: content, or where a link points.
+        mode: permissions.
+        link: whether it is a symbolic link.
+    """
+
+    path: str
+    data: bytes
+    mode: int = 0o644
+    link: bool = False
+
+
+def packed(entries: Iterable[Entry], *, prefix: str = "", folders: bool = False, compress: bool = True) -> bytes:
+    """A tar archive; all belongs to root, nothing has a time.
+
+    Args:
+        entries: what it holds.
+        prefix: in front of every path.
+        folders: whether folders have entries of their own, as dpkg needs; without them those of a board stay as they
+            are where it is unpacked.
+        compress: by gzip.
+    """
+    buffer = io.BytesIO()
+    made: set[PurePosixPath] = set()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        for entry in sorted(entries, key=lambda each: each.path):
+            for parent in reversed(PurePosixPath(entry.path).parents) if folders else ():
+                if parent not in made:
+                    made.add(parent)
+                    folder = tarfile.TarInfo(prefix if str(parent) == "." else f"{prefix}{parent}")
+                    folder.type, folder.mode = tarfile.DIRTYPE, 0o755
+                    archive.addfile(folder)
+            info = tarfile.TarInfo(f"{prefix}{entry.path}")
+            info.mode = entry.mode
+            if entry.link:
+                info.type, info.linkname, info.mode = tarfile.SYMTYPE, entry.data.decode(), 0o777
+                archive.addfile(info)
+            else:
+                info.size = len(entry.data)
+                archive.addfile(info, io.BytesIO(entry.data))
+    return gzip.compress(buffer.getvalue(), _LEVEL, mtime=0) if compress else buffer.getvalue()
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file that only its owner may read, whole or not at all.
+
+    Args:
+        path: the file.
+        data: its content.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    fresh = path.with_name(f".{path.name}.new")
+    try:
+        with os.fdopen(os.open(fresh, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as file:
+            file.write(data)
+        fresh.replace(path)
+    except OSError as error:
+        fresh.unlink(missing_ok=True)
+        raise StorageError(f"cannot write {path}: {error.strerror}; make room, or name another place") from error

@@ -1,0 +1,223 @@
+"""A bundle: installed without a network it trains; what does not fit says so before anything is changed."""
+
+import hashlib
+import os
+import platform
+import re
+import shutil
+import stat
+import subprocess
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fleet_protocol.weights import decode_weights
+from shoal.flash.bundle import bundle, read_part
+from shoal.flash.runtime import PINS, fetch_wheels
+from shoal.flash.settings import Board, load_flash_config
+from tests.brokers import mosquitto_broker
+from tests.device_runtime.device_process import DeviceProcess
+from tests.device_runtime.scripted_server import scripted_server
+from tests.device_runtime.tiny_set import initial_weights, samples, write_tiny_set
+from tests.shoal.flash.conftest import PYTHON
+
+OFFLINE = ["env", "-i", f"PATH={os.environ['PATH']}", *([] if os.getuid() else ["unshare", "-n"])]
+
+
+def unpacked(path, folder):
+    with tarfile.open(path) as archive:
+        archive.extractall(folder, filter="data")
+    (place,) = folder.glob("shoal-*")
+    return place
+
+
+def install(place, root, path=""):
+    command = [*OFFLINE, *([f"PATH={path}"] if path else []), place / "install.sh", root]
+    if path:
+        command = ["env", "-i", f"PATH={path}", place / "install.sh", root]
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=200, check=False)
+
+
+@pytest.fixture
+def made(flash, hollow, shoal, tmp_path):
+    """A bundle of empty wheels, unpacked."""
+
+    def make(*arguments, **keys):
+        said = shoal("flash", "bundle", "--config", flash(*arguments, **keys), "--wheels", hollow, "--out", "b.tar")
+        assert stat.S_IMODE((tmp_path / "b.tar").stat().st_mode) == 0o600
+        return unpacked(tmp_path / "b.tar", tmp_path), said
+
+    return make
+
+
+@pytest.mark.slow
+def test_it_installs_without_a_network_and_trains(flash, shoal, tmp_path):
+    """Real wheels, at most twelve packages beside Shoal and 60 MB, no environment of the tests: doctor, and a round."""
+    if subprocess.run(
+        ["pip", "download", "-q", "--no-deps", "-d", tmp_path / "reach", "tomli"], check=False
+    ).returncode:
+        pytest.skip("pip reaches no index")
+    root = tmp_path / "root"
+    shoal("flash", "bundle", "--config", flash(), "--out", "b.tar")
+    assert (tmp_path / "b.tar").stat().st_size < 60e6
+    done = install(unpacked(tmp_path / "b.tar", tmp_path), root)
+    assert done.returncode == 0, done.stdout + done.stderr
+    installed = {path.name for path in root.glob("opt/shoal/lib/*/site-packages/*.dist-info")}
+    assert len(installed) - 1 == len(PINS) == 12 if PYTHON != "3.10" else 13
+    assert not any(name.startswith(("sympy", "protobuf", "typer", "rich")) for name in installed)
+    python, x, y = root / "opt/shoal/bin/python", *samples(50)
+    np.savez(tmp_path / "data.npz", x=x, y=y)
+    tiny = write_tiny_set(tmp_path / "tiny")
+    with mosquitto_broker(tmp_path) as broker, scripted_server(broker.url, tiny.blobs) as server:
+        device = DeviceProcess(tmp_path, broker.url, {"kind": "npz", "path": "data.npz"}, python=str(python))
+        device.start(["env", "-i"])
+        try:
+            server.wait_state("idle", device.id)
+            weights = initial_weights()
+            server.offer(device.id, tiny.choice(weights), round=1, task="t1")
+            new = decode_weights(server.wait_update("t1"))
+            assert device.terminate() == 0
+        finally:
+            device.kill()
+        assert all(np.abs(new[name] - weights[name]).max() > 1e-3 for name in weights)
+        command = ["env", "-i", root / "opt/shoal/bin/shoal", "device", "doctor", "--config", device.config]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)
+    assert "failed" not in done.stdout, done.stdout
+    assert "ok       packages       onnx: onnxruntime 1.23.2" in done.stdout
+    assert done.returncode == 0
+    used = sum(path.stat().st_size for path in root.rglob("*") if not path.is_symlink())
+    assert used <= 125e6, used
+
+
+def test_the_same_settings_give_the_same_bytes(flash, hollow):
+    """So that what was tested is what is carried."""
+    config = load_flash_config(flash())
+    assert bundle(config, hollow) == bundle(config, hollow)
+
+
+def test_secrets_are_for_their_owner_alone(made, tmp_path):
+    """In the bundle and on the board, whatever the umask."""
+    place, _ = made()
+    with tarfile.open(place / "files.tar.gz") as archive:
+        modes = {member.name: member.mode for member in archive.getmembers()}
+        owners = {(member.uid, member.gid, member.mtime) for member in archive.getmembers()}
+    assert modes["etc/shoal/device.toml"] == modes["var/lib/shoal/data/train.npz"] == 0o600
+    assert modes["opt/shoal/setup.sh"] == 0o755
+    assert owners == {(0, 0, 0)}
+    assert not any(name.endswith("/") or name in {"etc", "usr", "opt"} for name in modes)  # they are the system's
+
+
+def on_path(tmp_path, **programs):
+    """A PATH on which some programs are others."""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    for name, text in programs.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"
+
+
+@pytest.mark.parametrize(
+    ("programs", "words"),
+    [
+        ({"uname": "echo armv7l"}, "this board is armv7l; set `board`"),
+        ({f"python{PYTHON}": "echo /usr/bin/python False"}, "32-bit one"),
+        ({f"python{PYTHON}": "exit 127"}, f"no Python {PYTHON} here"),
+        ({"df": "echo; echo / 1 1 100 1% /"}, "make room, or take a larger card"),
+    ],
+)
+def test_a_board_that_it_is_not_for_keeps_what_it_has(made, tmp_path, programs, words):
+    """Another processor, a 32-bit system, another Python, a full card: exit code 2, and the old files stay."""
+    place, _ = made()
+    old = tmp_path / "root" / "opt" / "shoal" / "old"
+    old.parent.mkdir(parents=True)
+    old.write_text("here")
+    done = install(place, tmp_path / "root", on_path(tmp_path, **programs))
+    assert (done.returncode, words in done.stderr) == (2, True), done.stderr
+    assert old.read_text() == "here"
+
+
+def test_a_damaged_bundle_is_not_installed(made, tmp_path):
+    """A card or a stick that loses bits."""
+    place, _ = made()
+    data = bytearray((place / "files.tar.gz").read_bytes())
+    data[len(data) // 2] ^= 1
+    (place / "files.tar.gz").write_bytes(data)
+    done = install(place, tmp_path / "root")
+    assert (done.returncode, "damaged; copy it again" in done.stderr) == (2, True)
+    assert not (tmp_path / "root").exists()
+
+
+def test_a_runtime_that_does_not_run_is_told_at_once(made, tmp_path):
+    """Here its wheels are empty; on a board a library may be missing. Settings that were there are kept."""
+    place, said = made()
+    assert f"for {platform.machine()} and Python {PYTHON}" in said
+    settings = tmp_path / "root" / "etc" / "shoal"
+    settings.mkdir(parents=True)
+    (settings / "device.toml").write_text("mine")
+    done = install(place, tmp_path / "root")
+    assert done.returncode == 2
+    assert re.search(r"onnxruntime does not run on this board: .*apt install libstdc\+\+6", done.stderr, re.DOTALL)
+    assert (settings / "device.toml.old").read_text() == "mine"
+    assert 'fleet = "lab"' in (settings / "device.toml").read_text()
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_the_unit_is_one_and_keeps_to_itself(tmp_path):
+    """Systemd knows every line of it, and rates its exposure 2.0 or less of 10."""
+    unit = tmp_path / "shoal-device.service"
+    unit.write_text(read_part("shoal-device.service").decode().replace("/opt/shoal/bin/shoal", "/bin/true"))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    done = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", unit], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert float(re.search(r"exposure level for .*: ([0-9.]+)", done.stdout)[1]) <= 2.0
+
+
+def test_wheels_that_cannot_be_had_are_named(tmp_path, monkeypatch):
+    """With where they may be put by hand; what is there is not asked for."""
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(
+        Exception, match=r"pip cannot fetch .*onnxruntime==.* for aarch64 and Python 3.10: .*these wheels in"
+    ):
+        fetch_wheels(Board("aarch64", "3.10"), tmp_path)
+
+
+def test_a_wheel_that_is_none_says_how_to_mend_it(flash, hollow):
+    """A download that was cut off."""
+    (broken,) = (hollow / f"{platform.machine()}-{PYTHON}").glob("numpy-*")
+    broken.write_bytes(b"PK")
+    with pytest.raises(Exception, match="delete it, and it is fetched again"):
+        bundle(load_flash_config(flash()), hollow)
+
+
+def test_what_is_not_imported_stays_out(flash, hollow, tmp_path):
+    """Onnxruntime's tools, numpy's tests, cffi but for its compiled half; licences stay."""
+    (wheel,) = (hollow / f"{platform.machine()}-{PYTHON}").glob("numpy-*")
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name in ("onnxruntime/tools/a.py", "numpy/tests/a.py", "numpy/linalg/tests/a.py", "cffi/api.py", "a/b.pyi"):
+            archive.writestr(name, "unused")
+        for name in ("numpy/testing/a.py", "_cffi_backend.abi3.so", "onnxruntime/capi/a.so", "numpy.dist-info/LICENSE"):
+            archive.writestr(name, "used")
+    (tmp_path / "b.tar").write_bytes(bundle(load_flash_config(flash()), hollow))
+    with tarfile.open(unpacked(tmp_path / "b.tar", tmp_path) / "files.tar.gz") as inner:
+        held = {
+            Path(name).name: inner.extractfile(name).read()
+            for name in inner.getnames()
+            if name.endswith((".so", "LICENSE"))
+        }
+        assert not any(inner.extractfile(m).read() == b"unused" for m in inner.getmembers() if m.isfile())
+    assert set(held) == {"_cffi_backend.abi3.so", "a.so", "LICENSE"}
+
+
+def test_the_check_sum_is_of_what_is_installed(made):
+    """`install.sh` compares it."""
+    place, _ = made()
+    said, name = (place / "SHA256SUMS").read_text().split()
+    assert said == hashlib.sha256((place / name).read_bytes()).hexdigest()
