@@ -1,4 +1,4 @@
-"""Make boards: a bundle that installs without a network, everything from one flash.toml."""
+"""Make boards from one flash.toml: a bundle that installs without a network, or a Debian package."""
 
 from __future__ import annotations
 
@@ -36,6 +36,22 @@ def _bundle(config: Config = Path("flash.toml"), out: Out = None, wheels: Wheels
     secret = "; it holds this board's key" if board.enrolment else ""
     _say(f"{path}: {bytes_text(len(data))} for {board.target.machine} and Python {board.target.python}{secret}")
     _say(f"on the board: tar -xf {path.name} && sudo ./shoal-{board.host}/install.sh")
+
+
+@app.command("deb")
+def _deb(config: Config = Path("flash.toml"), out: Out = None, wheels: Wheels = None) -> None:
+    """A Debian package for boards of one kind; each board's key is copied to it beside."""
+    from shoal.flash.deb import ARCHITECTURES, debian_package
+    from shoal.flash.settings import ENROLMENT, load_flash_config
+    from shoal.flash.tree import write_whole
+
+    board = load_flash_config(config)
+    path = out or Path(f"shoal-device_{ARCHITECTURES[board.target.machine]}.deb")
+    data = debian_package(board, wheels)
+    write_whole(path, data)
+    _say(f"{path}: {bytes_text(len(data))}; on the board: sudo apt install ./{path.name}")
+    if ENROLMENT in board.device_toml():
+        _say(f"then its file of `shoal enroll`, as {ENROLMENT}, and: sudo /opt/shoal/setup.sh start")
 
 
 def _say(text: str) -> None:
