@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from fleet_protocol import control, messages
+from fleet_protocol import control, messages, requests
 from fleet_protocol.blobs import DEFAULT_CHUNK_BYTES, FRAME_OVERHEAD
 from fleet_protocol.topics import NAME_PATTERN, Topics
 
@@ -124,7 +124,9 @@ def _channels() -> dict[str, Any]:
             address(topics.server_status), ("ServerStatus",), description="Retained presence of the server."
         ),
         "serverControl": _channel(
-            address(topics.server_control), ("RunRequest",), description="The command line asks a running server."
+            address(topics.server_control),
+            ("RunRequest", "SteerRequest"),
+            description="The command line asks a running server.",
         ),
         "serverEvents": _channel(
             address(topics.server_events),
@@ -145,7 +147,8 @@ def document() -> dict[str, Any]:
         messages.ServerStatus,
         *_SERVER_TO_DEVICE,
         *_DEVICE_TO_SERVER,
-        control.RunRequest,
+        requests.RunRequest,
+        requests.SteerRequest,
         *_RUN_EVENTS,
     )
     schemas: dict[str, Any] = {}

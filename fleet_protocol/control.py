@@ -1,7 +1,7 @@
-"""What the command line asks of a running server, and what a server tells about its runs.
+"""What a server tells about its runs.
 
-Requests travel on ``Topics.server_control``, events on ``Topics.server_events``; the same events reach an in-process
-caller as values, so that a progress display is written once.
+Events travel on ``Topics.server_events``; the same events reach an in-process caller as values, so that a progress
+display is written once.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from fleet_protocol.errors import RefusalReason, RefusedError
+from fleet_protocol.errors import RefusalReason
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import Evaluation, TaskMetrics
-from fleet_protocol.messages.parsing import check_size
 from fleet_protocol.messages.values import Name
+from fleet_protocol.requests import malformed
 
 __all__ = [
     "DeviceAccepted",
@@ -27,13 +27,12 @@ __all__ = [
     "RunEvent",
     "RunFinished",
     "RunRejected",
-    "RunRequest",
     "RunStarted",
+    "RunSteered",
     "StatisticsStarted",
     "UpdateReceived",
     "UpdateRefused",
     "VersionEvaluation",
-    "parse_request",
     "parse_run_event",
 ]
 
@@ -52,27 +51,6 @@ class VersionEvaluation(Evaluation):
         """In a few words: ``accuracy 0.8123, loss 0.4321; w1.00-d2 0.7654, w1.00-d4 0.7890``."""
         beside = ", ".join(f"{tier} {abs(found.rank):.4f}" for tier, found in self.tiers.items())
         return self.text() + (f"; {beside}" if beside else "")
-
-
-class RunRequest(FrozenModel):
-    """Ask a running server for a run.
-
-    Attributes:
-        request: id chosen by the asker; the events that answer carry it.
-        fleet: name of the fleet.
-        config: the server's configuration as JSON, with absolute paths; its ``store`` and ``broker`` are the running
-            server's own and not read.
-    """
-
-    type: Literal["run-request"] = "run-request"
-    schema_version: Literal[1] = 1
-    request: Name
-    fleet: Name
-    config: str
-
-    def to_bytes(self) -> bytes:
-        """The request as it travels."""
-        return self.model_dump_json().encode()
 
 
 class _RunEvent(FrozenModel):
@@ -127,6 +105,19 @@ class RunRejected(FrozenModel):
     def to_bytes(self) -> bytes:
         """The event as it travels."""
         return self.model_dump_json().encode()
+
+
+class RunSteered(_RunEvent):
+    """The server does what an operator asked for.
+
+    Attributes:
+        request: what it answers.
+        wish: see `SteerRequest`.
+    """
+
+    type: Literal["run-steered"] = "run-steered"
+    request: str
+    wish: Literal["go", "pause", "stop", "abandon"]
 
 
 class FleetChanged(_RunEvent):
@@ -322,6 +313,7 @@ class RunFinished(_RunEvent):
 RunEvent = Annotated[
     RunStarted
     | RunRejected
+    | RunSteered
     | FleetChanged
     | RoundStarted
     | DeviceAccepted
@@ -338,28 +330,6 @@ RunEvent = Annotated[
 _EVENTS: TypeAdapter[RunEvent] = TypeAdapter(RunEvent)
 
 
-def _refused(payload: bytes, what: str, error: ValidationError) -> RefusedError:
-    first = error.errors()[0]
-    where = ".".join(map(str, first["loc"])) or "message"
-    return RefusedError(RefusalReason.MALFORMED, f"not {what} ({len(payload)} bytes): {where}: {first['msg']}")
-
-
-def parse_request(payload: bytes) -> RunRequest:
-    """Read a request to the server.
-
-    Args:
-        payload: JSON bytes.
-
-    Raises:
-        RefusedError: the request is malformed or oversized.
-    """
-    check_size(payload, "request")
-    try:
-        return RunRequest.model_validate_json(payload)
-    except ValidationError as error:
-        raise _refused(payload, "a run request", error) from error
-
-
 def parse_run_event(payload: bytes) -> RunEvent:
     """Read an event of a server.
 
@@ -372,4 +342,4 @@ def parse_run_event(payload: bytes) -> RunEvent:
     try:
         return _EVENTS.validate_json(payload)
     except ValidationError as error:
-        raise _refused(payload, "an event of a server", error) from error
+        raise malformed(payload, "an event of a server", error) from error

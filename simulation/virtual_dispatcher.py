@@ -22,6 +22,7 @@ from broker_server.rounds.accounting import ByteCount
 from broker_server.rounds.collecting import Collection, OpenTask
 from broker_server.rounds.fleet import Fleet
 from broker_server.rounds.reporting import Reporter
+from broker_server.rounds.steering import Steering
 from broker_server.rounds.stopping import StopRequested
 from broker_server.rounds.validation import check_update
 from broker_server.store import Store, TaskPhase, TaskRecord
@@ -99,6 +100,7 @@ class VirtualDispatcher:
         self, fleet: VirtualFleet, engine: Engine, records: Records, *, group: int, stopping: threading.Event
     ) -> None:
         self.settling_seconds = 0.0
+        self.steering = Steering()
         self.fleet = Fleet()
         for board in fleet.boards:
             self.fleet.see(board.status("simulation"))

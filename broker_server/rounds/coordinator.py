@@ -6,6 +6,7 @@ phases of its tasks; plans are functions of what is stored, updates are on disk,
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,6 +20,7 @@ from broker_server.rounds.planning import open_collection, plan_round
 from broker_server.rounds.recruiting import recruit
 from broker_server.rounds.retention import drop_old_weights
 from broker_server.rounds.run_context import RunContext
+from broker_server.rounds.steering import Halted
 from broker_server.store import RoundRecord, TaskPhase, TaskRecord, VersionRecord
 from broker_server.store.machine import FINAL, RoundEvent, RoundState
 from fleet_protocol import control
@@ -61,12 +63,31 @@ class Coordinator:
             self._tidy(last, self._store.tasks(last.run, last.number))  # an earlier server may have died before it did
         try:
             while (version := self._version()).number < self._context.config.round.rounds:
-                self._round(version)
+                try:
+                    self._round(version)
+                except Halted:
+                    if not self._hold():
+                        return self._end("stopped", "stopped by its operator", 0)
             return self._end("finished", None, 0)
         except StorageError as error:
             return self._interrupted(error)
         except ShoalError as error:
             return self._end("failed", str(error), error.exit_code)
+
+    def _hold(self) -> bool:
+        """Wait as long as the operator wants the run held.
+
+        Returns:
+            Whether the run goes on; it is over otherwise.
+        """
+        steering = self._dispatcher.steering
+        if steering.wish == "pause":
+            self._store.set_status(self._context.run, "paused")
+        while steering.wish == "pause":
+            self._dispatcher.pump(math.inf)
+        if steering.wish == "go":
+            self._store.set_status(self._context.run, "running")
+        return steering.wish == "go"
 
     def stopped(self) -> control.RunFinished:
         """Tell that the server ends in the middle; the store still says that the run is going on."""
@@ -92,6 +113,7 @@ class Coordinator:
         """Take the newest round to its end, or plan the next one first."""
         record = self._store.last_round(self._context.run)
         if record is None or record.state in FINAL:
+            self._dispatcher.steering.look()
             self._check_retries()
             record = self._plan(version, 1 if record is None else record.number + 1)
         folding: Folding | None = None

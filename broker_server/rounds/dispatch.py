@@ -15,7 +15,9 @@ from broker_server.rounds.closing import Decision, decide
 from broker_server.rounds.collecting import Collection
 from broker_server.rounds.fleet import Fleet
 from broker_server.rounds.reporting import Reporter
+from broker_server.rounds.steering import Steering
 from broker_server.store import Store, TaskPhase
+from broker_server.store.machine import RoundEvent
 from fleet_protocol.blob_store import BlobStore
 
 __all__ = ["BlobOffers", "Dispatcher", "Services", "gather"]
@@ -45,6 +47,10 @@ class Dispatcher(Protocol):
     @property
     def reporter(self) -> Reporter:
         """Reports the run."""
+
+    @property
+    def steering(self) -> Steering:
+        """What the run's operator wants."""
 
     @property
     def settling_seconds(self) -> float:
@@ -116,6 +122,8 @@ def gather(
         standings = collection.look(now, dispatcher.fleet.is_online)
         advance(collection.phases())
         decision = decide(standings, collection.rule, now)
+        if dispatcher.steering.given_up:
+            return Decision(RoundEvent.GIVE_UP, now, dispatcher.steering.given_up)
         if decision.event is not None:
             return decision
         dispatcher.pump(decision.until)

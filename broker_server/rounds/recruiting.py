@@ -44,6 +44,7 @@ def recruit(context: RunContext, services: Services, version: int, number: int) 
 
     Raises:
         TransportError: too few came in time.
+        Halted: no further round is wanted now.
         StopRequested: the run shall stop here.
     """
     config, fleet = context.config, services.dispatcher.fleet
@@ -95,6 +96,7 @@ def _wait_for_devices(
                     needed=config.round.min_devices,
                 )
             )
+        dispatcher.steering.look()
         if dispatcher.now() >= deadline:
             raise TransportError(
                 f"{len(eligible)} eligible devices after {config.round.wait_seconds:g} s, "

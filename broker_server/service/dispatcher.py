@@ -51,6 +51,7 @@ class MqttDispatcher:
         self, connection: Connection, parts: RunParts, *, nudge_seconds: float, on_control: Callable[[bytes], None]
     ) -> None:
         self.settling_seconds = SETTLING_SECONDS
+        self.steering = parts.steering
         self.fleet = parts.fleet
         self.blobs = parts.blobs
         self.reporter = parts.reporter

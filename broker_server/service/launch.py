@@ -18,11 +18,12 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from broker_server.rounds.reporting import Listener
+from broker_server.rounds.steering import Wish
 from broker_server.rounds.stopping import stop_on_signals
 from broker_server.service.membership import broker_address, member_of
 from broker_server.service.server import Server
 from broker_server.settings.fleet import BrokerConfig, FleetConfig
-from fleet_protocol import control
+from fleet_protocol import control, requests
 from fleet_protocol.errors import RefusedError, ShoalError, TransportError
 from fleet_protocol.identity.member import Member
 from fleet_protocol.identity.opening import open_for
@@ -30,11 +31,12 @@ from fleet_protocol.messages import ServerStatus
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import BrokerAddress, Disconnected, Event, Received, Transport
 
-__all__ = ["RunRejectedError", "run_fleet", "serve_fleet", "server_status", "submit"]
+__all__ = ["RunRejectedError", "run_fleet", "serve_fleet", "server_status", "steer", "submit"]
 
 PROBE_SECONDS = 1.0
 ACCEPT_SECONDS = 60.0  # the server reads artifacts and the test set before it says that the run has started
 AWAY_SECONDS = 60.0
+ANSWER_SECONDS = 60.0  # a server that is merging or judging answers afterwards
 LOOK_SECONDS = 1.0
 
 
@@ -116,7 +118,7 @@ def submit(config: FleetConfig, address: BrokerAddress, *, listener: Listener | 
         TransportError: the server does not answer, or went away.
     """
     topics = Topics(config.fleet)
-    request = control.RunRequest(
+    request = requests.RunRequest(
         request=f"r{secrets.token_hex(8)}", fleet=config.fleet, config=config.model_dump_json()
     )
     with _visit(address, config.fleet, config.broker.connect_timeout_seconds, member_of(config.broker)) as (
@@ -157,6 +159,37 @@ def _follow(inbox: queue.SimpleQueue[Event], topics: Topics, request: str, liste
             listener(told)
             if isinstance(told, control.RunFinished):
                 return told
+
+
+def steer(config: FleetConfig, wish: Wish, run: str = "") -> str:
+    """Ask the server of a fleet to hold, end or go on with the run in progress.
+
+    Args:
+        config: of the fleet; its broker is asked.
+        wish: what to do.
+        run: id of the run, or its beginning; empty for the one in progress.
+
+    Returns:
+        Id of the run.
+
+    Raises:
+        RunRejectedError: no such run is in progress.
+        TransportError: there is no broker, or no server.
+    """
+    topics, timeout = Topics(config.fleet), config.broker.connect_timeout_seconds
+    request = requests.SteerRequest(request=f"r{secrets.token_hex(8)}", fleet=config.fleet, run=run, wish=wish)
+    with _visit(broker_address(config.broker), config.fleet, timeout, member_of(config.broker)) as (link, inbox):
+        link.subscribe(topics.server_events)
+        link.publish(topics.server_control, request.to_bytes())
+        give_up = time.monotonic() + ANSWER_SECONDS
+        while (left := give_up - time.monotonic()) > 0:
+            with contextlib.suppress(queue.Empty):
+                told = _told(inbox.get(timeout=left), topics)
+                if isinstance(told, control.RunRejected) and told.request == request.request:
+                    raise RunRejectedError(told.detail, told.exit_code)
+                if isinstance(told, control.RunSteered) and told.request == request.request:
+                    return told.run
+    raise TransportError(f"no server of fleet {config.fleet} answers; is `shoal up` or `shoal run` running?")
 
 
 def _told(event: Event, topics: Topics) -> control.RunEvent | None:

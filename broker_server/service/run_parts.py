@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from broker_server.rounds.fleet import Fleet
 from broker_server.rounds.reporting import Reporter
+from broker_server.rounds.steering import Steering
 from broker_server.service.blob_service import BlobService
 from broker_server.service.uploads import Uploads
 from broker_server.store import Store
@@ -23,6 +24,7 @@ class RunParts:
         blobs: publishes what devices ask for.
         uploads: takes what they send.
         reporter: tells about it.
+        steering: what its operator wants.
     """
 
     store: Store
@@ -30,3 +32,4 @@ class RunParts:
     blobs: BlobService
     uploads: Uploads
     reporter: Reporter
+    steering: Steering

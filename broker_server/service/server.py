@@ -30,6 +30,7 @@ from broker_server.rounds.judging import Evaluators, open_evaluators
 from broker_server.rounds.new_version import first_version
 from broker_server.rounds.reporting import Listener, Reporter
 from broker_server.rounds.run_context import RunContext, new_run_id, prepare_run
+from broker_server.rounds.steering import Steering
 from broker_server.rounds.stopping import StopRequested
 from broker_server.service.blob_service import BlobService
 from broker_server.service.broker import ChildBroker
@@ -45,7 +46,7 @@ from broker_server.service.uploads import Uploads
 from broker_server.settings.fleet import BrokerConfig, FleetConfig
 from broker_server.store import RunRecord, Store
 from broker_server.store.machine import FINAL
-from fleet_protocol import control
+from fleet_protocol import control, requests
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import ConfigError, RefusedError, ShoalError, StorageError
 from fleet_protocol.identity.opening import open_for
@@ -226,15 +227,17 @@ class Server:
 
     def _work(self, context: RunContext, evaluators: Evaluators, request: str | None) -> control.RunFinished:
         reporter = Reporter(context.run, self._store, self._tell)
+        record = self._store.run(context.run)
+        steering = Steering("pause" if record is not None and record.status == "paused" else "go")
         partial = PartialUploads(self._updates)
         uploads = Uploads(self._store, partial, self._outbox, reporter)
         blobs = BlobService(self._link, self._topics, context.config.round.chunk_bytes)
         blobs.serve(context.artifacts.files)
         dispatcher = MqttDispatcher(
             self._connection,
-            RunParts(self._store, self._known, blobs, uploads, reporter),
+            RunParts(self._store, self._known, blobs, uploads, reporter, steering),
             nudge_seconds=context.config.round.nudge_seconds,
-            on_control=self._reject_control,
+            on_control=lambda payload: self._asked_meanwhile(payload, reporter, steering),
         )
         last = self._store.last_round(context.run)
         if last is None or last.state in FINAL:
@@ -336,17 +339,32 @@ class Server:
             self._store.log("refused", f"{error.reason.value}: {error}")
 
     def _requested(self, payload: bytes) -> None:
-        request = control.parse_request(payload)
+        request = requests.parse_request(payload)
         try:
             if request.fleet != self.fleet:
                 raise ConfigError(f"this server has fleet {self.fleet}, the request is for {request.fleet}")
+            if isinstance(request, requests.SteerRequest):
+                raise ConfigError("no run is in progress; see `shoal runs`")
             self.run(_requested_config(request.config), request=request.request)
         except ShoalError as error:
             self._tell(control.RunRejected(request=request.request, detail=str(error), exit_code=error.exit_code))
 
-    def _reject_control(self, payload: bytes) -> None:
-        request = control.parse_request(payload)
-        detail = "another run is in progress; wait for it, or watch it with `shoal status`"
+    def _asked_meanwhile(self, payload: bytes, reporter: Reporter, steering: Steering) -> None:
+        """What a run in progress is asked for: to be steered, as no second one is taken."""
+        request = requests.parse_request(payload)
+        if request.fleet != self.fleet or isinstance(request, requests.RunRequest):
+            detail = (
+                "another run is in progress; wait for it, watch it with `shoal status`, or end it with `shoal stop`"
+            )
+        elif not reporter.run.startswith(request.run):
+            detail = f"run {request.run} is not in progress, run {reporter.run} is"
+        else:
+            steering.wish = request.wish
+            steered = control.RunSteered(
+                run=reporter.run, seconds=reporter.seconds, request=request.request, wish=request.wish
+            )
+            reporter.emit(steered, f"an operator asked for: {request.wish}")
+            return
         self._tell(control.RunRejected(request=request.request, detail=detail))
 
     def _tell(self, event: control.RunEvent) -> None:

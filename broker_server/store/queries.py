@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -18,7 +20,20 @@ from fleet_protocol.errors import ConfigError
 from fleet_protocol.messages import Evaluation
 from fleet_protocol.metrics import joined
 
-__all__ = ["DeviceView", "RoundView", "StatusView", "devices", "find_run", "log", "plain", "rounds", "status"]
+__all__ = [
+    "DeviceView",
+    "RoundView",
+    "RunView",
+    "StatusView",
+    "compare",
+    "devices",
+    "find_run",
+    "log",
+    "plain",
+    "rounds",
+    "runs",
+    "status",
+]
 
 
 def plain(value: Any) -> Any:
@@ -36,7 +51,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     if hasattr(value, "__dataclass_fields__"):
-        return {name: plain(getattr(value, name)) for name in value.__dataclass_fields__}
+        made = {name: plain(getattr(value, name)) for name in value.__dataclass_fields__}
+        return {**made, "config": json.loads(value.config)} if isinstance(value, RunRecord) else made
     return str(value) if isinstance(value, Path) else value
 
 
@@ -69,6 +85,27 @@ class StatusView:
     refusals: Mapping[str, int]
     insecure: bool
     runs: tuple[RunRecord, ...]
+
+
+@dataclass(frozen=True)
+class RunView:
+    """A run in a list.
+
+    Attributes:
+        run: the run.
+        strategy: its name.
+        closed: rounds closed.
+        rounds: rounds wanted.
+        evaluation: newest evaluation of the global model.
+        seconds: how long it took, or has taken.
+    """
+
+    run: RunRecord
+    strategy: str
+    closed: int
+    rounds: int
+    evaluation: VersionEvaluation | None
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -180,6 +217,81 @@ def status(store: Store, run: str | None = None) -> StatusView:
     )
 
 
+def runs(store: Store, run: str | None = None) -> list[RunView]:
+    """The runs of a store, newest first.
+
+    Args:
+        store: the store.
+        run: id of one of them, or its beginning; by default all.
+
+    Raises:
+        ConfigError: there is no such run.
+    """
+    views = []
+    for record in [find_run(store, run)] if run is not None else store.runs():
+        config, versions = FleetConfig.model_validate_json(record.config), store.versions(record.id)
+        views.append(
+            RunView(
+                run=record,
+                strategy=config.strategy.name,
+                closed=max((version.number for version in versions), default=0),
+                rounds=config.round.rounds,
+                evaluation=next((item.evaluation for item in reversed(versions) if item.evaluation), None),
+                seconds=(record.ended_at or time.time()) - record.created_at,
+            )
+        )
+    return views
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two runs side by side.
+
+    Attributes:
+        runs: their ids.
+        settings: that differ, by dotted key, each with both values.
+        accuracies: on the server's test set by number of the global version, each with both; None where not judged.
+    """
+
+    runs: tuple[str, str]
+    settings: Mapping[str, tuple[Any, Any]]
+    accuracies: Mapping[int, tuple[float | None, float | None]]
+
+
+def compare(store: Store, one: str, other: str) -> Comparison:
+    """Two runs of a store side by side.
+
+    Args:
+        store: the store.
+        one: id of a run, or its beginning.
+        other: likewise.
+
+    Raises:
+        ConfigError: there is no such run.
+    """
+    found = find_run(store, one), find_run(store, other)
+    settings = [dict(_leaves(json.loads(record.config))) for record in found]
+    judged = [
+        {item.number: item.evaluation.accuracy for item in store.versions(record.id) if item.evaluation}
+        for record in found
+    ]
+    keys, numbers = sorted({*settings[0], *settings[1]}), sorted({*judged[0], *judged[1]})
+    both = {key: (settings[0].get(key), settings[1].get(key)) for key in keys}
+    return Comparison(
+        runs=(found[0].id, found[1].id),
+        settings={key: values for key, values in both.items() if values[0] != values[1]},
+        accuracies={number: (judged[0].get(number), judged[1].get(number)) for number in numbers},
+    )
+
+
+def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from _leaves(item, f"{key}.{name}" if key else name)
+    else:
+        yield key, value
+
+
 def devices(store: Store, run: str | None = None) -> list[DeviceView]:
     """Every device that was ever seen, with its part in a run.
 
@@ -252,6 +364,8 @@ def rounds(store: Store, run: str | None = None) -> list[RoundView]:
     Raises:
         ConfigError: there is no such run.
     """
+    if run is None and not store.runs():
+        return []
     record = find_run(store, run)
     views = []
     for item in store.rounds(record.id):

@@ -35,7 +35,7 @@ class RunRecord:
     fleet: str
     arch: str
     config: str
-    status: Literal["running", "finished", "failed", "stopped"]
+    status: Literal["running", "paused", "finished", "failed", "stopped"]
     detail: str | None
     created_at: float
     ended_at: float | None

@@ -13,6 +13,8 @@ from broker_server.store.rows import to_row
 
 __all__ = ["RunTable"]
 
+UNFINISHED = ("running", "paused")
+
 
 class RunTable(Database):
     """The runs of a store."""
@@ -31,6 +33,11 @@ class RunTable(Database):
                 .where(schema.runs.c.id == run)
                 .values(status=status, detail=detail, ended_at=time.time())
             )
+
+    def set_status(self, run: str, status: str) -> None:
+        """Say that a run which has not ended is held, or goes on."""
+        with self._begin() as connection:
+            connection.execute(update(schema.runs).where(schema.runs.c.id == run).values(status=status))
 
     def add_bytes(self, run: str, *, wire: int, payload: int) -> None:
         """Add to a run's totals."""
@@ -56,6 +63,6 @@ class RunTable(Database):
         return self._first(
             RunRecord,
             select(table)
-            .where(table.c.fleet == fleet, table.c.status == "running")
+            .where(table.c.fleet == fleet, table.c.status.in_(UNFINISHED))
             .order_by(table.c.created_at.desc()),
         )

@@ -49,7 +49,7 @@ runs = Table(
     Column("fleet", String(64), nullable=False),
     Column("arch", String(128), nullable=False),
     Column("config", Text, nullable=False),  # FleetConfig as JSON, paths absolute
-    Column("status", String(16), nullable=False),  # running, finished, failed, stopped
+    Column("status", String(16), nullable=False),  # running, paused, finished, failed, stopped
     Column("detail", Text),
     Column("created_at", Float, nullable=False),  # seconds since the epoch, as all times here
     Column("ended_at", Float),

@@ -7,12 +7,24 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["DEFAULT_STORE", "AsJson", "BrokerUrl", "ModelsFile", "RunId", "Settings", "StoreFolder"]
+__all__ = [
+    "DEFAULT_STORE",
+    "AsJson",
+    "BrokerUrl",
+    "FleetFile",
+    "ModelsFile",
+    "RunId",
+    "RunName",
+    "Settings",
+    "StoreFolder",
+]
 
 DEFAULT_STORE = Path("runs/store")
 
 StoreFolder = Annotated[Path, typer.Option("--store", help="Folder of the server's store.")]
 RunId = Annotated[str | None, typer.Option(help="Id of a run, or its beginning; by default the newest.")]
+FleetFile = Annotated[Path, typer.Option("--config", help="The configuration of the fleet and its runs, fleet.toml.")]
+RunName = Annotated[str, typer.Option("--run", help="Id of the run, or its beginning; by default the one in progress.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 BrokerUrl = Annotated[str | None, typer.Option(help="mqtt[s]://host:port instead of the configured broker.")]
 ModelsFile = Annotated[Path | None, typer.Option(help="Python file with architectures of your own.")]

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from pathlib import Path
 
-from broker_server.service.launch import run_fleet, serve_fleet
+import typer
+
+from broker_server.rounds.steering import Wish
+from broker_server.service.launch import run_fleet, serve_fleet, steer
 from broker_server.service.server import Server
 from broker_server.settings.fleet import BrokerConfig, FleetConfig
 from fleet_protocol import control
@@ -12,7 +17,9 @@ from fleet_protocol.configuration import load_config
 from shoal.cli.console import error_console, output_console, print_json
 from shoal.cli.progress import RunDisplay
 
-__all__ = ["do_run", "read_fleet", "serve"]
+__all__ = ["do_run", "read_fleet", "serve", "steer_run"]
+
+INTERRUPTED = 130
 
 
 def read_fleet(path: Path, broker: str | None) -> FleetConfig:
@@ -62,6 +69,21 @@ def serve(fleet: str, store: Path, broker: BrokerConfig) -> None:
     console.print("stopped")
 
 
+def steer_run(settings: FleetConfig, wish: Wish, run: str, done: str) -> None:
+    """Hold, end or go on with the run in progress, and say so.
+
+    Args:
+        settings: of the fleet.
+        wish: what to do.
+        run: id of the run, or its beginning; empty for the one in progress.
+        done: what becomes of the run, for the operator.
+
+    Raises:
+        ShoalError: no server answers, or no such run is in progress.
+    """
+    output_console().print(f"run {steer(settings, wish, run)} {done}", highlight=False, markup=False)
+
+
 def do_run(settings: FleetConfig, *, as_json: bool) -> int:
     """Do one run, and say how it ended.
 
@@ -75,8 +97,11 @@ def do_run(settings: FleetConfig, *, as_json: bool) -> int:
     Raises:
         ShoalError: the run could not be started.
     """
-    with RunDisplay(error_console(), settings.model.arch) as display:
-        finished = run_fleet(settings, listener=display.show)
+    try:
+        with RunDisplay(error_console(), settings.model.arch) as display:
+            finished = run_fleet(settings, listener=display.show)
+    except KeyboardInterrupt:
+        return _left(settings)
     if as_json:
         print_json(finished.model_dump(mode="json"))
     else:
@@ -87,6 +112,15 @@ def do_run(settings: FleetConfig, *, as_json: bool) -> int:
             highlight=False,
             markup=False,
         )
-    if finished.status == "stopped":
-        error_console().print("the run goes on when the same command is given again")
     return finished.exit_code
+
+
+def _left(settings: FleetConfig) -> int:
+    """Somebody who follows a run of another server has had enough: of following, or of the run."""
+    console = error_console()
+    with contextlib.suppress(KeyboardInterrupt, typer.Abort):
+        if sys.stdin.isatty() and typer.confirm("\nstop the run? (otherwise it goes on without you)", err=True):
+            steer_run(settings, "stop", "", "ends after the round in progress")
+            return INTERRUPTED
+    console.print("detached; the run goes on at its server. Watch it with `shoal log -f`, end it with `shoal stop`")
+    return INTERRUPTED

@@ -3,57 +3,73 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import json
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from broker_server.store import RoundRecord, Store, queries
+from broker_server.store import EventRecord, RoundRecord, Store, queries
 from broker_server.store.export import ExportedVersion, load_version
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.errors import ConfigError
 from shoal.cli.console import bytes_text, output_console, print_json, print_rows, seconds_text
 
-__all__ = ["save_torch", "show_devices", "show_log", "show_rounds", "show_status", "stored_version"]
+__all__ = ["DEVICES", "ROUNDS", "RUNS", "STATUS", "Shown", "comparison", "save_torch", "show_log", "stored_version"]
 
-
-@contextmanager
-def _opened(folder: Path) -> Iterator[Store]:
-    store = Store(folder, read_only=True)
-    try:
-        yield store
-    finally:
-        store.close()
+_LOOK_SECONDS = 1.0  # between two looks at a log that is followed
+_FOLLOWED = 10_000  # lines that may come between them
 
 
 def _clock(seconds: float | None) -> str:
     return "-" if seconds is None else datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
-def show_status(store: Path, run: str | None, *, as_json: bool) -> None:
-    """Show how a run stands.
+_View = TypeVar("_View")
 
-    Args:
-        store: folder of the store.
-        run: id of the run, or its beginning; None for the newest.
-        as_json: print JSON.
 
-    Raises:
-        ConfigError: the store has no such run.
-        StorageError: there is no store.
+@dataclass(frozen=True)
+class Shown(Generic[_View]):
+    """Something of a store, for people and for programs.
+
+    Attributes:
+        look: reads it, given the store and the id of a run, or its beginning; None for the newest.
+        draw: prints it.
     """
-    with _opened(store) as opened:
-        view = queries.status(opened, run)
-    if as_json:
-        print_json(queries.plain(view))
-        return
+
+    look: Callable[[Store, str | None], _View]
+    draw: Callable[[_View], None]
+
+    def show(self, store: Path, run: str | None, *, as_json: bool) -> None:
+        """Print it.
+
+        Args:
+            store: folder of the store.
+            run: id of the run, or its beginning; None for the newest.
+            as_json: print JSON.
+
+        Raises:
+            ConfigError: the store has no such run.
+            StorageError: there is no store.
+        """
+        with closing(Store(store, read_only=True)) as opened:
+            view = self.look(opened, run)
+        if as_json:
+            print_json(queries.plain(view))
+        else:
+            self.draw(view)
+
+
+def _draw_status(view: queries.StatusView) -> None:
     console = output_console()
     if view.run is None:
-        console.print(f"no run yet in {store}; {view.online} of {view.devices} devices online")
+        console.print(f"no run yet; {view.online} of {view.devices} devices online")
         return
     accuracy = "not evaluated" if view.evaluation is None else view.evaluation.summary
     console.print(f"run [bold]{view.run.id}[/] of {view.run.arch}: {view.run.status}", highlight=False)
@@ -75,23 +91,7 @@ def show_status(store: Path, run: str | None, *, as_json: bool) -> None:
     console.print(f"  refused: {refused}", highlight=False)
 
 
-def show_devices(store: Path, run: str | None, *, as_json: bool) -> None:
-    """List the devices that were ever seen, with their part in a run.
-
-    Args:
-        store: folder of the store.
-        run: id of the run, or its beginning; None for the newest.
-        as_json: print JSON.
-
-    Raises:
-        ConfigError: the store has no such run.
-        StorageError: there is no store.
-    """
-    with _opened(store) as opened:
-        views = queries.devices(opened, run)
-    if as_json:
-        print_json(queries.plain(views))
-        return
+def _draw_devices(views: Sequence[queries.DeviceView]) -> None:
     rows = []
     for view in views:
         profile = view.device.profile
@@ -129,23 +129,7 @@ def _metric(record: RoundRecord, name: str) -> float | None:
     return next((metric.value for metric in found if metric.name == name), None)
 
 
-def show_rounds(store: Path, run: str | None, *, as_json: bool) -> None:
-    """List the rounds of a run.
-
-    Args:
-        store: folder of the store.
-        run: id of the run, or its beginning; None for the newest.
-        as_json: print JSON.
-
-    Raises:
-        ConfigError: the store has no such run.
-        StorageError: there is no store.
-    """
-    with _opened(store) as opened:
-        views = queries.rounds(opened, run)
-    if as_json:
-        print_json(queries.plain(views))
-        return
+def _draw_rounds(views: Sequence[queries.RoundView]) -> None:
     judged = [view.round.evaluation for view in views if view.round.evaluation]
     metrics = dict.fromkeys(metric.name for found in judged for metric in found.metrics)
     on_devices = dict.fromkeys(name for view in views for name in view.device_metrics)
@@ -169,24 +153,26 @@ def show_rounds(store: Path, run: str | None, *, as_json: bool) -> None:
     print_rows("rounds", rows, empty="no round yet")
 
 
-def show_log(store: Path, run: str | None, *, last: int, as_json: bool) -> None:
-    """Show what the server noted.
+def _draw_runs(views: Sequence[queries.RunView]) -> None:
+    rows = [
+        {
+            "run": view.run.id,
+            "status": view.run.status,
+            "model": view.run.arch,
+            "strategy": view.strategy,
+            "rounds": f"{view.closed} of {view.rounds}",
+            "accuracy": _number(view.evaluation.accuracy if view.evaluation else None),
+            "on the wire": bytes_text(view.run.wire_bytes),
+            "begun": _clock(view.run.created_at),
+            "time": seconds_text(view.seconds),
+            "note": view.run.detail or "",
+        }
+        for view in views
+    ]
+    print_rows("runs", rows, empty="no run yet")
 
-    Args:
-        store: folder of the store.
-        run: id of the run, or its beginning; None for the newest.
-        last: so many of the newest lines.
-        as_json: print JSON.
 
-    Raises:
-        ConfigError: the store has no such run.
-        StorageError: there is no store.
-    """
-    with _opened(store) as opened:
-        events = queries.log(opened, run, last=last)
-    if as_json:
-        print_json(queries.plain(events))
-        return
+def _draw_log(events: Sequence[EventRecord]) -> None:
     console = output_console()
     for event in events:
         where = " ".join(part for part in (f"round {event.round}" if event.round else "", event.device or "") if part)
@@ -198,6 +184,67 @@ def show_log(store: Path, run: str | None, *, last: int, as_json: bool) -> None:
         )
     if not events:
         console.print("the log is empty")
+
+
+STATUS = Shown(queries.status, _draw_status)
+DEVICES = Shown(queries.devices, _draw_devices)
+ROUNDS = Shown(queries.rounds, _draw_rounds)
+RUNS = Shown(queries.runs, _draw_runs)
+
+
+def comparison(other: str) -> Shown[queries.Comparison]:
+    """A run beside another one.
+
+    Args:
+        other: id of the other run, or its beginning.
+    """
+    return Shown(lambda opened, run: queries.compare(opened, run or "", other), _draw_comparison)
+
+
+def _draw_comparison(view: queries.Comparison) -> None:
+    def side_by_side(first: str, rows: Mapping[Any, tuple[Any, Any]]) -> list[dict[str, str]]:
+        return [
+            {first: str(key), **dict(zip(view.runs, map(str, values), strict=True))} for key, values in rows.items()
+        ]
+
+    print_rows("settings that differ", side_by_side("setting", view.settings), empty="the settings are the same")
+    judged = {key: (_number(one), _number(other)) for key, (one, other) in view.accuracies.items()}
+    print_rows("accuracy", side_by_side("version", judged), empty="no version was judged")
+
+
+def show_log(store: Path, run: str | None, *, last: int, as_json: bool, follow: bool) -> None:
+    """Show what the server noted.
+
+    Args:
+        store: folder of the store.
+        run: id of the run, or its beginning; None for everything.
+        last: so many of the newest lines.
+        as_json: print JSON; one object a line where it is followed.
+        follow: go on with what comes, until the run has ended or the user interrupts.
+
+    Raises:
+        ConfigError: the store has no such run.
+        StorageError: there is no store.
+    """
+    if not follow:
+        Shown(lambda opened, of: queries.log(opened, of, last=last), _draw_log).show(store, run, as_json=as_json)
+        return
+    known, ended, clock = -1, False, threading.Event()
+    with closing(Store(store, read_only=True)) as opened:
+        while True:
+            # Looked at before the lines are read: what came before the end is among them.
+            ended = run is not None and queries.find_run(opened, run).ended_at is not None
+            events = [event for event in queries.log(opened, run, last=last) if event.id > known]
+            for event in events:
+                known = event.id
+                if as_json:
+                    print(json.dumps(queries.plain(event)), flush=True)
+            if events and not as_json:
+                _draw_log(events)
+            if ended:
+                return
+            last = _FOLLOWED
+            clock.wait(_LOOK_SECONDS)
 
 
 def stored_version(store: Path, run: str | None, version: int | None) -> ExportedVersion:
@@ -212,7 +259,7 @@ def stored_version(store: Path, run: str | None, version: int | None) -> Exporte
         ConfigError: the store has no such version.
         StorageError: there is no store.
     """
-    with _opened(store) as opened:
+    with closing(Store(store, read_only=True)) as opened:
         return load_version(opened, run=run, version=version)
 
 

@@ -17,7 +17,7 @@ from broker_server.service.replies import Replies
 from broker_server.service.server import Server
 from broker_server.settings.fleet import BrokerConfig
 from broker_server.store import Store
-from fleet_protocol import control
+from fleet_protocol import control, requests
 from fleet_protocol.link import Link
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import BrokerAddress, Received
@@ -110,7 +110,7 @@ def test_a_flood_delays_a_run_request_by_a_second_at_most(broker, tmp_path, flee
             process = flood(broker.url, fleet, "devices", DEVICES)
             waits = []
             while process.poll() is None:
-                request = control.RunRequest(request=f"r{len(waits)}", fleet=fleet, config="{}")
+                request = requests.RunRequest(request=f"r{len(waits)}", fleet=fleet, config="{}")
                 asked = time.monotonic()
                 link.publish(topics.server_control, request.to_bytes())
                 assert isinstance(inbox.get(timeout=20), object)

@@ -18,7 +18,7 @@ from broker_server.service.membership import broker_address, hosted_broker
 from broker_server.service.server import Server
 from broker_server.settings.fleet import BrokerConfig
 from broker_server.store import Store, queries
-from fleet_protocol import control
+from fleet_protocol import control, requests
 from fleet_protocol.errors import RefusalReason, TransportError
 from fleet_protocol.identity.enrolment import read_enrolment
 from fleet_protocol.identity.envelope import Signer
@@ -131,7 +131,7 @@ class Outsider:
                     run=started.run, seconds=1, status="finished", version=9, rounds=9, wire_bytes=0, payload_bytes=0
                 )
                 self.say("forged end", event.topic, end.to_bytes())
-                request = control.RunRequest(request="r1", fleet="test", config="{}")
+                request = requests.RunRequest(request="r1", fleet="test", config="{}")
                 self.say("forged request", TOPICS.server_control, request.to_bytes())
 
 

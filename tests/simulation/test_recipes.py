@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fleet_protocol.errors import ConfigError, DataError, PlanError
-from shoal.cli.stored import show_rounds
+from shoal.cli.stored import ROUNDS
 from simulation.runner import simulate
 from tests.simulation.simulations import as_a_fleet, settings, tensors
 
@@ -116,9 +116,9 @@ def test_a_fleet_judges_by_metrics_as_a_simulation_does(cache, tmp_path, capsys,
     assert finished.status == "finished", finished.error
     assert apart(final(tmp_path / "sim", simulated.run), final(tmp_path / "fleet", finished.run)) <= 1e-6
     for folder in ("sim", "fleet"):
-        show_rounds(tmp_path / folder / "store", None, as_json=False)
+        ROUNDS.show(tmp_path / folder / "store", None, as_json=False)
         assert f"{metric} on devices" in " ".join(capsys.readouterr().out.split())
-        show_rounds(tmp_path / folder / "store", None, as_json=True)
+        ROUNDS.show(tmp_path / folder / "store", None, as_json=True)
         rounds = json.loads(capsys.readouterr().out)
         values = [item["value"] for item in rounds[-1]["round"]["evaluation"]["metrics"] if item["name"] == metric]
         assert values == [item.value for item in finished.evaluation.metrics if item.name == metric]

@@ -21,9 +21,9 @@ def _devices(
     if context.invoked_subcommand is not None:
         return
     with needs("server"):
-        from shoal.cli.stored import show_devices
+        from shoal.cli.stored import DEVICES
 
-    show_devices(store, run, as_json=as_json)
+    DEVICES.show(store, run, as_json=as_json)
 
 
 @app.command("release")

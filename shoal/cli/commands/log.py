@@ -19,9 +19,10 @@ def _log(
     store: StoreFolder = DEFAULT_STORE,
     run: RunId = None,
     last: Annotated[int, typer.Option(min=1, help="So many of the newest lines.")] = 50,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes.")] = False,
     as_json: AsJson = False,
 ) -> None:
     with needs("server"):
         from shoal.cli.stored import show_log
 
-    show_log(store, run, last=last, as_json=as_json)
+    show_log(store, run, last=last, as_json=as_json, follow=follow)

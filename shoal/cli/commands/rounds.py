@@ -21,9 +21,9 @@ def _rounds(
     if context.invoked_subcommand is not None:
         return
     with needs("server"):
-        from shoal.cli.stored import show_rounds
+        from shoal.cli.stored import ROUNDS
 
-    show_rounds(store, run, as_json=as_json)
+    ROUNDS.show(store, run, as_json=as_json)
 
 
 @app.command("show")

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
 import typer
 
-from shoal.cli.common import AsJson, BrokerUrl
+from shoal.cli.common import AsJson, BrokerUrl, FleetFile
 from shoal.cli.extras import needs
 
 __all__ = ["app"]
@@ -17,7 +14,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command(help=__doc__)
 def _run(
-    config: Annotated[Path, typer.Option(help="The run's configuration, fleet.toml.")],
+    config: FleetFile,
     broker: BrokerUrl = None,
     as_json: AsJson = False,
 ) -> None:

@@ -15,6 +15,6 @@ app = typer.Typer(add_completion=False)
 @app.command(help=__doc__)
 def _status(store: StoreFolder = DEFAULT_STORE, run: RunId = None, as_json: AsJson = False) -> None:
     with needs("server"):
-        from shoal.cli.stored import show_status
+        from shoal.cli.stored import STATUS
 
-    show_status(store, run, as_json=as_json)
+    STATUS.show(store, run, as_json=as_json)

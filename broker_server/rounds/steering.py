@@ -1,0 +1,39 @@
+"""What an operator wants of a run that goes on, and where the run looks for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["Halted", "Steering", "Wish"]
+
+Wish = Literal["go", "pause", "stop", "abandon"]
+
+
+class Halted(Exception):  # noqa: N818  (no error: an operator wants it)
+    """Whoever waits for devices before a round shall wait no longer."""
+
+
+@dataclass
+class Steering:
+    """The newest wish; a run looks at it between rounds, while it waits for devices, and while it collects.
+
+    Attributes:
+        wish: go on; hold after the round in progress; end the run after it; end the run and give the round up.
+    """
+
+    wish: Wish = "go"
+
+    def look(self) -> None:
+        """Ask before a round is planned.
+
+        Raises:
+            Halted: no further round is wanted now.
+        """
+        if self.wish != "go":
+            raise Halted
+
+    @property
+    def given_up(self) -> str:
+        """Why the round in progress is worth nothing more; empty where it is to be finished."""
+        return "the run was stopped by its operator" if self.wish == "abandon" else ""

@@ -1,0 +1,23 @@
+"""Show two runs of a store side by side: the settings that differ, and the accuracy of every version."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from shoal.cli.common import DEFAULT_STORE, AsJson, StoreFolder
+from shoal.cli.extras import needs
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False)
+Run = Annotated[str, typer.Argument(help="Id of a run, or its beginning.")]
+
+
+@app.command(help=__doc__)
+def _compare(one: Run, other: Run, store: StoreFolder = DEFAULT_STORE, as_json: AsJson = False) -> None:
+    with needs("server"):
+        from shoal.cli.stored import comparison
+
+    comparison(other).show(store, one, as_json=as_json)

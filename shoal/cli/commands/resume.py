@@ -1,0 +1,20 @@
+"""Go on with a run that is held."""
+
+from __future__ import annotations
+
+import typer
+
+from shoal.cli.common import BrokerUrl, FleetFile, RunName
+from shoal.cli.extras import needs
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(help=__doc__)
+def _resume(config: FleetFile, run: RunName = "", broker: BrokerUrl = None) -> None:
+    with needs("server"):
+        from shoal.cli.serving import read_fleet, steer_run
+
+    steer_run(read_fleet(config, broker), "go", run, "goes on")

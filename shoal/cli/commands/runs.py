@@ -1,0 +1,20 @@
+"""List the runs of a store, newest first."""
+
+from __future__ import annotations
+
+import typer
+
+from shoal.cli.common import DEFAULT_STORE, AsJson, StoreFolder
+from shoal.cli.extras import needs
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(help=__doc__)
+def _runs(store: StoreFolder = DEFAULT_STORE, as_json: AsJson = False) -> None:
+    with needs("server"):
+        from shoal.cli.stored import RUNS
+
+    RUNS.show(store, None, as_json=as_json)

@@ -1,0 +1,134 @@
+"""`shoal pause`, `resume`, `stop`, `runs`, `compare` and `log -f`: runs end when told, and are shown."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+
+import pytest
+
+from broker_server.service.launch import RunRejectedError, run_fleet, steer
+from broker_server.store import Store, queries
+from shoal.cli.stored import RUNS, comparison, show_log
+from tests.broker_server.peer import Peer, honest
+from tests.broker_server.test_launch import Serving
+
+
+@pytest.fixture
+def settings(url, config):
+    return config(evaluation={"data": None}, broker={"url": url}, round={"rounds": 3, "wait_seconds": 60})
+
+
+class Followed:
+    """A run that somebody asked for and follows."""
+
+    def __init__(self, settings):
+        self.events, self.outcome = [], []
+        self.thread = threading.Thread(target=lambda: self.outcome.append(run_fleet(settings, listener=self._heard)))
+        self.heard = threading.Condition()
+        self.thread.start()
+
+    def _heard(self, event):
+        with self.heard:
+            self.events.append(event.type)
+            self.heard.notify_all()
+
+    def finished(self):
+        self.thread.join(30)
+        return self.outcome[0]
+
+
+def ask_until_it_is_over(settings):
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        steer(settings, "go")
+
+
+def stored(settings):
+    store = Store(settings.store, read_only=True)
+    try:
+        return queries.runs(store)[0]
+    finally:
+        store.close()
+
+
+def test_a_paused_run_holds_after_its_round_and_goes_on_when_told(url, settings, fleet):
+    """Also where another server has come meanwhile; every round is closed once."""
+    asked = []
+
+    def pausing(peer, work):
+        if not asked:
+            asked.append(steer(settings, "pause"))
+        honest()(peer, work)
+
+    with Peer(fleet, "d", url, pausing) as peer:
+        with Serving(settings, url) as serving:
+            run = Followed(settings)
+            with run.heard:
+                assert run.heard.wait_for(lambda: "round-closed" in run.events, 30)
+            with pytest.raises(RunRejectedError, match=f"run nope is not in progress, run {asked[0]} is"):
+                steer(settings, "go", "nope")
+            serving.server.stop()
+            assert run.finished().status == "stopped"
+        assert (stored(settings).closed, stored(settings).run.status) == (1, "paused")
+        with Serving(settings, url) as serving:
+            assert steer(settings, "go", asked[0][:12]) == asked[0]
+            peer.wait_for(lambda device: len({offer.round for offer in device.offers}) == 3, 30)
+            # The request waits until the run is over, as `shoal resume` does for whoever is too late.
+            with pytest.raises(RunRejectedError, match="no run is in progress"):
+                ask_until_it_is_over(settings)
+    assert (stored(settings).closed, stored(settings).run.status) == (3, "finished")
+
+
+@pytest.mark.parametrize(("wish", "closed"), [("stop", 1), ("abandon", 0)])
+def test_a_stopped_run_keeps_what_it_has(url, settings, fleet, wish, closed):
+    """After the round in progress, or at once; it is over, and the next request begins a new one."""
+
+    def stopping(peer, work):
+        steer(settings, wish)
+        if wish == "stop":
+            honest()(peer, work)
+
+    with Serving(settings, url), Peer(fleet, "d", url, stopping) as peer:
+        finished = run_fleet(settings)
+        assert (finished.status, finished.exit_code, finished.rounds) == ("stopped", 0, closed)
+        assert "operator" in finished.error
+        peer.script = honest()
+        again = run_fleet(settings)
+        assert (again.status, again.rounds) == ("finished", 3)
+        assert again.run != finished.run
+
+
+def test_runs_are_listed_compared_and_followed(url, settings, fleet, capsys):
+    """What two runs of a store have in common is left out; a log that is followed ends with its run."""
+    other = settings.model_copy(update={"seed": 9})
+    with Serving(settings, url), Peer(fleet, "d", url, honest()):
+        one, two = run_fleet(settings), run_fleet(other)
+    RUNS.show(settings.store, None, as_json=True)
+    listed = json.loads(capsys.readouterr().out)
+    assert [(item["run"]["id"], item["closed"], item["rounds"]) for item in listed] == [
+        (two.run, 3, 3),
+        (one.run, 3, 3),
+    ]
+    assert listed[0]["run"]["config"]["seed"] == 9  # an object, not text in text
+    comparison(two.run).show(settings.store, one.run, as_json=True)
+    assert json.loads(capsys.readouterr().out)["settings"] == {"seed": [settings.seed, 9]}
+    for view in (RUNS, comparison(two.run)):
+        view.show(settings.store, one.run, as_json=False)
+        assert one.run in "".join(capsys.readouterr().out.split())
+    show_log(settings.store, one.run, last=2, as_json=True, follow=True)
+    assert [json.loads(line)["kind"] for line in capsys.readouterr().out.splitlines()] == [
+        "round-closed",
+        "run-finished",
+    ]
+
+
+def test_a_run_that_waits_for_devices_can_be_stopped(url, settings):
+    """Nobody is there, and nobody need come."""
+    with Serving(settings, url):
+        run = Followed(settings)
+        with run.heard:
+            assert run.heard.wait_for(lambda: "fleet-changed" in run.events, 30)
+        steer(settings, "stop")
+        assert run.finished().status == "stopped"
