@@ -9,10 +9,10 @@ import hashlib
 import importlib.util
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 from fleet_protocol.discovery import modules_of
 from fleet_protocol.errors import ConfigError, ShoalError
@@ -20,7 +20,19 @@ from fleet_protocol.spelling import did_you_mean
 from models.architecture import Architecture
 from models.layout import Layout
 
-__all__ = ["Registry", "infer_layout"]
+__all__ = ["Own", "Registry", "infer_layout"]
+
+
+class Own:
+    """What a user's file may define beside architectures: a class derived from this is found by its name.
+
+    Attributes:
+        kind: ``loss`` or ``metric``.
+        name: under which a recipe has it.
+    """
+
+    kind: ClassVar[str]
+    name: ClassVar[str]
 
 
 @dataclass(frozen=True)
@@ -33,9 +45,11 @@ class Registry:
 
     Attributes:
         entries: the architectures, read-only.
+        own: losses and metrics of the user's files, likewise.
     """
 
     entries: Mapping[str, Architecture]
+    own: Mapping[str, type[Own]] = field(default_factory=lambda: MappingProxyType({}))
 
     @classmethod
     def of(cls, architectures: Iterable[Architecture]) -> Registry:
@@ -64,7 +78,7 @@ class Registry:
         return cls.of(item for family in families for item in _found(family))
 
     def with_file(self, path: str | Path) -> Registry:
-        """Add every architecture that a user's Python file defines or imports.
+        """Add every architecture, loss and metric that a user's Python file defines or imports.
 
         Args:
             path: the file. It is executed, so it must be trusted.
@@ -73,13 +87,18 @@ class Registry:
             A new registry; this one is unchanged.
 
         Raises:
-            ConfigError: if the file is missing, fails, holds no architecture, or one of a name already taken.
+            ConfigError: if the file is missing, fails, holds nothing of this, or a name already taken.
         """
         module = _executed(Path(path))
         found = [item for item in _found(module) if item not in self.entries.values()]
-        if not found:
-            raise ConfigError(f"{path} defines no architecture; decorate a builder with shoal.architecture()")
-        return Registry(_joined(self.entries, found, str(path)))
+        values = [item for item in vars(module).values() if isinstance(item, type) and issubclass(item, Own)]
+        own = {item.name: item for item in values if hasattr(item, "name")}
+        if not found and not own:
+            raise ConfigError(
+                f"{path} defines no architecture; decorate a builder with shoal.architecture(), or a function with"
+                " shoal.loss() or shoal.metric()"
+            )
+        return Registry(_joined(self.entries, found, str(path)), MappingProxyType({**self.own, **own}))
 
     def get(self, name: str) -> Architecture:
         """Look an architecture up.

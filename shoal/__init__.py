@@ -19,9 +19,7 @@ from shoal.packages import hidden_package
 if TYPE_CHECKING:
     from broker_server.store import Store
     from broker_server.store.export import load_version
-    from broker_server.strategies.accumulator import finish as finish_merge
-    from broker_server.strategies.accumulator import fold as fold_update
-    from broker_server.strategies.accumulator import start as start_merge
+    from broker_server.strategies import accumulator
     from fleet_protocol.errors import ShoalError
     from models.architecture import architecture, build
     from models.cut import Cut
@@ -32,6 +30,8 @@ if TYPE_CHECKING:
     from simulation.runner import simulate
     from simulation.settings import SimulationConfig
     from trainer_export import Recipe, export_architecture
+    from trainer_export.losses.own import loss
+    from trainer_export.metrics.own import metric
 
 __all__ = [
     "Cut",
@@ -42,18 +42,18 @@ __all__ = [
     "SimulationConfig",
     "Store",
     "Tier",
+    "accumulator",
     "architecture",
     "build",
     "compile_plan",
     "export_architecture",
-    "finish_merge",
-    "fold_update",
     "infer_layout",
     "load_version",
+    "loss",
     "make_plan",
+    "metric",
     "simulate",
     "slice_weights",
-    "start_merge",
 ]
 
 # Where each name is defined, and what it is called there if that is another name.
@@ -66,18 +66,18 @@ _PLACES = {
     "SimulationConfig": "simulation.settings",
     "Store": "broker_server.store",
     "Tier": "models.tier",
+    "accumulator": "broker_server.strategies",
     "architecture": "models.architecture",
     "build": "models.architecture",
     "compile_plan": "models.plan",
     "export_architecture": "trainer_export",
-    "finish_merge": "broker_server.strategies.accumulator:finish",
-    "fold_update": "broker_server.strategies.accumulator:fold",
     "infer_layout": "models.registry",
     "load_version": "broker_server.store.export",
+    "loss": "trainer_export.losses.own",
     "make_plan": "models.plan",
+    "metric": "trainer_export.metrics.own",
     "simulate": "simulation.runner",
     "slice_weights": "models.plan",
-    "start_merge": "broker_server.strategies.accumulator:start",
 }
 _EXTRAS = {"broker_server": "server", "simulation": "simulate"}
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import models
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
     from trainer_export.recipe import Recipe
 
 __all__ = ["Chosen", "ModelPair", "Place", "Stage", "cache_key", "export_pair", "export_tiers", "initial_blob"]
+
+Owned = Mapping[str, Any]
+"""Losses and metrics of the user's file, by name."""
 
 Stage = Callable[[str], None]
 """Told what is being done, for a progress bar."""
@@ -105,13 +109,14 @@ class Place:
     stage: Stage
 
 
-def export_tiers(model: Chosen, table: ModelTable, place: Place) -> Path:
+def export_tiers(model: Chosen, table: ModelTable, place: Place, own: Owned = MappingProxyType({})) -> Path:
     """Export the tiers of the global model, unless they are there.
 
     Args:
         model: the global model.
         table: widths, depths and recipe.
         place: of the exports.
+        own: losses and metrics of the user's file.
 
     Returns:
         The folder of the artifact sets.
@@ -130,7 +135,7 @@ def export_tiers(model: Chosen, table: ModelTable, place: Place) -> Path:
         "layout": json.loads(model.layout.to_json()),
         "tiers": sorted(tier.id for tier in tiers),
         "recipe": table.recipe.model_dump(),
-        "code": _code(model.architecture),
+        "code": _code(model.architecture.build, *(item.function for item in own.values())),
     }
     out = place.cache / "artifacts" / cache_key(facts, table.arch)
     if (out / table.arch / "layout.json").is_file():
@@ -139,13 +144,14 @@ def export_tiers(model: Chosen, table: ModelTable, place: Place) -> Path:
     def progress(state: Progress) -> None:
         place.stage(f"exporting {table.arch} {state.tier}: {state.stage}")
 
-    export_architecture(
-        model.architecture, model.settings, tiers, _recipe(table.recipe), out, formats=("onnx",), progress=progress
-    )
+    recipe = _recipe(table.recipe, own)
+    export_architecture(model.architecture, model.settings, tiers, recipe, out, formats=("onnx",), progress=progress)
     return out
 
 
-def export_pair(pair: ModelPair, recipe: RecipeTable, seed: int, place: Place) -> Path:
+def export_pair(
+    pair: ModelPair, recipe: RecipeTable, seed: int, place: Place, owned: Owned = MappingProxyType({})
+) -> Path:
     """Export the set of a pair of models, unless it is there.
 
     Args:
@@ -153,6 +159,7 @@ def export_pair(pair: ModelPair, recipe: RecipeTable, seed: int, place: Place) -
         recipe: of a training step of both.
         seed: of the own model's initial weights.
         place: of the exports.
+        owned: losses and metrics of the user's file.
 
     Returns:
         The folder of the set.
@@ -172,7 +179,7 @@ def export_pair(pair: ModelPair, recipe: RecipeTable, seed: int, place: Place) -
         "stays": pair.stays,
         "recipe": recipe.model_dump(),
         "seed": seed,
-        "code": [_code(sent.architecture), _code(own.architecture)],
+        "code": _code(*(part.architecture.build for part in (sent, own)), *(item.function for item in owned.values())),
     }
     key = cache_key(facts, f"{sent.architecture.name}+{own.architecture.name}")
     exported = Pair(
@@ -186,23 +193,23 @@ def export_pair(pair: ModelPair, recipe: RecipeTable, seed: int, place: Place) -
         place.stage(f"exporting a device's own {own.architecture.name}: {state.stage}")
 
     if not (out / key / exported.folder / "manifest.json").is_file():
-        export_pairs([exported], _recipe(recipe), out, name=key, seed=seed, progress=progress)
+        export_pairs([exported], _recipe(recipe, owned), out, name=key, seed=seed, progress=progress)
     return out / key / exported.folder
 
 
-def _recipe(table: RecipeTable) -> Recipe:
+def _recipe(table: RecipeTable, own: Owned = MappingProxyType({})) -> Recipe:
     from trainer_export.recipe import Recipe  # noqa: PLC0415  (torch)
 
-    return Recipe.of(table)
+    return Recipe.of(table, own)
 
 
-def _code(architecture: Architecture) -> str:
-    """Digest of everything that a graph depends on beside its settings."""
+def _code(*functions: Callable[..., Any]) -> str:
+    """Digest of everything that a graph of the user's functions depends on beside its settings."""
     folders = (Path(models.__file__).parent, Path(trainer_export.__file__).parent)
     paths = sorted(path for folder in folders for path in folder.rglob("*.py"))
-    own = inspect.getsourcefile(architecture.build)
+    own = {inspect.getsourcefile(function) for function in functions}
     digest = hashlib.sha256()
-    for path in [*paths, *([Path(own)] if own else [])]:
+    for path in [*paths, *sorted(Path(name) for name in own if name)]:
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

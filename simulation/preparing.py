@@ -89,13 +89,14 @@ def prepare(config: SimulationConfig, stage: Stage = lambda _text: None) -> Prep
     registry = Registry.zoo() if config.model.models is None else Registry.zoo().with_file(config.model.models)
     model = Chosen.of(registry.get(config.model.arch), config.model.settings, data)
     place = Place(cache, stage)
-    artifacts = export_tiers(model, config.model, place)
+    artifacts = export_tiers(model, config.model, place, registry.own)
     pairs = tuple(
         export_pair(
             _pair(model, Chosen.of(registry.get(own.arch), own.settings, data), own.classes, config.strategy),
             config.model.recipe,
             config.seed,
             place,
+            registry.own,
         )
         for own in (config.own_models.models if config.own_models is not None else ())
     )

@@ -174,7 +174,11 @@ class VirtualDevices:
 
             registry = Registry.zoo() if self._setup.models is None else Registry.zoo().with_file(self._setup.models)
             self._trainers[item.tier] = TorchTrainer(
-                registry.get(self._setup.arch), json.loads(self._setup.settings), manifest, device=self._setup.device
+                registry.get(self._setup.arch),
+                json.loads(self._setup.settings),
+                manifest,
+                device=self._setup.device,
+                own=registry.own,
             )
         return self._trainers[item.tier]
 

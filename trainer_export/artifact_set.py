@@ -19,6 +19,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+from torch import nn
+
 from fleet_protocol.errors import ConfigError, StorageError
 from fleet_protocol.weights import encode_weights
 from models.architecture import Architecture
@@ -34,8 +37,9 @@ from trainer_export.formats import onnx as portable
 from trainer_export.formats import ort_training
 from trainer_export.formats.files import SetFile
 from trainer_export.formats.ort_training import UnavailableError
+from trainer_export.loss import Answer
 from trainer_export.manifests import Facts, manifest_of
-from trainer_export.model_inputs import model_noise
+from trainer_export.model_inputs import model_noise, prepared
 from trainer_export.progress import Counter, Progress
 from trainer_export.publishing import replacing, write_file
 from trainer_export.recipe import Recipe
@@ -149,11 +153,20 @@ def installed_formats() -> tuple[Format, ...]:
     return FORMATS if ort_training.is_installed() else ("onnx",)
 
 
+def _try_out(module: nn.Module, recipe: Recipe, batches: SizedBatches) -> None:
+    with torch.no_grad():
+        for x, y in batches.take(len(batches.sizes)):
+            output = prepared(module, "statistics")(x)
+            with torch.enable_grad():
+                recipe.try_out(output, Answer(y, batches.mask()))
+
+
 def _export_tier(export: Export, tier: Tier, formats: tuple[Format, ...], folder: Path, out: Path) -> TierReport:
     head = export.head(tier)
     module, recipe = export.module(tier), export.recipe
     signature = replace(export.signature, classes=export.layout.classes_of(tier)).with_places_of(module)
     batches = SizedBatches(signature, vocabulary_of(module), seed=export.seed, loss=recipe.loss)
+    _try_out(module, recipe, batches)
     export.counter.start(tier.id, "tracing")
     graphs = portable.write_graphs(module, signature, recipe)
     export.counter.start(tier.id, "checking against PyTorch")

@@ -11,6 +11,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -108,6 +109,23 @@ class Loss(ABC):
             answer: what it is compared with.
         """
 
+    def targets(self, answer: Answer) -> Any:
+        """The targets as a function of the user's takes them."""
+        return answer.y
+
+    def drawn(self, count: int, generator: torch.Generator) -> Tensor | None:
+        """Random targets of so many samples to check graphs with; None where any of their type will do."""
+        del count, generator
+        return None
+
+    def try_out(self, output: Tensor, answer: Answer) -> None:
+        """See on a batch that it is what a loss must be, where it was not written here.
+
+        Raises:
+            ExportError: it is not.
+        """
+        del output, answer
+
     def value_and_slope(self, output: Tensor, answer: Answer) -> tuple[Tensor, Tensor]:
         """The loss and its gradient with respect to the output; traced, unless a loss writes it by hand.
 
@@ -168,15 +186,18 @@ class Loss(ABC):
         )
 
 
-def loss_named(name: str, settings: Mapping[str, Any] | None = None) -> Loss:
+def loss_named(
+    name: str, settings: Mapping[str, Any] | None = None, own: Mapping[str, type[Any]] = MappingProxyType({})
+) -> Loss:
     """A loss by its name.
 
     Args:
-        name: of one of `trainer_export.losses`.
+        name: of one of `trainer_export.losses`, or of the user's.
         settings: its numbers; a missing one has its default.
+        own: what the user's file defines beside architectures.
 
     Raises:
         ConfigError: there is no such loss or number, or a number is out of its range.
     """
     known: Mapping[str, type[Loss]] = discover("trainer_export.losses", "LOSSES")
-    return made("loss", known, name, settings)
+    return made("loss", known, name, settings, own)

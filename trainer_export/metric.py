@@ -9,7 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -55,6 +56,14 @@ class Metric(ABC):
         """
         del loss, output, answer
         return {}
+
+    def try_out(self, loss: Loss, output: Tensor, answer: Answer) -> None:
+        """See on a batch that it is what a metric must be, where it was not written here.
+
+        Raises:
+            ExportError: it is not.
+        """
+        del loss, output, answer
 
     def pytorch_counts(self, loss: Loss, output: Tensor, answer: Answer) -> dict[str, Tensor]:
         """The same by PyTorch's own means, where there are others; the witness of the exported graph."""
@@ -103,15 +112,18 @@ def count_shapes(metrics: Sequence[Metric], loss: Loss, signature: Signature) ->
     return {name: tuple(value.shape) for name, value in found.items()}
 
 
-def metric_named(name: str, settings: Mapping[str, object] | None = None) -> Metric:
+def metric_named(
+    name: str, settings: Mapping[str, object] | None = None, own: Mapping[str, type[Any]] = MappingProxyType({})
+) -> Metric:
     """A metric by its name.
 
     Args:
-        name: of one of `trainer_export.metrics`.
+        name: of one of `trainer_export.metrics`, or of the user's.
         settings: its numbers.
+        own: what the user's file defines beside architectures.
 
     Raises:
         ConfigError: there is no such metric or number.
     """
     known: Mapping[str, type[Metric]] = discover("trainer_export.metrics", "METRICS")
-    return made("metric", known, name, settings)
+    return made("metric", known, name, settings, own)

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from fleet_protocol.errors import ConfigError
@@ -69,7 +70,13 @@ def check_numbers(record: Any) -> None:
             raise ConfigError(f"{item.name} {value} is outside {allowed}")
 
 
-def made(kind: str, known: Mapping[str, type[RecordT]], name: str, settings: Mapping[str, Any] | None) -> RecordT:
+def made(
+    kind: str,
+    known: Mapping[str, type[RecordT]],
+    name: str,
+    settings: Mapping[str, Any] | None,
+    own: Mapping[str, type[Any]] = MappingProxyType({}),
+) -> RecordT:
     """Make a record of a recipe.
 
     Args:
@@ -77,10 +84,15 @@ def made(kind: str, known: Mapping[str, type[RecordT]], name: str, settings: Map
         known: its classes by name.
         name: which.
         settings: its numbers; a missing one has its default.
+        own: further classes, of the user's file, of this kind and others.
 
     Raises:
-        ConfigError: there is no such record or number, or a number is out of its range.
+        ConfigError: there is no such record or number, a number is out of its range, or two records share a name.
     """
+    added = {key: item for key, item in own.items() if item.kind == kind}
+    if name in known and name in added:
+        raise ConfigError(f"your {kind} {name} has the name of one that comes with Shoal; rename its function")
+    known = {**known, **added}
     if name not in known:
         raise ConfigError(f"no {kind} {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}")
     numbers = [item.name for item in dataclasses.fields(known[name])]  # type: ignore[arg-type]

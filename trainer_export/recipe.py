@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from torch import Tensor
 
 from fleet_protocol.manifest import RecipeSpec
 from fleet_protocol.recipe import RecipeTable
-from trainer_export.loss import Loss, loss_named
+from trainer_export.loss import Answer, Loss, loss_named
 from trainer_export.losses.cross_entropy import MaskedCrossEntropy
 from trainer_export.metric import Metric, metric_named
 from trainer_export.numbers import Range, check_numbers, number
@@ -49,22 +54,37 @@ class Recipe:
             metric.check(self.loss)
 
     @classmethod
-    def of(cls, table: RecipeTable) -> Recipe:
+    def of(cls, table: RecipeTable, own: Mapping[str, type[Any]] = MappingProxyType({})) -> Recipe:
         """The recipe that a table describes.
 
         Args:
             table: names and numbers.
+            own: losses and metrics of the user's file, the `own` of its registry.
 
         Raises:
             ConfigError: there is no such optimizer, loss or number, or a number is out of its range.
         """
         return cls(
             optimizer_named(table.optimizer.name, table.optimizer_settings),
-            loss_named(table.loss.name, table.loss.settings),
+            loss_named(table.loss.name, table.loss.settings, own),
             clip_norm=table.clip_norm or None,
             proximal=table.proximal,
-            metrics=tuple(metric_named(part.name, part.settings) for part in table.metrics),
+            metrics=tuple(metric_named(part.name, part.settings, own) for part in table.metrics),
         )
+
+    def try_out(self, output: Tensor, answer: Answer) -> None:
+        """See that losses and metrics of the user's are what they must be, on a batch of a model.
+
+        Args:
+            output: of the model.
+            answer: random targets.
+
+        Raises:
+            ExportError: one is not; the message names its function and line.
+        """
+        self.loss.try_out(output, answer)
+        for metric in self.metrics:
+            metric.try_out(self.loss, output, answer)
 
     def spec(self, output: tuple[int, ...]) -> RecipeSpec:
         """This recipe as the manifest states it.

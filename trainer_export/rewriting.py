@@ -59,7 +59,7 @@ def place_of(meta: Mapping[str, Any], line: str | None) -> str:
     if not stack:
         return ""
     path, kind = list(stack.values())[-1]
-    where = f"module {path or '(the model itself)'} ({getattr(kind, '__name__', kind)})"
+    where = kind if isinstance(kind, str) else f"module {path or '(the model itself)'} ({kind.__name__})"
     return f"{where}, {line}" if line else where
 
 

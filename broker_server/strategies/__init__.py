@@ -1,1 +1,7 @@
 """The methods, one file per paper; `registry` has a row for each."""
+
+from __future__ import annotations
+
+from broker_server.strategies import accumulator
+
+__all__ = ["accumulator"]

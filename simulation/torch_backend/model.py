@@ -132,11 +132,12 @@ class Alone:
         layout: of the row.
         rows: float32 ``[1, entries]`` on the module's device.
         manifest: of the artifact set.
+        losses: of its recipe, see `losses_of`.
     """
 
-    def __init__(self, module: nn.Module, layout: Layout, rows: Tensor, manifest: Manifest) -> None:
+    def __init__(self, module: nn.Module, layout: Layout, rows: Tensor, manifest: Manifest, losses: Losses) -> None:
         self._module, self._places, self._layers = module, layout.moving, _noise_layers(module, manifest)
-        self._losses = losses_of(manifest)
+        self._losses = losses
         parameters = dict(module.named_parameters())
         for place in layout.places:
             parameters[place.name].data = place.view(rows[0])
@@ -162,11 +163,12 @@ class Together:
         layout: of a row; not channels-last, in which grouped convolutions have no kernel of their own.
         rows: float32 ``[devices, entries]`` on the module's device.
         manifest: of the artifact set.
+        losses: of its recipe, see `losses_of`.
     """
 
-    def __init__(self, module: nn.Module, layout: Layout, rows: Tensor, manifest: Manifest) -> None:
+    def __init__(self, module: nn.Module, layout: Layout, rows: Tensor, manifest: Manifest, losses: Losses) -> None:
         self._places, self._rows, self._layout = layout.moving, rows, layout
-        self._losses = losses_of(manifest)
+        self._losses = losses
         self._leaves: dict[tuple[int, int], dict[str, Tensor]] = {}
         layers = _noise_layers(module, manifest)
 
@@ -211,11 +213,12 @@ def _fed(layers: Sequence[NoiseLayer], noise: Sequence[Tensor]) -> Iterator[None
             layer.noise = None
 
 
-def losses_of(manifest: Manifest) -> Losses:
+def losses_of(manifest: Manifest, own: Mapping[str, Any]) -> Losses:
     """The loss of a recipe, for one batch of each of some devices.
 
     Args:
         manifest: of the artifact set.
+        own: losses of the user's file by name.
 
     Returns:
         A function of outputs ``[k, batch, ...]``, targets ``[k, batch, ...]`` and masks ``[k, classes]`` (or None, for
@@ -225,7 +228,7 @@ def losses_of(manifest: Manifest) -> Losses:
         ConfigError: the loss is not known here.
     """
     spec = manifest.recipe.loss
-    loss = loss_named(spec.name, spec.settings)
+    loss = loss_named(spec.name, spec.settings, own)
     if loss == MaskedCrossEntropy():
         return _cross_entropies
 

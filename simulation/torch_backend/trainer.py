@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
@@ -39,7 +40,7 @@ from fleet_protocol.targets import counted
 from models.architecture import Architecture
 from models.zoo.layers import StaticBatchNorm, set_mode
 from simulation.torch_backend.batches import TorchJob, pieces
-from simulation.torch_backend.model import Alone, Batch, Stepper, Together, make_model, used_parameters
+from simulation.torch_backend.model import Alone, Batch, Stepper, Together, losses_of, make_model, used_parameters
 from simulation.torch_backend.rows import Layout, Pull, Rows, Rule
 
 __all__ = ["TorchJob", "TorchResult", "TorchTrainer"]
@@ -123,6 +124,7 @@ class TorchTrainer:
             that starting its operators takes longer than running them. Which devices a device is trained together
             with changes the last bits of what it ends with, since convolutions then sum in another order; a job that
             is alone in its call has the same bits every time.
+        own: losses of the user's file by name.
 
     Raises:
         ConfigError: the module does not have the parameters of the manifest, or there is no such device.
@@ -137,11 +139,13 @@ class TorchTrainer:
         device: Literal["cpu", "cuda"] = "cpu",
         threads: int = 1,
         together: bool | None = None,
+        own: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         if device == "cuda" and not torch.cuda.is_available():
             raise ConfigError('torch sees no CUDA device here; set device = "cpu", or install a CUDA build of torch')
         self._manifest, self._threads, self._device = manifest, threads, torch.device(device)
         self._wish = together
+        self._losses = losses_of(manifest, own)
         with self._settled():
             module = make_model(architecture, settings, manifest)
             names = frozenset(spec.name for spec in manifest.parameters)
@@ -203,7 +207,7 @@ class TorchTrainer:
         count = 0
         with self._settled(), torch.no_grad():
             rows = self._alone_layout.filled([job.weights]).to(self._device)
-            Alone(self._module, self._alone_layout, rows, self._manifest)
+            Alone(self._module, self._alone_layout, rows, self._manifest, self._losses)
             set_mode(self._module, "statistics")
             try:
                 norms = {spec.name: self._module.get_submodule(spec.name) for spec in self._manifest.statistics}
@@ -259,7 +263,8 @@ class TorchTrainer:
         started = time.monotonic()
         layout = self._together_layout if together else self._alone_layout
         rows = layout.filled([ready.job.weights for ready in group]).to(self._device)
-        stepper: Stepper = (Together if together else Alone)(self._module, layout, rows, self._manifest)
+        kind = Together if together else Alone
+        stepper: Stepper = kind(self._module, layout, rows, self._manifest, self._losses)
         tallies = [_Tally(ready.job, self._manifest) for ready in group]
         self._train_rows(stepper, rows[:, : layout.trained], group, tallies)
         seconds = (time.monotonic() - started) / len(group)

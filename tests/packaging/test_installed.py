@@ -127,9 +127,7 @@ def test_without_an_extra(install, folder):
     bare = install()
     says_its_version(bare, folder)
     lacks(bare, folder, ())
-    names = (
-        "Cut, Layout, ShoalError, Tier, compile_plan, finish_merge, fold_update, make_plan, slice_weights, start_merge"
-    )
+    names = "Cut, Layout, ShoalError, Tier, accumulator, compile_plan, make_plan, slice_weights"
     bare.run("python", "-c", f"from shoal import {names}", cwd=folder)
     done = bare.tried("shoal", "data", "fetch", "cifar10", "--to", "data", cwd=folder)
     assert done.stderr.startswith("error: "), done.stderr

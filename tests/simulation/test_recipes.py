@@ -21,6 +21,28 @@ TINY = {
 }
 
 
+OWN = """
+import torch
+from shoal import loss, metric
+
+@loss("int64")
+def focal(outputs, targets, *, gamma=2.0):
+    right = torch.log_softmax(outputs, 1).gather(1, targets[:, None])[:, 0]
+    return -((1 - right.exp()) ** gamma) * right
+
+@metric()
+def top_two(outputs, targets):
+    return (outputs.topk(2).indices == targets[:, None]).any(1)
+"""
+
+
+def own_file(folder):
+    """A user's file without an architecture."""
+    path = folder / "my_models.py"
+    path.write_text(OWN)
+    return path
+
+
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
@@ -61,12 +83,14 @@ def test_a_fleet_keeps_the_states_of_adamw_as_a_simulation_does(cache, tmp_path)
     [
         {"optimizer": {"name": "adamw", "beta1": 0.8}, "clip_norm": 0.5},
         {"optimizer": {"name": "sgd", "momentum": 0.8, "nesterov": True}},
+        {"loss": {"name": "focal", "gamma": 1.0}},
     ],
-    ids=["adamw", "nesterov"],
+    ids=["adamw", "nesterov", "own loss"],
 )
 def test_both_backends_do_the_same_arithmetic(cache, tmp_path, recipe):
     """Graphs on onnxruntime and the torch backend, alone and in groups."""
-    tables = TINY | {"model": MLP | {"recipe": recipe}, "round": {"rounds": 1, "fraction": 1.0}}
+    model = MLP | {"recipe": recipe, "models": own_file(tmp_path)}
+    tables = TINY | {"model": model, "round": {"rounds": 1, "fraction": 1.0}}
     found = []
     for number, engine in enumerate(({}, {"backend": "torch"}, {"backend": "torch", "group": 2})):
         config = settings(tmp_path / str(number), cache, **tables | {"engine": {"workers": 1, **engine}})
@@ -103,12 +127,13 @@ def test_states_do_not_follow_a_moving_window(cache, tmp_path):
     [
         ({"loss": "huber", "metrics": ["mae", "rmse"], "optimizer": "adam"}, "mae"),
         ({"loss": {"name": "cross-entropy", "label_smoothing": 0.1}, "metrics": ["f1", "matthews"]}, "f1"),
+        ({"loss": {"name": "focal", "gamma": 1.0}, "metrics": ["top_two"]}, "top_two"),
     ],
-    ids=["numbers", "labels"],
+    ids=["numbers", "labels", "own"],
 )
 def test_a_fleet_judges_by_metrics_as_a_simulation_does(cache, tmp_path, capsys, recipe, metric):
     """Boards and server, on held-out samples and on the test set; the store tells it as a table and as JSON."""
-    model = MLP | {"recipe": recipe}
+    model = MLP | {"recipe": recipe, "models": own_file(tmp_path)}
     if "huber" in str(recipe):
         model |= {"settings": {"hidden": (16,), "classes": 1}}
     config = settings(tmp_path / "sim", cache, **TINY | {"model": model, "evaluation": {"holdout": 0.2}})

@@ -20,6 +20,7 @@ from trainer_export.batches import SizedBatches, vocabulary_of
 from trainer_export.check import open_session, run_session
 from trainer_export.formats.onnx import write_train_graph
 from trainer_export.loss import loss_named
+from trainer_export.losses.own import loss as own_loss
 from trainer_export.metric import metric_named
 from trainer_export.model_inputs import Signature
 from trainer_export.optimizers.sgd import Sgd
@@ -77,7 +78,29 @@ def whole(loss):
     return lambda output, y: loss(output, y.reshape(output.shape))
 
 
+@own_loss("int64")
+def own_cross_entropy(outputs, targets, *, smoothing=0.0):
+    """As a user would write it."""
+    return nn.functional.cross_entropy(outputs, targets, reduction="none", label_smoothing=smoothing)
+
+
+@own_loss(shape=(3,))
+def own_square(outputs, targets):
+    """With operators alone."""
+    return ((outputs - targets) ** 2).mean(1)
+
+
+OWN = {kind.name: kind for kind in (own_cross_entropy, own_square)}
+
 CASES = [
+    ("own_cross_entropy", {}, lambda output, y: nn.CrossEntropyLoss()(output, y.long()), ("mlp",)),
+    (
+        "own_cross_entropy",
+        {"smoothing": 0.1},
+        lambda output, y: nn.CrossEntropyLoss(label_smoothing=0.1)(output, y.long()),
+        ("mlp",),
+    ),
+    ("own_square", {}, nn.MSELoss(), ("mlp",)),
     ("cross-entropy", {"label_smoothing": 0.1}, ignoring(label_smoothing=0.1), ALL),
     (
         "cross-entropy",
@@ -127,7 +150,7 @@ def exported(folder, model, recipe):
 def test_twenty_steps_are_those_of_pytorchs_own_class(loss, numbers, pytorch, model):
     """Within 1e-5 in loss and parameters."""
     module, signature = made(model)
-    recipe = Recipe(Sgd(), loss_named(loss, numbers), clip_norm=None)
+    recipe = Recipe(Sgd(), loss_named(loss, numbers, OWN), clip_norm=None)
     session = open_session(write_train_graph(module, signature, recipe).data)
     ignored, optimizer = recipe.loss.ignored, recipe.optimizer
     reference = optimizer.pytorch(list(module.parameters()), LEARNING_RATE)

@@ -105,7 +105,7 @@ def _export(options: _Options) -> None:
         _print_cuts(layout, tiers, as_json=options.as_json)
         return
     heads = parse_heads("--head", options.heads or [])
-    recipe = Recipe.of(_recipe(options))
+    recipe = Recipe.of(_recipe(options), registry.own)
     with export_bar(error_console(), f"exporting {options.arch}") as progress:
         reports = export_architecture(
             architecture,

@@ -297,6 +297,7 @@ LOWERINGS: dict[Any, Callable[..., Any]] = {
     aten.eq.Scalar: _compare("Equal"),
     aten.ne.Tensor: _compare("Equal", negate=True),
     aten.ne.Scalar: _compare("Equal", negate=True),
+    aten.isnan.default: lambda e, out, x: _compare("Equal", negate=True)(e, out, x, x),
     aten.lt.Tensor: _compare("Less"),
     aten.lt.Scalar: _compare("Less"),
     aten.le.Tensor: _compare("LessOrEqual"),
