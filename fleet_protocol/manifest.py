@@ -10,16 +10,18 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, JsonValue, SerializerFunctionWrapHandler, ValidationError, model_serializer
+from pydantic import Field, JsonValue, ValidationError, model_validator
 
 from fleet_protocol.digests import DIGEST_PATTERN
 from fleet_protocol.errors import BlobError
 from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.recipe_spec import Grown, LossSpec, OptimizerSpec, RecipeSpec
 
 __all__ = [
+    "BASE",
     "FORMAT_VERSION",
     "CheckSpec",
     "FileSpec",
@@ -45,6 +47,9 @@ __all__ = [
 ]
 
 FORMAT_VERSION = 2
+
+BASE = "base"
+"""Key of the file of frozen tensors among the files of a set."""
 
 Dtype = Literal["float32", "int64"]
 
@@ -161,89 +166,6 @@ class GraphSpec(FileSpec):
     mixed: tuple[str, ...] = ()
 
 
-class OptimizerSpec(FrozenModel):
-    """The update rule that is baked into the train graph.
-
-    Attributes:
-        name: of the rule.
-        settings: its numbers; the learning rate is an input of the graph.
-    """
-
-    name: str
-    settings: Mapping[str, JsonValue] = Field(default_factory=dict)
-
-
-_LATER = frozenset({"settings", "ignored", "bounds", "metrics"})
-
-
-def without_unused(dumped: dict[str, Any]) -> dict[str, Any]:
-    """A part of a manifest without keys that came after its format and say nothing."""
-    return {key: value for key, value in dumped.items() if key not in _LATER or value not in (None, {}, (), [])}
-
-
-class LossSpec(FrozenModel):
-    """What training makes small, and what evaluation returns of it.
-
-    Attributes:
-        name: of the loss, such as the cross entropy of the logits times the label mask (specification 1.5).
-        target: element type of ``y``; its shape for one sample is the manifest's ``label_shape``.
-        masked: whether the graphs take the label ``mask``.
-        metrics: outputs of the eval graph, sums over a batch; the first is that of the loss.
-        settings: its numbers; empty where all have their defaults.
-        ignored: label that counts for nothing, which boards and server hand to the graphs as -1.
-        bounds: where targets that are numbers must lie.
-    """
-
-    name: str = "masked-cross-entropy"
-    target: Dtype = "int64"
-    masked: bool = True
-    metrics: tuple[str, ...] = ("loss_sum", "correct")
-    settings: Mapping[str, JsonValue] = Field(default_factory=dict)
-    ignored: int | None = None
-    bounds: tuple[float, float] | None = None
-
-    @model_serializer(mode="wrap")
-    def _what_is_used(self, full: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_unused(full(self))
-
-
-class MetricSpec(FrozenModel):
-    """A metric that an evaluation reports beside loss and accuracy.
-
-    Attributes:
-        name: of the metric.
-        rule: that makes a number of its sums (`fleet_protocol.metrics`).
-        sums: outputs of the eval graph that it takes, or ``examples`` for the number of samples.
-    """
-
-    name: str
-    rule: str
-    sums: tuple[str, ...]
-
-
-class RecipeSpec(FrozenModel):
-    """The training recipe that is baked into the train graph; the learning rate is an input of it.
-
-    Attributes:
-        optimizer: the update rule; what it keeps is listed in the manifest's ``states``.
-        loss: what is made small.
-        clip_norm: bound of the global gradient norm, or None.
-        proximal: the gradient gains ``mu * (parameter - anchor)`` before clipping (FedProx); the train graph then
-            takes ``anchor.<name>`` for every parameter, the weights the device was sent, and the scalar ``mu``.
-        metrics: what an evaluation reports beside loss and accuracy.
-    """
-
-    optimizer: OptimizerSpec
-    loss: LossSpec = LossSpec()
-    clip_norm: float | None = Field(default=1.0, gt=0)
-    proximal: bool = False
-    metrics: tuple[MetricSpec, ...] = ()
-
-    @model_serializer(mode="wrap")
-    def _what_is_used(self, full: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_unused(full(self))
-
-
 class CheckSpec(FrozenModel):
     """What the comparison with PyTorch found at export.
 
@@ -266,7 +188,7 @@ class CheckSpec(FrozenModel):
     worst_tensor: str
 
 
-class Manifest(FrozenModel):
+class Manifest(Grown):
     """Everything about one artifact set; its digest is the digest of its JSON bytes.
 
     Attributes:
@@ -287,9 +209,11 @@ class Manifest(FrozenModel):
         states_in_place: the step graphs may be given one buffer for a state and its next value.
         statistics: static batch norms whose mean and variance the eval and infer graphs take.
         noise: layers that need random numbers in training, in the order they are drawn in; the other graphs draw none.
+        base: frozen tensors, which the graphs take as they take parameters and never return. They lie in the file
+            ``base``, which all tiers share.
         graphs: ``onnx/train``, ``onnx/eval``, ``onnx/stats``, ``onnx/infer``, ``ort-training/step``,
             ``ort-training/training_model``, ``ort-training/eval_model``, ``ort-training/optimizer_model``.
-        files: further files, by the same kind of key (``ort-training/checkpoint``).
+        files: further files, by the same kind of key (``ort-training/checkpoint``), and ``base``.
         flops_per_sample: floating point operations of one forward pass of one sample.
         flops_per_step_sample: the same for forward, backward and update (update spread over nothing: per sample).
         peak_memory_bytes: estimated peak of one training process beyond the runtime itself, batch 32.
@@ -297,6 +221,8 @@ class Manifest(FrozenModel):
         skipped: formats that were asked for and that the model cannot have, each with the reason.
         versions: exporter packages and their versions.
     """
+
+    later: ClassVar = frozenset({"base"})
 
     format_version: Literal[2] = 2
     arch: str
@@ -314,6 +240,7 @@ class Manifest(FrozenModel):
     states_in_place: bool = False
     statistics: tuple[StatisticSpec, ...] = ()
     noise: tuple[NoiseSpec, ...] = ()
+    base: tuple[TensorSpec, ...] = ()
     graphs: Mapping[str, GraphSpec]
     files: Mapping[str, FileSpec] = Field(default_factory=dict)
     flops_per_sample: int = Field(ge=0)
@@ -322,6 +249,12 @@ class Manifest(FrozenModel):
     checks: tuple[CheckSpec, ...] = ()
     skipped: Mapping[str, str] = Field(default_factory=dict)
     versions: Mapping[str, str] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _base_has_a_file(self) -> Manifest:
+        if self.base and BASE not in self.files:
+            raise ValueError("there are frozen tensors and no file of them")
+        return self
 
     @property
     def parameter_count(self) -> int:

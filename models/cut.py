@@ -74,6 +74,11 @@ class Cut:
         return tuple(self._labels)
 
     @property
+    def is_bare(self) -> bool:
+        """Whether this build leaves all blocks out, which happens once while a layout is inferred."""
+        return self._depth == 0
+
+    @property
     def blocks(self) -> int | None:
         """Blocks of the global model; None if the builder did not ask for a depth."""
         return self._blocks
@@ -150,6 +155,13 @@ class Cut:
         """
         return self.width(name, groups)
 
+    def whole(self) -> Cut:
+        """A cut that leaves every width as it is, for a part that is the same in every tier, such as a frozen model.
+
+        Depth and labels are asked of this cut, widths of none.
+        """
+        return _Whole(self)
+
     def classes(self, n: int) -> int:
         """Name the rows of the classifier, one for each label. They are never cut.
 
@@ -217,3 +229,20 @@ class Cut:
                 f" {axis.size} in {axis.groups}; give different layers different names"
             )
         return axis.kept(self._rate) + axis.groups * self._enlarge.get(axis.name, 0)
+
+
+class _Whole(Cut):
+    """Answers for a part of a model that no width cuts."""
+
+    def __init__(self, of: Cut) -> None:
+        super().__init__()
+        self._of = of
+
+    def depth(self, blocks: int) -> int:
+        return self._of.depth(blocks)
+
+    def labels(self, name: str, n: int) -> int:
+        return self._of.labels(name, n)
+
+    def _kept(self, axis: Axis) -> int:
+        return axis.size

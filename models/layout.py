@@ -101,6 +101,8 @@ class Layout:
         input_dtype: ``float32``, or ``int64`` for tokens.
         classes: number of labels.
         heads: tiers with a head of their own, which no other tier shares, by id: the number of their labels.
+        base: frozen tensors that no width cuts, in module order. They are the same in all tiers and rounds, so they are
+            in no weights, plan or merge: graphs take them from one file.
     """
 
     arch: str
@@ -115,6 +117,7 @@ class Layout:
     input_dtype: Literal["float32", "int64"]
     classes: int
     heads: Mapping[str, int] = field(default_factory=dict)
+    base: tuple[Parameter, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "settings", freeze(self.settings))
@@ -149,6 +152,11 @@ class Layout:
         """
         checked = self.tier(tier.width, tier.depth)
         return frozenset({STEM, HEAD, *(block_name(number) for number in range(1, checked.depth + 1))})
+
+    def base_of(self, tier: Tier) -> tuple[Parameter, ...]:
+        """List the frozen tensors that a tier reads from the base, in registration order."""
+        blocks = self.blocks(tier)
+        return tuple(item for item in self.base if item.block in blocks)
 
     def kept(self, tier: Tier) -> tuple[Parameter, ...]:
         """List the parameters a tier keeps, in registration order.
@@ -214,15 +222,7 @@ class Layout:
                 | ({"leading": True} if axis.leading else {})
                 for axis in self.axes.values()
             ],
-            "parameters": [
-                {
-                    "name": item.name,
-                    "shape": list(item.shape),
-                    "dims": [dim.to_json() for dim in item.dims],
-                    "block": item.block,
-                }
-                for item in self.parameters
-            ],
+            "parameters": [_document(item) for item in self.parameters],
             "statistics": [
                 {"name": item.name, "dims": [dim.to_json() for dim in item.dims], "block": item.block}
                 for item in self.statistics
@@ -230,6 +230,8 @@ class Layout:
         }
         if self.heads:
             document["heads"] = dict(self.heads)
+        if self.base:
+            document["base"] = [_document(item) for item in self.base]
         return json.dumps(document, indent=1)
 
     @classmethod
@@ -251,6 +253,22 @@ class Layout:
             raise ConfigError(f"layout.json cannot be read ({error!r}); export the architecture again") from error
 
 
+def _document(item: Parameter) -> dict[str, Any]:
+    return {
+        "name": item.name,
+        "shape": list(item.shape),
+        "dims": [dim.to_json() for dim in item.dims],
+        "block": item.block,
+    }
+
+
+def _parameters(documents: Iterable[Mapping[str, Any]]) -> tuple[Parameter, ...]:
+    return tuple(
+        Parameter(str(item["name"]), tuple(map(int, item["shape"])), _dims(item["dims"]), str(item["block"]))
+        for item in documents
+    )
+
+
 def _read(document: Mapping[str, Any]) -> Layout:
     if document["version"] != FORMAT_VERSION:
         raise ValueError(f"format version {document['version']}, this release reads {FORMAT_VERSION}")
@@ -268,10 +286,7 @@ def _read(document: Mapping[str, Any]) -> Layout:
         arch=str(document["arch"]),
         settings=document["settings"],
         axes={axis.name: axis for axis in axes},
-        parameters=tuple(
-            Parameter(str(item["name"]), tuple(map(int, item["shape"])), _dims(item["dims"]), str(item["block"]))
-            for item in document["parameters"]
-        ),
+        parameters=_parameters(document["parameters"]),
         statistics=tuple(
             Statistic(str(item["name"]), _dims(item["dims"]), str(item["block"])) for item in document["statistics"]
         ),
@@ -282,6 +297,7 @@ def _read(document: Mapping[str, Any]) -> Layout:
         input_dtype=cast('Literal["float32", "int64"]', document["input_dtype"]),
         classes=int(document["classes"]),
         heads={str(tier): int(classes) for tier, classes in document.get("heads", {}).items()},
+        base=_parameters(document.get("base", ())),
     )
 
 
@@ -296,17 +312,17 @@ def _check(layout: Layout) -> None:
     if not layout.depths or layout.depths[-1] != layout.depth or sorted(set(layout.depths)) != [*layout.depths]:
         raise PlanError(f"{layout.arch}: depths {layout.depths} do not ascend to its depth {layout.depth}")
     blocks = {STEM, HEAD, *(block_name(number) for number in range(1, layout.depth + 1))}
-    names = [item.name for item in layout.parameters]
+    names = [item.name for item in (*layout.parameters, *layout.base)]
     if len(set(names)) != len(names):
         raise PlanError(f"{layout.arch}: two parameters share a name")
-    items: list[Parameter | Statistic] = [*layout.parameters, *layout.statistics]
+    items: list[Parameter | Statistic] = [*layout.parameters, *layout.base, *layout.statistics]
     for item in items:
         unknown = [part.axis for dim in item.dims for part in dim.segments if part.axis not in layout.axes]
         if unknown:
             raise PlanError(f"{layout.arch}: {item.name} carries the unknown axis {unknown[0]}")
         if item.block not in blocks:
             raise PlanError(f"{layout.arch}: {item.name} belongs to the unknown block {item.block}")
-    for parameter in layout.parameters:
+    for parameter in (*layout.parameters, *layout.base):
         if layout.local_shape(parameter.dims, 1.0) != parameter.shape:
             raise PlanError(f"{layout.arch}: the axes of {parameter.name} do not add up to {parameter.shape}")
     for item in items:
@@ -330,11 +346,11 @@ def _check_head(layout: Layout, tier: Tier, classes: int) -> None:
         )
     outside = [
         item.name
-        for item in layout.parameters
-        if item.block != HEAD and any(dim.axis in layout.label_axes for dim in item.dims)
+        for item in (*layout.parameters, *layout.base)
+        if (item.block != HEAD or item in layout.base) and any(dim.axis in layout.label_axes for dim in item.dims)
     ]
     if outside:
         raise PlanError(
-            f"{layout.arch}: {outside[0]} goes with the labels but is not part of the head, so no tier can have"
-            " labels of its own"
+            f"{layout.arch}: {outside[0]} goes with the labels but is not part of a head that trains, so no tier can"
+            " have labels of its own"
         )

@@ -66,9 +66,9 @@ class _KeptSessions(Sessions):
         self._train: dict[Path, TrainSession] = {}
         self._forward: dict[Path, ForwardSession] = {}
 
-    def train(self, manifest: Manifest, graph: Path) -> TrainSession:
+    def train(self, manifest: Manifest, graph: Path, base: Mapping[str, NDArray[Any]]) -> TrainSession:
         if graph not in self._train:
-            self._train[graph] = super().train(manifest, graph)
+            self._train[graph] = super().train(manifest, graph, base)
         return self._train[graph]
 
     def forward(self, manifest: Manifest, graph: Path, parameters: Mapping[str, NDArray[Any]]) -> ForwardSession:
@@ -179,6 +179,7 @@ class VirtualDevices:
                 manifest,
                 device=self._setup.device,
                 own=registry.own,
+                base=_task(item, manifest, self._tested).base(self._bench(item)),
             )
         return self._trainers[item.tier]
 

@@ -3,6 +3,7 @@
     <out>/objects/<sha256[:2]>/<sha256>    every file by content
     <out>/<arch>/layout.json               axes of the global model
     <out>/<arch>/init.safetensors          initial global weights, in layout order
+    <out>/<arch>/<tier>/base.safetensors   frozen tensors, where there are any: one file under many names
     <out>/<arch>/<tier>/manifest.json      what a device must know
     <out>/<arch>/<tier>/head.safetensors   initial weights of a head of the tier's own, where it has one
     <out>/<arch>/<tier>/*.onnx             the portable graphs, hard links into objects
@@ -23,6 +24,7 @@ import torch
 from torch import nn
 
 from fleet_protocol.errors import ConfigError, StorageError
+from fleet_protocol.manifest import BASE
 from fleet_protocol.weights import encode_weights
 from models.architecture import Architecture
 from models.layout import Layout
@@ -127,8 +129,11 @@ def export_architecture(
     try:
         with calm_torch(), replacing(out / arch.name) as folder:
             write_file(folder / "layout.json", out, layout.to_json().encode())
-            write_file(folder / "init.safetensors", out, encode_weights(initial_weights(arch, settings, seed)))
-            reports = [_export_tier(export, tier, chosen, folder / tier.id, out) for tier in wanted]
+            weights = initial_weights(arch, settings, seed)
+            frozen = {item.name: weights.pop(item.name) for item in layout.base}
+            write_file(folder / "init.safetensors", out, encode_weights(weights))
+            base = SetFile(BASE, "base.safetensors", encode_weights(frozen)) if frozen else None
+            reports = [_export_tier(export, tier, chosen, base, folder / tier.id) for tier in wanted]
     except OSError as error:
         raise StorageError(
             f"{arch.name} cannot be written to {out}: {error}; what was published before is unchanged"
@@ -161,17 +166,20 @@ def _try_out(module: nn.Module, recipe: Recipe, batches: SizedBatches) -> None:
                 recipe.try_out(output, Answer(y, batches.mask()))
 
 
-def _export_tier(export: Export, tier: Tier, formats: tuple[Format, ...], folder: Path, out: Path) -> TierReport:
-    head = export.head(tier)
+def _export_tier(
+    export: Export, tier: Tier, formats: tuple[Format, ...], base: SetFile | None, folder: Path
+) -> TierReport:
+    head, out = export.head(tier), folder.parent.parent
     module, recipe = export.module(tier), export.recipe
-    signature = replace(export.signature, classes=export.layout.classes_of(tier)).with_places_of(module)
+    names = tuple(item.name for item in export.layout.base_of(tier))
+    signature = replace(export.signature, classes=export.layout.classes_of(tier), base=names).with_places_of(module)
     batches = SizedBatches(signature, vocabulary_of(module), seed=export.seed, loss=recipe.loss)
     _try_out(module, recipe, batches)
     export.counter.start(tier.id, "tracing")
     graphs = portable.write_graphs(module, signature, recipe)
     export.counter.start(tier.id, "checking against PyTorch")
     checks = list(portable.check_graphs(graphs, module, recipe, batches))
-    files: list[SetFile] = list(graphs)
+    files: list[SetFile] = [*graphs, *([] if base is None else [base])]
     skipped: dict[str, str] = {}
     if "ort-training" in formats:
         export.counter.start(tier.id, "writing onnxruntime-training artifacts")

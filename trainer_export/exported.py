@@ -69,12 +69,12 @@ class Export:
         return head
 
     def module(self, tier: Tier) -> nn.Module:
-        """The sub-model with weights that hide nothing: a norm with scale 1 and shift 0 would hide a lost parameter."""
+        """The sub-model with weights that hide nothing, as a scale of 1, a shift of 0 or a matrix of zeros would."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             module: nn.Module = build(self.arch, tier, settings=self.settings(tier))
             with torch.no_grad():
                 for parameter in module.parameters():
-                    if parameter.dim() < 2:
+                    if parameter.dim() < 2 or not parameter.any():
                         parameter.add_(0.1 * torch.randn_like(parameter))
         return module

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fleet_protocol.discovery import discover
-from fleet_protocol.manifest import MetricSpec
+from fleet_protocol.recipe_spec import MetricSpec
 from trainer_export.loss import Answer, Loss
 from trainer_export.model_inputs import Signature
 from trainer_export.numbers import made

@@ -63,12 +63,14 @@ class Signature:
         classes: number of logits.
         places: of one sample that have logits: empty for one, ``(tokens,)`` for one per token, ``(height, width)`` for
             one per pixel.
+        base: frozen parameters that graphs take and never return; any other frozen one comes out as it went in.
     """
 
     input_shape: tuple[int, ...]
     input_dtype: str
     classes: int
     places: tuple[int, ...] = ()
+    base: tuple[str, ...] = ()
 
     @property
     def output(self) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -34,12 +34,18 @@ class TorchOptimizer:
         module: what it trains.
         clip_norm: bound of the global gradient norm, by PyTorch's own clipping; None for none.
         lr: learning rate.
+        base: parameters that it knows nothing of.
     """
 
     def __init__(
-        self, optimizer: Optimizer, module: nn.Module, clip_norm: float | None, lr: float = LEARNING_RATE
+        self,
+        optimizer: Optimizer,
+        module: nn.Module,
+        clip_norm: float | None,
+        lr: float = LEARNING_RATE,
+        base: Collection[str] = (),
     ) -> None:
-        self._parameters = dict(module.named_parameters())
+        self._parameters = {name: value for name, value in module.named_parameters() if name not in base}
         self._record, self._clip_norm, self._steps = optimizer, clip_norm, 0
         self._optimizer = optimizer.pytorch(list(self._parameters.values()), lr)
 
@@ -82,13 +88,16 @@ class Reference:
         module: not changed.
         recipe: loss, optimizer, clipping and proximal term.
         lr: learning rate.
+        base: frozen parameters that no graph returns.
     """
 
-    def __init__(self, module: nn.Module, recipe: Recipe, lr: float = LEARNING_RATE) -> None:
+    def __init__(
+        self, module: nn.Module, recipe: Recipe, lr: float = LEARNING_RATE, base: Collection[str] = ()
+    ) -> None:
         self._module = set_mode(copy.deepcopy(module), "train")
-        self._recipe = recipe
+        self._recipe, self._base = recipe, base
         self._sent = [p.detach().clone() for p in self._module.parameters()]
-        self._optimizer = TorchOptimizer(recipe.optimizer, self._module, recipe.clip_norm, lr)
+        self._optimizer = TorchOptimizer(recipe.optimizer, self._module, recipe.clip_norm, lr, base)
 
     def step(self, x: Tensor, answer: Answer, noise: Mapping[str, Tensor] | None = None) -> NDArray[Any]:
         """One training step; returns the loss."""
@@ -107,5 +116,6 @@ class Reference:
 
     def snapshot(self) -> tuple[Arrays, Arrays]:
         """Copies of parameters and states by their names."""
-        parameters = {name: p.detach().numpy().copy() for name, p in self._module.named_parameters()}
+        named = self._module.named_parameters()
+        parameters = {name: p.detach().numpy().copy() for name, p in named if name not in self._base}
         return parameters, self._optimizer.states()

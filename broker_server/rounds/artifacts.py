@@ -12,7 +12,7 @@ import numpy as np
 from broker_server.store.mapped_tensors import open_tensors
 from fleet_protocol.blobs import blob_ref
 from fleet_protocol.errors import BlobError, ConfigError, PlanError
-from fleet_protocol.manifest import Manifest, parse_manifest
+from fleet_protocol.manifest import BASE, Manifest, parse_manifest
 from fleet_protocol.messages import BlobRef
 from models.layout import Layout
 from models.slicing import Tensors
@@ -41,6 +41,17 @@ class TierArtifacts:
     def head(self) -> Path:
         """File with the initial weights of a head of its own, where it has one."""
         return self.folder / "head.safetensors"
+
+    def base(self) -> Tensors:
+        """The frozen tensors that the graphs take beside the weights, read-only float32 views.
+
+        Raises:
+            BlobError: the file is damaged.
+        """
+        if not self.manifest.base:
+            return {}
+        found = open_tensors(self.folder / self.manifest.files[BASE].path)
+        return {spec.name: found[spec.name] for spec in self.manifest.base}
 
 
 @dataclass(frozen=True)

@@ -44,10 +44,14 @@ class Evaluator:
         self._classes = judged.manifest.classes
         self._dtype = judged.manifest.input_dtype
         self._session = open_graph(judged.folder / graph.path, threads=threads)
+        self._base = judged.base()
 
     def _mask(self) -> dict[str, NDArray[np.float32]]:
         """Every label counts; a loss without a label mask has no such input."""
         return {"mask": np.ones(self._classes, np.float32)} if self.judged.manifest.recipe.loss.masked else {}
+
+    def _parameters(self, weights: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        return {parameter_input(name): value for name, value in {**self._base, **weights}.items()}
 
     def evaluate(
         self, weights: Mapping[str, NDArray[Any]], statistics: Mapping[str, NDArray[np.float32]]
@@ -64,7 +68,7 @@ class Evaluator:
         Raises:
             DataError: the loss is not finite; the statistics or the weights are useless.
         """
-        fixed = {parameter_input(name): value for name, value in weights.items()}
+        fixed = self._parameters(weights)
         fixed |= dict(statistics)
         fixed |= self._mask()
         names, sums = list(summed_outputs(self.judged.manifest.recipe)), dict[str, NDArray[np.float64]]()
@@ -90,7 +94,7 @@ class Evaluator:
         Returns:
             float64 ``[runs]``, over the labels that count.
         """
-        fixed = {parameter_input(name): value for name, value in weights.items()}
+        fixed = self._parameters(weights)
         fixed |= {**statistics, **self._mask()}
         found = []
         for x, y in self.data.batches(samples, self._dtype):
@@ -116,7 +120,7 @@ class Evaluator:
         Returns:
             Right ones, and how many there are.
         """
-        fixed = {parameter_input(name): value for name, value in weights.items()}
+        fixed = self._parameters(weights)
         fixed |= {**statistics, "mask": mask}
         correct = count = 0
         for start in range(0, len(chosen), self._batch_size):

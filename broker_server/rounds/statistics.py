@@ -87,7 +87,7 @@ def over_batches(
         raise ConfigError(f"{full.folder} has no stats graph; export the architecture again")
     session = open_graph(full.folder / graph.path, threads=threads)
     names = [spec.name for spec in graph.outputs]
-    inputs = {parameter_input(name): value for name, value in weights.items()}
+    inputs = {parameter_input(name): value for name, value in {**full.base(), **weights}.items()}
     sums: dict[str, NDArray[np.float64]] = {}
     count = 0
     for x, _ in data.batches(batch_size, full.manifest.input_dtype):

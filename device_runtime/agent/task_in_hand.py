@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from device_runtime.agent.task_store import StoredTask
-from fleet_protocol.manifest import Manifest
+from fleet_protocol.manifest import BASE, FileSpec, Manifest
 from fleet_protocol.messages import Offer
 
 __all__ = ["TaskInHand"]
@@ -39,5 +40,16 @@ class TaskInHand:
     def blobs_in_use(self) -> set[str]:
         """Digests that must stay on disk while the task lasts."""
         choice, update = self.record.choice, self.record.update
-        graphs = {spec.digest for spec in self.manifest.graphs.values()} if self.manifest else set()
-        return {choice.artifact_set.digest, choice.weights.digest, *graphs, *([update.digest] if update else [])}
+        files = {spec.digest for spec in self.files(self.manifest.graphs)} if self.manifest else set()
+        return {choice.artifact_set.digest, choice.weights.digest, *files, *([update.digest] if update else [])}
+
+    def files(self, graphs: Collection[str]) -> list[FileSpec]:
+        """The files of the set that some of its graphs need: themselves, and the frozen tensors that they take.
+
+        Args:
+            graphs: keys in the manifest, which is there.
+        """
+        if self.manifest is None:
+            raise RuntimeError("the files of a task are asked for before its manifest is there; this is a bug")
+        base = [self.manifest.files[BASE]] if self.manifest.base else []
+        return [*(self.manifest.graphs[key] for key in graphs), *base]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,9 @@ from device_runtime.training.own_model import OwnModel
 from device_runtime.training.own_model_files import OwnModelFiles
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.data import DataSet
-from fleet_protocol.manifest import Manifest
+from fleet_protocol.errors import RefusalReason, RefusedError
+from fleet_protocol.manifest import BASE, Manifest
+from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.messages import BlobRef, Instructions
 
 __all__ = ["Bench", "Task", "optimizer_files"]
@@ -105,3 +108,26 @@ class Task:
             bench: the board.
         """
         return Course(bench.data, bench.split()[0], self.instructions.train, self.round)
+
+    def base(self, bench: Bench) -> dict[str, NDArray[Any]]:
+        """The frozen tensors of the artifact set, mapped and not read: all graphs share one copy in the page cache.
+
+        Args:
+            bench: the board.
+
+        Raises:
+            BlobError: the file is missing or damaged.
+            RefusedError: it lacks a tensor, or has one of another shape.
+        """
+        if not self.manifest.base:
+            return {}
+        found = open_tensors(bench.blobs.path(self.manifest.files[BASE].digest))
+        for spec in self.manifest.base:
+            value = found.get(spec.name)
+            if value is None or (value.shape, value.dtype.name) != (spec.shape, spec.dtype):
+                raise RefusedError(
+                    RefusalReason.BAD_SHAPE,
+                    f"frozen tensor {spec.name} of {self.manifest.tier} is not {spec.dtype} {list(spec.shape)} in the"
+                    " base that its manifest names; export the architecture again",
+                )
+        return {spec.name: found[spec.name] for spec in self.manifest.base}

@@ -7,7 +7,7 @@ happen on torch's meta device and cost no memory.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from fleet_protocol.errors import ConfigError
 from models.architecture import Architecture, call_builder
-from models.axes import Axis
+from models.axes import Axis, AxisKind
 from models.cut import CLASSES, Cut
 from models.dims import Dim
 from models.layout import HEAD, STEM, Layout, Parameter, Statistic, block_name
@@ -79,11 +79,14 @@ def infer_layout(arch: Architecture, settings: Mapping[str, Any] | None = None) 
     axes = whole_axes(axes, dims)
     blocks = _head_from_labels(shapes, dims) if by_depth is None else by_depth
     full = arch.settings(settings)
+    parameters = [Parameter(name, shape, dims[name], blocks[name]) for name, shape in shapes.items()]
+    base = _frozen_and_whole(module, parameters, axes)
     return Layout(
         arch=arch.name,
         settings=full,
         axes=axes,
-        parameters=tuple(Parameter(name, shape, dims[name], blocks[name]) for name, shape in shapes.items()),
+        parameters=tuple(item for item in parameters if item not in base),
+        base=base,
         statistics=tuple(
             Statistic(name, dims[f"{name}.weight"], blocks[f"{name}.weight"])
             for name, layer in module.named_modules()
@@ -95,6 +98,19 @@ def infer_layout(arch: Architecture, settings: Mapping[str, Any] | None = None) 
         input_shape=tuple(full["input_shape"]),
         input_dtype=arch.input_dtype,
         classes=axes[CLASSES].size,
+    )
+
+
+def _frozen_and_whole(
+    module: nn.Module, parameters: Iterable[Parameter], axes: Mapping[str, Axis]
+) -> tuple[Parameter, ...]:
+    """The base: what is frozen and the same in every tier. A frozen tensor that is cut goes with its tier's weights."""
+    frozen = {name for name, value in module.named_parameters() if not value.requires_grad}
+    cut = {name for name, axis in axes.items() if axis.kind is AxisKind.WIDTH}
+    return tuple(
+        item
+        for item in parameters
+        if item.name in frozen and not any(part.axis in cut for dim in item.dims for part in dim.segments)
     )
 
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
@@ -47,19 +48,30 @@ class NativeNorm(StaticBatchNorm):
         )
 
 
-def make_model(architecture: Architecture, settings: Mapping[str, Any] | None, manifest: Manifest) -> nn.Module:
+def make_model(
+    architecture: Architecture,
+    settings: Mapping[str, Any] | None,
+    manifest: Manifest,
+    base: Mapping[str, NDArray[Any]] | None = None,
+) -> nn.Module:
     """Build the module of an artifact set, in mode train.
 
     Args:
         architecture: what the set was exported from.
         settings: those it was exported with.
         manifest: of the set.
+        base: its frozen tensors by name, which become buffers.
 
     Raises:
         ConfigError: the module does not have the parameters of the manifest.
         PlanError: the architecture has no such tier.
     """
     module: nn.Module = build(architecture, Tier(manifest.width, manifest.depth), settings=settings)
+    for name, value in (base or {}).items():
+        path, _, leaf = name.rpartition(".")
+        owner = module.get_submodule(path)
+        delattr(owner, leaf)
+        owner.register_buffer(leaf, torch.tensor(value), persistent=False)
     found = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
     expected = {spec.name: spec.shape for spec in manifest.parameters}
     if found != expected:

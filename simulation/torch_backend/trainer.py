@@ -125,6 +125,7 @@ class TorchTrainer:
             with changes the last bits of what it ends with, since convolutions then sum in another order; a job that
             is alone in its call has the same bits every time.
         own: losses of the user's file by name.
+        base: the frozen tensors of the set by name.
 
     Raises:
         ConfigError: the module does not have the parameters of the manifest, or there is no such device.
@@ -140,6 +141,7 @@ class TorchTrainer:
         threads: int = 1,
         together: bool | None = None,
         own: Mapping[str, Any] = MappingProxyType({}),
+        base: Mapping[str, NDArray[Any]] | None = None,
     ) -> None:
         if device == "cuda" and not torch.cuda.is_available():
             raise ConfigError('torch sees no CUDA device here; set device = "cpu", or install a CUDA build of torch')
@@ -147,7 +149,7 @@ class TorchTrainer:
         self._wish = together
         self._losses = losses_of(manifest, own)
         with self._settled():
-            module = make_model(architecture, settings, manifest)
+            module = make_model(architecture, settings, manifest, base)
             names = frozenset(spec.name for spec in manifest.parameters)
             # The proximal term makes the loss depend on every parameter.
             used = names if manifest.recipe.proximal else used_parameters(module, manifest)

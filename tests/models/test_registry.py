@@ -61,7 +61,18 @@ def test_importing_the_numpy_half_does_not_import_torch():
 def test_the_zoo_holds_its_families(zoo):
     """Names come sorted; each architecture says where it was described."""
     assert zoo.names == (
-        *("cnn1", "cnn2", "conv", "har_cnn", "lenet5", "minilm_encoder", "mlp", "next_word", "preresnet18"),
+        *(
+            "cnn1",
+            "cnn2",
+            "conv",
+            "har_cnn",
+            "lenet5",
+            "minilm_adapters",
+            "minilm_encoder",
+            "mlp",
+            "next_word",
+            "preresnet18",
+        ),
         *("text_encoder", "token_classifier", "transformer_mlm"),
     )
     assert [arch.name for arch in zoo] == list(zoo.names)

@@ -55,16 +55,18 @@ def trace_train(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace
 
     Returns:
         Inputs ``param.*``, ``state.*``, ``x``, ``y``, ``mask`` if the loss takes one, ``noise.*``, ``lr``, and with a
-        proximal term ``anchor.*`` and ``mu``; outputs ``loss`` and ``next.*``. A frozen parameter (``requires_grad``
-        False) and its states come out as they went in.
+        proximal term ``anchor.*`` and ``mu``; outputs ``loss`` and ``next.*``. What the signature names as its base
+        goes in alone; any other frozen parameter (``requires_grad`` False) and its states come out as they went in.
 
     Raises:
         ExportError: the model cannot be traced with a dynamic batch, or all of it is frozen.
     """
     noise = model_noise(model, signature)
     model = prepared(model, "train", operators=True)
-    names, shapes = parameter_names(model), _shapes(model)
-    free = [place for place, parameter in enumerate(model.parameters()) if parameter.requires_grad]
+    shapes = _shapes(model)
+    base = parameter_ports({name: shapes.pop(name) for name in signature.base})
+    names = [*shapes, *signature.base]
+    free = [place for place, name in enumerate(shapes) if model.get_parameter(name).requires_grad]
     if not free:
         raise ExportError("every parameter is frozen (requires_grad False), so there is nothing to train; free some")
     changing = (*parameter_ports(shapes), *state_ports(shapes, recipe.optimizer))
@@ -72,11 +74,11 @@ def trace_train(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace
 
     def step(*tensors: Tensor) -> list[Tensor]:
         trained = Trained.of(tensors[: len(changing)], recipe.optimizer)
-        rest = tensors[len(changing) :]
+        held, rest = tensors[len(changing) : len(changing) + len(base)], tensors[len(changing) + len(base) :]
         x, answer, drawn = rest[0], Answer(*rest[1 : len(batch)]), rest[len(batch) : len(batch) + len(noise)]
         lr, *pulling = rest[len(batch) + len(noise) :]
         leaves = [p.detach().requires_grad_(place in free) for place, p in enumerate(trained.parameters)]
-        output = call_model(model, names, leaves, x, dict(zip(noise, drawn, strict=True)))
+        output = call_model(model, names, [*leaves, *held], x, dict(zip(noise, drawn, strict=True)))
         check_output(output, signature)
         loss, slope = recipe.loss.value_and_slope(output.detach(), answer)
         # As in PyTorch, a parameter the loss does not depend on is left alone, weight decay and momentum too; the
@@ -91,6 +93,7 @@ def trace_train(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace
 
     inputs = (
         *changing,
+        *base,
         *batch,
         *noise_ports(noise),
         Port("lr", "float32", ()),
@@ -175,17 +178,18 @@ def check_train(
         ExportError: the graph deviates by more than `LIMIT`; the message names the tensor.
     """
     session = open_session(model)
-    shapes = model_noise(module, batches.signature)
+    shapes, base = model_noise(module, batches.signature), batches.signature.base
 
     def run(seeded: SizedBatches) -> CheckSpec:
         worst = Worst()
-        reference = Reference(module, recipe)
+        reference = Reference(module, recipe, base=base)
         parameters, states = reference.snapshot()
+        held = {parameter_input(name): module.get_parameter(name).detach().numpy() for name in base}
         for number, (x, y) in enumerate(seeded.take(_STEPS)):
             worst.sizes.append(len(y))
             answer, noise = Answer(y, seeded.mask()), seeded.noise(shapes, len(y), number)
             feed: dict[str, NDArray[Any]] = {parameter_input(n): v for n, v in parameters.items()}
-            feed |= {state_input(n): v for n, v in states.items()}
+            feed |= held | {state_input(n): v for n, v in states.items()}
             feed |= {"x": x.numpy(), "y": y.numpy(), "mask": seeded.mask().numpy()}
             feed |= {name: np.array(value, np.float32) for name, value in (("lr", LEARNING_RATE), ("mu", MU))}
             feed |= reference.anchors() | {noise_input(path): drawn.numpy() for path, drawn in noise.items()}

@@ -119,7 +119,7 @@ class Fetching(DeviceState):
                 )
             task.manifest = manifest
             self._graphs = routine_of(task.offer).graphs(manifest, ctx.need_bench())
-            specs = [manifest.graphs[key] for key in self._graphs]
+            specs = task.files(self._graphs)
             chunk_bytes = choice.artifact_set.chunk_bytes
             self._want(*(BlobRef(digest=s.digest, size=s.size, chunk_bytes=chunk_bytes) for s in specs))
         elif self._graphs is not None and self._fetch.complete and not ctx.events:
@@ -131,9 +131,9 @@ class Fetching(DeviceState):
         task.fetch_seconds = seconds
         if self._fetch.received_bytes and seconds > 0:
             ctx.measured.link_bytes_per_second = self._fetch.received_bytes / seconds
-        choice, manifest = task.record.choice, task.manifest
-        if manifest is not None and self._graphs is not None:
-            digests = [manifest.graphs[key].digest for key in self._graphs]
+        choice = task.record.choice
+        if self._graphs is not None:
+            digests = [spec.digest for spec in task.files(self._graphs)]
             ctx.kit.cache.used(choice.artifact_set.digest, digests, choice.weights.digest)
         ctx.kit.journal.info(f"fetched everything: {self._fetch.received_bytes} bytes in {seconds:.2f} s")
         measures = routine_of(task.offer).phase == "measuring"

@@ -50,9 +50,12 @@ class TrainSession:
         manifest: of the artifact set.
         graph: file of the step graph.
         threads: threads of one operator; 0 takes every core.
+        base: the frozen tensors of the manifest by name; read where they lie, never copied.
     """
 
-    def __init__(self, manifest: Manifest, graph: Path, *, threads: int = 1) -> None:
+    def __init__(
+        self, manifest: Manifest, graph: Path, *, threads: int = 1, base: Mapping[str, Array] | None = None
+    ) -> None:
         self._manifest = manifest
         states = {state_input(spec.name): spec for spec in manifest.states}
         tensors = StepTensors(
@@ -60,6 +63,7 @@ class TrainSession:
             scalars=("loss",),
             fixed={anchor_input(spec.name): spec for spec in manifest.parameters},
             in_place=frozenset(states) if manifest.states_in_place else frozenset(),
+            given={parameter_input(name): array for name, array in (base or {}).items()},
         )
         self._step = SwappingStep(graph, manifest.graphs.values(), tensors, threads=threads)
         self._mu = np.zeros((), np.float32)
@@ -160,11 +164,11 @@ class TrainSession:
         return {spec.name: current[state_input(spec.name)] for spec in self._manifest.states}
 
     def addresses(self) -> dict[str, int]:
-        """Where each current parameter and state lies in memory.
+        """Where each current parameter and state lies in memory, and each frozen tensor.
 
         Parameters alternate between two places; states too, unless the manifest allows them to stay.
         """
-        return {name: array.ctypes.data for name, array in self._step.current.items()}
+        return self._step.addresses()
 
 
 class ForwardSession:
@@ -173,7 +177,7 @@ class ForwardSession:
     Args:
         manifest: of the artifact set.
         graph: file of the graph.
-        parameters: parameter name to float32 array.
+        parameters: parameter name to float32 array, the frozen ones of the manifest's base among them.
         threads: threads of one operator; 0 takes every core.
     """
 
@@ -189,7 +193,8 @@ class ForwardSession:
         Args:
             parameters: parameter name to float32 array; read in place, not copied.
         """
-        self._fixed = {parameter_input(p.name): parameters[p.name] for p in self._manifest.parameters}
+        needed = [spec.name for spec in self._manifest.parameters] + [spec.name for spec in self._manifest.base]
+        self._fixed = {parameter_input(name): parameters[name] for name in needed}
 
     def _run(self, outputs: list[str], feeds: Mapping[str, Array]) -> list[Array]:
         known = {name: value for name, value in {**self._fixed, **feeds}.items() if name in self._inputs}
@@ -243,14 +248,15 @@ class Sessions:
     def __init__(self, threads: int = 1) -> None:
         self.threads = threads
 
-    def train(self, manifest: Manifest, graph: Path) -> TrainSession:
+    def train(self, manifest: Manifest, graph: Path, base: Mapping[str, Array]) -> TrainSession:
         """A session of a step graph; the caller loads weights.
 
         Args:
             manifest: of the artifact set.
             graph: file of the step graph.
+            base: the set's frozen tensors by name.
         """
-        return TrainSession(manifest, graph, threads=self.threads)
+        return TrainSession(manifest, graph, threads=self.threads, base=base)
 
     def forward(self, manifest: Manifest, graph: Path, parameters: Mapping[str, Array]) -> ForwardSession:
         """A session of a graph that changes nothing.
@@ -258,6 +264,6 @@ class Sessions:
         Args:
             manifest: of the artifact set.
             graph: file of the graph.
-            parameters: parameter name to float32 array.
+            parameters: parameter name to float32 array, the set's frozen tensors among them.
         """
         return ForwardSession(manifest, graph, parameters, threads=self.threads)

@@ -42,12 +42,14 @@ class StepTensors:
         scalars: outputs of one number each, which a step returns.
         fixed: inputs that no step changes, by graph input; those the graph lacks are left out.
         in_place: of the tensors that a step changes, those whose next value may be written over them.
+        given: inputs that are in memory already, by graph input; read where they are.
     """
 
     moving: Mapping[str, Sized]
     scalars: tuple[str, ...]
     fixed: Mapping[str, Sized] = field(default_factory=dict)
     in_place: frozenset[str] = frozenset()
+    given: Mapping[str, Array] = field(default_factory=dict)
 
 
 class SwappingStep:
@@ -72,10 +74,11 @@ class SwappingStep:
         second = {name: array if name in tensors.in_place else np.zeros_like(array) for name, array in first.items()}
         self._buffers: tuple[dict[str, Array], dict[str, Array]] = (first, second)
         self._fixed = _zeros({name: sized for name, sized in tensors.fixed.items() if name in self._inputs})
+        self._given = {name: array for name, array in tensors.given.items() if name in self._inputs}
         # An OrtValue made from an array shares its memory; the arrays above keep it alive.
         self._values, self._fixed_values = (
             [{name: runtime.OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items()} for arrays in sets]
-            for sets in (self._buffers, [self._fixed])
+            for sets in (self._buffers, [{**self._fixed, **self._given}])
         )
         self._bindings = (self._bind(0), self._bind(1))
         self._current = 0
@@ -101,6 +104,11 @@ class SwappingStep:
     def fixed(self) -> dict[str, Array]:
         """The tensors that no step changes, by graph input; to write in place."""
         return self._fixed
+
+    def addresses(self) -> dict[str, int]:
+        """Where the runtime reads the tensors that change now, and those it was given, by graph input."""
+        given = {name: self._fixed_values[0][name].data_ptr() for name in self._given}
+        return {name: array.ctypes.data for name, array in self.current.items()} | given
 
     def run(self, feeds: Mapping[str, Array]) -> list[float]:
         """One step.

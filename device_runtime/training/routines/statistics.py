@@ -25,7 +25,7 @@ def _run(task: Task, bench: Bench, hooks: Hooks) -> Result:
     manifest = task.manifest
     bench = replace(bench, data=bench.data.fitted(manifest))
     started = time.monotonic()
-    parameters = read_weights(bench.blobs.path(task.weights.digest), manifest)
+    parameters = {**task.base(bench), **read_weights(bench.blobs.path(task.weights.digest), manifest)}
     session = bench.opening.forward(manifest, bench.blobs.path(manifest.graphs[STATS].digest), parameters)
     tensors, count = measure(session, manifest, task.course(bench), hooks)
     return Result(tensors, count, time.monotonic() - started)

@@ -55,7 +55,7 @@ def _train(task: Task, bench: Bench, hooks: Hooks) -> tuple[Tensors, TrainResult
     """Train; returns the parameters and what training said, after its session is gone."""
     manifest = task.manifest
     key = _step_key(manifest, bench)
-    session = bench.opening.train(manifest, bench.blobs.path(manifest.graphs[key].digest))
+    session = bench.opening.train(manifest, bench.blobs.path(manifest.graphs[key].digest), task.base(bench))
     name = f"{key} {installed_backends()[bench.backend]}"
     if name not in task.tested:
         self_test(session, manifest)
@@ -96,7 +96,7 @@ def _evaluate(task: Task, bench: Bench, parameters: Tensors, hooks: Hooks) -> Ev
 
     def opened(key: str) -> ForwardSession:
         graph = bench.blobs.path(manifest.graphs[key].digest)
-        return bench.opening.forward(manifest, graph, parameters)
+        return bench.opening.forward(manifest, graph, {**task.base(bench), **parameters})
 
     mask = label_mask(
         present_labels(bench.data.y[chosen], manifest.classes), manifest.classes, masked=settings.mask_labels

@@ -1,0 +1,52 @@
+"""Safetensors files as mapped arrays: what is read lies in the page cache, once for all who read it."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleet_protocol.errors import BlobError
+
+__all__ = ["open_tensors"]
+
+_DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F64": np.dtype("<f8"), "I64": np.dtype("<i8")}
+
+_PICKLED = (b"PK\x03\x04", b"\x80\x02")  # how files of torch.save begin, of today and of old
+
+
+def open_tensors(path: Path) -> dict[str, NDArray[Any]]:
+    """Map a file that was checked when it arrived.
+
+    Args:
+        path: a safetensors file.
+
+    Returns:
+        Read-only views by name, in the order of the file; they keep the file mapped as long as they live.
+
+    Raises:
+        BlobError: the file is not there, is truncated, has a header that does not fit it, or is one of torch.save.
+    """
+    try:
+        data = np.memmap(path, np.uint8, "r")
+        if data[:4].tobytes().startswith(_PICKLED):
+            raise BlobError(
+                f"{path} is a file of torch.save, which may run code when it is read; where torch is, make it one of"
+                ' safetensors: python -c "import torch, safetensors.torch as s;'
+                f" s.save_file(torch.load('{path}', weights_only=True), '{path.with_suffix('.safetensors')}')\""
+            )
+        (length,) = struct.unpack("<Q", data[:8].tobytes())
+        header = json.loads(data[8 : 8 + length].tobytes())
+        header.pop("__metadata__", None)
+        body = np.asarray(data[8 + length :])
+        tensors: dict[str, NDArray[Any]] = {}
+        for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+            first, last = entry["data_offsets"]
+            tensors[name] = body[first:last].view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
+    except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
+        raise BlobError(f"cannot read the tensors in {path}: {error!r}") from error
+    return tensors

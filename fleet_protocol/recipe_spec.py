@@ -1,0 +1,95 @@
+"""A training recipe as a manifest states it: optimizer, loss and metrics that are baked into its graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, JsonValue, SerializerFunctionWrapHandler, model_serializer
+
+from fleet_protocol.frozen import FrozenModel
+
+__all__ = ["Grown", "LossSpec", "MetricSpec", "OptimizerSpec", "RecipeSpec"]
+
+
+class OptimizerSpec(FrozenModel):
+    """The update rule that is baked into the train graph.
+
+    Attributes:
+        name: of the rule.
+        settings: its numbers; the learning rate is an input of the graph.
+    """
+
+    name: str
+    settings: Mapping[str, JsonValue] = Field(default_factory=dict)
+
+
+class Grown(FrozenModel):
+    """Is written without keys that came after its format and say nothing, so that older files keep their digests."""
+
+    later: ClassVar[frozenset[str]]
+
+    @model_serializer(mode="wrap")
+    def _what_is_used(self, full: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {
+            key: value for key, value in full(self).items() if key not in self.later or value not in (None, {}, [], ())
+        }
+
+
+class LossSpec(Grown):
+    """What training makes small, and what evaluation returns of it.
+
+    Attributes:
+        name: of the loss, such as the cross entropy of the logits times the label mask (specification 1.5).
+        target: element type of ``y``; its shape for one sample is the manifest's ``label_shape``.
+        masked: whether the graphs take the label ``mask``.
+        metrics: outputs of the eval graph, sums over a batch; the first is that of the loss.
+        settings: its numbers; empty where all have their defaults.
+        ignored: label that counts for nothing, which boards and server hand to the graphs as -1.
+        bounds: where targets that are numbers must lie.
+    """
+
+    later: ClassVar = frozenset({"settings", "ignored", "bounds"})
+
+    name: str = "masked-cross-entropy"
+    target: Literal["float32", "int64"] = "int64"
+    masked: bool = True
+    metrics: tuple[str, ...] = ("loss_sum", "correct")
+    settings: Mapping[str, JsonValue] = Field(default_factory=dict)
+    ignored: int | None = None
+    bounds: tuple[float, float] | None = None
+
+
+class MetricSpec(FrozenModel):
+    """A metric that an evaluation reports beside loss and accuracy.
+
+    Attributes:
+        name: of the metric.
+        rule: that makes a number of its sums (`fleet_protocol.metrics`).
+        sums: outputs of the eval graph that it takes, or ``examples`` for the number of samples.
+    """
+
+    name: str
+    rule: str
+    sums: tuple[str, ...]
+
+
+class RecipeSpec(Grown):
+    """The training recipe that is baked into the train graph; the learning rate is an input of it.
+
+    Attributes:
+        optimizer: the update rule; what it keeps is listed in the manifest's ``states``.
+        loss: what is made small.
+        clip_norm: bound of the global gradient norm, or None.
+        proximal: the gradient gains ``mu * (parameter - anchor)`` before clipping (FedProx); the train graph then
+            takes ``anchor.<name>`` for every parameter, the weights the device was sent, and the scalar ``mu``.
+        metrics: what an evaluation reports beside loss and accuracy.
+    """
+
+    later: ClassVar = frozenset({"metrics"})
+
+    optimizer: OptimizerSpec
+    loss: LossSpec = LossSpec()
+    clip_norm: float | None = Field(default=1.0, gt=0)
+    proximal: bool = False
+    metrics: tuple[MetricSpec, ...] = ()

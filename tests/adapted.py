@@ -1,0 +1,25 @@
+"""A small model of digits whose first layers are frozen and have adapters, for tests."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from torch import nn
+
+from models import Cut, architecture
+from models.zoo.adapters import Adapters, with_adapters
+
+__all__ = ["BASE", "adapted"]
+
+BASE = ("1.weight", "1.bias", "3.weight", "3.bias")
+"""The frozen tensors."""
+
+
+@architecture()
+def adapted(cut: Cut, *, input_shape: tuple[int, ...] = (1, 8, 8), classes: int = 10, hidden: int = 48) -> nn.Module:
+    """Build the model; the rank of its adapters, 8, is cut by width."""
+    sizes = (64, hidden, hidden)
+    layers = [part for pair in pairwise(sizes) for part in (nn.Linear(*pair), nn.ReLU())]
+    layers.append(nn.Linear(hidden, cut.classes(classes)))
+    chosen = Adapters(rank=8, alpha=16, targets=("1", "3"), trained=("5.*",))
+    return with_adapters(nn.Sequential(nn.Flatten(), *layers), chosen, cut)

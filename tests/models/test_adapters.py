@@ -1,0 +1,98 @@
+"""Adapters: what trains, what a tier keeps of them, and that a unit of the rank means the same in every tier."""
+
+from collections import OrderedDict
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fleet_protocol.errors import ConfigError, PlanError
+from models import Cut, Layout, architecture, build, infer_layout, make_plan, slice_weights
+from models.zoo.adapters import Adapters, LoraLinear, with_adapters
+from tests.adapted import BASE, adapted
+
+
+def test_what_is_frozen_and_whole_is_the_base_and_in_no_tiers_weights():
+    """Frozen tensors are no parameters of the fleet; the layout says so, also after it was written and read."""
+    layout = infer_layout(adapted)
+    names = ["1.down", "1.up", "3.down", "3.up", "5.weight", "5.bias"]
+    assert [item.name for item in layout.parameters] == names
+    assert tuple(item.name for item in layout.base) == BASE
+    assert layout.shapes(layout.tier(0.25))["1.up"] == (48, 2)
+    assert Layout.from_json(layout.to_json()) == layout
+
+
+def test_a_layer_computes_the_frozen_product_and_the_scaled_one():
+    """W x + b + alpha / rank * up (down x), with the numbers of numpy."""
+    layer = LoraLinear(nn.Linear(5, 3), 2, 1.5)
+    nn.init.normal_(layer.up)
+    x = torch.randn(4, 5)
+    w, b, down, up = (value.detach().double().numpy() for value in (layer.weight, layer.bias, layer.down, layer.up))
+    expected = x.double().numpy() @ (w + 1.5 * up @ down).T + b
+    np.testing.assert_allclose(layer(x).detach().numpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("width", [0.5, 0.25])
+def test_a_narrow_tier_is_the_whole_model_without_the_other_units(width):
+    """The scale is that of the whole rank in every tier: a sub-model computes what the zeroed whole one computes."""
+    layout = infer_layout(adapted)
+    whole, small = (build(adapted, value) for value in (1.0, width))
+    for parameter in whole.parameters():
+        nn.init.normal_(parameter, std=0.1)
+    state = {name: value.detach().numpy() for name, value in whole.named_parameters()}
+    cut = slice_weights(layout, make_plan(layout, layout.tier(width)), {k: state[k] for k in state if k not in BASE})
+    small.load_state_dict({name: torch.tensor(value) for name, value in {**state, **cut}.items()})
+    kept = round(8 * width)
+    with torch.no_grad():
+        for path in ("1", "3"):
+            whole.get_submodule(path).up[:, kept:] = 0
+    x = torch.randn(6, 1, 8, 8)
+    torch.testing.assert_close(small(x), whole(x))
+
+
+def test_a_frozen_tensor_that_a_width_cuts_stays_with_the_weights():
+    """Which part of it a board needs is the plan's matter, so it is sent as before."""
+
+    class Cutter(nn.Module):
+        def __init__(self, hidden: int, classes: int) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(6, hidden), nn.Linear(hidden, classes)
+            self.first.requires_grad_(False)
+
+        def forward(self, x):
+            return self.second(self.first(x).relu())
+
+    @architecture()
+    def cutter(cut: Cut, *, input_shape=(6,), classes=3):
+        return Cutter(cut.width("hidden", 8), cut.classes(classes))
+
+    layout = infer_layout(cutter)
+    assert not layout.base
+    assert "first.weight" in {item.name for item in layout.parameters}
+
+
+def test_patterns_that_match_nothing_are_refused_and_list_what_there_is():
+    """A misspelt target would else train nothing."""
+    model = nn.Sequential(nn.Linear(4, 4))
+    with pytest.raises(ConfigError, match=r"no linear layer is called 'query'; there are 0"):
+        with_adapters(model, Adapters(2, 4, ("query",)), Cut())
+    with pytest.raises(ConfigError, match=r"no parameter is called 'head\.\*'; there are 0\.weight, 0\.bias"):
+        with_adapters(model, Adapters(2, 4, ("0",), ("head.*",)), Cut())
+    with pytest.raises(ConfigError, match="both must be positive"):
+        Adapters(0, 4, ("0",))
+
+
+def test_a_frozen_head_cannot_be_a_tiers_own():
+    """A tier with labels of its own needs a head that trains."""
+
+    @architecture()
+    def frozen_head(cut: Cut, *, input_shape=(6,), classes=3, blocks=2):
+        layers = {f"block{number}": nn.Linear(6, 6) for number in range(cut.depth(blocks))}
+        head = nn.Linear(6, cut.classes(classes)).requires_grad_(False)
+        return nn.Sequential(OrderedDict({**layers, "head": head}))
+
+    layout = infer_layout(frozen_head)
+    with pytest.raises(PlanError, match=r"head\.weight goes with the labels but is not part of a head that trains"):
+        replace(layout, heads={"w1.00-d1": 5})
