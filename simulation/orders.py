@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
-from fleet_protocol.data import Augment
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import BlobRef, Instructions, TaskMetrics
 
@@ -43,7 +42,7 @@ class WorkerSetup(FrozenModel):
     updates: Path
     devices: Path
     holdout: float = 0.0
-    augment: Augment = "none"
+    augment: tuple[str, ...] = ()
     backend: Literal["onnx", "torch"] = "onnx"
     device: Literal["cpu", "cuda"] = "cpu"
     settings: str = "{}"

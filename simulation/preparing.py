@@ -11,7 +11,7 @@ Whatever is there already is not made again, so a simulation that goes on starts
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from models.registry import Registry
 from simulation.data.dataset import Dataset, evenly
 from simulation.data.datasets import load_dataset
 from simulation.data.held import Parts, write_data
+from simulation.data.own import own_data
 from simulation.data.partition import by_subject, deal_shards, dirichlet, iid
 from simulation.exporting import Chosen, ModelPair, Place, Stage, cache_key, export_pair, export_tiers, initial_blob
 from simulation.settings import SimulationConfig
@@ -79,11 +80,18 @@ def prepare(config: SimulationConfig, stage: Stage = lambda _text: None) -> Prep
         StorageError: the disk is full.
     """
     cache = config.cache or config.out
-    stage(f"reading {config.data.name}")
-    data = _limited(load_dataset(config.data.name, config.data.root, **config.data.options), config.data)
-    folder = cache / "data" / cache_key({"data": config.data.model_dump(mode="json", exclude={"augment"})}, data.name)
+    table = config.data
+    stage(f"reading {table.name or 'your data'}")
+    if table.train is not None and table.test is not None:
+        data = _limited(own_data(table.train, table.test), table)
+    else:
+        data = _limited(load_dataset(table.name, table.root, **table.options), table)
+    facts = {"data": table.model_dump(mode="json", exclude={"augment", "train", "test"})}
+    folder = cache / "data" / cache_key(facts | ({"content": data.content} if data.content else {}), data.name)
     write_data(folder, data)
-    parts = config.out / "parts.npz"
+    parts = config.out / (f"parts-{data.content[:16]}.npz" if data.content else "parts.npz")
+    if any(other != parts for other in config.out.glob("parts*.npz")):
+        raise ConfigError(f"the files of [data] changed since {config.out} was begun; take another `out`")
     if not parts.is_file():
         split_data(config, data).save(parts)
     registry = Registry.zoo() if config.model.models is None else Registry.zoo().with_file(config.model.models)
@@ -143,8 +151,10 @@ def split_data(config: SimulationConfig, data: Dataset) -> Parts:
     if table.kind == "iid":
         test = iid(len(data.test_y), count, seed + _TEST_DRAW) if len(data.test_y) >= count else empty
         return Parts(tuple(iid(len(data.train_y), count, seed)), tuple(test))
-    if data.train_y.ndim != 1:
-        raise ConfigError(f'partition kind = "{table.kind}" needs one label a sample; {data.name} has one a token')
+    if data.train_y.ndim != 1 or data.train_y.dtype.kind == "f":
+        raise ConfigError(
+            f'partition kind = "{table.kind}" needs one label a sample; {data.name} has one a token, or numbers'
+        )
     if table.kind == "dirichlet":
         return Parts(tuple(dirichlet(data.train_y, count, table.alpha, seed)), empty)
     dealt = deal_shards(data.classes, count, table.per_device, seed, as_released=table.as_released)
@@ -155,15 +165,12 @@ def _limited(data: Dataset, table: DataTable) -> Dataset:
     train, test = evenly(len(data.train_y), table.train_limit), evenly(len(data.test_y), table.test_limit)
     if len(train) == len(data.train_y) and len(test) == len(data.test_y):
         return data
-    return Dataset(
-        data.name,
-        data.train_x[train],
-        data.train_y[train],
-        data.test_x[test],
-        data.test_y[test],
-        data.classes,
-        data.tokens,
-        None if data.train_group is None else data.train_group[train],
-        None if data.test_group is None else data.test_group[test],
-        data.black,
+    return replace(
+        data,
+        train_x=data.train_x[train],
+        train_y=data.train_y[train],
+        test_x=data.test_x[test],
+        test_y=data.test_y[test],
+        train_group=None if data.train_group is None else data.train_group[train],
+        test_group=None if data.test_group is None else data.test_group[test],
     )

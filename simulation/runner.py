@@ -234,7 +234,7 @@ class _Simulation:
             updates=self._updates.root,
             devices=self._folder / "devices",
             holdout=self._config.evaluation.holdout,
-            augment=self._config.data.augment,
+            augment=self._config.data.changes,
             backend=table.backend,
             device=table.device,
             settings=json.dumps(dict(self._prepared.settings)),

@@ -100,13 +100,12 @@ class SimulationConfig(RunKeys):
         model = {
             key: folder / value for key in ("models", "weights") if (value := getattr(self.model, key)) is not None
         }
-        data = {} if self.data.root is None else {"root": folder / self.data.root}
         return self.model_copy(
             update={
                 "out": folder / self.out,
                 "cache": None if self.cache is None else folder / self.cache,
                 "model": self.model.model_copy(update=model),
-                "data": self.data.model_copy(update=data),
+                "data": self.data.resolved(folder),
                 "clock": self.clock.relative_to(folder),
             }
         )

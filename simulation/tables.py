@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from fleet_protocol.data import Augment
+from fleet_protocol.data import Augment, DataConfig
+from fleet_protocol.data.augment import based
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.recipe import RecipeTable
 
@@ -49,23 +50,50 @@ class ModelTable(FrozenModel):
 
 
 class DataTable(FrozenModel):
-    """``[data]``: a data set by name.
+    """``[data]``: a data set by name, or your own.
 
     Attributes:
-        name: one of `simulation.data.datasets`.
+        name: one of `simulation.data.datasets`; empty for your own.
+        train: your training samples, by the keys of a board's ``[data]``. A path with ``*`` takes every file (of images
+            every folder) that it matches, each of which one device holds with ``[partition] kind = "subject"``.
+        test: the server's test set, likewise.
         root: folder of the sets that are not shipped; by default what SHOAL_DATA names.
         options: of the loader, such as the window of ``watch``.
         train_limit: training samples to use at most, evenly spread; None for all.
         test_limit: the same for the test samples.
-        augment: random changes to the training samples of every step; see ``docs/device.md``.
+        augment: random changes to the training samples of every step; of your own samples said in ``train``.
     """
 
-    name: str
+    name: str = ""
+    train: DataConfig | None = None
+    test: DataConfig | None = None
     root: Path | None = None
     options: Mapping[str, Any] = Field(default_factory=dict)
     train_limit: int | None = Field(default=None, ge=1)
     test_limit: int | None = Field(default=None, ge=1)
-    augment: Augment = "none"
+    augment: Augment = ()
+
+    @model_validator(mode="after")
+    def _one_source(self) -> DataTable:
+        if bool(self.name) == bool(self.train) or (self.train is None) != (self.test is None):
+            raise ValueError("name one of the data sets, or give [data.train] and [data.test] of your own")
+        if self.train is not None and (self.augment or self.options or self.root):
+            raise ValueError("root, options and augment are for a set by name; say what you need in [data.train]")
+        return self
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """Random changes to the training samples, wherever they are said."""
+        return self.augment if self.train is None else self.train.augment
+
+    def resolved(self, base: Path) -> DataTable:
+        """The same table with relative paths taken from ``base``."""
+        found: dict[str, object] = {"augment": tuple(based(base, item) for item in self.augment)}
+        found |= {} if self.root is None else {"root": base / self.root}
+        for name in ("train", "test"):
+            config: DataConfig | None = getattr(self, name)
+            found |= {} if config is None else {name: config.resolved(base)}
+        return self.model_copy(update=found)
 
 
 class PartitionTable(FrozenModel):

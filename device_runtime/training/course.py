@@ -13,8 +13,8 @@ samples alone, so that a simulation reproduces a device bit by bit:
   ``PCG64(SeedSequence([seed, round, epoch, step], spawn_key=(1,)))``: one generator for the layers in manifest order,
   ``random((count, *shape), float32)`` each; steps count from 0 within an epoch. Evaluation draws nothing.
 - ``training_batch(...)``: the samples of a step. With ``augment`` in the board's ``[data]`` they are changed at random,
-  by what `fleet_protocol.data.augment` draws from ``PCG64(SeedSequence([seed, round, epoch, step],
-  spawn_key=(2,)))``.
+  by what its entries draw in turn from ``PCG64(SeedSequence([seed, round, epoch, step], spawn_key=(2,)))``; see
+  `fleet_protocol.data.augment`.
 - a statistics task takes the order of epoch 0 and drops a last batch of one sample, whose unbiased variance is
   undefined (specification 1.6). Its samples are those of the steps of a training with the same seed, changes included.
 """
@@ -29,7 +29,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet_protocol.data.augment import crop_flip
 from fleet_protocol.data.dataset import DataSet
 from fleet_protocol.manifest import NoiseSpec
 from fleet_protocol.messages import TrainSettings
@@ -178,9 +177,7 @@ def training_batch(data: DataSet, indices: Indices, dtype: str, moment: Moment) 
         Samples and targets ``[B, ...]``, both new arrays.
     """
     x, y = data.batch(indices, dtype)
-    if data.augment == "none":
-        return x, y
-    return crop_flip(x, data.normal_black, moment.generator(_AUGMENT)), y
+    return (data.augmented(x, moment.generator(_AUGMENT)) if data.augment else x), y
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleet_protocol.data.augment import Augment
+from fleet_protocol.data.augment import Augment, changed
 from fleet_protocol.data.dataset import DataSet, make_dataset
 from fleet_protocol.data.readers import read_csv, read_idx, read_images, read_npz, read_python
 from fleet_protocol.data.sources import CsvData, DataConfig, IdxData, ImagesData, NpzData, PythonData
@@ -41,10 +41,14 @@ def load_data(config: DataConfig) -> DataSet:
         source, (x, y) = str(config.path), read_idx(config)
     else:
         source, (x, y) = config.entry_point, read_python(config)
+    if config.limit is not None:
+        x, y = x[: config.limit], y[: config.limit]
+    for name in config.transforms:
+        x = changed(name, x)
     return make_dataset(
         source,
-        x[: config.limit],
-        y[: config.limit],
+        x,
+        y,
         shape=config.shape,
         scale=config.scale,
         mean=config.mean,

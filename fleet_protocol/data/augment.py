@@ -1,29 +1,47 @@
-"""Random changes to training images: crops at a random place, and mirror images (specification 1.8)."""
+"""Changes of samples, in the order of a list: crops at a random place, mirror images, and functions of the user's.
+
+The first two are those of specification 1.8.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+import functools
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
+from pydantic import BeforeValidator, Field
 
-__all__ = ["PADDING", "Augment", "crop_flip"]
+from fleet_protocol.errors import DataError
 
-Augment = Literal["none", "crop-flip"]
+__all__ = ["PADDING", "Augment", "FunctionName", "based", "changed", "crop", "flip", "user_function"]
+
+FunctionName = Annotated[str, Field(pattern=r"^.+\.py:[A-Za-z_][A-Za-z0-9_]*$")]
+"""``file.py:function``, a function of the user's."""
+
+
+def _short(value: Any) -> Any:
+    words = {"none": (), "crop-flip": ("crop", "flip")}
+    return words.get(value, (value,)) if isinstance(value, str) else value
+
+
+Augment = Annotated[tuple[Literal["crop", "flip"] | FunctionName, ...], BeforeValidator(_short)]
+"""Random changes in their order; ``crop-flip`` is short for both, ``none`` for nothing."""
 
 PADDING = 4
 """Black pixels on each side of an image before it is cropped to its size again."""
 
 
-def crop_flip(
+def crop(
     images: NDArray[np.float32], black: NDArray[np.float32], generator: np.random.Generator
 ) -> NDArray[np.float32]:
-    """Crop and mirror images at random, as HeteroFL's training does for CIFAR-10.
+    """Pad images by 4 black pixels on all sides, and crop each to its size at a random place.
 
-    Each image is padded by 4 black pixels on all sides, cropped to its size at a random place, and mirrored with
-    probability 1/2. The generator is asked for ``integers(0, 9, (2, B))``, how far down and how far to the right each
-    crop lies, and then for ``random(B)``, below 1/2 for those that are mirrored.
+    The generator is asked for ``integers(0, 9, (2, B))``: how far down and how far to the right each crop lies.
 
     Args:
         images: normalised, float32 ``[B, channels, height, width]``.
@@ -38,8 +56,75 @@ def crop_flip(
     padded[:] = black
     padded[:, :, PADDING:-PADDING, PADDING:-PADDING] = images
     down, right = generator.integers(0, 2 * PADDING + 1, (2, count))
-    mirrored = generator.random(count) < 0.5
     crops = sliding_window_view(padded, (height, width), axis=(2, 3))
     cropped: NDArray[np.float32] = crops[np.arange(count), :, down, right]
-    cropped[mirrored] = cropped[mirrored, :, :, ::-1]
     return cropped
+
+
+def flip(images: NDArray[np.float32], generator: np.random.Generator) -> NDArray[np.float32]:
+    """Mirror every other image, in place: those for which ``random(B)`` of the generator is below 1/2.
+
+    Args:
+        images: float32 ``[B, channels, height, width]``.
+        generator: of the draw.
+    """
+    mirrored = generator.random(len(images)) < 0.5
+    images[mirrored] = images[mirrored, :, :, ::-1]
+    return images
+
+
+def based(base: Path, name: str) -> str:
+    """The name of a function with its file taken from a folder; other words stay.
+
+    Args:
+        base: usually the folder of the configuration file.
+        name: ``file.py:function``, or a word.
+    """
+    file, colon, function = name.rpartition(":")
+    return f"{base / file}:{function}" if colon else name
+
+
+@functools.cache
+def user_function(name: str) -> Callable[..., Any]:
+    """A function of the user's; its file is run once in a process.
+
+    Args:
+        name: ``file.py:function``.
+
+    Raises:
+        DataError: the file or function is missing, or the file raises.
+    """
+    file, _, function = name.rpartition(":")
+    path = Path(file)
+    spec = importlib.util.spec_from_file_location(f"shoal_data_{path.stem}", path)
+    if not path.is_file() or spec is None or spec.loader is None:
+        raise DataError(f"the data file {path} does not exist, or is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        found: Callable[..., Any] = getattr(module, function)
+    except Exception as error:  # the user's code may raise anything
+        raise DataError(f"{name} failed: {type(error).__name__}: {error}") from error
+    return found
+
+
+def changed(name: str, x: NDArray[Any], generator: np.random.Generator | None = None) -> NDArray[Any]:
+    """Samples as a function of the user's changes them.
+
+    Args:
+        name: ``file.py:function``.
+        x: samples ``[N, ...]``.
+        generator: of the draw; it must then keep shape and type. None for a function of the samples alone.
+
+    Raises:
+        DataError: it raises, or returns other samples than it should.
+    """
+    function = user_function(name)
+    try:
+        found = np.asarray(function(x) if generator is None else function(x, generator))
+    except Exception as error:  # the user's code may raise anything
+        raise DataError(f"{name} failed: {type(error).__name__}: {error}") from error
+    if found.shape[:1] != x.shape[:1] or (generator is not None and found.shape != x.shape):
+        wanted = f"{len(x)} samples" if generator is None else f"shape {list(x.shape)}"
+        raise DataError(f"{name} returned shape {list(found.shape)}; expected {wanted}")
+    return found if generator is None else found.astype(x.dtype, copy=False)

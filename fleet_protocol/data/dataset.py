@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet_protocol.data.augment import Augment
+from fleet_protocol.data.augment import changed, crop, flip
 from fleet_protocol.errors import DataError
 from fleet_protocol.manifest import Manifest
 from fleet_protocol.targets import Targets, check_labels, fit_targets
@@ -46,15 +46,20 @@ class DataSet:
     scale: float
     mean: NDArray[np.float32]
     std: NDArray[np.float32]
-    augment: Augment = "none"
+    augment: tuple[str, ...] = ()
     black: NDArray[np.float32] = field(default_factory=lambda: np.zeros((), np.float32))
 
     def __post_init__(self) -> None:
-        if self.augment != "none" and self.x.ndim != _IMAGES:
+        if self._words and self.x.ndim != _IMAGES:
             raise DataError(
-                f'[data] augment = "{self.augment}" is for images [channels, height, width]; samples in {self.source} '
-                f"have shape {list(self.x.shape[1:])}; set `shape`, or leave augment out"
+                f'[data] augment = "{self._words[0]}" is for images [channels, height, width]; samples in '
+                f"{self.source} have shape {list(self.x.shape[1:])}; set `shape`, or leave augment out"
             )
+
+    @property
+    def _words(self) -> list[str]:
+        """The changes that are for images, not functions of the user's."""
+        return [item for item in self.augment if ":" not in item]
 
     def __len__(self) -> int:
         return len(self.y)
@@ -82,6 +87,23 @@ class DataSet:
         rows = self.x[indices]
         values = self._normalised(rows.astype(np.float32)) if dtype == "float32" else rows.astype(np.int64)
         return values, self.y[indices]
+
+    def augmented(self, x: NDArray[Any], generator: np.random.Generator) -> NDArray[Any]:
+        """A batch of training samples, changed at random.
+
+        Args:
+            x: as `batch` makes it; it may be changed in place.
+            generator: that every change draws from in turn.
+
+        Raises:
+            DataError: a function of the user's failed.
+        """
+        for item in self.augment:
+            if item == "crop":
+                x = crop(x, self.normal_black, generator)
+            else:
+                x = flip(x, generator) if item == "flip" else changed(item, x, generator)
+        return x
 
     @property
     def normal_black(self) -> NDArray[np.float32]:
@@ -120,9 +142,9 @@ class DataSet:
             )
         if dtype == "int64" and not np.issubdtype(self.x.dtype, np.integer):
             raise DataError(f"samples in {self.source} are {self.x.dtype}, the model takes integer tokens")
-        if dtype == "int64" and self.augment != "none":
+        if dtype == "int64" and self._words:
             raise DataError(
-                f'the model takes tokens, but [data] augment = "{self.augment}" is for images; leave it out'
+                f'the model takes tokens, but [data] augment = "{self._words[0]}" is for images; leave it out'
             )
 
 
@@ -167,7 +189,7 @@ def make_dataset(
     mean: float | Sequence[float] = 0.0,
     std: float | Sequence[float] = 1.0,
     classes: int | None = None,
-    augment: Augment = "none",
+    augment: Sequence[str] = (),
     black: float | Sequence[float] = 0.0,
 ) -> DataSet:
     """Check what a source delivered.
@@ -219,6 +241,6 @@ def make_dataset(
         scale=scale,
         mean=_per_channel(source, "mean", mean, x.shape[1:]),
         std=_per_channel(source, "std", std, x.shape[1:]),
-        augment=augment,
+        augment=tuple(augment),
         black=_per_channel(source, "black", black, x.shape[1:]),
     )

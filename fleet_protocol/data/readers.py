@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import gzip
 import importlib
-import importlib.util
 import math
 import struct
 from array import array
@@ -16,6 +15,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fleet_protocol.data.augment import user_function
 from fleet_protocol.data.sources import CsvData, IdxData, ImagesData, NpzData, PythonData
 from fleet_protocol.errors import ConfigError, DataError
 
@@ -251,16 +251,8 @@ def read_python(config: PythonData) -> Arrays:
     Raises:
         DataError: the file or function is missing, raises, or returns something else than two arrays.
     """
-    file, _, name = config.entry_point.rpartition(":")
-    path = Path(file)
-    _need(path)
-    spec = importlib.util.spec_from_file_location(f"shoal_data_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise DataError(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
+    function = user_function(config.entry_point)
     try:
-        spec.loader.exec_module(module)
-        function = getattr(module, name)
         result = function(**config.options)
     except DataError:
         raise

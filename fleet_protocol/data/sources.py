@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from pydantic import Field, JsonValue
 from typing_extensions import Self
 
-from fleet_protocol.data.augment import Augment
+from fleet_protocol.data.augment import Augment, FunctionName, based
 from fleet_protocol.frozen import FrozenModel
 
 __all__ = ["CsvData", "DataConfig", "IdxData", "ImagesData", "NpzData", "PythonData"]
@@ -33,8 +33,12 @@ class _Data(FrozenModel):
         std: divides last; a number, or one per channel.
         classes: number of labels, checked when the data is read; without it labels are checked when a task names a
             model.
-        augment: random changes to the samples of every training step, never to those that are evaluated:
-            ``crop-flip`` pads images by 4 black pixels, crops them at a random place and mirrors every other one.
+        transforms: functions of yours, ``file.py:function``, through which all samples go in this order when they are
+            read: each takes an array ``[N, ...]`` and returns one of as many samples.
+        augment: random changes to the samples of every training step, in this order, never to those that are
+            evaluated: ``crop`` (images, at a random place after a padding by 4 black pixels), ``flip`` (every other
+            one mirrored), or a function of yours that takes a batch as the model does, and numpy's generator of the
+            step, from which alone it may draw.
         black: a black pixel as the source has it, before scaling; a number, or one per channel.
         limit: use only the first samples; None for all.
     """
@@ -44,14 +48,16 @@ class _Data(FrozenModel):
     mean: PerChannel = 0.0
     std: Positive | tuple[Positive, ...] = 1.0
     classes: int | None = Field(default=None, ge=1)
-    augment: Augment = "none"
+    transforms: tuple[FunctionName, ...] = ()
+    augment: Augment = ()
     black: PerChannel = 0.0
     limit: int | None = Field(default=None, ge=1)
 
     def resolved(self, base: Path) -> Self:
         """The same source with relative paths taken from ``base``."""
-        paths = {name: base / value for name, value in self if isinstance(value, Path)}
-        return self.model_copy(update=paths)
+        found: dict[str, object] = {name: base / value for name, value in self if isinstance(value, Path)}
+        found |= {name: tuple(based(base, item) for item in getattr(self, name)) for name in ("transforms", "augment")}
+        return self.model_copy(update=found)
 
 
 class NpzData(_Data):
@@ -138,13 +144,12 @@ class PythonData(_Data):
     """
 
     kind: Literal["python"] = "python"
-    entry_point: str = Field(pattern=r"^.+\.py:[A-Za-z_][A-Za-z0-9_]*$")
+    entry_point: FunctionName
     options: Mapping[str, JsonValue] = Field(default_factory=dict)
 
     def resolved(self, base: Path) -> Self:
         """The same source with the file taken from ``base``."""
-        file, _, function = self.entry_point.rpartition(":")
-        return self.model_copy(update={"entry_point": f"{base / file}:{function}"})
+        return super().resolved(base).model_copy(update={"entry_point": based(base, self.entry_point)})
 
 
 DataConfig = Annotated[

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_protocol.errors import ConfigError, DataError
+from fleet_protocol.targets import Targets
 
 __all__ = ["Dataset", "dataset_folder", "evenly", "read_arrays"]
 
@@ -23,26 +24,28 @@ class Dataset:
         name: as asked for.
         train_x: samples, float32 [n, *shape], or token ids, int64 [n, length]; id 0 is padding where texts differ
             in length.
-        train_y: labels, int64 [n], or [n, length] with a label for each token.
+        train_y: labels, int64 [n], or [n, length] with a label for each token; or numbers, float32 [n, ...].
         test_x: samples, [m, *shape].
-        test_y: labels, [m] or [m, length].
+        test_y: the same of the test samples.
         classes: number of labels.
         tokens: number of token ids, the size of a model's embedding; 0 for what is no text.
         train_group: who recorded or holds each training sample, int64 [n], 0-based; None if nobody in particular.
         test_group: the same for the test samples, int64 [m].
+        content: digest of what is not known by its name; empty for a set by name.
         black: of images, what a black pixel is among the samples; a number, or one per channel.
     """
 
     name: str
     train_x: NDArray[Any]
-    train_y: NDArray[np.int64]
+    train_y: Targets
     test_x: NDArray[Any]
-    test_y: NDArray[np.int64]
+    test_y: Targets
     classes: int
     tokens: int = 0
     train_group: NDArray[np.int64] | None = None
     test_group: NDArray[np.int64] | None = None
     black: float | tuple[float, ...] = 0.0
+    content: str = ""
 
     @property
     def input_shape(self) -> tuple[int, ...]:

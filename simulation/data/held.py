@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_protocol.blobs import storage_error
-from fleet_protocol.data import Augment, DataSet
+from fleet_protocol.data import DataSet
 from fleet_protocol.errors import DataError
 from simulation.data.dataset import Dataset
 
@@ -90,7 +90,7 @@ class VirtualData:
         self,
         folder: Path,
         parts: Path,
-        augment: Augment = "none",
+        augment: Sequence[str] = (),
         tasks: Sequence[Sequence[int] | None] = (),
     ) -> None:
         try:
@@ -147,7 +147,7 @@ class VirtualData:
             scale=1.0,
             mean=np.zeros((), np.float32),
             std=np.ones((), np.float32),
-            augment=self._augment,
+            augment=tuple(self._augment),
             black=self._black,
         )
 

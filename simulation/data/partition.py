@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_protocol.errors import ConfigError
+from fleet_protocol.targets import Targets
 
 __all__ = ["Shards", "by_subject", "cut_shards", "deal_shards", "dirichlet", "iid"]
 
@@ -36,9 +37,7 @@ def iid(samples: int, devices: int, seed: int) -> list[NDArray[np.int64]]:
     return [np.sort(order[i * share : (i + 1) * share]) for i in range(devices)]
 
 
-def dirichlet(
-    labels: NDArray[np.int64], devices: int, alpha: float, seed: int, *, at_least: int = 10
-) -> list[NDArray[np.int64]]:
+def dirichlet(labels: Targets, devices: int, alpha: float, seed: int, *, at_least: int = 10) -> list[NDArray[np.int64]]:
     """Share every class among the devices by proportions drawn from Dirichlet(alpha).
 
     Args:
@@ -89,7 +88,7 @@ class Shards:
     labels: tuple[tuple[int, ...], ...]
     counts: tuple[int, ...]
 
-    def split(self, targets: NDArray[np.int64], seed: int) -> list[NDArray[np.int64]]:
+    def split(self, targets: Targets, seed: int) -> list[NDArray[np.int64]]:
         """Cut every class into shards and hand them out at random.
 
         Args:

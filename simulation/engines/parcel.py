@@ -32,6 +32,7 @@ def packing_list(setup: WorkerSetup) -> dict[str, Path]:
     found = {f"data/{name}": setup.data / name for name in samples} | {"parts.npz": setup.parts}
     if setup.models is not None:
         found["models.py"] = setup.models
+    found |= {place: Path(item.rpartition(":")[0]) for item, place in _places(setup).items() if place}
     trees = {"artifacts": setup.artifacts}
     trees |= {f"pairs/{number}": folder for number, folder in enumerate(setup.pairs)}
     for place, folder in trees.items():
@@ -42,6 +43,11 @@ def packing_list(setup: WorkerSetup) -> dict[str, Path]:
     if missing:
         raise DataError(f"{missing[0]} is missing; start the simulation again")
     return found
+
+
+def _places(setup: WorkerSetup) -> dict[str, str | None]:
+    """The changes of samples, with the places of the files of those that are the user's functions."""
+    return {item: f"augment/{number}.py" if ":" in item else None for number, item in enumerate(setup.augment)}
 
 
 def relocated(setup: WorkerSetup, shared: Path, own: Path) -> WorkerSetup:
@@ -58,6 +64,10 @@ def relocated(setup: WorkerSetup, shared: Path, own: Path) -> WorkerSetup:
             "data": shared / "data",
             "parts": shared / "parts.npz",
             "models": None if setup.models is None else shared / "models.py",
+            "augment": tuple(
+                item if place is None else f"{shared / place}:{item.rpartition(':')[2]}"
+                for item, place in _places(setup).items()
+            ),
             "pairs": tuple(shared / "pairs" / str(number) for number in range(len(setup.pairs))),
             "blobs": own / "blobs",
             "updates": own / "updates",

@@ -171,7 +171,7 @@ def _batches(
         layers: that need noise.
     """
     shape = (len(plan), len(plan[0]))
-    if course.data.augment == "none":
+    if not course.data.augment:
         x, y = course.data.batch(np.concatenate(plan), dtype)  # at once what `training_batch` does step by step
     else:
         made = [

@@ -15,7 +15,7 @@ from device_runtime.training.epochs import train
 from device_runtime.training.hooks import Hooks
 from device_runtime.training.measuring import HeldOut, evaluate, measure
 from fleet_protocol.data import DataConfig, DataSet, load_data, make_dataset
-from fleet_protocol.data.augment import crop_flip
+from fleet_protocol.data.augment import crop, flip
 from fleet_protocol.errors import DataError
 from fleet_protocol.messages import TrainSettings
 
@@ -51,7 +51,10 @@ MANIFEST = SimpleNamespace(
 )
 
 
-def images(count: int = 20, *, augment: str = "crop-flip") -> DataSet:
+CROP_FLIP = ("crop", "flip")
+
+
+def images(count: int = 20, *, augment: tuple[str, ...] = CROP_FLIP) -> DataSet:
     draw = np.random.default_rng(0)
     pixels = draw.integers(0, 256, (count, 2, SIDE, SIDE), dtype=np.uint8)
     labels = draw.integers(0, CLASSES, count)
@@ -76,7 +79,8 @@ def test_crops_move_and_flips_mirror():
     """Each image is a shifted copy, perhaps mirrored, with black where nothing was; all moves are equally likely."""
     count, black = 1800, np.array([-2.0, 3.0], np.float32).reshape(2, 1, 1)
     source = np.random.default_rng(0).standard_normal((count, 2, 5, 6)).astype(np.float32)
-    found = crop_flip(source, black, np.random.default_rng(1))
+    generator = np.random.default_rng(1)
+    found = flip(crop(source, black, generator), generator)
     assert found.shape == source.shape
     assert found.dtype == np.float32
     padded = np.tile(black, (count, 1, 13, 14))
@@ -121,13 +125,13 @@ def test_every_step_draws_anew_and_again_the_same():
 def test_padding_is_what_a_black_pixel_becomes():
     """To the last bit, with scaled pixels, with data that is already normalised, and without any scaling."""
     black = np.zeros((2, 3, 4, 4), np.uint8)
-    options = {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2023, 0.1994, 0.2010), "augment": "crop-flip"}
+    options = {"mean": (0.4914, 0.4822, 0.4465), "std": (0.2023, 0.1994, 0.2010), "augment": CROP_FLIP}
     raw = make_dataset("raw", black, np.zeros(2), scale=1 / 255, **options)
     np.testing.assert_array_equal(raw.normal_black, raw.batch(np.arange(1), "float32")[0][0, :, :1, :1])
     normal = raw.batch(np.arange(2), "float32")[0]
-    done = make_dataset("normal", normal, np.zeros(2), augment="crop-flip", black=normal[0, :, 0, 0].tolist())
+    done = make_dataset("normal", normal, np.zeros(2), augment=CROP_FLIP, black=normal[0, :, 0, 0].tolist())
     np.testing.assert_array_equal(done.normal_black, raw.normal_black)
-    plain = make_dataset("plain", black, np.zeros(2), augment="crop-flip")
+    plain = make_dataset("plain", black, np.zeros(2), augment=CROP_FLIP)
     assert not training_batch(plain, np.arange(2), "float32", Moment(1, 1, 0, 0))[0].any()
 
 
@@ -163,7 +167,7 @@ def test_statistics_are_of_changed_images():
 
 def test_without_augment_nothing_is_drawn():
     """A batch is the samples themselves."""
-    data = images(augment="none")
+    data = images(augment=())
     x, _ = training_batch(data, np.arange(5), "float32", Moment(1, 1, 0, 0))
     np.testing.assert_array_equal(x, data.batch(np.arange(5), "float32")[0])
 
@@ -174,27 +178,27 @@ def test_the_configuration_names_it(tmp_path):
     config = TypeAdapter(DataConfig)
     table = {"kind": "npz", "path": "d.npz", "augment": "crop-flip", "black": [-1, -2, -3]}
     data = load_data(config.validate_python(table).resolved(tmp_path))
-    assert data.augment == "crop-flip"
+    assert data.augment == CROP_FLIP
     assert data.normal_black.ravel().tolist() == [-1, -2, -3]
     with pytest.raises(DataError, match=r"black has 2 values, samples in .* have \[3\] channels"):
         load_data(config.validate_python(table | {"black": [1, 2]}).resolved(tmp_path))
-    with pytest.raises(ValidationError, match="crop-flip"):
-        config.validate_python(table | {"augment": "crop"})
+    with pytest.raises(ValidationError, match="crop"):
+        config.validate_python(table | {"augment": "zoom"})
 
 
 def test_what_is_no_image_is_refused():
     """Flat samples say which key gives them a shape; tokens say that they are no images."""
     flat = np.zeros((4, 784), np.float32)
     with pytest.raises(DataError, match=r"samples in flat have shape \[784\]; set `shape`"):
-        make_dataset("flat", flat, np.zeros(4), augment="crop-flip")
-    assert make_dataset("flat", flat, np.zeros(4), augment="crop-flip", shape=(1, 28, 28)).augment == "crop-flip"
-    tokens = make_dataset("tokens", np.zeros((4, 1, 2, 3), np.int64), np.zeros(4), augment="crop-flip")
+        make_dataset("flat", flat, np.zeros(4), augment=CROP_FLIP)
+    assert make_dataset("flat", flat, np.zeros(4), augment=CROP_FLIP, shape=(1, 28, 28)).augment == CROP_FLIP
+    tokens = make_dataset("tokens", np.zeros((4, 1, 2, 3), np.int64), np.zeros(4), augment=CROP_FLIP)
     with pytest.raises(DataError, match="the model takes tokens"):
         tokens.fitted(SimpleNamespace(input_shape=(1, 2, 3), input_dtype="int64"))
 
 
-def test_the_page_for_boards_documents_it():
-    """docs/device.md names both keys."""
-    page = (Path(__file__).parents[2] / "docs" / "device.md").read_text()
+def test_the_page_of_the_data_documents_it():
+    """docs/data.md names both keys."""
+    page = (Path(__file__).parents[2] / "docs" / "data.md").read_text()
     assert 'augment = "crop-flip"' in page
     assert "`black`" in page

@@ -22,6 +22,7 @@ def setup(tmp_path) -> WorkerSetup:
         "cache/data/test.npz",
         "run/parts.npz",
         "mine.py",
+        "noise.py",
         "sets/a/manifest.json",
         "sets/b/deep/graph.onnx",
         "run/store/blobs/objects/cd/cde",
@@ -39,6 +40,7 @@ def setup(tmp_path) -> WorkerSetup:
         models=tmp_path / "mine.py",
         pairs=(tmp_path / "sets/a", tmp_path / "sets/b"),
         holdout=0.25,
+        augment=("flip", f"{tmp_path / 'noise.py'}:noise"),
     )
 
 
@@ -53,6 +55,7 @@ def named(setup: WorkerSetup) -> list[Path]:
         setup.data / "black.npy",
         setup.parts,
         setup.models,
+        Path(setup.augment[1].removesuffix(":noise")),
         setup.pairs[0] / "manifest.json",
         setup.pairs[1] / "deep/graph.onnx",
     ]
@@ -77,7 +80,7 @@ def test_every_file_is_where_the_relocated_setup_says(setup, tmp_path):
 
 def test_a_setup_without_extras_needs_less(setup, tmp_path):
     """No architectures and no models of one's own: none in the list, none after moving."""
-    plain = setup.model_copy(update={"models": None, "pairs": ()})
+    plain = setup.model_copy(update={"models": None, "pairs": (), "augment": ()})
     assert len(packing_list(plain)) == 6
     moved = relocated(plain, tmp_path / "elsewhere", tmp_path / "own")
     assert (moved.models, moved.pairs) == (None, ())

@@ -64,12 +64,12 @@ def test_virtual_devices_change_their_images_as_boards_do(cache, tmp_path):
     """[data] augment reaches every device's samples, with the black of the data set."""
     config = settings(tmp_path / "out", cache, data={"augment": "crop-flip"})
     prepared = prepare(config)
-    data = VirtualData(prepared.data, prepared.parts, config.data.augment).of(2)
-    assert data.augment == "crop-flip"
+    data = VirtualData(prepared.data, prepared.parts, config.data.changes).of(2)
+    assert data.augment == ("crop", "flip")
     np.testing.assert_array_equal(data.normal_black, np.zeros((1, 1, 1), np.float32))
     normalised = shutil.copytree(prepared.data, tmp_path / "data")
     np.save(normalised / "black.npy", np.array([-1.5], np.float32))
-    data = VirtualData(normalised, prepared.parts, "crop-flip").of(2)
+    data = VirtualData(normalised, prepared.parts, ("crop", "flip")).of(2)
     assert data.normal_black.tolist() == [[[-1.5]]]
 
 

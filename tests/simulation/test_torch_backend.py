@@ -154,7 +154,7 @@ def test_devices_end_where_boards_end(request, name, together):
 def test_images_change_as_on_a_board(conv, together):
     """Random crops and mirror images are those of the same step of the same device, in statistics too."""
     jobs = [conv.job(1), conv.job(2, 14)]
-    images = [replace(job.course.data, augment="crop-flip", black=np.float32(-0.5)) for job in jobs]
+    images = [replace(job.course.data, augment=("crop", "flip"), black=np.float32(-0.5)) for job in jobs]
     changed = [replace(job, course=replace(job.course, data=data)) for job, data in zip(jobs, images, strict=True)]
     trainer = conv.trainer(together=together)
     plain = trainer.train(jobs)

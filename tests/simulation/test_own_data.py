@@ -1,0 +1,163 @@
+"""A user's own files in a simulation: what its devices train on is what boards with these files would."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+from pydantic import TypeAdapter, ValidationError
+
+from device_runtime.training.course import Moment, training_batch
+from fleet_protocol.data import DataConfig, load_data
+from fleet_protocol.errors import ConfigError, DataError
+from simulation.data.held import Parts, VirtualData
+from simulation.data.own import own_data
+from simulation.preparing import prepare
+from simulation.runner import simulate
+from tests.simulation.simulations import settings
+
+CONFIG = TypeAdapter(DataConfig)
+NOISE = """
+def double(x):
+    return x * 2
+
+def noise(x, generator):
+    return x + generator.normal(size=x.shape)
+"""
+
+
+def config(folder, **table):
+    return CONFIG.validate_python(table).resolved(folder)
+
+
+def own(folder, train, test, **tables):
+    """A simulation of two devices with these files."""
+    data = {"name": "", "train": train, "test": test, "train_limit": None, "test_limit": None}
+    wanted = {
+        "model": {"arch": "mlp", "settings": {"hidden": (4,)}, "widths": (1.0,)},
+        "partition": {"kind": "subject"},
+        "devices": {"count": 2},
+        "round": {"rounds": 1, "fraction": 1.0},
+        "tiers": {"assign": "capacity", "levels": None},
+        "engine": {"workers": 1},
+    }
+    return settings(folder / "out", folder / "cache", data=data, **{**wanted, **tables}).relative_to(folder)
+
+
+@pytest.fixture
+def boards(tmp_path):
+    """A file of numbers to learn for each of two boards, a test set, and the user's functions."""
+    draw = np.random.default_rng(0)
+    for name, count in (("boards/a", 12), ("boards/b", 20), ("test", 16)):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        x = draw.integers(0, 9, (count, 3))
+        lines = [",".join(map(str, [*row, row.sum() / 4])) for row in x]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["a,b,c,label", *lines]))
+    (tmp_path / "own.py").write_text(NOISE)
+    return tmp_path
+
+
+REGRESSION = {
+    "arch": "mlp",
+    "settings": {"hidden": (4,)},
+    "widths": (1.0,),
+    "recipe": {"loss": "mean-squared-error"},
+}
+TABLE = {
+    "kind": "csv",
+    "path": "boards/*.csv",
+    "shape": [1, 1, 3],
+    "mean": 4.5,
+    "std": 2.5,
+    "transforms": ["own.py:double"],
+    "augment": ["flip", "own.py:noise"],
+}
+
+
+def test_devices_have_the_batches_of_boards(boards):
+    """Files, transforms and random changes give each virtual device the bits that a board with its file trains on."""
+    simulation = own(boards, TABLE, {**TABLE, "path": "test.csv"}, model=REGRESSION)
+    prepared = prepare(simulation)
+    devices = VirtualData(prepared.data, prepared.parts, simulation.data.changes)
+    for index, name in enumerate("ab"):
+        board = load_data(config(boards, **TABLE | {"path": f"boards/{name}.csv"}))
+        mine = devices.of(index)
+        moment, chosen = Moment(3, 1, 0, 2), np.array([5, 0, 11])
+        found, wanted = (training_batch(data, chosen, "float32", moment) for data in (mine, board))
+        np.testing.assert_array_equal(found[0], wanted[0])
+        np.testing.assert_array_equal(found[1], wanted[1])
+        plain = board.batch(chosen, "float32")[0]
+        np.testing.assert_allclose(plain, (board.x[chosen] - 4.5) / 2.5, rtol=1e-6)
+        assert abs(found[0] - plain).min() > 0  # noise everywhere
+        np.testing.assert_array_equal(training_batch(mine, chosen, "float32", moment)[0], found[0])
+        other = training_batch(mine, chosen, "float32", Moment(3, 1, 0, 3))[0]
+        assert not np.array_equal(other, found[0])
+    raw = np.loadtxt(boards / "boards/a.csv", delimiter=",", skiprows=1)
+    doubled = load_data(config(boards, **TABLE | {"path": "boards/a.csv"})).x[:, 0, 0]
+    np.testing.assert_array_equal(doubled, raw[:, :3] * 2)
+    assert devices.of(0).y.dtype == np.float32
+
+
+def test_numbers_are_learnt_and_a_changed_file_is_refused(boards):
+    """A simulation of a regression on CSV files runs; with other content in them it is not gone on with."""
+    plain = {"kind": "csv", "path": "boards/*.csv"}
+    wanted = own(boards, plain, plain | {"path": "test.csv"}, model=REGRESSION)
+    result = simulate(wanted)
+    assert result.finished.status == "finished", result.finished.error
+    assert result.rounds[-1].loss is not None
+    rows = (boards / "boards/a.csv").read_text().replace(",label", ",label\n1,1,1,1.5")
+    (boards / "boards/a.csv").write_text(rows)
+    with pytest.raises(ConfigError, match="changed since"):
+        prepare(wanted)
+
+
+def test_folders_of_images_share_their_labels(tmp_path):
+    """A device that lacks a folder numbers its labels as the others do; each folder of folders is a group."""
+    for place in ("boards/a/cat", "boards/a/dog", "boards/b/dog", "test/cat"):
+        (tmp_path / place).mkdir(parents=True)
+        Image.new("L", (3, 2), 51).save(tmp_path / place / "1.png")
+    table = {"kind": "images", "channels": 1}
+    data = own_data(config(tmp_path, path="boards/*", **table), config(tmp_path, path="test", **table))
+    assert data.train_y.tolist() == [0, 1, 1]
+    assert data.train_group.tolist() == [0, 0, 1]
+    assert data.test_y.tolist() == [0]
+    assert data.classes == 2
+    np.testing.assert_allclose(data.train_x, np.full((3, 1, 2, 3), 0.2), rtol=1e-6)
+
+
+def test_any_split_of_one_file(tmp_path):
+    """One file for all devices is dealt as the sets by name are; integers stay as they are, for tokens."""
+    np.savez(tmp_path / "d.npz", x=np.arange(80).reshape(40, 2), y=np.arange(40) % 4)
+    table = {"kind": "npz", "path": "d.npz"}
+    kinds = {"kind": "shards", "per_device": 2}
+    prepared = prepare(own(tmp_path, table, table, partition=kinds))
+    parts = Parts.load(prepared.parts)
+    assert [len(np.unique(np.arange(40)[part] % 4)) for part in parts.train] == [2, 2]
+    data = own_data(*2 * [config(tmp_path, **table)])
+    assert (data.train_x.dtype.kind, data.tokens, data.classes) == ("i", 80, 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"path": "boards/*.txt"}, "match at least one file"),
+        ({"columns": ["a"]}, "those of the test set"),
+        ({"transforms": ["own.py:nothing"]}, "has no attribute 'nothing'"),
+        ({"transforms": ["own.py:noise"]}, "missing 1 required positional argument"),
+    ],
+)
+def test_files_that_do_not_go_together_are_named(boards, changes, words):
+    """No match, other columns, a function that is not there or takes something else."""
+    train = config(boards, **{**TABLE, "shape": None, "augment": [], **changes})
+    with pytest.raises(DataError, match=words):
+        own_data(train, config(boards, **{**TABLE, "shape": None, "augment": [], "path": "test.csv"}))
+
+
+def test_a_set_has_a_name_or_files(tmp_path):
+    """Neither both nor none, and random changes belong to the samples."""
+    table = {"kind": "npz", "path": "d.npz"}
+    for data in ({"name": ""}, {"name": "digits", "train": table, "test": table}, {"name": "", "train": table}):
+        with pytest.raises(ValidationError, match="name one of the data sets"):
+            settings(tmp_path, tmp_path, data=data)
+    with pytest.raises(ValidationError, match="say what you need in"):
+        settings(tmp_path, tmp_path, data={"name": "", "train": table, "test": table, "augment": "crop-flip"})
