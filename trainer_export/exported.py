@@ -16,6 +16,7 @@ from models.architecture import Architecture, build
 from models.layout import Layout
 from models.tier import Tier
 from models.zoo.inference import initial_weights
+from trainer_export.likeness import refuse_unlike
 from trainer_export.model_inputs import Signature
 from trainer_export.progress import Counter
 from trainer_export.recipe import Recipe
@@ -69,8 +70,18 @@ class Export:
         return head
 
     def module(self, tier: Tier) -> nn.Module:
-        """The sub-model with weights that hide nothing, as a scale of 1, a shift of 0 or a matrix of zeros would."""
+        """The sub-model with weights that hide nothing, as a scale of 1, a shift of 0 or a matrix of zeros would.
+
+        Raises:
+            ExportError: it is another model than the whole one, not only a narrower one.
+        """
         with torch.random.fork_rng(devices=[]):
+            if tier.width < 1:
+                narrow, whole = (
+                    build(self.arch, width, tier.depth, self.settings(tier)) for width in (tier.width, 1.0)
+                )
+                name, shapes, x = f"{self.arch.name}: {tier.id}", self.layout.shapes(tier), self.signature.samples(2)
+                refuse_unlike(name, narrow, whole, shapes, x)
             torch.manual_seed(self.seed)
             module: nn.Module = build(self.arch, tier, settings=self.settings(tier))
             with torch.no_grad():

@@ -22,7 +22,7 @@ from typing_extensions import override
 from fleet_protocol.discovery import discover
 from fleet_protocol.errors import ExportError
 
-__all__ = ["FUNCTIONS", "Rewriting", "at_line_of", "place_of"]
+__all__ = ["FUNCTIONS", "Rewriting", "at_line_of", "line_of", "place_of"]
 
 FUNCTIONS: Mapping[Any, Callable[..., Any]] = discover("trainer_export.functions", "FUNCTIONS")
 """By the function: takes its arguments, returns its result, or NotImplemented to leave it as it is."""
@@ -36,7 +36,7 @@ class Rewriting(TorchFunctionMode):
 
     @override
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        line = _line_of(sys._getframe(1))  # noqa: SLF001 - no public name
+        line = line_of(sys._getframe(1))  # noqa: SLF001 - no public name
         if line:
             traceback.current_meta[_LINE] = line
         rule = FUNCTIONS.get(func)
@@ -75,7 +75,7 @@ def at_line_of(error: BaseException) -> str:
     return found
 
 
-def _line_of(frame: FrameType | None) -> str:
+def line_of(frame: FrameType | None) -> str:
     """The innermost line that is neither PyTorch's nor the exporter's; empty where there is none below the exporter."""
     while frame is not None and not frame.f_code.co_filename.startswith(_FOREIGN[1]):
         if not frame.f_code.co_filename.startswith((_FOREIGN[0], "<")):

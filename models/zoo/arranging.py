@@ -111,7 +111,10 @@ def read(
         filled = [_filled(axis, shapes[first[0]][first[1]], growth[first], style) for style in styles] if first else []
         anchors = [{first: row} for row in filled if first and row]
     for anchor in anchors:
-        found = {**anchor, **_seen(subject, shapes, axes, axis, growth, anchor)}
+        found, shown = anchor, anchor
+        while shown and len(found) < len(places):  # what is known tells more: behind gates their states, say
+            shown = _seen(subject, shapes, axes, axis, growth, found)
+            found = {**found, **shown}
         alike = {tuple(growth[place].items()): row for place, row in found.items()}
         for style in styles:
             rest = {

@@ -17,7 +17,7 @@ from torch import nn
 from fleet_protocol.errors import ConfigError
 from models.architecture import Architecture, call_builder
 from models.cut import Cut
-from models.zoo.dropout import ChannelDropout, Dropout
+from models.zoo.dropout import ChannelDropout, Dropout, SampleDropout
 from models.zoo.layers import StaticBatchNorm
 from models.zoo.separate_layers import Attention, RecurrentStack
 
@@ -75,7 +75,17 @@ _RULES: Mapping[type[nn.Module], tuple[_Rule, str]] = MappingProxyType(
 )
 
 
+def _stochastic_depth(layer: Any) -> nn.Module | None:
+    """Of timm, torchvision and whoever wrote their own: told by name, as PyTorch has none."""
+    rate = next((getattr(layer, name) for name in ("drop_prob", "drop_rate", "p") if hasattr(layer, name)), None)
+    is_one = type(layer).__name__.endswith(("DropPath", "StochasticDepth")) and getattr(layer, "mode", "row") == "row"
+    return SampleDropout(rate) if is_one and isinstance(rate, float) else None
+
+
 def _counterpart(layer: nn.Module) -> tuple[nn.Module, str] | None:
+    dropped = _stochastic_depth(layer)
+    if dropped is not None:
+        return dropped, "SampleDropout: its random numbers are an input of the graph"
     for kind, (rule, meaning) in _RULES.items():
         if isinstance(layer, kind):
             made = rule(layer)

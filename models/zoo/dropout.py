@@ -26,7 +26,16 @@ from torch import Tensor, nn
 
 from fleet_protocol.errors import ConfigError, ExportError
 
-__all__ = ["ChannelDropout", "Dropout", "NoiseLayer", "TokenMask", "feed_noise", "noise_layers", "noise_shapes"]
+__all__ = [
+    "ChannelDropout",
+    "Dropout",
+    "NoiseLayer",
+    "SampleDropout",
+    "TokenMask",
+    "feed_noise",
+    "noise_layers",
+    "noise_shapes",
+]
 
 
 class NoiseLayer(nn.Module):
@@ -93,13 +102,25 @@ class ChannelDropout(NoiseLayer):
     A channel is kept where the first noise of its entries is at least the rate.
     """
 
+    _leading = 2  # dimensions that tell apart what is dropped whole
+
     def forward(self, x: Tensor) -> Tensor:
         """Return x or, in training, what is left of it; float of shape [batch, channels, ...]."""
         if not self.active:
             return x
-        first = self.uniform(x).flatten(2)[:, :, 0] if x.dim() > 2 else self.uniform(x)
-        kept = (first >= self.rate).to(x.dtype).view(*first.shape, *(1,) * (x.dim() - 2))
+        noise = self.uniform(x)
+        first = noise.flatten(self._leading)[..., 0] if x.dim() > self._leading else noise
+        kept = (first >= self.rate).to(x.dtype).view(*first.shape, *(1,) * (x.dim() - first.dim()))
         return x * (kept * (1.0 / (1.0 - self.rate)))
+
+
+class SampleDropout(ChannelDropout):
+    """The same with whole samples, as stochastic depth does to a residual branch.
+
+    Huang et al.: "Deep networks with stochastic depth", ECCV 2016.
+    """
+
+    _leading = 1
 
 
 class TokenMask(NoiseLayer):

@@ -1,7 +1,8 @@
 """Small models of the kinds that users bring, each with its source; some are to be refused.
 
-A file has one architecture. `ALONE = False` says that its units are coupled by a norm or a scale, so that a narrow
-model is not the whole one with units of zeros; `REFUSED` is what the message of a refusal must match.
+A file has one architecture, written as its users write it. `ALONE = False` says that its units are coupled by a norm
+or a scale, so that a narrow model is not the whole one with units of zeros; `CONVERT = True` that it is exported with
+`--convert`; `REFUSED` is what the message of a refusal must match.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import pkgutil
 from dataclasses import dataclass
 
 from models import Architecture
+from models.zoo.conversion import converted
 
 __all__ = ["GALLERY", "Model"]
 
@@ -37,8 +39,9 @@ class Model:
 def _model(name: str) -> Model:
     module = importlib.import_module(f"{__name__}.{name}")
     kind, source = (module.__doc__ or "").strip().split("\n\n")
+    arch = getattr(module, name)
     return Model(
-        getattr(module, name),
+        converted(arch) if getattr(module, "CONVERT", False) else arch,
         kind,
         " ".join(source.removeprefix("Source: ").split()),
         getattr(module, "ALONE", True),

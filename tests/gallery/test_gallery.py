@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 
 import numpy as np
@@ -11,11 +12,22 @@ from torch import nn
 
 from fleet_protocol.errors import ConfigError, PlanError
 from models import Architecture, Layout, build, infer_layout, make_plan, scatter, slice_weights
+from models.zoo.conversion import converted
 from tests.gallery import GALLERY, Model
 from tests.gallery.table import PAGE
+from tests.trainer_export.helpers import shaken, train_report
+from trainer_export.check import calm_torch
+from trainer_export.model_inputs import Signature
 
 SLICED = [pytest.param(model, id=name) for name, model in GALLERY.items() if not model.refused]
 REFUSED = [pytest.param(model, id=name) for name, model in GALLERY.items() if model.refused]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def calm() -> Iterator[None]:
+    """On one thread, since for tiny models more of them cost more than they bring."""
+    with calm_torch():
+        yield
 
 
 @cache
@@ -37,14 +49,17 @@ def computed(arch: Architecture, width: float, weights: dict[str, np.ndarray], x
     """Outputs of a model of some width in double precision, and the gradient of their squares' sum in the inputs."""
     module: nn.Module = build(arch, width).double().eval()
     module.load_state_dict({name: torch.from_numpy(value) for name, value in weights.items()}, strict=False)
-    given = x.clone().requires_grad_()
+    given = x.clone().requires_grad_(x.is_floating_point())
     outputs = module(given)
-    (gradient,) = torch.autograd.grad(outputs.square().sum(), given)
-    return torch.cat([outputs.flatten(), gradient.flatten()])
+    gradients = torch.autograd.grad(outputs.square().sum(), [given]) if given.requires_grad else ()
+    return torch.cat([outputs.flatten(), *(gradient.flatten() for gradient in gradients)])
 
 
 def inputs(layout: Layout) -> torch.Tensor:
-    return torch.randn(3, *layout.input_shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    generator, shape = torch.Generator().manual_seed(1), (3, *layout.input_shape)
+    if layout.input_dtype == "int64":
+        return torch.randint(0, 11, shape, generator=generator)
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("model", SLICED)
@@ -87,6 +102,17 @@ def test_units_in_another_order_are_the_same_model(model: Model, kind: str) -> N
     torch.testing.assert_close(computed(model.arch, 1.0, turned, x), computed(model.arch, 1.0, weights, x))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("model", SLICED)
+def test_half_of_it_trains_in_a_graph(model: Model) -> None:
+    """As in PyTorch, over two steps; with `--convert`, which leaves alone what needs none."""
+    layout, arch = layout_of(model.arch), converted(model.arch)
+    torch.manual_seed(3)
+    module = shaken(build(arch, 0.5))
+    signature = Signature(layout.input_shape, layout.input_dtype, layout.classes).with_places_of(module)
+    assert train_report(module, signature, sizes=(3, 2)).worst_absolute <= 1e-5
+
+
 @pytest.mark.parametrize("model", REFUSED)
 def test_what_cannot_be_cut_is_refused(model: Model) -> None:
     """The message names axis, tensor, module and what to do."""
@@ -102,5 +128,5 @@ def test_the_page_of_models_lists_them_all() -> None:
 
 def test_the_gallery_names_its_sources() -> None:
     """Each file says what it shows and where it comes from."""
-    assert len(GALLERY) >= 20
+    assert len(GALLERY) - len(REFUSED) >= 42
     assert all(model.kind.endswith(".") and model.source.endswith(".") for model in GALLERY.values())

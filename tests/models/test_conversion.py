@@ -167,6 +167,26 @@ def test_channels_are_dropped_whole() -> None:
     assert 0.6 < float((kept[:, :, 0] > 0).float().mean()) < 0.73
 
 
+class DropPath(nn.Module):
+    """As timm's, without its function."""
+
+    def __init__(self, drop_prob: float) -> None:
+        super().__init__()
+        self.drop_prob = drop_prob
+
+
+def test_stochastic_depth_drops_whole_samples() -> None:
+    """Of timm's and torchvision's name; a branch with it trains in a graph."""
+    layer, done = convert(DropPath(0.25))
+    assert [(item.old, item.new.partition(":")[0]) for item in done] == [("DropPath", "SampleDropout")]
+    torch.manual_seed(3)
+    kept = layer(torch.ones(400, 3, 2)).flatten(1)
+    assert ((kept == 0).all(1) | torch.isclose(kept, torch.tensor(4 / 3)).all(1)).all()
+    assert 0.68 < float((kept[:, 0] > 0).float().mean()) < 0.82
+    branch = convert(nn.Sequential(nn.Linear(5, 4), DropPath(0.5), nn.Linear(4, 3)))[0]
+    assert train_report(branch, Signature((5,), "float32", 3), sizes=(5, 4)).worst_absolute <= 1e-5
+
+
 @pytest.mark.parametrize("layer", [nn.LazyBatchNorm2d(), nn.MultiheadAttention(4, 2, add_zero_attn=True)])
 def test_what_has_no_counterpart_is_refused(layer: nn.Module) -> None:
     with pytest.raises(ConfigError, match="cannot be converted"):

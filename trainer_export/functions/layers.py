@@ -81,6 +81,11 @@ def _one_hot(labels: Tensor, num_classes: int = -1) -> Tensor:
     return (labels.unsqueeze(-1) == torch.arange(num_classes)).to(torch.int64)
 
 
+def _bilinear(left: Tensor, right: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    products = left.unsqueeze(-1) * right.unsqueeze(-2)
+    return functional.linear(products.flatten(-2), weight.flatten(1), bias)
+
+
 def _batch_norm(*_: Any, **__: Any) -> Any:
     raise ExportError(
         "batch norm cannot be exported: running averages of unequal sub-models cannot be merged; `shoal export"
@@ -105,6 +110,7 @@ FUNCTIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         functional.gelu: _gelu,
         torch._weight_norm: _weight_norm,  # noqa: SLF001 - what torch.nn.utils.weight_norm calls
         functional.one_hot: _one_hot,
+        functional.bilinear: _bilinear,
         functional.batch_norm: _batch_norm,
         **dict.fromkeys(
             (

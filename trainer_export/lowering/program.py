@@ -18,11 +18,14 @@ from trainer_export.traced_program import Trace
 
 __all__ = ["lower", "write_graph"]
 
+_NO_RANDOM_NUMBERS = (
+    "a NoiseLayer of models.zoo.dropout for random numbers: graphs draw none, its uniform(x) is an input of theirs"
+)
+
 _SUGGESTIONS: Mapping[str, str] = MappingProxyType(
     {
         "dropout": "Dropout of models.zoo.dropout (`shoal export --convert` puts it there), or probability 0",
-        "bernoulli": "no random numbers in the model: exported graphs draw none",
-        "rand": "no random numbers in the model: exported graphs draw none",
+        **dict.fromkeys(("bernoulli", "rand", "normal_", "uniform_", "empty"), _NO_RANDOM_NUMBERS),
         "atan2": "torch.atan of a quotient",
         "prod": "multiplications, or torch.exp of a sum of torch.log",
         "grid_sampler": "a convolution or a fixed resize outside the model",

@@ -1,0 +1,59 @@
+"""A tier that is another model than the whole one is refused, with what makes it one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fleet_protocol.errors import ExportError
+from models import Cut, architecture
+from models.tier import Tier
+from trainer_export.artifact_set import export_architecture
+from trainer_export.recipe import Recipe
+
+
+class Block(nn.Module):
+    def __init__(self, inputs: int, outputs: int, *, kept: bool, projected: bool) -> None:
+        super().__init__()
+        self.layer, self.kept = nn.Linear(inputs, outputs), kept
+        self.projection = nn.Linear(inputs, outputs) if projected else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        if self.kept:
+            y = y + x
+        return torch.tanh(y if self.projection is None else y + self.projection(x))
+
+
+def _model(cut: Cut, kind: str, classes: int) -> nn.Module:
+    first, second = cut.width("first", 8), cut.width("second", 12)
+    alike = cut.axes["first"].size == cut.axes["second"].size if kind == "sizes of the whole" else first == second
+    block = Block(first, second, kept=alike and kind != "projection", projected=kind == "projection" and not alike)
+    return nn.Sequential(nn.Linear(5, first), block, nn.Linear(second, cut.classes(classes)))
+
+
+@architecture()
+def shortcut(cut: Cut, *, input_shape: tuple[int, ...] = (5,), classes: int = 3, kind: str = "shortcut") -> nn.Module:
+    return _model(cut, kind, classes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("shortcut", r"w0\.0625-d1: module 1 \(Block\), line \d+ of test_likeness\.py calls add alone in this tier"),
+        ("projection", r"w0\.0625-d1: parameter 1\.projection\.weight is not there and should be \(1, 1\)"),
+    ],
+)
+def test_a_tier_that_is_another_model(kind: str, message: str, tmp_path: Path) -> None:
+    """Both layers have one unit there, and 8 and 12 in the whole model."""
+    with pytest.raises(ExportError, match=message + r".*cut\.axes\[name\]\.size"):
+        export_architecture(shortcut, {"kind": kind}, [Tier(1 / 16, 1)], Recipe(), tmp_path, ("onnx",))
+
+
+def test_deciding_by_the_whole_sizes(tmp_path: Path) -> None:
+    """What the refusal advises is exported."""
+    settings = {"kind": "sizes of the whole"}
+    assert export_architecture(shortcut, settings, [Tier(1 / 16, 1)], Recipe(), tmp_path, ("onnx",))
