@@ -28,6 +28,8 @@ WHALE_FILES = {
     "reproduction/conformance/whalefl.py",
     "reproduction/tables/whalefl.py",
 }
+LOW_RANK = re.compile("hetlora|flexlora", re.IGNORECASE)
+LOW_RANK_FILES = {"broker_server/strategies/flexlora.py", "broker_server/strategies/hetlora.py"}
 
 
 def named(words: re.Pattern[str]) -> set[str]:
@@ -39,8 +41,8 @@ def named(words: re.Pattern[str]) -> set[str]:
 
 @pytest.mark.parametrize(
     ("words", "files", "most"),
-    [(MUTUAL, MUTUAL_FILES, 8), (WHALE, WHALE_FILES, 5)],
-    ids=["FML", "WHALE-FL"],
+    [(MUTUAL, MUTUAL_FILES, 8), (WHALE, WHALE_FILES, 5), (LOW_RANK, LOW_RANK_FILES, 2)],
+    ids=["FML", "WHALE-FL", "low-rank"],
 )
 def test_a_methods_words_stand_in_its_own_files_alone(words, files, most):
     """A new method touches its own files; one that reads these needs to look nowhere else."""

@@ -1,0 +1,64 @@
+"""FlexLoRA: the products of adapters are averaged, and the average is cut to each rank by its singular values.
+
+Jiamu Bai, Daoyuan Chen, Bingchen Qian, Liuyi Yao, Yaliang Li: "Federated Fine-tuning of Large Language Models under
+Heterogeneous Tasks and Client Resources", NeurIPS 2024, https://arxiv.org/abs/2402.11505. With W the mean of up @ down,
+weighted by samples, and U S V its singular value decomposition, the new adapter is up = U S and down = V, as far as the
+whole rank goes. Its units are in the order of their singular values, so the leading r, which a tier of rank r is sent,
+are the best approximation of that rank. All else that trains is averaged as in HeteroFL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from broker_server.strategies.low_rank import Folding, Pair, Pieces, merged_by
+from broker_server.strategies.server_optimizer import OptimizerSettings
+from broker_server.strategies.strategy import Method, Strategy, StrategySettings
+from fleet_protocol.errors import PlanError
+from fleet_protocol.frozen import FrozenModel
+from models.layout import Layout
+from models.tier import Tier
+
+__all__ = ["STRATEGIES", "build"]
+
+
+def _factored(mean: Pieces, old: Pair) -> Pair:
+    """The product as a pair of the whole rank; a rank beyond the size of the matrix keeps its old `down`, unused."""
+    left, values, right = np.linalg.svd(mean[0], full_matrices=False)
+    kept = min(len(values), old.down.shape[0])
+    up, down = np.zeros_like(old.up), old.down.copy()
+    up[:, :kept] = left[:, :kept] * values[:kept]
+    down[:kept] = right[:kept]
+    return Pair(up, down)
+
+
+def build(
+    settings: StrategySettings[FrozenModel | None],
+    layout: Layout,
+    tiers: Sequence[Tier],
+    optimizer: OptimizerSettings | None,
+) -> Strategy:
+    """The strategy as configured.
+
+    Args:
+        settings: ``weighting`` defaults to samples, ``label_rule`` to on.
+        layout: the global model.
+        tiers: all of them are used.
+        optimizer: of the server.
+
+    Raises:
+        PlanError: the model has no adapters, the plan is not static, or the server has an optimizer: factors of
+            another round have other units, so there is no step from one to the other.
+    """
+    if optimizer is not None:
+        raise PlanError("flexlora factors its adapters anew in each round; remove [server_optimizer], or take hetlora")
+    weighted = replace(settings, weighting=settings.weighting or "samples")
+    folding = Folding(lambda pair, _: (pair.up @ pair.down,), lambda _: 1.0, _factored)
+    built = merged_by(folding, weighted, layout, tiers, None)
+    return replace(built, paper="https://arxiv.org/abs/2402.11505")
+
+
+STRATEGIES = {"flexlora": Method(build)}

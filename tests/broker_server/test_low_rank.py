@@ -1,0 +1,106 @@
+"""Merges of adapters of unequal rank, by entries and by products, against the formulas written out in numpy."""
+
+import numpy as np
+import pytest
+
+from broker_server.strategies.low_rank import adapters_of
+from broker_server.strategies.server_optimizer import OptimizerSettings
+from broker_server.strategies.strategy import Contribution
+from fleet_protocol.errors import PlanError
+from fleet_protocol.messages import TaskMetrics
+from tests.broker_server.merging import layout_of, plan_of
+from tests.broker_server.methods import built, merged
+
+RANK, OUT, IN = 4, 6, 3
+LAYOUT = layout_of(
+    {"a.down": ("r", "inputs"), "a.up": ("kernel", "r"), "head": ("classes", "inputs")},
+    {"r": RANK, "kernel": OUT, "inputs": IN, "classes": 4},
+)
+OLD = {name: np.full(shape, 9, np.float32) for name, shape in LAYOUT.shapes(LAYOUT.tier(1.0)).items()}
+
+
+def update(device: str, width: float, seed: int, examples: int = 10) -> Contribution:
+    plan, draw = plan_of(LAYOUT, width), np.random.default_rng(seed)
+    weights = {name: draw.normal(size=tensor.local_shape).astype(np.float32) for name, tensor in plan.tensors.items()}
+    metrics = TaskMetrics(
+        examples=examples, batches=1, labels=(0, 1, 2, 3), fetch_seconds=0, train_seconds=0, resident_bytes=0
+    )
+    return Contribution(device, LAYOUT.tier(width), f"{width}", plan, weights, metrics)
+
+
+UPDATES = [update("a", 1.0, 1, 30), update("b", 0.5, 2, 10), update("c", 0.25, 3, 20)]
+
+
+def merge(name: str, updates=UPDATES, **config):
+    return merged(built({"name": name, **config}, LAYOUT), updates, OLD)
+
+
+def product(weights) -> np.ndarray:
+    return weights["a.up"].astype(np.float64) @ weights["a.down"].astype(np.float64)
+
+
+def test_an_adapter_is_known_by_its_shape():
+    """Two matrices of one module with one cut axis between them; the head is none."""
+    assert [(item.up, item.down, item.rank) for item in adapters_of(LAYOUT)] == [("a.up", "a.down", RANK)]
+
+
+def test_by_entries_zeros_pad_and_norms_weigh():
+    """Sum of |up down| padded(up) over the sum of the norms: entries of large ranks alone are drawn to zero."""
+    found = merge("hetlora")
+    norms = [np.linalg.norm(product(item.weights)) for item in UPDATES]
+    for name, axis in (("a.up", 1), ("a.down", 0)):
+        expected = np.zeros(OLD[name].shape)
+        for norm, item in zip(norms, UPDATES, strict=True):
+            rank = item.weights[name].shape[axis]
+            place = (slice(None), slice(rank)) if axis else (slice(rank), slice(None))
+            expected[place] += norm * item.weights[name]
+        np.testing.assert_allclose(found[name], expected / sum(norms), rtol=1e-5)
+
+
+def test_by_products_the_leading_units_are_the_best_of_each_rank():
+    """The whole rank has the product's best approximation, and its first r units the best of rank r."""
+    found = merge("flexlora")
+    mean = sum(item.metrics.examples * product(item.weights) for item in UPDATES) / 60
+    left, values, right = np.linalg.svd(mean, full_matrices=False)
+    for rank in (1, 2, RANK):
+        best = (left[:, :rank] * values[:rank]) @ right[:rank]
+        cut = {"a.up": found["a.up"][:, :rank], "a.down": found["a.down"][:rank]}
+        np.testing.assert_allclose(product(cut), best, atol=1e-5)
+    assert not found["a.up"][:, IN:].any()  # a matrix of three columns has no fourth value
+    uniform = merge("flexlora", weighting="uniform")
+    np.testing.assert_allclose(product(uniform), sum(product(item.weights) for item in UPDATES) / 3, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["hetlora", "flexlora"])
+def test_what_is_no_adapter_is_averaged(name):
+    """A head is the mean of its holders, by the same weighting."""
+    share = [1, 1, 1] if name == "hetlora" else [3, 1, 2]
+    expected = np.average([item.weights["head"] for item in UPDATES], axis=0, weights=share)
+    np.testing.assert_allclose(merge(name)["head"], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["hetlora", "flexlora"])
+def test_adapters_that_do_nothing_stay_as_they_were_or_do_nothing(name):
+    """Where every product is zero there is nothing to weigh by, and nothing becomes nan."""
+    idle = [update("a", 1.0, 1), update("b", 0.5, 2)]
+    for item in idle:
+        item.weights["a.up"][...] = 0
+    found = merge(name, idle)
+    assert np.isfinite(found["a.down"]).all()
+    if name == "hetlora":
+        np.testing.assert_array_equal(found["a.up"], OLD["a.up"])
+    else:
+        assert not found["a.up"].any()
+
+
+def test_what_does_not_go_together_is_refused_with_what_does():
+    """No adapters, units of a rank that are not the leading ones, a server optimizer over factors."""
+    plain = layout_of({"w": ("r", "inputs")}, {"r": 4, "inputs": 3, "classes": 4})
+    with pytest.raises(PlanError, match=r"t has none .* take heterofl"):
+        built({"name": "hetlora"}, plain)
+    with pytest.raises(PlanError, match='leading units of each rank; remove plan = "rolling"'):
+        built({"name": "flexlora", "plan": "rolling"}, LAYOUT)
+    step = OptimizerSettings("fedadam")
+    with pytest.raises(PlanError, match=r"remove \[server_optimizer\], or take hetlora"):
+        built({"name": "flexlora"}, LAYOUT, optimizer=step)
+    assert built({"name": "hetlora"}, LAYOUT, optimizer=step).name == "hetlora"
