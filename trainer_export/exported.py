@@ -80,8 +80,9 @@ class Export:
                 narrow, whole = (
                     build(self.arch, width, tier.depth, self.settings(tier)) for width in (tier.width, 1.0)
                 )
-                name, shapes, x = f"{self.arch.name}: {tier.id}", self.layout.shapes(tier), self.signature.samples(2)
-                refuse_unlike(name, narrow, whole, shapes, x)
+                base = {item.name: item.shape for item in self.layout.base_of(tier)}
+                name, shapes = f"{self.arch.name}: {tier.id}", {**self.layout.shapes(tier), **base}
+                refuse_unlike(name, narrow, whole, shapes, self.signature.samples(2))
             torch.manual_seed(self.seed)
             module: nn.Module = build(self.arch, tier, settings=self.settings(tier))
             with torch.no_grad():
