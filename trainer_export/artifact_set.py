@@ -118,7 +118,8 @@ def export_architecture(
         raise ConfigError(f"{arch.name}: {wrong}")
     if not set(chosen) <= {"onnx", *installed_formats()}:
         raise ConfigError(f"{arch.name}: {ort_training.NOT_INSTALLED}")
-    layout = infer_layout(arch, settings)
+    with calm_torch():
+        layout = infer_layout(arch, settings)
     _refuse_uncut(layout, wanted)
     if heads:
         stray = next((tier for tier in heads if tier not in wanted), None)
@@ -173,7 +174,8 @@ def _export_tier(
     module, recipe = export.module(tier), export.recipe
     names = tuple(item.name for item in export.layout.base_of(tier))
     signature = replace(export.signature, classes=export.layout.classes_of(tier), base=names).with_places_of(module)
-    batches = SizedBatches(signature, vocabulary_of(module), seed=export.seed, loss=recipe.loss)
+    flops = count_flops(module, signature)
+    batches = SizedBatches(signature, vocabulary_of(module), seed=export.seed, loss=recipe.loss).sized_for(flops[1])
     _try_out(module, recipe, batches)
     export.counter.start(tier.id, "tracing")
     graphs = portable.write_graphs(module, signature, recipe)
@@ -192,9 +194,7 @@ def _export_tier(
             checks += ort_training.check_artifacts(training, module, recipe, batches)
         files += training
     export.counter.start(tier.id, "writing")
-    footprint = Footprint(
-        export.layout.parameter_count(tier), *count_flops(module, signature), peak_memory(graphs[0].model)
-    )
+    footprint = Footprint(export.layout.parameter_count(tier), *flops, peak_memory(graphs[0].model))
     for file in files:
         write_file(folder / file.path, out, file.data)
     if head:

@@ -22,13 +22,11 @@ from trainer_export.reference import LEARNING_RATE, TorchOptimizer
 
 __all__ = ["check_pair"]
 
-_STEPS = 6
-
 
 def check_pair(
     model: bytes, routine: PairRoutine, modules: tuple[nn.Module, nn.Module], recipe: Recipe, batches: SizedBatches
 ) -> CheckSpec:
-    """Train both models with the graph and with PyTorch from the same start and compare losses and all tensors.
+    """Train both models with PyTorch, let the graph take each step from there, and compare losses and all tensors.
 
     Args:
         model: the serialized graph.
@@ -48,24 +46,23 @@ def check_pair(
 
     def run(seeded: SizedBatches) -> CheckSpec:
         worst, reference = Worst(), _Reference(routine, modules, recipe)
-        values = reference.snapshot()
-        for number, (x, y) in enumerate(seeded.take(_STEPS)):
+        for number, (x, y) in enumerate(seeded.take(seeded.steps)):
             worst.sizes.append(len(y))
             noise = [seeded.noise(shape, len(y), 2 * number + i) for i, shape in enumerate(shapes)]
-            feed = {**values, "x": x.numpy(), "y": y.numpy(), "lr": np.array(LEARNING_RATE, np.float32)}
+            feed = {**reference.snapshot(), "x": x.numpy(), "y": y.numpy(), "lr": np.array(LEARNING_RATE, np.float32)}
             feed |= {knob.name: np.array(knob.checked_with, np.float32) for knob in routine.knobs}
             for side, drawn in zip(SIDES, noise, strict=True):
                 feed |= {noise_input(side_name(side, path)): numbers.numpy() for path, numbers in drawn.items()}
             outputs = run_session(session, feed)
             for side, loss in zip(SIDES, reference.step(x, y, noise), strict=True):
                 worst.compare(outputs, {loss_name(side): loss})
-            values = {name: outputs[next_name(name)] for name in values}
             expected = reference.snapshot()
+            values = {name: outputs.pop(next_name(name)) for name in expected}
             for side in SIDES:
                 for kind in (parameter_input(""), state_input("")):
                     part = {n: v for n, v in expected.items() if n.startswith(side_name(side, kind))}
                     worst.compare(values, part)
-        return worst.report(f"onnx/{routine.name}", _STEPS)
+        return worst.report(f"onnx/{routine.name}", seeded.steps)
 
     return repeated(run, batches)
 
@@ -93,10 +90,10 @@ class _Reference:
         return losses
 
     def snapshot(self) -> dict[str, NDArray[Any]]:
-        """Copies of all parameters and states by their names in the graph."""
+        """All parameters and states by their names in the graph; the next step changes them."""
         values: dict[str, NDArray[Any]] = {}
         for side, module, optimizer in zip(SIDES, self._modules, self._optimizers, strict=True):
-            named = {parameter_input(name): p.detach().numpy().copy() for name, p in module.named_parameters()}
+            named = {parameter_input(name): p.detach().numpy() for name, p in module.named_parameters()}
             named |= {state_input(name): value for name, value in optimizer.states().items()}
             values |= {side_name(side, name): value for name, value in named.items()}
         return values

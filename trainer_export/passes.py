@@ -20,7 +20,6 @@ def simplify(program: fx.GraphModule) -> None:
     _drop_cancelled_biases(program.graph)
     _pool_before_relu(program.graph)
     program.graph.eliminate_dead_code()
-    program.recompile()
 
 
 def _drop_no_operations(graph: fx.Graph) -> None:

@@ -56,7 +56,6 @@ class TorchOptimizer:
             loss: float [].
             materialize: whether a parameter outside the loss has a gradient of zero, which weight decay adds to.
         """
-        self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         for parameter in self._parameters.values():
             if parameter.grad is None and materialize:
@@ -64,17 +63,18 @@ class TorchOptimizer:
         if self._clip_norm is not None:
             nn.utils.clip_grad_norm_(self._parameters.values(), self._clip_norm)
         self._optimizer.step()
+        self._optimizer.zero_grad()  # they would lie beside all that the graph needs
         self._steps += 1
 
     def states(self) -> Arrays:
-        """Copies of the states by their names in the graphs."""
+        """The states by their names in the graphs; the next step changes them."""
         shapes = {name: tuple(p.shape) for name, p in self._parameters.items()}
         found = []
         for state in self._record.states:
             for parameter in self._parameters.values():
                 kept = self._optimizer.state.get(parameter, {}).get(state.name)
                 found.append(
-                    np.full(tuple(parameter.shape), state.initial, np.float32) if kept is None else kept.numpy().copy()
+                    np.full(tuple(parameter.shape), state.initial, np.float32) if kept is None else kept.numpy()
                 )
         if self._record.counts_steps:
             found.append(np.array(self._steps, np.float32))
@@ -96,7 +96,7 @@ class Reference:
     ) -> None:
         self._module = set_mode(copy.deepcopy(module), "train")
         self._recipe, self._base = recipe, base
-        self._sent = [p.detach().clone() for p in self._module.parameters()]
+        self._sent = [p.detach() for p in module.parameters()]
         self._optimizer = TorchOptimizer(recipe.optimizer, self._module, recipe.clip_norm, lr, base)
 
     def step(self, x: Tensor, answer: Answer, noise: Mapping[str, Tensor] | None = None) -> NDArray[Any]:
@@ -115,7 +115,7 @@ class Reference:
         return {anchor_input(name): value.numpy() for (name, _), value in named}
 
     def snapshot(self) -> tuple[Arrays, Arrays]:
-        """Copies of parameters and states by their names."""
+        """Parameters and states by their names; the next step changes them."""
         named = self._module.named_parameters()
-        parameters = {name: p.detach().numpy().copy() for name, p in named if name not in self._base}
+        parameters = {name: p.detach().numpy() for name, p in named if name not in self._base}
         return parameters, self._optimizer.states()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -43,6 +43,7 @@ class Trace:
         input_specs: traced shapes of the inputs.
         outputs: in the program's order.
         batch_input: name of an input whose first dimension is the batch.
+        hidden: inputs and outputs that the graph shall not have; no output that it has depends on such an input.
     """
 
     name: str
@@ -51,6 +52,18 @@ class Trace:
     input_specs: tuple[Spec, ...]
     outputs: tuple[Port, ...]
     batch_input: str
+    hidden: frozenset[str] = frozenset()
+
+    def part(self, name: str, outputs: Sequence[str], hidden_inputs: Sequence[str] = ()) -> Trace:
+        """The same program as another graph with some of the outputs.
+
+        Args:
+            name: of the graph.
+            outputs: names of those it has.
+            hidden_inputs: what only the others depend on.
+        """
+        others = {port.name for port in self.outputs}.difference(outputs)
+        return replace(self, name=name, hidden=frozenset({*others, *hidden_inputs}))
 
     def where(self, node: fx.Node) -> str:
         """The module a node comes from and the line of its file, for a message."""

@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedParameter
+from torch.overrides import TorchFunctionMode
+from typing_extensions import override
 
 from fleet_protocol.errors import ConfigError
 from models.architecture import Architecture, call_builder
@@ -34,6 +36,7 @@ from models.zoo.proof import Case, Doubt, View, proved_dims
 __all__ = ["infer_layout", "initial_weights"]
 
 _NARROW = (0.7, 0.5, 0.75, 0.3)  # odd sizes first: they tell most
+_FILLS = frozenset({Tensor.normal_, Tensor.uniform_, Tensor.fill_, Tensor.zero_})
 _LARGE = 1_000_000  # parameters; beyond, gradients are compared on a narrower model alone, for a tenth of the cost
 
 
@@ -122,8 +125,21 @@ def _module(arch: Architecture, cut: Cut, settings: Mapping[str, Any] | None) ->
 
 
 def _meta_module(arch: Architecture, cut: Cut, settings: Mapping[str, Any] | None) -> nn.Module:
-    with torch.device("meta"):
+    with torch.device("meta"), _Undrawn():
         return _module(arch, cut, settings)
+
+
+class _Undrawn(TorchFunctionMode):
+    """Leaves out what fills tensors without memory: most of the time of building a large model."""
+
+    @override
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _FILLS or getattr(func, "__module__", "") == nn.init.__name__:
+            filled = args[0] if args else kwargs.get("tensor")
+            if isinstance(filled, Tensor) and filled.is_meta:
+                return filled
+        return func(*args, **kwargs)
 
 
 def _shapes(module: nn.Module) -> Shapes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import MappingProxyType
 
 from torch import nn
@@ -16,7 +15,7 @@ from trainer_export.memory import fit_into_memory
 from trainer_export.model_inputs import Signature
 from trainer_export.recipe import Recipe
 from trainer_export.routines.evaluate import check_eval, trace_eval
-from trainer_export.routines.infer import check_infer, trace_infer
+from trainer_export.routines.infer import check_infer, infer_part
 from trainer_export.routines.statistics import check_statistics, trace_statistics
 from trainer_export.routines.train import check_train, trace_train
 from trainer_export.traced_program import Trace
@@ -24,22 +23,14 @@ from trainer_export.traced_program import Trace
 __all__ = ["check_graphs", "write_forward_graphs", "write_graphs", "write_train_graph", "written"]
 
 
-@dataclass(frozen=True)
-class _Graph:
-    """A graph of the set: how it is traced, None for a model that has no such graph, and what it is checked by."""
-
-    trace: Callable[[nn.Module, Signature, Recipe], Trace | None]
-    check: Callable[[bytes, nn.Module, Recipe, SizedBatches], CheckSpec]
-
-
-_FORWARD: Mapping[str, _Graph] = MappingProxyType(
+_CHECKS: Mapping[str, Callable[[bytes, nn.Module, Recipe, SizedBatches], CheckSpec]] = MappingProxyType(
     {
-        "onnx/eval": _Graph(trace_eval, check_eval),
-        "onnx/stats": _Graph(trace_statistics, check_statistics),
-        "onnx/infer": _Graph(trace_infer, check_infer),
+        "onnx/train": check_train,
+        "onnx/eval": check_eval,
+        "onnx/stats": check_statistics,
+        "onnx/infer": check_infer,
     }
 )
-_GRAPHS: Mapping[str, _Graph] = MappingProxyType({"onnx/train": _Graph(trace_train, check_train), **_FORWARD})
 
 
 def write_graphs(module: nn.Module, signature: Signature, recipe: Recipe) -> tuple[GraphFile, ...]:
@@ -66,7 +57,8 @@ def write_train_graph(module: nn.Module, signature: Signature, recipe: Recipe) -
 
 def write_forward_graphs(module: nn.Module, signature: Signature, recipe: Recipe) -> tuple[GraphFile, ...]:
     """Write the eval, stats (with static batch norm only) and infer graphs; arguments as for :func:`write_graphs`."""
-    traces = [graph.trace(module, signature, recipe) for graph in _FORWARD.values()]
+    evaluation = trace_eval(module, signature, recipe)
+    traces = (evaluation, trace_statistics(module, signature, recipe), infer_part(evaluation))
     return tuple(written(trace) for trace in traces if trace is not None)
 
 
@@ -74,7 +66,8 @@ def written(trace: Trace) -> GraphFile:
     """A traced program as a file of the portable format."""
     model = fit_into_memory(write_graph(trace, {"shoal.graph": trace.name}))
     data = model.SerializeToString(deterministic=True)
-    return GraphFile(f"onnx/{trace.name}", f"{trace.name}.onnx", data, trace.inputs, trace.outputs, model)
+    inputs, outputs = (tuple(p for p in ports if p.name not in trace.hidden) for ports in (trace.inputs, trace.outputs))
+    return GraphFile(f"onnx/{trace.name}", f"{trace.name}.onnx", data, inputs, outputs, model)
 
 
 def check_graphs(
@@ -94,4 +87,4 @@ def check_graphs(
     Raises:
         ExportError: a graph deviates; the message names it and the tensor.
     """
-    return tuple(_GRAPHS[graph.key].check(graph.data, module, recipe, batches) for graph in graphs)
+    return tuple(_CHECKS[graph.key](graph.data, module, recipe, batches) for graph in graphs)

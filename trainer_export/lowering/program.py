@@ -53,11 +53,12 @@ def write_graph(trace: Trace, metadata: Mapping[str, str] | None = None) -> Any:
     graph = GraphBuilder(trace.name)
     values: list[Value] = []
     for port, spec in zip(trace.inputs, trace.input_specs, strict=True):
-        name = graph.input(port)
+        name = port.name if port.name in trace.hidden else graph.input(port)
         values.append(Value(name, spec.shape, spec.dtype, spec.shape, tuple(range(len(spec.shape)))))
     emitter = Emitter(graph, trace.batch_input)
     for port, value in zip(trace.outputs, lower(emitter, trace, values), strict=True):
-        graph.output(port, emitter.plain(value))
+        if port.name not in trace.hidden:
+            graph.output(port, emitter.plain(value))
     return graph.model(metadata)
 
 

@@ -10,7 +10,7 @@ from trainer_export.forward import Forward, check_forward, trace_forward
 from trainer_export.graph import Port
 from trainer_export.loss import Answer
 from trainer_export.metric import count_shapes, counts
-from trainer_export.model_inputs import Signature, batch_ports
+from trainer_export.model_inputs import Signature, batch_ports, output_port
 from trainer_export.recipe import Recipe
 from trainer_export.traced_program import Trace
 
@@ -18,18 +18,23 @@ __all__ = ["check_eval", "trace_eval"]
 
 
 def trace_eval(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace:
-    """The sums of a batch, in the order of the loss's metrics; inputs as of `trace_forward`, ``y`` and ``mask``."""
+    """The sums of a batch, in the order of the loss's metrics; inputs as of `trace_forward`, ``y`` and ``mask``.
+
+    The program also gives the model's output, for `infer.infer_part`.
+    """
 
     def evaluate(output: Tensor, *answer: Tensor) -> list[Tensor]:
         given = Answer(*answer)
-        return [*recipe.loss.sums(output, given), *counts(recipe.metrics, recipe.loss, output, given).values()]
+        sums = [*recipe.loss.sums(output, given), *counts(recipe.metrics, recipe.loss, output, given).values()]
+        return [*sums, output]
 
     outputs = (
         *(Port(metric.name, metric.dtype, ()) for metric in recipe.loss.metrics),
         *(Port(name, "float32", shape) for name, shape in count_shapes(recipe.metrics, recipe.loss, signature).items()),
     )
     extra = batch_ports(signature, recipe.loss)[1:]
-    return trace_forward(model, signature, Forward("eval", evaluate, extra, outputs))
+    traced = trace_forward(model, signature, Forward("eval", evaluate, extra, (*outputs, output_port(signature))))
+    return traced.part("eval", [port.name for port in outputs])
 
 
 def check_eval(

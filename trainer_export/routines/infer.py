@@ -6,18 +6,20 @@ from torch import nn
 
 from fleet_protocol.manifest import CheckSpec
 from trainer_export.batches import SizedBatches
-from trainer_export.forward import Forward, check_forward, trace_forward
-from trainer_export.model_inputs import Signature, output_port
+from trainer_export.forward import check_forward
 from trainer_export.recipe import Recipe
 from trainer_export.traced_program import Trace
 
-__all__ = ["check_infer", "trace_infer"]
+__all__ = ["check_infer", "infer_part"]
 
 
-def trace_infer(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace:
-    """The output of a batch; inputs as of `trace_forward`."""
-    del recipe
-    return trace_forward(model, signature, Forward("infer", lambda output: [output], (), (output_port(signature),)))
+def infer_part(evaluation: Trace) -> Trace:
+    """The output of a batch; inputs as of `trace_forward`.
+
+    Args:
+        evaluation: of the same model, from `evaluate.trace_eval`: to trace a model once is enough.
+    """
+    return evaluation.part("infer", ["logits"], ["y", "mask"])
 
 
 def check_infer(

@@ -42,8 +42,6 @@ from trainer_export.update import Pull, Trained, update
 
 __all__ = ["check_train", "trace_loss", "trace_optimizer", "trace_train"]
 
-_STEPS = 6
-
 
 def trace_train(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace:
     """The whole training step: loss, gradient, clipping and optimizer.
@@ -162,7 +160,7 @@ def trace_optimizer(shapes: Mapping[str, tuple[int, ...]], recipe: Recipe) -> Tr
 def check_train(
     model: bytes, module: nn.Module, recipe: Recipe, batches: SizedBatches, *, graph: str = "onnx/train"
 ) -> CheckSpec:
-    """Train with the graph and with PyTorch from the same start and compare loss, parameters and states.
+    """Train with PyTorch, let the graph take each step from where PyTorch stands, and compare all that comes out.
 
     Args:
         model: the serialized train graph.
@@ -183,11 +181,11 @@ def check_train(
     def run(seeded: SizedBatches) -> CheckSpec:
         worst = Worst()
         reference = Reference(module, recipe, base=base)
-        parameters, states = reference.snapshot()
         held = {parameter_input(name): module.get_parameter(name).detach().numpy() for name in base}
-        for number, (x, y) in enumerate(seeded.take(_STEPS)):
+        for number, (x, y) in enumerate(seeded.take(seeded.steps)):
             worst.sizes.append(len(y))
             answer, noise = Answer(y, seeded.mask()), seeded.noise(shapes, len(y), number)
+            parameters, states = reference.snapshot()
             feed: dict[str, NDArray[Any]] = {parameter_input(n): v for n, v in parameters.items()}
             feed |= held | {state_input(n): v for n, v in states.items()}
             feed |= {"x": x.numpy(), "y": y.numpy(), "mask": seeded.mask().numpy()}
@@ -195,16 +193,10 @@ def check_train(
             feed |= reference.anchors() | {noise_input(path): drawn.numpy() for path, drawn in noise.items()}
             outputs = run_session(session, feed)
             loss = reference.step(x, answer, noise)
-            parameters = {n: outputs[next_name(parameter_input(n))] for n in parameters}
-            states = {n: outputs[next_name(state_input(n))] for n in states}
-            expected, expected_states = reference.snapshot()
-            worst.compare({"loss": outputs["loss"]}, {"loss": loss})
-            worst.compare(parameters, expected)
-            worst.compare(_named("state", states), _named("state", expected_states))
-        return worst.report(graph, _STEPS)
+            worst.compare(outputs, {"loss": loss})
+            for kind, expected in zip((parameter_input, state_input), reference.snapshot(), strict=True):
+                named = {next_name(kind(name)): (kind(name), value) for name, value in expected.items()}
+                worst.compare({name: outputs.pop(key) for key, (name, _) in named.items()}, dict(named.values()))
+        return worst.report(graph, seeded.steps)
 
     return repeated(run, batches)
-
-
-def _named(kind: str, arrays: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    return {f"{kind}.{name}": array for name, array in arrays.items()}
