@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, SecretStr, ValidationError
 
 from fleet_protocol.errors import ConfigError
 
@@ -38,13 +38,18 @@ def _below(annotation: object, key: str) -> object:
     return field.annotation if field else None
 
 
-def _fields_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
-    """Names allowed at the table that ``path`` leads to."""
+def _at(model: type[BaseModel], path: tuple[int | str, ...]) -> object:
+    """The annotation that ``path`` leads to."""
     current: object = model
     for part in path:
         if isinstance(part, str):
             current = _below(current, part)
-    found = next(_nested_models(current), None)
+    return current
+
+
+def _fields_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
+    """Names allowed at the table that ``path`` leads to."""
+    found = next(_nested_models(_at(model, path)), None)
     return list(found.model_fields) if found else []
 
 
@@ -52,7 +57,8 @@ def _describe(error: dict[str, Any], model: type[BaseModel]) -> str:
     location = tuple(error["loc"])
     key = ".".join(map(str, location)) or "the document"
     if error["type"] != "extra_forbidden":
-        shown = f" (got {error['input']!r})" if error["type"] != "missing" else ""
+        hidden = error["type"] == "missing" or SecretStr in (kind := _at(model, location), *get_args(kind))
+        shown = "" if hidden else f" (got {error['input']!r})"
         return f"{key}: {error['msg']}{shown}"
     known = _fields_at(model, location[:-1])
     close = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)

@@ -45,12 +45,7 @@ class Service:
             self._send("WATCHDOG=1")
 
     def entered(self, state: State, round_number: int | None) -> None:
-        """Tell what the agent does, shown by ``systemctl status``; ready is who has reached the broker.
-
-        Args:
-            state: of its machine.
-            round_number: of the task in hand, None without one.
-        """
+        """Tell what the agent does, with the round of the task in hand; ready is who has reached the broker."""
         doing = state.value if round_number is None else f"{state.value}, round {round_number}"
         mark = "STOPPING=1\n" if state is State.STOPPED else "" if state in _NOT_READY else "READY=1\n"
         self._send(f"{mark}STATUS={doing}")

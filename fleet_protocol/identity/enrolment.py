@@ -103,12 +103,12 @@ def read_enrolment(path: Path) -> Enrolment:
         ) from error
 
 
-def write_secret(path: Path, text: str) -> None:
+def write_secret(path: Path, content: str | bytes) -> None:
     """Write a file that only its owner may read; an existing one is replaced at once.
 
     Args:
         path: the file; its folder is made, for the owner alone.
-        text: its content.
+        content: what is in it.
 
     Raises:
         StorageError: it cannot be written.
@@ -117,8 +117,8 @@ def write_secret(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         fresh.unlink(missing_ok=True)
-        with os.fdopen(os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
         fresh.replace(path)
     except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror}") from error
+        raise StorageError(f"cannot write {path}: {error.strerror}; make room, or make it writable") from error

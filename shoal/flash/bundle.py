@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
 from fleet_protocol.errors import ConfigError
 from shoal.flash.runtime import HOME, fetch_wheels, runtime_tree
-from shoal.flash.settings import CONFIG, DATA, ENROLMENT, FlashConfig
+from shoal.flash.settings import CONFIG, DATA, ENROLMENT, Board, FlashConfig
 from shoal.flash.tree import Entry, packed
 
-__all__ = ["bundle", "read_part", "runtime_files", "settings_files"]
+__all__ = ["Packed", "bundle", "pack_runtime", "read_part", "runtime_files", "settings_files"]
 
 _UNIT = "usr/lib/systemd/system/shoal-device.service"
 
@@ -23,15 +24,7 @@ def read_part(name: str) -> bytes:
 
 
 def runtime_files(config: FlashConfig, wheels: Path | None = None) -> Iterator[Entry]:
-    """What every board of a kind has.
-
-    Args:
-        config: of a board.
-        wheels: folder to keep wheels in; by default in the user's cache.
-
-    Raises:
-        ConfigError: the packages cannot be had.
-    """
+    """What every board of a kind has, from wheels kept in a folder; a ConfigError where they cannot be had."""
     yield from runtime_tree(config.target, fetch_wheels(config.target, wheels))
     yield Entry(f"{HOME}/bin/shoal", read_part("shoal.sh"), 0o755)
     yield Entry("usr/bin/shoal", f"/{HOME}/bin/shoal".encode(), link=True)
@@ -43,14 +36,7 @@ def runtime_files(config: FlashConfig, wheels: Path | None = None) -> Iterator[E
 
 
 def settings_files(config: FlashConfig) -> Iterator[Entry]:
-    """What one board alone has: configuration, identity, and the data that it is given.
-
-    Args:
-        config: of the board.
-
-    Raises:
-        ConfigError: a file cannot be read.
-    """
+    """What one board alone has: configuration, identity, data; a ConfigError where a file cannot be read."""
     yield Entry(CONFIG[1:], config.device_toml().encode(), 0o600)
     carried = [(path, f"{DATA}/{path.name}") for path in config.files]
     for path, to in [*([(config.enrolment, ENROLMENT)] if config.enrolment else []), *carried]:
@@ -60,31 +46,37 @@ def settings_files(config: FlashConfig) -> Iterator[Entry]:
             raise ConfigError(f"cannot read {path}, which the board is to get: {error.strerror}") from error
 
 
-def bundle(config: FlashConfig, wheels: Path | None = None) -> bytes:
+@dataclass(frozen=True)
+class Packed:
+    """What all boards of a kind have: a tar.gz, and the room that it takes with what Python compiles of it."""
+
+    target: Board
+    tree: bytes
+    kilobytes: int
+
+
+def pack_runtime(config: FlashConfig, wheels: Path | None = None) -> Packed:
+    """`runtime_files`, packed once for all boards of a kind."""
+    entries = list(runtime_files(config, wheels))
+    return Packed(config.target, packed(entries), sum(len(entry.data) for entry in entries) * 3 // 2 // 1024)
+
+
+def bundle(config: FlashConfig, runtime: Packed) -> bytes:
     """A tar with ``install.sh`` and all that it installs.
 
     Args:
         config: of a board.
-        wheels: folder to keep wheels in; by default in the user's cache.
+        runtime: of its kind.
 
     Raises:
-        ConfigError: the packages cannot be had, or a file of the board's cannot be read.
+        ConfigError: a file of the board's cannot be read.
     """
-    entries = [*runtime_files(config, wheels), *settings_files(config)]
-    tree = packed(entries)
-    # Unpacked and compiled it takes half as much again for a moment.
-    kilobytes = sum(len(entry.data) for entry in entries) * 3 // 2 // 1024
     script = read_part("install.sh").decode()
-    for name, value in {
-        "MACHINE": config.target.machine,
-        "PYTHON": config.target.python,
-        "KILOBYTES": str(kilobytes),
-    }.items():
-        script = script.replace(f"@{name}@", value)
-    sums = f"{hashlib.sha256(tree).hexdigest()}  files.tar.gz\n"
-    parts = [
-        Entry("install.sh", script.encode(), 0o755),
-        Entry("files.tar.gz", tree, 0o600),
-        Entry("SHA256SUMS", sums.encode()),
-    ]
+    known = {"MACHINE": runtime.target.machine, "PYTHON": runtime.target.python, "KILOBYTES": runtime.kilobytes}
+    for name, value in known.items():
+        script = script.replace(f"@{name}@", str(value))
+    trees = {"runtime.tar.gz": runtime.tree, "board.tar.gz": packed(settings_files(config))}
+    sums = "".join(f"{hashlib.sha256(tree).hexdigest()}  {name}\n" for name, tree in trees.items())
+    parts = [Entry("install.sh", script.encode(), 0o755), Entry("SHA256SUMS", sums.encode())]
+    parts += [Entry(name, tree, 0o600) for name, tree in trees.items()]
     return packed(parts, prefix=f"shoal-{config.host}/", compress=False)

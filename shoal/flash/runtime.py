@@ -47,7 +47,6 @@ PINS: Mapping[str, str] = MappingProxyType(
 )
 _TOMLI = "2.3.0"  # Python 3.11 and later read TOML themselves
 
-_SECONDS = 900
 _GLIBC = ("2_17", "2_27", "2_28")  # of the oldest system for which there is an onnxruntime, and older
 
 # Parts of packages that training does not import; of cffi only the compiled half is, by cryptography.
@@ -61,7 +60,7 @@ def fetch_wheels(board: Board, folder: Path | None = None) -> list[Path]:
     """The wheels for a kind of board; those that are there are not asked for again.
 
     Args:
-        board: processor and Python.
+        board: its kind.
         folder: to keep them in; by default in the user's cache.
 
     Raises:
@@ -78,7 +77,7 @@ def fetch_wheels(board: Board, folder: Path | None = None) -> list[Path]:
         command += ["--only-binary=:all:", "--implementation=cp", f"--python-version={board.python}", *platforms]
         try:
             subprocess.run(  # noqa: S603  (this interpreter, pinned versions)
-                [*command, f"--dest={place}", *missing], check=True, capture_output=True, text=True, timeout=_SECONDS
+                [*command, f"--dest={place}", *missing], check=True, capture_output=True, text=True, timeout=900
             )
         except (OSError, subprocess.SubprocessError) as error:
             said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1:]
@@ -94,15 +93,7 @@ def _kept(folder: Path, name: str, version: str) -> list[Path]:
 
 
 def runtime_tree(board: Board, wheels: list[Path]) -> Iterator[Entry]:
-    """Everything under opt/shoal.
-
-    Args:
-        board: processor and Python.
-        wheels: for it, as `fetch_wheels` brings them.
-
-    Raises:
-        ConfigError: a file among the wheels is none.
-    """
+    """Everything under opt/shoal, from the wheels of `fetch_wheels`; a ConfigError where one is none."""
     site = f"{HOME}/lib/python{board.python}/site-packages"
     yield Entry(f"{HOME}/bin/python", b"/usr/bin/python" + board.python.encode(), link=True)
     yield Entry(f"{HOME}/pyvenv.cfg", f"home = /usr/bin\nversion = {board.python}\n".encode())

@@ -10,7 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, SecretStr, model_validator
+from typing_extensions import Self
 
 from device_runtime.settings import DeviceConfig
 from fleet_protocol.configuration import parse_config, read_toml, validate_config
@@ -20,7 +21,7 @@ from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.identity.enrolment import read_enrolment
 from fleet_protocol.messages.values import Name
 
-__all__ = ["BOARDS", "CONFIG", "DATA", "ENROLMENT", "Board", "FlashConfig", "load_flash_config"]
+__all__ = ["BOARDS", "CONFIG", "DATA", "ENROLMENT", "Board", "FlashConfig", "Network", "Ssh", "load_flash_config"]
 
 CONFIG, ENROLMENT = "/etc/shoal/device.toml", "/etc/shoal/enrolment"
 STATE, DATA = "/var/lib/shoal", "/var/lib/shoal/data"
@@ -32,12 +33,7 @@ Python = Literal["3.10", "3.11", "3.12", "3.13"]
 
 @dataclass(frozen=True)
 class Board:
-    """A kind of computer.
-
-    Attributes:
-        machine: its processor, as ``uname -m`` has it.
-        python: of the system that it usually runs.
-    """
+    """A kind of computer: its processor, as ``uname -m`` has it, and the Python of its usual system."""
 
     machine: Literal["aarch64", "x86_64"]
     python: Python
@@ -56,6 +52,48 @@ BOARDS: Mapping[BoardName, Board] = MappingProxyType(
 )
 
 
+class Network(FrozenModel):
+    """``[network]``: Wi-Fi; a cable needs nothing.
+
+    Attributes:
+        ssid: name of the Wi-Fi.
+        password: 8 to 63 characters of WPA2 or WPA3; none for an open network.
+        country: two letters, as in ``DE``; without them the radio stays off.
+        hidden: whether the network does not say its name.
+        wpa3: whether it has WPA3 alone; one that has WPA2 as well needs nothing.
+    """
+
+    ssid: str = Field(min_length=1, max_length=32)
+    password: SecretStr | None = None
+    country: Annotated[str, Field(pattern="^[A-Z]{2}$")] | None = None
+    hidden: bool = False
+    wpa3: bool = False
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        # Not ValueError: what pydantic makes of one shows the whole table, the password included.
+        if self.country is None:
+            raise ConfigError(
+                "[network] country is missing: by law the radio stays off without it; write the two letters of where"
+                ' the board is, such as country = "DE"'
+            )
+        if self.password is not None and not 8 <= len(self.password.get_secret_value().encode()) <= 63:
+            raise ConfigError("[network] password has to have 8 to 63 characters; leave it out for an open network")
+        return self
+
+
+class Ssh(FrozenModel):
+    """``[ssh]``: who may log in; without it nobody can.
+
+    Attributes:
+        user: name of the account, which may use sudo.
+        keys: public keys, or files that hold one each.
+    """
+
+    user: Annotated[str, Field(pattern="^[a-z][a-z0-9-]{0,30}$")] = "shoal-admin"
+    keys: tuple[str, ...] = Field(min_length=1)
+
+
 class FlashConfig(FrozenModel):
     """What ``shoal flash`` reads.
 
@@ -71,6 +109,8 @@ class FlashConfig(FrozenModel):
         files: carried to the board, into the folder that relative paths of ``[data]`` start from.
         data: where the training data is, as in device.toml.
         settings: further keys of device.toml, such as ``max_width``.
+        network: Wi-Fi.
+        ssh: who may log in.
     """
 
     board: BoardName
@@ -84,6 +124,8 @@ class FlashConfig(FrozenModel):
     files: tuple[Path, ...] = ()
     data: DataConfig
     settings: Mapping[str, JsonValue] = Field(default_factory=dict)
+    network: Network | None = None
+    ssh: Ssh | None = None
 
     @property
     def target(self) -> Board:
@@ -97,14 +139,7 @@ class FlashConfig(FrozenModel):
         return self.hostname or (self.device or self.board).lower().replace("_", "-").replace(".", "-")
 
     def resolved(self, base: Path) -> FlashConfig:
-        """The same with relative paths of this computer taken from ``base``.
-
-        Args:
-            base: usually the folder of the file.
-
-        Raises:
-            ConfigError: the enrolment cannot be read, or is another's.
-        """
+        """The same with paths of this computer taken from ``base``, and what the enrolment says."""
         changes: dict[str, object] = {"files": tuple(base / path for path in self.files)}
         if self.enrolment is not None:
             member = read_enrolment(base / self.enrolment)
@@ -112,6 +147,8 @@ class FlashConfig(FrozenModel):
                 if value not in {None, its}:
                     raise ConfigError(f"{key} is {value!r}, and in the enrolment {self.enrolment} {its!r}")
             changes |= {"enrolment": base / self.enrolment, "fleet": member.fleet, "device": member.name}
+        if self.ssh is not None:
+            changes["ssh"] = self.ssh.model_copy(update={"keys": tuple(_public(key, base) for key in self.ssh.keys)})
         return self.model_copy(update=changes)
 
     def device_toml(self) -> str:
@@ -141,15 +178,27 @@ def load_flash_config(path: Path, changes: Mapping[str, Any] = MappingProxyType(
 
     Args:
         path: the file.
-        changes: keys at the top of the file that are others for this board.
+        changes: keys at its top that are others for this board.
 
     Raises:
-        ConfigError: it cannot be read, has an unknown key, or names something that is not there.
+        ConfigError: it is wrong, or names something that is not there.
     """
     document = {**read_toml(path), **changes}
     config = validate_config(document, FlashConfig, source=str(path)).resolved(path.resolve().parent)
     config.device_toml()
     return config
+
+
+def _public(key: str, base: Path) -> str:
+    """A public key itself, where a file that holds it was named."""
+    if not key.startswith(("ssh-", "ecdsa-", "sk-")):
+        try:
+            key = (base / Path(key).expanduser()).read_text(encoding="utf-8").strip()
+        except OSError as error:
+            raise ConfigError(f"[ssh] keys: {key} is no public key and no file: {error.strerror}") from error
+        if "PRIVATE KEY" in key:
+            raise ConfigError("[ssh] keys: a private key must not leave this computer; name the file that ends in .pub")
+    return key
 
 
 def _toml(document: Mapping[str, Any]) -> str:

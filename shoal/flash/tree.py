@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import gzip
 import io
-import os
 import tarfile
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
-from fleet_protocol.errors import StorageError
-
-__all__ = ["Entry", "packed", "write_whole"]
+__all__ = ["Entry", "packed"]
 
 _LEVEL = 6
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A file on a board.
+    """A file on a board: its path from the root, without the slash in front, and its content.
 
     Attributes:
-        path: from the root of its file system, without the slash in front.
-        data: content, or where a link points.
         mode: permissions.
-        link: whether it is a symbolic link.
+        link: whether it is a symbolic link, to where its content says.
     """
 
     path: str
@@ -63,23 +58,3 @@ def packed(entries: Iterable[Entry], *, prefix: str = "", folders: bool = False,
                 info.size = len(entry.data)
                 archive.addfile(info, io.BytesIO(entry.data))
     return gzip.compress(buffer.getvalue(), _LEVEL, mtime=0) if compress else buffer.getvalue()
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file that only its owner may read, whole or not at all.
-
-    Args:
-        path: the file.
-        data: its content.
-
-    Raises:
-        StorageError: it cannot be written.
-    """
-    fresh = path.with_name(f".{path.name}.new")
-    try:
-        with os.fdopen(os.open(fresh, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "wb") as file:
-            file.write(data)
-        fresh.replace(path)
-    except OSError as error:
-        fresh.unlink(missing_ok=True)
-        raise StorageError(f"cannot write {path}: {error.strerror}; make room, or name another place") from error

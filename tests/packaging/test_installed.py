@@ -80,6 +80,7 @@ LACKING = {
     "enroll d": "server",
     "revoke d": "server",
     "bench fleet --devices 1": "server",
+    "flash seed --config flash.toml --fleet cards.csv --folder . --out cards": "server",
     "export-weights": "server",
     "export --arch mlp": "export",
     "export-mutual --meme mlp --personal mlp": "export",
@@ -87,7 +88,7 @@ LACKING = {
     "reproduce --list": "simulate",
     "demo": "demo",
 }
-ON_DEVICES_TOO = {"init lab --host 127.0.0.1", "enroll d", "revoke d"}
+ON_DEVICES_TOO = {command for command in LACKING if command.startswith(("init", "enroll", "revoke", "flash"))}
 # Interpreters other than this one, where the machine has them.
 PYTHONS = [f"3.{minor}" for minor in range(10, 15) if (3, minor) != sys.version_info[:2]]
 TRAINING = pytest.mark.skipif(sys.version_info >= (3, 13), reason="onnxruntime-training has no wheel for this Python")
@@ -100,6 +101,8 @@ def folder(tmp_path):
     np.savez(tmp_path / "data.npz", x=draw.random((60, 1, 4, 4), np.float32), y=np.arange(60) % 10)
     (tmp_path / "device.toml").write_text(DEVICE.format(url="mqtt://127.0.0.1:1"))
     (tmp_path / "sim.toml").write_text(SIMULATION)
+    (tmp_path / "flash.toml").write_text('board = "rpi4"\n[data]\nkind = "npz"\npath = "data.npz"\n')
+    (tmp_path / "cards.csv").write_text("device\nd\n")
     return tmp_path
 
 

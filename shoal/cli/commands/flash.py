@@ -1,4 +1,4 @@
-"""Make boards from one flash.toml: a bundle that installs without a network, or a Debian package."""
+"""Make boards from one flash.toml: a bundle, a Debian package, or the first start of cards that have a system."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from typing import Annotated
 
 import typer
 
+from fleet_protocol.identity.enrolment import write_secret
 from shoal.cli.console import bytes_text, output_console
+from shoal.cli.grouped import grouped
+from shoal.flash.batch import Batch, seed_all
+from shoal.flash.bundle import bundle, pack_runtime
+from shoal.flash.deb import ARCHITECTURES, debian_package
+from shoal.flash.settings import ENROLMENT, load_flash_config
 
 __all__ = ["app"]
 
@@ -25,14 +31,9 @@ def _flash() -> None: ...
 @app.command("bundle")
 def _bundle(config: Config = Path("flash.toml"), out: Out = None, wheels: Wheels = None) -> None:
     """A tar for Jetson (JetPack 6) and any 64-bit Linux, with install.sh."""
-    from shoal.flash.bundle import bundle
-    from shoal.flash.settings import load_flash_config
-    from shoal.flash.tree import write_whole
-
     board = load_flash_config(config)
-    path = out or Path(f"shoal-{board.host}.tar")
-    data = bundle(board, wheels)
-    write_whole(path, data)
+    path, data = out or Path(f"shoal-{board.host}.tar"), bundle(board, pack_runtime(board, wheels))
+    write_secret(path, data)
     secret = "; it holds this board's key" if board.enrolment else ""
     _say(f"{path}: {bytes_text(len(data))} for {board.target.machine} and Python {board.target.python}{secret}")
     _say(f"on the board: tar -xf {path.name} && sudo ./shoal-{board.host}/install.sh")
@@ -41,17 +42,24 @@ def _bundle(config: Config = Path("flash.toml"), out: Out = None, wheels: Wheels
 @app.command("deb")
 def _deb(config: Config = Path("flash.toml"), out: Out = None, wheels: Wheels = None) -> None:
     """A Debian package for boards of one kind; each board's key is copied to it beside."""
-    from shoal.flash.deb import ARCHITECTURES, debian_package
-    from shoal.flash.settings import ENROLMENT, load_flash_config
-    from shoal.flash.tree import write_whole
-
     board = load_flash_config(config)
     path = out or Path(f"shoal-device_{ARCHITECTURES[board.target.machine]}.deb")
     data = debian_package(board, wheels)
-    write_whole(path, data)
+    write_secret(path, data)
     _say(f"{path}: {bytes_text(len(data))}; on the board: sudo apt install ./{path.name}")
     if ENROLMENT in board.device_toml():
         _say(f"then its file of `shoal enroll`, as {ENROLMENT}, and: sudo /opt/shoal/setup.sh start")
+
+
+@app.command("seed")
+@grouped(Batch)
+def _seed(batch: Batch) -> None:
+    """The first start of a card with Raspberry Pi OS or Ubuntu: account, Wi-Fi, Shoal.
+
+    A fleet without --image gets a folder for each card, for the boot partition of a system that has cloud-init.
+    """
+    for said in seed_all(batch):
+        _say(said)
 
 
 def _say(text: str) -> None:

@@ -26,7 +26,7 @@ for kept in etc/shoal/device.toml etc/shoal/enrolment; do
   if [ -e "$root/$kept" ]; then cp -p "$root/$kept" "$root/$kept.old"; fi
 done
 rm -rf "$root/opt/shoal"
-tar -x -z -f "$here/files.tar.gz" -C "$root/" --no-same-owner
+for tree in runtime board; do tar -x -z -f "$here/$tree.tar.gz" -C "$root/" --no-same-owner; done
 ln -sfn "$python" "$root/opt/shoal/bin/python"
 printf 'home = %s\nversion = @PYTHON@\n' "$(dirname "$python")" >"$root/opt/shoal/pyvenv.cfg"
 said=$("$root/opt/shoal/bin/python" -m device_runtime.self_test 2>&1) ||

@@ -21,12 +21,6 @@ start)
   fi
   ;;
 stop)
-  if command -v systemctl >/dev/null; then
-    if [ -d /run/systemd/system ]; then systemctl disable -q --now "$unit"; else systemctl disable -q "$unit"; fi
-  fi
-  ;;
-*)
-  echo "usage: $0 start|stop" >&2
-  exit 2
+  if [ -d /run/systemd/system ]; then systemctl disable -q --now "$unit"; fi
   ;;
 esac

@@ -1,5 +1,6 @@
 """A flash.toml for this computer, and wheels that are empty so that packing takes no time."""
 
+import os
 import platform
 import subprocess
 import sys
@@ -70,3 +71,13 @@ def shoal(tmp_path):
         return done.stdout + done.stderr
 
     return run
+
+
+def on_path(tmp_path, **programs):
+    """A PATH on which some programs are others."""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    for name, text in programs.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    return f"{folder}:{os.environ['PATH']}"

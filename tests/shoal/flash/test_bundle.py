@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 
 from fleet_protocol.weights import decode_weights
-from shoal.flash.bundle import bundle, read_part
+from shoal.flash.bundle import bundle, pack_runtime, read_part
 from shoal.flash.runtime import PINS, fetch_wheels
 from shoal.flash.settings import Board, load_flash_config
 from tests.brokers import mosquitto_broker
 from tests.device_runtime.device_process import DeviceProcess
 from tests.device_runtime.scripted_server import scripted_server
 from tests.device_runtime.tiny_set import initial_weights, samples, write_tiny_set
-from tests.shoal.flash.conftest import PYTHON
+from tests.shoal.flash.conftest import PYTHON, on_path
 
 OFFLINE = ["env", "-i", f"PATH={os.environ['PATH']}", *([] if os.getuid() else ["unshare", "-n"])]
 
@@ -95,29 +95,22 @@ def test_it_installs_without_a_network_and_trains(flash, shoal, tmp_path):
 def test_the_same_settings_give_the_same_bytes(flash, hollow):
     """So that what was tested is what is carried."""
     config = load_flash_config(flash())
-    assert bundle(config, hollow) == bundle(config, hollow)
+    assert bundle(config, pack_runtime(config, hollow)) == bundle(config, pack_runtime(config, hollow))
 
 
 def test_secrets_are_for_their_owner_alone(made, tmp_path):
     """In the bundle and on the board, whatever the umask."""
     place, _ = made()
-    with tarfile.open(place / "files.tar.gz") as archive:
-        modes = {member.name: member.mode for member in archive.getmembers()}
-        owners = {(member.uid, member.gid, member.mtime) for member in archive.getmembers()}
+    members = []
+    for name in ("runtime", "board"):
+        with tarfile.open(place / f"{name}.tar.gz") as archive:
+            members += archive.getmembers()
+    modes = {member.name: member.mode for member in members}
+    owners = {(member.uid, member.gid, member.mtime) for member in members}
     assert modes["etc/shoal/device.toml"] == modes["var/lib/shoal/data/train.npz"] == 0o600
     assert modes["opt/shoal/setup.sh"] == 0o755
     assert owners == {(0, 0, 0)}
     assert not any(name.endswith("/") or name in {"etc", "usr", "opt"} for name in modes)  # they are the system's
-
-
-def on_path(tmp_path, **programs):
-    """A PATH on which some programs are others."""
-    folder = tmp_path / "programs"
-    folder.mkdir()
-    for name, text in programs.items():
-        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
-        (folder / name).chmod(0o755)
-    return f"{folder}:{os.environ['PATH']}"
 
 
 @pytest.mark.parametrize(
@@ -143,9 +136,9 @@ def test_a_board_that_it_is_not_for_keeps_what_it_has(made, tmp_path, programs, 
 def test_a_damaged_bundle_is_not_installed(made, tmp_path):
     """A card or a stick that loses bits."""
     place, _ = made()
-    data = bytearray((place / "files.tar.gz").read_bytes())
+    data = bytearray((place / "board.tar.gz").read_bytes())
     data[len(data) // 2] ^= 1
-    (place / "files.tar.gz").write_bytes(data)
+    (place / "board.tar.gz").write_bytes(data)
     done = install(place, tmp_path / "root")
     assert (done.returncode, "damaged; copy it again" in done.stderr) == (2, True)
     assert not (tmp_path / "root").exists()
@@ -194,7 +187,7 @@ def test_a_wheel_that_is_none_says_how_to_mend_it(flash, hollow):
     (broken,) = (hollow / f"{platform.machine()}-{PYTHON}").glob("numpy-*")
     broken.write_bytes(b"PK")
     with pytest.raises(Exception, match="delete it, and it is fetched again"):
-        bundle(load_flash_config(flash()), hollow)
+        pack_runtime(load_flash_config(flash()), hollow)
 
 
 def test_what_is_not_imported_stays_out(flash, hollow, tmp_path):
@@ -205,8 +198,8 @@ def test_what_is_not_imported_stays_out(flash, hollow, tmp_path):
             archive.writestr(name, "unused")
         for name in ("numpy/testing/a.py", "_cffi_backend.abi3.so", "onnxruntime/capi/a.so", "numpy.dist-info/LICENSE"):
             archive.writestr(name, "used")
-    (tmp_path / "b.tar").write_bytes(bundle(load_flash_config(flash()), hollow))
-    with tarfile.open(unpacked(tmp_path / "b.tar", tmp_path) / "files.tar.gz") as inner:
+    (tmp_path / "r.tar.gz").write_bytes(pack_runtime(load_flash_config(flash()), hollow).tree)
+    with tarfile.open(tmp_path / "r.tar.gz") as inner:
         held = {
             Path(name).name: inner.extractfile(name).read()
             for name in inner.getnames()
@@ -219,5 +212,7 @@ def test_what_is_not_imported_stays_out(flash, hollow, tmp_path):
 def test_the_check_sum_is_of_what_is_installed(made):
     """`install.sh` compares it."""
     place, _ = made()
-    said, name = (place / "SHA256SUMS").read_text().split()
-    assert said == hashlib.sha256((place / name).read_bytes()).hexdigest()
+    lines = [line.split() for line in (place / "SHA256SUMS").read_text().splitlines()]
+    assert {name for _, name in lines} == {path.name for path in place.glob("*.gz")} != set()
+    for said, name in lines:
+        assert said == hashlib.sha256((place / name).read_bytes()).hexdigest()

@@ -1,4 +1,4 @@
-"""flash.toml: what a board will read follows from it, and what is wrong says what to do."""
+"""flash.toml: what a board will read follows from it, what is wrong says what to do, and no secret is told."""
 
 import pytest
 
@@ -6,6 +6,9 @@ from device_runtime.settings import load_device_config
 from fleet_protocol.errors import ConfigError
 from shoal.flash.bundle import settings_files
 from shoal.flash.settings import BOARDS, load_flash_config
+
+WIFI = '[network]\nssid = "home"\npassword = "open sesame"\n'
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI me@here"
 
 
 def refused(path):
@@ -36,15 +39,32 @@ def test_the_board_reads_what_was_meant(flash, tmp_path):
     [
         ("", {"board": "rpi2"}, "'rpi3', 'rpi4', 'rpi5' or 'zero2w'"),
         ("", {"bord": '"rpi4"'}, "did you mean 'board'?"),
+        ('[network]\nssid = "home"\n', {}, 'country = "DE"'),
+        (WIFI.replace("open sesame", "short") + 'country = "DE"\n', {}, "8 to 63 characters"),
+        ("[ssh]\nkeys = ['id.pub']\n", {}, "id.pub is no public key and no file: No such file or directory"),
+        ("[ssh]\nkeys = ['key']\n", {}, "a private key must not leave this computer"),
         ("[settings]\nmax_widht = 0.5\n", {}, "did you mean 'max_width'?"),
         ("", {"server": '"mqtt://192.168.1.10"'}, "insecure = true"),
         ("", {"device": None}, "device: Field required"),
         ("", {"enrolment": '"none.enrolment"'}, "cannot read the enrolment"),
     ],
 )
-def test_what_is_wrong_says_what_to_do(flash, tables, keys, words):
+def test_what_is_wrong_says_what_to_do(flash, tmp_path, tables, keys, words):
     """Before anything is packed."""
+    (tmp_path / "key").write_text("-----BEGIN OPENSSH PRIVATE KEY-----\n")
     assert words in refused(flash(tables, **keys))
+
+
+@pytest.mark.parametrize(
+    "line", ['password = "hunter2"', "password = 87654321", 'password = "open sesame"\ncontry = "DE"']
+)
+def test_no_message_has_the_password_in_it(flash, line):
+    """Whatever is wrong with it, or beside it."""
+    said = refused(flash(f'[network]\nssid = "home"\ncountry = "DE"\n{line}\n'))
+    assert "network" in said
+    assert not any(secret in said for secret in ("hunter2", "87654321", "sesame"))
+    config = load_flash_config(flash(WIFI + 'country = "DE"\n'))
+    assert "sesame" not in repr(config) + str(config)
 
 
 def test_an_enrolment_makes_the_board_a_member(flash, shoal, tmp_path):
@@ -72,6 +92,13 @@ def test_without_a_fleet_the_enrolment_comes_later(flash):
     """One bundle or package then serves every board of a fleet."""
     config = load_flash_config(flash(**dict.fromkeys(("fleet", "device", "server"))))
     assert '[identity]\nfile = "/etc/shoal/enrolment"' in config.device_toml()
+
+
+def test_a_public_key_may_be_named_by_its_file(flash, tmp_path):
+    """As most people have it."""
+    (tmp_path / "id.pub").write_text(KEY + "\n")
+    config = load_flash_config(flash(f"[ssh]\nkeys = ['id.pub', '{KEY}']\n"))
+    assert config.ssh.keys == (KEY, KEY)
 
 
 @pytest.mark.parametrize("board", BOARDS)

@@ -1,0 +1,138 @@
+"""The boot partition of a card: a folder where it is mounted, or the FAT partition inside an image.
+
+The latter is reached by mtools, which need neither root nor a mount: `mcopy -i image@@offset`.
+"""
+
+from __future__ import annotations
+
+import lzma
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from typing_extensions import override
+
+from fleet_protocol.errors import ConfigError, StorageError
+from fleet_protocol.identity.enrolment import write_secret
+
+__all__ = ["Boot", "FatBoot", "copy_image"]
+
+_SECTOR = 512
+_FAT_TYPES = {0x04, 0x06, 0x0B, 0x0C, 0x0E}
+_XZ = b"\xfd7zXZ\x00"
+_SECONDS = 300
+
+
+class Boot:
+    """A boot partition that is mounted.
+
+    Args:
+        folder: where.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def names(self) -> set[str]:
+        """What lies at its top."""
+        try:
+            return {path.name for path in self._folder.iterdir()}
+        except OSError as error:
+            raise ConfigError(
+                f"{self._folder}: {error.strerror}; name the folder where the card's first partition is mounted"
+            ) from error
+
+    def read(self, name: str) -> str:
+        """A text file at its top."""
+        return (self._folder / name).read_text(encoding="utf-8")
+
+    def write(self, files: Mapping[str, bytes]) -> None:
+        """Put files there in their order, or end with a StorageError where they do not fit."""
+        for name, data in files.items():
+            write_secret(self._folder / name, data)
+        os.sync()
+
+
+class FatBoot(Boot):
+    """The first FAT partition of an image.
+
+    Args:
+        image: uncompressed.
+
+    Raises:
+        ConfigError: it is no image of a card, or mtools are not installed.
+    """
+
+    def __init__(self, image: Path) -> None:
+        if shutil.which("mcopy") is None:
+            raise ConfigError("mcopy is not installed, which reaches into images: apt install mtools")
+        self._image = image
+        self._drive = f"{image}@@{_fat_offset(image)}"
+
+    @override
+    def names(self) -> set[str]:
+        listed = self._tool("mdir", "-b", "-i", self._drive, "::/").decode()
+        return {line.removeprefix("::/").rstrip("/") for line in listed.splitlines()}
+
+    @override
+    def read(self, name: str) -> str:
+        return self._tool("mtype", "-i", self._drive, f"::/{name}").decode()
+
+    @override
+    def write(self, files: Mapping[str, bytes]) -> None:
+        folders = {name.partition("/")[0] for name in files if "/" in name} - self.names()
+        for name in sorted(folders):
+            self._tool("mmd", "-i", self._drive, f"::/{name}")
+        with tempfile.TemporaryDirectory() as folder:
+            Boot(Path(folder)).write(files)
+            for name in files:
+                self._tool("mcopy", "-o", "-i", self._drive, f"{folder}/{name}", f"::/{name}")
+
+    def _tool(self, *command: str) -> bytes:
+        done = subprocess.run(  # noqa: S603  (mtools, with paths of our own)
+            command, capture_output=True, timeout=_SECONDS, check=False, env={**os.environ, "MTOOLS_SKIP_CHECK": "1"}
+        )
+        if done.returncode:
+            said = " ".join(done.stderr.decode(errors="replace").split())
+            raise StorageError(f"{command[0]} on the boot partition of {self._image}: {said}; is it full, or damaged?")
+        return done.stdout
+
+
+def copy_image(source: Path, target: Path) -> None:
+    """Copy an image; one that is packed by xz is unpacked.
+
+    Args:
+        source: ``.img`` or ``.img.xz``.
+        target: the copy.
+
+    Raises:
+        ConfigError: the source is no image, or cut off.
+        StorageError: it cannot be read, or there is no room for the copy.
+    """
+    try:
+        with source.open("rb") as file:
+            opened = lzma.open if file.read(len(_XZ)) == _XZ else open
+        with opened(source, "rb") as data:
+            first = data.read(_SECTOR)
+            if first[-2:] != b"\x55\xaa":
+                raise ConfigError(f"{source} is no image of a card: it has no partitions; name an .img or .img.xz")
+            with target.open("wb") as copy:
+                copy.write(first)
+                shutil.copyfileobj(data, copy, 2**22)
+    except (lzma.LZMAError, EOFError) as error:
+        raise ConfigError(f"{source} is damaged or cut off ({error}); fetch it again") from error
+    except OSError as error:
+        raise StorageError(f"cannot copy {source} to {target}: {error.strerror}; make room") from error
+
+
+def _fat_offset(image: Path) -> int:
+    """Where the first FAT partition starts, in bytes, by the table in the first sector (MBR)."""
+    with image.open("rb") as file:
+        table = file.read(_SECTOR)[446:510]
+    for row in (table[index : index + 16] for index in range(0, 64, 16)):
+        if len(row) == 16 and row[4] in _FAT_TYPES:
+            return int.from_bytes(row[8:12], "little") * _SECTOR
+    raise ConfigError(f"{image} has no FAT partition to start from: is it Raspberry Pi OS, or Ubuntu for Raspberry Pi?")
