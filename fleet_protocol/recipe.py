@@ -46,6 +46,8 @@ class RecipeTable(FrozenModel):
         momentum: short for that number of the optimizer.
         weight_decay: likewise.
         clip_norm: bound of the global gradient norm; 0 for none.
+        clip_value: bound of each entry of the gradient, before that of the norm; 0 for none.
+        accumulate: whether devices can take a batch in pieces (``[train] micro_batch``).
         proximal: whether the step has FedProx's proximal term.
         metrics: what evaluations report beside loss and accuracy.
     """
@@ -55,6 +57,8 @@ class RecipeTable(FrozenModel):
     momentum: float | None = None
     weight_decay: float | None = None
     clip_norm: float = Field(default=1.0, ge=0)
+    clip_value: float = Field(default=0.0, ge=0)
+    accumulate: bool = False
     proximal: bool = False
     metrics: tuple[Part, ...] = ()
 
@@ -99,8 +103,11 @@ class RecipeTable(FrozenModel):
             ]
         if "clip_norm" in said:
             pairs.append(("clip_norm", spec.clip_norm or 0.0, self.clip_norm))
-        if "proximal" in said:
-            pairs.append(("proximal", spec.proximal, self.proximal))
+        if "clip_value" in said:
+            pairs.append(("clip_value", spec.clip_value or 0.0, self.clip_value))
+        pairs += [
+            (key, bool(getattr(spec, key)), getattr(self, key)) for key in ("proximal", "accumulate") if key in said
+        ]
         if "metrics" in said:
             there = [metric.name for metric in spec.metrics]
             pairs.append(("list of metrics", there, [part.name for part in self.metrics]))

@@ -84,12 +84,18 @@ class RecipeSpec(Grown):
         proximal: the gradient gains ``mu * (parameter - anchor)`` before clipping (FedProx); the train graph then
             takes ``anchor.<name>`` for every parameter, the weights the device was sent, and the scalar ``mu``.
         metrics: what an evaluation reports beside loss and accuracy.
+        clip_value: bound of each entry of the gradient, before that of its norm, or None.
+        accumulate: the train graph takes a batch in pieces: ``share``, the piece's share of the batch's labels that
+            count, and ``last``, 1 for the last piece, before which no parameter moves; the states have a
+            ``gradient_sum.<name>`` for every parameter.
     """
 
-    later: ClassVar = frozenset({"metrics"})
+    later: ClassVar = frozenset({"metrics", "clip_value", "accumulate"})
 
     optimizer: OptimizerSpec
     loss: LossSpec = LossSpec()
     clip_norm: float | None = Field(default=1.0, gt=0)
     proximal: bool = False
     metrics: tuple[MetricSpec, ...] = ()
+    clip_value: float | None = Field(default=None, gt=0)
+    accumulate: bool | None = None

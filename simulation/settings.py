@@ -87,6 +87,8 @@ class SimulationConfig(RunKeys):
     def _backend_can(self) -> SimulationConfig:
         if self.engine.backend == "torch" and self.train.optimizer_state == "keep":
             raise ValueError('train.optimizer_state = "keep" is for engine.backend = "onnx"')
+        if self.engine.backend == "torch" and self.train.micro_batch is not None:
+            raise ValueError('train.micro_batch is for engine.backend = "onnx"')
         if self.engine.backend == "torch" and self.train.rate is not None and self.train.rate.per == "step":
             raise ValueError('train.rate.per = "step" is for engine.backend = "onnx"; the torch backend knows "round"')
         return self

@@ -83,7 +83,7 @@ def manifest_of(export: Export, tier: Tier, files: Sequence[SetFile], facts: Fac
         label_shape=recipe.loss.target(output).shape,
         recipe=recipe.spec(output),
         parameters=parameters,
-        states=recipe.optimizer.state_specs({spec.name: spec.shape for spec in parameters}),
+        states=recipe.state_specs({spec.name: spec.shape for spec in parameters}),
         states_in_place=all(
             states_in_place(onnx.load_model_from_string(file.data)) for file in files if file.key in _STEP_GRAPHS
         ),

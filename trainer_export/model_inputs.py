@@ -14,10 +14,8 @@ from torch.func import functional_call
 
 from fleet_protocol.errors import ExportError
 from fleet_protocol.manifest import (
-    anchor_input,
     noise_input,
     parameter_input,
-    state_input,
     statistic_mean,
     statistic_variance,
 )
@@ -26,13 +24,11 @@ from models.zoo.layers import Mode, StaticBatchNorm, set_mode
 from trainer_export.graph import Port
 from trainer_export.loss import Loss
 from trainer_export.operators import static_batch_norm
-from trainer_export.optimizer import Optimizer
 from trainer_export.rewriting import at_line_of
 from trainer_export.traced_program import BATCH, recorded_modules
 
 __all__ = [
     "Signature",
-    "anchor_ports",
     "batch_ports",
     "call_model",
     "check_output",
@@ -44,7 +40,6 @@ __all__ = [
     "parameter_ports",
     "prepared",
     "sample_port",
-    "state_ports",
     "statistic_ports",
 ]
 
@@ -218,17 +213,6 @@ def model_noise(model: nn.Module, signature: Signature) -> dict[str, tuple[int, 
 def parameter_ports(shapes: Mapping[str, tuple[int, ...]]) -> tuple[Port, ...]:
     """The parameters, by name."""
     return tuple(Port(parameter_input(name), "float32", shape) for name, shape in shapes.items())
-
-
-def state_ports(shapes: Mapping[str, tuple[int, ...]], optimizer: Optimizer) -> tuple[Port, ...]:
-    """What an optimizer keeps for these parameters."""
-    return tuple(Port(state_input(spec.name), spec.dtype, spec.shape) for spec in optimizer.state_specs(shapes))
-
-
-def anchor_ports(shapes: Mapping[str, tuple[int, ...]]) -> tuple[Port, ...]:
-    """The weights sent, for the proximal term, and its strength."""
-    anchors = tuple(Port(anchor_input(name), "float32", shape) for name, shape in shapes.items())
-    return (*anchors, Port("mu", "float32", ()))
 
 
 def statistic_ports(layers: Sequence[tuple[str, StaticBatchNorm]]) -> tuple[Port, ...]:

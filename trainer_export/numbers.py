@@ -41,7 +41,7 @@ class Range:
         return f"({0:g}, {self.below:g})" if self.positive else f"[{self.low:g}, {self.below:g})"
 
 
-def number(default: float, allowed: Range) -> Any:
+def number(default: float | None, allowed: Range) -> Any:
     """A field of a frozen dataclass that holds a number.
 
     Args:

@@ -27,13 +27,11 @@ from trainer_export.model_inputs import (
     model_noise,
     noise_ports,
     parameter_names,
-    parameter_ports,
     prepared,
-    state_ports,
 )
 from trainer_export.recipe import Recipe
 from trainer_export.traced_program import Trace, trace_program
-from trainer_export.update import Trained, update
+from trainer_export.update import Trained, changing_ports, update
 
 __all__ = ["Knob", "Learner", "Learnt", "PairRoutine", "pair_routine", "pair_step", "trace_pair"]
 
@@ -193,8 +191,8 @@ def trace_pair(
         ConfigError: the recipe has a proximal term or another loss than cross entropy, which no pair knows.
         ExportError: a model cannot be traced with a dynamic batch, or returns other logits.
     """
-    if recipe.proximal:
-        raise ConfigError("a pair has no proximal term; export it with a recipe without one")
+    if recipe.proximal or recipe.accumulate:
+        raise ConfigError("a pair has no proximal term and no batches in pieces; export it with a recipe without them")
     if not isinstance(recipe.loss, MaskedCrossEntropy):
         raise ConfigError(f"a pair has the loss of its routine, not {recipe.loss.name}; leave the recipe's loss out")
     halves = [_half(side, model, signature, recipe) for side, model in zip(SIDES, models, strict=True)]
@@ -236,5 +234,5 @@ def _half(side: Side, model: nn.Module, signature: Signature, recipe: Recipe) ->
     noise = model_noise(model, signature)
     model = prepared(model, "train", operators=True)
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    ports = (*parameter_ports(shapes), *state_ports(shapes, recipe.optimizer))
+    ports = changing_ports(shapes, recipe)
     return _Half(side, model, noise, tuple(Port(side_name(side, p.name), p.dtype, p.shape) for p in ports))

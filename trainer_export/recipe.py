@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fleet_protocol.manifest import RecipeSpec
+from fleet_protocol.manifest import RecipeSpec, StateSpec
 from fleet_protocol.recipe import RecipeTable
 from trainer_export.loss import Answer, Loss, loss_named
 from trainer_export.losses.cross_entropy import MaskedCrossEntropy
@@ -35,6 +35,8 @@ class Recipe:
         optimizer: the update rule with its numbers.
         loss: what is made small.
         clip_norm: largest global norm of the gradient; None for no clipping.
+        clip_value: largest absolute value of each of its entries, which is bounded before the norm; None for none.
+        accumulate: whether a step may be given a batch in pieces, with a sum of gradients for every parameter.
         proximal: whether the graph takes anchors and the strength mu of FedProx's proximal term.
         metrics: what an evaluation reports beside the loss and what goes with it.
 
@@ -47,6 +49,8 @@ class Recipe:
     clip_norm: float | None = number(1.0, Range(positive=True))
     proximal: bool = False
     metrics: tuple[Metric, ...] = ()
+    clip_value: float | None = number(None, Range(positive=True))
+    accumulate: bool = False
 
     def __post_init__(self) -> None:
         check_numbers(self)
@@ -69,6 +73,8 @@ class Recipe:
             loss_named(table.loss.name, table.loss.settings, own),
             clip_norm=table.clip_norm or None,
             proximal=table.proximal,
+            clip_value=table.clip_value or None,
+            accumulate=table.accumulate,
             metrics=tuple(metric_named(part.name, part.settings, own) for part in table.metrics),
         )
 
@@ -86,6 +92,15 @@ class Recipe:
         for metric in self.metrics:
             metric.try_out(self.loss, output, answer)
 
+    def state_specs(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[StateSpec, ...]:
+        """What a device keeps from step to step beside the parameters, in the order in which graphs take it.
+
+        Args:
+            shapes: of the model's parameters, by name.
+        """
+        sums = (StateSpec(name=f"gradient_sum.{name}", shape=shape) for name, shape in shapes.items())
+        return (*self.optimizer.state_specs(shapes), *(sums if self.accumulate else ()))
+
     def spec(self, output: tuple[int, ...]) -> RecipeSpec:
         """This recipe as the manifest states it.
 
@@ -97,5 +112,7 @@ class Recipe:
             loss=self.loss.spec(output),
             clip_norm=self.clip_norm,
             proximal=self.proximal,
+            clip_value=self.clip_value,
+            accumulate=self.accumulate or None,
             metrics=tuple(metric.spec() for metric in self.metrics),
         )

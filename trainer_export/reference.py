@@ -14,7 +14,6 @@ from fleet_protocol.manifest import anchor_input
 from models.zoo.dropout import feed_noise
 from models.zoo.layers import set_mode
 from trainer_export.loss import Answer
-from trainer_export.optimizer import Optimizer
 from trainer_export.proximal import proximal_loss
 from trainer_export.recipe import Recipe
 
@@ -30,24 +29,22 @@ class TorchOptimizer:
     """PyTorch's own optimizer on a module, with its states under our names.
 
     Args:
-        optimizer: whose numbers it has.
+        recipe: whose optimizer and bounds of the gradient it has, by PyTorch's own clipping.
         module: what it trains.
-        clip_norm: bound of the global gradient norm, by PyTorch's own clipping; None for none.
         lr: learning rate.
         base: parameters that it knows nothing of.
     """
 
     def __init__(
         self,
-        optimizer: Optimizer,
+        recipe: Recipe,
         module: nn.Module,
-        clip_norm: float | None,
         lr: float = LEARNING_RATE,
         base: Collection[str] = (),
     ) -> None:
         self._parameters = {name: value for name, value in module.named_parameters() if name not in base}
-        self._record, self._clip_norm, self._steps = optimizer, clip_norm, 0
-        self._optimizer = optimizer.pytorch(list(self._parameters.values()), lr)
+        self._recipe, self._record, self._steps = recipe, recipe.optimizer, 0
+        self._optimizer = recipe.optimizer.pytorch(list(self._parameters.values()), lr)
 
     def step(self, loss: Tensor, *, materialize: bool = False) -> None:
         """Go down the gradient of a loss.
@@ -60,8 +57,10 @@ class TorchOptimizer:
         for parameter in self._parameters.values():
             if parameter.grad is None and materialize:
                 parameter.grad = parameter.detach().new_zeros(parameter.shape)
-        if self._clip_norm is not None:
-            nn.utils.clip_grad_norm_(self._parameters.values(), self._clip_norm)
+        if self._recipe.clip_value is not None:
+            nn.utils.clip_grad_value_(self._parameters.values(), self._recipe.clip_value)
+        if self._recipe.clip_norm is not None:
+            nn.utils.clip_grad_norm_(self._parameters.values(), self._recipe.clip_norm)
         self._optimizer.step()
         self._optimizer.zero_grad()  # they would lie beside all that the graph needs
         self._steps += 1
@@ -97,7 +96,7 @@ class Reference:
         self._module = set_mode(copy.deepcopy(module), "train")
         self._recipe, self._base = recipe, base
         self._sent = [p.detach() for p in module.parameters()]
-        self._optimizer = TorchOptimizer(recipe.optimizer, self._module, recipe.clip_norm, lr, base)
+        self._optimizer = TorchOptimizer(recipe, self._module, lr, base)
 
     def step(self, x: Tensor, answer: Answer, noise: Mapping[str, Tensor] | None = None) -> NDArray[Any]:
         """One training step; returns the loss."""

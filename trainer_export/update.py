@@ -12,11 +12,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fleet_protocol.manifest import anchor_input, state_input
+from trainer_export.graph import Port
+from trainer_export.model_inputs import parameter_ports
 from trainer_export.optimizer import Optimizer, Slot
 from trainer_export.proximal import proximal_gradients
 from trainer_export.recipe import Recipe
 
-__all__ = ["Pull", "Trained", "clip_scale", "update"]
+__all__ = ["Pull", "Trained", "changing_ports", "clip_scale", "extra_ports", "stepped", "update"]
 
 _SMALL = 8192  # numbers up to which a tensor joins the others; copying it costs less than six more operators
 
@@ -117,6 +120,8 @@ def update(
     states = {name: _joined(kind, groups) for name, kind in trained.states.items()}
     if pull is not None:
         slopes = proximal_gradients(slopes, parameters, _joined(pull.anchors, groups), pull.mu)
+    if recipe.clip_value is not None:
+        slopes = [torch.clamp(slope, -recipe.clip_value, recipe.clip_value) for slope in slopes]
     scale = clip_scale(slopes, recipe.clip_norm) if recipe.clip_norm is not None else None
     step = None if trained.step is None else trained.step + 1
     moved: dict[int, Tensor] = {}
@@ -131,6 +136,61 @@ def update(
         moved.update(zip(group, _split(slot.parameter - direction * lr, like), strict=True))
     order = range(len(trained.parameters))
     return Trained([moved[i] for i in order], {name: [kind[i] for i in order] for name, kind in kept.items()}, step)
+
+
+def changing_ports(shapes: Mapping[str, tuple[int, ...]], recipe: Recipe) -> tuple[Port, ...]:
+    """Everything that a step changes: parameters, states of the optimizer, sums of a batch that comes in pieces."""
+    return (
+        *parameter_ports(shapes),
+        *(Port(state_input(spec.name), spec.dtype, spec.shape) for spec in recipe.state_specs(shapes)),
+    )
+
+
+def extra_ports(shapes: Mapping[str, tuple[int, ...]], recipe: Recipe) -> tuple[Port, ...]:
+    """What a step takes for the proximal term (the weights sent, and its strength), and to take a batch in pieces."""
+    anchors = tuple(Port(anchor_input(name), "float32", shape) for name, shape in shapes.items())
+    return (
+        *((*anchors, Port("mu", "float32", ())) if recipe.proximal else ()),
+        *((Port("share", "float32", ()), Port("last", "float32", ())) if recipe.accumulate else ()),
+    )
+
+
+def stepped(
+    changing: Sequence[Tensor],
+    gradients: Mapping[int, Tensor],
+    lr: Tensor,
+    extras: Sequence[Tensor],
+    recipe: Recipe,
+) -> list[Tensor]:
+    """What takes the place of everything that a graph changes.
+
+    With ``recipe.accumulate`` a batch may come in pieces: gradients are summed by their shares of the batch, and only
+    the last piece moves anything else, which leaves the sums at zero.
+
+    Args:
+        changing: as `changing_ports` names it.
+        gradients: of the loss, by the places of those parameters that have one.
+        lr: learning rate, float32 [].
+        extras: as `extra_ports` names them.
+        recipe: of the step.
+    """
+    optimizer = recipe.optimizer
+    count = (len(changing) - optimizer.counts_steps) // (1 + len(optimizer.states) + recipe.accumulate)
+    held, sums = (changing[:-count], changing[-count:]) if recipe.accumulate else (changing, ())
+    trained, places, slopes = Trained.of(held, optimizer), list(gradients), list(gradients.values())
+    pull = Pull([extras[i] for i in places], extras[count]) if recipe.proximal else None
+    if not recipe.accumulate:
+        moved = update(trained.only(places), slopes, lr, recipe, pull)
+        return trained.with_moved(moved, places).tensors()
+    share, last = extras[-2], extras[-1] > 0
+    slopes = [sums[i] + slope * share for i, slope in zip(places, slopes, strict=True)]
+    moved = update(trained.only(places), slopes, lr, recipe, pull)
+    after = trained.with_moved(moved, places).tensors()
+    left = dict(zip(places, slopes, strict=True))
+    return [
+        *(new if new is old else torch.where(last, new, old) for new, old in zip(after, held, strict=True)),
+        *(torch.where(last, torch.zeros_like(old), left[i]) if i in left else old for i, old in enumerate(sums)),
+    ]
 
 
 def _groups(parameters: Sequence[Tensor]) -> list[list[int]]:

@@ -82,6 +82,7 @@ class RunContext:
             epochs=train.epochs,
             steps=train.steps,
             batch_size=train.batch_size,
+            micro_batch=train.micro_batch,
             seed=self.config.seed,
             mask_labels=train.mask_labels,
             optimizer_state=train.optimizer_state,
@@ -134,6 +135,8 @@ def prepare_run(run: str, config: FleetConfig, artifacts: Artifacts) -> RunConte
         _require_shared_plans(prepared, tiers)
     context = RunContext(run, config, artifacts, tiers, prepared)
     asked = context.instructions("train", 0)
+    if asked.train.micro_batch is not None and asked.routine != "train":
+        raise PlanError(f"train.micro_batch: the routine {asked.routine} takes whole batches; leave it out")
     for item in tiers:
         _require_inputs(asked.train, item.manifest)
         _require_recipe(config.model.recipe, item.manifest)
@@ -177,6 +180,11 @@ def _require_shared_plans(strategy: Strategy, tiers: Sequence[TierArtifacts]) ->
 
 
 def _require_inputs(settings: TrainSettings, manifest: Manifest) -> None:
+    if settings.micro_batch is not None and not manifest.recipe.accumulate:
+        raise PlanError(
+            f"{manifest.arch} {manifest.tier} was exported for whole batches, and train.micro_batch ="
+            f" {settings.micro_batch}; export it with --accumulate, or accumulate = true in [model.recipe]"
+        )
     if settings.proximal_mu and not manifest.recipe.proximal:
         raise PlanError(
             f"{manifest.arch} {manifest.tier} was exported without a proximal term, so proximal_mu ="

@@ -90,6 +90,8 @@ class TrainConfig(FrozenModel):
         epochs: passes over a device's data in one round.
         steps: instead of whole passes exactly so many steps in one round, over as many passes as they take.
         batch_size: samples per step.
+        micro_batch: samples that a device computes at once, where it cannot hold a batch: it sums the gradients of such
+            pieces and takes one step. Needs ``accumulate`` in the recipe; None for whole batches.
         mask_labels: zero the logits of labels a device does not hold (specification 1.5).
         milestones: rounds at which the learning rate is multiplied by ``factor``.
         factor: of the multi-step schedule.
@@ -103,6 +105,7 @@ class TrainConfig(FrozenModel):
     epochs: int = Field(default=3, ge=1)
     steps: int | None = Field(default=None, ge=1)
     batch_size: int = Field(default=32, ge=1)
+    micro_batch: int | None = Field(default=None, ge=1)
     mask_labels: bool = True
     rate: RateSchedule | None = None
     optimizer_state: Literal["reset", "keep"] = "reset"

@@ -37,6 +37,8 @@ class TrainSettings(FrozenModel):
         epochs: passes over the device's training data.
         steps: instead of whole passes exactly so many steps, over as many passes as they take; None for ``epochs``.
         batch_size: samples per step; the last batch of an epoch may be shorter.
+        micro_batch: samples that are computed at once, where a board cannot hold a batch: the gradients of such pieces
+            make one step; None for whole batches.
         seed: of the shuffling, made unique per task by the device and round.
         mask_labels: zero the logits of labels the device does not hold (specification 1.5).
         proximal_mu: pull towards the weights the round started from (FedProx); 0 for none.
@@ -49,6 +51,7 @@ class TrainSettings(FrozenModel):
     epochs: Positive
     steps: Positive | None = None
     batch_size: Positive
+    micro_batch: Positive | None = None
     seed: int = Field(ge=0, le=2**64)
     mask_labels: bool = True
     proximal_mu: Measure = 0.0

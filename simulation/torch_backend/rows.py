@@ -188,10 +188,12 @@ class Rule:
     Attributes:
         optimizer: the update rule, whose operators work on any shape.
         clip_norm: bound of the global gradient norm, or None.
+        clip_value: bound of each entry of the gradient, or None.
     """
 
     optimizer: Optimizer
     clip_norm: float | None
+    clip_value: float | None = None
 
     @classmethod
     def of(cls, manifest: Manifest) -> Rule:
@@ -204,7 +206,9 @@ class Rule:
             ConfigError: its optimizer is not known here.
         """
         recipe = manifest.recipe
-        return cls(optimizer_named(recipe.optimizer.name, recipe.optimizer.settings), recipe.clip_norm)
+        return cls(
+            optimizer_named(recipe.optimizer.name, recipe.optimizer.settings), recipe.clip_norm, recipe.clip_value
+        )
 
     def started(self, values: Tensor) -> dict[str, Tensor]:
         """The optimizer's states before the first step.
@@ -223,6 +227,8 @@ class Rule:
         gradient, rate = rows.gradient, rows.rate
         if rows.pull is not None:
             gradient.addcmul_(rows.values - rows.pull.anchors, rows.pull.mu)
+        if self.clip_value is not None:
+            gradient.clamp_(-self.clip_value, self.clip_value)
         scale = torch.ones_like(rate)
         if self.clip_norm is not None:
             norm = torch.linalg.vector_norm(gradient, dim=1, keepdim=True)

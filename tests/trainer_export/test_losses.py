@@ -40,6 +40,19 @@ def pixels(cut, input_shape=(2, 6, 5), classes=3, channels=6):
     )
 
 
+@architecture(input_dtype="int64")
+def words(cut, input_shape=(6,), classes=3, vocab=11, embed=8):
+    """A label for each token."""
+    hidden = cut.width("hidden", embed)
+    return nn.Sequential(
+        nn.Embedding(vocab, hidden),
+        nn.Linear(hidden, hidden),
+        nn.GELU(),
+        nn.LayerNorm(hidden),
+        nn.Linear(hidden, cut.classes(classes)),
+    )
+
+
 MODELS = {
     "mlp": (ZOO.get("mlp"), {"input_shape": (1, 4, 4), "classes": 3, "hidden": (8, 6)}),
     "one": (ZOO.get("mlp"), {"input_shape": (1, 4, 4), "classes": 1, "hidden": (8, 6)}),
@@ -57,6 +70,7 @@ MODELS = {
         },
     ),
     "pixels": (pixels, {}),
+    "words": (words, {}),
 }
 WEIGHTS = (0.5, 2.0, 1.5)
 ALL = ("mlp", "next_word", "pixels")

@@ -43,17 +43,15 @@ from trainer_export.lowering.table import LOWERINGS
 from trainer_export.lowering.values import Value
 from trainer_export.model_inputs import (
     Signature,
-    anchor_ports,
     batch_ports,
     model_noise,
     noise_ports,
-    parameter_ports,
-    state_ports,
 )
 from trainer_export.optimizers.sgd import Sgd
 from trainer_export.recipe import Recipe
 from trainer_export.reference import LEARNING_RATE, Reference
 from trainer_export.routines.train import check_train, trace_loss, trace_optimizer
+from trainer_export.update import changing_ports, extra_ports
 
 __all__ = ["NOT_INSTALLED", "MissingGradientError", "check_artifacts", "is_installed", "write_artifacts"]
 
@@ -267,9 +265,8 @@ def _step_file(
     training: onnx.ModelProto, batch: Sequence[Port], shapes: Mapping[str, tuple[int, ...]], recipe: Recipe
 ) -> GraphFile:
     graph = GraphBuilder("step")
-    changing = (*parameter_ports(shapes), *state_ports(shapes, recipe.optimizer))
-    anchors = anchor_ports(shapes) if recipe.proximal else ()
-    inputs = [*changing, *batch, Port("lr", "float32", ()), *anchors]
+    changing, extras = changing_ports(shapes, recipe), extra_ports(shapes, recipe)
+    inputs = [*changing, *batch, Port("lr", "float32", ()), *extras]
     for port in inputs:
         graph.input(port)
     _append_gradients(graph, training, list(shapes), [port.name for port in batch])
@@ -281,7 +278,7 @@ def _step_file(
     trace = trace_optimizer(shapes, recipe)
     known = [_value(emitter, p.name, p.shape) for p in changing]
     known += [_value(emitter, _inner(f"{name}_grad"), shape) for name, shape in shapes.items()]
-    known += [_value(emitter, "lr", ()), *(_value(emitter, p.name, p.shape) for p in anchors)]
+    known += [_value(emitter, "lr", ()), *(_value(emitter, p.name, p.shape) for p in extras)]
     moved = lower(emitter, trace, known)
     for port, name in zip(outputs, [_inner("loss"), *(emitter.plain(v) for v in moved)], strict=True):
         graph.output(port, name)

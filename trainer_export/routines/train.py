@@ -23,7 +23,6 @@ from trainer_export.graph import Port
 from trainer_export.loss import Answer
 from trainer_export.model_inputs import (
     Signature,
-    anchor_ports,
     batch_ports,
     call_model,
     check_output,
@@ -33,12 +32,11 @@ from trainer_export.model_inputs import (
     parameter_names,
     parameter_ports,
     prepared,
-    state_ports,
 )
 from trainer_export.recipe import Recipe
 from trainer_export.reference import LEARNING_RATE, MU, Reference
 from trainer_export.traced_program import Trace, trace_program
-from trainer_export.update import Pull, Trained, update
+from trainer_export.update import changing_ports, extra_ports, stepped
 
 __all__ = ["check_train", "trace_loss", "trace_optimizer", "trace_train"]
 
@@ -52,9 +50,10 @@ def trace_train(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace
         recipe: loss and optimizer.
 
     Returns:
-        Inputs ``param.*``, ``state.*``, ``x``, ``y``, ``mask`` if the loss takes one, ``noise.*``, ``lr``, and with a
-        proximal term ``anchor.*`` and ``mu``; outputs ``loss`` and ``next.*``. What the signature names as its base
-        goes in alone; any other frozen parameter (``requires_grad`` False) and its states come out as they went in.
+        Inputs ``param.*``, ``state.*``, ``x``, ``y``, ``mask`` if the loss takes one, ``noise.*``, ``lr``, with a
+        proximal term ``anchor.*`` and ``mu``, and to take a batch in pieces ``share`` and ``last``;
+        outputs ``loss`` and ``next.*``. What the signature names as its base goes in alone; any other frozen parameter
+        (``requires_grad`` False) and its states come out as they went in.
 
     Raises:
         ExportError: the model cannot be traced with a dynamic batch, or all of it is frozen.
@@ -67,15 +66,15 @@ def trace_train(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace
     free = [place for place, name in enumerate(shapes) if model.get_parameter(name).requires_grad]
     if not free:
         raise ExportError("every parameter is frozen (requires_grad False), so there is nothing to train; free some")
-    changing = (*parameter_ports(shapes), *state_ports(shapes, recipe.optimizer))
+    changing = changing_ports(shapes, recipe)
     batch = batch_ports(signature, recipe.loss)
 
     def step(*tensors: Tensor) -> list[Tensor]:
-        trained = Trained.of(tensors[: len(changing)], recipe.optimizer)
+        changed = tensors[: len(changing)]
         held, rest = tensors[len(changing) : len(changing) + len(base)], tensors[len(changing) + len(base) :]
         x, answer, drawn = rest[0], Answer(*rest[1 : len(batch)]), rest[len(batch) : len(batch) + len(noise)]
-        lr, *pulling = rest[len(batch) + len(noise) :]
-        leaves = [p.detach().requires_grad_(place in free) for place, p in enumerate(trained.parameters)]
+        lr, *extras = rest[len(batch) + len(noise) :]
+        leaves = [p.detach().requires_grad_(place in free) for place, p in enumerate(changed[: len(shapes)])]
         output = call_model(model, names, [*leaves, *held], x, dict(zip(noise, drawn, strict=True)))
         check_output(output, signature)
         loss, slope = recipe.loss.value_and_slope(output.detach(), answer)
@@ -85,9 +84,7 @@ def trace_train(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace
             output, [leaves[i] for i in free], slope, allow_unused=True, materialize_grads=recipe.proximal
         )
         used = {i: g for i, g in zip(free, gradients, strict=True) if g is not None}
-        pull = Pull([pulling[i] for i in used], pulling[-1]) if pulling else None
-        moved = update(trained.only(list(used)), list(used.values()), lr, recipe, pull)
-        return [loss, *trained.with_moved(moved, list(used)).tensors()]
+        return [loss, *stepped(changed, used, lr, extras, recipe)]
 
     inputs = (
         *changing,
@@ -95,7 +92,7 @@ def trace_train(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace
         *batch,
         *noise_ports(noise),
         Port("lr", "float32", ()),
-        *(anchor_ports(shapes) if recipe.proximal else ()),
+        *extra_ports(shapes, recipe),
     )
     return trace_program("train", step, inputs, (Port("loss", "float32", ()), *_next_ports(changing)))
 
@@ -106,11 +103,6 @@ def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 def _next_ports(changing: Sequence[Port]) -> tuple[Port, ...]:
     return tuple(Port(next_name(p.name), p.dtype, p.shape) for p in changing)
-
-
-def _pull(tensors: Sequence[Tensor]) -> Pull | None:
-    """The proximal term from the inputs of `anchor_ports`."""
-    return Pull(tensors[:-1], tensors[-1]) if tensors else None
 
 
 def trace_loss(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace:
@@ -137,22 +129,20 @@ def trace_loss(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace:
 def trace_optimizer(shapes: Mapping[str, tuple[int, ...]], recipe: Recipe) -> Trace:
     """Clipping and optimizer alone.
 
-    Inputs ``param.*``, ``state.*``, ``grad.*``, ``lr``, and with a proximal term ``anchor.*`` and ``mu``; outputs
-    ``next.*``.
+    Inputs ``param.*``, ``state.*``, ``grad.*``, ``lr``, and the extras of `trace_train`; outputs ``next.*``.
     """
-    changing = (*parameter_ports(shapes), *state_ports(shapes, recipe.optimizer))
+    changing = changing_ports(shapes, recipe)
 
     def step(*tensors: Tensor) -> list[Tensor]:
         place = len(changing) + len(shapes)  # of the learning rate
-        gradients, pull = tensors[len(changing) : place], _pull(tensors[place + 1 :])
-        trained = Trained.of(tensors[: len(changing)], recipe.optimizer)
-        return update(trained, gradients, tensors[place], recipe, pull).tensors()
+        gradients = dict(enumerate(tensors[len(changing) : place]))
+        return stepped(tensors[: len(changing)], gradients, tensors[place], tensors[place + 1 :], recipe)
 
     inputs = (
         *changing,
         *(Port(f"grad.{name}", "float32", shape) for name, shape in shapes.items()),
         Port("lr", "float32", ()),
-        *(anchor_ports(shapes) if recipe.proximal else ()),
+        *extra_ports(shapes, recipe),
     )
     return trace_program("optimizer", step, inputs, _next_ports(changing))
 
@@ -186,10 +176,14 @@ def check_train(
             worst.sizes.append(len(y))
             answer, noise = Answer(y, seeded.mask()), seeded.noise(shapes, len(y), number)
             parameters, states = reference.snapshot()
+            specs = recipe.state_specs({name: value.shape for name, value in parameters.items()})
+            sums = [spec for spec in specs if spec.name not in states]
             feed: dict[str, NDArray[Any]] = {parameter_input(n): v for n, v in parameters.items()}
             feed |= held | {state_input(n): v for n, v in states.items()}
             feed |= {"x": x.numpy(), "y": y.numpy(), "mask": seeded.mask().numpy()}
-            feed |= {name: np.array(value, np.float32) for name, value in (("lr", LEARNING_RATE), ("mu", MU))}
+            numbers = {"lr": LEARNING_RATE, "mu": MU, "share": 1.0, "last": 1.0}
+            feed |= {name: np.array(value, np.float32) for name, value in numbers.items()}
+            feed |= {state_input(spec.name): np.zeros(spec.shape, np.float32) for spec in sums}
             feed |= reference.anchors() | {noise_input(path): drawn.numpy() for path, drawn in noise.items()}
             outputs = run_session(session, feed)
             loss = reference.step(x, answer, noise)

@@ -22,6 +22,7 @@ from fleet_protocol.manifest import (
     statistic_variance,
 )
 from fleet_protocol.metrics import summed_outputs
+from fleet_protocol.targets import Targets, counted
 
 __all__ = ["ForwardSession", "Sessions", "TrainSession", "step_graph_key"]
 
@@ -67,6 +68,7 @@ class TrainSession:
         )
         self._step = SwappingStep(graph, manifest.graphs.values(), tensors, threads=threads)
         self._mu = np.zeros((), np.float32)
+        self._piece: int | None = None
 
     def reset(self) -> dict[str, NDArray[np.float32]]:
         """Start again: the optimizer from its initial states, the parameters from what the caller writes into them.
@@ -96,6 +98,23 @@ class TrainSession:
                     f"of {self._manifest.arch} {self._manifest.tier} changed during the run; start a new run",
                 )
             np.copyto(self._step.current[state_input(spec.name)], value)
+
+    def take_pieces(self, size: int | None) -> None:
+        """Take a batch in pieces from now on, so that no more samples are computed at once; still one step a batch.
+
+        Args:
+            size: samples of a piece; None for whole batches.
+
+        Raises:
+            RefusedError: the set was exported without sums of gradients.
+        """
+        if size is not None and not self._manifest.recipe.accumulate:
+            raise RefusedError(
+                RefusalReason.UNSUPPORTED,
+                f"artifact set {self._manifest.arch} {self._manifest.tier} takes whole batches, and micro_batch = "
+                f"{size}; export it again with accumulate = true in [model.recipe]",
+            )
+        self._piece = size
 
     def anchor(self, mu: float) -> None:
         """Pull the parameters towards what they are now, until the next call (FedProx).
@@ -134,7 +153,7 @@ class TrainSession:
         self.anchor(mu)
 
     def step(
-        self, x: Array, y: Array, mask: Array, learning_rate: float, noise: Mapping[str, Array] | None = None
+        self, x: Array, y: Targets, mask: Array, learning_rate: float, noise: Mapping[str, Array] | None = None
     ) -> float:
         """One step of the recipe on one batch.
 
@@ -149,9 +168,17 @@ class TrainSession:
         Returns:
             Mean loss of the batch before the step.
         """
-        feeds = {"x": x, "y": y, "mask": mask, "lr": np.array(learning_rate, np.float32), "mu": self._mu}
-        feeds |= {noise_input(layer): numbers for layer, numbers in (noise or {}).items()}
-        return self._step.run(feeds)[0]
+        whole, size, loss = counted(y), self._piece or len(y), 0.0
+        fixed = {"mask": mask, "lr": np.array(learning_rate, np.float32), "mu": self._mu}
+        for first in range(0, len(y), size):
+            part = slice(first, first + size)
+            share = 1.0 if size >= len(y) else counted(y[part]) / max(whole, 1)
+            feeds = fixed | {"x": x[part], "y": y[part], "share": np.array(share, np.float32)}
+            feeds |= {"last": np.array(part.stop >= len(y), np.float32)}
+            feeds |= {noise_input(layer): numbers[part] for layer, numbers in (noise or {}).items()}
+            found = self._step.run(feeds)[0]
+            loss += found * share if share else 0.0
+        return loss
 
     def parameters(self) -> dict[str, NDArray[np.float32]]:
         """The parameters now, in manifest order; views that the next step but one overwrites."""

@@ -62,6 +62,7 @@ def _train(task: Task, bench: Bench, hooks: Hooks) -> tuple[Tensors, TrainResult
         hooks.report(SelfTested(name))
     read_weights(bench.blobs.path(task.weights.digest), manifest, into=session.reset())
     session.anchor(task.instructions.train.proximal_mu)
+    session.take_pieces(task.instructions.train.micro_batch)
     kept = _kept_states(task, bench)
     session.load_states(kept.get(task.tier, {}))
     result = train(session, manifest, task.course(bench), hooks)

@@ -56,6 +56,12 @@ class _Options:
     clip_norm: Annotated[
         float | None, typer.Option(help="Bound of the global gradient norm, by default 1; 0 for none.")
     ] = None
+    clip_value: Annotated[
+        float | None, typer.Option(help="Bound of each entry of the gradient, before that of its norm.")
+    ] = None
+    accumulate: Annotated[
+        bool, typer.Option("--accumulate", help="Let devices take a batch in pieces ([train] micro_batch).")
+    ] = False
     proximal: Annotated[bool, typer.Option("--proximal", help="Add the proximal term that FedProx needs.")] = False
     convert: Annotated[
         bool,
@@ -161,7 +167,9 @@ def _recipe(options: _Options) -> RecipeTable:
     from shoal.cli.options import parse_settings, read_recipe
 
     table = read_recipe(options.recipe)
-    changes: dict[str, object] = {"proximal": options.proximal or table.proximal}
+    changes: dict[str, object] = {
+        key: getattr(options, key) or getattr(table, key) for key in ("proximal", "accumulate")
+    }
     for kind, name, settings in (
         ("optimizer", options.optimizer, options.optimizer_set),
         ("loss", options.loss, options.loss_set),
@@ -172,7 +180,7 @@ def _recipe(options: _Options) -> RecipeTable:
             changes[kind] = Part(name=name, settings=numbers)
         elif numbers:
             changes[kind] = Part(name=before.name, settings={**before.settings, **numbers})
-    for number in ("momentum", "weight_decay", "clip_norm"):
+    for number in ("momentum", "weight_decay", "clip_norm", "clip_value"):
         if (value := getattr(options, number)) is not None:
             changes[number] = value
     if options.metrics:
