@@ -72,6 +72,7 @@ def test_the_zoo_holds_its_families(zoo):
             "mlp",
             "next_word",
             "preresnet18",
+            "smollm",
         ),
         *("text_encoder", "token_classifier", "transformer_mlm"),
     )

@@ -20,6 +20,8 @@ from models.zoo import set_mode
 ZOO = Registry.zoo()
 LANGUAGE = {"classes": 19, "embed": 16, "heads": 2, "ffn": 20, "blocks": 2, "input_shape": (7,), "dropout": 0.0}
 MINILM = {**LANGUAGE, "classes": 3, "vocab": 40, "pretrained": False}
+DECODER = {"input_shape": (7,), "classes": 23, "embed": 12, "heads": 8, "shared_heads": 4, "head_dim": 4, "ffn": 12}
+DECODER = {**DECODER, "blocks": 2}
 SMALL = {
     "cnn1": {"input_shape": (3, 8, 8), "hidden": (10,)},
     "cnn2": {"input_shape": (2, 16, 16), "channels": (8, 6, 9)},
@@ -31,12 +33,21 @@ SMALL = {
     "mlp": {"hidden": (12, 9, 10), "input_shape": (5,)},
     "next_word": {**LANGUAGE, "classes": 21, "head_dim": 6},
     "preresnet18": {"channels": (8, 12), "blocks": (1, 2), "input_shape": (3, 8, 8)},
+    "smollm": DECODER,
     "text_encoder": {"vocab": 50, "input_shape": (7,), "embed": 16, "heads": 2, "ffn": 20, "blocks": 3},
     "token_classifier": MINILM,
     "transformer_mlm": {**LANGUAGE, "mask_rate": 0.0},
 }
 # Tens of millions of parameters show here what a few thousand do.
-LARGE = {"minilm_adapters", "minilm_encoder", "next_word", "preresnet18", "token_classifier", "transformer_mlm"}
+LARGE = {
+    "minilm_adapters",
+    "minilm_encoder",
+    "next_word",
+    "preresnet18",
+    "smollm",
+    "token_classifier",
+    "transformer_mlm",
+}
 CASES = [
     *((name, None) for name in ZOO.names if name not in LARGE),
     *SMALL.items(),
@@ -46,6 +57,7 @@ CASES = [
     ("minilm_encoder", {**MINILM, "pooling": "first"}),
     ("next_word", {**SMALL["next_word"], "activation": "relu", "dropout": 0.3}),
     ("preresnet18", {**SMALL["preresnet18"], "blocks": (2, 1), "norm": "none"}),
+    ("smollm", {**DECODER, "rank": 4, "shared_heads": 8}),
     ("text_encoder", {**SMALL["text_encoder"], "scaler": False, "heads": 1}),
     ("transformer_mlm", {**LANGUAGE, "mask_row": "shared", "dropout": 0.2}),
 ]
@@ -151,7 +163,7 @@ def test_every_parameter_is_trained_and_nothing_overflows(name, settings):
             x = random_inputs(layout, batch)
             x = x.float() if layout.input_dtype == "float32" else x
             logits = module(x)
-            per_token = name in {"next_word", "token_classifier", "transformer_mlm"}
+            per_token = name in {"next_word", "smollm", "token_classifier", "transformer_mlm"}
             assert logits.shape == (batch, *(layout.input_shape if per_token else ()), layout.classes)
             assert torch.isfinite(logits).all()
         logits = logits.flatten(0, -2)

@@ -33,9 +33,20 @@ TINY: Mapping[str, Mapping[str, Any]] = {
     "cnn2": {"input_shape": (3, 16, 16), "classes": 4, "channels": (4, 6, 8)},
     "har_cnn": {"input_shape": (3, 32), "classes": 4, "channels": (4, 8, 8)},
     "preresnet18": {"input_shape": (3, 16, 16), "classes": 4, "channels": (4, 6, 8, 8)},
+    "minilm_adapters": _TEXT | {"classes": 3, "vocab": 30, "pretrained": False, "rank": 4},
     "minilm_encoder": _TEXT | {"classes": 3, "vocab": 30, "pretrained": False},
     "token_classifier": _TEXT | {"classes": 3, "vocab": 30, "pretrained": False},
     # The runtime's LayerNormalization subtracts squares, which costs digits where four nearly equal numbers are normed.
+    "smollm": {
+        "input_shape": (6,),
+        "classes": 20,
+        "embed": 16,
+        "ffn": 12,
+        "heads": 4,
+        "shared_heads": 2,
+        "head_dim": 4,
+        "blocks": 2,
+    },
     "next_word": _TEXT | {"classes": 20, "head_dim": 4, "embed": 32},
     "transformer_mlm": _TEXT | {"classes": 20},
 }

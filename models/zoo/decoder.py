@@ -1,0 +1,198 @@
+"""A causal decoder of today's form: RMS norms before each layer, rotary positions, grouped queries, gated feed-forward.
+
+Zhang, Sennrich: "Root mean square layer normalization", NeurIPS 2019; Su et al.: "RoFormer", Neurocomputing 2024;
+Ainslie et al.: "GQA", EMNLP 2023; Shazeer: "GLU variants improve transformer", 2020. Embedding and projection are one
+table. Its parts have the names of the published weights of this form, so that they load as they are.
+
+How it is cut by width: heads go as a whole, a head of keys and values with the queries that share it, since each
+dimension of a rotating head has an angle of its own; units of the gated network go one by one. The residual stream is
+whole in every tier.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fleet_protocol.errors import ConfigError
+from models.cut import Cut
+from models.zoo.transformer import MASKED_SCORE
+
+__all__ = ["Decoder", "DecoderShape", "build_decoder"]
+
+_DEVIATION = 0.02
+
+
+@dataclass(frozen=True)
+class DecoderShape:
+    """Sizes of a decoder.
+
+    Attributes:
+        vocab: token ids.
+        embed: units of the residual stream.
+        heads: of queries.
+        shared_heads: of keys and values, each for as many of queries.
+        head_dim: dimensions of each head, an even number.
+        ffn: units of the gated network.
+        blocks: layers.
+        theta: base of the angles; the longest wave has about ``2 * pi * theta`` positions.
+        eps: added to the mean square by the norms.
+
+    Raises:
+        ConfigError: the sizes do not go together.
+    """
+
+    vocab: int
+    embed: int
+    heads: int
+    shared_heads: int
+    head_dim: int
+    ffn: int
+    blocks: int
+    theta: float = 10000.0
+    eps: float = 1e-5
+
+    def __post_init__(self) -> None:
+        if self.shared_heads < 1 or self.heads % self.shared_heads or self.head_dim % 2:
+            raise ConfigError(
+                f"{self.heads} heads of queries on {self.shared_heads} of keys and values with {self.head_dim}"
+                " dimensions: the first must be a multiple of the second, and the dimensions even"
+            )
+
+
+class RmsNorm(nn.Module):
+    """Divides by the root of the mean square of a row, and scales."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise float32 [..., width]."""
+        return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + self.eps) * self.weight
+
+
+class RotaryAttention(nn.Module):
+    """Causal attention whose queries and keys are turned by their positions; heads of keys and values are shared."""
+
+    def __init__(self, shape: DecoderShape, shared_heads: int) -> None:
+        super().__init__()
+        self.shape, self.shared = shape, shared_heads
+        self.group = shape.heads // shape.shared_heads
+        width = shared_heads * shape.head_dim
+        self.q_proj = nn.Linear(shape.embed, self.group * width, bias=False)
+        self.k_proj = nn.Linear(shape.embed, width, bias=False)
+        self.v_proj = nn.Linear(shape.embed, width, bias=False)
+        self.o_proj = nn.Linear(self.group * width, shape.embed, bias=False)
+
+    def forward(self, x: Tensor, angles: Tensor) -> Tensor:
+        """Attend; float32 [batch, length, embed] from the same, and angles [length, head_dim / 2]."""
+        batch, length = x.shape[0], x.shape[1]
+        # One row of queries for each shared head: its group of heads one behind the other.
+        query = self.q_proj(x).unflatten(-1, (self.shared, self.group, self.shape.head_dim)).permute(0, 2, 3, 1, 4)
+        key, value = (
+            layer(x).unflatten(-1, (self.shared, self.shape.head_dim)).transpose(1, 2)
+            for layer in (self.k_proj, self.v_proj)
+        )
+        query = _turned(query, angles).reshape(batch, self.shared, self.group * length, self.shape.head_dim)
+        scores = query @ _turned(key, angles).transpose(-1, -2) * self.shape.head_dim**-0.5
+        scores = scores.unflatten(2, (self.group, length)) + _future(length, x)
+        mixed = torch.softmax(scores, -1).flatten(2, 3) @ value
+        mixed = mixed.unflatten(2, (self.group, length)).permute(0, 3, 1, 2, 4)
+        out: Tensor = self.o_proj(mixed.reshape(batch, length, -1))
+        return out
+
+
+class GatedNetwork(nn.Module):
+    """``down(silu(gate x) * up x)``."""
+
+    def __init__(self, embed: int, units: int) -> None:
+        super().__init__()
+        self.gate_proj, self.up_proj = (nn.Linear(embed, units, bias=False) for _ in range(2))
+        self.down_proj = nn.Linear(units, embed, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute float32 [..., embed] from the same."""
+        out: Tensor = self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+
+class DecoderLayer(nn.Module):
+    """Attention and a gated network, each on the normalised stream and added to it."""
+
+    def __init__(self, shape: DecoderShape, shared_heads: int, units: int) -> None:
+        super().__init__()
+        self.input_layernorm = RmsNorm(shape.embed, shape.eps)
+        self.self_attn = RotaryAttention(shape, shared_heads)
+        self.post_attention_layernorm = RmsNorm(shape.embed, shape.eps)
+        self.mlp = GatedNetwork(shape.embed, units)
+
+    def forward(self, x: Tensor, angles: Tensor) -> Tensor:
+        """Compute float32 [batch, length, embed] from the same; angles as of the attention."""
+        x = x + self.self_attn(self.input_layernorm(x), angles)
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
+
+
+class Decoder(nn.Module):
+    """Token table, layers, a norm, and the token table again."""
+
+    def __init__(self, shape: DecoderShape, layers: nn.ModuleList) -> None:
+        super().__init__()
+        self.shape = shape
+        self.embed_tokens = nn.Embedding(shape.vocab, shape.embed)
+        self.layers = layers
+        self.norm = RmsNorm(shape.embed, shape.eps)
+        for part in self.modules():
+            if isinstance(part, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(part.weight, std=_DEVIATION)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Compute logits of the next token at every position.
+
+        Args:
+            tokens: token ids, int64 [batch, length].
+
+        Returns:
+            float32 [batch, length, vocab].
+        """
+        x = self.embed_tokens(tokens)
+        half = self.shape.head_dim // 2
+        waves = self.shape.theta ** (-torch.arange(half, device=x.device, dtype=x.dtype) / half)
+        angles = torch.arange(tokens.shape[1], device=x.device, dtype=x.dtype)[:, None] * waves
+        for layer in self.layers:
+            x = layer(x, angles)
+        return functional.linear(self.norm(x), self.embed_tokens.weight)
+
+
+def build_decoder(cut: Cut, shape: DecoderShape) -> Decoder:
+    """Build a decoder; see the top of this module for its axes.
+
+    Args:
+        cut: names the axes ``block<n>.heads`` and ``block<n>.ffn``, and asks for depth and labels.
+        shape: of the global model.
+    """
+    depth = cut.depth(shape.blocks)
+    shape = replace(shape, vocab=cut.classes(shape.vocab))
+
+    def layer(name: str) -> DecoderLayer:
+        heads = cut.groups(f"{name}.heads", shape.shared_heads)
+        return DecoderLayer(shape, heads, cut.width(f"{name}.ffn", shape.ffn))
+
+    return Decoder(shape, nn.ModuleList(layer(f"block{number}") for number in range(1, depth + 1)))
+
+
+def _turned(x: Tensor, angles: Tensor) -> Tensor:
+    """Turn pairs of the first and second half of each head by an angle that grows with the position."""
+    first, second = x.chunk(2, -1)
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+def _future(length: int, like: Tensor) -> Tensor:
+    """What keeps later positions from being attended to, [length, length]."""
+    place = torch.arange(length, device=like.device)
+    return (place[None, :] > place[:, None]).to(like.dtype) * MASKED_SCORE
