@@ -296,6 +296,7 @@ class RunFinished(_RunEvent):
         wire_bytes: of the server's connection in the whole run.
         payload_bytes: see ``broker_server.rounds.accounting``.
         error: what failed, if it did.
+        early: why it finished before its last round, if it did.
         exit_code: what a command line that waited for it ends with.
     """
 
@@ -307,6 +308,7 @@ class RunFinished(_RunEvent):
     wire_bytes: int
     payload_bytes: int
     error: str | None = None
+    early: str | None = None
     exit_code: int = 0
 
 

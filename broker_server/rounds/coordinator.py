@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from broker_server.rounds.best import stalled
 from broker_server.rounds.closing import ClosingRule, quorum_of
 from broker_server.rounds.dispatch import Services, gather
 from broker_server.rounds.fold_order import Folding
@@ -63,6 +64,9 @@ class Coordinator:
             self._tidy(last, self._store.tasks(last.run, last.number))  # an earlier server may have died before it did
         try:
             while (version := self._version()).number < self._context.config.round.rounds:
+                why = stalled(self._context.config.evaluation, self._store.versions(self._context.run))
+                if why is not None:
+                    return self._end("finished", None, 0, why)
                 try:
                     self._round(version)
                 except Halted:
@@ -130,11 +134,11 @@ class Coordinator:
         if len(tail) == retries and all(item.state is RoundState.ABANDONED for item in tail):
             raise TransportError(f"{retries} rounds in a row were abandoned, the last because: {tail[-1].reason}")
 
-    def _end(self, status: str, error: str | None, exit_code: int) -> control.RunFinished:
+    def _end(self, status: str, error: str | None, exit_code: int, early: str | None = None) -> control.RunFinished:
         self._count_bytes()
-        self._store.end_run(self._context.run, status, error)
-        finished = self._finished(status, error, exit_code)
-        self._reporter.emit(finished, f"the run {status}" + (f": {error}" if error else ""))
+        self._store.end_run(self._context.run, status, error or early)
+        finished = self._finished(status, error, exit_code).model_copy(update={"early": early})
+        self._reporter.emit(finished, f"the run {status}" + (f": {error or early}" if error or early else ""))
         self._store.flush()
         return finished
 
@@ -299,7 +303,7 @@ class Coordinator:
             self._dispatcher.forget(task.id)
             if task.update_digest is not None:
                 self._services.updates.remove(task.update_digest)
-        drop_old_weights(versions, self._context.config.keep_versions, blobs, used)
+        drop_old_weights(versions, self._context.config.keep_versions, blobs, used, self._context.config.evaluation)
 
 
 def _slices(tasks: Sequence[TaskRecord]) -> set[str]:

@@ -4,32 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from broker_server.rounds.best import score
+from broker_server.settings.evaluation import EvaluationKeys
 from broker_server.store import VersionRecord
 from fleet_protocol.blob_store import BlobStore
 
 __all__ = ["drop_old_weights", "kept"]
 
+_BY_ACCURACY = EvaluationKeys()
 
-def kept(versions: Sequence[VersionRecord], newest: int | None) -> tuple[VersionRecord, ...]:
+
+def kept(
+    versions: Sequence[VersionRecord], newest: int | None, judging: EvaluationKeys = _BY_ACCURACY
+) -> tuple[VersionRecord, ...]:
     """The versions whose weights stay.
 
     Args:
         versions: of a run, in order.
         newest: how many of the newest stay; None for all.
+        judging: what the best is.
 
     Returns:
         In order. Of versions that were judged equal, the newest counts as the best.
     """
     if newest is None:
         return tuple(versions)
-    judged = [(item.evaluation.rank, item.number) for item in versions if item.evaluation is not None]
+    judged = [(score(judging, item.evaluation), item.number) for item in versions if item.evaluation is not None]
     best = max(judged)[1] if judged else None
     first = len(versions) - newest
     return tuple(item for index, item in enumerate(versions) if index >= first or item.number == best)
 
 
 def drop_old_weights(
-    versions: Sequence[VersionRecord], newest: int | None, blobs: BlobStore, used: Collection[str] = ()
+    versions: Sequence[VersionRecord],
+    newest: int | None,
+    blobs: BlobStore,
+    used: Collection[str] = (),
+    judging: EvaluationKeys = _BY_ACCURACY,
 ) -> None:
     """Remove the weights of the versions that do not keep them.
 
@@ -41,8 +52,9 @@ def drop_old_weights(
         newest: how many of the newest stay; None for all.
         blobs: where the weights lie.
         used: digests that versions of other runs have as well.
+        judging: what the best is.
     """
-    staying = {*used, *(item.digest for item in kept(versions, newest))}
+    staying = {*used, *(item.digest for item in kept(versions, newest, judging))}
     for item in versions:
         if item.digest not in staying:
             blobs.remove(item.digest)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from broker_server.rounds.artifacts import Artifacts, TierArtifacts
+from broker_server.rounds.best import require_metric
 from broker_server.rounds.fleet import require_levels, usable_tiers
 from broker_server.settings.fleet import FleetConfig
 from broker_server.strategies.registry import build_strategy
@@ -142,6 +143,8 @@ def prepare_run(run: str, config: FleetConfig, artifacts: Artifacts) -> RunConte
         _require_recipe(config.model.recipe, item.manifest)
     if asked.train.optimizer_state == "keep":
         _require_plans_that_stay(prepared, tiers, config.seed)
+    if config.evaluation.data is not None:
+        require_metric(config.evaluation, context.judged.manifest.recipe)
     if asked.stays and config.evaluation.data is not None:
         raise PlanError(
             f"{asked.stays[0]} stays on the devices and is never trained here, so the global model has nothing to be"

@@ -12,6 +12,7 @@ from fleet_protocol.frozen import FrozenModel
 
 __all__ = ["EvaluationConfig", "EvaluationKeys"]
 
+_FALLING = frozenset({"loss", "mae", "rmse", "perplexity"})
 Share = Annotated[float, Field(gt=0, le=1)]
 
 
@@ -30,6 +31,13 @@ class EvaluationKeys(FrozenModel):
         statistics_every: evaluations between statistics queries; in between the last answer is used.
         statistics_fraction: share of the devices with data that a statistics query asks, rounded up.
         threads: for onnxruntime; 0 takes every core.
+        metric: what says which version is best: ``accuracy``, ``loss``, or a metric of the recipe; None for the
+            accuracy, or the loss where there is none.
+        direction: whether it is better to be ``higher`` or ``lower``; None for lower of ``loss``, ``mae``, ``rmse`` and
+            ``perplexity``, and higher of everything else.
+        patience: evaluations in a row that are not better, after which the run ends before its last round; None for
+            all rounds.
+        min_delta: by how much an evaluation must exceed the best to be better.
     """
 
     tier: str | None = None
@@ -40,6 +48,21 @@ class EvaluationKeys(FrozenModel):
     statistics_every: int = Field(default=1, ge=1)
     statistics_fraction: Share = 1.0
     threads: int = Field(default=0, ge=0)
+    metric: str | None = None
+    direction: Literal["higher", "lower"] | None = None
+    patience: int | None = Field(default=None, ge=1)
+    min_delta: float = Field(default=0.0, ge=0)
+
+    @property
+    def falling(self) -> bool:
+        """Whether a smaller value of the metric is better."""
+        return self.metric in _FALLING if self.direction is None else self.direction == "lower"
+
+    @model_validator(mode="after")
+    def _metric_has_a_name(self) -> EvaluationKeys:
+        if self.direction is not None and self.metric is None:
+            raise ValueError("evaluation.direction goes with evaluation.metric")
+        return self
 
 
 class EvaluationConfig(EvaluationKeys):
@@ -60,6 +83,8 @@ class EvaluationConfig(EvaluationKeys):
 
     @model_validator(mode="after")
     def _tiers_have_data(self) -> EvaluationConfig:
+        if self.patience is not None and self.data is None:
+            raise ValueError("evaluation.patience goes with evaluation.data, by which versions are judged")
         if (self.tiers or self.tier_data) and self.data is None:
             raise ValueError("evaluation.tiers and tier_data go with evaluation.data, the test set of the whole model")
         stray = self.tier_data.keys() - {self.tier, *self.tiers}

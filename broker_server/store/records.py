@@ -24,7 +24,7 @@ class RunRecord:
         arch: name of the architecture.
         config: FleetConfig as JSON, paths absolute.
         status: ``running`` until it ends, also while no server works on it.
-        detail: why it ended, if not by finishing.
+        detail: why it ended, if not by its last round.
         created_at: seconds since the epoch.
         ended_at: the same.
         wire_bytes: see `broker_server.rounds.accounting`.

@@ -106,7 +106,7 @@ def do_run(settings: FleetConfig, *, as_json: bool) -> int:
         print_json(finished.model_dump(mode="json"))
     else:
         accuracy = "" if finished.evaluation is None else f", {finished.evaluation.summary}"
-        why = f": {finished.error}" if finished.error else ""
+        why = f": {finished.error or finished.early}" if finished.error or finished.early else ""
         output_console().print(
             f"run {finished.run} {finished.status} after {finished.rounds} rounds{accuracy}{why}",
             highlight=False,

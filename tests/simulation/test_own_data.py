@@ -101,9 +101,15 @@ def test_devices_have_the_batches_of_boards(boards):
 def test_numbers_are_learnt_and_a_changed_file_is_refused(boards):
     """A simulation of a regression on CSV files runs; with other content in them it is not gone on with."""
     plain = {"kind": "csv", "path": "boards/*.csv"}
-    wanted = own(boards, plain, plain | {"path": "test.csv"}, model=REGRESSION)
+    ending = {
+        "round": {"rounds": 9, "fraction": 1.0},
+        "evaluation": {"metric": "loss", "patience": 1, "min_delta": 1e6},
+    }
+    wanted = own(boards, plain, plain | {"path": "test.csv"}, model=REGRESSION, **ending)
     result = simulate(wanted)
     assert result.finished.status == "finished", result.finished.error
+    assert (result.finished.rounds, result.rounds[-1].round) == (2, 2)  # patience ends a simulation as a run of a fleet
+    assert "loss did not get better" in result.finished.early
     assert result.rounds[-1].loss is not None
     rows = (boards / "boards/a.csv").read_text().replace(",label", ",label\n1,1,1,1.5")
     (boards / "boards/a.csv").write_text(rows)

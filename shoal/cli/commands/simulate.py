@@ -62,6 +62,8 @@ def _simulate(options: _Options) -> None:
         print_rounds(result.rounds, config.strategy.name)
         for path in (result.folder / "metrics.parquet", *plots):
             output_console().print(f"{path}", highlight=False, soft_wrap=True)
+    if result.finished.early:
+        console.print(f"the simulation ended early: {result.finished.early}", highlight=False)
     if result.finished.status != "finished":
         console.print(f"[yellow]the simulation {result.finished.status}: {result.finished.error}[/]")
         raise typer.Exit(result.finished.exit_code or 130)

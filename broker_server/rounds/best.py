@@ -1,0 +1,75 @@
+"""Which version of a run is the best by the metric that was chosen, and whether versions still get better."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from broker_server.settings.evaluation import EvaluationKeys
+from broker_server.store import VersionRecord
+from fleet_protocol.errors import ConfigError
+from fleet_protocol.messages import Evaluation
+from fleet_protocol.recipe_spec import RecipeSpec
+
+__all__ = ["require_metric", "score", "stalled"]
+
+
+def score(config: EvaluationKeys, found: Evaluation) -> float:
+    """What is larger is better.
+
+    Args:
+        config: which metric counts, and which way.
+        found: about a version.
+    """
+    if config.metric is None:
+        return found.rank
+    values = {"loss": found.loss, "accuracy": found.accuracy, **{item.name: item.value for item in found.metrics}}
+    value = values.get(config.metric)
+    return -math.inf if value is None else -value if config.falling else value
+
+
+def stalled(config: EvaluationKeys, versions: Sequence[VersionRecord]) -> str | None:
+    """Why a run ends before its last round; None while it goes on.
+
+    It is a function of what is stored, so a server that is killed and started again decides alike.
+
+    Args:
+        config: the metric, the patience, and what counts as better.
+        versions: of the run, in order.
+    """
+    if config.patience is None:
+        return None
+    best, number, since = -math.inf, 0, 0
+    for version in versions:
+        if version.evaluation is not None:
+            value = score(config, version.evaluation)
+            since += 1
+            if value > best + config.min_delta:
+                best, number, since = value, version.number, 0
+    if since < config.patience:
+        return None
+    by = f" by more than {config.min_delta:g}" if config.min_delta else ""
+    name = config.metric or "the accuracy, or the loss where there is none,"
+    return f"{name} did not get better{by} in {since} evaluations; the best was {abs(best):.4f} of version {number}"
+
+
+def require_metric(config: EvaluationKeys, recipe: RecipeSpec) -> None:
+    """See that evaluations have the metric that counts.
+
+    Args:
+        config: which counts.
+        recipe: of the judged tier.
+
+    Raises:
+        ConfigError: they have not.
+    """
+    known = [
+        "loss",
+        *(["accuracy"] if "correct" in recipe.loss.metrics else []),
+        *(item.name for item in recipe.metrics),
+    ]
+    if config.metric is not None and config.metric not in known:
+        raise ConfigError(
+            f"evaluation.metric: evaluations have no {config.metric!r}, but {', '.join(known)}; name one of these, or "
+            "export with it among the metrics of [model.recipe]"
+        )

@@ -1,0 +1,98 @@
+"""The best version by any metric, and the end of a run whose versions no longer get better."""
+
+from __future__ import annotations
+
+import pytest
+
+from broker_server.rounds.best import require_metric, score, stalled
+from broker_server.rounds.retention import kept
+from broker_server.settings.evaluation import EvaluationConfig, EvaluationKeys
+from broker_server.store import Store, VersionRecord
+from fleet_protocol.control import VersionEvaluation
+from fleet_protocol.errors import ConfigError
+from fleet_protocol.messages.values import Measured
+from fleet_protocol.recipe_spec import MetricSpec, OptimizerSpec, RecipeSpec
+from fleet_protocol.weights import encode_weights
+from tests.broker_server.peer import Peer, honest
+
+
+def version(number, **numbers):
+    """A version with these numbers; without any it was not judged."""
+    found = None
+    if numbers:
+        own = [Measured(name=name, rule="ratio", value=value, sums=()) for name, value in numbers.items()]
+        found = VersionEvaluation(
+            examples=9,
+            loss=numbers.get("loss", 1.0),
+            accuracy=numbers.get("accuracy"),
+            metrics=tuple(item for item in own if item.name not in {"loss", "accuracy"}),
+        )
+    return VersionRecord("run", number, number, f"d{number}", None, None, 0.0, found)
+
+
+CASES = [
+    ({}, [{"accuracy": a} for a in (0.5, 0.7, 0.6, 0.7)], 2),
+    ({"metric": "loss"}, [{"loss": x, "accuracy": 1 - x} for x in (0.9, 0.4, 0.5, 0.4)], 2),
+    ({"metric": "f1"}, [{"f1": f, "accuracy": 1 - f} for f in (0.2, 0.3, 0.1, 0.25)], 2),
+    ({"metric": "rmse", "min_delta": 0.1}, [{"rmse": r} for r in (3.0, 2.95, 2.91, 2.95)], 3),
+    ({"metric": "mine", "direction": "lower"}, [{"mine": m} for m in (5.0, 4.0, 6.0, 4.5)], 2),
+    ({}, [{"accuracy": 0.5}, {}, {"accuracy": 0.4}, {}], 1),
+]
+
+
+@pytest.mark.parametrize(("keys", "numbers", "since"), CASES)
+def test_patience_counts_evaluations_that_are_not_better(keys, numbers, since):
+    """Any metric, its direction by name or as said, by more than a least difference; what was not judged counts not."""
+    versions = [version(0), *(version(number, **item) for number, item in enumerate(numbers, 1))]
+    assert stalled(EvaluationKeys(patience=since, **keys), versions) is not None
+    assert stalled(EvaluationKeys(patience=since + 1, **keys), versions) is None
+    assert stalled(EvaluationKeys(**keys), versions) is None
+
+
+def test_the_reason_names_the_best():
+    """With metric, how many evaluations, and the version."""
+    config = EvaluationKeys(metric="loss", patience=1, min_delta=0.05)
+    versions = [version(1, loss=0.5), version(2, loss=0.46)]
+    said = "loss did not get better by more than 0.05 in 1 evaluations; the best was 0.5000 of version 1"
+    assert stalled(config, versions) == said
+
+
+def test_the_best_by_a_metric_keeps_its_weights():
+    """Not the one of the highest accuracy."""
+    versions = [version(1, accuracy=0.9, f1=0.1), version(2, accuracy=0.5, f1=0.8), version(3, accuracy=0.6, f1=0.2)]
+    assert [item.number for item in kept(versions, 1, EvaluationKeys(metric="f1"))] == [2, 3]
+    assert [item.number for item in kept(versions, 1)] == [1, 3]
+    assert score(EvaluationKeys(metric="f1"), versions[0].evaluation) == 0.1
+
+
+def test_a_metric_that_nobody_computes_is_refused():
+    """Before anything is trained, with those that there are."""
+    f1 = MetricSpec(name="f1", rule="f1", sums=("a", "b", "c"))
+    recipe = RecipeSpec(optimizer=OptimizerSpec(name="sgd"), metrics=(f1,))
+    for name in ("f1", "loss", "accuracy"):
+        require_metric(EvaluationKeys(metric=name), recipe)
+    with pytest.raises(ConfigError, match="no 'rmse', but"):
+        require_metric(EvaluationKeys(metric="rmse"), recipe)
+    with pytest.raises(ValueError, match=r"goes with evaluation\.metric"):
+        EvaluationKeys(direction="lower")
+    with pytest.raises(ValueError, match=r"goes with evaluation\.data"):
+        EvaluationConfig(patience=2)
+
+
+def test_a_run_ends_when_patience_does(url, config, running, fleet):
+    """Devices that send back what they got make equal versions: the run finishes early, and the store says why."""
+
+    def echo(peer, work):
+        if work.offer.routine == "statistics":
+            return honest()(peer, work)
+        return peer.send(work, encode_weights(dict(work.weights), work.metadata()))
+
+    settings = config(round={"rounds": 9}, evaluation={"patience": 2, "metric": "loss", "min_delta": 1e-3})
+    with Peer(fleet, "d", url, echo):
+        finished = running(settings, url).wait()
+    assert (finished.status, finished.rounds, finished.exit_code) == ("finished", 3, 0)
+    store = Store(settings.store, read_only=True)
+    run = store.run(finished.run)
+    assert (run.status, run.detail) == ("finished", finished.early)
+    assert "loss did not get better by more than 0.001 in 2 evaluations" in finished.early
+    store.close()
