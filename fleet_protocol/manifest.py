@@ -10,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, JsonValue, ValidationError, model_validator
@@ -23,6 +24,7 @@ from fleet_protocol.recipe_spec import Grown, LossSpec, OptimizerSpec, RecipeSpe
 __all__ = [
     "BASE",
     "FORMAT_VERSION",
+    "NO_PARTS",
     "CheckSpec",
     "FileSpec",
     "GraphSpec",
@@ -31,6 +33,7 @@ __all__ = [
     "NoiseSpec",
     "OptimizerSpec",
     "ParameterSpec",
+    "Parts",
     "RecipeSpec",
     "StateSpec",
     "StatisticSpec",
@@ -47,6 +50,10 @@ __all__ = [
 ]
 
 FORMAT_VERSION = 2
+
+Parts = tuple[Mapping[str, int], Mapping[str, int]]
+"""Numbers of each input of a sample, and of each of its targets, in order; empty for a single one."""
+NO_PARTS: Parts = (MappingProxyType({}), MappingProxyType({}))
 
 BASE = "base"
 """Key of the file of frozen tensors among the files of a set."""
@@ -255,6 +262,13 @@ class Manifest(Grown):
         if self.base and BASE not in self.files:
             raise ValueError("there are frozen tensors and no file of them")
         return self
+
+    @property
+    def parts(self) -> Parts:
+        """What samples and targets consist of where they are several, each a row of all of them."""
+        shapes: Any = self.settings.get("input_shape")
+        named = isinstance(shapes, Mapping)
+        return {name: math.prod(shape) for name, shape in shapes.items()} if named else {}, self.recipe.loss.parts
 
     @property
     def parameter_count(self) -> int:

@@ -47,9 +47,10 @@ class LossSpec(Grown):
         settings: its numbers; empty where all have their defaults.
         ignored: label that counts for nothing, which boards and server hand to the graphs as -1.
         bounds: where targets that are numbers must lie.
+        parts: numbers of each target of a sample, in order, where there are several.
     """
 
-    later: ClassVar = frozenset({"settings", "ignored", "bounds"})
+    later: ClassVar = frozenset({"settings", "ignored", "bounds", "parts"})
 
     name: str = "masked-cross-entropy"
     target: Literal["float32", "int64"] = "int64"
@@ -58,6 +59,7 @@ class LossSpec(Grown):
     settings: Mapping[str, JsonValue] = Field(default_factory=dict)
     ignored: int | None = None
     bounds: tuple[float, float] | None = None
+    parts: Mapping[str, int] = Field(default_factory=dict)
 
 
 class MetricSpec(FrozenModel):

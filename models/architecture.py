@@ -14,10 +14,13 @@ from typing import Any, Literal
 from fleet_protocol.errors import ConfigError, PlanError
 from fleet_protocol.spelling import did_you_mean
 from models.cut import Cut
+from models.inputs import Row
 from models.layout import freeze
 from models.tier import Tier
 
 __all__ = ["Architecture", "architecture", "build", "call_builder"]
+
+Dtype = Literal["float32", "int64"]
 
 _REQUIRED = ("input_shape", "classes")
 
@@ -29,14 +32,14 @@ class Architecture:
     Attributes:
         name: its id, the name of the builder.
         build: called with a `Cut` and the settings as keywords; returns a torch module.
-        input_dtype: ``float32``, or ``int64`` for tokens.
+        input_dtype: ``float32``, or ``int64`` for tokens; of several inputs also by name.
         defaults: every setting with its default.
         paper: where it was described, for people.
     """
 
     name: str
     build: Callable[..., Any]
-    input_dtype: Literal["float32", "int64"]
+    input_dtype: Dtype | Mapping[str, Dtype]
     defaults: Mapping[str, Any]
     paper: str = ""
 
@@ -67,17 +70,36 @@ class Architecture:
         }
         return MappingProxyType({**frozen, **wrapped})
 
+    def row(self, settings: Mapping[str, Any] | None = None) -> Row:
+        """What one sample is; of a model of one input a row of that alone, without a name.
+
+        Args:
+            settings: settings that differ from the defaults.
+
+        Raises:
+            ConfigError: a dtype is given for an input that there is not.
+        """
+        shapes, dtypes = self.settings(settings)["input_shape"], self.input_dtype
+        shapes = dict(shapes) if isinstance(shapes, Mapping) else {"": tuple(shapes)}
+        if isinstance(dtypes, str):
+            return Row(shapes, dict.fromkeys(shapes, dtypes))
+        odd = next((name for name in dtypes if name not in shapes), None)
+        if odd is not None:
+            raise ConfigError(f"{self.name}: input_dtype names {odd!r}, and input_shape names {', '.join(shapes)}")
+        return Row(shapes, {name: dtypes.get(name, "float32") for name in shapes})
+
 
 def architecture(
-    *, input_dtype: Literal["float32", "int64"] = "float32", paper: str = ""
+    *, input_dtype: Dtype | Mapping[str, Dtype] = "float32", paper: str = ""
 ) -> Callable[[Callable[..., Any]], Architecture]:
     """Turn a builder into an `Architecture` of the same name.
 
     The builder takes a `Cut` and then keyword settings, all with defaults, ``input_shape`` and ``classes`` among
-    them. Nothing is registered anywhere: a registry finds the architecture in the module that defines it.
+    them. Nothing is registered anywhere: a registry finds the architecture in the module that defines it. A model of
+    several inputs has as ``input_shape`` their shapes by the names of ``forward``'s arguments.
 
     Args:
-        input_dtype: dtype of one sample.
+        input_dtype: dtype of one sample; of several inputs also by name, float32 where one is left out.
         paper: where the architecture was described.
 
     Returns:
@@ -152,10 +174,16 @@ def call_builder(arch: Architecture, cut: Cut, settings: Mapping[str, Any] | Non
         PlanError: if the model cannot have the depth of the cut.
     """
     try:
-        return arch.build(cut, **arch.settings(settings))
+        row, chosen = arch.row(settings), dict(arch.settings(settings))
+        if row.named:  # a module may keep it, and only plain dictionaries can be copied
+            chosen["input_shape"] = dict(row.shapes)
+        module = arch.build(cut, **chosen)
     except PlanError as error:
         raise PlanError(f"{arch.name}: {error}") from error
     except ConfigError as error:
         raise ConfigError(f"{arch.name}: {error}") from error
     except Exception as error:
         raise ConfigError(f"{arch.name} cannot be built: {error!r}; check its settings") from error
+    if row.named and hasattr(module, "register_forward_pre_hook"):
+        module.register_forward_pre_hook(row, with_kwargs=True)
+    return module

@@ -67,7 +67,7 @@ class Chosen:
         found = {
             setting: getattr(data, source)
             for setting, source in _INPUT_SETTINGS.items()
-            if setting in architecture.defaults and getattr(data, source)
+            if not isinstance(architecture.defaults.get(setting, {}), Mapping) and getattr(data, source)
         }
         return cls(architecture, architecture.settings({**found, **given}))
 

@@ -21,7 +21,9 @@ from numpy.typing import NDArray
 from broker_server.settings.method import StrategyConfig
 from broker_server.strategies.registry import build_strategy
 from fleet_protocol.blob_store import write_atomically
+from fleet_protocol.data.dataset import check_parts
 from fleet_protocol.errors import ConfigError
+from fleet_protocol.manifest import parse_manifest
 from models.layout import Layout
 from models.registry import Registry
 from simulation.data.dataset import Dataset, evenly
@@ -98,6 +100,8 @@ def prepare(config: SimulationConfig, stage: Stage = lambda _text: None) -> Prep
     model = Chosen.of(registry.get(config.model.arch), config.model.settings, data)
     place = Place(cache, stage)
     artifacts = export_tiers(model, config.model, place, registry.own)
+    manifest = parse_manifest(next((artifacts / config.model.arch).glob("*/manifest.json")).read_bytes())
+    check_parts("[data.train]", data.parts, manifest.parts)
     pairs = tuple(
         export_pair(
             _pair(model, Chosen.of(registry.get(own.arch), own.settings, data), own.classes, config.strategy),

@@ -237,7 +237,7 @@ class _Simulation:
             augment=self._config.data.changes,
             backend=table.backend,
             device=table.device,
-            settings=json.dumps(dict(self._prepared.settings)),
+            settings=json.dumps(dict(self._prepared.settings), default=dict),
             models=self._config.model.models,
             pairs=self._prepared.pairs,
             tasks=() if own is None else tuple(item.labels for item in own.models),

@@ -41,7 +41,7 @@ from trainer_export.formats.files import SetFile
 from trainer_export.formats.ort_training import UnavailableError
 from trainer_export.loss import Answer
 from trainer_export.manifests import Facts, manifest_of
-from trainer_export.model_inputs import model_noise, prepared
+from trainer_export.model_inputs import model_noise, prepared, require_one_output
 from trainer_export.progress import Counter, Progress
 from trainer_export.publishing import replacing, write_file
 from trainer_export.recipe import Recipe
@@ -160,6 +160,7 @@ def installed_formats() -> tuple[Format, ...]:
 
 
 def _try_out(module: nn.Module, recipe: Recipe, batches: SizedBatches) -> None:
+    require_one_output(batches.signature, recipe.loss)
     with torch.no_grad():
         for x, y in batches.take(len(batches.sizes)):
             output = prepared(module, "statistics")(x)

@@ -56,6 +56,7 @@ class SizedBatches:
                 x = torch.randint(0, self.vocabulary, shape, generator=generator)
             else:
                 x = torch.randn(shape, generator=generator)
+                x = self.signature.row.with_tokens(x, self.vocabulary) if self.signature.row else x
             yield x, self._targets(shape[0], generator)
 
     def _targets(self, count: int, generator: torch.Generator) -> Tensor:

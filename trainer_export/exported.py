@@ -45,7 +45,8 @@ class Export:
     @property
     def signature(self) -> Signature:
         """What the model takes and returns, but for the shape of its labels."""
-        return Signature(self.layout.input_shape, self.layout.input_dtype, self.layout.classes)
+        layout = self.layout
+        return Signature(layout.input_shape, layout.input_dtype, layout.classes, row=self.arch.row(layout.settings))
 
     def settings(self, tier: Tier) -> Mapping[str, Any]:
         """The settings that a tier is built with: the model's, with the labels of a head of its own."""

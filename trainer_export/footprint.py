@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import onnx
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from models.zoo.layers import set_mode
@@ -55,9 +56,11 @@ def count_flops(module: nn.Module, signature: Signature) -> tuple[int, int]:
     x = signature.samples(batch)
     set_mode(module, "train")
     with FlopCounterMode(display=False) as forward:
-        logits = module(x)
+        logits = tree_leaves(module(x))
     with FlopCounterMode(display=False) as backward:
-        torch.autograd.grad(logits.sum(), [p for p in module.parameters() if p.requires_grad], allow_unused=True)
+        torch.autograd.grad(
+            sum(head.sum() for head in logits), [p for p in module.parameters() if p.requires_grad], allow_unused=True
+        )
     one_way = forward.get_total_flops()
     return one_way // batch, (one_way + backward.get_total_flops()) // batch
 

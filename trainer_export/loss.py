@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 from fleet_protocol.discovery import discover
 from fleet_protocol.manifest import LossSpec
@@ -126,18 +127,21 @@ class Loss(ABC):
         """
         del output, answer
 
-    def value_and_slope(self, output: Tensor, answer: Answer) -> tuple[Tensor, Tensor]:
+    def value_and_slope(self, output: Any, answer: Answer) -> tuple[Tensor, Any]:
         """The loss and its gradient with respect to the output; traced, unless a loss writes it by hand.
 
         Args:
-            output: of the model, float32 [batch, ...].
+            output: of the model, float32 [batch, ...]; of a model of several heads their tuple or mapping.
             answer: what it is compared with.
+
+        Returns:
+            The gradient in the form of the output, or of its heads one behind the other, None for one without.
         """
         with torch.enable_grad():
-            leaf = output.detach().requires_grad_()
-            loss = self.value(leaf, answer)
-            (slope,) = torch.autograd.grad(loss, leaf)
-        return loss.detach(), slope
+            leaves = tree_map(lambda head: head.detach().requires_grad_(), output)
+            loss = self.value(leaves, answer)
+            slopes = torch.autograd.grad(loss, tree_leaves(leaves), allow_unused=True)
+        return loss.detach(), slopes
 
     @abstractmethod
     def sums(self, output: Tensor, answer: Answer) -> list[Tensor]:

@@ -108,7 +108,7 @@ def count_shapes(metrics: Sequence[Metric], loss: Loss, signature: Signature) ->
     target = loss.target(signature.output)
     kind = torch.int64 if target.dtype == "int64" else torch.float32
     answer = Answer(torch.zeros((1, *target.shape), dtype=kind), torch.ones(signature.classes))
-    found = counts(metrics, loss, torch.zeros((1, *signature.output)), answer)
+    found = counts(metrics, loss, signature.outputs(1), answer)
     return {name: tuple(value.shape) for name, value in found.items()}
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.utils._pytree import tree_leaves
 
 from fleet_protocol.errors import ExportError
 from fleet_protocol.manifest import (
@@ -19,10 +20,12 @@ from fleet_protocol.manifest import (
     statistic_mean,
     statistic_variance,
 )
+from models.inputs import Row
 from models.zoo.dropout import feed_noise, noise_shapes
 from models.zoo.layers import Mode, StaticBatchNorm, set_mode
 from trainer_export.graph import Port
 from trainer_export.loss import Loss
+from trainer_export.losses.own import OwnLoss
 from trainer_export.operators import static_batch_norm
 from trainer_export.rewriting import at_line_of
 from trainer_export.traced_program import BATCH, recorded_modules
@@ -32,13 +35,15 @@ __all__ = [
     "batch_ports",
     "call_model",
     "check_output",
+    "heads_of",
     "model_noise",
     "noise_ports",
     "norms",
-    "output_port",
+    "output_ports",
     "parameter_names",
     "parameter_ports",
     "prepared",
+    "require_one_output",
     "sample_port",
     "statistic_ports",
 ]
@@ -59,6 +64,8 @@ class Signature:
         places: of one sample that have logits: empty for one, ``(tokens,)`` for one per token, ``(height, width)`` for
             one per pixel.
         base: frozen parameters that graphs take and never return; any other frozen one comes out as it went in.
+        row: what a sample is made of, where that is known.
+        heads: shapes of the outputs for one sample where there are several, as of `heads_of`.
     """
 
     input_shape: tuple[int, ...]
@@ -66,6 +73,8 @@ class Signature:
     classes: int
     places: tuple[int, ...] = ()
     base: tuple[str, ...] = ()
+    row: Row | None = None
+    heads: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def output(self) -> tuple[int, ...]:
@@ -81,6 +90,13 @@ class Signature:
         """That many samples of zeros, for a run that only shapes come from."""
         return torch.zeros((count, *self.input_shape), dtype=self.torch_dtype)
 
+    def outputs(self, count: int) -> Any:
+        """Outputs for that many samples, all zero."""
+        if not self.heads:
+            return torch.zeros((count, *self.output))
+        heads = {name.partition(".")[2]: torch.zeros((count, *shape)) for name, shape in self.heads.items()}
+        return tuple(heads.values()) if "0" in heads else heads
+
     def with_places_of(self, model: nn.Module) -> Signature:
         """The same with the places that a model's logits have.
 
@@ -91,26 +107,36 @@ class Signature:
             ExportError: the model takes other inputs, fails on a batch of zeros, or does not return logits of these
                 classes.
         """
-        logits = _first_run(set_mode(copy.deepcopy(model), "eval"), self.samples(_PROBE_BATCH))
+        logits = _first_run(set_mode(copy.deepcopy(model), "eval"), self)
+        if isinstance(logits, (tuple, Mapping)) and all(isinstance(head, Tensor) for head in tree_leaves(logits)):
+            return replace(self, heads={name: tuple(head.shape[1:]) for name, head in heads_of(logits).items()})
         shape = tuple(logits.shape) if isinstance(logits, Tensor) else ()
         signature = replace(self, places=shape[2:] if len(shape) > _MOST_DIMENSIONS else shape[1:-1])
         check_output(logits, signature)
         return signature
 
 
-def _first_run(model: nn.Module, x: Tensor) -> Any:
+def heads_of(output: Any) -> dict[str, Tensor]:
+    """The outputs of a model as graphs name them: ``logits``, or ``logits.<name>``, of a tuple by number."""
+    if isinstance(output, Tensor):
+        return {"logits": output}
+    heads = output.items() if isinstance(output, Mapping) else enumerate(output)
+    return {f"logits.{name}": head for name, head in heads}
+
+
+def _first_run(model: nn.Module, signature: Signature) -> Any:
     """Run a model for the first time: what its author must see to comes out here.
 
     Raises:
         ExportError: it takes more than one input, or fails.
     """
-    kind = type(model).__name__
+    kind, x = type(model).__name__, signature.samples(_PROBE_BATCH)
     takes = inspect.signature(model.forward).parameters.values()
     needed = [p.name for p in takes if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    if len(needed) > 1:
+    if len(needed) > 1 and not (signature.row and signature.row.named):
         raise ExportError(
             f"module (the model itself) ({kind}) takes {len(needed)} inputs ({', '.join(needed)}), and a sample is one"
-            " tensor; join them in the data and take them apart in forward, as in x[:, :5], x[:, 5:]"
+            f" tensor; name them: input_shape = {{{', '.join(f'{name!r}: (...)' for name in needed)}}}"
         )
     try:
         with torch.no_grad():
@@ -188,6 +214,8 @@ def check_output(output: Any, signature: Signature) -> None:
         ExportError: it did not.
     """
     expected = signature.output
+    if signature.heads and {name: tuple(head.shape[1:]) for name, head in heads_of(output).items()} == signature.heads:
+        return
     if isinstance(output, Tensor) and tuple(output.shape[1:]) == expected and len(signature.places) <= _MOST_PLACES:
         return
     shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
@@ -196,6 +224,19 @@ def check_output(output: Any, signature: Signature) -> None:
     other = f" (with a label per token: [batch, tokens, {classes}], per pixel: [batch, {classes}, height, width])"
     other = "" if signature.places else other
     raise ExportError(f"the model must return logits [{wanted}], it returned {shape}{other}")
+
+
+def require_one_output(signature: Signature, loss: Loss) -> None:
+    """See that a loss of one output gets one.
+
+    Raises:
+        ExportError: the model has several heads, which only a loss of the user's own can weigh.
+    """
+    if signature.heads and not isinstance(loss, OwnLoss):
+        raise ExportError(
+            f"the model returns {len(signature.heads)} outputs ({', '.join(signature.heads)}), and {loss.name} is about"
+            " one; write what they shall learn together as a function of yours, @shoal.loss() of (outputs, targets)"
+        )
 
 
 def model_noise(model: nn.Module, signature: Signature) -> dict[str, tuple[int, ...]]:
@@ -242,6 +283,7 @@ def batch_ports(signature: Signature, loss: Loss) -> tuple[Port, ...]:
     return (sample_port(signature), answer, mask) if loss.masked else (sample_port(signature), answer)
 
 
-def output_port(signature: Signature) -> Port:
-    """The output of the model."""
-    return Port("logits", "float32", (BATCH, *signature.output))
+def output_ports(signature: Signature) -> tuple[Port, ...]:
+    """The outputs of the model: ``logits``, or ``logits.<name>`` of each."""
+    heads = signature.heads or {"logits": signature.output}
+    return tuple(Port(name, "float32", (BATCH, *shape)) for name, shape in heads.items())

@@ -15,13 +15,14 @@ from typing import Any, ClassVar, NoReturn, TypeVar
 import torch
 from torch import Tensor
 from torch.fx import traceback
+from torch.utils._pytree import tree_map
 
 from fleet_protocol.errors import ConfigError, ExportError
 from models.layout import freeze
 from models.registry import Own
 from trainer_export.rewriting import Rewriting, at_line_of
 
-__all__ = ["OwnFunction", "record_of"]
+__all__ = ["OwnFunction", "one_of", "record_of"]
 
 RecordT = TypeVar("RecordT", bound="OwnFunction")
 
@@ -132,6 +133,11 @@ class OwnFunction(Own):
                     "reduce over dimensions 1 and later only, and let [batch] meet [batch], not [batch, 1]: the batches"
                     " of boards and server differ",
                 )
+
+
+def one_of(output: Any, place: int) -> Any:
+    """The outputs of one sample of a batch, as a batch of one."""
+    return tree_map(lambda head: head[place : place + 1], output)
 
 
 def record_of(function: Callable[..., Any], base: type[RecordT], **fixed: Any) -> type[RecordT]:

@@ -28,6 +28,7 @@ from trainer_export.model_inputs import (
     noise_ports,
     parameter_names,
     prepared,
+    require_one_output,
 )
 from trainer_export.recipe import Recipe
 from trainer_export.traced_program import Trace, trace_program
@@ -195,6 +196,7 @@ def trace_pair(
         raise ConfigError("a pair has no proximal term and no batches in pieces; export it with a recipe without them")
     if not isinstance(recipe.loss, MaskedCrossEntropy):
         raise ConfigError(f"a pair has the loss of its routine, not {recipe.loss.name}; leave the recipe's loss out")
+    require_one_output(signature, recipe.loss)
     halves = [_half(side, model, signature, recipe) for side, model in zip(SIDES, models, strict=True)]
 
     def step(*tensors: Tensor) -> list[Tensor]:

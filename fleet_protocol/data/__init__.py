@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fleet_protocol.data.augment import Augment, changed
-from fleet_protocol.data.dataset import DataSet, make_dataset
+from fleet_protocol.data.dataset import DataSet, joined, make_dataset
 from fleet_protocol.data.readers import read_csv, read_idx, read_images, read_npz, read_python
 from fleet_protocol.data.sources import CsvData, DataConfig, IdxData, ImagesData, NpzData, PythonData
 
@@ -41,11 +43,12 @@ def load_data(config: DataConfig) -> DataSet:
         source, (x, y) = str(config.path), read_idx(config)
     else:
         source, (x, y) = config.entry_point, read_python(config)
+    (x, inputs), (y, targets) = joined(source, x), joined(source, y)
     if config.limit is not None:
         x, y = x[: config.limit], y[: config.limit]
     for name in config.transforms:
         x = changed(name, x)
-    return make_dataset(
+    data = make_dataset(
         source,
         x,
         y,
@@ -57,3 +60,4 @@ def load_data(config: DataConfig) -> DataSet:
         augment=config.augment,
         black=config.black,
     )
+    return replace(data, parts=(inputs, targets))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from fleet_protocol.data.augment import changed, crop, flip
 from fleet_protocol.errors import DataError
-from fleet_protocol.manifest import Manifest
+from fleet_protocol.manifest import NO_PARTS, Manifest, Parts
 from fleet_protocol.targets import Targets, check_labels, fit_targets
 
-__all__ = ["DataSet", "make_dataset"]
+__all__ = ["DataSet", "check_parts", "joined", "make_dataset"]
 
 _IMAGES = 4  # dimensions of the samples: which, channels, height, width
 _CHECK_ROWS = 4096  # values are looked at in pieces, so that a check needs no second copy of the data
@@ -35,6 +35,7 @@ class DataSet:
         std: divides last, broadcast against one sample.
         augment: random changes to the samples of a training step; see `fleet_protocol.data.augment`.
         black: a black pixel among the raw samples, broadcast against one sample.
+        parts: numbers of each input and of each target, in order, where the source names several.
 
     Raises:
         DataError: the samples are no images, and are to be changed as such.
@@ -48,6 +49,7 @@ class DataSet:
     std: NDArray[np.float32]
     augment: tuple[str, ...] = ()
     black: NDArray[np.float32] = field(default_factory=lambda: np.zeros((), np.float32))
+    parts: Parts = NO_PARTS
 
     def __post_init__(self) -> None:
         if self._words and self.x.ndim != _IMAGES:
@@ -131,13 +133,17 @@ class DataSet:
             DataError: the model cannot take these samples: another shape, labels it does not have, numbers where it
                 wants labels, or values that are no tokens.
         """
-        self._check_samples(manifest.input_shape, manifest.input_dtype)
-        return replace(self, y=fit_targets(self.source, self.y, manifest))
+        x = self.x
+        check_parts(self.source, self.parts, manifest.parts)
+        if manifest.parts[0] and math.prod(x.shape[1:]) == math.prod(manifest.input_shape):
+            x = x.reshape(len(x), -1)
+        self._check_samples(x, manifest.input_shape, manifest.input_dtype)
+        return replace(self, x=x, y=fit_targets(self.source, self.y, manifest))
 
-    def _check_samples(self, shape: Sequence[int], dtype: str) -> None:
-        if tuple(shape) != self.x.shape[1:]:
+    def _check_samples(self, x: NDArray[Any], shape: Sequence[int], dtype: str) -> None:
+        if tuple(shape) != x.shape[1:]:
             raise DataError(
-                f"samples in {self.source} have shape {list(self.x.shape[1:])}, the model takes {list(shape)}; "
+                f"samples in {self.source} have shape {list(x.shape[1:])}, the model takes {list(shape)}; "
                 "set `shape` (or `size`) in [data], or give the model other settings"
             )
         if dtype == "int64" and not np.issubdtype(self.x.dtype, np.integer):
@@ -146,6 +152,50 @@ class DataSet:
             raise DataError(
                 f'the model takes tokens, but [data] augment = "{self._words[0]}" is for images; leave it out'
             )
+
+
+def joined(source: str, value: NDArray[Any] | Mapping[str, NDArray[Any]]) -> tuple[NDArray[Any], Mapping[str, int]]:
+    """Several arrays of the same samples one behind the other, each flattened.
+
+    Args:
+        source: for messages.
+        value: arrays ``[N, ...]`` by name; a single one stays as it is.
+
+    Returns:
+        ``[N, numbers]``, whole numbers if all are, else float32; and how many are of each name.
+
+    Raises:
+        DataError: they are not of the same samples.
+    """
+    if not isinstance(value, Mapping):
+        return value, {}
+    counts = {name: len(array) if array.ndim else 0 for name, array in value.items()}
+    if len(set(counts.values())) != 1:
+        raise DataError(f"{source} holds arrays of {counts} samples; all must be of the same samples")
+    rows = {name: array.reshape(len(array), math.prod(array.shape[1:])) for name, array in value.items()}
+    whole = all(array.dtype.kind in "biu" for array in rows.values())
+    return np.concatenate([row.astype(np.int64 if whole else np.float32) for row in rows.values()], 1), {
+        name: row.shape[1] for name, row in rows.items()
+    }
+
+
+def check_parts(source: str, found: Parts, wanted: Parts) -> None:
+    """See that inputs and targets are those wanted, in their order; nothing is known of those of a single array.
+
+    Args:
+        source: for messages.
+        found: of the samples.
+        wanted: of the model.
+
+    Raises:
+        DataError: they are others.
+    """
+    for what, has, takes in zip(("inputs", "targets"), found, wanted, strict=True):
+        if has and [*has.items()] != [*takes.items()]:
+            pair = (
+                ", ".join(f"{name} ({size})" for name, size in parts.items()) or "one array" for parts in (has, takes)
+            )
+            raise DataError("{} has the {} {}; name {}, in this order".format(source, what, *pair))
 
 
 def _check_finite(source: str, x: NDArray[Any]) -> None:

@@ -8,7 +8,7 @@ import importlib
 import math
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,7 +21,9 @@ from fleet_protocol.errors import ConfigError, DataError
 
 __all__ = ["read_csv", "read_idx", "read_idx_file", "read_images", "read_npz", "read_python"]
 
-Arrays = tuple[NDArray[Any], NDArray[Any]]
+Named = NDArray[Any] | Mapping[str, NDArray[Any]]
+Arrays = tuple[Named, Named]
+"""Samples and targets; several inputs or targets by name."""
 
 _IMAGE_SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 _IDX_DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
@@ -68,16 +70,18 @@ def read_npz(config: NpzData) -> Arrays:
             raise DataError(f"{config.y_path} is not an .npy file")
         return loaded, np.asarray(labels)
     with loaded:
-        missing = [key for key in (config.x_key, config.y_key) if key not in loaded.files]
+        keys = [(key,) if isinstance(key, str) else key for key in (config.x_key, config.y_key)]
+        missing = [key for names in keys for key in names if key not in loaded.files]
         if missing:
             raise DataError(
                 f"{config.path} has no array {missing[0]!r} (it has {', '.join(loaded.files) or 'none'}); "
                 "set `x_key` and `y_key`"
             )
         try:
-            return loaded[config.x_key], loaded[config.y_key]
+            x, y = ({key: loaded[key] for key in names} for names in keys)
         except (OSError, ValueError, EOFError) as error:
             raise DataError(f"{config.path} is damaged or holds Python objects: {error}") from error
+    return x if len(x) > 1 else x[keys[0][0]], y if len(y) > 1 else y[keys[1][0]]
 
 
 def _image_module() -> Any:
@@ -260,4 +264,5 @@ def read_python(config: PythonData) -> Arrays:
         raise DataError(f"{config.entry_point} failed: {type(error).__name__}: {error}") from error
     if not isinstance(result, tuple) or len(result) != 2:
         raise DataError(f"{config.entry_point} returned {type(result).__name__}; expected a pair (x, y) of arrays")
-    return np.asarray(result[0]), np.asarray(result[1])
+    x, y = (part if isinstance(part, dict) else np.asarray(part) for part in result)
+    return x, y

@@ -66,15 +66,15 @@ class NpzData(_Data):
     Attributes:
         path: an ``.npz`` file, or an ``.npy`` file with the samples.
         y_path: an ``.npy`` file with the labels, needed beside an ``.npy`` file.
-        x_key: name of the samples in an ``.npz`` file.
-        y_key: name of the labels in it.
+        x_key: name of the samples in an ``.npz`` file; for a model of several inputs their names, in its order.
+        y_key: name of the labels in it; for a loss of several targets likewise.
     """
 
     kind: Literal["npz"] = "npz"
     path: Path
     y_path: Path | None = None
-    x_key: str = "x"
-    y_key: str = "y"
+    x_key: str | tuple[str, ...] = "x"
+    y_key: str | tuple[str, ...] = "y"
 
 
 class ImagesData(_Data):
@@ -139,7 +139,7 @@ class PythonData(_Data):
     """The user's own loader.
 
     Attributes:
-        entry_point: ``file.py:function``; the function returns ``(x, y)`` as numpy arrays.
+        entry_point: ``file.py:function``; the function returns ``(x, y)`` as numpy arrays, several as a dictionary.
         options: keyword arguments of the function.
     """
 

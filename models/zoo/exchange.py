@@ -20,6 +20,7 @@ from torch.func import functional_call
 from fleet_protocol.errors import ConfigError
 from models.axes import Axis
 from models.dims import Dim
+from models.inputs import Row
 from models.zoo.layers import set_mode
 
 __all__ = ["Dims", "Run", "Subject", "exchanged", "samples", "subject_of", "turned"]
@@ -98,13 +99,13 @@ def subject_of(module: nn.Module, x: Tensor) -> Subject:
     return Subject(set_mode(module, "statistics"), state, x)
 
 
-def samples(module: nn.Module, shape: Sequence[int], dtype: str) -> Tensor:
+def samples(module: nn.Module, row: Row) -> Tensor:
     """A few random samples for a model: normal numbers, or tokens that all its embeddings know."""
     generator = torch.Generator().manual_seed(_SEED)
-    if dtype == "float32":
-        return torch.randn((_SAMPLES, *shape), generator=generator)
     known = min((item.num_embeddings for item in module.modules() if isinstance(item, nn.Embedding)), default=2)
-    return torch.randint(0, known, (_SAMPLES, *shape), generator=generator)
+    if row.dtype == "float32":
+        return row.with_tokens(torch.randn((_SAMPLES, *row.shape), generator=generator), known)  # type: ignore[no-any-return]
+    return torch.randint(0, known, (_SAMPLES, *row.shape), generator=generator)
 
 
 def turned(axis: Axis, seed: int) -> NDArray[np.int64]:

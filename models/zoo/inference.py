@@ -98,8 +98,8 @@ def infer_layout(arch: Architecture, settings: Mapping[str, Any] | None = None) 
         depth=depth,
         depths=tuple(range(1, depth + 1)),
         label_axes=cut.label_axes,
-        input_shape=tuple(full["input_shape"]),
-        input_dtype=arch.input_dtype,
+        input_shape=arch.row(settings).shape,
+        input_dtype=arch.row(settings).dtype,
         classes=axes[CLASSES].size,
     )
 
@@ -201,10 +201,10 @@ class _Built:
 def _view(built: _Built, *, gradients: bool) -> View:
     """A model to compute with, without the cost of its initial weights where it runs without them."""
     arch, module, shapes = built.arch, built.module, _shapes(built.module)
-    shape = arch.settings(built.settings)["input_shape"]
+    row = arch.row(built.settings)
     norms = tuple(f"{path}." for path, layer in module.named_modules() if isinstance(layer, StaticBatchNorm))
     if all(name.startswith(norms) for name, _ in module.named_buffers()):
-        subject = subject_of(module, samples(module, shape, arch.input_dtype))
+        subject = subject_of(module, samples(module, row))
         with contextlib.suppress(Exception):
             before = subject.run(gradients=gradients)
             if all(bool(value.isfinite().all()) for value in before.outputs):
@@ -212,13 +212,13 @@ def _view(built: _Built, *, gradients: bool) -> View:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         real = _module(arch, Cut(built.cut.rate), built.settings)
-    subject = subject_of(real, samples(real, shape, arch.input_dtype))
+    subject = subject_of(real, samples(real, row))
     try:
         return View(subject, shapes, built.axes, subject.run(gradients=gradients))
     except Exception as error:
         raise ConfigError(
-            f"{arch.name}: the model fails on a batch of samples of shape {list(shape)}: {error!r}; its forward must"
-            " take one tensor [batch, *input_shape]"
+            f"{arch.name}: the model fails on a batch of samples of shape {list(row.shape)}: {error!r}; its forward"
+            " must take one tensor [batch, *input_shape], or those that input_shape = {'name': shape, ...} names"
         ) from error
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_protocol.errors import ConfigError, DataError
+from fleet_protocol.manifest import NO_PARTS, Parts
 from fleet_protocol.targets import Targets
 
 __all__ = ["Dataset", "dataset_folder", "evenly", "read_arrays"]
@@ -32,6 +33,7 @@ class Dataset:
         train_group: who recorded or holds each training sample, int64 [n], 0-based; None if nobody in particular.
         test_group: the same for the test samples, int64 [m].
         content: digest of what is not known by its name; empty for a set by name.
+        parts: as of a `DataSet`.
         black: of images, what a black pixel is among the samples; a number, or one per channel.
     """
 
@@ -46,6 +48,7 @@ class Dataset:
     test_group: NDArray[np.int64] | None = None
     black: float | tuple[float, ...] = 0.0
     content: str = ""
+    parts: Parts = NO_PARTS
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_protocol.data import DataConfig, DataSet, ImagesData, load_data
+from fleet_protocol.data.dataset import check_parts
 from fleet_protocol.errors import DataError
 from simulation.data.dataset import Dataset
 
@@ -51,6 +52,8 @@ def own_data(train: DataConfig, test: DataConfig) -> Dataset:
     ys = [y.astype(np.float32 if numbers else np.int64, copy=False) for y in ys]
     classes = math.prod(ys[0].shape[1:]) if numbers else 1 + max(int(y.max()) for y in ys)
     first = sets[0][0]
+    for data in (data for side in sets for data in side):
+        check_parts(data.source, data.parts, first.parts)
     return Dataset(
         "own",
         xs[0],
@@ -63,6 +66,7 @@ def own_data(train: DataConfig, test: DataConfig) -> Dataset:
         test_group=groups[1],
         black=tuple(first.normal_black.ravel().tolist()) if first.x.ndim == _IMAGES else 0.0,
         content=_digest([*xs, *ys, *groups]),
+        parts=first.parts,
     )
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
+from torch.utils._pytree import tree_leaves, tree_map
 
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.manifest import Manifest
@@ -24,7 +25,7 @@ from trainer_export.losses.cross_entropy import MaskedCrossEntropy
 
 __all__ = ["Alone", "Batch", "NativeNorm", "Stepper", "Together", "losses_of", "make_model", "used_parameters"]
 
-Losses = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+Losses = Callable[[Any, Tensor, Tensor | None], Tensor]
 
 _PROBE_BATCH = 2
 _IGNORED = -100  # what PyTorch's cross entropy takes for a label that counts for nothing
@@ -97,8 +98,9 @@ def used_parameters(module: nn.Module, manifest: Manifest) -> frozenset[str]:
     parameters = dict(module.named_parameters())
     dtype = torch.int64 if manifest.input_dtype == "int64" else torch.float32
     with torch.random.fork_rng(devices=[]):
-        logits = module(torch.zeros((_PROBE_BATCH, *manifest.input_shape), dtype=dtype))
-    gradients: Sequence[Tensor | None] = torch.autograd.grad(logits.sum(), list(parameters.values()), allow_unused=True)
+        heads = tree_leaves(module(torch.zeros((_PROBE_BATCH, *manifest.input_shape), dtype=dtype)))
+        total = sum(head.sum() for head in heads)
+    gradients: Sequence[Tensor | None] = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
     return frozenset(name for name, gradient in zip(parameters, gradients, strict=True) if gradient is not None)
 
 
@@ -159,7 +161,7 @@ class Alone:
         assert batch.devices == slice(0, 1)
         with _fed(self._layers, [numbers[0] for numbers in batch.noise]):
             logits = self._module(batch.x[0])
-        losses = self._losses(logits[None], batch.y, batch.mask)
+        losses = self._losses(tree_map(lambda head: head[None], logits), batch.y, batch.mask)
         found = torch.autograd.grad(losses[0], self._moving, materialize_grads=True)
         torch.cat([place.row(g[None]) for place, g in zip(self._places, found, strict=True)], 1, out=out)
         return losses.detach()
@@ -244,11 +246,12 @@ def losses_of(manifest: Manifest, own: Mapping[str, Any]) -> Losses:
     if loss == MaskedCrossEntropy():
         return _cross_entropies
 
-    def each(outputs: Tensor, y: Tensor, mask: Tensor | None) -> Tensor:
+    def each(outputs: Any, y: Tensor, mask: Tensor | None) -> Tensor:
         masks: Sequence[Tensor | None] = [None] * len(y)
         if loss.masked:
             masks = list(torch.ones((len(y), manifest.classes), device=y.device) if mask is None else mask)
-        return torch.stack([loss.value(output, Answer(*pair)) for output, *pair in zip(outputs, y, masks, strict=True)])
+        rows = [tree_map(lambda head, place=place: head[place], outputs) for place in range(len(y))]
+        return torch.stack([loss.value(output, Answer(*pair)) for output, *pair in zip(rows, y, masks, strict=True)])
 
     return each
 

@@ -17,6 +17,7 @@ from device_runtime.training.measuring import HeldOut, evaluate, measure
 from fleet_protocol.data import DataConfig, DataSet, load_data, make_dataset
 from fleet_protocol.data.augment import crop, flip
 from fleet_protocol.errors import DataError
+from fleet_protocol.manifest import NO_PARTS
 from fleet_protocol.messages import TrainSettings
 
 SETTINGS = TrainSettings(learning_rate=0.1, epochs=2, batch_size=8, seed=5)
@@ -194,7 +195,7 @@ def test_what_is_no_image_is_refused():
     assert make_dataset("flat", flat, np.zeros(4), augment=CROP_FLIP, shape=(1, 28, 28)).augment == CROP_FLIP
     tokens = make_dataset("tokens", np.zeros((4, 1, 2, 3), np.int64), np.zeros(4), augment=CROP_FLIP)
     with pytest.raises(DataError, match="the model takes tokens"):
-        tokens.fitted(SimpleNamespace(input_shape=(1, 2, 3), input_dtype="int64"))
+        tokens.fitted(SimpleNamespace(input_shape=(1, 2, 3), input_dtype="int64", parts=NO_PARTS))
 
 
 def test_the_page_of_the_data_documents_it():

@@ -57,6 +57,61 @@ def test_npz(tmp_path, pixels):
     assert y.tolist() == [1, 0]
 
 
+def named(names=("image", "words"), targets=("label", "box")):
+    """A model of two inputs and a loss of two targets, each of six and four, one and two numbers."""
+    shapes = {"image": (1, 2, 3), "words": (4,)}
+    sizes = {"label": 1, "box": 2}
+    loss = LossSpec(
+        name="both", target="float32", masked=False, metrics=("loss_sum",), parts={key: sizes[key] for key in targets}
+    )
+    made = model((10,), "float32", 3, (3,))
+    return made.model_copy(
+        update={
+            "settings": {"input_shape": {name: shapes[name] for name in names}},
+            "recipe": made.recipe.model_copy(update={"loss": loss}),
+        }
+    )
+
+
+PARTS = {
+    "image": np.arange(12, dtype=np.float64).reshape(2, 2, 3),
+    "words": np.arange(8).reshape(2, 4),
+    "label": np.array([2, 1]),
+    "box": np.array([[0.5, 1], [2, 3]]),
+}
+
+
+def test_several_inputs_and_targets_are_rows_in_the_models_order(tmp_path):
+    """Named arrays of a file or of the user's function, each flattened; the row itself will do as well."""
+    np.savez(tmp_path / "d.npz", **PARTS)
+    keys = {"x_key": ["image", "words"], "y_key": ["label", "box"]}
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np\n"
+        "def f():\n"
+        "    d = np.load(__file__.replace('mine.py', 'd.npz'))\n"
+        "    return {k: d[k] for k in ('image', 'words')}, {k: d[k] for k in ('label', 'box')}\n"
+    )
+    x = np.array([[*range(6), *range(4)], [*range(6, 12), *range(4, 8)]], np.float32)
+    y = np.array([[2, 0.5, 1], [1, 2, 3]], np.float32)
+    tables = {"kind": "npz", "path": "d.npz", **keys}, {"kind": "python", "entry_point": "mine.py:f"}
+    for data in (*(load(tmp_path, **table) for table in tables), make_dataset("row", x, y)):
+        taken, targets = data.fitted(named()).batch(slice(None), "float32")
+        np.testing.assert_array_equal(taken, x)
+        np.testing.assert_array_equal(targets, y)
+    data = load(tmp_path, **tables[0])
+    with pytest.raises(DataError, match=r"d.npz has the inputs image \(6\), words \(4\); name words .*in this order"):
+        data.fitted(named(("words", "image")))
+    with pytest.raises(DataError, match=r"has the targets label \(1\), box \(2\); name box \(2\), label \(1\)"):
+        data.fitted(named(targets=("box", "label")))
+    with pytest.raises(DataError, match=r"has the inputs image \(6\), words \(4\); name one array"):
+        data.fitted(model((10,), "float32", 3))
+    with pytest.raises(DataError, match="no array 'text'"):
+        load(tmp_path, kind="npz", path="d.npz", x_key=["image", "text"], y_key="label")
+    np.savez(tmp_path / "odd.npz", **PARTS | {"words": np.zeros((3, 4))})
+    with pytest.raises(DataError, match=r"arrays of \{'image': 2, 'words': 3\} samples; all must be of the same"):
+        load(tmp_path, kind="npz", path="odd.npz", **keys)
+
+
 def test_npy_pair_stays_on_disk(tmp_path, pixels):
     """An .npy file is mapped, not read."""
     np.save(tmp_path / "x.npy", pixels)
@@ -208,7 +263,7 @@ def model(shape, dtype, classes, label_shape=(), **loss):
     """What a manifest says of samples and targets; nothing else of it is read."""
     recipe = RecipeSpec(optimizer=OptimizerSpec(name="sgd"), loss=LossSpec(**loss))
     return Manifest.model_construct(
-        input_shape=shape, input_dtype=dtype, classes=classes, label_shape=label_shape, recipe=recipe
+        settings={}, input_shape=shape, input_dtype=dtype, classes=classes, label_shape=label_shape, recipe=recipe
     )
 
 

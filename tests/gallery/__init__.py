@@ -2,7 +2,7 @@
 
 A file has one architecture, written as its users write it. `ALONE = False` says that its units are coupled by a norm
 or a scale, so that a narrow model is not the whole one with units of zeros; `CONVERT = True` that it is exported with
-`--convert`; `REFUSED` is what the message of a refusal must match.
+`--convert`; `LOSS` is its own, where no other will do; `REFUSED` is what the message of a refusal must match.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from models import Architecture
 from models.zoo.conversion import converted
+from trainer_export.recipe import Recipe
 
 __all__ = ["GALLERY", "Model"]
 
@@ -27,6 +28,7 @@ class Model:
         source: where it comes from.
         alone: whether its units compute alone.
         refused: pattern of the refusal; empty if it is exported.
+        recipe: what it is trained by.
     """
 
     arch: Architecture
@@ -34,6 +36,7 @@ class Model:
     source: str
     alone: bool
     refused: str
+    recipe: Recipe
 
 
 def _model(name: str) -> Model:
@@ -46,6 +49,7 @@ def _model(name: str) -> Model:
         " ".join(source.removeprefix("Source: ").split()),
         getattr(module, "ALONE", True),
         getattr(module, "REFUSED", ""),
+        Recipe(loss=getattr(module, "LOSS", Recipe().loss)),
     )
 
 

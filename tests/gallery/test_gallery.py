@@ -17,7 +17,7 @@ from tests.gallery import GALLERY, Model
 from tests.gallery.table import PAGE
 from tests.trainer_export.helpers import shaken, train_report
 from trainer_export.check import calm_torch
-from trainer_export.model_inputs import Signature
+from trainer_export.model_inputs import Signature, heads_of
 
 SLICED = [pytest.param(model, id=name) for name, model in GALLERY.items() if not model.refused]
 REFUSED = [pytest.param(model, id=name) for name, model in GALLERY.items() if model.refused]
@@ -50,9 +50,9 @@ def computed(arch: Architecture, width: float, weights: dict[str, np.ndarray], x
     module: nn.Module = build(arch, width).double().eval()
     module.load_state_dict({name: torch.from_numpy(value) for name, value in weights.items()}, strict=False)
     given = x.clone().requires_grad_(x.is_floating_point())
-    outputs = module(given)
+    outputs = torch.cat([head.flatten() for head in heads_of(module(given)).values()])
     gradients = torch.autograd.grad(outputs.square().sum(), [given]) if given.requires_grad else ()
-    return torch.cat([outputs.flatten(), *(gradient.flatten() for gradient in gradients)])
+    return torch.cat([outputs, *(gradient.flatten() for gradient in gradients)])
 
 
 def inputs(layout: Layout) -> torch.Tensor:
@@ -109,8 +109,9 @@ def test_half_of_it_trains_in_a_graph(model: Model) -> None:
     layout, arch = layout_of(model.arch), converted(model.arch)
     torch.manual_seed(3)
     module = shaken(build(arch, 0.5))
-    signature = Signature(layout.input_shape, layout.input_dtype, layout.classes).with_places_of(module)
-    assert train_report(module, signature, sizes=(3, 2)).worst_absolute <= 1e-5
+    row = arch.row(layout.settings)
+    signature = Signature(row.shape, row.dtype, layout.classes, row=row).with_places_of(module)
+    assert train_report(module, signature, model.recipe, sizes=(3, 2)).worst_absolute <= 1e-5
 
 
 @pytest.mark.parametrize("model", REFUSED)

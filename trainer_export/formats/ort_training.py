@@ -248,7 +248,7 @@ def _check_official(files: Sequence[SetFile], module: nn.Module, recipe: Recipe,
             worst.sizes.append(len(y))
             answer, noise = Answer(y, batches.mask()), batches.noise(shapes, len(y), number)
             given = (x, y, *([batches.mask()] if recipe.loss.masked else []), *noise.values())
-            loss, _ = model(*(tensor.numpy() for tensor in given))
+            loss, *_ = model(*(tensor.numpy() for tensor in given))
             optimizer.step()
             model.lazy_reset_grad()
             worst.compare({"loss": np.asarray(loss)}, {"loss": reference.step(x, answer, noise)})

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
 
 from fleet_protocol.errors import ConfigError
+from fleet_protocol.recipe_spec import LossSpec
+from models.inputs import Row
 from trainer_export.loss import Answer, Dtype, Loss, Target
-from trainer_export.own_function import OwnFunction, record_of
+from trainer_export.own_function import OwnFunction, one_of, record_of
 
 __all__ = ["OwnLoss", "loss"]
 
@@ -25,74 +29,79 @@ class OwnLoss(OwnFunction, Loss):
 
     kind: ClassVar[str] = "loss"
     join: ClassVar[str] = "mean"
-    wanted: ClassVar[Target]
+    row: ClassVar[Row]
     """What a sample is compared with, as the function takes it."""
 
     def target(self, output: tuple[int, ...]) -> Target:
         """As the function's decorator says."""
         del output
-        return Target("float32", self.wanted.shape)
+        return Target("float32", self.row.shape)
 
-    def targets(self, answer: Answer) -> Tensor:
+    def spec(self, output: tuple[int, ...]) -> LossSpec:
+        """With the numbers of each target, where there are several."""
+        parts = {name: math.prod(shape) for name, shape in self.row.shapes.items()} if self.row.named else {}
+        return super().spec(output).model_copy(update={"parts": parts})
+
+    def targets(self, answer: Answer) -> Any:
         """What the function takes."""
-        return answer.y.to(torch.int64) if self.wanted.dtype == "int64" else answer.y
+        return self.row.parts(answer.y) if self.row.named else self.row.parts(answer.y)[""]
 
     def drawn(self, count: int, generator: torch.Generator) -> Tensor:
         """Labels 0 and 1, or numbers from 0 to 1, which every loss takes."""
-        shape = (count, *self.wanted.shape)
-        if self.wanted.dtype == "int64":
-            return torch.randint(0, 2, shape, generator=generator).to(torch.float32)
-        return torch.rand(shape, generator=generator)
+        y: Tensor = self.row.with_tokens(torch.rand((count, *self.row.shape), generator=generator), 2)
+        return y
 
     def each(self, output: Any, answer: Answer) -> Tensor:
         """The loss of each sample, float32 [batch]."""
         return self.require_each(self.call(output, self.targets(answer)), answer.y.shape[0])
 
-    def value(self, output: Tensor, answer: Answer) -> Tensor:
+    def value(self, output: Any, answer: Answer) -> Tensor:
         """The mean over the samples."""
         return self.each(output, answer).mean()
 
-    def sums(self, output: Tensor, answer: Answer) -> list[Tensor]:
+    def sums(self, output: Any, answer: Answer) -> list[Tensor]:
         """The sum over the samples."""
         return [self.each(output, answer).sum()]
 
-    def pytorch(self, output: Tensor, answer: Answer) -> Tensor:
+    def pytorch(self, output: Any, answer: Answer) -> Tensor:
         """The function as it was written, which autograd differentiates."""
         return self.value(output, answer)
 
-    def pytorch_sums(self, output: Tensor, answer: Answer) -> list[Tensor]:
+    def pytorch_sums(self, output: Any, answer: Answer) -> list[Tensor]:
         """The same, summed."""
         return self.sums(output, answer)
 
-    def try_out(self, output: Tensor, answer: Answer) -> None:
+    def try_out(self, output: Any, answer: Answer) -> None:
         """One number for each sample, of that sample alone, with a gradient that says where to go."""
-        leaf = output.detach().requires_grad_()
-        found = self.each(leaf, answer)
+        leaves = tree_map(lambda head: head.detach().requires_grad_(), output)
+        found = self.each(leaves, answer)
         if found.dim() != 1 or found.dtype != torch.float32:
             kind = f"{str(found.dtype).removeprefix('torch.')} {list(found.shape)}"
             self.refuse(f"returned {kind}", "return one float32 number for each sample, as by .flatten(1).mean(1)")
-        self.require_alone([found], lambda i: [self.each(output[i : i + 1], Answer(answer.y[i : i + 1]))])
-        slope = None
+        self.require_alone([found], lambda i: [self.each(one_of(output, i), Answer(answer.y[i : i + 1]))])
+        slopes: list[Tensor] = []
         if found.requires_grad:
-            (slope,) = torch.autograd.grad(found.sum(), leaf, allow_unused=True)
-        if slope is None or not bool(slope.any()):
+            slopes += torch.autograd.grad(found.sum(), tree_leaves(leaves), allow_unused=True, materialize_grads=True)
+        if not any(bool(slope.any()) for slope in slopes):
             self.refuse(
                 "has no gradient with respect to the outputs",
                 "use no detach, argmax, rounding or comparison between outputs and result",
             )
-        if not bool(slope.isfinite().all()):
+        if not all(bool(slope.isfinite().all()) for slope in slopes):
             self.refuse("has a gradient that is not finite", "add a small number under roots, and before quotients")
 
 
-def loss(dtype: Dtype = "float32", shape: tuple[int, ...] = ()) -> Callable[[Callable[..., Any]], type[OwnLoss]]:
+def loss(
+    dtype: Dtype | Mapping[str, Dtype] = "float32", shape: tuple[int, ...] | Mapping[str, tuple[int, ...]] = ()
+) -> Callable[[Callable[..., Any]], type[OwnLoss]]:
     """Make a function of (outputs, targets) a loss of the same name, which a recipe may name.
 
-    The function takes what the model returns for a batch, and the targets ``[batch, *shape]``; it returns the loss of
-    each sample, float32 ``[batch]``. Further arguments are the loss's numbers and have defaults.
+    The function takes what the model returns for a batch, and the targets ``[batch, *shape]``, of several a mapping; it
+    returns the loss of each sample, float32 ``[batch]``. Further arguments are the loss's numbers and have defaults.
 
     Args:
-        dtype: of the targets: ``int64`` for labels.
-        shape: of one sample's target; empty for one number.
+        dtype: of the targets: ``int64`` for labels; of several by name.
+        shape: of one sample's target; empty for one number; of several by name, where it is not empty.
 
     Returns:
         The decorator.
@@ -100,6 +109,12 @@ def loss(dtype: Dtype = "float32", shape: tuple[int, ...] = ()) -> Callable[[Cal
     Raises:
         ConfigError: the function takes something else.
     """
-    if dtype not in ("float32", "int64"):
-        raise ConfigError(f"targets are float32 or int64, not {dtype!r}; write loss('int64') for labels")
-    return lambda function: record_of(function, OwnLoss, wanted=Target(dtype, tuple(shape)))
+    dtypes = dtype if isinstance(dtype, Mapping) else {"": dtype}
+    shapes = shape if isinstance(shape, Mapping) else dict.fromkeys(dtypes, shape)
+    odd = next((kind for kind in dtypes.values() if kind not in ("float32", "int64")), None)
+    if odd is not None:
+        raise ConfigError(f"targets are float32 or int64, not {odd!r}; write loss('int64') for labels")
+    if not set(shapes) <= set(dtypes):
+        raise ConfigError(f"loss has shapes of {', '.join(shapes)}, and dtypes of {', '.join(dtypes)}; name all dtypes")
+    row = Row({name: tuple(shapes.get(name, ())) for name in dtypes}, dtypes)
+    return lambda function: record_of(function, OwnLoss, row=row)

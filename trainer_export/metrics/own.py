@@ -15,7 +15,7 @@ from fleet_protocol.metrics import RULES
 from fleet_protocol.spelling import did_you_mean
 from trainer_export.loss import Answer, Loss
 from trainer_export.metric import Metric
-from trainer_export.own_function import OwnFunction, record_of
+from trainer_export.own_function import OwnFunction, one_of, record_of
 
 __all__ = ["OwnMetric", "metric"]
 
@@ -57,7 +57,7 @@ class OwnMetric(OwnFunction, Metric):
             self.refuse(f"returned {', '.join(str(list(part.shape)) for part in parts)}", f"return {wanted}")
         if parts[0][0].numel() > _MOST_NUMBERS:
             self.refuse(f"has {parts[0][0].numel()} numbers a sample", f"{_MOST_NUMBERS} are the most")
-        self.require_alone(parts, lambda i: self.each(loss, output[i : i + 1], Answer(answer.y[i : i + 1])))
+        self.require_alone(parts, lambda i: self.each(loss, one_of(output, i), Answer(answer.y[i : i + 1])))
 
 
 def metric(rule: str = "ratio") -> Callable[[Callable[..., Any]], type[OwnMetric]]:
@@ -82,7 +82,7 @@ def metric(rule: str = "ratio") -> Callable[[Callable[..., Any]], type[OwnMetric
     count = len(inspect.signature(RULES[rule]).parameters)
 
     def decorate(function: Callable[..., Any]) -> type[OwnMetric]:
-        sums = tuple(f"{function.__name__}.{number}" for number in range(count))
+        sums = tuple(f"sum.{function.__name__}.{number}" for number in range(count))
         return record_of(function, OwnMetric, rule=rule, sums=sums)
 
     return decorate

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from fleet_protocol.manifest import CheckSpec
 from trainer_export.batches import SizedBatches
@@ -10,7 +11,7 @@ from trainer_export.forward import Forward, check_forward, trace_forward
 from trainer_export.graph import Port
 from trainer_export.loss import Answer
 from trainer_export.metric import count_shapes, counts
-from trainer_export.model_inputs import Signature, batch_ports, output_port
+from trainer_export.model_inputs import Signature, batch_ports, output_ports
 from trainer_export.recipe import Recipe
 from trainer_export.traced_program import Trace
 
@@ -26,14 +27,14 @@ def trace_eval(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace:
     def evaluate(output: Tensor, *answer: Tensor) -> list[Tensor]:
         given = Answer(*answer)
         sums = [*recipe.loss.sums(output, given), *counts(recipe.metrics, recipe.loss, output, given).values()]
-        return [*sums, output]
+        return [*sums, *tree_leaves(output)]
 
     outputs = (
         *(Port(metric.name, metric.dtype, ()) for metric in recipe.loss.metrics),
         *(Port(name, "float32", shape) for name, shape in count_shapes(recipe.metrics, recipe.loss, signature).items()),
     )
     extra = batch_ports(signature, recipe.loss)[1:]
-    traced = trace_forward(model, signature, Forward("eval", evaluate, extra, (*outputs, output_port(signature))))
+    traced = trace_forward(model, signature, Forward("eval", evaluate, extra, (*outputs, *output_ports(signature))))
     return traced.part("eval", [port.name for port in outputs])
 
 

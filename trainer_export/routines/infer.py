@@ -7,6 +7,7 @@ from torch import nn
 from fleet_protocol.manifest import CheckSpec
 from trainer_export.batches import SizedBatches
 from trainer_export.forward import check_forward
+from trainer_export.model_inputs import heads_of
 from trainer_export.recipe import Recipe
 from trainer_export.traced_program import Trace
 
@@ -19,7 +20,8 @@ def infer_part(evaluation: Trace) -> Trace:
     Args:
         evaluation: of the same model, from `evaluate.trace_eval`: to trace a model once is enough.
     """
-    return evaluation.part("infer", ["logits"], ["y", "mask"])
+    heads = [port.name for port in evaluation.outputs if port.name.partition(".")[0] == "logits"]
+    return evaluation.part("infer", heads, ["y", "mask"])
 
 
 def check_infer(
@@ -31,4 +33,4 @@ def check_infer(
         ExportError: the graph deviates.
     """
     del recipe
-    return check_forward(model, module, batches, graph, lambda output, _: {"logits": output})
+    return check_forward(model, module, batches, graph, lambda output, _: heads_of(output))

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 from fleet_protocol.errors import ExportError
 from fleet_protocol.manifest import CheckSpec, next_name, noise_input, parameter_input, state_input
@@ -28,7 +29,7 @@ from trainer_export.model_inputs import (
     check_output,
     model_noise,
     noise_ports,
-    output_port,
+    output_ports,
     parameter_names,
     parameter_ports,
     prepared,
@@ -77,11 +78,14 @@ def trace_train(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace
         leaves = [p.detach().requires_grad_(place in free) for place, p in enumerate(changed[: len(shapes)])]
         output = call_model(model, names, [*leaves, *held], x, dict(zip(noise, drawn, strict=True)))
         check_output(output, signature)
-        loss, slope = recipe.loss.value_and_slope(output.detach(), answer)
+        loss, slope = recipe.loss.value_and_slope(tree_map(Tensor.detach, output), answer)
+        # A head that the loss does not look at has no slope, nor has one of frozen parameters alone.
+        heads = [(o, s) for o, s in zip(tree_leaves(output), tree_leaves(slope), strict=True) if s is not None]
+        outputs, slopes = zip(*((o, s) for o, s in heads if o.requires_grad), strict=True)
         # As in PyTorch, a parameter the loss does not depend on is left alone, weight decay and momentum too; the
         # proximal term depends on all of them that are not frozen.
         gradients: Sequence[Tensor | None] = torch.autograd.grad(
-            output, [leaves[i] for i in free], slope, allow_unused=True, materialize_grads=recipe.proximal
+            outputs, [leaves[i] for i in free], slopes, allow_unused=True, materialize_grads=recipe.proximal
         )
         used = {i: g for i, g in zip(free, gradients, strict=True) if g is not None}
         return [loss, *stepped(changed, used, lr, extras, recipe)]
@@ -120,10 +124,10 @@ def trace_loss(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace:
         answer, drawn = Answer(*rest[: len(batch) - 1]), rest[len(batch) - 1 :]
         output = call_model(model, names, tensors[: len(names)], x, dict(zip(noise, drawn, strict=True)))
         check_output(output, signature)
-        return [recipe.loss.value(output, answer), output]
+        return [recipe.loss.value(output, answer), *tree_leaves(output)]
 
     inputs = (*parameter_ports(_shapes(model)), *batch, *noise_ports(noise))
-    return trace_program("loss", loss, inputs, (Port("loss", "float32", ()), output_port(signature)))
+    return trace_program("loss", loss, inputs, (Port("loss", "float32", ()), *output_ports(signature)))
 
 
 def trace_optimizer(shapes: Mapping[str, tuple[int, ...]], recipe: Recipe) -> Trace:

@@ -1,0 +1,76 @@
+"""Models of several inputs: a sample is one row of numbers, which comes apart before the module runs.
+
+Graphs, boards and server know samples of one tensor. The inputs of a sample lie in it one behind the other, in the
+order of ``input_shape``, each flattened; whole numbers beside others are float32, exact up to 2^24.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+__all__ = ["Row"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """How a row comes apart; as a hook of a module it calls ``forward`` with the inputs by name.
+
+    Attributes:
+        shapes: of one sample of each input, by the name of its argument of ``forward``.
+        dtypes: ``float32`` or ``int64``, likewise.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    dtypes: Mapping[str, str]
+
+    @property
+    def dtype(self) -> Literal["float32", "int64"]:
+        """Of the row."""
+        return "int64" if set(self.dtypes.values()) == {"int64"} else "float32"
+
+    @property
+    def named(self) -> bool:
+        """Whether there are several inputs, or one with a name."""
+        return "" not in self.shapes
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of a sample: a row, or the one input as it is."""
+        return (sum(map(math.prod, self.shapes.values())),) if self.named else self.shapes[""]
+
+    def _places(self) -> Iterator[tuple[str, slice]]:
+        start = 0
+        for name, shape in self.shapes.items():
+            yield name, slice(start, start + math.prod(shape))
+            start += math.prod(shape)
+
+    def __call__(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[()], Any]:
+        """The arguments of ``forward`` instead of rows [batch, numbers]."""
+        del module
+        return (), {**kwargs, **self.parts(*args)}
+
+    def parts(self, x: Any) -> dict[str, Any]:
+        """Rows taken apart, whole numbers as int64.
+
+        Args:
+            x: a tensor [batch, *shape].
+        """
+        flat = x.flatten(1) if x.dim() > 1 else x[:, None]
+        parts = {name: flat[:, place].reshape(x.shape[0], *self.shapes[name]) for name, place in self._places()}
+        return {name: part.long() if self.dtypes[name] == "int64" else part for name, part in parts.items()}
+
+    def with_tokens(self, x: Any, vocabulary: int) -> Any:
+        """Random rows with whole numbers below a bound where they belong.
+
+        Args:
+            x: a float tensor [batch, numbers], changed in place.
+            vocabulary: the bound.
+        """
+        for name, place in self._places():
+            if self.dtypes[name] == "int64":
+                part = x[:, place] if self.named else x
+                part[:] = (part.abs() * 1000).floor() % vocabulary
+        return x
