@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from trainer_export.loss import Loss
 from trainer_export.losses.cross_entropy import MaskedCrossEntropy
+from trainer_export.losses.own import OwnLoss
 from trainer_export.model_inputs import Signature
 
 __all__ = ["SizedBatches", "vocabulary_of"]
@@ -60,9 +61,8 @@ class SizedBatches:
             yield x, self._targets(shape[0], generator)
 
     def _targets(self, count: int, generator: torch.Generator) -> Tensor:
-        own = self.loss.drawn(count, generator)
-        if own is not None:
-            return own
+        if isinstance(self.loss, OwnLoss):
+            return self.loss.drawn(count, generator)
         target = self.loss.target(self.signature.output)
         shape = (count, *target.shape)
         if target.dtype == "float32":

@@ -110,23 +110,6 @@ class Loss(ABC):
             answer: what it is compared with.
         """
 
-    def targets(self, answer: Answer) -> Any:
-        """The targets as a function of the user's takes them."""
-        return answer.y
-
-    def drawn(self, count: int, generator: torch.Generator) -> Tensor | None:
-        """Random targets of so many samples to check graphs with; None where any of their type will do."""
-        del count, generator
-        return None
-
-    def try_out(self, output: Tensor, answer: Answer) -> None:
-        """See on a batch that it is what a loss must be, where it was not written here.
-
-        Raises:
-            ExportError: it is not.
-        """
-        del output, answer
-
     def value_and_slope(self, output: Any, answer: Answer) -> tuple[Tensor, Any]:
         """The loss and its gradient with respect to the output; traced, unless a loss writes it by hand.
 

@@ -57,14 +57,6 @@ class Metric(ABC):
         del loss, output, answer
         return {}
 
-    def try_out(self, loss: Loss, output: Tensor, answer: Answer) -> None:
-        """See on a batch that it is what a metric must be, where it was not written here.
-
-        Raises:
-            ExportError: it is not.
-        """
-        del loss, output, answer
-
     def pytorch_counts(self, loss: Loss, output: Tensor, answer: Answer) -> dict[str, Tensor]:
         """The same by PyTorch's own means, where there are others; the witness of the exported graph."""
         return self.counts(loss, output, answer)

@@ -13,7 +13,9 @@ from fleet_protocol.manifest import RecipeSpec, StateSpec
 from fleet_protocol.recipe import RecipeTable
 from trainer_export.loss import Answer, Loss, loss_named
 from trainer_export.losses.cross_entropy import MaskedCrossEntropy
+from trainer_export.losses.own import OwnLoss
 from trainer_export.metric import Metric, metric_named
+from trainer_export.metrics.own import OwnMetric
 from trainer_export.numbers import Range, check_numbers, number
 from trainer_export.optimizer import Optimizer, optimizer_named
 from trainer_export.optimizers.sgd import Sgd
@@ -88,9 +90,11 @@ class Recipe:
         Raises:
             ExportError: one is not; the message names its function and line.
         """
-        self.loss.try_out(output, answer)
+        if isinstance(self.loss, OwnLoss):
+            self.loss.try_out(output, answer)
         for metric in self.metrics:
-            metric.try_out(self.loss, output, answer)
+            if isinstance(metric, OwnMetric):
+                metric.try_out(self.loss, output, answer)
 
     def state_specs(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[StateSpec, ...]:
         """What a device keeps from step to step beside the parameters, in the order in which graphs take it.

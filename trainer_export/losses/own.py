@@ -63,13 +63,8 @@ class OwnLoss(OwnFunction, Loss):
         """The sum over the samples."""
         return [self.each(output, answer).sum()]
 
-    def pytorch(self, output: Any, answer: Answer) -> Tensor:
-        """The function as it was written, which autograd differentiates."""
-        return self.value(output, answer)
-
-    def pytorch_sums(self, output: Any, answer: Answer) -> list[Tensor]:
-        """The same, summed."""
-        return self.sums(output, answer)
+    pytorch = value  # the function as it was written, which autograd differentiates
+    pytorch_sums = sums
 
     def try_out(self, output: Any, answer: Answer) -> None:
         """One number for each sample, of that sample alone, with a gradient that says where to go."""

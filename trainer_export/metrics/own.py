@@ -14,6 +14,7 @@ from fleet_protocol.errors import ConfigError
 from fleet_protocol.metrics import RULES
 from fleet_protocol.spelling import did_you_mean
 from trainer_export.loss import Answer, Loss
+from trainer_export.losses.own import OwnLoss
 from trainer_export.metric import Metric
 from trainer_export.own_function import OwnFunction, one_of, record_of
 
@@ -35,7 +36,7 @@ class OwnMetric(OwnFunction, Metric):
 
     def each(self, loss: Loss, output: Any, answer: Answer) -> list[Tensor]:
         """What the rule takes, of each sample: float32 [batch, ...]."""
-        found = self.call(output, loss.targets(answer))
+        found = self.call(output, loss.targets(answer) if isinstance(loss, OwnLoss) else answer.y)
         parts = list(found) if isinstance(found, (tuple, list)) else [found]
         if len(parts) == 1 and len(self.sums) == _PAIR:
             parts.append(torch.ones_like(self.require_each(parts[0], answer.y.shape[0]), dtype=torch.float32))
