@@ -229,7 +229,7 @@ class Manifest(Grown):
         versions: exporter packages and their versions.
     """
 
-    later: ClassVar = frozenset({"base"})
+    later: ClassVar[frozenset[str]] = frozenset({"base"})
 
     format_version: Literal[2] = 2
     arch: str

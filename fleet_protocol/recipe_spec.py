@@ -50,7 +50,7 @@ class LossSpec(Grown):
         parts: numbers of each target of a sample, in order, where there are several.
     """
 
-    later: ClassVar = frozenset({"settings", "ignored", "bounds", "parts"})
+    later: ClassVar[frozenset[str]] = frozenset({"settings", "ignored", "bounds", "parts"})
 
     name: str = "masked-cross-entropy"
     target: Literal["float32", "int64"] = "int64"
@@ -92,7 +92,7 @@ class RecipeSpec(Grown):
             ``gradient_sum.<name>`` for every parameter.
     """
 
-    later: ClassVar = frozenset({"metrics", "clip_value", "accumulate"})
+    later: ClassVar[frozenset[str]] = frozenset({"metrics", "clip_value", "accumulate"})
 
     optimizer: OptimizerSpec
     loss: LossSpec = LossSpec()

@@ -22,7 +22,6 @@ from shoal.flash.settings import FlashConfig, Network
 __all__ = ["Way", "cards", "seed", "way_of"]
 
 Way = Literal["cloud-init", "firstrun"]
-_FOLDER = "shoal"
 _FIRSTRUN = (
     "systemd.run=/boot/firmware/firstrun.sh",
     "systemd.run_success_action=reboot",
@@ -71,13 +70,13 @@ def seed(boot: Boot, config: FlashConfig, bundle: bytes, way: Way) -> None:
     Raises:
         StorageError: it does not fit.
     """
-    files = {f"{_FOLDER}/{name}": read_part(name) for name in ("first.service", "first.sh")}
-    files[f"{_FOLDER}/shoal.tar"] = bundle
+    files = {f"shoal/{name}": read_part(name) for name in ("first.service", "first.sh")}
+    files["shoal/shoal.tar"] = bundle
     if way == "cloud-init":
         files |= _cloud_init(config, bundle)
     else:
         files["firstrun.sh"] = read_part("firstrun.sh")
-        files |= {f"{_FOLDER}/{name}": text.encode() for name, text in _told(config)}
+        files |= {f"shoal/{name}": text.encode() for name, text in _told(config)}
     if "cmdline.txt" in boot.names():
         ours = (*_FIRSTRUN, "cfg80211.ieee80211_regdom=")
         words = [word for word in boot.read("cmdline.txt").split() if not word.startswith(ours)]
