@@ -82,7 +82,8 @@ def test_an_enrolment_makes_the_board_a_member(flash, shoal, tmp_path):
     (tmp_path / "enrolment").chmod(secret.mode)
     text = config.device_toml()
     assert 'file = "/etc/shoal/enrolment"' in text
-    (tmp_path / "device.toml").write_text(text.replace("/etc/shoal/enrolment", "enrolment"))
+    text = text.replace("/etc/shoal/enrolment", "enrolment").replace('"/var/lib/shoal"', '"state"')
+    (tmp_path / "device.toml").write_text(text)
     board = load_device_config(tmp_path / "device.toml")
     assert (board.fleet, board.device, board.broker) == ("barn", "pi-7", "mqtts://192.168.1.10:8883")
     assert "in the enrolment" in refused(flash(enrolment='"barn/devices/pi-7.enrolment"', device='"pi-8"', fleet=None))
