@@ -8,48 +8,43 @@
     <out>/<arch>/<tier>/head.safetensors   initial weights of a head of the tier's own, where it has one
     <out>/<arch>/<tier>/*.onnx             the portable graphs, hard links into objects
     <out>/<arch>/<tier>/ort-training/*     the same for onnxruntime-training
+    <out>/<arch>/<tier>/made-from.json     what they depend on; a tier that would come out the same is taken as it is
 
 A set is built in a folder beside the old one and takes its place by a rename after its last check, so a failed or
-interrupted export leaves what was there.
+interrupted export leaves what was there, and nothing else.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-from torch import nn
-
-from fleet_protocol.errors import ConfigError, StorageError
-from fleet_protocol.manifest import BASE
+from fleet_protocol.errors import ConfigError, PlanError, ShoalError, StorageError
+from fleet_protocol.manifest import BASE, Manifest, parse_manifest
 from fleet_protocol.weights import encode_weights
 from models.architecture import Architecture
 from models.layout import Layout
 from models.registry import infer_layout
 from models.tier import Tier
 from models.zoo.inference import initial_weights
-from trainer_export.batches import SizedBatches, vocabulary_of
 from trainer_export.check import calm_torch
 from trainer_export.exported import Export
-from trainer_export.footprint import Footprint, count_flops, peak_memory
-from trainer_export.formats import onnx as portable
 from trainer_export.formats import ort_training
 from trainer_export.formats.files import SetFile
-from trainer_export.formats.ort_training import UnavailableError
-from trainer_export.loss import Answer
-from trainer_export.manifests import Facts, manifest_of
-from trainer_export.model_inputs import model_noise, prepared, require_one_output
+from trainer_export.parallel import run_jobs
 from trainer_export.progress import Counter, Progress
 from trainer_export.publishing import replacing, write_file
 from trainer_export.recipe import Recipe
+from trainer_export.tier_set import Format, TierSets
 
-__all__ = ["FORMATS", "Format", "TierReport", "export_architecture", "installed_formats"]
+__all__ = ["FORMATS", "Format", "Others", "TierReport", "export_architecture", "installed_formats"]
 
-Format = Literal["onnx", "ort-training"]
 FORMATS: tuple[Format, ...] = ("onnx", "ort-training")
+Others = Literal["refuse", "add", "replace"]
+"""What becomes of tiers that are there and not asked for: an error, they stay, or they go."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +59,7 @@ class TierReport:
         peak_memory_bytes: estimate for training at batch 32, beyond the runtime itself.
         worst_deviation: largest deviation from PyTorch of any of its graphs, relative to the tensor's largest value.
         skipped: formats that were asked for and that the model cannot have, each with the reason.
+        taken: whether it was there already and would come out the same.
     """
 
     tier: Tier
@@ -73,6 +69,21 @@ class TierReport:
     peak_memory_bytes: int
     worst_deviation: float
     skipped: Mapping[str, str] = field(default_factory=dict)
+    taken: bool = False
+
+    @classmethod
+    def of(cls, tier: Tier, manifest: Manifest, *, taken: bool) -> TierReport:
+        """What a manifest says of its tier."""
+        return cls(
+            tier,
+            manifest.parameter_count,
+            manifest.flops_per_sample,
+            sum(spec.size for spec in manifest.graphs.values()),
+            manifest.peak_memory_bytes,
+            max(check.worst_relative for check in manifest.checks),
+            manifest.skipped,
+            taken,
+        )
 
 
 def export_architecture(
@@ -85,6 +96,8 @@ def export_architecture(
     seed: int = 0,
     progress: Callable[[Progress], None] | None = None,
     heads: Mapping[Tier, int] | None = None,
+    others: Others = "refuse",
+    jobs: int | None = 1,
 ) -> tuple[TierReport, ...]:
     """Export, check and publish the artifact sets of some tiers of one architecture.
 
@@ -99,13 +112,16 @@ def export_architecture(
         seed: of the initial weights and of the random batches of the checks.
         progress: called before each stage, and once at the end.
         heads: number of labels of tiers that have a head of their own.
+        others: what becomes of tiers that are there and not asked for; those that stay are brought up to date.
+        jobs: tiers at a time, each in a process of its own; 1 for one after the other in this, None for as many as
+            cores and memory allow. The files are the same.
 
     Returns:
-        One report per tier, in order.
+        One report per tier, in order, those that stay at the end.
 
     Raises:
-        ConfigError: no tier, a format that there is not or that is not installed, or a head for a tier that is not
-            exported.
+        ConfigError: no tier, a format that there is not or that is not installed, a head for a tier that is not
+            exported, or tiers that would be dropped.
         PlanError: the model cannot have one of the tiers or heads.
         ExportError: an operator cannot be exported, or a graph does not agree with PyTorch; nothing is published.
         StorageError: a file cannot be written; what was published before is still there.
@@ -121,26 +137,56 @@ def export_architecture(
     with calm_torch():
         layout = infer_layout(arch, settings)
     _refuse_uncut(layout, wanted)
+    heads = dict(heads or {})
+    there = _tiers_in(out / arch.name)
+    left = [tier for tier in there if tier not in wanted]
+    if left and others == "refuse":
+        raise ConfigError(
+            f"{arch.name} in {out} has {', '.join(tier.id for tier in left)}, too, which a fleet may be using;"
+            " --add keeps what is there beside what is new, --replace drops it"
+        )
+    if others == "add":
+        wanted += left
+        heads |= {tier: classes for tier, classes in there.items() if tier in left and classes is not None}
     if heads:
         stray = next((tier for tier in heads if tier not in wanted), None)
         if stray is not None:
             raise ConfigError(f"{arch.name}: tier {stray.id} shall have a head of its own but is not exported")
         layout = replace(layout, heads={tier.id: classes for tier, classes in heads.items()})
-    export = Export(arch, layout, recipe, seed, Counter(progress, len(wanted) * (1 + 2 * len(chosen))))
+    export = Export(arch, layout, recipe, seed)
     try:
         with calm_torch(), replacing(out / arch.name) as folder:
-            write_file(folder / "layout.json", out, layout.to_json().encode())
+            write_file(folder / "layout.json", layout.to_json().encode())
             weights = initial_weights(arch, settings, seed)
             frozen = {item.name: weights.pop(item.name) for item in layout.base}
-            write_file(folder / "init.safetensors", out, encode_weights(weights))
+            write_file(folder / "init.safetensors", encode_weights(weights))
             base = SetFile(BASE, "base.safetensors", encode_weights(frozen)) if frozen else None
-            reports = [_export_tier(export, tier, chosen, base, folder / tier.id) for tier in wanted]
+            del weights, frozen
+            sets = TierSets(export, chosen, base, folder)
+            taken = {tier for tier in wanted if tier in there and sets.take(tier, out / arch.name / tier.id)}
+            todo = [sets.job(tier) for tier in wanted if tier not in taken]
+            counter = Counter(progress, len(todo) * (1 + 2 * len(chosen)))
+            run_jobs(todo, jobs, counter.start)
+            manifests = [parse_manifest((folder / tier.id / "manifest.json").read_bytes()) for tier in wanted]
     except OSError as error:
         raise StorageError(
             f"{arch.name} cannot be written to {out}: {error}; what was published before is unchanged"
         ) from error
-    export.counter.finish()
-    return tuple(reports)
+    counter.finish()
+    return tuple(TierReport.of(t, found, taken=t in taken) for t, found in zip(wanted, manifests, strict=True))
+
+
+def _tiers_in(folder: Path) -> dict[Tier, int | None]:
+    """The tiers of a set, each with the labels of a head of its own, if it has one."""
+    try:
+        heads = Layout.from_json((folder / "layout.json").read_bytes()).heads
+    except (OSError, ShoalError):
+        heads = {}
+    found = {}
+    for path in sorted(folder.glob("*/manifest.json")):
+        with contextlib.suppress(PlanError):
+            found[Tier.parse(path.parent.name)] = heads.get(path.parent.name)
+    return found
 
 
 def _refuse_uncut(layout: Layout, tiers: Sequence[Tier]) -> None:
@@ -157,58 +203,3 @@ def _refuse_uncut(layout: Layout, tiers: Sequence[Tier]) -> None:
 def installed_formats() -> tuple[Format, ...]:
     """The formats that can be written here: ``onnx``, and ``ort-training`` beside onnxruntime-training."""
     return FORMATS if ort_training.is_installed() else ("onnx",)
-
-
-def _try_out(module: nn.Module, recipe: Recipe, batches: SizedBatches) -> None:
-    require_one_output(batches.signature, recipe.loss)
-    with torch.no_grad():
-        for x, y in batches.take(len(batches.sizes)):
-            output = prepared(module, "statistics")(x)
-            with torch.enable_grad():
-                recipe.try_out(output, Answer(y, batches.mask()))
-
-
-def _export_tier(
-    export: Export, tier: Tier, formats: tuple[Format, ...], base: SetFile | None, folder: Path
-) -> TierReport:
-    head, out = export.head(tier), folder.parent.parent
-    module, recipe = export.module(tier), export.recipe
-    names = tuple(item.name for item in export.layout.base_of(tier))
-    signature = replace(export.signature, classes=export.layout.classes_of(tier), base=names).with_places_of(module)
-    flops = count_flops(module, signature)
-    batches = SizedBatches(signature, vocabulary_of(module), seed=export.seed, loss=recipe.loss).sized_for(flops[1])
-    _try_out(module, recipe, batches)
-    export.counter.start(tier.id, "tracing")
-    graphs = portable.write_graphs(module, signature, recipe)
-    export.counter.start(tier.id, "checking against PyTorch")
-    checks = list(portable.check_graphs(graphs, module, recipe, batches))
-    files: list[SetFile] = [*graphs, *([] if base is None else [base])]
-    skipped: dict[str, str] = {}
-    if "ort-training" in formats:
-        export.counter.start(tier.id, "writing onnxruntime-training artifacts")
-        try:
-            training = ort_training.write_artifacts(module, signature, recipe)
-        except UnavailableError as error:
-            training, skipped["ort-training"] = (), str(error)
-        export.counter.start(tier.id, "checking onnxruntime-training artifacts")
-        if training:
-            checks += ort_training.check_artifacts(training, module, recipe, batches)
-        files += training
-    export.counter.start(tier.id, "writing")
-    footprint = Footprint(export.layout.parameter_count(tier), *flops, peak_memory(graphs[0].model))
-    for file in files:
-        write_file(folder / file.path, out, file.data)
-    if head:
-        write_file(folder / "head.safetensors", out, encode_weights(head))
-    facts = Facts(signature, model_noise(module, signature), tuple(checks), footprint, skipped)
-    manifest = manifest_of(export, tier, files, facts)
-    write_file(folder / "manifest.json", out, manifest.to_bytes())
-    return TierReport(
-        tier,
-        footprint.parameters,
-        footprint.flops_per_sample,
-        sum(len(file.data) for file in files if file.is_graph),
-        footprint.peak_memory_bytes,
-        max(check.worst_relative for check in checks),
-        skipped,
-    )

@@ -146,7 +146,7 @@ def export_pairs(
     counter = Counter(progress, len(pairs) * _STAGES)
     try:
         with calm_torch(), replacing(out / names[0]) as fresh:
-            made = [_export_pair(_prepared(pair, recipe, seed, counter), fresh / pair.folder, out) for pair in pairs]
+            made = [_export_pair(_prepared(pair, recipe, seed, counter), fresh / pair.folder) for pair in pairs]
     except OSError as error:
         raise StorageError(
             f"{names[0]} cannot be written to {out}: {error}; what was published before is unchanged"
@@ -200,7 +200,7 @@ def _prepared(pair: Pair, recipe: Recipe, seed: int, counter: Counter) -> _Prepa
     return _Prepared(pair, pair_routine(pair.routine), exports, modules, SizedBatches(signature, vocabulary, seed=seed))
 
 
-def _export_pair(prepared: _Prepared, folder: Path, out: Path) -> PairManifest:
+def _export_pair(prepared: _Prepared, folder: Path) -> PairManifest:
     pair, exports, batches = prepared.pair, prepared.exports, prepared.batches
     recipe, seed, start = exports["own"].recipe, exports["own"].seed, exports["own"].counter.start
     adaptor = _adaptor(pair, exports["sent"])
@@ -208,20 +208,20 @@ def _export_pair(prepared: _Prepared, folder: Path, out: Path) -> PairManifest:
     step = written(trace_pair(prepared.routine, prepared.both, batches.signature, recipe))
     start(pair.folder, "checking it against PyTorch")
     checks = (check_pair(step.data, prepared.routine, prepared.both, recipe, batches),)
-    write_file(folder / step.path, out, step.data)
+    write_file(folder / step.path, step.data)
     manifests: dict[Side, Manifest] = {}
     for side, _ in pair.models:
         start(pair.folder, f"tracing and checking the forward graphs of the model {side}")
         manifests[side], files = _forward_set(prepared, side)
         for file in files:
-            write_file(folder / file.path, out, file.data)
+            write_file(folder / file.path, file.data)
     first = SetFile("own/init", "own-init.safetensors", encode_weights(_first_weights(pair.own, seed)))
-    write_file(folder / first.path, out, first.data)
+    write_file(folder / first.path, first.data)
     kept = None
     if adaptor:
         weights = _first_weights(pair.sent, seed)
         kept = SetFile("sent/adaptor", "adaptor-init.safetensors", encode_weights({n: weights[n] for n in adaptor}))
-        write_file(folder / kept.path, out, kept.data)
+        write_file(folder / kept.path, kept.data)
     manifest = PairManifest(
         routine=prepared.routine.name,
         own=manifests["own"],
@@ -233,7 +233,7 @@ def _export_pair(prepared: _Prepared, folder: Path, out: Path) -> PairManifest:
         checks=checks,
         versions=versions(),
     )
-    write_file(folder / "manifest.json", out, manifest.to_bytes())
+    write_file(folder / "manifest.json", manifest.to_bytes())
     return manifest
 
 

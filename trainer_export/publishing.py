@@ -1,65 +1,165 @@
-"""Writes artifact sets: files by content, and a folder that replaces another in one rename."""
+"""Writes artifact sets: a folder that takes the place of another in one rename, and its files by content beside it.
+
+What is unfinished lies in a hidden folder, which is locked while its export lives: the export that ends takes it away,
+however it ends, and what a killed one left is taken away by the next.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import shutil
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 
+from fleet_protocol.errors import StorageError
 from fleet_protocol.manifest import digest_of
+
+try:
+    import fcntl
+except ImportError:  # Windows: what a killed export left stays
+    fcntl = None  # type: ignore[assignment]
 
 __all__ = ["replacing", "write_file"]
 
+_OBJECTS = "objects"
+_TRIES = 10  # of making a folder that an export beside this one takes for a dead one's and removes
 
-def write_file(path: Path, out: Path, data: bytes) -> None:
-    """Store content once under its digest and link it to where people look for it.
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file of a set that is not published yet.
 
     Args:
-        path: where people look for it.
-        out: folder of all artifact sets.
+        path: below the folder of :func:`replacing`.
         data: the content.
     """
-    digest = digest_of(data)
-    stored = out / "objects" / digest[:2] / digest
-    if not stored.exists():
-        stored.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=stored.parent, delete=False) as temporary:
-            temporary.write(data)
-        Path(temporary.name).chmod(0o644)
-        Path(temporary.name).replace(stored)
     path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        os.link(stored, path)
-    except OSError:
-        shutil.copyfile(stored, path)  # a file system without hard links
+    path.write_bytes(data)
 
 
 @contextlib.contextmanager
 def replacing(folder: Path) -> Iterator[Path]:
-    """A new folder that takes the place of ``folder`` if the block ends well, and vanishes if not."""
+    """A new folder that takes the place of ``folder`` if the block ends well, and vanishes if not.
+
+    SIGTERM ends the block as SIGINT does. When it is published each file is a link to ``objects/<sha256[:2]>/<sha256>``
+    beside the folder, and objects that no set has any more are gone.
+
+    Args:
+        folder: of the set; made if it is not there.
+
+    Raises:
+        StorageError: no folder can be made beside it.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     retired = folder.with_name(f".{folder.name}.old")
-    if retired.exists():  # a process was killed between the two renames below
-        if folder.exists():
-            shutil.rmtree(retired)
-        else:
-            retired.rename(folder)
-    fresh = Path(tempfile.mkdtemp(prefix=f".{folder.name}.new-", dir=folder.parent))
-    try:
-        fresh.chmod(0o755)
-        yield fresh
-        if folder.exists():
-            folder.rename(retired)
+    if retired.exists() and not folder.exists():  # a process was killed between the two renames below
+        retired.rename(folder)
+    with _interruptible(), _locked_folder(folder) as fresh:
+        shutil.rmtree(retired, ignore_errors=True)
         try:
-            fresh.rename(folder)
-        except OSError:
-            if retired.exists():
-                retired.rename(folder)
-            raise
-    except BaseException:
-        shutil.rmtree(fresh, ignore_errors=True)
-        raise
-    shutil.rmtree(retired, ignore_errors=True)
+            fresh.chmod(0o755)
+            yield fresh
+            _link_objects(fresh, folder.parent / _OBJECTS)
+            try:
+                if folder.exists():
+                    folder.rename(retired)
+                fresh.rename(folder)
+            except BaseException:
+                if retired.exists() and not folder.exists():
+                    retired.rename(folder)
+                raise
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
+            shutil.rmtree(retired, ignore_errors=True)
+            _forget_objects(folder.parent / _OBJECTS)
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let SIGTERM raise, so that what is unfinished is removed; whoever handles it already is left to it."""
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def _locked_folder(folder: Path) -> Iterator[Path]:
+    """A hidden folder beside another, locked until the end; those that nobody holds any more are removed."""
+    prefix = f".{folder.name}.new-"
+    for left in folder.parent.glob(f"{prefix}*"):
+        lock = _lock(left)
+        if lock is not None:
+            shutil.rmtree(left, ignore_errors=True)
+            os.close(lock)
+    for _ in range(_TRIES):
+        fresh = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
+        lock = _lock(fresh)
+        if lock is not None or fcntl is None:
+            break
+    else:
+        raise StorageError(f"no folder can be kept beside {folder} while it is exported; export into another folder")
+    try:
+        yield fresh
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+def _lock(folder: Path) -> int | None:
+    """Hold a folder; None if it is held or gone. The system lets go when all processes that hold it are dead."""
+    if fcntl is None:
+        return None
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if folder.exists():
+            return descriptor
+    except OSError:
+        pass
+    os.close(descriptor)
+    return None
+
+
+def _link_objects(folder: Path, objects: Path) -> None:
+    """Make every file of a folder a link to the object of its content."""
+    for path in [path for path in folder.rglob("*") if path.is_file()]:
+        digest = digest_of(path.read_bytes())
+        stored = objects / digest[:2] / digest
+        stored.parent.mkdir(parents=True, exist_ok=True)
+        link = path.with_name(f"{path.name}.link")
+        try:
+            if not stored.exists():
+                os.link(path, stored)
+            elif not stored.samefile(path):
+                os.link(stored, link)
+                link.replace(path)
+        except OSError:  # a file system without hard links
+            shutil.copyfile(path, stored)
+
+
+def _forget_objects(objects: Path) -> None:
+    """Remove objects that no set links to: those of sets that were replaced, and of exports that were killed."""
+    for stored in objects.glob("??/*"):
+        with contextlib.suppress(OSError):
+            if stored.stat().st_nlink == 1:
+                stored.unlink()
+    for folder in (*objects.glob("??"), objects):
+        with contextlib.suppress(OSError):
+            folder.rmdir()  # if it is empty

@@ -143,6 +143,7 @@ def _export(preset: Preset, data: Dataset, seed: int, out: Path) -> Mapping[floa
             formats=("onnx",),
             seed=seed,
             progress=progress,
+            others="replace",
         )
     return {width: tier.id for width, tier in tiers.items()}
 

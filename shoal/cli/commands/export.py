@@ -76,6 +76,11 @@ class _Options:
         bool, typer.Option("--explain", help="List how each tensor is cut in each tier, and export nothing.")
     ] = False
     seed: Annotated[int, typer.Option(help="Seed of the initial global weights.")] = 0
+    add: Annotated[bool, typer.Option("--add", help="Keep the tiers that are there beside those asked for.")] = False
+    replace: Annotated[bool, typer.Option("--replace", help="Drop the tiers that are there and not asked for.")] = False
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Tiers at a time; by default as many as cores and 1.5 GB allow.")
+    ] = None
     as_json: AsJson = False
 
 
@@ -90,6 +95,8 @@ def _export(options: _Options) -> None:
     from shoal.cli.options import parse_floats, parse_heads, parse_ints, parse_settings
     from shoal.cli.progress import export_bar
 
+    if options.add and options.replace:
+        raise ConfigError("--add keeps the tiers that are there, --replace drops them; give one of the two")
     named = [part.strip() for part in options.formats.split(",")]
     unknown = [name for name in named if options.formats and name not in FORMATS]
     if unknown:
@@ -123,6 +130,8 @@ def _export(options: _Options) -> None:
             seed=options.seed,
             progress=progress,
             heads=heads,
+            others="add" if options.add else "replace" if options.replace else "refuse",
+            jobs=options.jobs,
         )
     _print_reports(reports, f"{options.arch} in {options.out}", as_json=options.as_json)
 
@@ -200,6 +209,7 @@ def _print_reports(reports: Sequence[TierReport], title: str, *, as_json: bool) 
                     "peak_memory_bytes": report.peak_memory_bytes,
                     "worst_deviation": report.worst_deviation,
                     "skipped": dict(report.skipped),
+                    "taken": report.taken,
                 }
                 for report in reports
             ]
@@ -215,6 +225,7 @@ def _print_reports(reports: Sequence[TierReport], title: str, *, as_json: bool) 
                 "graphs": bytes_text(report.graph_bytes),
                 "peak training memory": bytes_text(report.peak_memory_bytes),
                 "worst deviation": f"{report.worst_deviation:.1e}",
+                "made": "before, taken as it is" if report.taken else "now",
             }
             for report in reports
         ],

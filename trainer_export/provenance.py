@@ -1,0 +1,145 @@
+"""What a tier's files are made from, so that an export takes as they are those that would come out the same again.
+
+Beside them lies a record: facts about the model, the recipe and the code, and the digest of every file. The
+model is described by what was built, its modules with their numbers and the content of their buffers; the code by the
+exporter's files and by those that the modules are in and have from elsewhere; installed packages are not followed
+further.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+
+import fleet_protocol
+import models
+from fleet_protocol.manifest import digest_of
+from models.tier import Tier
+from trainer_export.exported import Export
+from trainer_export.manifests import versions
+
+__all__ = ["facts_of", "record_of", "unchanged"]
+
+_FOLDERS = (*models.__path__, *fleet_protocol.__path__, str(Path(__file__).parent))
+_PLAIN = (bool, int, float, str, tuple, type(None))
+_INSTALLED = tuple(sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib"))
+_TORCH = str(Path(torch.__file__).parent)
+
+
+def facts_of(export: Export, tier: Tier, module: nn.Module, formats: Sequence[str]) -> dict[str, Any]:
+    """Everything that a tier's files are a function of.
+
+    Args:
+        export: what is exported.
+        tier: the sub-model's shape.
+        module: the sub-model.
+        formats: to be written.
+    """
+    own = {key: classes for key, classes in export.layout.heads.items() if key == tier.id}
+    recipe = export.recipe
+    parts = (recipe.loss, recipe.optimizer, *recipe.metrics)
+    functions = (export.arch.build, *(getattr(item, "function", None) for item in parts))
+    sources = [
+        *(name for item in functions for name in _defined(item)),
+        *(type(item).__module__ for item in (*module.modules(), *parts)),
+    ]
+    facts = {
+        "tier": tier.id,
+        "formats": list(formats),
+        "seed": export.seed,
+        "layout": _digest(replace(export.layout, heads=own).to_json().encode()),
+        "model": _digest(*_described(module)),
+        "recipe": repr(recipe),
+        "code": _digest(*(path.read_bytes() for path in _files(sources))),
+        "versions": versions(),
+    }
+    return json.loads(json.dumps(facts))  # type: ignore[no-any-return]
+
+
+def record_of(folder: Path, facts: Mapping[str, Any]) -> bytes:
+    """What is kept beside a tier's other files.
+
+    Args:
+        folder: of the tier.
+        facts: from :func:`facts_of`.
+    """
+    return json.dumps({"facts": facts, "files": _digests(folder)}, indent=1, sort_keys=True).encode()
+
+
+def unchanged(folder: Path, record: str, facts: Mapping[str, Any]) -> bool:
+    """Whether a tier's files are whole and made from the same.
+
+    Args:
+        folder: of the tier.
+        record: name of the file with what :func:`record_of` gave.
+        facts: from :func:`facts_of`.
+    """
+    try:
+        known = json.loads((folder / record).read_bytes())
+    except (OSError, ValueError):
+        return False
+    found = _digests(folder)
+    found.pop(record)
+    return bool(known == {"facts": facts, "files": found})
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): digest_of(path.read_bytes()) for path in files}
+
+
+def _digest(*parts: bytes) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()
+
+
+def _described(module: nn.Module) -> Iterator[bytes]:
+    for path, item in module.named_modules():
+        plain = {key: value for key, value in vars(item).items() if isinstance(value, _PLAIN)}
+        yield repr((path, type(item).__qualname__, item.extra_repr(), sorted(plain.items()))).encode()
+    for name, value in module.named_parameters():
+        yield repr((name, tuple(value.shape), value.requires_grad)).encode()
+    for name, buffer in module.named_buffers():
+        yield repr((name, str(buffer.dtype), tuple(buffer.shape))).encode() + buffer.detach().cpu().numpy().tobytes()
+
+
+def _defined(value: Any) -> Iterator[str]:
+    """The modules that a builder comes from, through functions that wrap it and what these hold."""
+    if isinstance(value, FunctionType):
+        yield value.__module__
+        for cell in value.__closure__ or ():
+            held = cell.cell_contents
+            yield from _defined(getattr(held, "build", held))
+
+
+def _files(names: Iterable[str]) -> list[Path]:
+    """The exporter's files, and those of some modules; of modules that are not installed what they have from others."""
+    found = {path for folder in _FOLDERS for path in Path(folder).rglob("*.py")}
+    waiting, seen = list(names), set[str]()
+    while waiting:
+        name = waiting.pop()
+        module = sys.modules.get(name)
+        path = getattr(module, "__file__", None)
+        if name in seen or path is None or not path.endswith(".py") or path.startswith(_TORCH):
+            continue
+        seen.add(name)
+        found.add(Path(path))
+        if path.startswith(_INSTALLED):
+            continue
+        waiting += [
+            value.__name__ if isinstance(value, ModuleType) else str(getattr(value, "__module__", ""))
+            for value in list(vars(module).values())
+        ]
+    return sorted(found)

@@ -1,0 +1,124 @@
+"""The files of one tier: traced, compared with PyTorch and written, or taken from an earlier export that has them."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from fleet_protocol.manifest import digest_of
+from fleet_protocol.weights import encode_weights
+from models.tier import Tier
+from trainer_export.batches import SizedBatches, vocabulary_of
+from trainer_export.exported import Export
+from trainer_export.footprint import Footprint, count_flops, peak_memory
+from trainer_export.formats import onnx as portable
+from trainer_export.formats import ort_training
+from trainer_export.formats.files import SetFile
+from trainer_export.formats.ort_training import UnavailableError
+from trainer_export.loss import Answer
+from trainer_export.manifests import Facts, manifest_of
+from trainer_export.model_inputs import model_noise, prepared, require_one_output
+from trainer_export.parallel import Job, Tell
+from trainer_export.provenance import facts_of, record_of, unchanged
+from trainer_export.publishing import write_file
+from trainer_export.recipe import Recipe
+
+__all__ = ["MADE_FROM", "Format", "TierSets"]
+
+Format = Literal["onnx", "ort-training"]
+MADE_FROM = "made-from.json"
+
+_BASE_BYTES, _COPIES = 100_000_000, 8  # what a process exports a tier in: beside what it shares, and of its parameters
+
+
+@dataclass(frozen=True)
+class TierSets:
+    """The tiers of one export.
+
+    Attributes:
+        export: what is exported.
+        formats: to be written.
+        base: the frozen parameters, if there are any.
+        folder: of the set that is being made.
+    """
+
+    export: Export
+    formats: tuple[Format, ...]
+    base: SetFile | None
+    folder: Path
+
+    def take(self, tier: Tier, old: Path) -> bool:
+        """Take a tier's files as they are, if they would come out the same.
+
+        Args:
+            tier: the shape.
+            old: folder of an earlier export.
+
+        Returns:
+            Whether they were taken.
+        """
+        if not (old / MADE_FROM).is_file():
+            return False
+        if not unchanged(old, MADE_FROM, self._facts(tier, self.export.module(tier))):
+            return False
+        shutil.copytree(old, self.folder / tier.id)
+        return True
+
+    def job(self, tier: Tier) -> Job:
+        """What exports a tier; it raises what `trainer_export.artifact_set.export_architecture` says."""
+        nbytes = _BASE_BYTES + 4 * _COPIES * self.export.layout.parameter_count(tier)
+        return Job(tier.id, nbytes, lambda tell: self._write(tier, tell))
+
+    def _facts(self, tier: Tier, module: nn.Module) -> dict[str, Any]:
+        return facts_of(self.export, tier, module, self.formats) | {"base": self.base and digest_of(self.base.data)}
+
+    def _write(self, tier: Tier, tell: Tell) -> None:
+        export, folder = self.export, self.folder / tier.id
+        head = export.head(tier)
+        module, recipe = export.module(tier), export.recipe
+        made_from = self._facts(tier, module)
+        names = tuple(item.name for item in export.layout.base_of(tier))
+        signature = replace(export.signature, classes=export.layout.classes_of(tier), base=names)
+        signature = signature.with_places_of(module)
+        flops = count_flops(module, signature)
+        batches = SizedBatches(signature, vocabulary_of(module), seed=export.seed, loss=recipe.loss).sized_for(flops[1])
+        _try_out(module, recipe, batches)
+        tell("tracing")
+        graphs = portable.write_graphs(module, signature, recipe)
+        tell("checking against PyTorch")
+        checks = list(portable.check_graphs(graphs, module, recipe, batches))
+        files: list[SetFile] = [*graphs, *([] if self.base is None else [self.base])]
+        skipped: dict[str, str] = {}
+        if "ort-training" in self.formats:
+            tell("writing onnxruntime-training artifacts")
+            try:
+                training = ort_training.write_artifacts(module, signature, recipe)
+            except UnavailableError as error:
+                training, skipped["ort-training"] = (), str(error)
+            tell("checking onnxruntime-training artifacts")
+            if training:
+                checks += ort_training.check_artifacts(training, module, recipe, batches)
+            files += training
+        tell("writing")
+        footprint = Footprint(export.layout.parameter_count(tier), *flops, peak_memory(graphs[0].model))
+        for file in files:
+            write_file(folder / file.path, file.data)
+        if head:
+            write_file(folder / "head.safetensors", encode_weights(head))
+        facts = Facts(signature, model_noise(module, signature), tuple(checks), footprint, skipped)
+        write_file(folder / "manifest.json", manifest_of(export, tier, files, facts).to_bytes())
+        write_file(folder / MADE_FROM, record_of(folder, made_from))
+
+
+def _try_out(module: nn.Module, recipe: Recipe, batches: SizedBatches) -> None:
+    require_one_output(batches.signature, recipe.loss)
+    with torch.no_grad():
+        for x, y in batches.take(len(batches.sizes)):
+            output = prepared(module, "statistics")(x)
+            with torch.enable_grad():
+                recipe.try_out(output, Answer(y, batches.mask()))
