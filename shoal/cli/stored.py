@@ -13,15 +13,32 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from broker_server.rounds.artifacts import TierArtifacts
+from broker_server.rounds.best import score
+from broker_server.rounds.tier_version import tier_version
+from broker_server.settings.fleet import FleetConfig
 from broker_server.store import EventRecord, RoundRecord, Store, queries
 from broker_server.store.export import ExportedVersion, load_version
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.errors import ConfigError
+from fleet_protocol.manifest import parameter_input
 from shoal.cli.console import bytes_text, output_console, print_json, print_rows, seconds_text
+from shoal.cli.extras import needs
 
-__all__ = ["DEVICES", "ROUNDS", "RUNS", "STATUS", "Shown", "comparison", "save_torch", "show_log", "stored_version"]
+__all__ = [
+    "DEVICES",
+    "ROUNDS",
+    "RUNS",
+    "STATUS",
+    "Shown",
+    "comparison",
+    "save_onnx",
+    "save_torch",
+    "show_log",
+    "stored_tier",
+    "stored_version",
+]
 
 _LOOK_SECONDS = 1.0  # between two looks at a log that is followed
 _FOLLOWED = 10_000  # lines that may come between them
@@ -247,24 +264,65 @@ def show_log(store: Path, run: str | None, *, last: int, as_json: bool, follow: 
             clock.wait(_LOOK_SECONDS)
 
 
-def stored_version(store: Path, run: str | None, version: int | None) -> ExportedVersion:
+def stored_version(store: Path, run: str | None, version: int | None, *, best: bool = False) -> ExportedVersion:
     """Read a global version.
 
     Args:
         store: folder of the store.
         run: id of the run, or its beginning; None for the newest.
         version: number; None for the newest.
+        best: take the one that was judged best by the run's rule instead, of equal ones the newest.
 
     Raises:
-        ConfigError: the store has no such version.
+        ConfigError: the store has no such version, or none was judged.
         StorageError: there is no store.
     """
     with closing(Store(store, read_only=True)) as opened:
+        if best:
+            record = queries.find_run(opened, run)
+            judging = FleetConfig.model_validate_json(record.config).evaluation
+            scores = [
+                (score(judging, item.evaluation), item.number) for item in opened.versions(record.id) if item.evaluation
+            ]
+            if not scores:
+                raise ConfigError(f"--best: no version of run {record.id} was judged; give --version N")
+            version = max(scores)[1]
         return load_version(opened, run=run, version=version)
 
 
+def stored_tier(
+    store: Path, exported: ExportedVersion, tier: str | None
+) -> tuple[ExportedVersion, TierArtifacts, FleetConfig]:
+    """Read a tier of a global version; see `broker_server.rounds.tier_version.tier_version`."""
+    with closing(Store(store, read_only=True)) as opened:
+        return tier_version(opened, exported, tier)
+
+
+def save_onnx(found: tuple[ExportedVersion, TierArtifacts, FleetConfig], path: Path) -> None:
+    """Write a model that stock onnxruntime runs alone; what is known of it stands in its metadata.
+
+    Args:
+        found: from :func:`stored_tier`.
+        path: file to write.
+
+    Raises:
+        ConfigError: onnx is not installed, or the statistics of the tier's norms are not in the store.
+    """
+    with needs("export"):
+        from trainer_export.runnable import runnable  # noqa: PLC0415  (torch and onnx)
+
+    exported, artifacts, config = found
+    tensors = {parameter_input(name): value for name, value in exported.weights.items()} | exported.statistics
+    data, manifest = config.evaluation.data, artifacts.manifest
+    metadata = exported.metadata | {"tier": artifacts.tier.id, "classes": str(manifest.classes)}
+    if data is not None:  # a sample becomes (x * scale - mean) / std
+        metadata["preprocessing"] = data.model_dump_json(include={"shape", "scale", "mean", "std", "transforms"})
+    graph = (artifacts.folder / manifest.graphs["onnx/infer"].path).read_bytes()
+    write_atomically(path, runnable(graph, tensors, metadata))
+
+
 def save_torch(exported: ExportedVersion, path: Path) -> None:
-    """Write what ``torch.load(path, weights_only=True)`` reads: ``state_dict``, ``statistics`` and ``metadata``.
+    """Write the tensors of a module by its names, for ``load_state_dict(torch.load(path, weights_only=True))``.
 
     Args:
         exported: the version.
@@ -281,16 +339,6 @@ def save_torch(exported: ExportedVersion, path: Path) -> None:
             "which torch reads through safetensors.torch.load_file"
         ) from error
 
-    def tensors(arrays: Mapping[str, NDArray[Any]]) -> dict[str, torch.Tensor]:
-        return {name: torch.from_numpy(np.array(value)) for name, value in arrays.items()}
-
     buffer = io.BytesIO()
-    torch.save(
-        {
-            "state_dict": tensors(exported.weights),
-            "statistics": tensors(exported.statistics),
-            "metadata": exported.metadata,
-        },
-        buffer,
-    )
+    torch.save({name: torch.from_numpy(np.array(value)) for name, value in exported.weights.items()}, buffer)
     write_atomically(path, buffer.getvalue())

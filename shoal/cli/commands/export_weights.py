@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from fleet_protocol.errors import ConfigError
 from shoal.cli.common import DEFAULT_STORE, AsJson, RunId, StoreFolder
 from shoal.cli.extras import needs
 from shoal.cli.grouped import grouped
@@ -22,8 +23,10 @@ class _Options:
     store: StoreFolder = DEFAULT_STORE
     run: RunId = None
     version: Annotated[int | None, typer.Option(min=0, help="Global version; by default the newest.")] = None
+    best: Annotated[bool, typer.Option("--best", help="The version that was judged best.")] = False
+    tier: Annotated[str | None, typer.Option(help="Tier such as w0.50-d2; by default the whole model.")] = None
     out: Annotated[Path | None, typer.Option(help="File to write.")] = None
-    file_format: Annotated[Literal["safetensors", "torch"], typer.Option("--format")] = "safetensors"
+    file_format: Annotated[Literal["safetensors", "torch", "onnx"], typer.Option("--format")] = "safetensors"
     as_json: AsJson = False
 
 
@@ -33,14 +36,22 @@ def _export_weights(options: _Options) -> None:
     with needs("server"):
         from broker_server.store import queries
         from broker_server.store.export import export_safetensors
-        from shoal.cli.stored import save_torch, stored_version
+        from shoal.cli.stored import save_onnx, save_torch, stored_tier, stored_version
 
     from shoal.cli.console import output_console, print_json
 
-    torch = options.file_format == "torch"
-    path = options.out or Path("weights.pt" if torch else "weights.safetensors")
-    exported = stored_version(options.store, options.run, options.version)
-    (save_torch if torch else export_safetensors)(exported, path)
+    if options.best and options.version is not None:
+        raise ConfigError("--best and --version both say which version; give one of the two")
+    suffix = {"torch": "pt"}.get(options.file_format, options.file_format)
+    path = options.out or Path(f"weights.{suffix}")
+    exported = stored_version(options.store, options.run, options.version, best=options.best)
+    if options.tier is not None or options.file_format != "safetensors":
+        found = stored_tier(options.store, exported, options.tier)
+        exported = found[0]
+        if options.file_format == "onnx":
+            save_onnx(found, path)
+    if options.file_format != "onnx":
+        (save_torch if options.file_format == "torch" else export_safetensors)(exported, path)
     record = exported.record
     if options.as_json:
         print_json({"path": str(path), "arch": exported.arch, **queries.plain(record)})

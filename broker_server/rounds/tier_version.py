@@ -1,0 +1,47 @@
+"""A stored global version as one of its tiers: all weights that the tier's devices compute with, by their names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from broker_server.rounds.artifacts import TierArtifacts, load_artifacts
+from broker_server.rounds.run_context import prepare_run
+from broker_server.rounds.tier_models import model_of
+from broker_server.settings.fleet import FleetConfig
+from broker_server.store import Store
+from broker_server.store.export import ExportedVersion
+from broker_server.store.queries import find_run
+from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.errors import ConfigError
+
+__all__ = ["tier_version"]
+
+
+def tier_version(
+    store: Store, exported: ExportedVersion, tier: str | None
+) -> tuple[ExportedVersion, TierArtifacts, FleetConfig]:
+    """A tier of a version.
+
+    Args:
+        store: where the version is.
+        exported: the whole version.
+        tier: id of an exported tier; None for the whole model.
+
+    Returns:
+        The version with the tier's weights, those that are frozen among them, and with the statistics that fit it; the
+        tier's artifact set; the configuration of the run.
+
+    Raises:
+        ConfigError: the tier is not exported, or its artifacts are no longer there.
+    """
+    run = find_run(store, exported.record.run)
+    config = FleetConfig.model_validate_json(run.config)
+    artifacts = load_artifacts(config.model.artifacts, run.arch, chunk_bytes=config.round.chunk_bytes)
+    if tier is not None and tier not in artifacts.tiers:
+        raise ConfigError(f"--tier: {tier!r} is not exported; exported are {', '.join(artifacts.tiers)}")
+    found = artifacts.full if tier is None else artifacts.tiers[tier]
+    context = prepare_run(run.id, config, artifacts)
+    weights = {**found.base(), **model_of(context, found.tier, exported.record, BlobStore(store.folder / "blobs"))}
+    wanted = {spec.name: spec.shape for spec in found.manifest.graphs["onnx/infer"].inputs}
+    statistics = {name: value for name, value in exported.statistics.items() if wanted.get(name) == value.shape}
+    return replace(exported, weights=weights, statistics=statistics), found, config

@@ -1,0 +1,145 @@
+"""Versions of a store as files that other programs take: ONNX, PyTorch, safetensors; whole and as one of the tiers."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+from broker_server.settings.fleet import FleetConfig
+from broker_server.store import RunRecord, Store, VersionRecord
+from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.control import VersionEvaluation
+from fleet_protocol.weights import encode_weights
+from models.architecture import build
+from models.registry import Registry
+from models.tier import Tier
+from models.zoo.inference import initial_weights
+from models.zoo.layers import StaticBatchNorm, set_mode
+from shoal.cli.main import main
+from trainer_export import Recipe, export_architecture
+
+SETTINGS = {"input_shape": (1, 8, 8), "classes": 5, "channels": (8, 12)}
+TIERS = (Tier(1.0, 1), Tier(0.5, 1))
+ARCH = Registry.zoo().get("conv")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three versions of a convolutional model with static batch norm; the second was judged best, the last not."""
+    folder = tmp_path_factory.mktemp("weights")
+    export_architecture(ARCH, SETTINGS, TIERS, Recipe(), folder / "artifacts", formats=("onnx",))
+    config = FleetConfig.model_validate(
+        {
+            "fleet": "f",
+            "store": folder / "store",
+            "broker": {"url": "mqtt://127.0.0.1:1"},
+            "model": {"artifacts": folder / "artifacts", "arch": "conv"},
+            "evaluation": {"data": {"kind": "npz", "path": folder / "test.npz", "scale": 0.5, "mean": 0.25}},
+        }
+    )
+    opened, blobs = Store(folder / "store"), BlobStore(folder / "store" / "blobs")
+    rng = np.random.default_rng(3)
+    module = build(ARCH, 1.0, settings=SETTINGS)
+    norms = {name: item.weight.shape for name, item in module.named_modules() if isinstance(item, StaticBatchNorm)}
+    kinds = {"mean": rng.standard_normal, "var": lambda shape: rng.random(shape) + 0.5}
+    statistics = {
+        f"stat.{name}.{kind}": draw(shape).astype(np.float32)
+        for name, shape in norms.items()
+        for kind, draw in kinds.items()
+    }
+    for number, accuracy in enumerate((0.5, 0.75, None)):
+        judged = None if accuracy is None else VersionEvaluation(loss=1.0, accuracy=accuracy, examples=10)
+        digest = blobs.put(encode_weights(initial_weights(ARCH, SETTINGS, number)))
+        record = VersionRecord(
+            "r1", number, number, digest, None, blobs.put(encode_weights(statistics)), float(number), judged
+        )
+        if number == 0:
+            run = RunRecord("r1", "f", "conv", config.model_dump_json(), "running", None, 0.0, None, 0, 0)
+            opened.add_run(run, record)
+        else:
+            opened.add_version(record, {})
+    opened.close()
+    return folder / "store"
+
+
+def ended(store: Path, out: Path, *options: str) -> object:
+    """The exit code of a command in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["shoal", "export-weights", "--store", str(store), "--out", str(out), *options])
+        with pytest.raises(SystemExit) as caught:
+            main()
+    return caught.value.code
+
+
+def exported(store: Path, out: Path, *options: str) -> Path:
+    assert ended(store, out, *options) in (0, None)
+    return out
+
+
+def module_of(tensors: dict[str, np.ndarray], width: float) -> torch.nn.Module:
+    module = build(ARCH, width, settings=SETTINGS)
+    module.load_state_dict({name: torch.from_numpy(value) for name, value in tensors.items()})
+    return set_mode(module, "eval")
+
+
+def test_an_onnx_file_runs_alone_as_pytorch_does(store: Path, tmp_path: Path) -> None:
+    """Weights and statistics are inside; what it is and how a sample is prepared stands in its metadata."""
+    path = exported(store, tmp_path / "m.onnx", "--best", "--format", "onnx")
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    assert [item.name for item in session.get_inputs()] == ["x"]
+    module = module_of(initial_weights(ARCH, SETTINGS, 1), 1.0)
+    statistics = load_file(exported(store, tmp_path / "m.safetensors", "--version", "1"))
+    for name, norm in module.named_modules():
+        if isinstance(norm, StaticBatchNorm):
+            norm.running_mean = torch.from_numpy(statistics[f"stat.{name}.mean"])
+            norm.running_var = torch.from_numpy(statistics[f"stat.{name}.var"])
+    x = np.random.default_rng(0).standard_normal((3, 1, 8, 8), np.float32)
+    with torch.no_grad():
+        wanted = module(torch.from_numpy(x)).numpy()
+    np.testing.assert_allclose(session.run(None, {"x": x})[0], wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+    metadata = session.get_modelmeta().custom_metadata_map
+    assert (metadata["run"], metadata["version"], metadata["tier"], metadata["classes"]) == ("r1", "1", "w1.00-d1", "5")
+    assert json.loads(metadata["preprocessing"])["scale"] == 0.5
+    assert json.loads(metadata["preprocessing"])["mean"] == 0.25
+
+
+def test_a_torch_file_is_a_state_dict(store: Path, tmp_path: Path) -> None:
+    """Of the tier, by the module's names, without anything else; the newest version if none is said."""
+    path = exported(store, tmp_path / "m.pt", "--tier", "w0.50-d1", "--format", "torch")
+    module = build(ARCH, 0.5, settings=SETTINGS)
+    module.load_state_dict(torch.load(path, weights_only=True))
+    whole = initial_weights(ARCH, SETTINGS, 2)
+    for name, value in module.named_parameters():
+        leading = tuple(slice(size) for size in value.shape)
+        np.testing.assert_array_equal(value.detach().numpy(), whole[name][leading])
+    same = load_file(exported(store, tmp_path / "m.safetensors", "--tier", "w0.50-d1"))
+    assert {name: value.shape for name, value in same.items()} == {
+        name: tuple(value.shape) for name, value in module.named_parameters()
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--tier", "w0.25-d1"), r"'w0.25-d1' is not exported; exported are w1.00-d1, w0.50-d1"),
+        (("--version", "7"), r"no version 7; it has versions 0 to 2"),
+        (("--best", "--version", "1"), r"--best and --version both"),
+        (("--format", "onnx", "--tier", "w0.50-d1"), r"no stat\..* that fits this tier"),
+    ],
+)
+def test_what_is_not_there_is_said(
+    store: Path, tmp_path: Path, options: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With what is there instead; no file is written."""
+    out = tmp_path / "out"
+    assert ended(store, out, *options) == 2
+    assert re.search(message, capsys.readouterr().err.replace("\n", " "))
+    assert not out.exists()
