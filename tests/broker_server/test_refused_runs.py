@@ -149,6 +149,7 @@ def test_levels_never_exceed_what_a_board_can_hold(config):
     ]
 
 
+@pytest.mark.slow
 def test_heads_of_tiers_own_need_a_method_that_keeps_them(tmp_path):
     """Methods of widths average one head; methods of the whole model never see another; an idle head is not judged."""
     whole, small = Tier(1.0, 2), Tier(1.0, 1)

@@ -142,7 +142,7 @@ def counted(config):
 
 # paho leaves the socket of a refused handshake to the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("url", ["embedded", "mosquitto"])
+@pytest.mark.parametrize("url", [pytest.param("embedded", marks=pytest.mark.slow), "mosquitto"])
 def test_an_enrolled_fleet_trains_over_tls_and_lets_nobody_else_in(ground, url):
     """Brokers that the server starts speak TLS, and ask for a login or a certificate that `shoal enroll` has made."""
     if url == "mosquitto" and not shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin"):

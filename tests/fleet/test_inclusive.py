@@ -119,6 +119,7 @@ def trained(reef, tmp_path):
     return go
 
 
+@pytest.mark.slow
 def test_three_depths_train_together(trained):
     """Every device trains its own depth with FedAdam behind each group, and the deepest model learns."""
     watcher, gain = trained({"beta": 0.2}, **SETTINGS)

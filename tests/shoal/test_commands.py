@@ -91,6 +91,7 @@ def own(cut, *, input_shape=(1, 6, 6), classes=3, channels=4):
 """
 
 
+@pytest.mark.slow
 def test_export_explains_how_it_cuts(tmp_path):
     """Each tensor with the axes it is cut along and its shape in each tier; nothing is written."""
     command = ["export", "--arch", "lenet5", "--widths", "1,0.5", "--explain"]
@@ -102,6 +103,7 @@ def test_export_explains_how_it_cuts(tmp_path):
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.slow
 def test_export_converts_a_module_as_it_is(tmp_path):
     """What cannot be exported is replaced when it is asked for, and the table says what; else the refusal names it."""
     (tmp_path / "own.py").write_text(OWN)
@@ -117,6 +119,7 @@ def test_export_converts_a_module_as_it_is(tmp_path):
     assert (tmp_path / "artifacts" / "own" / "w0.50-d1" / "stats.onnx").is_file()
 
 
+@pytest.mark.slow
 def test_export_reads_the_recipe_of_a_configuration(tmp_path):
     """The file's table, with what the options say instead; the server then takes no other artifacts."""
     text = """[fleet]

@@ -80,8 +80,10 @@ def test_the_list_of_packages_is_that_of_the_wheel():
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["export", "--arch", "mlp", "--set", "input_shape=1,4,4", "--formats", "onnx"],
-        ["simulate", "--config", "sim.toml"],
+        pytest.param(
+            ["export", "--arch", "mlp", "--set", "input_shape=1,4,4", "--formats", "onnx"], marks=pytest.mark.slow
+        ),
+        pytest.param(["simulate", "--config", "sim.toml"], marks=pytest.mark.slow),
         ["reproduce", "--list"],
     ],
     ids=lambda arguments: arguments[0],

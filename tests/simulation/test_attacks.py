@@ -59,7 +59,7 @@ def accuracy(result):
 @pytest.mark.parametrize(
     ("factor", "robust"),
     [
-        pytest.param(-10, {**UNBOUND, "merge": "krum", "faulty": 0.3}, id="flipped, krum"),
+        pytest.param(-10, {**UNBOUND, "merge": "krum", "faulty": 0.3}, id="flipped, krum", marks=pytest.mark.slow),
         pytest.param(-10, {"norm_bound": 3}, id="flipped, bound", marks=pytest.mark.slow),
         pytest.param(50, {}, id="scaled, default", marks=pytest.mark.slow),
         pytest.param(50, {"norm_bound": 2, "beyond_norm": "clip"}, id="scaled, clipped", marks=pytest.mark.slow),

@@ -21,6 +21,7 @@ def rounds_of(result):
         return [(item, store.tasks(result.run, item.number, "train")) for item in store.rounds(result.run)]
 
 
+@pytest.mark.slow
 def test_nobody_waits_for_devices_that_dropped_out(tmp_path, cache):
     """It ends a quarter of the slowest's time after the last one left; the same seed drops the same devices."""
     unsteady = {"count": 6, "types": [{"dropout": 0.3}]}

@@ -118,6 +118,7 @@ def test_devices_choose_by_the_conditions_of_the_round_and_need_the_time_of_the_
         assert round_row.simulated_seconds == max(row.simulated_seconds for row in rows if row.round == round_row.round)
 
 
+@pytest.mark.slow
 def test_every_method_meets_the_same_conditions(simulated):
     """Common random numbers: where another method trains the same width in the same round, it takes as long."""
     _, chosen = simulated({"name": "whalefl", "whalefl": CONSTANTS})

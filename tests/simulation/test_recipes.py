@@ -82,7 +82,7 @@ def test_a_fleet_keeps_the_states_of_adamw_as_a_simulation_does(cache, tmp_path)
     "recipe",
     [
         {"optimizer": {"name": "adamw", "beta1": 0.8}, "clip_norm": 0.5},
-        {"optimizer": {"name": "sgd", "momentum": 0.8, "nesterov": True}},
+        pytest.param({"optimizer": {"name": "sgd", "momentum": 0.8, "nesterov": True}}, marks=pytest.mark.slow),
         {"loss": {"name": "focal", "gamma": 1.0}},
     ],
     ids=["adamw", "nesterov", "own loss"],
@@ -126,7 +126,11 @@ def test_states_do_not_follow_a_moving_window(cache, tmp_path):
     ("recipe", "metric"),
     [
         ({"loss": "huber", "metrics": ["mae", "rmse"], "optimizer": "adam"}, "mae"),
-        ({"loss": {"name": "cross-entropy", "label_smoothing": 0.1}, "metrics": ["f1", "matthews"]}, "f1"),
+        pytest.param(
+            {"loss": {"name": "cross-entropy", "label_smoothing": 0.1}, "metrics": ["f1", "matthews"]},
+            "f1",
+            marks=pytest.mark.slow,
+        ),
         ({"loss": {"name": "focal", "gamma": 1.0}, "metrics": ["top_two"]}, "top_two"),
     ],
     ids=["numbers", "labels", "own"],
@@ -164,6 +168,7 @@ def test_a_fleet_judges_by_metrics_as_a_simulation_does(cache, tmp_path, capsys,
     ],
     ids=str,
 )
+@pytest.mark.slow
 def test_both_backends_have_the_same_losses(cache, tmp_path, loss):
     """The torch backend, alone and in groups, ends where the graphs do."""
     one = {"settings": {"hidden": (16,), "classes": 1}} if isinstance(loss, str) else {}

@@ -97,8 +97,13 @@ def _printed_count(text: str) -> tuple[float, float]:
     ("table", "arch", "settings"),
     [
         ("heterofl-1", "conv", {"channels": (64, 128, 256, 512)}),
-        ("heterofl-2", "preresnet18", {"channels": (64, 128, 256, 512), "blocks": (1, 1, 1, 2)}),
-        ("heterofl-3", "transformer_mlm", {}),
+        pytest.param(
+            "heterofl-2",
+            "preresnet18",
+            {"channels": (64, 128, 256, 512), "blocks": (1, 1, 1, 2)},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("heterofl-3", "transformer_mlm", {}, marks=pytest.mark.slow),
     ],
 )
 def test_published_sizes_are_those_of_our_models(table, arch, settings):
