@@ -19,10 +19,12 @@ from fleet_protocol.discovery import discover
 from fleet_protocol.manifest import OptimizerSpec, StateSpec
 from trainer_export.numbers import check_numbers, made
 
-__all__ = ["STEP", "Optimizer", "Slot", "State", "optimizer_named"]
+__all__ = ["STEP", "UNDERWAY", "Optimizer", "Slot", "State", "optimizer_named"]
 
 STEP = "step"
 """Name of the counter of steps, one number for the whole model."""
+UNDERWAY = 20
+"""Steps that a training compared with PyTorch has behind it, where a state has a value for that."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +34,14 @@ class State:
     Attributes:
         name: as PyTorch's optimizer has it in its state.
         initial: what every entry is when a task begins.
+        underway: what every entry is after `UNDERWAY` steps of a training that is compared with PyTorch, None for
+            initial. A rule that divides by the state would otherwise blow the rounding of a gradient of zero up to a
+            whole step.
     """
 
     name: str
     initial: float = 0.0
+    underway: float | None = None
 
 
 @dataclass(frozen=True)

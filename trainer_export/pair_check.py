@@ -73,7 +73,7 @@ class _Reference:
     def __init__(self, routine: PairRoutine, modules: tuple[nn.Module, nn.Module], recipe: Recipe) -> None:
         self._routine = routine
         self._modules = [set_mode(copy.deepcopy(module), "train") for module in modules]
-        self._optimizers = [TorchOptimizer(recipe, module) for module in self._modules]
+        self._optimizers = [TorchOptimizer(recipe, module, underway=True) for module in self._modules]
 
     def step(self, x: Tensor, y: Tensor, noise: list[dict[str, Tensor]]) -> list[NDArray[Any]]:
         """One step of both; returns the losses."""

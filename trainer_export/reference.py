@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -14,6 +15,7 @@ from fleet_protocol.manifest import anchor_input
 from models.zoo.dropout import feed_noise
 from models.zoo.layers import set_mode
 from trainer_export.loss import Answer
+from trainer_export.optimizer import UNDERWAY
 from trainer_export.proximal import proximal_loss
 from trainer_export.recipe import Recipe
 
@@ -33,6 +35,7 @@ class TorchOptimizer:
         module: what it trains.
         lr: learning rate.
         base: parameters that it knows nothing of.
+        underway: whether it has `UNDERWAY` steps behind it; otherwise it begins.
     """
 
     def __init__(
@@ -41,10 +44,18 @@ class TorchOptimizer:
         module: nn.Module,
         lr: float = LEARNING_RATE,
         base: Collection[str] = (),
+        *,
+        underway: bool = False,
     ) -> None:
         self._parameters = {name: value for name, value in module.named_parameters() if name not in base}
         self._recipe, self._record, self._steps = recipe, recipe.optimizer, 0
         self._optimizer = recipe.optimizer.pytorch(list(self._parameters.values()), lr)
+        behind = {state.name: state.underway for state in self._record.states if state.underway is not None}
+        if underway and behind:
+            self._steps = UNDERWAY
+            for parameter in self._parameters.values():
+                made = {name: torch.full_like(parameter, value) for name, value in behind.items()}
+                self._optimizer.state[parameter] = {"step": torch.tensor(float(UNDERWAY)), **made}
 
     def step(self, loss: Tensor, *, materialize: bool = False) -> None:
         """Go down the gradient of a loss.
@@ -88,15 +99,22 @@ class Reference:
         recipe: loss, optimizer, clipping and proximal term.
         lr: learning rate.
         base: frozen parameters that no graph returns.
+        underway: whether the training has begun before; see `TorchOptimizer`.
     """
 
     def __init__(
-        self, module: nn.Module, recipe: Recipe, lr: float = LEARNING_RATE, base: Collection[str] = ()
+        self,
+        module: nn.Module,
+        recipe: Recipe,
+        lr: float = LEARNING_RATE,
+        base: Collection[str] = (),
+        *,
+        underway: bool = False,
     ) -> None:
         self._module = set_mode(copy.deepcopy(module), "train")
         self._recipe, self._base = recipe, base
         self._sent = [p.detach() for p in module.parameters()]
-        self._optimizer = TorchOptimizer(recipe, self._module, lr, base)
+        self._optimizer = TorchOptimizer(recipe, self._module, lr, base, underway=underway)
 
     def step(self, x: Tensor, answer: Answer, noise: Mapping[str, Tensor] | None = None) -> NDArray[Any]:
         """One training step; returns the loss."""

@@ -45,7 +45,7 @@ class Adam(Optimizer):
     @property
     def states(self) -> tuple[State, ...]:
         """The means of gradient and square."""
-        return State(_FIRST), State(_SECOND)
+        return State(_FIRST, underway=0.0), State(_SECOND, underway=1e-6)
 
     def direction(self, slot: Slot) -> tuple[Tensor, dict[str, Tensor]]:
         """The mean of the gradient over the root of that of its square, both freed of their start at zero."""

@@ -174,7 +174,7 @@ def check_train(
 
     def run(seeded: SizedBatches) -> CheckSpec:
         worst = Worst()
-        reference = Reference(module, recipe, base=base)
+        reference = Reference(module, recipe, base=base, underway=True)
         held = {parameter_input(name): module.get_parameter(name).detach().numpy() for name in base}
         for number, (x, y) in enumerate(seeded.take(seeded.steps)):
             worst.sizes.append(len(y))
