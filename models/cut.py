@@ -57,6 +57,11 @@ class Cut:
         self._axes: dict[str, Axis] = {}
         self._labels: dict[str, None] = {}
         self._blocks: int | None = None
+        self._instead: Axis | None = None
+
+    def declare(self, axis: Axis) -> None:
+        """Take the axis of this name to be another than the builder asks for, of as many units or of groups of them."""
+        self._instead = axis
 
     @property
     def rate(self) -> float:
@@ -222,13 +227,16 @@ class Cut:
     def _kept(self, axis: Axis) -> int:
         if axis.name.startswith(FIXED_PREFIX):
             raise ConfigError(f"axis {axis.name}: names that start with {FIXED_PREFIX!r} are taken; choose another")
+        times = 1
+        if self._instead is not None and self._instead.name == axis.name:
+            times, axis = axis.size // self._instead.size, self._instead
         known = self._axes.setdefault(axis.name, axis)
         if known != axis:
             raise ConfigError(
                 f"axis {axis.name} was named twice, as {known.size} units in {known.groups} groups and as"
                 f" {axis.size} in {axis.groups}; give different layers different names"
             )
-        return axis.kept(self._rate) + axis.groups * self._enlarge.get(axis.name, 0)
+        return (axis.kept(self._rate) + axis.groups * self._enlarge.get(axis.name, 0)) * times
 
 
 class _Whole(Cut):

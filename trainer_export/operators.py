@@ -144,7 +144,24 @@ def _group_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, *sizes: A
     return normal, mean.squeeze(2), inverse.squeeze(2)
 
 
+def _remainder(x: Tensor, divisor: Any) -> Tensor:
+    found: Tensor = x - torch.div(x, divisor, rounding_mode="floor") * divisor
+    return found
+
+
+def _eye(rows: int, columns: int | None = None, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+    """PyTorch's own decomposition counts in bytes, which graphs have not."""
+    places = torch.arange(rows).unsqueeze(1) == torch.arange(rows if columns is None else columns)
+    return places.to(dtype or torch.get_default_dtype())
+
+
 DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
-    {torch.ops.aten.native_group_norm.default: _group_norm}
+    {
+        torch.ops.aten.native_group_norm.default: _group_norm,
+        torch.ops.aten.eye.default: _eye,
+        torch.ops.aten.eye.m: _eye,
+        torch.ops.aten.remainder.Scalar: _remainder,
+        torch.ops.aten.remainder.Tensor: _remainder,
+    }
 )
 """Operators to take apart while tracing, beyond those PyTorch takes apart into its core set."""

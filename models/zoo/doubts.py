@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -20,12 +20,13 @@ __all__ = ["explained"]
 _MOST_TRIALS = 16
 
 
-def explained(doubt: Doubt, case: Case) -> str:
+def explained(doubt: Doubt, case: Case, works: Callable[[Axis], bool]) -> str:
     """Say why an axis cannot be cut as it is declared, and what to do.
 
     Args:
         doubt: what `proved_dims` found.
         case: the model.
+        works: whether the architecture can be cut with another form of an axis.
     """
     axis = case.axes[doubt.axis]
     carriers = [place for place, moved in case.growth.items() if axis.name in moved]
@@ -46,19 +47,20 @@ def explained(doubt: Doubt, case: Case) -> str:
             f" value), first in {module}"
         )
         last = "declare it with leading=True if its leading units alone make sense (for static plans, no others)"
-    return f"{what}; {', or '.join([*_remedies(case, axis), last])}"
+    return f"{what}; {', or '.join([*_remedies(case, axis, works), last])}"
 
 
-def _remedies(case: Case, axis: Axis) -> Iterator[str]:
+def _remedies(case: Case, axis: Axis, works: Callable[[Axis], bool]) -> Iterator[str]:
     """Other ways to declare the axis with which the layout holds."""
     counts = [number for number in range(2, axis.size) if axis.size % number == 0 and number % axis.groups == 0]
     for groups in counts[:_MOST_TRIALS]:
-        times = groups // axis.groups
-        if times > 1 and _holds(case, replace(axis, groups=groups, leading=False), times, 1):
+        times, inside = groups // axis.groups, replace(axis, groups=groups, leading=False)
+        if times > 1 and _holds(case, inside, times, 1) and (axis.groups > 1 or works(inside)):
             yield f"cut inside its groups: cut.heads({axis.name!r}, {groups}, {axis.size // groups}) * {groups}"
             break
     for groups in [axis.groups] if axis.groups > 1 else counts[-_MOST_TRIALS:][::-1]:
-        if _holds(case, Axis(axis.name, groups), axis.size // groups, axis.groups):
+        whole = Axis(axis.name, groups)
+        if _holds(case, whole, axis.size // groups, axis.groups) and (axis.groups > 1 or works(whole)):
             yield f"cut whole groups: cut.groups({axis.name!r}, {groups}) * {axis.size // groups}"
             break
 

@@ -7,8 +7,9 @@ happen on torch's meta device and cost no memory.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
-from fleet_protocol.errors import ConfigError
+from fleet_protocol.errors import ConfigError, PlanError
 from models.architecture import Architecture, call_builder
 from models.axes import Axis, AxisKind
 from models.cut import CLASSES, Cut
@@ -68,6 +69,24 @@ def initial_weights(
 
 def infer_layout(arch: Architecture, settings: Mapping[str, Any] | None = None) -> Layout:
     """Infer the layout of an architecture's global model; see `models.registry.infer_layout`."""
+    return _inferred(arch, settings, lambda axis: _works(arch, settings, axis))
+
+
+def _works(arch: Architecture, settings: Mapping[str, Any] | None, axis: Axis) -> bool:
+    """Whether a layout is found with another form of an axis, as its author would declare it."""
+
+    def build(cut: Cut, **chosen: Any) -> Any:
+        cut.declare(axis)
+        return arch.build(cut, **chosen)
+
+    try:
+        _inferred(replace(arch, build=build), settings, lambda _: False)
+    except (ConfigError, PlanError):
+        return False
+    return True
+
+
+def _inferred(arch: Architecture, settings: Mapping[str, Any] | None, works: Callable[[Axis], bool]) -> Layout:
     cut = Cut()
     module = _meta_module(arch, cut, settings)
     _refuse_unsliceable(arch, module)
@@ -78,7 +97,11 @@ def infer_layout(arch: Architecture, settings: Mapping[str, Any] | None = None) 
     depth = 1 if cut.blocks is None else cut.blocks
     by_depth = None if cut.blocks is None else _blocks_by_depth(arch, settings, shapes, depth)
     growth = grown_with(arch.name, axes, lambda enlarge: _shapes(_meta_module(arch, Cut(enlarge=enlarge), settings)))
-    dims = _proved(arch, settings, module, axes, growth)
+    case = Case(tuple(_views(arch, settings, module, axes, growth)), growth)
+    found = proved_dims(case)
+    if isinstance(found, Doubt):
+        raise ConfigError(f"{arch.name}: {explained(found, case, works)}")
+    dims = found.dims
     axes = whole_axes(axes, dims)
     blocks = _head_from_labels(shapes, dims) if by_depth is None else by_depth
     full = arch.settings(settings)
@@ -158,33 +181,33 @@ def _refuse_unsliceable(arch: Architecture, module: nn.Module) -> None:
             raise ConfigError(f"{arch.name}: parameter {name} has no shape yet; use no lazy layers")
 
 
-def _proved(
-    arch: Architecture, settings: Mapping[str, Any] | None, module: nn.Module, axes: Mapping[str, Axis], growth: Growth
-) -> Mapping[str, tuple[Dim, ...]]:
-    """Find the order of the entries of every dimension, and prove it on the whole model."""
-    case = Case(tuple(_views(arch, settings, module, axes, growth)), growth)
-    found = proved_dims(case)
-    if isinstance(found, Doubt):
-        raise ConfigError(f"{arch.name}: {explained(found, case)}")
-    return found.dims
-
-
 def _views(
     arch: Architecture, settings: Mapping[str, Any] | None, module: nn.Module, axes: Mapping[str, Axis], growth: Growth
 ) -> Iterator[View]:
-    """The whole model, and a narrower one where units have many entries or lie in groups."""
+    """The whole model, and one of other sizes where units have many entries or lie in groups."""
     is_large = sum(value.numel() for value in module.parameters()) > _LARGE
-    yield _view(_Built(arch, settings, module, axes, Cut()), gradients=not is_large)
+    yield _view(_Built(arch, settings, module, axes, Cut), gradients=not is_large)
     is_flat = all(axis.groups == 1 for axis in axes.values()) and all([*row.values()] == [1] for row in growth.values())
     if is_flat and not is_large:
         return
-    for rate in (_NARROW[-1], *_NARROW) if is_large else _NARROW:
+    rates = (_NARROW[-1], *_NARROW) if is_large else _NARROW
+    for rate, more in [*((rate, _more(axes, rate)) for rate in rates), *((rate, {}) for rate in rates)]:
         with contextlib.suppress(ConfigError):
-            smaller = {name: replace(axis, size=axis.kept(rate)) for name, axis in axes.items()}
-            yield _view(
-                _Built(arch, settings, _meta_module(arch, Cut(rate), settings), smaller, Cut(rate)), gradients=True
-            )
+            cut = partial(Cut, rate, enlarge=more)
+            sizes = {name: axis.kept(rate) + axis.groups * more.get(name, 0) for name, axis in axes.items()}
+            other = {name: replace(axis, size=sizes[name]) for name, axis in axes.items()}
+            yield _view(_Built(arch, settings, _meta_module(arch, cut(), settings), other, cut), gradients=True)
             return
+
+
+def _more(axes: Mapping[str, Axis], rate: float) -> dict[str, int]:
+    """Units to add in each group of axes so small that a narrower model has all of them or one, which prove nothing."""
+    kept = {name: axis.kept(rate) // axis.groups for name, axis in axes.items() if axis.kind is AxisKind.WIDTH}
+    return {
+        name: axes[name].group_size + 1 - number
+        for name, number in kept.items()
+        if axes[name].group_size > 1 and not 1 < number < axes[name].group_size
+    }
 
 
 @dataclass(frozen=True)
@@ -195,7 +218,7 @@ class _Built:
     settings: Mapping[str, Any] | None
     module: nn.Module
     axes: Mapping[str, Axis]
-    cut: Cut
+    cut: Callable[[], Cut]
 
 
 def _view(built: _Built, *, gradients: bool) -> View:
@@ -211,7 +234,7 @@ def _view(built: _Built, *, gradients: bool) -> View:
                 return View(subject, shapes, built.axes, before)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        real = _module(arch, Cut(built.cut.rate), built.settings)
+        real = _module(arch, built.cut(), built.settings)
     subject = subject_of(real, samples(real, row))
     try:
         return View(subject, shapes, built.axes, subject.run(gradients=gradients))

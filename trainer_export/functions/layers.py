@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fleet_protocol.errors import ExportError
+from trainer_export.operators import take
 
 __all__ = ["FUNCTIONS"]
 
@@ -86,6 +87,15 @@ def _bilinear(left: Tensor, right: Tensor, weight: Tensor, bias: Tensor | None =
     return functional.linear(products.flatten(-2), weight.flatten(1), bias)
 
 
+def _unfold(x: Tensor, dimension: int, size: int, step: int) -> Any:
+    dim, length = dimension % x.dim(), x.shape[dimension]
+    if not isinstance(length, int):
+        return NotImplemented
+    starts = range(0, length - size + 1, step)
+    windows = take(x, dim, [start + place for start in starts for place in range(size)])
+    return windows.unflatten(dim, (len(starts), size)).movedim(dim + 1, -1)
+
+
 def _batch_norm(*_: Any, **__: Any) -> Any:
     raise ExportError(
         "batch norm cannot be exported: running averages of unequal sub-models cannot be merged; `shoal export"
@@ -103,6 +113,15 @@ def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = F
     )
 
 
+def _alpha_dropout(x: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> Any:
+    del x, inplace
+    if not training or p == 0:
+        return NotImplemented
+    raise ExportError(
+        "alpha dropout cannot be exported; use nn.Dropout and `shoal export --convert`, which gives it random numbers"
+    )
+
+
 FUNCTIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
         functional.embedding_bag: _embedding_bag,
@@ -111,6 +130,7 @@ FUNCTIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         torch._weight_norm: _weight_norm,  # noqa: SLF001 - what torch.nn.utils.weight_norm calls
         functional.one_hot: _one_hot,
         functional.bilinear: _bilinear,
+        torch.Tensor.unfold: _unfold,
         functional.batch_norm: _batch_norm,
         **dict.fromkeys(
             (
@@ -118,10 +138,10 @@ FUNCTIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
                 functional.dropout1d,
                 functional.dropout2d,
                 functional.dropout3d,
-                functional.alpha_dropout,
-                functional.feature_alpha_dropout,
             ),
             _dropout,
         ),
+        functional.alpha_dropout: _alpha_dropout,
+        functional.feature_alpha_dropout: _alpha_dropout,
     }
 )
