@@ -160,6 +160,9 @@ DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         torch.ops.aten.native_group_norm.default: _group_norm,
         torch.ops.aten.eye.default: _eye,
         torch.ops.aten.eye.m: _eye,
+        torch.ops.aten.trunc.default: lambda x: torch.sign(x) * torch.floor(torch.abs(x)),
+        torch.ops.aten.hypot.default: lambda x, y: torch.sqrt(x * x + y * y),
+        torch.ops.aten.erfc.default: lambda x: 1 - torch.erf(x),
         torch.ops.aten.remainder.Scalar: _remainder,
         torch.ops.aten.remainder.Tensor: _remainder,
     }

@@ -35,6 +35,17 @@ class Do(nn.Module):
         return self.function(x)
 
 
+class Twice(nn.Module):
+    """A layer of two inputs."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x, x.tanh())
+
+
 def deviation(layer: nn.Module, rank: int = 2) -> float:
     """Of six steps of a network with the layer in its middle."""
     stem, signature = STEMS[rank]
@@ -117,6 +128,15 @@ OTHERS: Mapping[str, tuple[int, nn.Module]] = {
     "sorted": (2, Do(lambda x: x.sort(3, descending=True)[0] * torch.arange(8))),
     "running sum": (2, Do(lambda x: x.cumsum(2))),
     "angles": (2, Do(lambda x: torch.atan(x) + torch.asinh(x) + x.sinh() + x.cosh())),
+    "windows": (2, Do(lambda x: x.unfold(2, 3, 2).flatten(3))),
+    "diagonals": (2, Do(lambda x: torch.diagonal(x, 1, 3, 2) * x.diagonal(-1, 2, 3))),
+    "diagonal matrices": (2, Do(lambda x: torch.diag_embed(x[:, :, 0]) + torch.eye(8, dtype=torch.float32))),
+    "distances": (2, Do(lambda x: torch.cdist(x, x[:, :, :3]))),
+    "remainders": (2, Do(lambda x: x % 0.7 + torch.remainder(x, x.detach().abs() + 1))),
+    "negative whole numbers": (2, Do(lambda x: x * ((x.detach() * 9).long() // 4) + (x.detach() * 9).long() % -4)),
+    "towards zero": (2, Do(lambda x: x + x.frac() + torch.hypot(x, x + 3) + torch.erfc(x))),
+    "masks multiplied": (2, Do(lambda x: x * ((x > 0) * (x < 0.5)))),
+    "bilinear": (2, Twice(nn.Bilinear(8, 8, 3))),
     "scattered": (2, Do(lambda x: torch.zeros_like(x).scatter_add(3, x.argsort(3), x * x))),
 }
 KINDS = [RESIZED, TRANSPOSED, POOLED, PADDED, OTHERS]

@@ -96,6 +96,28 @@ def _unfold(x: Tensor, dimension: int, size: int, step: int) -> Any:
     return windows.unflatten(dim, (len(starts), size)).movedim(dim + 1, -1)
 
 
+def _diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    square = x.movedim((dim1, dim2), (-2, -1))
+    sizes: tuple[Any, ...] = square.shape[-2:]
+    rows, columns = sizes
+    if not isinstance(rows, int) or not isinstance(columns, int):
+        return NotImplemented
+    places = [row * columns + row + offset for row in range(rows) if 0 <= row + offset < columns]
+    return take(square.flatten(-2), square.dim() - 2, places)
+
+
+def _diag_embed(x: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
+    if offset or (dim1, dim2) != (-2, -1):
+        return NotImplemented
+    return x.unsqueeze(-1) * torch.eye(x.shape[-1])
+
+
+def _cdist(left: Tensor, right: Tensor, p: float = 2.0, compute_mode: Any = None) -> Tensor:
+    del compute_mode
+    distance: Tensor = torch.linalg.vector_norm(left.unsqueeze(-2) - right.unsqueeze(-3), p, dim=-1)
+    return distance
+
+
 def _batch_norm(*_: Any, **__: Any) -> Any:
     raise ExportError(
         "batch norm cannot be exported: running averages of unequal sub-models cannot be merged; `shoal export"
@@ -131,6 +153,9 @@ FUNCTIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         functional.one_hot: _one_hot,
         functional.bilinear: _bilinear,
         torch.Tensor.unfold: _unfold,
+        **dict.fromkeys((torch.diagonal, torch.Tensor.diagonal), _diagonal),
+        torch.diag_embed: _diag_embed,
+        torch.cdist: _cdist,
         functional.batch_norm: _batch_norm,
         **dict.fromkeys(
             (

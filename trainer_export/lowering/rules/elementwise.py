@@ -51,6 +51,8 @@ def _unary(op_type: str) -> Callable[..., Value]:
 
 def _binary(op_type: str) -> Callable[..., Value]:
     def lower(e: Emitter, out: Spec, a: Any, b: Any) -> Value:
+        if op_type == "Mul" and out.dtype == torch.bool:
+            return e.pointwise("And", a, b)
         if isinstance(b, (int, float)) and b == (1 if op_type in ("Mul", "Div") else None):
             return operand(e, a, out.dtype)
         return e.pointwise(op_type, operand(e, a, out.dtype), operand(e, b, out.dtype))

@@ -1,0 +1,19 @@
+"""The same heads declared two by two: refused as well, though in the whole model halves of heads could change places.
+
+Source: Press, Smith, Lewis, "Train short, test long", ICLR 2022.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from models import Cut, architecture
+from tests.gallery.alibi import Net
+
+REFUSED = r"units of axis head are not interchangeable.*leading=True"
+
+
+@architecture()
+def alibi_pairs(cut: Cut, *, input_shape: tuple[int, ...] = (6, 8), classes: int = 4) -> nn.Module:
+    """Build the model."""
+    return Net(cut.heads("head", 2, 2) * 2, cut.classes(classes))
