@@ -25,6 +25,7 @@ TABLES = {
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_the_order_of_a_flattened_map_costs_nothing(tmp_path: Path) -> None:
     """Means over three seeds are as near as the seeds of one order are.
 

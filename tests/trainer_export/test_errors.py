@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fleet_protocol.errors import ConfigError, ExportError
+from models.zoo.conversion import convert
 from models.zoo.dropout import Dropout
 from models.zoo.layers import StaticBatchNorm
 from tests.trainer_export.helpers import train_report
@@ -145,6 +148,77 @@ def test_a_model_that_does_not_fit_its_samples(module: nn.Module, message: str) 
 def test_what_a_refusal_advises_works(module: nn.Module, signature: Signature) -> None:
     """Each remedy that a message names is one."""
     assert train_report(module, signature.with_places_of(module)).worst_absolute <= 1e-5
+
+
+class Between(nn.Module):
+    """A function between two layers, and beside a number that keeps its gradient."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.function, self.last = nn.Linear(6, 6), function, nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        return self.last(x + self.function(x))
+
+
+def _image(x: Tensor) -> Tensor:
+    return x.view(-1, 1, 2, 3).repeat(1, 1, 2, 2)
+
+
+def _grid(x: Tensor) -> Tensor:
+    places = torch.stack(torch.meshgrid(torch.linspace(-1, 1, 2), torch.linspace(-1, 1, 3), indexing="ij")[::-1], -1)
+    return functional.grid_sample(_image(x), places.expand(x.shape[0], 2, 3, 2), align_corners=True).flatten(1)
+
+
+def _unpooled(x: Tensor) -> Tensor:
+    return functional.max_unpool2d(*functional.max_pool2d(_image(x), 2, return_indices=True), 2).flatten(1)[:, :6]
+
+
+def _resized(x: Tensor) -> Tensor:
+    return functional.interpolate(_image(x), (2, 3), mode="bilinear", align_corners=True).flatten(1)
+
+
+def _cosines(x: Tensor) -> Tensor:
+    steps = torch.arange(6)
+    return x @ torch.cos(2 * torch.pi / 6 * steps[:, None] * steps)
+
+
+REMEDIES: Mapping[str, tuple[Callable[[Tensor], Tensor], str, Callable[[Tensor], Tensor]]] = {
+    "norm": (lambda x: x.norm(3, 1, keepdim=True), "use order 1 or 2", lambda x: x.norm(1, 1, keepdim=True)),
+    "roll": (lambda x: x.roll(1), "name the dimension", lambda x: x.roll(1, 1)),
+    "flip": (lambda x: x.flip(0), "name another dimension", lambda x: x.flip(1)),
+    "mask": (lambda x: x[x > 0].sum(), "multiply by it", lambda x: (x * (x > 0)).sum(1, keepdim=True)),
+    "product": (
+        lambda x: x.sigmoid().prod(1, keepdim=True),
+        "exp of a sum of torch.log",
+        lambda x: x.sigmoid().log().sum(1, keepdim=True).exp(),
+    ),
+    "angle": (lambda x: torch.atan2(x, x * x + 1), "torch.atan of a quotient", lambda x: torch.atan(x / (x * x + 1))),
+    "fourier": (lambda x: torch.fft.fft(x).real, "tables of cosines and sines", _cosines),
+    "sampled": (_grid, "interpolate for a fixed grid", _resized),
+    "unpooled": (_unpooled, "use Upsample or a transposed", lambda x: nn.Upsample((2, 3))(_image(x)).flatten(1)),
+    "one hot": (
+        lambda x: functional.one_hot(x.argmax(1)),
+        "name the number of classes",
+        lambda x: functional.one_hot(x.argmax(1), 6),
+    ),
+    "random": (torch.rand_like, "a NoiseLayer of models.zoo.dropout", Dropout(0.3)),
+    "alpha": (
+        lambda x: functional.alpha_dropout(x, 0.2, training=True),
+        "nn.Dropout and .*--convert",
+        convert(nn.Sequential(nn.Dropout(0.2)))[0],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REMEDIES)
+def test_a_refusal_and_what_it_advises(name: str) -> None:
+    """The function is refused by its line, and what stands in the message trains as in PyTorch."""
+    refused, message, instead = REMEDIES[name]
+    with pytest.raises(ExportError, match=rf"line \d+ of test_errors\.py: .*{message}"):
+        train_report(Between(refused), VECTOR)
+    assert train_report(Between(instead), VECTOR, sizes=(4, 3)).worst_absolute <= 1e-5
 
 
 @pytest.mark.parametrize("numbers", [{"momentum": 1.0}, {"momentum": -0.1}, {"weight_decay": -1.0}, {"clip_norm": 0.0}])

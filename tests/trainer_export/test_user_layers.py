@@ -134,7 +134,10 @@ OTHERS: Mapping[str, tuple[int, nn.Module]] = {
     "distances": (2, Do(lambda x: torch.cdist(x, x[:, :, :3]))),
     "remainders": (2, Do(lambda x: x % 0.7 + torch.remainder(x, x.detach().abs() + 1))),
     "negative whole numbers": (2, Do(lambda x: x * ((x.detach() * 9).long() // 4) + (x.detach() * 9).long() % -4)),
-    "towards zero": (2, Do(lambda x: x + x.frac() + torch.hypot(x, x + 3) + torch.erfc(x))),
+    "towards zero": (
+        2,
+        Do(lambda x: x + x.frac() * torch.div(x, 0.3, rounding_mode="trunc") + torch.hypot(x, x + 3) + torch.erfc(x)),
+    ),
     "masks multiplied": (2, Do(lambda x: x * ((x > 0) * (x < 0.5)))),
     "bilinear": (2, Twice(nn.Bilinear(8, 8, 3))),
     "scattered": (2, Do(lambda x: torch.zeros_like(x).scatter_add(3, x.argsort(3), x * x))),

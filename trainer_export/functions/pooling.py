@@ -78,10 +78,15 @@ def _volume(
     return torch.unflatten(lines, 3, [int(side) for side in sides])
 
 
+def _unpool(*_: Any, **__: Any) -> Any:
+    raise ExportError("max_unpool cannot be exported; use Upsample or a transposed convolution")
+
+
 FUNCTIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
         functional.adaptive_max_pool1d: _adaptive(1),
         functional.adaptive_max_pool2d: _adaptive(2),
         functional.max_pool3d: _volume,
+        **dict.fromkeys((functional.max_unpool1d, functional.max_unpool2d, functional.max_unpool3d), _unpool),
     }
 )

@@ -96,9 +96,9 @@ def _div(e: Emitter, out: Spec, a: Any, b: Any, *, rounding_mode: str | None = N
     result = e.pointwise("Div", operand(e, a, out.dtype), operand(e, b, out.dtype))
     if rounding_mode is None or not out.dtype.is_floating_point:
         return result
-    if rounding_mode != "floor":
-        raise ExportError("division that rounds towards zero cannot be exported; use torch.floor_divide")
-    return e.pointwise("Floor", result)
+    if rounding_mode == "floor":
+        return e.pointwise("Floor", result)
+    return e.pointwise("Mul", e.pointwise("Sign", result), e.pointwise("Floor", e.pointwise("Abs", result)))
 
 
 def _pow(e: Emitter, out: Spec, x: Value, exponent: Any) -> Value:

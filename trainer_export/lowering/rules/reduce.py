@@ -87,10 +87,12 @@ def _vector_norm(e: Emitter, out: Spec, x: Value, *args: Any, **_: object) -> Va
     del out
     given: tuple[Any, ...] = (*args, *(2, None, False)[len(args) :])
     order, dim, keepdim = given
-    if order != 2:
-        raise ExportError(f"vector norm of order {order} cannot be exported; use order 2")
+    if order not in (1, 2):
+        raise ExportError(f"vector norm of order {order} cannot be exported; use order 1 or 2")
     if x.rank == 0:
         return e.pointwise("Abs", x)
+    if order == 1:
+        return e.reduce("ReduceSum", e.pointwise("Abs", x), list(dim or range(x.rank)), keep=keepdim)
     return e.reduce("ReduceL2", x, list(dim or range(x.rank)), keep=keepdim)
 
 
