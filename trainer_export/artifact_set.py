@@ -38,6 +38,7 @@ from trainer_export.parallel import run_jobs
 from trainer_export.progress import Counter, Progress
 from trainer_export.publishing import replacing, write_file
 from trainer_export.recipe import Recipe
+from trainer_export.start import Start
 from trainer_export.tier_set import Format, TierSets
 
 __all__ = ["FORMATS", "Format", "Others", "TierReport", "export_architecture", "installed_formats"]
@@ -98,6 +99,7 @@ def export_architecture(
     heads: Mapping[Tier, int] | None = None,
     others: Others = "refuse",
     jobs: int | None = 1,
+    start: Start | None = None,
 ) -> tuple[TierReport, ...]:
     """Export, check and publish the artifact sets of some tiers of one architecture.
 
@@ -115,6 +117,7 @@ def export_architecture(
         others: what becomes of tiers that are there and not asked for; those that stay are brought up to date.
         jobs: tiers at a time, each in a process of its own; 1 for one after the other in this, None for as many as
             cores and memory allow. The files are the same.
+        start: what the global model starts from, frozen tensors included; by default it is drawn.
 
     Returns:
         One report per tier, in order, those that stay at the end.
@@ -158,6 +161,7 @@ def export_architecture(
         with calm_torch(), replacing(out / arch.name) as folder:
             write_file(folder / "layout.json", layout.to_json().encode())
             weights = initial_weights(arch, settings, seed)
+            weights = weights if start is None else start.put_into(weights)
             frozen = {item.name: weights.pop(item.name) for item in layout.base}
             write_file(folder / "init.safetensors", encode_weights(weights))
             base = SetFile(BASE, "base.safetensors", encode_weights(frozen)) if frozen else None

@@ -3,13 +3,22 @@
 import json
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+from broker_server.store import Store, VersionRecord
+from broker_server.store.records import RunRecord
+from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.manifest import parse_manifest
+from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.recipe import RecipeTable
+from fleet_protocol.weights import encode_weights
+from models.registry import Registry
+from models.zoo.inference import initial_weights
 from shoal.cli.main import main
 from shoal.cli.options import read_recipe
 from tests.brokers import free_port
@@ -75,6 +84,26 @@ def test_export_prints_a_table_and_json(tmp_path):
     assert [row["tier"] for row in rows] == ["w1.00-d1", "w0.25-d1"]
     assert all(0 <= row["worst_deviation"] < 1e-4 for row in rows)
     assert (tmp_path / "artifacts" / "mlp" / "w0.25-d1" / "train.onnx").is_file()
+
+
+def test_export_starts_from_a_file_and_from_the_store_of_a_run(tmp_path):
+    """Renamed tensors of a file of torch, then the newest version of a store; a bad mapping says how it is written."""
+    command = ["export", "--arch", "mlp", "--set", "input_shape=1,4,4", "--set", "hidden=6,6", "--formats", "onnx"]
+    initial = tmp_path / "artifacts" / "mlp" / "init.safetensors"
+    drawn = initial_weights(Registry.zoo().get("mlp"), {"input_shape": (1, 4, 4), "hidden": (6, 6)})
+    torch.save({f"net.{name}": torch.tensor(value + 1) for name, value in drawn.items()}, tmp_path / "there.pt")
+    wrong = shoal(*command, "--start", "there.pt", "--start-name", "net.*", cwd=tmp_path)
+    assert (wrong.returncode, "give THEIRS=OURS" in wrong.stderr) == (2, True), wrong.stderr
+    renamed = shoal(*command, "--start", "there.pt", "--start-name", "net.*=*", cwd=tmp_path)
+    assert renamed.returncode == 0, renamed.stderr
+    np.testing.assert_array_equal(open_tensors(initial)[next(iter(drawn))], drawn[next(iter(drawn))] + 1)
+    with closing(Store(tmp_path / "store")) as store:
+        digest = BlobStore(tmp_path / "store" / "blobs").put(encode_weights({k: v + 2 for k, v in drawn.items()}))
+        record = RunRecord("run", "t", "mlp", "{}", "finished", None, 0.0, 0.0, 0, 0)
+        store.add_run(record, VersionRecord("run", 0, 0, digest, None, None, 0.0, None))
+    stored = shoal(*command, "--start", "store", cwd=tmp_path)
+    assert stored.returncode == 0, stored.stderr
+    np.testing.assert_array_equal(open_tensors(initial)[next(iter(drawn))], drawn[next(iter(drawn))] + 2)
 
 
 OWN = """

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from models.tier import Tier
     from models.zoo.conversion import Replacement
     from trainer_export.artifact_set import TierReport
+    from trainer_export.start import Start
 
 __all__ = ["app"]
 
@@ -81,6 +82,16 @@ class _Options:
     jobs: Annotated[
         int | None, typer.Option(min=1, help="Tiers at a time; by default as many as cores and 1.5 GB allow.")
     ] = None
+    start: Annotated[
+        Path | None,
+        typer.Option(help="Start from a .safetensors, .pt or .bin file, or a store's newest version."),
+    ] = None
+    start_name: Annotated[
+        Settings, typer.Option(help="What a tensor there is called here, THEIRS=OURS, for example 'model.*=*'.")
+    ] = None
+    start_partial: Annotated[
+        bool, typer.Option("--start-partial", help="Take of --start what fits, and leave the rest as it is drawn.")
+    ] = False
     as_json: AsJson = False
 
 
@@ -132,8 +143,26 @@ def _export(options: _Options) -> None:
             heads=heads,
             others="add" if options.add else "replace" if options.replace else "refuse",
             jobs=options.jobs,
+            start=_start(options),
         )
     _print_reports(reports, f"{options.arch} in {options.out}", as_json=options.as_json)
+
+
+def _start(options: _Options) -> Start | None:
+    from trainer_export.start import Start, read_start
+
+    if options.start is None:
+        return None
+    if options.start.is_dir():
+        from shoal.cli.stored import stored_version
+
+        tensors = stored_version(options.start, None, None).weights
+    else:
+        tensors = read_start(options.start)
+    names = [(theirs, ours) for theirs, _, ours in (pair.partition("=") for pair in options.start_name or [])]
+    if not all(ours for _, ours in names):
+        raise ConfigError("--start-name: give THEIRS=OURS, for example 'model.*=*'")
+    return Start(tensors, str(options.start), names, options.start_partial)
 
 
 def _print_cuts(layout: Layout, tiers: Sequence[Tier], *, as_json: bool) -> None:

@@ -1,0 +1,88 @@
+"""Starting from a file: exact, renamed and partial names, every kind of file, and what is said of those that misfit."""
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from broker_server.rounds.artifacts import load_artifacts
+from fleet_protocol.errors import ConfigError
+from fleet_protocol.mapped_tensors import open_tensors
+from models import infer_layout
+from models.zoo.inference import initial_weights
+from tests.adapted import BASE, adapted
+from trainer_export.artifact_set import export_architecture
+from trainer_export.recipe import Recipe
+from trainer_export.start import Start, read_start
+
+DRAWN = {"a.weight": np.zeros((2, 3), np.float32), "b.weight": np.zeros((4,), np.float32)}
+GIVEN = {"a.weight": torch.ones(2, 3), "b.weight": torch.full((4,), 2.0)}
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "pt", "bin", "checkpoint.pt", "half.safetensors"])
+def test_every_kind_of_file_is_read(kind, tmp_path):
+    """Tensors as they are, under state_dict beside other things, and of half precision."""
+    path = tmp_path / f"weights.{kind}"
+    if "half" in kind:
+        save_file({name: value.bfloat16() for name, value in GIVEN.items()}, path)
+    elif kind.endswith("safetensors"):
+        save_file(GIVEN, path)
+    else:
+        torch.save({"state_dict": GIVEN, "epoch": 3} if "check" in kind else GIVEN, path)
+    found = Start(read_start(path), str(path)).put_into(DRAWN)
+    for name, value in GIVEN.items():
+        np.testing.assert_array_equal(found[name], value.numpy())
+        assert found[name].dtype == np.float32
+
+
+def test_names_are_mapped_by_patterns_and_the_first_that_matches_counts():
+    """A star stands for the same text on both sides."""
+    there = {"model.x.a.weight": np.ones((2, 3), np.float32), "last": np.ones(4, np.float32)}
+    names = [("model.x.*", "*"), ("model.*", "wrong.*"), ("last", "b.weight")]
+    found = Start(there, "file", names).put_into(DRAWN)
+    assert all((value == 1).all() for value in found.values())
+
+
+def test_what_does_not_fit_is_said_and_partly_taken_if_asked():
+    """Without partial everything must fit; with it the rest keeps what was drawn, and something must fit."""
+    there = {"a.weight": np.ones((2, 3), np.float32), "b.weights": np.ones(4, np.float32)}
+    said = (
+        r"file: 1 tensors of the model are not there \(b\.weight\); 1 are not the model's \(b\.weights\).*did you mean"
+    )
+    with pytest.raises(ConfigError, match=said):
+        Start(there, "file").put_into(DRAWN)
+    found = Start(there, "file", partial=True).put_into(DRAWN)
+    assert (found["a.weight"] == 1).all()
+    assert (found["b.weight"] == 0).all()
+    with pytest.raises(ConfigError, match=r"a\.weight is \[5\] and should be \[2, 3\]"):
+        Start({"a.weight": np.ones(5, np.float32)}, "file", partial=True).put_into(DRAWN)
+    with pytest.raises(ConfigError, match="two tensors would be a"):
+        Start({"a": np.ones(1), "b": np.ones(1)}, "file", [("b", "a")]).put_into(DRAWN)
+
+
+def test_files_of_anything_else_are_refused_and_run_nothing(tmp_path):
+    """Objects, no tensors, and files that are not there."""
+    torch.save(nn.Linear(2, 2), tmp_path / "module.pt")
+    torch.save({"epoch": 3}, tmp_path / "empty.pt")
+    for name in ("module.pt", "missing.bin", "missing.safetensors"):
+        with pytest.raises(ConfigError, match=r"cannot read the tensors in .*give a \.safetensors file"):
+            read_start(tmp_path / name)
+    with pytest.raises(ConfigError, match="no float tensors by name"):
+        read_start(tmp_path / "empty.pt")
+
+
+def test_an_export_starts_from_it_with_its_frozen_tensors(tmp_path):
+    """The base is the file's, and so are the weights of version 0, as far as the file has them."""
+    drawn = initial_weights(adapted)
+    there = {name: drawn[name] + 1 for name in (*BASE, "5.weight")}
+    layout = infer_layout(adapted)
+    start = Start(there, "file", partial=True)
+    export_architecture(adapted, None, [layout.tier(0.25)], Recipe(), tmp_path, formats=("onnx",), start=start)
+    artifacts = load_artifacts(tmp_path, "adapted", chunk_bytes=1024)
+    (only,) = artifacts.tiers.values()
+    base, weights = open_tensors(only.folder / "base.safetensors"), artifacts.initial_weights()
+    for name in BASE:
+        np.testing.assert_array_equal(base[name], there[name])
+    np.testing.assert_array_equal(weights["5.weight"], there["5.weight"])
+    np.testing.assert_array_equal(weights["1.down"], drawn["1.down"])
