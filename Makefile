@@ -59,7 +59,7 @@ mutants: $(MUTANTS_STAMP)  ## Mistakes put into merge, slicing, plan and adaptiv
 	$(BIN)/python -m tests.mutants
 
 conformance: $(STAMP)  ## Worked examples of the papers through this code: make conformance FILE=vectors.json
-	$(BIN)/python -m reproduction.conformance $(FILE)
+	$(BIN)/python -m tests.conformance $(FILE)
 
 check: $(STAMP)  ## Format, lint, types.
 	$(BIN)/ruff format --check .

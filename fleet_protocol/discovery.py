@@ -32,8 +32,8 @@ def discover(package: str, constant: str) -> Mapping[str, Any]:
     """Join the tables that the modules of a package have under one name.
 
     Example:
-        >>> list(discover("reproduction.conformance", "HANDLERS"))[:3]
-        ['R1', 'R2', 'R3']
+        >>> list(discover("broker_server.strategies", "STRATEGIES"))[:2]
+        ['fedavg', 'fedmedian']
 
     Args:
         package: its dotted name.

@@ -1,1 +1,1 @@
-"""The papers held against this code: their tables run again, their worked examples computed."""
+"""The papers held against this code: their tables run again."""

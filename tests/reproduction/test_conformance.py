@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from reproduction.conformance import Entry, read_entries, run_entry, run_file
-from reproduction.conformance.__main__ import main
-from reproduction.conformance.suite import Verdict
+from tests.conformance import Entry, read_entries, run_entry, run_file
+from tests.conformance.__main__ import main
+from tests.conformance.suite import Verdict
 from tests.reproduction.worked_examples import other_numbers
 
 VECTORS = Path(__file__).parents[3] / "shared" / "vectors" / "vectors.json"
@@ -158,12 +158,12 @@ def test_a_file_that_cannot_be_read_is_told_from_a_failure(tmp_path, capsys, tex
 
 
 def test_the_command_runs_as_a_module(tmp_path):
-    """``python -m reproduction.conformance FILE.json`` prints lines and ends with the verdict."""
+    """``python -m tests.conformance FILE.json`` prints lines and ends with the verdict."""
     path = written(
         tmp_path, [{"id": "W2", "inputs": {"U": [4.5], "theta": 9.0}, "expected": {"Un": [0.5], "rate": [0.5]}}]
     )
     done = subprocess.run(
-        [sys.executable, "-m", "reproduction.conformance", str(path)],
+        [sys.executable, "-m", "tests.conformance", str(path)],
         capture_output=True,
         text=True,
         timeout=120,

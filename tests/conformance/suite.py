@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fleet_protocol.discovery import discover
 from fleet_protocol.errors import ShoalError
-from reproduction.conformance.entry import Check, Entry, MismatchError, NotApplicableError, read_entries
+from tests.conformance.entry import Check, Entry, MismatchError, NotApplicableError, read_entries
 
 __all__ = ["Outcome", "Verdict", "handlers", "run_entry", "run_file"]
 
@@ -23,13 +23,13 @@ Handler = Callable[[Entry, Check], None]
 @cache
 def handlers() -> Mapping[str, Handler]:
     """What computes an entry, by the prefix of its id; imports torch."""
-    return discover("reproduction.conformance", "HANDLERS")
+    return discover("tests.conformance", "HANDLERS")
 
 
 class Verdict(str, Enum):
     """How an entry ended."""
 
-    PASS = "pass"  # noqa: S105  (not a password)
+    PASS = "pass"
     FAIL = "FAIL"
     NOT_APPLICABLE = "not applicable"
 

@@ -6,8 +6,8 @@ from types import MappingProxyType
 from typing import Any
 
 from device_runtime.training.choosers.adaptive import SizingConstants, choose, initial, normalise, observe, quantise
-from reproduction.conformance.entry import Check, Entry
 from simulation.clock import Clock, ClockConfig, ClockTable, DeviceType, Load, round_seconds
+from tests.conformance.entry import Check, Entry
 
 __all__ = ["HANDLERS"]
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from broker_server.strategies import accumulator as merge
 from broker_server.strategies.fml import merge_memes
 from models import Axis, AxisKind, Dim, compile_plan, make_plan
-from reproduction.conformance.entry import Check, Entry, NotApplicableError
-from reproduction.conformance.small import float32, layout_of
+from tests.conformance.entry import Check, Entry, NotApplicableError
+from tests.conformance.small import float32, layout_of
 from trainer_export.optimizers.sgd import Sgd
 from trainer_export.pair_step import Learner, Learnt, pair_step
 from trainer_export.recipe import Recipe

@@ -14,7 +14,7 @@ from torch import Tensor
 from broker_server.rounds.statistics import combine
 from fleet_protocol.manifest import statistic_mean, statistic_variance
 from models.zoo.layers import Scaler, StaticBatchNorm, set_mode
-from reproduction.conformance.entry import Check, Entry
+from tests.conformance.entry import Check, Entry
 from trainer_export.losses.cross_entropy import correct_count, loss_and_logit_gradient
 
 __all__ = ["HANDLERS"]

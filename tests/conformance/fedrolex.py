@@ -17,9 +17,9 @@ from broker_server.strategies.strategy import PlanRequest
 from broker_server.strategies.width_merge import Weighting, finish_width, fold_width, start_width
 from fleet_protocol.errors import PlanError
 from models import Axis, Dim, Layout, Plan, Tier, Window, compile_plan, slice_weights
-from reproduction.conformance.entry import Check, Entry, MismatchError
-from reproduction.conformance.heterofl_plans import published_layouts
-from reproduction.conformance.small import average, float32, layout_of, square
+from tests.conformance.entry import Check, Entry, MismatchError
+from tests.conformance.heterofl_plans import published_layouts
+from tests.conformance.small import average, float32, layout_of, square
 
 __all__ = ["HANDLERS"]
 

@@ -1,4 +1,4 @@
-"""Command line of the conformance run; see `reproduction.conformance`."""
+"""Command line of the conformance run; see `tests.conformance`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 from fleet_protocol.errors import DataError
-from reproduction.conformance.entry import read_entries
-from reproduction.conformance.suite import Verdict, run_entry
+from tests.conformance.entry import read_entries
+from tests.conformance.suite import Verdict, run_entry
 
 __all__ = ["main"]
 
@@ -25,7 +25,7 @@ def main(arguments: list[str] | None = None) -> int:
         0 if nothing failed, 1 if something did, 2 if the file cannot be read.
     """
     parser = argparse.ArgumentParser(
-        prog="python -m reproduction.conformance", description="Run worked examples through the product's own code."
+        prog="python -m tests.conformance", description="Run worked examples through the product's own code."
     )
     parser.add_argument("file", type=Path, help="JSON file of worked examples")
     options = parser.parse_args(arguments)

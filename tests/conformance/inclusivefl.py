@@ -15,8 +15,8 @@ from broker_server.strategies.inclusivefl import InclusiveSettings, InclusiveSta
 from broker_server.strategies.ladder import Ladder
 from broker_server.strategies.server_optimizer import OptimizerSettings
 from models import Axis, AxisKind, Dim, Layout, compile_plan, make_plan
-from reproduction.conformance.entry import Check, Entry, NotApplicableError
-from reproduction.conformance.small import layout_of
+from tests.conformance.entry import Check, Entry, NotApplicableError
+from tests.conformance.small import layout_of
 
 __all__ = ["HANDLERS"]
 
