@@ -69,6 +69,7 @@ def flood(url, fleet, kind, count, seconds=2.0):
 
 
 @pytest.mark.parametrize(("kind", "count"), [("nonsense", MESSAGES), ("devices", DEVICES)])
+@pytest.mark.slow
 def test_a_flood_delays_a_round_by_two_seconds_at_most(kind, count, broker, config, running, fleet):
     """Nonsense under invented names, and invented devices: no round takes long, and the store stays small."""
     with Peer(fleet, "a", broker.url, honest()), Peer(fleet, "b", broker.url, honest()):
@@ -96,6 +97,7 @@ def test_a_flood_delays_a_round_by_two_seconds_at_most(kind, count, broker, conf
         assert known == 2
 
 
+@pytest.mark.slow
 def test_a_flood_delays_a_run_request_by_a_second_at_most(broker, tmp_path, fleet):
     """5,000 invented devices announce themselves to a server without a run; a request is answered in the middle."""
     inbox = queue.SimpleQueue()

@@ -79,7 +79,14 @@ DEATHS = [
 ]
 
 
-@pytest.mark.parametrize(("method", "call", "state"), DEATHS, ids=[f"{m}-{c}" for m, c, _ in DEATHS])
+QUICK = {("receive", 1), ("add_version", 1)}  # the others with the slow tests
+
+
+@pytest.mark.parametrize(
+    ("method", "call", "state"),
+    [pytest.param(*death, marks=() if death[:2] in QUICK else pytest.mark.slow) for death in DEATHS],
+    ids=[f"{m}-{c}" for m, c, _ in DEATHS],
+)
 def test_a_killed_server_goes_on_where_it_was(method, call, state, url, config, running, fleet, tmp_path):
     """Killed after any commit of a round, the next server on the store ends with the same two global versions."""
     settings = config(round={"rounds": 2, "min_devices": 2})
@@ -157,7 +164,7 @@ def test_another_configuration_does_not_continue_the_old_run(url, config, runnin
     assert "another configuration" in old.detail
 
 
-@pytest.mark.parametrize("kind", [embedded_broker, mosquitto_broker])
+@pytest.mark.parametrize("kind", [pytest.param(embedded_broker, marks=pytest.mark.slow), mosquitto_broker])
 def test_a_broker_that_dies_in_mid_round_loses_nothing(kind, config, running, fleet, tmp_path):
     """Sessions and retained messages are gone with the broker; offers are made again and the round closes."""
     with kind(tmp_path) as broker:
@@ -179,7 +186,7 @@ def test_a_broker_that_dies_in_mid_round_loses_nothing(kind, config, running, fl
     assert set(server.of(control.RoundClosed)[0].merged) == {"a", "b"}
 
 
-@pytest.mark.parametrize("kind", [embedded_broker, mosquitto_broker])
+@pytest.mark.parametrize("kind", [pytest.param(embedded_broker, marks=pytest.mark.slow), mosquitto_broker])
 def test_offers_are_made_again_after_a_broker_lost_its_sessions(kind, config, running, fleet, tmp_path):
     """A device whose offer went down with the broker gets it again at once, long before it would be nudged."""
     with kind(tmp_path) as broker:

@@ -59,6 +59,7 @@ def test_a_model_without_a_depth_unit_has_a_stem_and_a_head(zoo):
     assert layout.settings["channels"] == (32, 64)
 
 
+@pytest.mark.slow
 def test_every_layout_survives_its_file(zoo):
     """The server reads what the exporter wrote."""
     for arch in zoo:

@@ -94,6 +94,7 @@ def test_other_numbers_pass(raw):
     ("raw", "siblings"),
     [pytest.param(raw, group, id=raw["id"]) for group in (published(), other_numbers()) for raw in group],
 )
+@pytest.mark.slow
 def test_wrong_expectations_fail(raw, siblings):
     """Whichever number an entry expects: if it is wrong, the entry fails and says what it expected and got."""
     every = leaves(raw["expected"])

@@ -75,7 +75,7 @@ def test_importing_shoal_and_what_needs_no_extra_loads_nothing_heavy(tmp_path):
     [
         ("export_architecture", "torch", "export"),
         ("Store", "sqlalchemy", "server"),
-        ("simulate", "pyarrow", "simulate"),
+        pytest.param("simulate", "pyarrow", "simulate", marks=pytest.mark.slow),
     ],
 )
 def test_a_name_without_its_extra_says_which_to_install(tmp_path, name, absent, extra):

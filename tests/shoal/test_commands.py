@@ -86,6 +86,7 @@ def test_export_prints_a_table_and_json(tmp_path):
     assert (tmp_path / "artifacts" / "mlp" / "w0.25-d1" / "train.onnx").is_file()
 
 
+@pytest.mark.slow
 def test_export_starts_from_a_file_and_from_the_store_of_a_run(tmp_path):
     """Renamed tensors of a file of torch, then the newest version of a store; a bad mapping says how it is written."""
     command = ["export", "--arch", "mlp", "--set", "input_shape=1,4,4", "--set", "hidden=6,6", "--formats", "onnx"]

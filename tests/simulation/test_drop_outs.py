@@ -50,6 +50,7 @@ def test_nobody_waits_for_devices_that_dropped_out(tmp_path, cache):
     assert all((a[name] == b[name]).all() for a, b in zip(one, two, strict=True) for name in a)
 
 
+@pytest.mark.slow
 def test_the_fastest_make_the_round_where_more_are_asked(tmp_path, cache):
     """With half more asked than wanted it ends with the last that is wanted, by the clock and not by the workers."""
     kinds = [{"type": "RaspberryPi4", "count": 1}, {"type": "MacBookPro2018", "count": 5}]

@@ -93,6 +93,7 @@ def simulated(tmp_path_factory):
     return run
 
 
+@pytest.mark.slow
 def test_devices_choose_by_the_conditions_of_the_round_and_need_the_time_of_the_round(simulated):
     """Width and seconds of every device and round are those of the chains; a round lasts as long as its slowest."""
     result, rows = simulated({"name": "whalefl", "whalefl": CONSTANTS})

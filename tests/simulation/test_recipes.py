@@ -63,6 +63,7 @@ def apart(one, other):
     return max(float(np.abs(one[name] - other[name]).max()) for name in one)
 
 
+@pytest.mark.slow
 def test_a_fleet_keeps_the_states_of_adamw_as_a_simulation_does(cache, tmp_path):
     """Agents over a broker and virtual devices end alike, and otherwise than where every round begins anew."""
     ramp = {"kind": "cosine", "warmup": 0.5, "per": "step"}
@@ -83,7 +84,7 @@ def test_a_fleet_keeps_the_states_of_adamw_as_a_simulation_does(cache, tmp_path)
     [
         {"optimizer": {"name": "adamw", "beta1": 0.8}, "clip_norm": 0.5},
         pytest.param({"optimizer": {"name": "sgd", "momentum": 0.8, "nesterov": True}}, marks=pytest.mark.slow),
-        {"loss": {"name": "focal", "gamma": 1.0}},
+        pytest.param({"loss": {"name": "focal", "gamma": 1.0}}, marks=pytest.mark.slow),
     ],
     ids=["adamw", "nesterov", "own loss"],
 )
@@ -125,7 +126,7 @@ def test_states_do_not_follow_a_moving_window(cache, tmp_path):
 @pytest.mark.parametrize(
     ("recipe", "metric"),
     [
-        ({"loss": "huber", "metrics": ["mae", "rmse"], "optimizer": "adam"}, "mae"),
+        pytest.param({"loss": "huber", "metrics": ["mae", "rmse"], "optimizer": "adam"}, "mae", marks=pytest.mark.slow),
         pytest.param(
             {"loss": {"name": "cross-entropy", "label_smoothing": 0.1}, "metrics": ["f1", "matthews"]},
             "f1",

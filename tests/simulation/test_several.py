@@ -79,6 +79,7 @@ def tables(tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_backends_and_fleet_end_alike_and_learn(tables, tmp_path):
     """Both heads: accuracy beyond chance on the server's test set, and a loss that falls."""
     found = []

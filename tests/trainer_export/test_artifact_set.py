@@ -249,6 +249,7 @@ def test_depth_tiers_have_their_own_sets(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "text_encoder" / "layout.json").read_text())["depth"] == 2
 
 
+@pytest.mark.slow
 def test_a_tier_is_exported_with_a_head_of_its_own(tmp_path: Path) -> None:
     """Its graphs and manifest have its labels, and its first weights lie beside them; the rest is the model's."""
     settings, small, whole = TINY["text_encoder"], Tier(1.0, 1), Tier(1.0, 2)

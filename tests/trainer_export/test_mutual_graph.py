@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fleet_protocol.errors import ConfigError, ExportError
+from tests.marking import mostly_slow
 from tests.trainer_export.helpers import assert_portable, batches_for, deviation, tiny
 from trainer_export.check import calm_torch
 from trainer_export.lowering.program import write_graph
@@ -28,11 +29,15 @@ def pair(personal, meme):
     return one, two, signature
 
 
-@pytest.mark.parametrize("case", PAIRS, ids=lambda case: case[0])
+@pytest.mark.parametrize(
+    ("personal", "meme"),
+    mostly_slow([(one[:2], one[2:]) for one in PAIRS], lambda case: case[0][0] in {"mlp", "conv"}),
+    ids=[case[0] for case in PAIRS],
+)
 @pytest.mark.parametrize("recipe", [Recipe(), Recipe(Sgd(momentum=0.0, weight_decay=0.0), clip_norm=None)])
-def test_graph_agrees_with_pytorch(case, recipe):
+def test_graph_agrees_with_pytorch(personal, meme, recipe):
     """Six steps of both models, their noise and labels per token included, against autograd and torch's KL."""
-    personal, meme, signature = pair(case[:2], case[2:])
+    personal, meme, signature = pair(personal, meme)
     model = write_graph(trace_pair(MUTUAL, (personal, meme), signature, recipe))
     assert_portable(model)
     with calm_torch():

@@ -85,6 +85,7 @@ def sgd(module):
     return torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
 
 
+@pytest.mark.slow
 def test_a_device_trains_both_models_as_pytorch_does(exported):
     """Two rounds: the meme and its optimizer start anew, the personal model goes on with its momentum."""
     manifest, data = exported.manifest, text()

@@ -10,6 +10,7 @@ from torch import nn
 from device_runtime.training.backends import TrainSession
 from fleet_protocol.errors import ConfigError, ExportError, RefusedError
 from fleet_protocol.manifest import next_name, parameter_input, state_input
+from tests.marking import mostly_slow
 from tests.trainer_export.helpers import batches_for, tiny, train_report
 from tests.trainer_export.test_losses import LEARNING_RATE, STEPS, exported, ignoring, made
 from tests.trainer_export.test_records import CASES
@@ -54,7 +55,7 @@ def distance(model, recipe, optimizer, *, clip=lambda _: None, piece=BATCH):
     return max(float(np.abs(now[name] - value).max()) for name, value in named.items())
 
 
-@pytest.mark.parametrize("model", ALL)
+@pytest.mark.parametrize("model", mostly_slow(ALL, lambda model: model == "mlp"))
 @pytest.mark.parametrize(("optimizer", "pytorch", "settings"), CASES, ids=lambda case: getattr(case, "name", ""))
 def test_twenty_steps_are_those_of_pytorchs_own_class(optimizer, pytorch, settings, model):
     """Within 1e-5, of perceptrons, convolutions, and an embedding with a norm."""
@@ -80,7 +81,7 @@ def test_entries_of_the_gradient_are_bounded_before_their_norm():
         Recipe(clip_value=-1.0)
 
 
-@pytest.mark.parametrize("model", ALL)
+@pytest.mark.parametrize("model", mostly_slow(ALL, lambda model: model == "mlp"))
 @pytest.mark.parametrize("piece", [PIECE, BATCH])
 def test_a_batch_in_pieces_is_pytorchs_accumulated_step(model, piece):
     """Pieces of 3, 3 and 1 samples, weighted by the labels that count, clipped and stepped once; and whole batches."""
@@ -124,6 +125,7 @@ def test_a_pair_takes_whole_batches():
 
 
 @pytest.mark.parametrize("recipe", [Recipe(AdamW()), Recipe(Adam(weight_decay=0.1), clip_norm=None)])
+@pytest.mark.slow
 def test_parameters_without_a_slope_do_not_fail_the_comparison(recipe):
     """A bias of keys has a gradient of zero but for rounding, which Adam would divide by itself in its first steps."""
     module, signature = tiny("next_word", 0.5)

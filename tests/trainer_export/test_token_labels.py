@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from fleet_protocol.errors import ExportError
+from tests.marking import mostly_slow
 from tests.trainer_export.helpers import all_reports, deviation, graphs_of, tiny, train_report
 from trainer_export.check import open_session, run_session
 from trainer_export.losses.cross_entropy import correct_count, loss_and_logit_gradient, loss_sum
@@ -53,7 +54,12 @@ def test_a_batch_in_which_nothing_counts_has_no_loss():
     assert not gradient.any()
 
 
-@pytest.mark.parametrize(("name", "depth"), [("transformer_mlm", 1), ("next_word", 2), ("token_classifier", 1)])
+@pytest.mark.parametrize(
+    ("name", "depth"),
+    mostly_slow(
+        [("transformer_mlm", 1), ("next_word", 2), ("token_classifier", 1)], lambda case: case[0] == "transformer_mlm"
+    ),
+)
 def test_graphs_take_a_label_per_token(name, depth):
     """Train and eval take y [batch, tokens] and agree with PyTorch, labels that do not count among them."""
     module, signature = tiny(name, 0.5, depth)
