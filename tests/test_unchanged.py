@@ -79,9 +79,8 @@ def surroundings() -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize(
-    "run", ["one_round", *(pytest.param(run, marks=pytest.mark.slow) for run in ("simulation", "demo"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("run", ["one_round", "simulation", "demo"])
 def test_final_weights_are_the_recorded_ones(tmp_path, run):
     """Bit-equal with the runtime and processor of the recording; elsewhere within 1e-5 after one round."""
     here = surroundings() == json.loads((RECORDED / "surroundings.json").read_text())

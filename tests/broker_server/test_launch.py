@@ -118,6 +118,7 @@ def test_without_a_server_everything_is_hosted_for_the_run(config, fleet):
         server_status(broker_address(settings.broker), fleet, connect_seconds=0.5)
 
 
+@pytest.mark.slow
 def test_a_server_that_is_asked_to_stop_says_goodbye_and_its_run_goes_on_later(config, fleet, tmp_path):
     """SIGTERM in mid-round ends the process with 0; the next one on the same store resumes the run by itself."""
     port = free_port()

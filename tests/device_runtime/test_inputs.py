@@ -77,6 +77,7 @@ def test_noise_is_uniform():
     assert np.abs(counts - 4000).max() < 5 * np.sqrt(4000 * 0.9)
 
 
+@pytest.mark.slow
 def test_a_set_lists_its_noise(exported):
     """The manifest lists every active layer with the shape of a sample's noise."""
     _, manifest, _ = exported

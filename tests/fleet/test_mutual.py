@@ -92,6 +92,7 @@ def personal_accuracy(watcher, number):
     return np.mean([event.metrics.evaluation.accuracy for event in updates])
 
 
+@pytest.mark.slow
 def test_personal_models_and_the_meme_learn_from_each_other(studio, config):
     """The global model and the personal ones learn; a device that is killed goes on with its personal model."""
     _, _, fleet = studio

@@ -53,9 +53,8 @@ def test_three_kinds_of_device_train_one_model(ground, broker):
     assert not watcher.of(control.UpdateRefused)
 
 
-@pytest.mark.parametrize(
-    "away_seconds", [pytest.param(3.0, id="3s"), pytest.param(20.0, marks=pytest.mark.slow, id="20s")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("away_seconds", [3.0, 20.0], ids=["3s", "20s"])
 def test_a_broker_that_dies_in_mid_round_costs_time_only(ground, broker, away_seconds):
     """The broker dies when the first device has accepted, loses all sessions, and comes back: no round is lost."""
     watcher = Watcher()

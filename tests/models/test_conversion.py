@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fleet_protocol.errors import ConfigError, ExportError
 from models.zoo.conversion import convert
 from models.zoo.dropout import ChannelDropout, Dropout
+from tests.marking import mostly_slow
 from tests.trainer_export.helpers import shaken, train_report
 from trainer_export.model_inputs import Signature
 
@@ -92,7 +93,7 @@ def test_a_converted_model_predicts_the_same(name: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", mostly_slow(MODELS, lambda name: name in {"gru", "image"}))
 def test_a_converted_model_trains_in_a_graph(name: str) -> None:
     """And is refused before, with the option that converts it."""
     make, signature = MODELS[name]

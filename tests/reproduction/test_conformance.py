@@ -158,6 +158,7 @@ def test_a_file_that_cannot_be_read_is_told_from_a_failure(tmp_path, capsys, tex
     assert "examples.json" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_command_runs_as_a_module(tmp_path):
     """``python -m tests.conformance FILE.json`` prints lines and ends with the verdict."""
     path = written(

@@ -83,11 +83,12 @@ def test_a_fleet_keeps_the_states_of_adamw_as_a_simulation_does(cache, tmp_path)
     "recipe",
     [
         {"optimizer": {"name": "adamw", "beta1": 0.8}, "clip_norm": 0.5},
-        pytest.param({"optimizer": {"name": "sgd", "momentum": 0.8, "nesterov": True}}, marks=pytest.mark.slow),
-        pytest.param({"loss": {"name": "focal", "gamma": 1.0}}, marks=pytest.mark.slow),
+        {"optimizer": {"name": "sgd", "momentum": 0.8, "nesterov": True}},
+        {"loss": {"name": "focal", "gamma": 1.0}},
     ],
     ids=["adamw", "nesterov", "own loss"],
 )
+@pytest.mark.slow
 def test_both_backends_do_the_same_arithmetic(cache, tmp_path, recipe):
     """Graphs on onnxruntime and the torch backend, alone and in groups."""
     model = MLP | {"recipe": recipe, "models": own_file(tmp_path)}

@@ -154,6 +154,7 @@ def test_more_rounds_go_on_from_the_last(cache, tmp_path, straight):
     assert again.rounds == four.rounds
 
 
+@pytest.mark.slow
 def test_old_versions_need_not_be_kept(cache, tmp_path, straight):
     """With keep_versions the figures are the same, a folder goes on although others were dropped, and few remain."""
     two = simulate(settings(tmp_path / "out", cache, round={"rounds": 2}))
@@ -178,6 +179,7 @@ def test_workers_do_not_change_results(cache, tmp_path, straight, workers):
     same(tensors(result.folder, result.run), tensors(straight.folder, straight.run))
 
 
+@pytest.mark.slow
 def test_perplexity_is_a_mean_over_chunks(cache, tmp_path):
     """One chunk of all samples: exp of the loss; more chunks: no less, by Jensen's inequality."""
     found = {}
@@ -295,6 +297,7 @@ def test_what_cannot_begin_says_why(cache, tmp_path, tables, error, match):
         simulate(settings(tmp_path / "out", cache, **tables))
 
 
+@pytest.mark.slow
 def test_devices_choose_their_tiers(cache, tmp_path):
     """WHALE-FL: slow devices start narrow, the server merges what they chose, and a continued run chooses alike."""
     tables = {

@@ -239,6 +239,7 @@ def test_a_folder_that_cannot_be_written_is_a_storage_error(tmp_path: Path) -> N
         export_architecture(mlp, None, [Tier(1.0, 1)], Recipe(), tmp_path / "taken", formats=("onnx",))
 
 
+@pytest.mark.slow
 def test_depth_tiers_have_their_own_sets(tmp_path: Path) -> None:
     """A shallower Transformer has fewer parameters, all from the stem, the lower blocks and the head."""
     tiers = [Tier(1.0, 2), Tier(0.5, 1)]

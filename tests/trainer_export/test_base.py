@@ -37,6 +37,7 @@ def exported(tmp_path_factory):
     return load_artifacts(out, "adapted", chunk_bytes=1024), out
 
 
+@pytest.mark.slow
 def test_all_tiers_name_one_file_and_no_graph_returns_it(exported):
     """One content on disk under every tier's name; frozen tensors go into graphs and come out of none."""
     artifacts, _ = exported
