@@ -15,7 +15,7 @@ from fleet_protocol.errors import RefusalReason
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import Evaluation, TaskMetrics
 from fleet_protocol.messages.values import Name
-from fleet_protocol.requests import malformed
+from fleet_protocol.requests import Wish, malformed
 
 __all__ = [
     "DeviceAccepted",
@@ -117,7 +117,7 @@ class RunSteered(_RunEvent):
 
     type: Literal["run-steered"] = "run-steered"
     request: str
-    wish: Literal["go", "pause", "stop", "abandon"]
+    wish: Wish
 
 
 class FleetChanged(_RunEvent):

@@ -11,7 +11,10 @@ from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages.parsing import check_size
 from fleet_protocol.messages.values import Name
 
-__all__ = ["RunRequest", "SteerRequest", "malformed", "parse_request"]
+__all__ = ["RunRequest", "SteerRequest", "Wish", "malformed", "parse_request"]
+
+Wish = Literal["go", "pause", "stop", "abandon"]
+"""What an operator wants of a run; see `SteerRequest`."""
 
 
 class RunRequest(FrozenModel):
@@ -50,7 +53,7 @@ class SteerRequest(FrozenModel):
     request: Name
     fleet: Name
     run: Name | Literal[""] = ""
-    wish: Literal["go", "pause", "stop", "abandon"]
+    wish: Wish
 
     def to_bytes(self) -> bytes:
         """The request as it travels."""

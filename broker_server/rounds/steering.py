@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-__all__ = ["Halted", "Steering", "Wish"]
+from fleet_protocol.requests import Wish
 
-Wish = Literal["go", "pause", "stop", "abandon"]
+__all__ = ["Halted", "Steering"]
 
 
 class Halted(Exception):  # noqa: N818  (no error: an operator wants it)

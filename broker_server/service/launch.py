@@ -18,7 +18,6 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from broker_server.rounds.reporting import Listener
-from broker_server.rounds.steering import Wish
 from broker_server.rounds.stopping import stop_on_signals
 from broker_server.service.membership import broker_address, member_of
 from broker_server.service.server import Server
@@ -161,7 +160,7 @@ def _follow(inbox: queue.SimpleQueue[Event], topics: Topics, request: str, liste
                 return told
 
 
-def steer(config: FleetConfig, wish: Wish, run: str = "") -> str:
+def steer(config: FleetConfig, wish: requests.Wish, run: str = "") -> str:
     """Ask the server of a fleet to hold, end or go on with the run in progress.
 
     Args:

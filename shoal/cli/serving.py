@@ -8,12 +8,12 @@ from pathlib import Path
 
 import typer
 
-from broker_server.rounds.steering import Wish
 from broker_server.service.launch import run_fleet, serve_fleet, steer
 from broker_server.service.server import Server
 from broker_server.settings.fleet import BrokerConfig, FleetConfig
 from fleet_protocol import control
 from fleet_protocol.configuration import load_config
+from fleet_protocol.requests import Wish
 from shoal.cli.console import error_console, output_console, print_json
 from shoal.cli.progress import RunDisplay
 
