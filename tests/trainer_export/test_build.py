@@ -158,11 +158,13 @@ def test_tiers_that_stay_are_brought_up_to_date(tmp_path: Path) -> None:
 
 
 SCRIPT = """
+import signal
 import sys
 from pathlib import Path
 from tests.trainer_export.test_build import WIDTHS, export, small
 from models.tier import Tier
 from trainer_export import Recipe, export_architecture
+signal.signal(signal.SIGTERM, signal.SIG_DFL)  # coverage has a handler of its own, to which an export would leave it
 tiers = [Tier(width, 1) for width in WIDTHS]
 progress = lambda state: print(state.stage, flush=True)
 export_architecture(small, {}, tiers, Recipe(), Path(sys.argv[1]), ("onnx",), jobs=int(sys.argv[2]), progress=progress)
