@@ -10,6 +10,11 @@ TRAINING := .venv-training
 TRAINING_STAMP := $(TRAINING)/.installed
 SIDE_BY_SIDE := -n logical --maxprocesses 4 --dist worksteal
 
+# Tests start hundreds of processes, side by side: without compiled code each compiles the packages again, and threads of
+# PyTorch that wait for one another take a core from the next.
+unexport PYTHONDONTWRITEBYTECODE
+test test-slow test-installed test-training: export OMP_NUM_THREADS = 1
+
 .PHONY: install demo test test-slow test-installed test-training mutants conformance check format bench docs clean
 
 install: $(STAMP) $(TESTS_STAMP)

@@ -32,10 +32,11 @@ DECISION = re.compile(r"\bADR[ -]0*(\d+)|\badr/0*(\d+)")
 
 @cache
 def texts() -> tuple[Path, ...]:
-    """Every text file of the repository that somebody wrote."""
+    """Every text file of the repository that somebody wrote; hidden folders hold environments."""
+    tops = [top for top in ROOT.iterdir() if not top.name.startswith(".") or top.name == ".ci"]
     return tuple(
         path
-        for path in sorted(ROOT.rglob("*"))
+        for path in sorted(path for top in tops for path in (top, *top.rglob("*")))
         if path.is_file()
         and path.suffix in TEXT
         and not (set(path.relative_to(ROOT).parts[:-1]) & GENERATED and ROOT / "docs" not in path.parents)

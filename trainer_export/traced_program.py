@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -91,9 +92,7 @@ def trace_program(
     environment = ShapeEnv()
     mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
     fakes = _fake_inputs(mode, inputs)
-    # Only operators without a lowering of our own are taken apart; PyTorch knows how.
-    known: Any = core_aten_decompositions()
-    table = {op: rule for op, rule in {**known, **DECOMPOSITIONS}.items() if op not in LOWERINGS}
+    table = _decompositions()
     # PyTorch's C++ decompositions (chunk, pad, ...) would fix the batch size; those in Python keep it a symbol.
     with mode, enable_python_dispatcher(), traceback.preserve_node_meta(), sdpa_kernel(SDPBackend.MATH):
         try:
@@ -113,6 +112,13 @@ def trace_program(
     specs = tuple(Spec(tuple(dim_of(s) for s in fake.shape), fake.dtype) for fake in fakes)
     batch = next((port.name for port in inputs if BATCH in port.shape), "")
     return Trace(name, program, inputs, specs, outputs, batch)
+
+
+@cache
+def _decompositions() -> dict[Any, Any]:
+    """Of operators without a lowering of our own; PyTorch knows how, and takes a tenth of a second to list them."""
+    known: Any = core_aten_decompositions()
+    return {op: rule for op, rule in {**known, **DECOMPOSITIONS}.items() if op not in LOWERINGS}
 
 
 def _without_mutation(program: fx.GraphModule, fakes: Sequence[Tensor], table: Any) -> fx.GraphModule:

@@ -25,6 +25,7 @@ from tests.broker_server.peer import Peer, honest
 from tests.broker_server.store_fixture import restore
 from tests.broker_server.test_folding import metrics
 from tests.brokers import embedded_broker
+from tests.marking import mostly_slow
 
 EARLIER = range(1, SCHEMA_VERSION)
 TABLES = ("runs", "devices", "rounds", "tasks", "versions", "events", "refusals")
@@ -131,7 +132,7 @@ def test_a_round_of_an_earlier_version_is_ended(version, tmp_path):
         assert store.task(waiting.id).update_digest == "c" * 64
 
 
-@pytest.mark.parametrize("version", EARLIER)
+@pytest.mark.parametrize("version", mostly_slow(EARLIER, lambda version: version == EARLIER[0]))
 def test_a_server_works_on_with_the_store_of_an_earlier_version(version, config, running, tmp_path):
     """A whole run on it, beside those it has; the one that was cut short had another configuration and is ended."""
     settings = config(fleet="lab")
@@ -281,6 +282,7 @@ def test_a_store_of_this_version_is_opened_without_alembic(tmp_path):
 import sys
 from pathlib import Path
 from broker_server.store import Store
+from tests.marking import mostly_slow
 for read_only in (False, True):
     Store(Path(sys.argv[1]), read_only=read_only).close()
 print("alembic" in sys.modules)

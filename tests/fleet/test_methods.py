@@ -106,7 +106,7 @@ def merged(watcher):
     ("strategy", "margin"),
     [
         pytest.param({"name": "heterofl"}, 0.6, id="heterofl"),
-        pytest.param({"name": "fedrolex"}, 0.5, id="fedrolex"),
+        pytest.param({"name": "fedrolex"}, 0.5, id="fedrolex", marks=pytest.mark.slow),
         pytest.param({"name": "fedrolex", "fedrolex": {"window": "static"}}, 0.6, id="static", marks=pytest.mark.slow),
         pytest.param(
             {"name": "fedrolex", "fedrolex": {"weighting": "width", "step": 3}},
@@ -141,7 +141,7 @@ def test_rolling_trains_a_model_wider_than_every_device(trained):
     "strategy",
     [
         pytest.param({"name": "fedavg"}, id="fedavg"),
-        pytest.param({"name": "fedprox", "fedprox": {"mu": 0.01}}, id="fedprox"),
+        pytest.param({"name": "fedprox", "fedprox": {"mu": 0.01}}, id="fedprox", marks=pytest.mark.slow),
     ],
 )
 def test_methods_of_equal_devices_learn(school, tmp_path, strategy):

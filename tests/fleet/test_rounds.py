@@ -76,6 +76,7 @@ def test_a_broker_that_dies_in_mid_round_costs_time_only(ground, broker, away_se
     assert closed[1].round_seconds >= away_seconds
 
 
+@pytest.mark.slow
 def test_a_device_that_never_answers_holds_up_one_deadline(ground, mosquitto):
     """A frozen device is left out at the deadline, the quorum is merged, and it takes part again when it wakes."""
     watcher = Watcher()

@@ -70,6 +70,7 @@ def test_the_fastest_make_the_round_where_more_are_asked(tmp_path, cache):
         assert tasks[0].phase is TaskPhase.MISSED  # the slow board
 
 
+@pytest.mark.slow
 def test_a_deadline_is_one_of_emulated_time(tmp_path, cache):
     """What would take longer on the emulated board is missed, however fast this machine is."""
     kinds = [{"type": "RaspberryPi4", "count": 1}, {"type": "MacBookPro2018", "count": 5}]

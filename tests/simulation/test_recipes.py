@@ -124,15 +124,12 @@ def test_states_do_not_follow_a_moving_window(cache, tmp_path):
         simulate(settings(tmp_path, cache, **tables))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "metric"),
     [
-        pytest.param({"loss": "huber", "metrics": ["mae", "rmse"], "optimizer": "adam"}, "mae", marks=pytest.mark.slow),
-        pytest.param(
-            {"loss": {"name": "cross-entropy", "label_smoothing": 0.1}, "metrics": ["f1", "matthews"]},
-            "f1",
-            marks=pytest.mark.slow,
-        ),
+        ({"loss": "huber", "metrics": ["mae", "rmse"], "optimizer": "adam"}, "mae"),
+        ({"loss": {"name": "cross-entropy", "label_smoothing": 0.1}, "metrics": ["f1", "matthews"]}, "f1"),
         ({"loss": {"name": "focal", "gamma": 1.0}, "metrics": ["top_two"]}, "top_two"),
     ],
     ids=["numbers", "labels", "own"],

@@ -73,6 +73,7 @@ def test_virtual_devices_change_their_images_as_boards_do(cache, tmp_path):
     assert data.normal_black.tolist() == [[[-1.5]]]
 
 
+@pytest.mark.slow
 def test_a_fleet_and_a_simulation_agree(cache, tmp_path):
     """Six agents and a server over a real broker sample, plan and train as six virtual devices do, to the bit."""
     config = settings(tmp_path / "sim", cache, round={"rounds": 5})

@@ -137,7 +137,7 @@ def moved(job: TorchJob, result: TorchResult) -> float:
 
 
 @pytest.mark.parametrize("together", [False, True])
-@pytest.mark.parametrize("name", ["conv", "mlp", "next_word"])
+@pytest.mark.parametrize("name", ["conv", "mlp", pytest.param("next_word", marks=pytest.mark.slow)])
 def test_devices_end_where_boards_end(request, name, together):
     """Two epochs with short last batches, one of a single sample: parameters, steps and losses agree."""
     exported: Exported = request.getfixturevalue(name)

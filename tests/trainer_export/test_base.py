@@ -20,6 +20,7 @@ from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.weights import encode_weights
 from models import build, infer_layout
 from tests.adapted import BASE, adapted
+from tests.marking import mostly_slow
 from trainer_export.artifact_set import export_architecture
 from trainer_export.loss import Answer
 from trainer_export.recipe import Recipe
@@ -54,7 +55,7 @@ def test_all_tiers_name_one_file_and_no_graph_returns_it(exported):
     assert set(artifacts.initial_weights()) == {item.name for item in artifacts.layout.parameters}
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("width", mostly_slow(WIDTHS, lambda width: width == 0.5))
 def test_a_board_trains_on_the_mapped_file_as_pytorch_does(exported, width):
     """Steps with the base read where it is mapped, compared with PyTorch; the runtime is given the mapping itself."""
     artifacts, _ = exported

@@ -17,6 +17,7 @@ from models.architecture import architecture
 from models.cut import Cut
 from models.registry import Registry
 from models.tier import Tier
+from tests.marking import mostly_slow
 from tests.trainer_export.helpers import TINY
 from tests.trainer_export.test_artifact_set import files_under
 from trainer_export import Recipe, TierReport, export_architecture
@@ -146,6 +147,7 @@ def test_tiers_are_not_dropped_unasked(tmp_path: Path) -> None:
     assert all(path.stat().st_nlink > 1 for path in tmp_path.rglob("objects/??/*"))
 
 
+@pytest.mark.slow
 def test_tiers_that_stay_are_brought_up_to_date(tmp_path: Path) -> None:
     """A set whose tiers have different recipes would be of no use to any fleet. Heads of their own stay theirs."""
     tiers, recipe = [Tier(1.0, 2), Tier(1.0, 1)], Recipe(Sgd(momentum=0.5))
@@ -172,7 +174,11 @@ export_architecture(small, {}, tiers, Recipe(), Path(sys.argv[1]), ("onnx",), jo
 
 
 @pytest.mark.parametrize(
-    ("number", "jobs"), [(signal.SIGINT, 1), (signal.SIGTERM, 2), (signal.SIGKILL, 1), (signal.SIGKILL, 2)]
+    ("number", "jobs"),
+    mostly_slow(
+        [(signal.SIGINT, 1), (signal.SIGTERM, 2), (signal.SIGKILL, 1), (signal.SIGKILL, 2)],
+        lambda case: case in {(signal.SIGTERM, 2), (signal.SIGKILL, 1)},
+    ),
 )
 def test_what_is_interrupted_leaves_nothing(tmp_path: Path, number: signal.Signals, jobs: int) -> None:
     """In the middle of a tier: an interrupt or an end takes everything away, after a kill the next export does."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from fleet_protocol.errors import ExportError
 from fleet_protocol.graphs.check import check_structure
 from fleet_protocol.graphs.flow import bare_outputs
+from tests.marking import mostly_slow
 from tests.trainer_export.helpers import all_reports, assert_portable, deviation, shaken, train_report
 from trainer_export.formats.onnx import write_train_graph
 from trainer_export.model_inputs import Signature
@@ -47,7 +48,7 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "settings"), KINDS)
+@pytest.mark.parametrize(("kind", "settings"), mostly_slow(KINDS, lambda case: case in KINDS[1::3]))
 def test_recurrent_layers(kind: type[nn.RNNBase], settings: dict[str, object]) -> None:
     """Layers, directions, with and without bias: several steps of training against eager PyTorch."""
     torch.manual_seed(3)

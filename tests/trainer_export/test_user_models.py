@@ -139,6 +139,7 @@ def test_an_unused_parameter_is_left_alone() -> None:
     padding=st.integers(0, 2),
     dilation=st.integers(1, 2),
 )
+@pytest.mark.slow
 def test_any_geometry_of_a_convolution(
     channels: tuple[int, int], kernel: int, stride: int, padding: int, dilation: int
 ) -> None:

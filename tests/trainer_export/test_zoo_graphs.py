@@ -65,6 +65,7 @@ def test_recipe_parts_are_optional(recipe: Recipe) -> None:
     assert bool(states) == bool(recipe.optimizer.states)
 
 
+@pytest.mark.slow
 def test_clipping_bites() -> None:
     """A bound far below the gradient's norm changes the step, so the comparison above covers clipping."""
     module, signature = tiny("mlp")
