@@ -32,7 +32,11 @@ def tiny(tmp_path_factory) -> TinySet:
     return write_tiny_set(tmp_path_factory.mktemp("tiny"))
 
 
-@pytest.fixture(scope="module", params=[mosquitto_broker, embedded_broker], ids=["mosquitto", "embedded"])
+@pytest.fixture(
+    scope="module",
+    params=[mosquitto_broker, pytest.param(embedded_broker, marks=pytest.mark.slow)],
+    ids=["mosquitto", "embedded"],
+)
 def broker(request, tmp_path_factory) -> Iterator[TestBroker]:
     with request.param(tmp_path_factory.mktemp("broker")) as running:
         yield running

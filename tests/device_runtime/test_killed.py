@@ -310,6 +310,7 @@ def test_a_task_that_kills_the_agent_three_times_is_refused(tmp_path, broker, ti
         scene.server.wait_update("t2")
 
 
+@pytest.mark.slow
 def test_the_status_names_every_state_a_fleet_can_see(tmp_path, broker, tiny):
     """An operator who watches the retained status sees the working states go by."""
     with make_scene(tmp_path, broker, tiny) as scene:

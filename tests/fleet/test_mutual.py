@@ -26,6 +26,7 @@ from trainer_export.artifact_set import export_architecture
 from trainer_export.pair_set import Pair, PairModel, export_pairs
 from trainer_export.recipe import Recipe
 
+pytestmark = pytest.mark.slow
 ROUNDS = 5
 DEVICES = 6
 PERSONAL = ({"hidden": (16,)}, {"hidden": (48, 24)})

@@ -19,7 +19,9 @@ from tests.brokers import embedded_broker, free_port, mosquitto_broker
 WAIT = 20.0
 
 
-@pytest.fixture(params=[mosquitto_broker, embedded_broker], ids=["mosquitto", "embedded"])
+@pytest.fixture(
+    params=[mosquitto_broker, pytest.param(embedded_broker, marks=pytest.mark.slow)], ids=["mosquitto", "embedded"]
+)
 def broker(request, tmp_path):
     with request.param(tmp_path) as running:
         yield running

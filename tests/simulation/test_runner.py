@@ -145,6 +145,7 @@ def test_a_killed_simulation_goes_on_to_the_same_bits(cache, tmp_path, straight,
     assert read_history(result.folder) == result.rounds
 
 
+@pytest.mark.slow
 def test_more_rounds_go_on_from_the_last(cache, tmp_path, straight):
     """Two rounds, and then four asked for in the same folder, are four rounds."""
     two = settings(tmp_path / "out", cache, round={"rounds": 2})

@@ -31,7 +31,7 @@ def test_the_list_is_every_operator_that_a_lowering_rule_names() -> None:
     assert CONTRACTIONS | REDUCTIONS | SIZES | SELECTORS.keys() <= everything
 
 
-@pytest.mark.parametrize("name", mostly_slow(sorted(TINY), lambda name: name in {"mlp", "conv", "text_encoder"}))
+@pytest.mark.parametrize("name", mostly_slow(sorted(TINY), lambda name: name in {"mlp", "conv"}))
 def test_every_graph_of_the_zoo_passes_and_gives_no_batch_back(name: str) -> None:
     """The exporter's graphs have only what a board reads; what a board runs returns sums over the batch."""
     for graph in graphs_of(name, 0.5, None):
