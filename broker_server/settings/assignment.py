@@ -10,7 +10,6 @@ A mix of levels is written ``a2-b8``: integer weights, of which the first level 
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +27,6 @@ __all__ = [
     "Schedule",
     "assign_dynamic",
     "assign_fix",
-    "mean_over_shares",
     "parse_mix",
     "scheduled_rate",
 ]
@@ -180,28 +178,6 @@ def scheduled_rate(
         )
     acting = round_number if schedule == "before" else round_number - 1
     return learning_rate * factor ** sum(acting >= milestone for milestone in milestones)
-
-
-def mean_over_shares(shares: Mapping[float, float], values: Mapping[float, float] | None = None) -> float:
-    """The mean of something over a distribution of rates, such as the parameters of a fleet's average device.
-
-    Args:
-        shares: share of the devices at each rate; they add up to 1.
-        values: the value at each rate; the rates themselves if omitted.
-
-    Returns:
-        The mean.
-
-    Raises:
-        ConfigError: the shares do not add up to 1, or a value is missing.
-    """
-    if not math.isclose(sum(shares.values()), 1.0, abs_tol=1e-6):
-        raise ConfigError(f"the shares of the levels add up to {sum(shares.values())}, not 1")
-    given = values if values is not None else {rate: rate for rate in shares}
-    missing = shares.keys() - given.keys()
-    if missing:
-        raise ConfigError(f"no value is given for the rate {min(missing)}")
-    return math.fsum(share * given[rate] for rate, share in shares.items())
 
 
 def _require_devices(devices: int) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from fractions import Fraction
 from typing import Literal
 
 from pydantic import Field
@@ -46,9 +45,7 @@ __all__ = [
     "build",
     "build_dropout",
     "check_coverage",
-    "expected_rounds_to_cover",
     "plan_window",
-    "probability_untouched",
 ]
 
 
@@ -218,55 +215,6 @@ def check_coverage(layout: Layout, width: float, window: Window) -> None:
                 f" round starts only at multiples of {factor} and never reaches the units between; choose a step"
                 f" without common factor with {size}, or of at most {kept}"
             )
-
-
-def expected_rounds_to_cover(size: int, kept: int) -> float:
-    """Mean number of rounds until random draws have kept every unit of an axis at least once.
-
-    With T the round of full coverage, P(T > t) is the probability that some unit was missed t times. By inclusion and
-    exclusion, and summing over t, ``E[T] = sum_i (-1)^(i+1) C(K, i) / (1 - C(K-i, n) / C(K, n))``. The terms alternate
-    and are large, so they are added as fractions.
-
-    Args:
-        size: units of the axis, K.
-        kept: units of a draw, n, in 1..K.
-
-    Returns:
-        The mean, in rounds. A window that rolls by 1 needs exactly ``K - n + 1``.
-
-    Raises:
-        PlanError: the numbers are out of range.
-    """
-    _require_kept(size, kept)
-    draws = math.comb(size, kept)
-    terms = (
-        Fraction((-1) ** (missed + 1) * math.comb(size, missed) * draws, draws - math.comb(size - missed, kept))
-        for missed in range(1, size + 1)
-    )
-    return float(sum(terms, Fraction(0)))
-
-
-def probability_untouched(size: int, kept: int, rounds: int) -> float:
-    """Probability that random draws have not kept a given unit in so many rounds.
-
-    Args:
-        size: units of the axis, K.
-        kept: units of a draw, n, in 1..K.
-        rounds: R.
-
-    Returns:
-        ``(1 - n / K) ** R``.
-
-    Raises:
-        PlanError: the numbers are out of range.
-    """
-    _require_kept(size, kept)
-    return (1 - kept / size) ** rounds
-
-
-def _require_kept(size: int, kept: int) -> None:
-    if not 1 <= kept <= size:
-        raise PlanError(f"{kept} of {size} units cannot be drawn")
 
 
 STRATEGIES = {

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fleet_protocol.errors import ConfigError, DataError
 from models.pretrained import minilm_file
 
-__all__ = ["IGNORED", "PAD", "UNKNOWN", "Vocabulary", "encode_pieces", "encode_tagged", "read_lines", "split_words"]
+__all__ = ["IGNORED", "PAD", "UNKNOWN", "Vocabulary", "encode_pieces", "read_lines", "split_words"]
 
 PAD, UNKNOWN = 0, 1
 """Token ids of padding and of words outside a vocabulary."""
@@ -125,39 +125,6 @@ def encode_pieces(texts: Sequence[str], length: int) -> NDArray[np.int64]:
     """
     encoded = _tokenizer(length).encode_batch(list(texts))
     return np.array([item.ids for item in encoded], np.int64).reshape(len(texts), length)
-
-
-def encode_tagged(
-    sentences: Sequence[Sequence[str]], labels: Sequence[Sequence[int]], length: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Turn sentences with a label for each word into MiniLM's word pieces with a label for each first piece.
-
-    Args:
-        sentences: the words of each sentence.
-        labels: the label of each word.
-        length: ids of each sentence; longer ones are cut, shorter ones padded with 0.
-
-    Returns:
-        Token ids and labels, both int64 [sentences, length]; later pieces, padding and the start and end symbols
-        have the label `IGNORED`.
-
-    Raises:
-        ConfigError: the tokenizers library or the MiniLM package is missing.
-        DataError: a sentence has not as many labels as words.
-    """
-    for number, (words, tags) in enumerate(zip(sentences, labels, strict=True)):
-        if len(words) != len(tags):
-            raise DataError(f"sentence {number} has {len(words)} words and {len(tags)} labels")
-    encoded = _tokenizer(length).encode_batch([list(words) for words in sentences], is_pretokenized=True)
-    ids = np.array([item.ids for item in encoded], np.int64).reshape(len(sentences), length)
-    targets = np.full_like(ids, IGNORED)
-    for row, item, tags in zip(targets, encoded, labels, strict=True):
-        before = None
-        for position, word in enumerate(item.word_ids):
-            if word is not None and word != before:
-                row[position] = tags[word]
-            before = word
-    return ids, targets
 
 
 def _tokenizer(length: int) -> Any:

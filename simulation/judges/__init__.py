@@ -1,1 +1,1 @@
-"""What a simulation judges beyond accuracy: own samples, perplexity, correlation, entities."""
+"""What a simulation judges beyond accuracy: own samples, perplexity, correlation."""

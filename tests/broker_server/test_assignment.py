@@ -12,7 +12,6 @@ from broker_server.settings.assignment import (
     LEVEL_RATES,
     assign_dynamic,
     assign_fix,
-    mean_over_shares,
     parse_mix,
     scheduled_rate,
 )
@@ -73,19 +72,11 @@ def test_milestones_act_after_their_round_or_in_it():
 
 
 def test_what_makes_no_sense_is_refused():
-    """No devices, round 0, shares that are none."""
+    """No devices, round 0."""
     for call in (
         lambda: assign_fix(parse_mix("a1"), 0),
         lambda: assign_dynamic(parse_mix("a1"), 0, seed=0, round_index=0),
         lambda: scheduled_rate(0.1, [], 0.1, 0),
-        lambda: mean_over_shares({1.0: 0.4}),
-        lambda: mean_over_shares({1.0: 1.0}, {0.5: 3.0}),
     ):
         with pytest.raises(ConfigError):
             call()
-
-
-def test_means_over_a_distribution():
-    """Of widths, or of anything known for each width."""
-    assert mean_over_shares({1.0: 0.5, 0.5: 0.5}) == 0.75
-    assert mean_over_shares({1.0: 0.25, 0.5: 0.75}, {1.0: 100, 0.5: 20}) == 40

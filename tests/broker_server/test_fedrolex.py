@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,9 +10,7 @@ from hypothesis import strategies as st
 from broker_server.strategies import accumulator as merge
 from broker_server.strategies.fedrolex import (
     check_coverage,
-    expected_rounds_to_cover,
     plan_window,
-    probability_untouched,
 )
 from broker_server.strategies.strategy import Contribution, PlanRequest
 from broker_server.strategies.width_merge import finish_width, fold_width, start_width
@@ -168,19 +164,6 @@ def test_entries_nobody_holds_keep_their_bits():
         assert (new["bias"][unit] == 0) == (unit in held)
         assert (new["head"][0, unit] == 0) == (unit in held)
         assert new["head"][1, unit] == old["head"][1, unit]
-
-
-def test_expected_rounds_are_those_of_the_coupon_collector():
-    """One unit at a time: K (1 + 1/2 + ... + 1/K). All units at once: one round."""
-    for size in (1, 2, 7, 30):
-        harmonic = size * sum(1 / k for k in range(1, size + 1))
-        assert expected_rounds_to_cover(size, 1) == pytest.approx(harmonic, rel=1e-12)
-        assert expected_rounds_to_cover(size, size) == 1
-    assert math.isfinite(expected_rounds_to_cover(512, 32))
-    assert probability_untouched(8, 8, 1) == 0
-    for size, kept in ((4, 0), (4, 5)):
-        with pytest.raises(PlanError):
-            expected_rounds_to_cover(size, kept)
 
 
 def test_unknown_options_are_refused():

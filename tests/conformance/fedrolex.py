@@ -7,17 +7,13 @@ from types import MappingProxyType
 
 import numpy as np
 
-from broker_server.settings.assignment import mean_over_shares
-from broker_server.strategies.fedrolex import (
-    expected_rounds_to_cover,
-    plan_window,
-    probability_untouched,
-)
+from broker_server.strategies.fedrolex import plan_window
 from broker_server.strategies.strategy import PlanRequest
 from broker_server.strategies.width_merge import Weighting, finish_width, fold_width, start_width
 from fleet_protocol.errors import PlanError
 from models import Axis, Dim, Layout, Plan, Tier, Window, compile_plan, slice_weights
 from tests.conformance.entry import Check, Entry, MismatchError
+from tests.conformance.expectations import expected_rounds_to_cover, mean_over_shares, probability_untouched
 from tests.conformance.heterofl_plans import published_layouts
 from tests.conformance.small import average, float32, layout_of, square
 

@@ -16,8 +16,8 @@ from broker_server.settings.assignment import LEVEL_RATES, assign_fix, parse_mix
 from models import Axis, AxisKind, Dim, Layout, Registry, infer_layout, make_plan, slice_weights
 from models.axes import kept_units
 from simulation.data.partition import cut_shards, deal_shards
-from simulation.data.shard_odds import single_label_probability
 from tests.conformance.entry import Check, Entry, MismatchError
+from tests.conformance.expectations import single_label_probability
 from tests.conformance.small import average, layout_of, square
 
 __all__ = ["HANDLERS", "published_layouts"]

@@ -20,9 +20,9 @@ from models.plan import compile_plan, make_plan
 from models.registry import Registry, infer_layout
 from shoal.cli.local_fleet import LocalDevice, LocalFleet
 from simulation.data.text import Vocabulary
-from simulation.judges.entities import Scores, entity_scores
 from tests.brokers import mosquitto_broker
 from tests.fleet.conftest import Watcher, run
+from tests.fleet.named_entities import Scores, entity_scores
 from tests.fleet.tagged import LABELS, names_in, read_sentences, tagged
 from trainer_export.artifact_set import export_architecture
 from trainer_export.optimizers.sgd import Sgd

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fleet_protocol.errors import ConfigError, DataError
 from simulation.data.datasets import load_dataset
-from simulation.data.text import IGNORED, Vocabulary, encode_pieces, encode_tagged, read_lines
+from simulation.data.text import Vocabulary, encode_pieces, read_lines
 from simulation.data.wikitext import chunks, mask_tokens, token_ids
 from simulation.judges.perplexity import perplexity
 from tests.simulation.data_folder import FOLDER, needs, needs_minilm
@@ -82,22 +82,6 @@ def test_a_set_can_be_read_in_word_pieces():
     assert data.tokens == 30522
     assert data.input_shape == (48,)
     assert set(data.train_x[:, 0]) == {101}
-
-
-@needs_minilm
-def test_tags_sit_on_first_pieces():
-    """Later pieces of a word, symbols and padding are ignored; words cut off lose their tags."""
-    sentences, tags = [["took", "embeddings", "daily"], ["ok"]], [[0, 1, 2], [2]]
-    ids, labels = encode_tagged(sentences, tags, length=8)
-    assert ids[0].tolist() == [101, 2165, 7861, 8270, 4667, 2015, 3679, 102]
-    ignored = IGNORED
-    assert labels.tolist() == [
-        [ignored, 0, 1, ignored, ignored, ignored, 2, ignored],
-        [ignored, 2, *[ignored] * 6],
-    ]
-    assert 2 not in encode_tagged(sentences[:1], tags[:1], length=6)[1]
-    with pytest.raises(DataError, match="sentence 0 has 1 words and 2 labels"):
-        encode_tagged([["a"]], [[1, 2]], length=6)
 
 
 def test_lines_are_read_packed_or_not(tmp_path):

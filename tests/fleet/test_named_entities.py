@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet_protocol.errors import DataError
-from simulation.judges.entities import Entity, Scores, entities, entity_scores
+from tests.fleet.named_entities import Entity, Scores, entities, entity_scores
 
 TAGS = st.lists(st.sampled_from(["O", "B-A", "I-A", "B-B", "I-B"]), max_size=12)
 
