@@ -22,7 +22,7 @@ app = typer.Typer(
     help="Train one large model on a fleet of unequal boards.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
+    add_completion=True,
 )
 
 
@@ -49,7 +49,7 @@ def _options(
 def main() -> None:
     """Run the command line; an error that is not a bug prints one message and its exit code."""
     try:
-        app()
+        app(prog_name="shoal")
     except ShoalError as error:
         error_console().print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
         sys.exit(error.exit_code)

@@ -1,6 +1,7 @@
 """The commands as a user types them: results, JSON, error messages and exit codes, in real processes."""
 
 import json
+import os
 import subprocess
 import sys
 from contextlib import closing
@@ -72,6 +73,24 @@ def test_version_and_help(tmp_path):
     listed = shoal("--help", cwd=tmp_path).stdout
     for command in ("export", "up", "run", "device", "status", "devices", "rounds", "log", "export-weights", "demo"):
         assert command in listed
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("shoal exp", ["export", "export-mutual", "export-weights"]),
+        ("shoal rounds sh", ["show"]),
+        ("shoal log --fo", ["--follow"]),
+    ],
+)
+def test_a_shell_completes_commands_and_options(tmp_path, typed, offered):
+    """What `shoal --install-completion` lets bash ask; only the command that is typed is imported."""
+    asked = {"_SHOAL_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
+    environment = os.environ | asked
+    done = subprocess.run(
+        [SHOAL], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout.split() == offered
 
 
 def test_export_prints_a_table_and_json(tmp_path):
