@@ -1,37 +1,24 @@
-"""All experiments by the name of their table, found in the modules of `reproduction.tables`."""
+"""All experiments by the name of their table, read from the files of `reproduction.tables`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from fleet_protocol.discovery import modules_of
 from fleet_protocol.errors import ConfigError
 from reproduction.experiment import SCALES, Experiment, Scale, suggestion
+from reproduction.table_file import read_table, table_names
 
 __all__ = ["TABLES", "find_experiment", "parse_scale"]
 
-
-def _found() -> Mapping[str, Experiment]:
-    papers = [module for module in modules_of("reproduction.tables") if hasattr(module, "EXPERIMENTS")]
-    tables: dict[str, Experiment] = {}
-    for paper in sorted(papers, key=lambda module: (module.SECTION, module.__name__)):
-        for experiment in paper.EXPERIMENTS:
-            if experiment.table in tables:
-                raise ConfigError(f"{paper.__name__}: there is another table {experiment.table!r}; rename one")
-            tables[experiment.table] = experiment
-    return MappingProxyType(tables)
-
-
-TABLES: Mapping[str, Experiment] = _found()
+TABLES: Mapping[str, Experiment] = MappingProxyType(
+    {table.table: table for table in sorted(map(read_table, table_names()), key=lambda table: table.section)}
+)
 """In the order of the specification."""
 
 
 def find_experiment(table: str) -> Experiment:
-    """An experiment.
-
-    Args:
-        table: name of its table.
+    """An experiment by the name of its table.
 
     Raises:
         ConfigError: there is none; the message names the closest one.

@@ -8,16 +8,16 @@ computed from the configurations and never written by hand.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.spelling import closest
 from reproduction.measures import Measure
-from reproduction.tables.published import Published
+from reproduction.published import Published
 from simulation.settings import SimulationConfig
 
-__all__ = ["SCALES", "Arm", "Comparison", "Experiment", "Milestone", "Scale", "Settings", "merged", "suggestion"]
+__all__ = ["SCALES", "Arm", "Claim", "Experiment", "Scale", "Settings", "merged", "suggestion"]
 
 Scale = Literal["smoke", "small", "paper"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
@@ -27,18 +27,14 @@ Settings = Mapping[str, Any]
 
 
 def merged(*layers: Settings) -> dict[str, Any]:
-    """Join settings; of two values for one key the later counts, tables are joined in turn.
+    """Join settings, from the most general to the most special, into new ones.
 
-    Args:
-        layers: from the most general to the most special.
-
-    Returns:
-        New settings; a table that is joined is new, too.
+    Of two values for one key the later counts, tables are joined in turn.
     """
     whole: dict[str, Any] = {}
     for layer in layers:
         for key, value in layer.items():
-            before = whole.get(key)
+            before = whole.get(key, {})
             whole[key] = merged(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
     return whole
 
@@ -51,15 +47,15 @@ class Arm:
         name: unique in its table, such as ``a-e/iid``.
         about: for people, one line.
         measures: the figures that are read from it.
-        published: what the paper prints, by name of the measure; what is missing was not published.
         settings: the tables of ``sim.toml`` at a scale.
+        published: what the paper prints, by name of the measure; what is missing was not published.
     """
 
     name: str
     about: str
     measures: tuple[Measure, ...]
     settings: Callable[[Scale], Settings]
-    published: Mapping[str, Published] = field(default_factory=dict)
+    published: Mapping[str, Published]
 
     def config(self, scale: Scale, seed: int, **run: Any) -> SimulationConfig:
         """The configuration of one run.
@@ -78,43 +74,30 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """One arm against another, seed by seed: what a table is there to show.
+class Claim:
+    """What a table is there to show, of one arm against another seed by seed, or of one arm alone.
 
     Attributes:
+        says: the claim in a sentence; empty for a comparison that is printed, and of which nothing is claimed.
         left: name of an arm.
-        right: name of the arm it is compared with.
+        right: name of the arm it is compared with; empty for none.
         measure: name of a measure that both have.
         how: ``minus`` for the difference, ``over`` for the ratio.
-        at_least: what the mean must be at least to show what the paper shows; None for no such bound.
-        at_most: what it must be at most.
+        at_least: the bound that the figure must be above for the claim to hold; None for no such bound.
+        at_most: that it must be below.
     """
 
+    says: str
     left: str
     right: str
     measure: str
-    how: Literal["minus", "over"] = "minus"
-    at_least: float | None = None
-    at_most: float | None = None
+    how: Literal["minus", "over"]
+    at_least: float | None
+    at_most: float | None
 
     def value(self, left: float, right: float) -> float:
         """The comparison of two figures."""
         return left - right if self.how == "minus" else left / right
-
-
-@dataclass(frozen=True)
-class Milestone:
-    """An accuracy that an arm must have reached by a round.
-
-    Attributes:
-        arm: name of an arm.
-        by_round: the round.
-        at_least: global accuracy, in %.
-    """
-
-    arm: str
-    by_round: int
-    at_least: float
 
 
 @dataclass(frozen=True)
@@ -124,24 +107,30 @@ class Experiment:
     Attributes:
         table: its name on the command line.
         title: for people.
-        paper: URL.
+        url: of the paper.
+        section: of the specification, which describes the method.
+        rank: its place where all tables are run; the headline ones come first.
         arms: all of them, in the order of the table.
         seeds: that are run at each scale if nobody names others.
+        decides: how many of the last evaluations are averaged to the figure that decides, by scale.
         selected: names of the arms that are run at a scale if nobody names others; scales that are missing run all.
-        comparisons: what the table is there to show.
-        milestones: accuracies to reach, by scale.
+        claims: what the table is there to show, stated before it is run.
         notes: what differs from the paper at every scale and cannot be seen in a configuration.
+        checked: what was checked where a claim does not hold, a paragraph or list each.
     """
 
     table: str
     title: str
-    paper: str
+    url: str
+    section: int
+    rank: int
     arms: tuple[Arm, ...]
     seeds: Mapping[Scale, tuple[int, ...]]
-    selected: Mapping[Scale, tuple[str, ...]] = field(default_factory=dict)
-    comparisons: tuple[Comparison, ...] = ()
-    milestones: Mapping[Scale, tuple[Milestone, ...]] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    decides: Mapping[Scale, int]
+    selected: Mapping[Scale, tuple[str, ...]]
+    claims: tuple[Claim, ...]
+    notes: tuple[str, ...]
+    checked: tuple[str, ...]
 
     def arm(self, name: str) -> Arm:
         """An arm by its name.

@@ -1,188 +1,175 @@
-"""From complete runs to the figures of a table: every seed, mean and spread, comparisons and milestones."""
+"""From stored figures to those of a table: every seed, mean and spread, and a verdict for each claim.
+
+A claim is tested as its table states: the mean of the last evaluations, or the time or round that belongs to no single
+one; the difference to the other arm with the same seed, or the logarithm of the ratio; and Student's interval of 95 %
+over the seeds. The claim holds where all of the interval is beyond its bound, and does not where all of it is on the
+other side.
+"""
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
-from reproduction.experiment import Arm, Comparison, Experiment, Milestone, Scale
+from reproduction.experiment import Arm, Claim, Experiment
 from reproduction.measures import Measure, Reading
-from reproduction.running import ArmResult
-from reproduction.tables.published import Published
+from reproduction.published import Published
+from reproduction.stored import Row
 
-__all__ = ["Compared", "Figure", "Reached", "compared", "figures", "mean_and_spread", "reached", "timed"]
+__all__ = ["Figure", "Judged", "figures", "judged", "mean_and_spread", "plain"]
+
+# Quantiles of Student's distribution for 0.975, by degrees of freedom from 1; beyond them that of the last is too wide.
+_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of one arm.
-
-    Attributes:
-        arm: the arm.
-        measure: which figure.
-        published: as printed in the paper, if it is.
-        readings: by seed.
-    """
+    """One figure of one arm, by seed."""
 
     arm: Arm
     measure: Measure
-    published: Published | None
     readings: Mapping[int, Reading]
 
     @property
-    def best(self) -> dict[int, float | None]:
-        """The best round's figure, by seed."""
-        return {seed: reading.best for seed, reading in self.readings.items()}
+    def published(self) -> Published | None:
+        """As printed in the paper, if it is."""
+        return self.arm.published.get(self.measure.name)
 
-    @property
-    def last(self) -> dict[int, float | None]:
-        """The last evaluated round's, by seed."""
-        return {seed: reading.last for seed, reading in self.readings.items()}
+    def by_seed(self, name: Literal["best", "last", "deciding"]) -> dict[int, float | None]:
+        """An attribute of the readings."""
+        return {seed: getattr(reading, name) for seed, reading in self.readings.items()}
 
 
 @dataclass(frozen=True)
-class Compared:
-    """One arm against another, on the seeds that both have.
+class Judged:
+    """A claim, and what was found.
 
     Attributes:
-        comparison: what is compared.
-        measure: of which figure.
-        published: the same of the published figures, if both are.
-        by_seed: the differences or ratios; None where one of the two never reached its target.
+        claim: what is claimed.
+        by_seed: differences, ratios or figures that decide; None where one of the two never reached its target.
+        best: the same of the best round, as the papers have it.
+        published: the same of the published figures, if there are.
     """
 
-    comparison: Comparison
-    measure: Measure
+    claim: Claim
+    by_seed: Mapping[int, float | None]
+    best: Mapping[int, float | None]
     published: float | None
-    by_seed: Mapping[int, float | None]
 
     @property
-    def mean(self) -> float | None:
-        """Over the seeds, None if one is missing."""
-        return mean_and_spread(list(self.by_seed.values()))[0]
-
-    @property
-    def holds(self) -> bool | None:
-        """Whether the mean is within the bounds; None where there are no bounds, or no mean."""
-        low, high, mean = self.comparison.at_least, self.comparison.at_most, self.mean
-        if mean is None or (low is None and high is None):
+    def interval(self) -> tuple[float, float, float] | None:
+        """Mean over the seeds, geometric of ratios, and the ends of its interval; None for fewer than two seeds."""
+        values = [value for value in self.by_seed.values() if value is not None]
+        if len(values) < max(2, len(self.by_seed)):
             return None
-        return (low is None or mean >= low) and (high is None or mean <= high)
-
-
-@dataclass(frozen=True)
-class Reached:
-    """A milestone, and what was reached.
-
-    Attributes:
-        milestone: arm, round and accuracy.
-        by_seed: best global accuracy up to that round, in %; None if no round was evaluated by then.
-    """
-
-    milestone: Milestone
-    by_seed: Mapping[int, float | None]
+        ratio = self.claim.how == "over"
+        scale = [math.log(value) for value in values] if ratio else values
+        mean = statistics.fmean(scale)
+        half = _STUDENT[min(len(scale) - 1, len(_STUDENT)) - 1] * statistics.stdev(scale) / math.sqrt(len(scale))
+        low, middle, high = (math.exp(v) if ratio else v for v in (mean - half, mean, mean + half))
+        return middle, low, high
 
     @property
-    def holds(self) -> bool:
-        """Whether the mean over the seeds reaches it."""
-        mean = mean_and_spread(list(self.by_seed.values()))[0]
-        return mean is not None and mean >= self.milestone.at_least
+    def verdict(self) -> str:
+        """``holds``, ``does not hold``, ``undecided`` or ``not run``; empty where nothing is claimed."""
+        least, most = self.claim.at_least, self.claim.at_most
+        if not self.claim.says:
+            return ""
+        if not self.by_seed:
+            return "not run"
+        if self.interval is None:
+            return "undecided"
+        _, low, high = self.interval
+        if (least is None or low > least) and (most is None or high < most):
+            return "holds"
+        below, above = least is not None and high < least, most is not None and low > most
+        return "does not hold" if below or above else "undecided"
 
 
-def figures(results: Sequence[ArmResult]) -> tuple[Figure, ...]:
-    """The figures of some runs.
-
-    Args:
-        results: complete runs, those of an arm together.
-
-    Returns:
-        One for each arm and measure that was evaluated, in the order of the results.
-    """
+def figures(experiment: Experiment, rows: Sequence[Row]) -> tuple[Figure, ...]:
+    """The figures of a table's stored rows, in the order of its arms; those of arms it has no more are left out."""
     found = []
-    for arm in dict.fromkeys(result.arm for result in results):
-        runs = [result for result in results if result.arm is arm]
+    for arm in experiment.arms:
         for measure in arm.measures:
-            readings = {run.seed: reading for run in runs if (reading := measure.read(run.rows)) is not None}
+            readings = {row.seed: row.reading for row in rows if (row.arm, row.figure) == (arm.name, measure.name)}
             if readings:
-                found.append(Figure(arm, measure, arm.published.get(measure.name), readings))
+                found.append(Figure(arm, measure, dict(sorted(readings.items()))))
     return tuple(found)
 
 
-def compared(experiment: Experiment, found: Sequence[Figure]) -> tuple[Compared, ...]:
-    """The comparisons whose two arms were run on a common seed.
-
-    Args:
-        experiment: the table.
-        found: its figures.
-    """
+def judged(experiment: Experiment, found: Sequence[Figure]) -> tuple[Judged, ...]:
+    """Every claim and comparison of a table, whether or not it was run, on the seeds that its arms share."""
     known = {(figure.arm.name, figure.measure.name): figure for figure in found}
-    result = []
-    for item in experiment.comparisons:
-        left, right = known.get((item.left, item.measure)), known.get((item.right, item.measure))
-        if left is None or right is None:
-            continue
-        by_seed = {
-            seed: None if None in (a := left.best[seed], b := right.best[seed]) else item.value(a or 0.0, b or 0.0)
-            for seed in left.best
-            if seed in right.best
-        }
-        if not by_seed:
-            continue
-        published = None
-        if left.published is not None and right.published is not None:
-            published = item.value(left.published.value, right.published.value)
-        result.append(Compared(item, left.measure, published, by_seed))
-    return tuple(result)
+    return tuple(_judged(experiment, claim, known) for claim in experiment.claims)
 
 
-def reached(experiment: Experiment, scale: Scale, results: Sequence[ArmResult]) -> tuple[Reached, ...]:
-    """The milestones of the arms that were run.
+def _judged(experiment: Experiment, claim: Claim, known: Mapping[tuple[str, str], Figure]) -> Judged:
+    names = [name for name in (claim.left, claim.right) if name]
+    published = _compared(
+        claim, [p.value if (p := experiment.arm(name).published.get(claim.measure)) else None for name in names]
+    )
+    sides = [known.get((name, claim.measure)) for name in names]
+    there = [side for side in sides if side is not None]
+    if len(there) < len(names):
+        return Judged(claim, {}, {}, published)
+    seeds = [seed for seed in there[0].readings if all(seed in side.readings for side in there)]
+    decided, best = (
+        {seed: _compared(claim, [side.by_seed(name)[seed] for side in there]) for seed in seeds}
+        for name in ("deciding", "best")
+    )
+    return Judged(claim, decided, best, published)
 
-    Args:
-        experiment: the table.
-        scale: at which scale.
-        results: complete runs.
-    """
-    found = []
-    for milestone in experiment.milestones.get(scale, ()):
-        by_seed = {
-            run.seed: max(
-                (
-                    100.0 * row.accuracy
-                    for row in run.rows
-                    if row.accuracy is not None and row.round <= milestone.by_round
-                ),
-                default=None,
-            )
-            for run in results
-            if run.arm.name == milestone.arm
-        }
-        if by_seed:
-            found.append(Reached(milestone, by_seed))
-    return tuple(found)
+
+def _compared(claim: Claim, values: Sequence[float | None]) -> float | None:
+    there = [value for value in values if value is not None]
+    if len(there) < len(values):
+        return None
+    return claim.value(there[0], there[1]) if len(there) > 1 else there[0]
 
 
 def mean_and_spread(values: Sequence[float | None]) -> tuple[float | None, float | None]:
-    """Mean and standard deviation of the seeds.
-
-    Args:
-        values: one per seed.
-
-    Returns:
-        The mean, None if there is no value or one is missing; the standard deviation of the sample, None for fewer
-        than two.
-    """
+    """Mean of the seeds, None if one or all are missing, and standard deviation, None for fewer than two."""
     there = [value for value in values if value is not None]
     if not there or len(there) != len(values):
         return None, None
     return statistics.fmean(there), statistics.stdev(there) if len(there) > 1 else None
 
 
-def timed(results: Sequence[ArmResult]) -> bool:
-    """Whether a table is about simulated time.
-
-    Args:
-        results: its complete runs.
-    """
-    return any(measure.unit == "h" for result in results for measure in result.arm.measures)
+def plain(experiment: Experiment, rows: Sequence[Row]) -> dict[str, Any]:
+    """The table of some stored rows as values for JSON."""
+    found = figures(experiment, rows)
+    return {
+        "table": experiment.table,
+        "arms_run": len({row.arm for row in rows}),
+        "arms": len(experiment.arms),
+        "figures": [
+            {
+                "arm": figure.arm.name,
+                "figure": figure.measure.name,
+                "unit": figure.measure.unit,
+                "published": figure.published and figure.published.value,
+                "mean": mean_and_spread([*figure.by_seed("deciding").values()])[0],
+                **{name: figure.by_seed(name) for name in ("deciding", "best", "last")},
+            }
+            for figure in found
+        ],
+        "claims": [
+            {
+                "claim": item.claim.says,
+                "left": item.claim.left,
+                "right": item.claim.right,
+                "figure": item.claim.measure,
+                "how": item.claim.how,
+                "published": item.published,
+                "interval": item.interval,
+                "by_seed": item.by_seed,
+                "best": item.best,
+                "verdict": item.verdict,
+            }
+            for item in judged(experiment, found)
+            if item.claim.says or item.by_seed
+        ],
+    }

@@ -1,31 +1,21 @@
 """Figures that the tables print, read from the rounds of a run: the best one, as the papers report, and the last.
 
 HeteroFL and FedRolex publish the checkpoint that is best on the test set (specification 1.2 and 2.7), which flatters:
-so the last evaluated round stands beside it everywhere.
+so the mean of the last evaluations decides, and the last evaluated round stands beside it everywhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
+from fleet_protocol.errors import ConfigError
 from simulation.results.history import RoundRow, rounds_to_accuracy, time_to_accuracy
 from simulation.results.quantity import ACCURACY, Quantity
 
-__all__ = [
-    "GLOBAL",
-    "LOCAL",
-    "MATTHEWS",
-    "OWN",
-    "PERPLEXITY",
-    "ROUNDS_TO_BEST",
-    "Measure",
-    "Reading",
-    "hours_to",
-]
+__all__ = ["GLOBAL", "LOCAL", "MATTHEWS", "OWN", "PERPLEXITY", "ROUNDS_TO_BEST", "Measure", "Reading", "measure_named"]
 
-_SECONDS_PER_HOUR = 3600.0
-_PER_CENT = 100.0
 Value = Callable[[RoundRow], float | None]
 
 
@@ -37,11 +27,18 @@ class Reading:
         best: at the best evaluated round; None where a target was never reached.
         best_round: which round that was; None likewise.
         last: at the last evaluated round; None for figures that belong to no single round, such as a time.
+        decides: mean of the last evaluations; None where these were not kept.
     """
 
     best: float | None
     best_round: int | None
     last: float | None
+    decides: float | None = None
+
+    @property
+    def deciding(self) -> float | None:
+        """What is compared: the mean of the last evaluations, else the last alone, else what belongs to no round."""
+        return next((value for value in (self.decides, self.last, self.best) if value is not None), None)
 
 
 @dataclass(frozen=True)
@@ -52,130 +49,106 @@ class Measure:
         name: its key in files, such as ``global``.
         title: for people.
         unit: ``%``, ``h`` or nothing.
-        larger_is_better: which of two figures is the better one.
-        read: finds it in the rounds of a run; None if no round was evaluated for it.
+        read: finds it in the rounds of a run, with the mean of so many last evaluations; None if no round was evaluated
+            for it.
         quantity: that it is taken from, to be plotted; None where that is another measure's.
+        target: of that quantity, to be marked.
     """
 
     name: str
     title: str
     unit: str
-    larger_is_better: bool
-    read: Callable[[Sequence[RoundRow]], Reading | None]
+    read: Callable[[Sequence[RoundRow], int], Reading | None]
     quantity: Quantity | None
+    target: float | None = None
 
 
-def _scaled(value: Value, factor: float) -> Value:
-    def scaled(row: RoundRow) -> float | None:
-        found = value(row)
-        return None if found is None else factor * found
+def _at_best(
+    of: Quantity, judged_by: Quantity, sign: float = 1.0
+) -> Callable[[Sequence[RoundRow], int], Reading | None]:
+    """Read a figure at the round that another, or the same, finds best; the first of equal ones. Shares become %."""
+    factor = 100.0 if of.share else 1.0
 
-    return scaled
-
-
-def _at_best(of: Value, judged_by: Value, *, larger_is_better: bool) -> Callable[[Sequence[RoundRow]], Reading | None]:
-    """Read a figure at the round that another figure, or the same, finds best; the first of equal ones."""
-
-    def read(rows: Sequence[RoundRow]) -> Reading | None:
-        found = [(judge, figure, row) for row in rows if None not in (judge := judged_by(row), figure := of(row))]
+    def read(rows: Sequence[RoundRow], last: int) -> Reading | None:
+        found = [
+            (sign * judge, factor * figure, row.round)
+            for row in rows
+            if (judge := judged_by.value(row)) is not None and (figure := of.value(row)) is not None
+        ]
         if not found:
             return None
-        sign = 1.0 if larger_is_better else -1.0
-        _, best, row = max(found, key=lambda item: sign * (item[0] or 0.0))
-        return Reading(best, row.round, found[-1][1])
+        _, best, number = max(found, key=lambda item: item[0])
+        return Reading(best, number, found[-1][1], fmean(figure for _, figure, _ in found[-last:]))
 
     return read
 
 
-def _local(row: RoundRow) -> float | None:
-    return row.local_accuracy
+def _rounds_to_best(rows: Sequence[RoundRow], last: int) -> Reading | None:
+    found = MATTHEWS.read(rows, last) or GLOBAL.read(rows, last)
+    return None if found is None else Reading(float(found.best_round or 0), found.best_round, None)
 
 
-def _matthews(row: RoundRow) -> float | None:
-    return row.matthews
-
-
-def _perplexity(row: RoundRow) -> float | None:
-    return row.perplexity
-
-
-def _rounds_to_best(rows: Sequence[RoundRow]) -> Reading | None:
-    found = MATTHEWS.read(rows) or GLOBAL.read(rows)
-    return (
-        None if found is None or found.best_round is None else Reading(float(found.best_round), found.best_round, None)
-    )
-
-
-_OWN_DATA = Quantity("own", "accuracy on the devices' own data", _local, share=True)
-
-GLOBAL = Measure(
-    "global",
-    "global accuracy",
-    "%",
-    True,
-    _at_best(_scaled(ACCURACY.value, _PER_CENT), ACCURACY.value, larger_is_better=True),
-    ACCURACY,
+_OWN_DATA = Quantity("own", "accuracy on the devices' own data", lambda row: row.local_accuracy, share=True)
+_PERPLEXITY = Quantity("perplexity", "perplexity", lambda row: row.perplexity)
+_MATTHEWS = Quantity(
+    "matthews", "Matthews correlation x 100", lambda row: None if row.matthews is None else 100.0 * row.matthews
 )
+
+GLOBAL = Measure("global", "global accuracy", "%", _at_best(ACCURACY, ACCURACY), ACCURACY)
 """Accuracy of the global model on the whole test set."""
 
-LOCAL = Measure(
-    "local",
-    "local accuracy",
-    "%",
-    True,
-    _at_best(_scaled(_local, _PER_CENT), ACCURACY.value, larger_is_better=True),
-    _OWN_DATA,
-)
+LOCAL = Measure("local", "local accuracy", "%", _at_best(_OWN_DATA, ACCURACY), _OWN_DATA)
 """Accuracy on the devices' own parts of the test set, over samples, at the round whose global accuracy is best."""
 
-OWN = Measure(
-    "own",
-    "accuracy on the devices' own data",
-    "%",
-    True,
-    _at_best(_scaled(_local, _PER_CENT), _local, larger_is_better=True),
-    _OWN_DATA,
-)
+OWN = Measure("own", "accuracy on the devices' own data", "%", _at_best(_OWN_DATA, _OWN_DATA), _OWN_DATA)
 """The same at the round where it is best itself, for models that are judged by it."""
 
-PERPLEXITY = Measure(
-    "perplexity",
-    "perplexity",
-    "",
-    False,
-    _at_best(_perplexity, _perplexity, larger_is_better=False),
-    Quantity("perplexity", "perplexity", _perplexity),
-)
+PERPLEXITY = Measure("perplexity", "perplexity", "", _at_best(_PERPLEXITY, _PERPLEXITY, -1.0), _PERPLEXITY)
 """Mean over chunks of the test text of exp(mean cross entropy of the chunk), at the round where it is lowest."""
 
-MATTHEWS = Measure(
-    "matthews",
-    "Matthews correlation x 100",
-    "",
-    True,
-    _at_best(_scaled(_matthews, _PER_CENT), _matthews, larger_is_better=True),
-    Quantity("matthews", "Matthews correlation x 100", _scaled(_matthews, _PER_CENT)),
-)
+MATTHEWS = Measure("matthews", "Matthews correlation x 100", "", _at_best(_MATTHEWS, _MATTHEWS), _MATTHEWS)
 """Correlation of the predictions with two labels, at the round where it is best, in hundredths as GLUE prints it."""
 
-ROUNDS_TO_BEST = Measure("rounds", "rounds to the best value", "", False, _rounds_to_best, None)
+ROUNDS_TO_BEST = Measure("rounds", "rounds to the best value", "", _rounds_to_best, None)
 """The round of the best correlation where there is one, else of the best global accuracy."""
 
+_NAMED = {measure.name: measure for measure in (GLOBAL, LOCAL, OWN, PERPLEXITY, MATTHEWS, ROUNDS_TO_BEST)}
 
-def hours_to(target: float) -> Measure:
-    """Simulated time until the global accuracy has reached a target.
+
+def measure_named(name: str) -> Measure:
+    """A measure by its name.
 
     Args:
-        target: accuracy, in %.
+        name: of those above; ``hours-90`` for the simulated time until the global accuracy has reached 90 %, which is
+            None where the run ended before; ``global-by-10`` for the best global accuracy until round 10.
 
-    Returns:
-        The measure; its figure is None where the run ended before.
+    Raises:
+        ConfigError: there is none.
     """
+    kind, _, number = name.rpartition("-")
+    try:
+        if kind == "hours":
+            return _hours_to(float(number), name)
+        if kind == "global-by":
+            return _accuracy_by(int(number), name)
+        return _NAMED[name]
+    except (KeyError, ValueError) as error:
+        raise ConfigError(f"no measure {name!r}; there are {', '.join(_NAMED)}, hours-90, global-by-10") from error
 
-    def read(rows: Sequence[RoundRow]) -> Reading | None:
+
+def _hours_to(target: float, name: str) -> Measure:
+    def read(rows: Sequence[RoundRow], _last: int) -> Reading | None:
         if all(row.accuracy is None for row in rows):
             return None
-        seconds, number = time_to_accuracy(rows, target / _PER_CENT), rounds_to_accuracy(rows, target / _PER_CENT)
-        return Reading(None if seconds is None else seconds / _SECONDS_PER_HOUR, number, None)
+        seconds, number = time_to_accuracy(rows, target / 100.0), rounds_to_accuracy(rows, target / 100.0)
+        return Reading(None if seconds is None else seconds / 3600.0, number, None)
 
-    return Measure(f"hours-{target:g}", f"simulated hours to {target:g} %", "h", False, read, ACCURACY)
+    return Measure(name, f"simulated hours to {target:g} %", "h", read, ACCURACY, target / 100.0)
+
+
+def _accuracy_by(last_round: int, name: str) -> Measure:
+    def read(rows: Sequence[RoundRow], _last: int) -> Reading | None:
+        found = GLOBAL.read([row for row in rows if row.round <= last_round], 1)
+        return found and Reading(found.best, found.best_round, None)
+
+    return Measure(name, f"best global accuracy by round {last_round}", "%", read, None)

@@ -15,7 +15,6 @@ MUTUAL_FILES = {
     "broker_server/strategies/fml.py",
     "device_runtime/training/routines/__init__.py",
     "device_runtime/training/routines/mutual.py",
-    "reproduction/tables/fml.py",
     "shoal/cli/commands/export_mutual.py",
     "trainer_export/routines/mutual.py",
 }
@@ -24,7 +23,6 @@ WHALE_FILES = {
     "broker_server/strategies/whalefl.py",
     "device_runtime/training/choosers/__init__.py",
     "device_runtime/training/choosers/whalefl.py",
-    "reproduction/tables/whalefl.py",
 }
 LOW_RANK = re.compile("hetlora|flexlora", re.IGNORECASE)
 LOW_RANK_FILES = {"broker_server/strategies/flexlora.py", "broker_server/strategies/hetlora.py"}

@@ -1,24 +1,14 @@
-"""How figures, comparisons and times read in a table."""
+"""How figures, verdicts and times read in a table."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from reproduction.figures import Figure, mean_and_spread
-from reproduction.measures import Measure
-from reproduction.tables.published import Published
+from reproduction.experiment import Claim
+from reproduction.figures import Figure, Judged, mean_and_spread
+from reproduction.measures import measure_named
 
-__all__ = [
-    "MISSING",
-    "bound_text",
-    "duration_text",
-    "figure_cells",
-    "mean_signed",
-    "measure_title",
-    "seeds_text",
-    "signed_text",
-    "table_text",
-]
+__all__ = ["MISSING", "claim_cells", "comparison_text", "duration_text", "figure_cells", "table_text"]
 
 MISSING = "-"
 """What stands where there is no figure."""
@@ -28,86 +18,89 @@ _NOT_REACHED = "not reached"
 
 def figure_cells(figure: Figure) -> dict[str, str]:
     """A figure as cells by column."""
-    best, last = list(figure.best.values()), list(figure.last.values())
+    digits = 3 if figure.measure.unit == "h" else 0 if figure.measure.name == "rounds" else 2
+    deciding, best, last = (list(figure.by_seed(name).values()) for name in ("deciding", "best", "last"))
+    published = figure.published
+    spread = "" if published is None or published.spread is None else f" ± {published.spread:.2f}"
     return {
         "arm": figure.arm.name,
-        "what it is": figure.arm.about,
-        "figure": measure_title(figure.measure),
-        "published": _published(figure.published, figure.measure),
-        "ours, best round": _mean(best, figure.measure),
-        "by seed": seeds_text({seed: _value(value, figure.measure) for seed, value in figure.best.items()}),
-        "ours, last round": MISSING if None in last else _mean(last, figure.measure),
+        "figure": f"{figure.measure.title}, {figure.measure.unit}".removesuffix(", "),
+        "published": MISSING if published is None else f"{published.value:.{min(digits, 2)}f}{spread}",
+        "ours": _mean(deciding, digits),
+        "by seed": _seeds(figure.by_seed("deciding"), digits),
+        "best round": _mean(best, digits),
+        "last round": MISSING if None in last else _mean(last, digits),
     }
 
 
-def table_text(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown.
+def claim_cells(item: Judged) -> dict[str, str]:
+    """A claim or comparison with its verdict, as cells by column."""
+    best = mean_and_spread(list(item.best.values()))[0]
+    return {
+        "claim": item.claim.says or comparison_text(item.claim),
+        "verdict": item.verdict or MISSING,
+        "wanted": _bounds(item.claim),
+        "ours, 95 %": _interval(item),
+        "by seed": _seeds(item.by_seed, 2, signed=_signed(item.claim)) or MISSING,
+        "best round": _number(best, item.claim),
+        "published": _number(item.published, item.claim),
+    }
 
-    Args:
-        head: titles of the columns.
-        rows: cells, as many as there are columns.
-    """
-    lines = [head, ["---"] * len(head), *rows]
+
+def comparison_text(claim: Claim) -> str:
+    """Which arms are compared, and by what."""
+    other = f" {'/' if claim.how == 'over' else '-'} {claim.right}" if claim.right else ""
+    return f"{claim.left}{other}, {measure_named(claim.measure).title}"
+
+
+def table_text(rows: Sequence[Mapping[str, str]]) -> str:
+    """Rows, of which there is at least one, as a table in Markdown."""
+    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def measure_title(measure: Measure) -> str:
-    """Title and unit of a measure."""
-    return f"{measure.title}, {measure.unit}" if measure.unit else measure.title
-
-
-def seeds_text(by_seed: Mapping[int, str]) -> str:
-    """Texts of several seeds."""
-    return ", ".join(f"{seed}: {text}" for seed, text in by_seed.items())
-
-
-def signed_text(value: float | None, *, ratio: bool) -> str:
-    """A difference with its sign, or a ratio."""
-    if value is None:
-        return MISSING
-    return f"{value:.2f}" if ratio else f"{value:+.2f}"
-
-
-def mean_signed(values: Sequence[float | None], *, ratio: bool) -> str:
-    """Mean and spread of differences or ratios."""
-    mean, spread = mean_and_spread(values)
-    return signed_text(mean, ratio=ratio) + ("" if spread is None else f" ± {spread:.2f}")
-
-
-def bound_text(at_least: float | None, at_most: float | None) -> str:
-    """What a comparison must lie between."""
-    words = ([f">= {at_least:g}"] if at_least is not None else []) + (
-        [f"<= {at_most:g}"] if at_most is not None else []
-    )
-    return " and ".join(words) or MISSING
-
-
-def duration_text(seconds: float) -> str:
-    """A time in seconds, minutes or hours."""
+def duration_text(seconds: float | None) -> str:
+    """A time in seconds, minutes or hours; unknown where it is None."""
+    if seconds is None:
+        return "unknown"
     if seconds < 60:
         return f"{seconds:.1f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.1f} min"
-    return f"{seconds / 3600:.2f} h"
+    return f"{seconds / 60:.1f} min" if seconds < 5400 else f"{seconds / 3600:.2f} h"
 
 
-def _digits(measure: Measure) -> int:
-    return {"h": 3, "%": 2}.get(measure.unit, 0 if measure.name == "rounds" else 2)
-
-
-def _value(value: float | None, measure: Measure) -> str:
-    return _NOT_REACHED if value is None else f"{value:.{_digits(measure)}f}"
-
-
-def _published(figure: Published | None, measure: Measure) -> str:
-    if figure is None:
+def _interval(item: Judged) -> str:
+    if not item.by_seed:
         return MISSING
-    spread = "" if figure.spread is None else f" ± {figure.spread:.2f}"
-    return f"{figure.value:.{min(_digits(measure), 2)}f}{spread}"
+    if None in item.by_seed.values():
+        return _NOT_REACHED
+    if item.interval is None:
+        return f"{_number(next(iter(item.by_seed.values())), item.claim)}, one seed"
+    middle, low, high = (_number(value, item.claim) for value in item.interval)
+    return f"{middle} [{low}, {high}]"
 
 
-def _mean(values: Sequence[float | None], measure: Measure) -> str:
+def _signed(claim: Claim) -> bool:
+    return claim.how == "minus" and bool(claim.right)
+
+
+def _number(value: float | None, claim: Claim) -> str:
+    return MISSING if value is None else f"{value:+.2f}" if _signed(claim) else f"{value:.2f}"
+
+
+def _bounds(claim: Claim) -> str:
+    least = [] if claim.at_least is None else [f"> {claim.at_least:g}"]
+    return " and ".join(least + ([] if claim.at_most is None else [f"< {claim.at_most:g}"])) or MISSING
+
+
+def _seeds(by_seed: Mapping[int, float | None], digits: int, *, signed: bool = False) -> str:
+    form = f"{'+' if signed else ''}.{digits}f"
+    return ", ".join(
+        f"{seed}: {_NOT_REACHED if value is None else format(value, form)}" for seed, value in by_seed.items()
+    )
+
+
+def _mean(values: Sequence[float | None], digits: int) -> str:
     mean, spread = mean_and_spread(values)
     if mean is None:
         return _NOT_REACHED
-    return _value(mean, measure) + ("" if spread is None else f" ± {spread:.{max(_digits(measure), 1)}f}")
+    return f"{mean:.{digits}f}" + ("" if spread is None else f" ± {spread:.{max(digits, 1)}f}")

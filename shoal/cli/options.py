@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from fleet_protocol.errors import ConfigError, PlanError
 from fleet_protocol.recipe import RecipeTable
 from models.tier import Tier
 
-__all__ = ["parse_floats", "parse_heads", "parse_ints", "parse_settings", "read_recipe"]
+__all__ = ["parse_floats", "parse_heads", "parse_ints", "parse_seconds", "parse_settings", "read_recipe"]
 
 
 def parse_floats(option: str, text: str) -> tuple[float, ...]:
@@ -51,6 +52,22 @@ def parse_ints(option: str, text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError as error:
         raise ConfigError(f"{option}: {text!r} is not a list of whole numbers; write for example 2,4") from error
+
+
+def parse_seconds(option: str, text: str) -> float:
+    """Read ``90m`` or ``8h``.
+
+    Args:
+        option: name of the option, for the message.
+        text: its value, in seconds, minutes or hours.
+
+    Raises:
+        ConfigError: it is no duration.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip())
+    if found is None:
+        raise ConfigError(f"{option}: {text!r} is not a duration; write for example 90m or 8h")
+    return float(found[1]) * {"s": 1.0, "m": 60.0, "h": 3600.0}[found[2]]
 
 
 def parse_settings(option: str, values: Sequence[str]) -> dict[str, Any]:

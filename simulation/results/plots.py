@@ -8,7 +8,7 @@ the lowest to the highest.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -30,7 +30,7 @@ from simulation.results.quantity import ACCURACY, Quantity
 __all__ = ["Curve", "accuracy_over_time", "over_rounds", "plot_run", "save", "tier_counts"]
 
 # Okabe and Ito's palette stays apart for colour-blind readers; yellow is left out, which is faint on white. When the
-# colours run out the next line style tells curves apart.
+# picture is grey the line styles tell curves apart; there are as many pairs as both have no common divisor.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")
 _LINES = ("-", "--", ":", "-.")
 _ORDERED = "cividis"  # made for colour-blind readers, dark to light also in grey
@@ -49,10 +49,12 @@ class Curve:
     Attributes:
         label: for the legend.
         histories: the rounds of each seed, in order; at least one seed.
+        published: value that a paper prints for it, to be marked at the right edge.
     """
 
     label: str
     histories: Sequence[Sequence[RoundRow]]
+    published: float | None = None
 
 
 @dataclass(frozen=True)
@@ -64,14 +66,14 @@ class _Band:
 
 
 def over_rounds(
-    curves: Sequence[Curve], *, quantity: Quantity = ACCURACY, target: float | None = None, title: str = ""
+    curves: Sequence[Curve], *, quantity: Quantity = ACCURACY, targets: Iterable[float] = (), title: str = ""
 ) -> Figure:
     """A quantity after each round in which it was evaluated.
 
     Args:
         curves: what to show.
         quantity: of each round.
-        target: a value to mark with a line.
+        targets: values to mark with a line each.
         title: above the plot.
 
     Returns:
@@ -82,14 +84,14 @@ def over_rounds(
     """
     figure, axes = _figure(title)
     _draw(axes, curves, lambda curve: _by_round(curve, quantity), quantity)
-    _mark(axes, target, quantity)
+    _mark(axes, targets, quantity)
     axes.set_xlabel("round")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=_STEPS))
     _finish(axes, curves, quantity)
     return figure
 
 
-def accuracy_over_time(curves: Sequence[Curve], *, target: float | None = None, title: str = "") -> Figure:
+def accuracy_over_time(curves: Sequence[Curve], *, targets: Iterable[float] = (), title: str = "") -> Figure:
     """Test accuracy of the merged model over emulated time.
 
     Seeds reach a round at different times, so their accuracies are interpolated between rounds, and shown as far as
@@ -97,7 +99,7 @@ def accuracy_over_time(curves: Sequence[Curve], *, target: float | None = None, 
 
     Args:
         curves: what to show.
-        target: an accuracy to mark with a line, in [0, 1].
+        targets: accuracies to mark with a line each, in [0, 1].
         title: above the plot.
 
     Returns:
@@ -110,7 +112,7 @@ def accuracy_over_time(curves: Sequence[Curve], *, target: float | None = None, 
     scale, unit = next((scale, unit) for least, scale, unit in _UNITS if longest >= least)
     figure, axes = _figure(title)
     _draw(axes, curves, lambda curve: _by_time(curve, scale), ACCURACY)
-    _mark(axes, target, ACCURACY)
+    _mark(axes, targets, ACCURACY)
     axes.set_xlabel(f"simulated time, {unit}")
     axes.set_xlim(left=0)
     _finish(axes, curves, ACCURACY)
@@ -222,11 +224,15 @@ def _draw(axes: Axes, curves: Sequence[Curve], band_of: Callable[[Curve], _Band]
             continue
         drawn += 1
         colour = _COLOURS[number % len(_COLOURS)]
-        style = _LINES[number // len(_COLOURS) % len(_LINES)]
+        style = _LINES[number % len(_LINES)]
         mean, seeds = band.values.mean(axis=0), len(band.values)
         label = f"{curve.label} ({seeds} seeds)" if seeds > 1 else curve.label
         marker = "o" if band.places.size == 1 else None
         axes.plot(band.places, mean, color=colour, linestyle=style, linewidth=1.8, marker=marker, label=label)
+        if curve.published is not None:
+            # At the edge of the axes, whatever their scale.
+            (mark,) = axes.plot(1.0, curve.published, "<", color=colour, transform=axes.get_yaxis_transform())
+            mark.set_clip_on(False)
         if seeds > 1:
             low, high = band.values.min(axis=0), band.values.max(axis=0)
             axes.fill_between(band.places, low, high, color=colour, alpha=0.18, linewidth=0)
@@ -262,8 +268,8 @@ def _by_time(curve: Curve, scale: float) -> _Band:
     return _Band(grid, np.array([np.interp(grid, points[:, 0], points[:, 1]) for points in found]))
 
 
-def _mark(axes: Axes, target: float | None, quantity: Quantity) -> None:
-    if target is not None:
+def _mark(axes: Axes, targets: Iterable[float], quantity: Quantity) -> None:
+    for target in sorted(set(targets)):
         shown = f"{100 * target:.4g}%" if quantity.share else f"{target:.4g}"
         axes.axhline(target, color="#555555", linewidth=1.0, linestyle=(0, (4, 3)), label=f"target {shown}")
 
@@ -275,8 +281,11 @@ def _finish(axes: Axes, curves: Sequence[Curve], quantity: Quantity) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(nbins=7, steps=_STEPS))
     handles, labels = axes.get_legend_handles_labels()
     if len(handles) > 1:
-        bands = any(len(curve.histories) > 1 for curve in curves)
-        _legend(axes, handles, labels, title="line: mean of the seeds\nband: lowest to highest" if bands else None)
+        words = (
+            ["line: mean of the seeds\nband: lowest to highest"] if any(len(c.histories) > 1 for c in curves) else []
+        )
+        words += ["triangle: published"] if any(curve.published is not None for curve in curves) else []
+        _legend(axes, handles, labels, title="\n".join(words) or None)
 
 
 def _legend(axes: Axes, handles: Sequence[Artist], labels: Sequence[str], *, title: str | None) -> None:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from reproduction.catalogue import find_experiment
-from reproduction.figures import compared, figures, mean_and_spread, reached
-from reproduction.measures import GLOBAL, LOCAL, OWN, PERPLEXITY, ROUNDS_TO_BEST, Reading, hours_to
-from reproduction.report import as_csv, as_markdown, plain, write_table
+from fleet_protocol.errors import ConfigError, DataError
+from reproduction.catalogue import TABLES, find_experiment
+from reproduction.figures import figures, judged, mean_and_spread, plain
+from reproduction.measures import GLOBAL, LOCAL, OWN, PERPLEXITY, ROUNDS_TO_BEST, Reading, measure_named
+from reproduction.report import as_markdown, write_index, write_table
 from reproduction.running import ArmResult
+from reproduction.stored import as_csv, read_rows, rows_of, stated
 from simulation.results.history import RoundRow
 
 
@@ -50,35 +52,45 @@ def test_the_best_round_is_read_and_the_last_beside_it():
         row(5, 0.6, local=0.7),
         row(6),
     ]
-    assert GLOBAL.read(rows) == Reading(70.0, 3, 60.0)
-    assert LOCAL.read(rows) == Reading(60.0, 3, 70.0)  # at the best global round
-    assert OWN.read(rows) == Reading(90.0, 2, 70.0)  # at its own
-    assert ROUNDS_TO_BEST.read(rows) == Reading(3.0, 3, None)
-    assert GLOBAL.read([row(1)]) is None
-    assert LOCAL.read([row(1, 0.5)]) is None
+    assert GLOBAL.read(rows, 1) == Reading(70.0, 3, 60.0, 60.0)
+    assert GLOBAL.read(rows, 2) == Reading(70.0, 3, 60.0, pytest.approx(65.0))
+    assert GLOBAL.read(rows, 9) == Reading(70.0, 3, 60.0, pytest.approx(62.5))
+    assert LOCAL.read(rows, 1) == Reading(60.0, 3, 70.0, 70.0)  # at the best global round
+    assert OWN.read(rows, 1) == Reading(90.0, 2, 70.0, 70.0)  # at its own
+    assert ROUNDS_TO_BEST.read(rows, 2) == Reading(3.0, 3, None)
+    assert measure_named("global-by-2").read(rows, 2) == Reading(50.0, 2, None)
+    assert GLOBAL.read([row(1)], 1) is None
+    assert LOCAL.read([row(1, 0.5)], 1) is None
+
+
+def test_an_unknown_measure_is_an_error():
+    for name in ("globl", "hours-", "global-by-x"):
+        with pytest.raises(ConfigError, match="no measure"):
+            measure_named(name)
 
 
 def test_an_accuracy_of_zero_is_a_figure():
     """It is not taken for a missing one."""
-    assert GLOBAL.read([row(1, 0.0, local=0.0)]) == Reading(0.0, 1, 0.0)
-    assert LOCAL.read([row(1, 0.0, local=0.0)]) == Reading(0.0, 1, 0.0)
+    assert GLOBAL.read([row(1, 0.0, local=0.0)], 1) == Reading(0.0, 1, 0.0, 0.0)
+    assert LOCAL.read([row(1, 0.0, local=0.0)], 1) == Reading(0.0, 1, 0.0, 0.0)
 
 
 def test_the_lowest_perplexity_is_the_best():
     rows = [row(1, 0.1, perplexity=7.0), row(2, 0.2, perplexity=3.0), row(3, 0.3, perplexity=4.5)]
-    reading = PERPLEXITY.read(rows)
+    reading = PERPLEXITY.read(rows, 2)
     assert reading is not None
     assert reading.best == 3.0
     assert reading.best_round == 2
     assert reading.last == 4.5
+    assert reading.decides == 3.75
 
 
 def test_the_time_to_a_target():
     """Hours of simulated time to the end of the first round that reaches it; none if no round does."""
     rows = [row(1, 0.5, total=1800.0), row(2, 0.9, total=3600.0), row(3, 0.95, total=7200.0)]
-    assert hours_to(90.0).read(rows) == Reading(1.0, 2, None)
-    assert hours_to(99.0).read(rows) == Reading(None, None, None)
-    assert hours_to(99.0).read([row(1)]) is None
+    assert measure_named("hours-90").read(rows, 1) == Reading(1.0, 2, None)
+    assert measure_named("hours-99").read(rows, 1) == Reading(None, None, None)
+    assert measure_named("hours-99").read([row(1)], 1) is None
 
 
 def test_spread_needs_two_seeds_and_all_values():
@@ -99,24 +111,68 @@ def rolex():
     return runs
 
 
+def found_in(table, runs, scale="small"):
+    experiment = find_experiment(table)
+    return experiment, rows_of(experiment, scale, runs)
+
+
+def verdicts(table, runs):
+    """Of the claims that were run, by arms and measure."""
+    experiment, rows = found_in(table, runs)
+    return {
+        (item.claim.left, item.claim.right, item.claim.measure): item
+        for item in judged(experiment, figures(experiment, rows))
+        if item.by_seed and item.claim.says
+    }
+
+
 def test_arms_are_compared_on_the_seeds_they_share(rolex):
-    experiment = find_experiment("fedrolex-3")
-    (item,) = compared(experiment, figures(rolex))
+    (item,) = verdicts("fedrolex-3", rolex).values()
     assert item.by_seed == {1: pytest.approx(10.0), 2: pytest.approx(12.0)}
-    assert item.mean == pytest.approx(11.0)
     assert item.published == pytest.approx(69.44 - 46.64)
-    assert item.holds is True
+    half = 12.706 * math.sqrt(2) / math.sqrt(2)  # quantile, deviation, root of the number of seeds
+    assert item.interval == pytest.approx((11.0, 11.0 - half, 11.0 + half))
+    assert item.verdict == "undecided"
+
+
+@pytest.mark.parametrize(
+    ("left", "verdict"),
+    [
+        ((0.30, 0.32, 0.34), "holds"),
+        ((0.10, 0.12, 0.14), "does not hold"),
+        ((0.20, 0.25, 0.22), "undecided"),
+        ((0.30,), "undecided"),
+        ((0.20, 0.22, 0.24), "undecided"),  # equal: nothing is above
+    ],
+)
+def test_a_claim_holds_where_all_of_the_interval_is_beyond_its_bound(left, verdict):
+    """Of FedRolex above Federated Dropout, which has 20, 22 and 24 %; one seed decides nothing."""
+    runs = [
+        result("fedrolex-3", f"{arm}/cifar10-high", seed, [row(150, accuracy)])
+        for arm, accuracies in (("federated-dropout", (0.20, 0.22, 0.24)), ("fedrolex", left))
+        for seed, accuracy in enumerate(accuracies, 1)
+    ]
+    (item,) = verdicts("fedrolex-3", runs).values()
+    assert item.verdict == verdict
+
+
+def test_what_was_not_run_is_said_to_be_so():
+    experiment = find_experiment("fedrolex-3")
+    found = judged(experiment, ())
+    assert {item.verdict for item in found if item.claim.says} == {"not run"}
+    assert {item.verdict for item in found if not item.claim.says} == {""}
 
 
 def test_a_table_has_what_was_run_and_names_the_rest(rolex):
     """Arms, every seed, mean and spread, published figures, differences, command; and no row of what was not run."""
-    experiment = find_experiment("fedrolex-3")
-    text = as_markdown(experiment, "small", rolex, plots=["p.png"])
+    experiment, rows = found_in("fedrolex-3", rolex)
+    text = as_markdown(experiment, rows, plots=["p.png"])
     assert "2 of 24 arms run" in text
     lines = [line for line in text.splitlines() if line.startswith("| fedrolex/cifar10-high |")]
-    assert "69.44 ± 1.50 | 32.00 ± 2.83 | 1: 30.00, 2: 34.00 | 27.00 ± 2.83" in lines[0]
+    # Of each run the mean of the last evaluations is 5 points below the best.
+    assert "69.44 ± 1.50 | 27.00 ± 2.83 | 1: 25.00, 2: 29.00 | 32.00 ± 2.83 | 27.00 ± 2.83" in lines[0]
+    assert "FedRolex is above federated-dropout, cifar10, high heterogeneity | undecided | > 0 |" in text
     assert not any(line.startswith("| heterofl/") for line in text.splitlines())
-    assert "heterofl/cifar10-high" in text.partition("Not run:")[2].partition("\n")[0]
     assert "| `round.rounds` | 3200 |" in text
     assert "![p.png](p.png)" in text
     assert (
@@ -130,61 +186,68 @@ def test_a_table_has_what_was_run_and_names_the_rest(rolex):
 def test_other_data_than_the_papers_is_said_to_be_other_data():
     """At the scale smoke no published figure compares."""
     run = result("heterofl-1", "a/iid", 1, [row(1, 0.5)], scale="smoke")
-    assert "**digits stands for mnist" in as_markdown(find_experiment("heterofl-1"), "smoke", [run])
+    assert "**digits stands for mnist" in as_markdown(*found_in("heterofl-1", [run], "smoke"))
     run = result("heterofl-1", "a/iid", 1, [row(1, 0.5)])
-    assert "stands for" not in as_markdown(find_experiment("heterofl-1"), "small", [run])
+    assert "stands for" not in as_markdown(*found_in("heterofl-1", [run]))
 
 
 def test_a_target_that_was_not_reached_is_said_to_be_so():
-    experiment = find_experiment("whalefl-1")
+    """Ratios are tested by their logarithms: 0.5 and 0.5 * 1.2 make sqrt(0.3)."""
     runs = [
-        result("whalefl-1", "whalefl/non-iid-2", 1, [row(1, 0.91, total=900.0)]),
-        result("whalefl-1", "heterofl/non-iid-2", 1, [row(1, 0.92, total=1800.0)]),
-        result("whalefl-1", "fedavg/non-iid-2", 1, [row(1, 0.5, total=3600.0)]),
+        result("whalefl-1", f"{arm}/non-iid-2", seed, [row(1, accuracy, total=total * (1.2 if seed == 4 else 1))])
+        for seed in (3, 4)
+        for arm, accuracy, total in (("whalefl", 0.91, 900.0), ("fedavg", 0.5, 3600.0))
     ]
-    found = {
-        (item.comparison.left, item.comparison.right): item
-        for item in compared(experiment, figures(runs))
-        if item.comparison.measure == hours_to(90.0).name
-    }
-    shared = found["whalefl/non-iid-2", "heterofl/non-iid-2"]
-    assert shared.by_seed == {1: pytest.approx(0.5)}
-    assert shared.holds is True
+    runs += [result("whalefl-1", "heterofl/non-iid-2", seed, [row(1, 0.92, total=1800.0)]) for seed in (3, 4)]
+    found = verdicts("whalefl-1", runs)
+    shared = found["whalefl/non-iid-2", "heterofl/non-iid-2", "hours-90"]
+    assert shared.by_seed == {3: pytest.approx(0.5), 4: pytest.approx(0.6)}
+    half = 12.706 * math.log(1.2) / 2
+    assert shared.interval == pytest.approx([math.sqrt(0.3) * math.exp(x) for x in (0, -half, half)])
     assert shared.published == pytest.approx(0.82 / 0.98)
-    missed = found["whalefl/non-iid-2", "fedavg/non-iid-2"]
-    assert missed.by_seed == {1: None}
-    assert missed.holds is None
-    assert "not reached" in as_markdown(experiment, "small", runs)
+    missed = found["whalefl/non-iid-2", "fedavg/non-iid-2", "hours-90"]
+    assert missed.by_seed == {3: None, 4: None}
+    assert missed.verdict == "undecided"
+    assert "not reached" in as_markdown(*found_in("whalefl-1", runs))
 
 
-def test_milestones_hold_or_not():
-    experiment = find_experiment("heterofl-1")
-    run = result("heterofl-1", "a-b-c-d-e/iid", 1, [row(5, 0.98), row(10, 0.986), row(15, 0.992), row(40, 0.9905)])
-    early, late = reached(experiment, "small", [run])
-    assert (early.by_seed[1], early.holds) == (pytest.approx(98.6), True)
-    assert (late.by_seed[1], late.holds) == (pytest.approx(99.2), True)
-    poor = result("heterofl-1", "a-b-c-d-e/iid", 1, [row(40, 0.99)])
-    assert [item.holds for item in reached(experiment, "small", [poor])] == [False, False]
-    assert reached(experiment, "small", [result("heterofl-1", "a/iid", 1, [row(5, 0.9)])]) == ()
+def test_a_figure_of_one_arm_is_held_against_a_number():
+    """Five levels by rounds 10 and 40."""
+    runs = [
+        result("heterofl-1", "a-b-c-d-e/iid", seed, [row(5, 0.98), row(10, best), row(15, 0.992), row(40, 0.9905)])
+        for seed, best in ((1, 0.986), (2, 0.9861))
+    ]
+    found = verdicts("heterofl-1", runs)
+    early, late = (found["a-b-c-d-e/iid", "", f"global-by-{number}"] for number in (10, 40))
+    assert early.by_seed == {1: pytest.approx(98.6), 2: pytest.approx(98.61)}
+    assert (early.verdict, late.verdict) == ("holds", "holds")
+    assert late.by_seed[1] == pytest.approx(99.2)
 
 
-def test_comma_separated_values_can_be_read_back(rolex):
-    """One line for each figure and seed."""
-    lines = list(csv.DictReader(io.StringIO(as_csv(find_experiment("fedrolex-3"), "small", rolex))))
-    assert len(lines) == 5
-    assert lines[-1]["arm"] == "fedrolex/cifar10-high"
-    assert lines[-1]["seed"] == "2"
-    assert float(lines[-1]["best"]) == 34.0
-    assert lines[-1]["best_round"] == "20"
-    assert float(lines[-1]["published"]) == 69.44
-    assert float(lines[-1]["seconds"]) == 90.0
+def test_comma_separated_values_can_be_read_back(rolex, tmp_path):
+    """One line for each figure and seed; those of an earlier version lack the newer columns."""
+    _, rows = found_in("fedrolex-3", rolex)
+    (tmp_path / "t.csv").write_text(as_csv(rows))
+    assert read_rows(tmp_path / "t.csv") == rows
+    assert len(rows) == 5
+    assert (rows[-1].best, rows[-1].best_round, rows[-1].decides, rows[-1].published) == (34.0, 20, 29.0, 69.44)
+    (tmp_path / "old.csv").write_text(
+        "table,scale,arm,figure,unit,seed,best,rounds,simulated_seconds,seconds\n"
+        "fedrolex-3,small,fedrolex/cifar10-high,global,%,1,,3,1,2\n"
+    )
+    (old,) = read_rows(tmp_path / "old.csv")
+    assert (old.best, old.decides, old.stated) == (None, None, "")
+    assert read_rows(tmp_path / "none.csv") == ()
+    (tmp_path / "t.csv").write_text("table\nx\n")
+    with pytest.raises(DataError, match=r"t\.csv"):
+        read_rows(tmp_path / "t.csv")
 
 
 def test_json_has_the_same_figures(rolex):
-    values = plain(find_experiment("fedrolex-3"), "small", rolex)
+    values = plain(*found_in("fedrolex-3", rolex))
     assert values["arms_run"] == 2
-    assert values["figures"][1]["mean"] == pytest.approx(32.0)
-    assert values["comparisons"][0]["holds"] is True
+    assert values["figures"][1]["mean"] == pytest.approx(27.0)
+    assert [claim["verdict"] for claim in values["claims"]][:2] == ["not run", "undecided"]
 
 
 def test_files_are_written(rolex, tmp_path):
@@ -194,7 +257,35 @@ def test_files_are_written(rolex, tmp_path):
     assert all(path.stat().st_size for path in written.paths)
     run = result("whalefl-1", "fedavg/non-iid-2", 1, [row(1, 0.5, total=36.0), row(2, 0.6, total=72.0)])
     written = write_table(find_experiment("whalefl-1"), "small", [run], tmp_path)
-    assert [path.name for path in written.plots] == ["whalefl-1-accuracy.png", "whalefl-1-time.png"]
+    assert [path.name for path in written.paths[2:]] == ["whalefl-1-accuracy.png", "whalefl-1-time.png"]
+
+
+def test_a_table_that_states_something_else_keeps_what_was_written(rolex, tmp_path):
+    """Of the same statement arms and seeds are joined; another one starts anew, with the earlier beside it."""
+    experiment = find_experiment("fedrolex-3")
+    write_table(experiment, "small", rolex[:3], tmp_path / "fedrolex-3")
+    both = write_table(experiment, "small", rolex[3:], tmp_path / "fedrolex-3")
+    assert len(both.rows) == 5
+    other = replace(experiment, decides={**experiment.decides, "small": 1})
+    assert stated(other, "small") != stated(experiment, "small") == stated(experiment, "small")
+    written = write_table(other, "small", rolex[3:], tmp_path / "fedrolex-3")
+    assert len(written.rows) == 2
+    kept = tmp_path / "fedrolex-3" / f"stated-{stated(experiment, 'small')}"
+    assert read_rows(kept / "fedrolex-3.csv") == both.rows
+    page = write_index(tmp_path, {"fedrolex-3": other}).read_text()
+    assert f"Earlier: [{kept.name}](fedrolex-3/{kept.name}/fedrolex-3.md)." in page
+    assert page.count("| not run |") == 7 + 1
+    assert "fedrolex-3.md): scale small, 1 of 24 arms, 2 runs." in page
+
+
+def test_the_page_of_results_is_what_the_command_makes(tmp_path):
+    """Every table, and the page, from the stored figures alone: nothing there is edited by hand."""
+    folder = Path(__file__).parents[2] / "docs" / "results"
+    shutil.copytree(folder, tmp_path / "results")
+    write_index(tmp_path / "results", TABLES)
+    for path in folder.rglob("*"):
+        if path.is_file():
+            assert path.read_bytes() == (tmp_path / "results" / path.relative_to(folder)).read_bytes(), path
 
 
 def test_each_quantity_has_a_plot_of_its_own(tmp_path):
@@ -202,8 +293,8 @@ def test_each_quantity_has_a_plot_of_its_own(tmp_path):
     cola = result("inclusivefl-2", "inclusivefl/cola", 1, [replace(row(1, 0.69), matthews=0.1)])
     sst2 = result("inclusivefl-2", "inclusivefl/sst2", 1, [row(1, 0.8)])
     experiment = find_experiment("inclusivefl-2")
-    both = write_table(experiment, "small", [cola, sst2], tmp_path / "both").plots
-    assert [path.name for path in both] == ["inclusivefl-2-matthews.png", "inclusivefl-2-accuracy.png"]
-    one = write_table(experiment, "small", [sst2], tmp_path / "one").plots
-    assert [path.read_bytes() for path in one] == [both[1].read_bytes()]
+    both = write_table(experiment, "small", [cola, sst2], tmp_path / "both").paths[2:]
+    assert [path.name for path in both] == ["inclusivefl-2-accuracy.png", "inclusivefl-2-matthews.png"]
+    one = write_table(experiment, "small", [sst2], tmp_path / "one").paths[2:]
+    assert [path.read_bytes() for path in one] == [both[0].read_bytes()]
     assert "![inclusivefl-2-matthews.png]" in (tmp_path / "both" / "inclusivefl-2.md").read_text()

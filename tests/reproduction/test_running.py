@@ -12,8 +12,9 @@ import pytest
 
 from fleet_protocol.errors import ConfigError, DataError
 from reproduction.catalogue import TABLES, find_experiment
-from reproduction.report import as_csv, write_table
+from reproduction.report import write_table
 from reproduction.running import Part, collect, jobs, run_job, table_folder
+from reproduction.stored import rows_of
 from simulation.data.datasets import DATASETS
 from simulation.results.history import write_history
 from tests.reproduction.test_rendering import row
@@ -121,7 +122,7 @@ def shoal(*arguments, cwd, timeout=120):
         (["heterofl-1", "--only", "a/iid,b/idd"], "did you mean 'b/iid'?"),
         (["heterofl-1", "--seeds", "one"], "not a list of whole numbers"),
         (["heterofl-1", "--engine", "slurm"], "engine"),
-        ([], "name a table; there are heterofl-1"),
+        ([], "name a table, or give --all; there are heterofl-1"),
     ],
 )
 def test_wrong_names_end_with_exit_code_2(tmp_path, arguments, words):
@@ -173,10 +174,10 @@ def test_every_table_runs_at_the_scale_smoke(experiment, tmp_path, monkeypatch):
     for result in results:
         assert len(result.rows) == result.config.round.rounds
         for measure in result.arm.measures:
-            assert measure.read(result.rows) is not None, measure.name
+            assert measure.read(result.rows, 1) is not None, measure.name
     written = write_table(experiment, "smoke", results, table_folder(tmp_path, experiment, "smoke"))
-    assert written.plots
-    text = written.markdown.read_text()
+    assert written.paths[2:]
+    text = written.paths[0].read_text()
     for arm in experiment.arms:
         assert (f"\n| {arm.name} |" in text) == (arm in experiment.chosen("smoke"))
 
@@ -203,7 +204,7 @@ def test_a_table_that_is_interrupted_goes_on_to_the_same_figures(tmp_path):
     assert "round 1:" not in again.stderr
     experiment = find_experiment("heterofl-1")
     figures = [
-        [line.split(",")[:11] for line in as_csv(experiment, "smoke", collect(experiment, "smoke", out)).splitlines()]
+        [(row.arm, row.figure, row.reading) for row in rows_of(experiment, "smoke", collect(experiment, "smoke", out))]
         for out in (tmp_path / "straight", tmp_path / "cut")
     ]
     assert figures[0] == figures[1]

@@ -63,7 +63,7 @@ def test_seeds_are_a_mean_and_a_band():
     """The line is the seeds' mean in the rounds they share, the band goes from the lowest to the highest."""
     figure = over_rounds(
         [Curve("ours", [a_run([0.25, 0.5, 0.9]), a_run([0.75, 1.0])]), Curve("theirs", [a_run([0.125, 0.25])])],
-        target=0.9,
+        targets=[0.9],
     )
     drawn = lines(figure)
     assert drawn["ours (2 seeds)"] == [[1, 0.5], [2, 0.75]]
@@ -77,7 +77,9 @@ def test_other_quantities_have_their_own_axis():
     """What was not evaluated for them is left out; only shares are in %."""
     rows = [replace(row, perplexity=value) for row, value in zip(a_run([0.1, 0.2]), (None, 42.0), strict=True)]
     figure = over_rounds(
-        [Curve("ours", [rows])], quantity=Quantity("perplexity", "perplexity", lambda row: row.perplexity), target=40.0
+        [Curve("ours", [rows])],
+        quantity=Quantity("perplexity", "perplexity", lambda row: row.perplexity),
+        targets=[40.0],
     )
     assert lines(figure)["ours"] == [[2, 42.0]]
     assert figure.axes[0].get_ylabel() == "perplexity"

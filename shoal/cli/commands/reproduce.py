@@ -1,10 +1,13 @@
-"""Run a table of a paper, and write it with the published numbers beside ours.
+"""Run a table of a paper, and write it with the published numbers beside ours and a verdict for each claim.
 
 Given again, the command goes on where it was stopped; arms that are complete are not run again.
 """
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -36,6 +39,11 @@ class _Options:
     seeds: Annotated[str, typer.Option(help="Seeds, for example 1,2,3; by default those of the scale.")] = ""
     only: Annotated[str, typer.Option(help="Arms to run, separated by commas; by default those of the scale.")] = ""
     out: Annotated[Path, typer.Option(help="Folder of all results.")] = Path("results")
+    every: Annotated[bool, typer.Option("--all", help="Run all tables, the headline ones first.")] = False
+    budget: Annotated[str, typer.Option(help="Start no run that would not end within 90m or 8h.")] = ""
+    report: Annotated[Path | None, typer.Option(help="Only write what is complete, and a page of verdicts, there.")] = (
+        None
+    )
     engine: Annotated[str, typer.Option(help="local or ray.")] = "local"
     address: Annotated[str | None, typer.Option(help="Address of a running Ray cluster.")] = None
     workers: Annotated[int, typer.Option(min=0, help="Processes or actors; 0 for one per core.")] = 0
@@ -53,59 +61,99 @@ def _reproduce(options: _Options) -> None:
         from reproduction.catalogue import TABLES, find_experiment, parse_scale
         from reproduction.running import Part, jobs
 
-    from shoal.cli.options import parse_ints
+    from shoal.cli.options import parse_ints, parse_seconds
 
-    if not options.table:
-        if not options.listing:
-            raise ConfigError(f"shoal reproduce: name a table; there are {', '.join(TABLES)}")
-        _list_tables(tuple(TABLES.values()), as_json=options.as_json)
-        return
-    experiment, scale = find_experiment(options.table), parse_scale(options.scale)
+    scale, folder = parse_scale(options.scale), options.out.resolve()
+    chosen = (find_experiment(options.table),) if options.table else tuple(TABLES.values())
     if options.listing:
-        _list_arms(experiment, as_json=options.as_json)
+        rows = _arm_rows(chosen[0], scale, folder) if options.table else [_table_row(e, scale, folder) for e in chosen]
+        if options.as_json:
+            print_json(rows)
+        else:
+            print_rows(
+                chosen[0].title if options.table else f"tables at the scale {scale}", rows, empty="there are no tables"
+            )
         return
-    folder = options.out.resolve()
-    todo = jobs(
-        experiment,
-        scale,
-        folder,
-        Part(
-            seeds=parse_ints("--seeds", options.seeds) if options.seeds else (),
-            arms=tuple(name.strip() for name in options.only.split(",")) if options.only else (),
-        ),
-        engine=_engine(options),
+    if options.report is not None:
+        _publish(chosen, scale, folder, options.report)
+        return
+    if bool(options.table) == options.every:
+        raise ConfigError(f"shoal reproduce: name a table, or give --all; there are {', '.join(TABLES)}")
+    part = Part(
+        seeds=parse_ints("--seeds", options.seeds) if options.seeds else (),
+        arms=tuple(name.strip() for name in options.only.split(",")) if options.only else (),
     )
-    complete = [job for job in todo if job.complete]  # also refuses folders of other configurations, before any work
+    budget = _Budget(parse_seconds("--budget", options.budget) if options.budget else math.inf)
+    ranked = sorted(chosen, key=lambda experiment: experiment.rank)
+    # Folders of other configurations are refused before any work.
+    todo = {
+        e.table: [j for j in jobs(e, scale, folder, part, engine=_engine(options)) if not j.complete] for e in ranked
+    }
+    for experiment in ranked:
+        _run_all(todo[experiment.table], budget, folder)
+        _report(experiment, scale, folder, as_json=options.as_json)
+
+
+class _Budget:
+    """How long runs may still take.
+
+    Args:
+        seconds: in all, from now on.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._ends_at = time.monotonic() + seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds, negative where it is spent."""
+        return self._ends_at - time.monotonic()
+
+
+def _run_all(todo: Sequence[Job], budget: _Budget, folder: Path) -> None:
+    from reproduction.report import duration_text
+    from reproduction.stored import seconds_of_runs
+
     for number, job in enumerate(todo, 1):
-        if job in complete:
+        name = f"{job.experiment.table} {job.scale}, {number} of {len(todo)}: {job.arm.name}, seed {job.config.seed}"
+        seconds = seconds_of_runs(folder, job.experiment, job.scale).get(job.arm.name)
+        # What never ran may take any time; it is started as long as there is some.
+        if budget.left < (seconds or 0.0):
+            error_console().print(f"left out, of {duration_text(seconds)}: {name}", highlight=False)
             continue
-        error_console().print(
-            f"[bold]{experiment.table}[/] {scale}, {number} of {len(todo)}: {job.arm.name}, seed {job.config.seed}",
-            highlight=False,
-        )
+        error_console().print(f"[bold]{name}[/]", highlight=False)
         _run(job)
-        _write(experiment, scale, folder)  # so that whatever stops the rest, the table has what is complete
-    _report(experiment, scale, folder, as_json=options.as_json)
+        _write(job.experiment, job.scale, folder)  # so that whatever stops the rest, the table has what is complete
 
 
 def _report(experiment: Experiment, scale: Scale, folder: Path, *, as_json: bool) -> None:
-    from reproduction.figures import figures
-    from reproduction.report import figure_cells, plain
-    from reproduction.running import collect
+    from reproduction.figures import figures, judged, plain
+    from reproduction.report import claim_cells, figure_cells
 
     written = _write(experiment, scale, folder)
-    results = collect(experiment, scale, folder)
-    if as_json:
-        print_json({**plain(experiment, scale, results), "files": list(map(str, written.paths))})
+    if written is None:
+        output_console().print(f"{experiment.table}: no arm is complete", highlight=False)
         return
-    ran = len({result.arm.name for result in results})
-    print_rows(
-        f"{experiment.title}: {ran} of {len(experiment.arms)} arms run",
-        [figure_cells(figure) for figure in figures(results)],
-        empty="no arm is complete",
-    )
+    if as_json:
+        print_json({**plain(experiment, written.rows), "scale": scale, "files": list(map(str, written.paths))})
+        return
+    found = figures(experiment, written.rows)
+    print_rows(experiment.title, [figure_cells(figure) for figure in found], empty="no figure was evaluated")
+    claims = [claim_cells(item) for item in judged(experiment, found) if item.claim.says and item.by_seed]
+    print_rows("verdicts", claims, empty="none of the claims has both of its arms")
     for path in written.paths:
         output_console().print(f"{path}", highlight=False, soft_wrap=True)
+
+
+def _publish(chosen: Sequence[Experiment], scale: Scale, folder: Path, report: Path) -> None:
+    from reproduction.catalogue import TABLES
+    from reproduction.report import write_index, write_table
+    from reproduction.running import collect
+
+    for experiment in chosen:
+        if results := collect(experiment, scale, folder):
+            write_table(experiment, scale, results, report / experiment.table)
+    output_console().print(f"{write_index(report, TABLES)}", highlight=False, soft_wrap=True)
 
 
 def _engine(options: _Options) -> EngineTable:
@@ -141,44 +189,44 @@ def _run(job: Job) -> None:
         run_job(job, listener=display.show, stage=display.stage, watch=watch)
 
 
-def _write(experiment: Experiment, scale: Scale, folder: Path) -> Written:
+def _write(experiment: Experiment, scale: Scale, folder: Path) -> Written | None:
     from reproduction.report import write_table
     from reproduction.running import collect, table_folder
 
-    return write_table(experiment, scale, collect(experiment, scale, folder), table_folder(folder, experiment, scale))
+    results = collect(experiment, scale, folder)
+    return write_table(experiment, scale, results, table_folder(folder, experiment, scale)) if results else None
 
 
-def _list_tables(experiments: tuple[Experiment, ...], *, as_json: bool) -> None:
-    if as_json:
-        print_json([{"table": e.table, "title": e.title, "arms": [arm.name for arm in e.arms]} for e in experiments])
-        return
-    print_rows(
-        "tables",
-        [
-            {
-                "table": e.table,
-                "title": e.title,
-                "arms": str(len(e.arms)),
-                "small": f"{len(e.chosen('small'))} arms, {len(e.seeds['small'])} seeds",
-            }
-            for e in experiments
-        ],
-        empty="there are no tables",
-    )
+def _table_row(experiment: Experiment, scale: Scale, folder: Path) -> dict[str, str]:
+    from reproduction.report import duration_text
+    from reproduction.stored import seconds_of_runs
+
+    arms, seeds = experiment.chosen(scale), len(experiment.seeds[scale])
+    known = seconds_of_runs(folder, experiment, scale)
+    there = [known[arm.name] for arm in arms if arm.name in known]
+    missing = "" if len(there) == len(arms) or not there else f" and {len(arms) - len(there)} arms that are unknown"
+    return {
+        "rank": str(experiment.rank),
+        "table": experiment.table,
+        "title": experiment.title,
+        "runs": f"{len(arms)} of {len(experiment.arms)} arms, {seeds} seeds",
+        "takes": duration_text(seeds * sum(there) if there else None) + missing,
+    }
 
 
-def _list_arms(experiment: Experiment, *, as_json: bool) -> None:
-    chosen = {scale: {arm.name for arm in experiment.chosen(scale)} for scale in experiment.seeds}
-    rows = [
+def _arm_rows(experiment: Experiment, scale: Scale, folder: Path) -> list[dict[str, str]]:
+    from reproduction.report import duration_text
+    from reproduction.stored import seconds_of_runs
+
+    known = seconds_of_runs(folder, experiment, scale)
+    chosen = {each: {arm.name for arm in experiment.chosen(each)} for each in experiment.seeds}
+    return [
         {
             "arm": arm.name,
             "what it is": arm.about,
             "published": ", ".join(f"{name} {figure.value:g}" for name, figure in arm.published.items()) or "-",
-            "run by default at": ", ".join(scale for scale, names in chosen.items() if arm.name in names),
+            "run by default at": ", ".join(each for each, names in chosen.items() if arm.name in names),
+            "a run takes": duration_text(known.get(arm.name)),
         }
         for arm in experiment.arms
     ]
-    if as_json:
-        print_json(rows)
-    else:
-        print_rows(experiment.title, rows, empty="no arms")

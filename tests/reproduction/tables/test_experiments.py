@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,10 +14,12 @@ from broker_server.settings.fleet import FleetConfig
 from device_runtime.training.choosers.adaptive import choose, initial
 from fleet_protocol.errors import ConfigError
 from models.registry import Registry
+from reproduction import table_file
 from reproduction.catalogue import TABLES, find_experiment, parse_scale
 from reproduction.differences import Difference, differences, grouped
 from reproduction.experiment import SCALES, merged
 from simulation.clock import Load, load_clock
+from simulation.data.cifar_tasks import CIFAR_TASKS
 from simulation.data.datasets import DATASETS, load_dataset
 from simulation.preparing import split_data
 from tests.simulation.data_folder import FOLDER, needs
@@ -71,19 +74,34 @@ def test_what_an_arm_measures_is_judged(experiment, arm):
 
 @pytest.mark.parametrize("experiment", TABLES.values(), ids=TABLES)
 def test_names_within_a_table_fit_together(experiment):
-    """Arms have names and folders of their own; selections, comparisons and milestones speak of arms that exist."""
+    """Arms have names and folders of their own; selections and claims speak of arms that exist."""
     names = [arm.name for arm in experiment.arms]
     assert len(set(names)) == len({arm.folder for arm in experiment.arms}) == len(names)
     assert all("/" not in arm.folder and "," not in arm.name for arm in experiment.arms)
     for scale in SCALES:
         assert experiment.chosen(scale)
         assert experiment.seeds[scale]
-    for comparison in experiment.comparisons:
-        for name in (comparison.left, comparison.right):
-            assert comparison.measure in {measure.name for measure in experiment.arm(name).measures}
-    for milestones in experiment.milestones.values():
-        for milestone in milestones:
-            assert milestone.by_round <= experiment.arm(milestone.arm).config("small", 1).round.rounds
+        assert experiment.decides[scale] >= 1
+    for claim in experiment.claims:
+        for name in filter(None, (claim.left, claim.right)):
+            assert claim.measure in {measure.name for measure in experiment.arm(name).measures}
+
+
+def test_tables_are_run_in_an_order():
+    """The headline ones first; no two have one rank."""
+    ranks = {experiment.rank: name for name, experiment in TABLES.items()}
+    assert len(ranks) == len(TABLES)
+    assert [ranks[rank] for rank in sorted(ranks)][:2] == ["fedrolex-3", "heterofl-1"]
+
+
+@pytest.mark.parametrize("experiment", TABLES.values(), ids=TABLES)
+def test_evaluations_that_decide_are_there_and_after_the_last_change_of_the_rate(experiment):
+    """At the scale small, of arms that are judged by the mean of the last evaluations."""
+    for arm in experiment.chosen("small"):
+        config = arm.config("small", 1)
+        evaluated = range(config.evaluation.every, config.round.rounds + 1, config.evaluation.every)
+        changes = [closed for closed in config.train.milestones if closed < config.round.rounds]
+        assert evaluated[-experiment.decides["small"]] > max(changes, default=0)
 
 
 @pytest.mark.parametrize("experiment", TABLES.values(), ids=TABLES)
@@ -115,6 +133,35 @@ def test_unknown_names_get_a_suggestion(call, word):
     """Tables, scales and arms."""
     with pytest.raises(ConfigError, match=word):
         call()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "word"),
+    [
+        ("rank = 1", "rnk = 1", "did you mean 'rank'"),
+        ("when.scale", "wen.scale", "did you mean 'when'"),
+        ("when.scale", "when.sclae", "there is no axis 'sclae'"),
+        ('"{method}/{data}-{spread}"', '"{methd}/{data}"', "no layer has the word 'methd'"),
+        ('["global"]', '["globl"]', "no measure 'globl'"),
+        ("at_least = 0.0", "", "has a bound"),
+    ],
+)
+def test_a_mistake_in_a_tables_file_is_an_error(tmp_path, monkeypatch, before, after, word):
+    """It names the file and what is wrong; unknown keys with a suggestion."""
+    for path in Path(table_file.__file__).with_name("tables").glob("*.toml"):
+        (tmp_path / path.name).write_text(path.read_text())
+    monkeypatch.setattr(table_file, "_FOLDER", tmp_path)
+    table_file.read_table("fedrolex-3")
+    for path in tmp_path.glob("*fedrolex*"):
+        path.write_text(path.read_text().replace(before, after))
+    with pytest.raises(ConfigError, match=word):
+        table_file.read_table("fedrolex-3")
+
+
+def test_two_tasks_have_the_labels_of_their_own_sets():
+    """What the file writes out is what the data set holds."""
+    models = find_experiment("fml-tasks").arm("fml").config("paper", 1).own_models.models
+    assert tuple(model.labels for model in models) == tuple(map(tuple, CIFAR_TASKS))
 
 
 def test_merging_settings_joins_tables_and_leaves_the_layers_alone():
@@ -195,5 +242,11 @@ def test_the_median_device_starts_at_half_width(name):
         for device in (clock.device(kind.type, kind.link) for kind in config.devices.kinds)
     ]
     assert statistics.median(choice.normalised for choice in chosen) == pytest.approx(0.6)
+    efficiencies = [
+        1 / (clock.upload_seconds(device, Load(1.0)) + clock.compute_seconds(device, Load(0.0625, 64, 10)))
+        for device in (clock.device(kind.type, kind.link) for kind in config.devices.kinds)
+    ]
+    alone = experiment.arm("training-only/iid").config("small", 3).strategy.whalefl
+    assert alone.fixed == pytest.approx(statistics.fmean(efficiencies))
     (dynamics,) = {arm.config("small", 3).clock.dynamics for arm in experiment.arms}
     assert dynamics.loads[-1] == {"static": 1.0, "mild": 1.5, "strong": 4.0}[name]

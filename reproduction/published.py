@@ -1,0 +1,81 @@
+"""Reads the published numbers, one TOML file per paper in ``tables/published``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, RootModel, model_validator
+from typing_extensions import Self
+
+from fleet_protocol.configuration import load_config
+from fleet_protocol.frozen import FrozenModel
+
+__all__ = ["Published", "PublishedTable", "papers", "published_tables"]
+
+_FOLDER = Path(__file__).parent / "tables" / "published"
+
+
+@dataclass(frozen=True)
+class Published:
+    """A number as a paper prints it, in the unit of its column, and the standard deviation given with it, if any."""
+
+    value: float
+    spread: float | None = None
+
+
+def _cell(cell: Any) -> Any:
+    if isinstance(cell, list):
+        return Published(*cell)
+    if isinstance(cell, str):
+        return None if cell == "-" else cell
+    return Published(float(cell))
+
+
+class PublishedTable(FrozenModel):
+    """One table of a paper.
+
+    Attributes:
+        columns: their names.
+        rows: cells by row name, in the order of the columns: a `Published`, a text (a rounded size such as
+            ``1.6 M``), or None where the paper has nothing.
+    """
+
+    columns: tuple[str, ...]
+    rows: Mapping[str, tuple[Annotated[Published | str | None, BeforeValidator(_cell)], ...]]
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        for row, cells in self.rows.items():
+            if len(cells) != len(self.columns):
+                raise ValueError(f"row {row!r} has {len(cells)} cells for {len(self.columns)} columns")
+        return self
+
+    def number(self, row: str, column: str) -> Published | None:
+        """The number in a cell; None where the paper has none, neither such a row.
+
+        Raises:
+            ValueError: there is no such column.
+        """
+        cell = self.rows[row][self.columns.index(column)] if row in self.rows else None
+        return cell if isinstance(cell, Published) else None
+
+
+class _Paper(RootModel[Mapping[str, PublishedTable]]):
+    """The tables of a paper by name."""
+
+
+def papers() -> tuple[str, ...]:
+    """The papers there are published numbers of, sorted."""
+    return tuple(sorted(path.stem for path in _FOLDER.glob("*.toml")))
+
+
+def published_tables(paper: str) -> Mapping[str, PublishedTable]:
+    """The tables of a paper, which is one of `papers`, by name such as ``heterofl-1``.
+
+    Raises:
+        ConfigError: a mistake in the file, such as a row that has not as many cells as there are columns.
+    """
+    return load_config(_FOLDER / f"{paper}.toml", _Paper).root

@@ -1,0 +1,74 @@
+"""The page of all tables: one line for each claim of each paper with its verdict, from the stored figures alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from fleet_protocol.blob_store import write_atomically
+from reproduction.experiment import Experiment
+from reproduction.figures import figures, judged
+from reproduction.report.cells import claim_cells, table_text
+from reproduction.report.writing import EARLIER, write_rows
+from reproduction.stored import Row, read_rows
+
+__all__ = ["write_index"]
+
+_ABOUT = """# What we ran
+
+Every claim of the papers' tables, as `shoal reproduce --report` wrote this page from the figures stored beside it. What
+is claimed, what decides and how it is tested stands in the table's file (`reproduction/tables`) before it is run: the
+mean of the last evaluations, or a simulated time; paired over the seeds; Student's interval of 95 %.
+
+- `holds`: all of the interval is beyond what is wanted; `does not hold`: all of it is on the other side.
+- `undecided`: neither, or fewer than two seeds, or a target that one of the two never reached.
+- `not run`: nothing is stored of one of the two.
+
+How to run a table is in [simulation](../simulation.md)."""
+
+
+def write_index(folder: Path, tables: Mapping[str, Experiment]) -> Path:
+    """Write every table's Markdown again, and ``README.md`` from all of them.
+
+    Args:
+        folder: of the tables, each in a folder of its name.
+        tables: by name.
+
+    Returns:
+        The page.
+
+    Raises:
+        DataError: a stored table is damaged.
+        StorageError: a file cannot be written.
+    """
+    found = {name: read_rows(folder / name / f"{name}.csv") for name in tables}
+    for name, rows in found.items():
+        if rows:
+            write_rows(tables[name], rows, folder / name)
+    parts = [_ABOUT]
+    for paper, group in groupby(tables.values(), key=lambda table: table.title.partition(",")[0]):
+        parts.append(f"## {paper}")
+        for experiment in group:
+            parts += _table(experiment, found[experiment.table], folder / experiment.table)
+    path = folder / "README.md"
+    write_atomically(path, ("\n\n".join(parts) + "\n").encode())
+    return path
+
+
+def _table(experiment: Experiment, rows: Sequence[Row], folder: Path) -> Iterator[str]:
+    name, title = experiment.table, experiment.title.partition(", ")[2]
+    yield f"### {title[0].upper()}{title[1:]}"
+    if rows:
+        runs = {(row.arm, row.seed) for row in rows}
+        arms = f"{len({arm for arm, _ in runs})} of {len(experiment.arms)} arms"
+        earlier = [f"[{path.name}]({name}/{path.name}/{name}.md)" for path in sorted(folder.glob(f"{EARLIER}*"))]
+        words = [f"[{name}]({name}/{name}.md): scale {rows[0].scale}, {arms}, {len(runs)} runs."]
+        words += [] if rows[0].stated else ["Run before this was stated, and judged by the last evaluation alone."]
+        words += [f"Earlier: {', '.join(earlier)}."] if earlier else []
+        yield " ".join(words)
+    else:
+        yield f"`{name}`: not run."
+    items = [claim_cells(item) for item in judged(experiment, figures(experiment, rows)) if item.claim.says]
+    yield table_text(items) if items else "Nothing is claimed of it; its figures stand beside the others."
+    yield from experiment.checked if rows else ()

@@ -1,0 +1,151 @@
+"""The figures of a table's complete runs as comma-separated values: all that a table, its verdicts and a page need."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from fleet_protocol.errors import DataError
+from fleet_protocol.frozen import FrozenModel
+from reproduction.experiment import Experiment, Scale
+from reproduction.measures import Reading
+from reproduction.running import ArmResult
+
+__all__ = ["Row", "as_csv", "read_rows", "rows_of", "seconds_of_runs", "stated"]
+
+
+class Row(FrozenModel):
+    """One figure of one run; what earlier versions did not store has a default.
+
+    Attributes:
+        table: name of the table.
+        scale: at which scale.
+        arm: name of the arm.
+        figure: name of the measure.
+        unit: of the figure.
+        published: as printed in the paper, if it is.
+        published_spread: likewise.
+        seed: of the run.
+        best: at the best round.
+        best_round: which that was.
+        last: at the last evaluated round.
+        rounds: of the run.
+        simulated_seconds: of all rounds.
+        seconds: real time of all rounds.
+        decides: mean of the last evaluations.
+        engine: what computed it.
+        machine: processor, cores and versions.
+        stated: digest of what the table's file stated when it was run; empty where nothing was stated yet.
+    """
+
+    table: str
+    scale: Scale
+    arm: str
+    figure: str
+    unit: str = ""
+    published: float | None = None
+    published_spread: float | None = None
+    seed: int
+    best: float | None = None
+    best_round: int | None = None
+    last: float | None = None
+    rounds: int
+    simulated_seconds: float
+    seconds: float
+    decides: float | None = None
+    engine: str = ""
+    machine: str = ""
+    stated: str = ""
+
+    @property
+    def reading(self) -> Reading:
+        """The figure."""
+        return Reading(self.best, self.best_round, self.last, self.decides)
+
+
+def stated(experiment: Experiment, scale: Scale) -> str:
+    """A digest of all that a table states beforehand: arms, seeds, rounds, what decides, and claims."""
+    whole = {
+        "arms": {arm.name: arm.settings(scale) for arm in experiment.arms},
+        "seeds": experiment.seeds[scale],
+        "decides": experiment.decides[scale],
+        "claims": [asdict(claim) for claim in experiment.claims],
+    }
+    return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:8]
+
+
+def rows_of(experiment: Experiment, scale: Scale, results: Sequence[ArmResult]) -> tuple[Row, ...]:
+    """The figures of complete runs at a scale."""
+    digest = stated(experiment, scale)
+    found = []
+    for result in results:
+        for measure in result.arm.measures:
+            reading = measure.read(result.rows, experiment.decides[scale])
+            if reading is None:
+                continue
+            published = result.arm.published.get(measure.name)
+            row = Row(
+                table=experiment.table,
+                scale=scale,
+                arm=result.arm.name,
+                figure=measure.name,
+                unit=measure.unit,
+                published=None if published is None else published.value,
+                published_spread=None if published is None else published.spread,
+                seed=result.seed,
+                rounds=len(result.rows),
+                simulated_seconds=round(result.rows[-1].simulated_total, 6),
+                seconds=round(result.seconds, 6),
+                engine=f"{result.config.engine.kind}, {result.config.engine.backend}",
+                machine=f"{result.machine}; " + ", ".join(map(" ".join, result.versions.items())),
+                stated=digest,
+                best=_rounded(reading.best),
+                best_round=reading.best_round,
+                last=_rounded(reading.last),
+                decides=_rounded(reading.decides),
+            )
+            found.append(row)
+    return tuple(found)
+
+
+def as_csv(rows: Iterable[Row]) -> str:
+    """Rows as text, one line each."""
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, list(Row.model_fields), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(row.model_dump() for row in rows)
+    return buffer.getvalue()
+
+
+def read_rows(path: Path) -> tuple[Row, ...]:
+    """Rows from a file; none where there is no file.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return tuple(Row.model_validate({k: v for k, v in line.items() if v}) for line in csv.DictReader(file))
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError, TypeError, csv.Error) as error:
+        raise DataError(f"cannot read {path}: {error}; remove it, and write the table again") from error
+
+
+def seconds_of_runs(out: Path, experiment: Experiment, scale: Scale) -> dict[str, float]:
+    """Mean real time of a run of each arm that has stored results anywhere below the table's folder."""
+    paths = sorted((out / experiment.table).glob(f"**/{experiment.table}.csv"))
+    rows = [row for path in paths for row in read_rows(path) if row.scale == scale]
+    runs: dict[str, dict[int, float]] = {}
+    for row in rows:
+        runs.setdefault(row.arm, {})[row.seed] = row.seconds
+    return {arm: sum(times.values()) / len(times) for arm, times in runs.items()}
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 6)
