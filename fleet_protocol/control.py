@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
 from fleet_protocol.errors import RefusalReason
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import Evaluation, TaskMetrics
+from fleet_protocol.messages.parsing import read
 from fleet_protocol.messages.values import Name
-from fleet_protocol.requests import Wish, malformed
+from fleet_protocol.requests import Wish
 
 __all__ = [
     "DeviceAccepted",
@@ -64,10 +65,6 @@ class _RunEvent(FrozenModel):
     run: Name
     seconds: float = Field(ge=0)
 
-    def to_bytes(self) -> bytes:
-        """The event as it travels."""
-        return self.model_dump_json().encode()
-
 
 class RunStarted(_RunEvent):
     """A run begins, or goes on after a restart of the server.
@@ -101,10 +98,6 @@ class RunRejected(FrozenModel):
     request: str
     detail: str
     exit_code: int = 1
-
-    def to_bytes(self) -> bytes:
-        """The event as it travels."""
-        return self.model_dump_json().encode()
 
 
 class RunSteered(_RunEvent):
@@ -341,7 +334,4 @@ def parse_run_event(payload: bytes) -> RunEvent:
     Raises:
         RefusedError: the event is malformed.
     """
-    try:
-        return _EVENTS.validate_json(payload)
-    except ValidationError as error:
-        raise malformed(payload, "an event of a server", error) from error
+    return read(_EVENTS, payload)

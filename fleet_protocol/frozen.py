@@ -11,3 +11,7 @@ class FrozenModel(BaseModel):
     """An immutable pydantic model that refuses keys it does not know."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    def to_bytes(self) -> bytes:
+        """The value as it travels."""
+        return self.model_dump_json().encode()

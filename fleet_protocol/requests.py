@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter
 
-from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.frozen import FrozenModel
-from fleet_protocol.messages.parsing import check_size
+from fleet_protocol.messages.parsing import check_size, read
 from fleet_protocol.messages.values import Name
 
-__all__ = ["RunRequest", "SteerRequest", "Wish", "malformed", "parse_request"]
+__all__ = ["RunRequest", "SteerRequest", "Wish", "parse_request"]
 
 Wish = Literal["go", "pause", "stop", "abandon"]
 """What an operator wants of a run; see `SteerRequest`."""
@@ -33,10 +32,6 @@ class RunRequest(FrozenModel):
     fleet: Name
     config: str
 
-    def to_bytes(self) -> bytes:
-        """The request as it travels."""
-        return self.model_dump_json().encode()
-
 
 class SteerRequest(FrozenModel):
     """Ask a server to hold, end or go on with the run in progress.
@@ -55,27 +50,10 @@ class SteerRequest(FrozenModel):
     run: Name | Literal[""] = ""
     wish: Wish
 
-    def to_bytes(self) -> bytes:
-        """The request as it travels."""
-        return self.model_dump_json().encode()
-
 
 _REQUESTS: TypeAdapter[RunRequest | SteerRequest] = TypeAdapter(
     Annotated[RunRequest | SteerRequest, Field(discriminator="type")]
 )
-
-
-def malformed(payload: bytes, what: str, error: ValidationError) -> RefusedError:
-    """What to raise for a message that cannot be read.
-
-    Args:
-        payload: the message.
-        what: it should have been.
-        error: what is wrong with it.
-    """
-    first = error.errors()[0]
-    where = ".".join(map(str, first["loc"])) or "message"
-    return RefusedError(RefusalReason.MALFORMED, f"not {what} ({len(payload)} bytes): {where}: {first['msg']}")
 
 
 def parse_request(payload: bytes) -> RunRequest | SteerRequest:
@@ -88,7 +66,4 @@ def parse_request(payload: bytes) -> RunRequest | SteerRequest:
         RefusedError: the request is malformed or oversized.
     """
     check_size(payload, "request")
-    try:
-        return _REQUESTS.validate_json(payload)
-    except ValidationError as error:
-        raise malformed(payload, "a request", error) from error
+    return read(_REQUESTS, payload)

@@ -21,7 +21,7 @@ __all__ = ["WeightsDict", "decode_weights", "encode_weights", "read_metadata", "
 
 WeightsDict = dict[str, NDArray[np.float32]]
 
-_DTYPES = {"float32": "F32", "float64": "F64", "int64": "I64"}
+_DTYPES = {"float32": "F32", "float64": "F64", "int64": "I64", "float16": "F16", "int8": "I8"}
 _HEADER_LIMIT = 16 * 1024 * 1024  # a header of 100,000 parameters is 10 MB; larger is not a model
 
 
@@ -29,7 +29,7 @@ def encode_weights(weights: Mapping[str, NDArray[np.generic]], metadata: Mapping
     """Write tensors as one safetensors blob, in the order of the mapping.
 
     Args:
-        weights: name to array, any shape, float32, float64 or int64.
+        weights: name to array, any shape, of a type in `_DTYPES`.
         metadata: strings to carry in the header.
 
     Returns:
@@ -47,7 +47,7 @@ def weights_parts(
     """The blob of `encode_weights` in parts, header and tensors, so that they can be hashed and written without a copy.
 
     Args:
-        weights: name to array, any shape, float32, float64 or int64.
+        weights: name to array, any shape, of a type in `_DTYPES`.
         metadata: strings to carry in the header.
 
     Raises:

@@ -213,7 +213,7 @@ class _Simulation:
         self, context: RunContext, reporter: Reporter, fleet: VirtualFleet, evaluator: Evaluator | None
     ) -> control.RunFinished:
         setup, table = self._setup(), self._config.engine
-        records = Records(self._store, self._updates, reporter)
+        records = Records(self._store, self._blobs, self._updates, reporter)
         with contextlib.closing(open_engine(table, setup)) as engine, stop_on_signals(self._stopping.set):
             dispatcher = VirtualDispatcher(fleet, engine, records, group=table.group, stopping=self._stopping)
             services = Services(dispatcher, self._store, self._blobs, self._updates)

@@ -17,18 +17,16 @@ from numpy.typing import NDArray
 
 from device_runtime.board import installed_backends, peak_resident_bytes
 from device_runtime.training.backends import ForwardSession, Sessions, TrainSession
-from device_runtime.training.compute import compute
+from device_runtime.training.compute import compute, keep_update
 from device_runtime.training.hooks import Hooks, SelfTested
 from device_runtime.training.labels import present_labels
 from device_runtime.training.own_model import OwnModel
-from device_runtime.training.own_model_files import OwnModelFiles
-from device_runtime.training.task import Bench, Task, optimizer_files
+from device_runtime.training.task import Bench, Task
 from device_runtime.training.weights_file import read_weights
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import BlobError, RefusedError, ShoalError
 from fleet_protocol.manifest import Manifest, parse_manifest
-from fleet_protocol.messages import BlobRef, TaskMetrics
-from fleet_protocol.weights import encode_weights
+from fleet_protocol.messages import TaskMetrics
 from simulation.data.held import VirtualData
 from simulation.orders import Failed, Finished, WorkerSetup, WorkItem, WorkOrder
 
@@ -143,15 +141,8 @@ class VirtualDevices:
             holdout=self._setup.holdout,
             own_model=own,
             sessions=self._sessions,
-            optimizer_files=self._optimizer_files(item),
+            folder=self._setup.devices / item.device,
         )
-
-    def _optimizer_files(self, item: WorkItem) -> OwnModelFiles | None:
-        if item.instructions.train.optimizer_state == "reset":
-            return None
-        folder = self._setup.devices / item.device
-        folder.mkdir(parents=True, exist_ok=True)
-        return optimizer_files(folder)
 
     def _one(self, item: WorkItem) -> Finished | Failed:
         try:
@@ -215,20 +206,9 @@ class VirtualDevices:
                 train_seconds=seconds,
                 resident_bytes=peak_resident_bytes(),
             )
-            data = encode_weights(result.tensors, _metadata(item))
-            update = BlobRef(digest=self._blobs.put(data), size=len(data), chunk_bytes=item.weights.chunk_bytes)
+            update = keep_update(_task(item, manifest, self._tested), bench, result.tensors)
             found.append(Finished(task=item.task, update=update, metrics=metrics))
         return found
-
-
-def _metadata(item: WorkItem) -> dict[str, str]:
-    return {
-        "task": item.task,
-        "run": item.run,
-        "round": str(item.round),
-        "version": str(item.version),
-        "tier": item.tier,
-    }
 
 
 def _task(item: WorkItem, manifest: Manifest, tested: frozenset[str]) -> Task:

@@ -20,11 +20,11 @@ from pathlib import Path
 
 from broker_server.rounds.accounting import ByteCount
 from broker_server.rounds.collecting import Collection, OpenTask
+from broker_server.rounds.decoding import take_update
 from broker_server.rounds.fleet import Fleet
 from broker_server.rounds.reporting import Reporter
 from broker_server.rounds.steering import Steering
 from broker_server.rounds.stopping import StopRequested
-from broker_server.rounds.validation import check_update
 from broker_server.store import Store, TaskPhase, TaskRecord
 from device_runtime.training.choosers import Experience, Situation, TierChooser, chooser_of
 from fleet_protocol.blob_store import BlobStore
@@ -55,11 +55,13 @@ class Records:
 
     Attributes:
         store: the run's store.
+        blobs: with the weights that devices are sent.
         updates: where workers put updates.
         reporter: tells about the run.
     """
 
     store: Store
+    blobs: BlobStore
     updates: BlobStore
     reporter: Reporter
 
@@ -110,7 +112,7 @@ class VirtualDispatcher:
         self._engine = engine
         self._times = fleet.times
         self._store = records.store
-        self._updates = records.updates
+        self._records = records
         self._group = group
         self._stopping = stopping
         self._collection: Collection | None = None
@@ -207,7 +209,7 @@ class VirtualDispatcher:
         """End the collection: answers that would come later are dropped, and devices that left are back."""
         for _, device, result in self._ahead:
             if isinstance(result, Finished):
-                self._updates.remove(result.update.digest)
+                self._records.updates.remove(result.update.digest)
             self.fleet.see(self._boards[device].status("simulation"))
         for task in self._collection.tasks.values() if self._collection is not None else ():
             self.fleet.see(self._boards[task.record.device].status("simulation"))
@@ -264,11 +266,11 @@ class VirtualDispatcher:
     def _finished(self, task: OpenTask, result: Finished) -> None:
         record, update = task.record, result.update
         try:
-            check_update(self._updates.path(update.digest).read_bytes(), record, task.manifest, task.stays)
+            merged = take_update(update.digest, task, self._records.blobs, self._records.updates)
         except RefusedError as error:
             self._settle(task, TaskPhase.REFUSED, error.reason, str(error))
             return
-        received = record.receiving(update, result.metrics)
+        received = record.receiving(update.model_copy(update={"digest": merged}), result.metrics)
         self._store.receive([received])
         task.record = received
         self._upload_bytes += update.size

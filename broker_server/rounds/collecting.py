@@ -37,6 +37,7 @@ class OpenTask:
         announced: the device's Done while chunks are still missing.
         quiet: ``time.monotonic()`` from which on they count as lost if none has come.
         stays: parameters that stay on the device, so that its update must not have them.
+        encoding: of its update.
         answered: when its answer came, on the dispatcher's clock.
         left: since when its device is away, on the same clock.
     """
@@ -50,6 +51,7 @@ class OpenTask:
     quiet: float = math.inf
     manifests: Mapping[str, Manifest] = field(default_factory=dict)
     stays: frozenset[str] = frozenset()
+    encoding: str = "fp32"
     answered: float | None = None
     left: float | None = None
 

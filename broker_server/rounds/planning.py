@@ -174,6 +174,7 @@ def open_collection(context: RunContext, tasks: Sequence[TaskRecord], rule: Clos
                 manifests[task.tier].manifest,
                 manifests={choice.tier: manifests[choice.tier].manifest for choice in task.choices},
                 stays=frozenset(instructions.stays),
+                encoding=instructions.upload.encoding,
             )
             for task in tasks
         },

@@ -14,10 +14,11 @@ from broker_server.rounds.fleet import require_levels, usable_tiers
 from broker_server.settings.fleet import FleetConfig
 from broker_server.strategies.registry import build_strategy
 from broker_server.strategies.strategy import Average, PlanRequest, Strategy
+from fleet_protocol.encodings import LEVELS
 from fleet_protocol.errors import ConfigError, PlanError
 from fleet_protocol.manifest import Manifest
 from fleet_protocol.messages import Instructions, TrainSettings
-from fleet_protocol.messages.instructions import Ramp
+from fleet_protocol.messages.instructions import Ramp, Upload
 from fleet_protocol.recipe import RecipeTable
 
 __all__ = ["RunContext", "new_run_id", "prepare_run"]
@@ -91,7 +92,12 @@ class RunContext:
         )
         if kind == "statistics":
             return Instructions(routine=kind, train=settings)
-        return self.strategy.instruct(Instructions(train=settings, stays=self.strategy.stays), closed_rounds)
+        encoding = self.config.upload.encoding
+        feedback = encoding in LEVELS and _moving(self.strategy, self.tiers, self.config.seed) is None
+        asked = Instructions(
+            train=settings, stays=self.strategy.stays, upload=Upload(encoding=encoding, feedback=feedback)
+        )
+        return self.strategy.instruct(asked, closed_rounds)
 
     def _exported(self, key: str, wanted: str) -> TierArtifacts:
         if wanted not in self.artifacts.tiers:
@@ -141,8 +147,12 @@ def prepare_run(run: str, config: FleetConfig, artifacts: Artifacts) -> RunConte
     for item in tiers:
         _require_inputs(asked.train, item.manifest)
         _require_recipe(config.model.recipe, item.manifest)
-    if asked.train.optimizer_state == "keep":
-        _require_plans_that_stay(prepared, tiers, config.seed)
+    moving = _moving(prepared, tiers, config.seed) if asked.train.optimizer_state == "keep" else None
+    if moving is not None:
+        raise PlanError(
+            f'train.optimizer_state = "keep" needs plans that stay, those of {prepared.name} for {moving} move: the'
+            ' states would belong to other units; use "reset"'
+        )
     if config.evaluation.data is not None:
         require_metric(config.evaluation, context.judged.manifest.recipe)
     if asked.stays and config.evaluation.data is not None:
@@ -153,14 +163,10 @@ def prepare_run(run: str, config: FleetConfig, artifacts: Artifacts) -> RunConte
     return context
 
 
-def _require_plans_that_stay(strategy: Strategy, tiers: Sequence[TierArtifacts], seed: int) -> None:
-    """See that a device's next slice has the units of its last one, whose optimizer states it keeps."""
-    for item in tiers:
-        if strategy.plan(PlanRequest(item.tier, "", 0, seed)).plan.kind != "static":
-            raise PlanError(
-                f'train.optimizer_state = "keep" needs plans that stay, those of {strategy.name} for {item.tier.id}'
-                ' move: the states would belong to other units; use "reset"'
-            )
+def _moving(strategy: Strategy, tiers: Sequence[TierArtifacts], seed: int) -> str | None:
+    """A tier whose next slice may have other units than its last one, None where all plans stay."""
+    plans = {item.tier.id: strategy.plan(PlanRequest(item.tier, "", 0, seed)).plan for item in tiers}
+    return next((tier for tier, plan in plans.items() if plan.kind != "static"), None)
 
 
 def _require_recipe(table: RecipeTable | None, manifest: Manifest) -> None:

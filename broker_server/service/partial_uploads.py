@@ -27,7 +27,7 @@ class PartialUploads:
     """
 
     def __init__(self, blobs: BlobStore) -> None:
-        self._blobs = blobs
+        self.blobs = blobs
         self._open: OrderedDict[str, PartFile] = OrderedDict()
 
     def add(self, task: str, frame: bytes, limit_bytes: int) -> None:
@@ -71,15 +71,12 @@ class PartialUploads:
             part = self._part(task, ref)
         return part.missing()
 
-    def finish(self, task: str, ref: BlobRef) -> bytes:
-        """Verify a complete update.
+    def finish(self, task: str, ref: BlobRef) -> None:
+        """Verify a complete update and put it in its place, where it is safe from a power cut after `sync`.
 
         Args:
             task: id of an open task.
             ref: the update as its device announced it.
-
-        Returns:
-            Its bytes. They are in their place, and safe from a power cut after `sync`.
 
         Raises:
             BlobError: the whole does not match its digest; the part is dropped.
@@ -87,7 +84,7 @@ class PartialUploads:
         part = self._part(task, ref)
         del self._open[task]
         part.ref = ref
-        return self._blobs.adopt(part, durable=False).read_bytes()
+        self.blobs.adopt(part, durable=False)
 
     def sync(self, digests: Collection[str]) -> None:
         """Wait until finished updates would survive a power cut.
@@ -98,28 +95,24 @@ class PartialUploads:
         Raises:
             StorageError: the disk is full.
         """
-        self._blobs.sync(digests)
-
-    def reject(self, ref: BlobRef) -> None:
-        """Forget a verified update whose content was refused."""
-        self._blobs.remove(ref.digest)
+        self.blobs.sync(digests)
 
     def drop(self, task: str) -> None:
         """Forget what has arrived of an update."""
         self._close(task)
-        (self._blobs.root / "parts" / task).unlink(missing_ok=True)
+        (self.blobs.root / "parts" / task).unlink(missing_ok=True)
 
     def clear(self) -> None:
         """Forget everything; only while no round is open."""
         self.close()
         for folder in ("parts", "objects"):
-            for path in (self._blobs.root / folder).rglob("*"):
+            for path in (self.blobs.root / folder).rglob("*"):
                 if path.is_file():
                     path.unlink()
 
     def path(self, digest: str) -> Path:
         """Where a stored update lies."""
-        return self._blobs.path(digest)
+        return self.blobs.path(digest)
 
     def close(self) -> None:
         """Close every file; what arrived stays."""
@@ -131,7 +124,7 @@ class PartialUploads:
         if part is None:
             while len(self._open) >= _OPEN_FILES:
                 self._close(next(iter(self._open)))
-            part = self._open[task] = self._blobs.part(ref, key=task)
+            part = self._open[task] = self.blobs.part(ref, key=task)
         self._open.move_to_end(task)
         return part
 

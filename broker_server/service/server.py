@@ -230,7 +230,7 @@ class Server:
         record = self._store.run(context.run)
         steering = Steering("pause" if record is not None and record.status == "paused" else "go")
         partial = PartialUploads(self._updates)
-        uploads = Uploads(self._store, partial, self._outbox, reporter)
+        uploads = Uploads(self._store, partial, self._blobs, self._outbox, reporter)
         blobs = BlobService(self._link, self._topics, context.config.round.chunk_bytes)
         blobs.serve(context.artifacts.files)
         dispatcher = MqttDispatcher(

@@ -10,11 +10,13 @@ import time
 from dataclasses import replace
 
 from broker_server.rounds.collecting import OpenTask
+from broker_server.rounds.decoding import take_update
 from broker_server.rounds.reporting import Reporter
-from broker_server.rounds.validation import check_done, check_update, size_limit
+from broker_server.rounds.validation import check_done, size_limit
 from broker_server.service.outbox import Outbox
 from broker_server.service.partial_uploads import PartialUploads
 from broker_server.store import Store, TaskPhase
+from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import BlobError, RefusalReason, RefusedError
 from fleet_protocol.messages import Done
 
@@ -39,17 +41,21 @@ class Uploads:
     Args:
         store: where an accepted update is committed.
         partial: where its bytes are kept.
+        blobs: with the weights that devices were sent.
         outbox: answers the device.
         reporter: tells about it.
     """
 
-    def __init__(self, store: Store, partial: PartialUploads, outbox: Outbox, reporter: Reporter) -> None:
+    def __init__(
+        self, store: Store, partial: PartialUploads, blobs: BlobStore, outbox: Outbox, reporter: Reporter
+    ) -> None:
         self._store = store
         self._partial = partial
+        self._blobs = blobs
         self._outbox = outbox
         self._reporter = reporter
         self._payload_bytes = 0
-        self._accepted: dict[str, tuple[OpenTask, Done]] = {}
+        self._accepted: dict[str, tuple[OpenTask, Done, str]] = {}  # with the digest of what is merged
 
     def chunk(self, task: OpenTask, frame: bytes) -> None:
         """Keep a chunk of an open task; a damaged one is counted and will be asked for again.
@@ -105,7 +111,7 @@ class Uploads:
                 task.announced, task.quiet = message, time.monotonic() + QUIET_SECONDS
                 return False
             task.announced, task.quiet = None, math.inf
-            data = self._partial.finish(record.id, message.update)
+            self._partial.finish(record.id, message.update)
         except BlobError as error:
             return self._damaged(task, message, str(error))
         except RefusedError as error:
@@ -118,11 +124,10 @@ class Uploads:
                 return False
             return self._refuse(task, error)
         try:
-            check_update(data, record, task.manifest, task.stays)
+            merged = take_update(message.update.digest, task, self._blobs, self._partial.blobs)
         except RefusedError as error:
-            self._partial.reject(message.update)
             return self._refuse(task, error)
-        self._accepted[record.id] = (task, message)
+        self._accepted[record.id] = (task, message, merged)
         return True
 
     def commit(self) -> None:
@@ -133,9 +138,12 @@ class Uploads:
         """
         if not self._accepted:
             return
-        accepted = [(task, task.record.receiving(m.update, m.metrics), m) for task, m in self._accepted.values()]
+        accepted = [
+            (task, task.record.receiving(done.update.model_copy(update={"digest": merged}), done.metrics), done)
+            for task, done, merged in self._accepted.values()
+        ]
         self._accepted.clear()
-        self._partial.sync({message.update.digest for _, _, message in accepted})
+        self._partial.sync({record.update_digest for _, record, _ in accepted if record.update_digest is not None})
         self._store.receive([record for _, record, _ in accepted])
         for task, record, message in accepted:
             task.record = record

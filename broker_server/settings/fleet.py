@@ -11,7 +11,7 @@ from broker_server.settings.assignment import parse_mix, scheduled_rate
 from broker_server.settings.evaluation import EvaluationConfig
 from broker_server.settings.method import ServerOptimizerConfig, StrategyConfig
 from broker_server.settings.robust import RobustConfig
-from broker_server.settings.rounds import RoundConfig
+from broker_server.settings.rounds import RoundConfig, UploadConfig
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import Name
 from fleet_protocol.recipe import RecipeTable
@@ -29,6 +29,7 @@ __all__ = [
     "StrategyConfig",
     "TiersConfig",
     "TrainConfig",
+    "UploadConfig",
 ]
 
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -153,6 +154,7 @@ class RunKeys(FrozenModel):
             judged best; None for all of them.
         seed: of sampling, plans and the devices' shuffling.
         train: how devices train.
+        upload: how updates travel.
         strategy: how sub-models are cut and merged.
         server_optimizer: what the server does with a merge; None for what the strategy does by itself.
         tiers: which device gets which tier.
@@ -162,6 +164,7 @@ class RunKeys(FrozenModel):
     keep_versions: int | None = Field(default=None, ge=1)
     seed: int = Field(default=1, ge=0, le=2**64)
     train: TrainConfig = TrainConfig()
+    upload: UploadConfig = UploadConfig()
     strategy: StrategyConfig = StrategyConfig()
     server_optimizer: ServerOptimizerConfig | None = None
     tiers: TiersConfig = TiersConfig()

@@ -1,14 +1,14 @@
-"""How rounds go, ``[round]``: what a fleet and a simulation share, and what only real devices need."""
+"""How rounds go, ``[round]``: what a fleet and a simulation share, and what only real devices need; ``[upload]``."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from fleet_protocol.frozen import FrozenModel
 
-__all__ = ["RoundConfig", "RoundKeys"]
+__all__ = ["RoundConfig", "RoundKeys", "UploadConfig"]
 
 Share = Annotated[float, Field(gt=0, le=1)]
 
@@ -52,3 +52,14 @@ class RoundConfig(RoundKeys):
     nudge_seconds: float = Field(default=10.0, gt=0)
     retries: int = Field(default=3, ge=1)
     chunk_bytes: int = Field(default=96 * 1024, ge=1024, le=15 * 1024 * 1024)
+
+
+class UploadConfig(FrozenModel):
+    """How updates travel.
+
+    Attributes:
+        encoding: ``fp32``, the weights; or their difference to those that were sent, in ``fp16`` (half of the bytes),
+            ``int8`` (0.26) or ``int4`` (0.13).
+    """
+
+    encoding: Literal["fp32", "fp16", "int8", "int4"] = "fp32"

@@ -1,18 +1,32 @@
-"""One task from weights on disk to an update on disk."""
+"""One task from weights on disk to an update on disk.
+
+What an encoding loses in rounding is kept in a file, as what optimizers leave is, and added to the device's next update
+of the same run and tier: error feedback (Karimireddy, Rebjock, Stich and Jaggi, ICML 2019,
+https://arxiv.org/abs/1901.09847, algorithm 1). So in the long run nothing is lost but time.
+"""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from device_runtime.board import peak_resident_bytes
 from device_runtime.training.hooks import Hooks
 from device_runtime.training.labels import present_labels
-from device_runtime.training.routines import Result, routine_of
+from device_runtime.training.routines import routine_of
 from device_runtime.training.task import Bench, Task
+from fleet_protocol.encodings import LEVELS, decode, encode
+from fleet_protocol.errors import BlobError
+from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.messages import BlobRef, TaskMetrics
 from fleet_protocol.weights import encode_weights
 
-__all__ = ["Outcome", "compute"]
+__all__ = ["Outcome", "compute", "keep_update"]
 
 
 @dataclass(frozen=True)
@@ -50,7 +64,7 @@ def compute(task: Task, bench: Bench, hooks: Hooks) -> Outcome:
     routine = routine_of(task.instructions)
     result = routine.run(task, bench, hooks)
     chosen, _ = bench.split()
-    update = _keep(task, bench, result)
+    update = keep_update(task, bench, result.tensors)
     # Where a part of the model stays, what a label means may be the board's own business.
     labels = () if task.instructions.stays else _labels(task, bench)
     metrics = TaskMetrics(
@@ -73,7 +87,19 @@ def _labels(task: Task, bench: Bench) -> tuple[int, ...]:
     return tuple(present_labels(targets, task.manifest.classes).tolist())
 
 
-def _keep(task: Task, bench: Bench, result: Result) -> BlobRef:
+def keep_update(task: Task, bench: Bench, tensors: Mapping[str, NDArray[Any]]) -> BlobRef:
+    """Put an update on the disk as it travels.
+
+    Args:
+        task: that it answers.
+        bench: with the weights that were sent, and what was kept of earlier rounds.
+        tensors: of the update, by name.
+
+    Raises:
+        RefusedError: what was learnt cannot be encoded, or nothing can be kept here.
+        BlobError: the weights that were sent are damaged on disk.
+        StorageError: the disk is full.
+    """
     metadata = {
         "task": task.id,
         "run": task.run,
@@ -81,5 +107,24 @@ def _keep(task: Task, bench: Bench, result: Result) -> BlobRef:
         "version": str(task.version),
         "tier": task.tier,
     }
-    data = encode_weights(result.tensors, metadata)
+    if task.instructions.upload.encoding != "fp32":
+        tensors = _encoded(task, bench, tensors)
+    data = encode_weights(tensors, metadata)
     return BlobRef(digest=bench.blobs.put(data), size=len(data), chunk_bytes=task.weights.chunk_bytes)
+
+
+def _encoded(task: Task, bench: Bench, tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+    """The difference to what was sent and what earlier rounds lost; what is lost now is kept for the next."""
+    asked, sent = task.instructions.upload, open_tensors(bench.blobs.path(task.weights.digest))
+    names = [spec.name for spec in task.manifest.parameters if spec.name in tensors]
+    if not asked.feedback or asked.encoding not in LEVELS:
+        return encode({name: tensors[name] - sent[name] for name in names}, asked.encoding, at_random=True)
+    files, lost = bench.files("residual", runs=1), {}
+    with contextlib.suppress(BlobError):  # a damaged file is worth less than the round
+        lost = files.load_tiers(task.run, task.round)
+    left = lost.get(task.tier, {})
+    whole = {name: tensors[name] - sent[name] + left.get(name, np.float32(0)) for name in names}
+    parts = encode(whole, asked.encoding)
+    told = decode(parts, {name: whole[name].shape for name in names}, asked.encoding)
+    files.save_tiers(task.run, task.round, lost | {task.tier: {name: whole[name] - told[name] for name in names}})
+    return parts

@@ -123,6 +123,20 @@ class OwnModelFiles:
             with contextlib.suppress(OSError):
                 path.unlink()
 
+    def load_tiers(self, run: str, before: int) -> dict[str, dict[str, NDArray[Any]]]:
+        """What `save_tiers` of the latest round before a round kept, by tier; the arguments are those of `load`."""
+        found = self.load(run, before)
+        tiers: dict[str, dict[str, NDArray[Any]]] = {}
+        for key, value in (found.tensors if found is not None else {}).items():
+            tier, _, name = key.partition("/")
+            tiers.setdefault(tier, {})[name] = value
+        return tiers
+
+    def save_tiers(self, run: str, number: int, tiers: Mapping[str, Mapping[str, NDArray[Any]]]) -> None:
+        """Keep tensors of several tiers; the arguments are those of `save`, with the tensors by tier."""
+        named = {f"{tier}/{name}": value for tier, found in tiers.items() for name, value in found.items()}
+        self.save(run, number, named)
+
     def _spare(self, run: str, number: int) -> list[Path]:
         """Files of old runs, and of this one those before the round that the newest started from."""
         newest: dict[str, float] = {}

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from device_runtime.training.backends import Sessions
 from device_runtime.training.course import Course, holdout_split
 from device_runtime.training.own_model import OwnModel
-from device_runtime.training.own_model_files import OwnModelFiles
+from device_runtime.training.own_model_files import KEPT_RUNS, OwnModelFiles
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.data import DataSet
 from fleet_protocol.errors import RefusalReason, RefusedError
@@ -20,16 +20,7 @@ from fleet_protocol.manifest import BASE, Manifest
 from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.messages import BlobRef, Instructions
 
-__all__ = ["Bench", "Task", "optimizer_files"]
-
-
-def optimizer_files(folder: Path) -> OwnModelFiles:
-    """Where a board keeps optimizer states between rounds, for runs that ask for it.
-
-    Args:
-        folder: the board's, for state.
-    """
-    return OwnModelFiles(folder, prefix="optimizer-")
+__all__ = ["Bench", "Task"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +34,7 @@ class Bench:
         threads: threads of one operator.
         holdout: share of the samples kept for evaluation.
         own_model: the board's own model, None if it has none.
-        optimizer_files: where optimizer states lie between rounds, None where nothing can be kept.
+        folder: where files lie between rounds, None where nothing can be kept.
         sessions: opens the graphs; None opens each anew on `threads`.
         parts: training and held-out indices to use instead of a split by `holdout`.
     """
@@ -54,7 +45,7 @@ class Bench:
     threads: int
     holdout: float
     own_model: OwnModel | None = None
-    optimizer_files: OwnModelFiles | None = None
+    folder: Path | None = None
     sessions: Sessions | None = None
     parts: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
 
@@ -66,6 +57,20 @@ class Bench:
     def split(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Indices of the training and of the held-out samples."""
         return self.parts or holdout_split(len(self.data), self.holdout)
+
+    def files(self, prefix: str, runs: int = KEPT_RUNS) -> OwnModelFiles:
+        """What is kept between rounds, for runs that ask for it.
+
+        Args:
+            prefix: of the files' names, and what they are.
+            runs: so many runs are kept.
+
+        Raises:
+            RefusedError: nothing can be kept.
+        """
+        if self.folder is None:
+            raise RefusedError(RefusalReason.UNSUPPORTED, f"this device keeps no {prefix} files between rounds")
+        return OwnModelFiles(self.folder, runs, f"{prefix}-")
 
     @property
     def opening(self) -> Sessions:

@@ -10,7 +10,7 @@ from fleet_protocol.messages.values import Name
 
 __all__ = ["SCHEMA_VERSION", "DeviceTaskMessage", "Message", "TaskMessage"]
 
-SCHEMA_VERSION = 3  # 3: offers say what becomes of optimizer states
+SCHEMA_VERSION = 4  # 4: offers say how updates are encoded
 
 
 class Message(FrozenModel):
@@ -22,13 +22,9 @@ class Message(FrozenModel):
         seq: counts the sender's messages, for the log.
     """
 
-    schema_version: Literal[3] = 3
+    schema_version: Literal[4] = 4
     fleet: Name
     seq: Count = 0
-
-    def to_bytes(self) -> bytes:
-        """The message as it travels."""
-        return self.model_dump_json().encode()
 
 
 class TaskMessage(Message):

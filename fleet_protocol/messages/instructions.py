@@ -12,7 +12,7 @@ from fleet_protocol.messages.bounds import Measure, Positive, PositiveMeasure, W
 from fleet_protocol.messages.values import BlobRef, Name
 from fleet_protocol.schedule import RateSchedule
 
-__all__ = ["Chooser", "Instructions", "Ramp", "TierChoice", "TrainSettings"]
+__all__ = ["Chooser", "Instructions", "Ramp", "TierChoice", "TrainSettings", "Upload"]
 
 
 class Ramp(FrozenModel):
@@ -83,6 +83,19 @@ class Chooser(FrozenModel):
     settings: Mapping[str, JsonValue] = Field(default_factory=dict)
 
 
+class Upload(FrozenModel):
+    """How an update travels.
+
+    Attributes:
+        encoding: see `fleet_protocol.encodings`; a device that does not know it refuses the offer.
+        feedback: whether the device keeps what was lost in rounding and adds it to its next update of the same tier.
+            Without, because the next slice may have other units, it rounds at random.
+    """
+
+    encoding: Name = "fp32"
+    feedback: bool = True
+
+
 class Instructions(FrozenModel):
     """What a task asks of a device.
 
@@ -95,6 +108,7 @@ class Instructions(FrozenModel):
         chooser: how the device chooses among the offered tiers; None for the first that it can train.
         stays: parameters of the model that stay on the device (they may have another shape there). They are not in
             its update, and its labels are not in its metrics.
+        upload: how the update travels.
     """
 
     routine: Name = "train"
@@ -102,6 +116,7 @@ class Instructions(FrozenModel):
     train: TrainSettings
     chooser: Chooser | None = None
     stays: tuple[Word, ...] = ()
+    upload: Upload = Upload()
 
 
 class TierChoice(FrozenModel):

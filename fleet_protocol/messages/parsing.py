@@ -11,7 +11,7 @@ from fleet_protocol.messages.presence import DeviceStatus
 from fleet_protocol.messages.to_device import ServerMessage
 from fleet_protocol.messages.to_server import DeviceMessage
 
-__all__ = ["MESSAGE_LIMIT_BYTES", "check_size", "parse_device_message", "parse_server_message", "parse_status"]
+__all__ = ["MESSAGE_LIMIT_BYTES", "check_size", "parse_device_message", "parse_server_message", "parse_status", "read"]
 
 MESSAGE_LIMIT_BYTES = 256 * 1024  # the largest control message is a chunk list of a few kB
 
@@ -73,13 +73,23 @@ def check_size(payload: bytes, what: str) -> None:
         raise RefusedError(RefusalReason.OVERSIZED, text)
 
 
-def _parse(adapter: TypeAdapter[MessageT], payload: bytes) -> MessageT:
-    check_size(payload, "control message")
+def read(adapter: TypeAdapter[MessageT], payload: bytes) -> MessageT:
+    """Read a message of any size.
+
+    Args:
+        adapter: of its type.
+        payload: JSON bytes.
+
+    Raises:
+        RefusedError: it is malformed; the first things that are wrong are named.
+    """
     try:
         return adapter.validate_json(payload)
     except ValidationError as error:
-        raise RefusedError(RefusalReason.MALFORMED, _explain(error)) from error
+        wrong = (f"{'.'.join(map(str, item['loc'])) or 'message'}: {item['msg']}" for item in error.errors()[:3])
+        raise RefusedError(RefusalReason.MALFORMED, "; ".join(wrong)) from error
 
 
-def _explain(error: ValidationError) -> str:
-    return "; ".join(f"{'.'.join(map(str, e['loc'])) or 'message'}: {e['msg']}" for e in error.errors()[:3])
+def _parse(adapter: TypeAdapter[MessageT], payload: bytes) -> MessageT:
+    check_size(payload, "control message")
+    return read(adapter, payload)

@@ -12,6 +12,7 @@ from device_runtime.training.task import Bench, Task
 from fleet_protocol.data import make_dataset
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.messages import Instructions, TrainSettings
+from fleet_protocol.messages.instructions import Upload
 from fleet_protocol.weights import decode_weights
 from tests.device_runtime.tiny_set import CLASSES, PARAMETERS, TinySet, initial_weights, samples, write_tiny_set
 
@@ -54,8 +55,14 @@ def task(tiny: TinySet, instructions: Instructions) -> Task:
         (asked(settings={"speed": 1}), "settings of the routine train: speed: Extra inputs", RefusalReason.MALFORMED),
         (asked(routine="mutual", settings={"alpha": 2}), "routine mutual: alpha: .* less", RefusalReason.MALFORMED),
         (asked(routine="mutual"), r"name its set in \[own_model\]", RefusalReason.UNSUPPORTED),
+        (asked(upload=Upload(encoding="topk")), "no upload encoding 'topk' for train.*int8", RefusalReason.UNSUPPORTED),
+        (
+            asked(routine="statistics", upload=Upload(encoding="int8")),
+            "'int8' for statistics",
+            RefusalReason.UNSUPPORTED,
+        ),
     ],
-    ids=["unknown", "setting", "value", "lacking"],
+    ids=["unknown", "setting", "value", "lacking", "encoding", "encoded statistics"],
 )
 def test_what_a_board_cannot_do_is_refused_before_anything_is_fetched(bench, instructions, says, reason):
     """The message names the routine, the setting, or what the operator has to give the board."""

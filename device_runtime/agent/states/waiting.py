@@ -22,7 +22,7 @@ from device_runtime.board import probe
 from device_runtime.self_test import self_test
 from device_runtime.training.backends import choose_backend
 from device_runtime.training.own_model import OwnModel
-from device_runtime.training.task import Bench, optimizer_files
+from device_runtime.training.task import Bench
 from fleet_protocol.data import load_data
 from fleet_protocol.errors import RefusalReason, StorageError
 from fleet_protocol.identity.opening import open_for
@@ -52,7 +52,7 @@ class Starting(DeviceState):
             config.threads,
             config.holdout,
             own,
-            optimizer_files=optimizer_files(config.state_dir),
+            folder=config.state_dir,
         )
         self.ctx.kit.journal.info(f"data {data.source}: {len(data)} samples; backend {backend}")
         self.ctx.measured.unable = self_test(config.state_dir, backend)

@@ -9,6 +9,7 @@ from device_runtime.training.own_settings import read_settings
 from device_runtime.training.routines import mutual, statistics, train
 from device_runtime.training.routines.routine import Result, Routine
 from device_runtime.training.task import Bench
+from fleet_protocol.encodings import ENCODINGS
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.messages import Instructions
 
@@ -45,9 +46,17 @@ def may_join(instructions: Instructions, bench: Bench) -> Routine:
         The routine.
 
     Raises:
-        RefusedError: it does not know the routine, a setting is wrong, or the board lacks what the routine needs.
+        RefusedError: it does not know the routine or the update's encoding, a setting is wrong, or the board lacks what
+            the routine needs.
     """
     routine = routine_of(instructions)
+    encoding = instructions.upload.encoding
+    if encoding not in ENCODINGS or (encoding != "fp32" and routine.phase != "training"):
+        raise RefusedError(
+            RefusalReason.UNSUPPORTED,
+            f"no upload encoding {encoding!r} for {routine.name} on this board (it has {', '.join(ENCODINGS)}); update"
+            ' its Shoal, or run with [upload] encoding = "fp32"',
+        )
     read_settings(routine.settings, instructions.settings, f"routine {routine.name}")
     routine.join(instructions, bench)
     return routine

@@ -17,7 +17,6 @@ from device_runtime.training.measuring import EVAL, STATS, HeldOut, judge
 from device_runtime.training.routines.routine import NoSettings, Result, Routine, missing_graph
 from device_runtime.training.task import Bench, Task
 from device_runtime.training.weights_file import read_weights
-from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.manifest import Manifest
 from fleet_protocol.messages import Evaluation
 
@@ -74,21 +73,12 @@ def _kept_states(task: Task, bench: Bench) -> dict[str, Tensors]:
     """What optimizers of former rounds left, by tier; nothing unless the run wants them kept."""
     if task.instructions.train.optimizer_state == "reset" or not task.manifest.states:
         return {}
-    if bench.optimizer_files is None:
-        raise RefusedError(RefusalReason.UNSUPPORTED, "this device cannot keep optimizer states between rounds")
-    found = bench.optimizer_files.load(task.run, task.round)
-    states: dict[str, Tensors] = {}
-    for name, value in (found.tensors if found is not None else {}).items():
-        tier, _, state = name.partition("/")
-        states.setdefault(tier, {})[state] = value
-    return states
+    return bench.files("optimizer").load_tiers(task.run, task.round)
 
 
 def _keep_states(task: Task, bench: Bench, states: Mapping[str, Tensors]) -> None:
-    if task.instructions.train.optimizer_state == "reset" or bench.optimizer_files is None or not task.manifest.states:
-        return
-    named = {f"{tier}/{name}": value for tier, found in states.items() for name, value in found.items()}
-    bench.optimizer_files.save(task.run, task.round, named)
+    if task.instructions.train.optimizer_state == "keep" and task.manifest.states:
+        bench.files("optimizer").save_tiers(task.run, task.round, states)
 
 
 def _evaluate(task: Task, bench: Bench, parameters: Tensors, hooks: Hooks) -> Evaluation | None:

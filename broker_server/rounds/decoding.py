@@ -1,0 +1,55 @@
+"""From an update as it travelled to one as it is checked and merged: decoded where it is encoded, then looked at."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from broker_server.rounds.collecting import OpenTask
+from broker_server.rounds.validation import check_update, expected_shapes
+from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.encodings import decode
+from fleet_protocol.errors import BlobError, RefusalReason, RefusedError
+from fleet_protocol.mapped_tensors import open_tensors
+from fleet_protocol.weights import decode_weights, encode_weights, read_metadata
+
+__all__ = ["take_update"]
+
+
+def take_update(digest: str, task: OpenTask, blobs: BlobStore, updates: BlobStore) -> str:
+    """Check an update, and replace one that is encoded by the weights that it says.
+
+    Args:
+        digest: of the update, which is among the updates; it stays there only if it is taken as it is.
+        task: that it answers.
+        blobs: with the weights that its device was sent.
+        updates: what devices sent.
+
+    Returns:
+        The digest of what is to be merged.
+
+    Raises:
+        RefusedError: it cannot be decoded, or is not what `check_update` lets pass.
+        BlobError: the weights that were sent are damaged on disk.
+        StorageError: the disk is full.
+    """
+    data = updates.path(digest).read_bytes()
+    try:
+        if task.encoding != "fp32":
+            updates.remove(digest)
+            data = _decoded(data, task, blobs)
+        check_update(data, task.record, task.manifest, task.stays)
+    except RefusedError:
+        updates.remove(digest)
+        raise
+    return digest if task.encoding == "fp32" else updates.put(data)
+
+
+def _decoded(data: bytes, task: OpenTask, blobs: BlobStore) -> bytes:
+    try:
+        metadata, parts = read_metadata(data), decode_weights(data)
+    except BlobError as error:
+        raise RefusedError(RefusalReason.MALFORMED, str(error)) from error
+    difference = decode(parts, expected_shapes(task.record, task.manifest, task.stays), task.encoding)
+    sent = open_tensors(blobs.path(task.record.weights.digest))
+    with np.errstate(over="ignore"):  # sums that are not finite are refused with the rest
+        return encode_weights({name: sent[name] + value for name, value in difference.items()}, metadata)

@@ -1,0 +1,144 @@
+"""Updates in an encoding: what rounding loses comes with the next update, on this board, in this run and tier alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from device_runtime.training.compute import compute, keep_update
+from device_runtime.training.hooks import Hooks
+from device_runtime.training.task import Bench, Task
+from fleet_protocol.data import make_dataset
+from fleet_protocol.encodings import decode
+from fleet_protocol.errors import RefusalReason, RefusedError
+from fleet_protocol.messages import Done, Instructions, TrainSettings
+from fleet_protocol.messages.instructions import Upload
+from fleet_protocol.weights import decode_weights
+from tests.brokers import embedded_broker
+from tests.device_runtime.device_process import DeviceProcess
+from tests.device_runtime.scripted_server import RUN, scripted_server
+from tests.device_runtime.tiny_set import PARAMETERS, initial_weights, samples, write_tiny_set
+
+TRAIN = TrainSettings(learning_rate=0.1, epochs=2, batch_size=8, seed=1)
+STEP = 0.01  # of a training that changes every entry by so much
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    return write_tiny_set(tmp_path / "set")
+
+
+@pytest.fixture
+def bench(tiny, tmp_path):
+    return Bench(make_dataset("tiny.npz", *samples()), tiny.blobs, "onnx", threads=1, holdout=0.0, folder=tmp_path)
+
+
+def task(tiny, number, *, run=RUN, tier="w1.00-d1", encoding="int4", **upload):
+    instructions = Instructions(train=TRAIN, upload=Upload(encoding=encoding, **upload))
+    weights = tiny.choice(initial_weights()).weights
+    return Task(run, number, f"t{number}", 0, tier, instructions, tiny.manifest, weights)
+
+
+def uneven():
+    """A change that int4 cannot say: one entry is 40 times the others."""
+    change = {name: np.full(shape, STEP, np.float32) for name, shape in PARAMETERS.items()}
+    for value in change.values():
+        value.flat[0] = 40 * STEP
+    return change
+
+
+def sent(task, bench, change):
+    """What a server reads of an update that changes what was sent."""
+    after = {name: value + change[name] for name, value in initial_weights().items()}
+    update = keep_update(task, bench, after)
+    parts = decode_weights(bench.blobs.path(update.digest).read_bytes())
+    return decode(parts, PARAMETERS, task.instructions.upload.encoding)
+
+
+def test_in_the_long_run_nothing_is_lost(tiny, bench):
+    """One update says nothing of the small entries; ten say all of ten, within one step of the encoding."""
+    one = sent(task(tiny, 1), bench, uneven())
+    assert all(not value.flat[1:].any() for value in one.values())
+    total = {name: value.copy() for name, value in one.items()}
+    for number in range(2, 11):
+        for name, value in sent(task(tiny, number), bench, uneven()).items():
+            total[name] += value
+    for name, value in total.items():
+        np.testing.assert_allclose(value, 10 * uneven()[name], atol=40 * STEP / 7)
+        assert (value.flat[1:] > 0).all()
+
+
+@pytest.mark.parametrize("other", [{"run": "another"}, {"tier": "w0.50-d1"}])
+def test_what_is_kept_belongs_to_run_and_tier(tiny, bench, other):
+    """Another run or tier begins without it; the tier that comes back goes on with its own."""
+    sent(task(tiny, 1), bench, uneven())
+    fresh = sent(task(tiny, 2, **other), bench, {name: value * 0 for name, value in uneven().items()})
+    assert not any(value.any() for value in fresh.values())
+    back = sent(task(tiny, 3), bench, {name: value * 0 for name, value in uneven().items()})
+    assert any(value.any() for value in back.values()) == ("tier" in other)  # a new run ends what an old one kept
+
+
+def test_without_feedback_nothing_is_kept(tiny, bench, tmp_path):
+    """Where the next slice may have other units; rounding is random then, and says something of the small entries."""
+    found = [sent(task(tiny, number, feedback=False), bench, uneven()) for number in (1, 2)]
+    assert any(value.flat[1:].any() for value in found[0].values())
+    assert all((found[0][name] == found[1][name]).all() for name in PARAMETERS)
+    assert not list(tmp_path.glob("residual-*"))
+
+
+def test_half_precision_keeps_nothing(tiny, bench, tmp_path):
+    """It is near enough."""
+    for name, value in sent(task(tiny, 1, encoding="fp16"), bench, uneven()).items():
+        np.testing.assert_allclose(value, uneven()[name], rtol=1e-3)
+    assert not list(tmp_path.glob("residual-*"))
+
+
+def test_a_task_done_twice_gives_the_same_update(tiny, bench):
+    """A power cut after the residual was kept changes nothing: a round starts from what the round before it left."""
+    compute(task(tiny, 1), bench, Hooks())
+    twice = [compute(task(tiny, 2), bench, Hooks()).update.digest for _ in range(2)]
+    assert twice[0] == twice[1]
+
+
+def test_a_damaged_file_does_not_cost_the_round(tiny, bench, tmp_path):
+    """The board goes on as if nothing had been kept."""
+    first = compute(task(tiny, 1), bench, Hooks()).update.digest
+    (kept,) = tmp_path.glob("residual-*")
+    kept.write_bytes(kept.read_bytes()[:40])
+    again = sent(task(tiny, 2), bench, uneven())
+    assert all(not value.flat[1:].any() for value in again.values())
+    kept.unlink()
+    assert compute(task(tiny, 1), bench, Hooks()).update.digest == first
+
+
+def test_a_board_that_keeps_nothing_refuses(tiny, bench):
+    """Before it says that it has learnt what it could not tell."""
+    nowhere = Bench(bench.data, bench.blobs, "onnx", threads=1, holdout=0.0)
+    with pytest.raises(RefusedError, match="keeps no residual files") as caught:
+        compute(task(tiny, 1), nowhere, Hooks())
+    assert caught.value.reason is RefusalReason.UNSUPPORTED
+
+
+@pytest.mark.slow
+def test_what_was_lost_survives_a_kill(tiny, bench, tmp_path):
+    """A killed board sends in its next round what one sends that was not killed, and not what a new one would."""
+    expected = [compute(task(tiny, number), bench, Hooks()).update.digest for number in (1, 2)]
+    for path in tmp_path.glob("residual-*"):
+        path.unlink()
+    assert compute(task(tiny, 2), bench, Hooks()).update.digest != expected[1]
+    x, y = samples()
+    np.savez(tmp_path / "data.npz", x=x, y=y)
+    choice, upload = tiny.choice(initial_weights()), {"encoding": "int4"}
+    with embedded_broker(tmp_path / "broker") as broker, scripted_server(broker.url, tiny.blobs) as server:
+        device = DeviceProcess(tmp_path, broker.url, {"kind": "npz", "path": "data.npz"}, holdout=0)
+        try:
+            for number in (1, 2):
+                device.start()
+                server.wait_state("idle", device.id, after=len(server.statuses))
+                server.offer(device.id, choice, task=f"t{number}", round=number, upload=upload)
+                server.wait_update(f"t{number}")
+                device.kill()
+        finally:
+            device.kill()
+        told = {message.task: message.update.digest for message in server.heard(Done)}
+    assert [told["t1"], told["t2"]] == expected

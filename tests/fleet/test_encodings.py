@@ -1,0 +1,65 @@
+"""Runs whose updates are encoded: a fleet ends where its simulation does, in fewer bytes and near whole updates."""
+
+import pytest
+
+from broker_server.store import Store
+from simulation.runner import simulate
+from tests.simulation.simulations import as_a_fleet, settings, tensors
+
+TINY = {
+    "model": {"arch": "mlp", "settings": {"hidden": (32,)}, "widths": (1.0, 0.5)},
+    "devices": {"count": 2},
+    "round": {"rounds": 4, "fraction": 1.0},
+    "tiers": {"assign": "fix", "levels": "a1-b1"},
+    "engine": {"workers": 1},
+}
+
+
+def update_bytes(folder, run):
+    store = Store(folder / "store", read_only=True)
+    try:
+        return [task.update_size for number in range(1, 5) for task in store.tasks(run, number, "train")]
+    finally:
+        store.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("encoding", "strategy", "share"),
+    [("fp16", "heterofl", 0.55), ("int8", "heterofl", 0.3), ("int4", "heterofl", 0.19), ("int4", "fedrolex", 0.19)],
+)
+def test_a_fleet_ends_where_its_simulation_does(tmp_path, encoding, strategy, share):
+    """To the bit, with residuals that boards keep and with rounding at random; headers count in a model this small."""
+    tables = TINY | {"upload": {"encoding": encoding}, "strategy": {"name": strategy}}
+    encoded = settings(tmp_path / "sim", tmp_path / "cache", **tables)
+    simulated, finished = simulate(encoded), as_a_fleet(encoded, tmp_path)
+    assert finished.status == "finished", finished.error
+    ours, theirs = (
+        tensors(tmp_path / name, run)[-1] for name, run in (("sim", simulated.run), ("fleet", finished.run))
+    )
+    assert all((ours[name] == theirs[name]).all() for name in ours)
+    whole = simulate(settings(tmp_path / "whole", tmp_path / "cache", **tables | {"upload": {}}))
+    sizes = [update_bytes(tmp_path / name, run) for name, run in (("sim", simulated.run), ("fleet", finished.run))]
+    assert sizes[0] == sizes[1]
+    assert sum(sizes[0]) < share * sum(update_bytes(tmp_path / "whole", whole.run))
+    evaluations = [run.finished.evaluation for run in (simulated, whole)]
+    assert evaluations[0].loss == pytest.approx(evaluations[1].loss, abs=0.3)
+    assert finished.evaluation.loss == pytest.approx(evaluations[0].loss, rel=1e-5)
+    kept = list((tmp_path / "devices").glob("*/residual-*"))
+    assert bool(kept) == (encoding != "fp16" and strategy == "heterofl")
+
+
+@pytest.mark.slow
+def test_the_torch_backend_encodes_as_well(tmp_path):
+    """Its updates have as many bytes, and it keeps what they lose."""
+    tables = TINY | {"upload": {"encoding": "int8"}}
+    runs = {}
+    for backend in ("onnx", "torch"):
+        config = settings(
+            tmp_path / backend, tmp_path / "cache", **tables | {"engine": {"workers": 1, "backend": backend}}
+        )
+        runs[backend] = simulate(config)
+        assert list((tmp_path / backend / "devices").glob("*/residual-*"))
+    assert update_bytes(tmp_path / "onnx", runs["onnx"].run) == update_bytes(tmp_path / "torch", runs["torch"].run)
+    losses = [run.finished.evaluation.loss for run in runs.values()]
+    assert losses[0] == pytest.approx(losses[1], rel=0.02)
