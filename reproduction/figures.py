@@ -19,7 +19,9 @@ from reproduction.measures import Measure, Reading
 from reproduction.published import Published
 from reproduction.stored import Row
 
-__all__ = ["Figure", "Judged", "figures", "judged", "mean_and_spread", "plain"]
+__all__ = ["VERDICTS", "Figure", "Judged", "figures", "judged", "mean_and_spread", "plain", "stand_ins"]
+
+VERDICTS = ("holds", "does not hold", "undecided", "not run")
 
 # Quantiles of Student's distribution for 0.975, by degrees of freedom from 1; beyond them that of the last is too wide.
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
@@ -52,12 +54,14 @@ class Judged:
         by_seed: differences, ratios or figures that decide; None where one of the two never reached its target.
         best: the same of the best round, as the papers have it.
         published: the same of the published figures, if there are.
+        same_data: whether it is of the data set that the claim is about.
     """
 
     claim: Claim
     by_seed: Mapping[int, float | None]
     best: Mapping[int, float | None]
     published: float | None
+    same_data: bool
 
     @property
     def interval(self) -> tuple[float, float, float] | None:
@@ -74,13 +78,13 @@ class Judged:
 
     @property
     def verdict(self) -> str:
-        """``holds``, ``does not hold``, ``undecided`` or ``not run``; empty where nothing is claimed."""
+        """One of `VERDICTS`; empty where nothing is claimed."""
         least, most = self.claim.at_least, self.claim.at_most
         if not self.claim.says:
             return ""
         if not self.by_seed:
             return "not run"
-        if self.interval is None:
+        if self.interval is None or not self.same_data:
             return "undecided"
         _, low, high = self.interval
         if (least is None or low > least) and (most is None or high < most):
@@ -100,13 +104,23 @@ def figures(experiment: Experiment, rows: Sequence[Row]) -> tuple[Figure, ...]:
     return tuple(found)
 
 
-def judged(experiment: Experiment, found: Sequence[Figure]) -> tuple[Judged, ...]:
+def judged(experiment: Experiment, rows: Sequence[Row]) -> tuple[Judged, ...]:
     """Every claim and comparison of a table, whether or not it was run, on the seeds that its arms share."""
-    known = {(figure.arm.name, figure.measure.name): figure for figure in found}
-    return tuple(_judged(experiment, claim, known) for claim in experiment.claims)
+    known = {(figure.arm.name, figure.measure.name): figure for figure in figures(experiment, rows)}
+    same_data = not stand_ins(experiment, rows)
+    return tuple(_judged(experiment, claim, known, same_data=same_data) for claim in experiment.claims)
 
 
-def _judged(experiment: Experiment, claim: Claim, known: Mapping[tuple[str, str], Figure]) -> Judged:
+def stand_ins(experiment: Experiment, rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """Data sets of the paper, and those that rows are of instead; no published figure and no claim is about these."""
+    pairs = {(row.arm, row.scale) for row in rows}
+    names = {tuple(experiment.arm(arm).settings(at)["data"]["name"] for at in ("paper", scale)) for arm, scale in pairs}
+    return sorted((published, here) for published, here in names if published != here)
+
+
+def _judged(
+    experiment: Experiment, claim: Claim, known: Mapping[tuple[str, str], Figure], *, same_data: bool
+) -> Judged:
     names = [name for name in (claim.left, claim.right) if name]
     published = _compared(
         claim, [p.value if (p := experiment.arm(name).published.get(claim.measure)) else None for name in names]
@@ -114,13 +128,13 @@ def _judged(experiment: Experiment, claim: Claim, known: Mapping[tuple[str, str]
     sides = [known.get((name, claim.measure)) for name in names]
     there = [side for side in sides if side is not None]
     if len(there) < len(names):
-        return Judged(claim, {}, {}, published)
+        return Judged(claim, {}, {}, published, same_data)
     seeds = [seed for seed in there[0].readings if all(seed in side.readings for side in there)]
     decided, best = (
         {seed: _compared(claim, [side.by_seed(name)[seed] for side in there]) for seed in seeds}
         for name in ("deciding", "best")
     )
-    return Judged(claim, decided, best, published)
+    return Judged(claim, decided, best, published, same_data)
 
 
 def _compared(claim: Claim, values: Sequence[float | None]) -> float | None:
@@ -169,7 +183,7 @@ def plain(experiment: Experiment, rows: Sequence[Row]) -> dict[str, Any]:
                 "best": item.best,
                 "verdict": item.verdict,
             }
-            for item in judged(experiment, found)
+            for item in judged(experiment, rows)
             if item.claim.says or item.by_seed
         ],
     }

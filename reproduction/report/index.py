@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 
 from fleet_protocol.blob_store import write_atomically
 from reproduction.experiment import Experiment
-from reproduction.figures import figures, judged
+from reproduction.figures import VERDICTS, judged
 from reproduction.report.cells import claim_cells, table_text
 from reproduction.report.writing import EARLIER, write_rows
 from reproduction.stored import Row, read_rows
@@ -22,7 +23,7 @@ is claimed, what decides and how it is tested stands in the table's file (`repro
 mean of the last evaluations, or a simulated time; paired over the seeds; Student's interval of 95 %.
 
 - `holds`: all of the interval is beyond what is wanted; `does not hold`: all of it is on the other side.
-- `undecided`: neither, or fewer than two seeds, or a target that one of the two never reached.
+- `undecided`: neither, or fewer than two seeds, or a target that one of the two never reached, or other data.
 - `not run`: nothing is stored of one of the two.
 
 How to run a table is in [simulation](../simulation.md)."""
@@ -46,14 +47,24 @@ def write_index(folder: Path, tables: Mapping[str, Experiment]) -> Path:
     for name, rows in found.items():
         if rows:
             write_rows(tables[name], rows, folder / name)
-    parts = [_ABOUT]
-    for paper, group in groupby(tables.values(), key=lambda table: table.title.partition(",")[0]):
+    parts = [_ABOUT, table_text([_counts(paper, group, found) for paper, group in _by_paper(tables)])]
+    for paper, group in _by_paper(tables):
         parts.append(f"## {paper}")
         for experiment in group:
             parts += _table(experiment, found[experiment.table], folder / experiment.table)
     path = folder / "README.md"
     write_atomically(path, ("\n\n".join(parts) + "\n").encode())
     return path
+
+
+def _by_paper(tables: Mapping[str, Experiment]) -> Iterator[tuple[str, list[Experiment]]]:
+    for paper, group in groupby(tables.values(), key=lambda table: table.title.partition(",")[0]):
+        yield paper, list(group)
+
+
+def _counts(paper: str, group: Sequence[Experiment], found: Mapping[str, Sequence[Row]]) -> dict[str, str]:
+    verdicts = Counter(item.verdict for table in group for item in judged(table, found[table.table]))
+    return {"claims of": paper, **{word: str(verdicts[word]) for word in VERDICTS}}
 
 
 def _table(experiment: Experiment, rows: Sequence[Row], folder: Path) -> Iterator[str]:
@@ -69,6 +80,6 @@ def _table(experiment: Experiment, rows: Sequence[Row], folder: Path) -> Iterato
         yield " ".join(words)
     else:
         yield f"`{name}`: not run."
-    items = [claim_cells(item) for item in judged(experiment, figures(experiment, rows)) if item.claim.says]
+    items = [claim_cells(item) for item in judged(experiment, rows) if item.claim.says]
     yield table_text(items) if items else "Nothing is claimed of it; its figures stand beside the others."
     yield from experiment.checked if rows else ()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from reproduction.differences import Difference, differences, grouped
 from reproduction.experiment import Experiment
-from reproduction.figures import Judged, figures, judged
+from reproduction.figures import Judged, figures, judged, stand_ins
 from reproduction.report.cells import claim_cells, duration_text, figure_cells, table_text
 from reproduction.stored import Row
 
@@ -23,14 +23,17 @@ def as_markdown(experiment: Experiment, rows: Sequence[Row], *, plots: Sequence[
     """
     arms = list(dict.fromkeys(row.arm for row in rows))
     found = figures(experiment, rows)
-    claims = [item for item in judged(experiment, found) if item.by_seed]
+    claims = [item for item in judged(experiment, rows) if item.by_seed]
     parts = [
         f"# {experiment.title}",
         (
             f"Paper: <{experiment.url}>. Scale: {rows[0].scale}. {len(arms)} of {len(experiment.arms)} arms run; the"
             " others are not in this table."
         ),
-        *_data_warning(experiment, rows),
+        *(
+            f"**{here} stands for {published}: published figures and claims are not about it.**"
+            for published, here in stand_ins(experiment, rows)
+        ),
         *_claim_section("Verdicts", [item for item in claims if item.claim.says], _judging(rows)),
         "## Figures",
         _deciding(experiment, rows),
@@ -59,16 +62,8 @@ def _deciding(experiment: Experiment, rows: Sequence[Row]) -> str:
     if any(row.decides is None and row.last is not None for row in rows):
         return "Stored before the mean of the last evaluations was: `ours` is the last evaluation, or a time."
     count = experiment.decides[rows[0].scale]
-    return f"`ours` is the mean of the last {count} evaluations, or a figure that belongs to no round, such as a time."
-
-
-def _data_warning(experiment: Experiment, rows: Sequence[Row]) -> Iterable[str]:
-    """Whether any arm has other data than the paper's, which no published figure is about."""
-    arms = [experiment.arm(name) for name in dict.fromkeys(row.arm for row in rows)]
-    names = {tuple(str(arm.settings(scale)["data"]["name"]) for scale in ("paper", rows[0].scale)) for arm in arms}
-    for published, here in sorted(names):
-        if published != here:
-            yield f"**{here} stands for {published}: the published figures do not compare with ours.**"
+    which = f"mean of the last {count} evaluations" if count > 1 else "last evaluation"
+    return f"`ours` is the {which}, or a figure that belongs to no round, such as a time."
 
 
 def _claim_section(title: str, items: Sequence[Judged], *words: str) -> Iterable[str]:

@@ -227,6 +227,7 @@ def _draw(axes: Axes, curves: Sequence[Curve], band_of: Callable[[Curve], _Band]
         style = _LINES[number % len(_LINES)]
         mean, seeds = band.values.mean(axis=0), len(band.values)
         label = f"{curve.label} ({seeds} seeds)" if seeds > 1 else curve.label
+        label += "" if curve.published is None else f", published {_shown(curve.published, quantity)}"
         marker = "o" if band.places.size == 1 else None
         axes.plot(band.places, mean, color=colour, linestyle=style, linewidth=1.8, marker=marker, label=label)
         if curve.published is not None:
@@ -270,8 +271,12 @@ def _by_time(curve: Curve, scale: float) -> _Band:
 
 def _mark(axes: Axes, targets: Iterable[float], quantity: Quantity) -> None:
     for target in sorted(set(targets)):
-        shown = f"{100 * target:.4g}%" if quantity.share else f"{target:.4g}"
-        axes.axhline(target, color="#555555", linewidth=1.0, linestyle=(0, (4, 3)), label=f"target {shown}")
+        label = f"target {_shown(target, quantity)}"
+        axes.axhline(target, color="#555555", linewidth=1.0, linestyle=(0, (4, 3)), label=label)
+
+
+def _shown(value: float, quantity: Quantity) -> str:
+    return f"{100 * value:.4g}%" if quantity.share else f"{value:.4g}"
 
 
 def _finish(axes: Axes, curves: Sequence[Curve], quantity: Quantity) -> None:

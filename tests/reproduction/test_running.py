@@ -6,15 +6,18 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from fleet_protocol.errors import ConfigError, DataError
 from reproduction.catalogue import TABLES, find_experiment
 from reproduction.report import write_table
 from reproduction.running import Part, collect, jobs, run_job, table_folder
 from reproduction.stored import rows_of
+from shoal.cli.commands.reproduce import app
 from simulation.data.datasets import DATASETS
 from simulation.results.history import write_history
 from tests.reproduction.test_rendering import row
@@ -139,6 +142,50 @@ def test_tables_and_arms_are_listed(tmp_path):
     assert [table["table"] for table in tables] == list(TABLES)
     arms = json.loads(shoal("fml-1", "--list", "--json", cwd=tmp_path).stdout)
     assert [arm["arm"] for arm in arms] == [arm.name for arm in TABLES["fml-1"].arms]
+
+
+def reproduce(*arguments):
+    done = CliRunner().invoke(app, list(map(str, arguments)))
+    assert done.exit_code == 0, done.exception
+    return done
+
+
+def test_a_budget_is_kept_and_the_headline_tables_come_first(tmp_path, monkeypatch):
+    """A run whose arm took an hour is not started with a minute left; one that never ran is."""
+    (first, second, *_) = jobs(find_experiment("heterofl-1"), "smoke", tmp_path)
+    complete(first, [replace(row(1, 0.5), seconds=3600.0)])
+    started = []
+    monkeypatch.setattr(
+        "shoal.cli.commands.reproduce._run", lambda job: started.append(job) or complete(job, [row(1, 0.5)])
+    )
+    smoke = ["heterofl-1", "--scale", "smoke", "--out", tmp_path]
+    reproduce(*smoke)  # writes the durations; the other arm has one, too, and is complete
+    assert [job.arm for job in started] == [second.arm]
+    seeds = [*smoke, "--seeds", "1,2"]
+    assert "left out, since it takes 60.0 min: heterofl-1 smoke, 1 of 2: a-b-c-d-e/iid, seed 2" in " ".join(
+        reproduce(*seeds, "--budget", "1m").stderr.split()
+    )
+    assert [(job.arm, job.config.seed) for job in started[1:]] == [(second.arm, 2)]
+    assert [job.arm for job in started[2:]] == []
+    reproduce(*seeds)
+    assert [(job.arm, job.config.seed) for job in started[2:]] == [(first.arm, 2)]
+    everything = reproduce("--all", "--scale", "smoke", "--out", tmp_path, "--budget", "0s", "--json")
+    assert [table["table"] for table in json.loads(everything.stdout)] == ["heterofl-1"]
+    left = [line.split()[6] for line in everything.stderr.splitlines() if line.startswith("left out")]
+    assert list(dict.fromkeys(left))[:3] == ["fedrolex-3", "inclusivefl-2", "whalefl-mild"]
+
+
+def test_the_list_has_durations_and_the_report_a_page(tmp_path):
+    """From stored results, unknown else; a page of all claims, with the tables that are complete."""
+    (job, *_) = jobs(find_experiment("heterofl-1"), "smoke", tmp_path)
+    complete(job, [row(1, 0.5)])
+    page = tmp_path / "docs" / "README.md"
+    reproduce("--report", page.parent, "--scale", "smoke", "--out", tmp_path)
+    assert "| Five levels, IID, reach 98.5 % by round 10, as the released code does | undecided |" in page.read_text()
+    assert (page.parent / "heterofl-1" / "heterofl-1.md").is_file()
+    listed = json.loads(reproduce("--list", "--json", "--scale", "smoke", "--out", page.parent).stdout)
+    takes = {table["table"]: table["takes"] for table in listed}
+    assert (takes["heterofl-1"], takes["heterofl-2"]) == ("30.0 s, 1 unknown", "unknown")
 
 
 SHIPPED = {"digits"}

@@ -4,7 +4,7 @@ import pytest
 
 from fleet_protocol.errors import ConfigError
 from shoal.cli.console import bytes_text, count_text, seconds_text
-from shoal.cli.options import parse_floats, parse_ints, parse_settings
+from shoal.cli.options import parse_floats, parse_ints, parse_seconds, parse_settings
 
 
 def test_widths_may_be_fractions():
@@ -24,6 +24,14 @@ def test_depths_are_whole_numbers():
     assert parse_ints("--depths", "2,4") == (2, 4)
     with pytest.raises(ConfigError, match="--depths"):
         parse_ints("--depths", "2.5")
+
+
+def test_durations_have_a_unit():
+    """Seconds, minutes or hours; anything else is an error that shows the form."""
+    assert [parse_seconds("--budget", text) for text in ("5s", "90m", "1.5h")] == [5, 5400, 5400]
+    for text in ("8", "8x", "h", "-1h"):
+        with pytest.raises(ConfigError, match=r"--budget: .* write for example 90m or 8h"):
+            parse_seconds("--budget", text)
 
 
 def test_settings_become_values():

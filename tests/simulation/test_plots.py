@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -71,6 +72,18 @@ def test_seeds_are_a_mean_and_a_band():
     assert legend(figure) == ["ours (2 seeds)", "theirs", "target 90%"]
     ((band),) = bands(figure)
     assert {tuple(point) for point in band} == {(1, 0.25), (2, 0.5), (1, 0.75), (2, 1.0)}
+
+
+def test_published_values_stand_at_the_edge_and_lines_differ_without_colour():
+    """The value is in the legend, too; of as many lines as there are colours none has the style of the one before."""
+    curves = [Curve(f"arm {number}", [a_run([0.25, 0.5])], 0.875 if number else None) for number in range(7)]
+    figure = over_rounds(curves)
+    assert legend(figure)[:2] == ["arm 0", "arm 1, published 87.5%"]
+    drawn = figure.axes[0].get_lines()
+    marks = [line.get_ydata() for line in drawn if line.get_marker() == "<"]
+    assert [list(map(float, mark)) for mark in marks] == [[0.875]] * 6
+    styles = [line.get_linestyle() for line in drawn if line.get_marker() != "<"]
+    assert all(before != after for before, after in itertools.pairwise(styles))
 
 
 def test_other_quantities_have_their_own_axis():

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -89,9 +89,12 @@ def _reproduce(options: _Options) -> None:
     todo = {
         e.table: [j for j in jobs(e, scale, folder, part, engine=_engine(options)) if not j.complete] for e in ranked
     }
+    reports = []
     for experiment in ranked:
         _run_all(todo[experiment.table], budget, folder)
-        _report(experiment, scale, folder, as_json=options.as_json)
+        reports.append(_report(experiment, scale, folder, as_json=options.as_json))
+    if options.as_json:
+        print_json([report for report in reports if report] if options.every else reports[0])
 
 
 class _Budget:
@@ -119,30 +122,31 @@ def _run_all(todo: Sequence[Job], budget: _Budget, folder: Path) -> None:
         seconds = seconds_of_runs(folder, job.experiment, job.scale).get(job.arm.name)
         # What never ran may take any time; it is started as long as there is some.
         if budget.left < (seconds or 0.0):
-            error_console().print(f"left out, of {duration_text(seconds)}: {name}", highlight=False)
+            error_console().print(f"left out, since it takes {duration_text(seconds)}: {name}", highlight=False)
             continue
         error_console().print(f"[bold]{name}[/]", highlight=False)
         _run(job)
         _write(job.experiment, job.scale, folder)  # so that whatever stops the rest, the table has what is complete
 
 
-def _report(experiment: Experiment, scale: Scale, folder: Path, *, as_json: bool) -> None:
+def _report(experiment: Experiment, scale: Scale, folder: Path, *, as_json: bool) -> dict[str, Any]:
+    """Print a table, unless its values are to be printed as JSON."""
     from reproduction.figures import figures, judged, plain
     from reproduction.report import claim_cells, figure_cells
 
     written = _write(experiment, scale, folder)
     if written is None:
-        output_console().print(f"{experiment.table}: no arm is complete", highlight=False)
-        return
+        error_console().print(f"{experiment.table}: no arm is complete", highlight=False)
+        return {}
     if as_json:
-        print_json({**plain(experiment, written.rows), "scale": scale, "files": list(map(str, written.paths))})
-        return
+        return {**plain(experiment, written.rows), "scale": scale, "files": list(map(str, written.paths))}
     found = figures(experiment, written.rows)
     print_rows(experiment.title, [figure_cells(figure) for figure in found], empty="no figure was evaluated")
-    claims = [claim_cells(item) for item in judged(experiment, found) if item.claim.says and item.by_seed]
+    claims = [claim_cells(item) for item in judged(experiment, written.rows) if item.claim.says and item.by_seed]
     print_rows("verdicts", claims, empty="none of the claims has both of its arms")
     for path in written.paths:
         output_console().print(f"{path}", highlight=False, soft_wrap=True)
+    return {}
 
 
 def _publish(chosen: Sequence[Experiment], scale: Scale, folder: Path, report: Path) -> None:
@@ -201,16 +205,16 @@ def _table_row(experiment: Experiment, scale: Scale, folder: Path) -> dict[str, 
     from reproduction.report import duration_text
     from reproduction.stored import seconds_of_runs
 
-    arms, seeds = experiment.chosen(scale), len(experiment.seeds[scale])
+    arms, seeds = experiment.chosen(scale), experiment.seeds[scale]
     known = seconds_of_runs(folder, experiment, scale)
     there = [known[arm.name] for arm in arms if arm.name in known]
-    missing = "" if len(there) == len(arms) or not there else f" and {len(arms) - len(there)} arms that are unknown"
+    missing = "" if len(there) == len(arms) or not there else f", {len(arms) - len(there)} unknown"
     return {
         "rank": str(experiment.rank),
         "table": experiment.table,
         "title": experiment.title,
-        "runs": f"{len(arms)} of {len(experiment.arms)} arms, {seeds} seeds",
-        "takes": duration_text(seeds * sum(there) if there else None) + missing,
+        "runs": f"{len(arms)} of {len(experiment.arms)} arms, seeds {', '.join(map(str, seeds))}",
+        "takes": duration_text(len(seeds) * sum(there) if there else None) + missing,
     }
 
 
