@@ -6,6 +6,7 @@ Importing this module does not import torch; building a model does.
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -77,9 +78,13 @@ class Architecture:
             settings: settings that differ from the defaults.
 
         Raises:
-            ConfigError: a dtype is given for an input that there is not.
+            ConfigError: a dtype is given for an input that there is not, or inputs have no names.
         """
         shapes, dtypes = self.settings(settings)["input_shape"], self.input_dtype
+        usual = self.defaults["input_shape"]
+        if isinstance(usual, Mapping) and not isinstance(shapes, Mapping):
+            example = json.dumps({name: list(shape) for name, shape in usual.items()})
+            raise ConfigError(f"{self.name}: input_shape = {shapes} names no inputs; give, for example, {example}")
         shapes = dict(shapes) if isinstance(shapes, Mapping) else {"": tuple(shapes)}
         if isinstance(dtypes, str):
             return Row(shapes, dict.fromkeys(shapes, dtypes))

@@ -6,6 +6,8 @@ that no order of execution can turn them round.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import onnx
 
 from fleet_protocol.manifest import next_name
@@ -27,27 +29,31 @@ def states_in_place(model: onnx.ModelProto) -> bool:
         True also where there are no states.
     """
     graph = model.graph
+    reads = [values_read(node) for node in graph.node]
+    readers: dict[str, list[int]] = {}
+    for index, names in enumerate(reads):
+        for name in names:
+            readers.setdefault(name, []).append(index)
     producers = {output: index for index, node in enumerate(graph.node) for output in node.output}
-    ancestors = _ancestors(graph, producers)
-    states = [value.name for value in graph.input if value.name.startswith("state.")]
-    for state in states:
-        writer = producers[next_name(state)]
-        same = {state}
-        for index, node in enumerate(graph.node):
-            if not same.intersection(values_read(node)):
-                continue
-            if node.op_type in _VIEWS:
-                same.update(node.output)
-            before = index in ancestors[writer] or (index == writer and node.op_type in _ENTRYWISE)
-            if not before:
-                return False
+    ancestors = _ancestors(reads, producers)
+    for state in (value.name for value in graph.input if value.name.startswith("state.")):
+        writer, same = producers[next_name(state)], [state]
+        for name in same:  # which grows by what may share its memory
+            for index in readers.get(name, ()):
+                node = graph.node[index]
+                if node.op_type in _VIEWS:
+                    same.extend(node.output)
+                if not (ancestors[writer] >> index & 1 or (index == writer and node.op_type in _ENTRYWISE)):
+                    return False
     return True
 
 
-def _ancestors(graph: onnx.GraphProto, producers: dict[str, int]) -> list[frozenset[int]]:
-    """For each node, the nodes that must run before it."""
-    found: list[frozenset[int]] = []
-    for node in graph.node:
-        direct = {producers[name] for name in values_read(node) if name in producers}
-        found.append(frozenset(direct.union(*(found[index] for index in direct))))
+def _ancestors(reads: Sequence[set[str]], producers: Mapping[str, int]) -> list[int]:
+    """For each node, the nodes that must run before it, each a bit of a number."""
+    found: list[int] = []
+    for names in reads:
+        before = 0
+        for index in {producers[name] for name in names if name in producers}:
+            before |= found[index] | 1 << index
+        found.append(before)
     return found

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Container
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 
+from fleet_protocol.errors import ExportError
 from fleet_protocol.manifest import digest_of
 from fleet_protocol.weights import encode_weights
+from models.cut import CLASSES
 from models.tier import Tier
 from trainer_export.batches import SizedBatches, vocabulary_of
 from trainer_export.exported import Export
@@ -22,7 +26,7 @@ from trainer_export.formats.files import SetFile
 from trainer_export.formats.ort_training import UnavailableError
 from trainer_export.loss import Answer
 from trainer_export.manifests import Facts, manifest_of
-from trainer_export.model_inputs import model_noise, prepared, require_one_output
+from trainer_export.model_inputs import heads_of, model_noise, prepared, require_one_output
 from trainer_export.parallel import Job, Tell
 from trainer_export.provenance import facts_of, record_of, unchanged
 from trainer_export.publishing import write_file
@@ -88,6 +92,8 @@ class TierSets:
         flops = count_flops(module, signature)
         batches = SizedBatches(signature, vocabulary_of(module), seed=export.seed, loss=recipe.loss).sized_for(flops[1])
         _try_out(module, recipe, batches)
+        parts = [(item.name, part) for item in export.layout.parameters for dim in item.dims for part in dim.segments]
+        _refuse_idle(module, recipe, batches, {parameter for parameter, part in parts if part.axis == CLASSES})
         tell("tracing")
         graphs = portable.write_graphs(module, signature, recipe)
         tell("checking against PyTorch")
@@ -122,3 +128,24 @@ def _try_out(module: nn.Module, recipe: Recipe, batches: SizedBatches) -> None:
             output = prepared(module, "statistics")(x)
             with torch.enable_grad():
                 recipe.try_out(output, Answer(y, batches.mask()))
+
+
+def _refuse_idle(module: nn.Module, recipe: Recipe, batches: SizedBatches, heads: Container[str]) -> None:
+    """See that the loss depends on all that a model returns, and on `heads`, parameters with rows for labels."""
+    model, (x, y) = prepared(module, "train"), next(batches.take(1))
+    with torch.random.fork_rng(devices=[]):
+        output = model(x)
+    loss = recipe.loss.pytorch(output, Answer(y, batches.mask()))
+    read, todo = set[Any](), list[Any]([get_gradient_edge(loss)[:2]] if loss.requires_grad else ())
+    while todo:
+        edge = todo.pop()
+        if edge[0] is not None and edge not in read:
+            read.add(edge)
+            todo += edge[0].next_functions
+    own = {name: value for name, value in model.named_parameters() if name in heads}
+    for name, value in {**heads_of(output), **own}.items():
+        if value.requires_grad and get_gradient_edge(value)[:2] not in read:
+            raise ExportError(
+                f"the loss {recipe.loss.name} does not depend on {name}, which would never be trained; let it depend on"
+                " it, or leave that head out of the model"
+            )

@@ -138,10 +138,10 @@ def _seen(
     for name, position in open_:
         state[name] = state[name].index_select(position, torch.zeros(state[name].shape[position], dtype=torch.int64))
     dims = dims_of(shapes, axes, growth, [clear])
-    units = turned(axis, 0)
+    units, whole = turned(axis, 0), whole_axes(axes, dims)
     before = subject.run(state).gradients
-    moved = subject.run(exchanged(state, dims, axes, {axis.name: units})).gradients
-    after = exchanged(moved, dims, axes, {axis.name: units}, back=True)
+    moved = subject.run(exchanged(state, dims, whole, {axis.name: units})).gradients
+    after = exchanged(moved, dims, whole, {axis.name: units}, back=True)
     found: Arranged = {}
     for name, position in open_:
         others = [at for other, at in open_ if other == name and at != position]

@@ -75,7 +75,7 @@ def parse_settings(option: str, values: Sequence[str]) -> dict[str, Any]:
 
     Args:
         option: name of the option, for the message.
-        values: one ``name=value`` each; a value is a number, a comma list, true, false, or text.
+        values: one ``name=value`` each; a value is a number, a comma list, true, false, text, or JSON in braces.
 
     Raises:
         ConfigError: a value has no name.
@@ -132,7 +132,7 @@ class _Document(BaseModel):
 
 
 def _value(text: str) -> Any:
-    if "," in text:
+    if "," in text and not text.startswith("{"):
         return tuple(_value(part.strip()) for part in text.split(",") if part.strip())
     try:
         return json.loads(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
+from typing import cast
 
 import numpy as np
 import pytest
@@ -59,7 +60,9 @@ def inputs(layout: Layout) -> torch.Tensor:
     generator, shape = torch.Generator().manual_seed(1), (3, *layout.input_shape)
     if layout.input_dtype == "int64":
         return torch.randint(0, 11, shape, generator=generator)
-    return torch.randn(shape, generator=generator, dtype=torch.float64)
+    drawn = torch.randn(shape, generator=generator, dtype=torch.float64)
+    row = GALLERY[layout.arch].arch.row(layout.settings)
+    return cast("torch.Tensor", row.with_tokens(drawn, 7) if row.named else drawn)
 
 
 @pytest.mark.parametrize("model", SLICED)

@@ -5,6 +5,7 @@ import pytest
 from fleet_protocol.errors import ConfigError
 from shoal.cli.console import bytes_text, count_text, seconds_text
 from shoal.cli.options import parse_floats, parse_ints, parse_seconds, parse_settings
+from tests.gallery.two_inputs import two_inputs
 
 
 def test_widths_may_be_fractions():
@@ -45,6 +46,19 @@ def test_settings_become_values():
         "rate": 0.5,
         "one": (7,),
     }
+
+
+def test_a_setting_may_be_a_table():
+    """As the shapes of several inputs are; for what is none the model shows one, which is taken."""
+
+    def chosen(table):
+        return two_inputs.row(parse_settings("--set", [f"input_shape={table}"])).shapes
+
+    assert chosen('{"crossed": [2], "pixels": [1, 8, 8]}') == {"crossed": (2,), "pixels": (1, 8, 8)}
+    for wrong in ("{crossed: 2, pixels: 1x8x8}", "1,8,8"):
+        with pytest.raises(ConfigError, match=r"two_inputs: input_shape = .* names no inputs") as refused:
+            chosen(wrong)
+        assert chosen(str(refused.value).partition("for example, ")[2]) == two_inputs.row().shapes
 
 
 @pytest.mark.parametrize("text", ["channels", "=3", ""])

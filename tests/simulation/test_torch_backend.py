@@ -22,6 +22,7 @@ from device_runtime.training.measuring import Statistics, measure
 from fleet_protocol.data import make_dataset
 from fleet_protocol.errors import ConfigError, DataError, RefusalReason, RefusedError
 from fleet_protocol.manifest import Manifest, parse_manifest
+from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.messages import TrainSettings
 from models import Architecture, Registry, Tier, build
 from simulation.torch_backend import trainer as torch_backend
@@ -29,6 +30,7 @@ from simulation.torch_backend.batches import stretches
 from simulation.torch_backend.model import Alone, Together
 from simulation.torch_backend.rows import Layout
 from simulation.torch_backend.trainer import TorchJob, TorchResult, TorchTrainer
+from tests.adapted import adapted
 from tests.trainer_export.helpers import TINY, shaken
 from trainer_export.artifact_set import export_architecture
 from trainer_export.optimizers.sgd import Sgd
@@ -148,6 +150,29 @@ def test_devices_end_where_boards_end(request, name, together):
         expected = exported.on_a_board(job)
         assert moved(job, expected) > 100 * TOLERANCE
         assert_alike(result, expected)
+
+
+@pytest.mark.slow
+def test_devices_with_a_frozen_base_end_where_boards_end(tmp_path):
+    """Adapters beside frozen layers: the same file of frozen tensors, which neither changes nor returns."""
+    export_architecture(adapted, None, [Tier(0.5, 1)], Recipe(), tmp_path, formats=("onnx",))
+    folder = next((tmp_path / "adapted").glob("*/manifest.json")).parent
+    manifest = parse_manifest((folder / "manifest.json").read_bytes())
+    exported = Exported(adapted, dict(adapted.settings()), manifest, folder)
+    base, jobs = open_tensors(folder / "base.safetensors"), [exported.job(seed, 18 + seed) for seed in (1, 2, 3)]
+    before = {name: value.copy() for name, value in base.items()}
+    assert before
+    own = {spec.name for spec in manifest.parameters}
+    jobs = [replace(job, weights={name: job.weights[name] for name in own}) for job in jobs]
+    for together in (False, True):
+        for job, result in zip(jobs, exported.trainer(together=together, base=base).train(jobs), strict=True):
+            session = TrainSession(manifest, exported.graph("onnx/train"), base=base)
+            session.load(job.weights, 0.0)
+            expected = TorchResult({}, train(session, manifest, job.course, Hooks()))
+            expected.tensors.update({name: value.copy() for name, value in session.parameters().items()})
+            assert moved(job, expected) > 100 * TOLERANCE
+            assert_alike(result, expected)
+    assert all(np.array_equal(value, before[name]) for name, value in base.items())
 
 
 @pytest.mark.parametrize("together", [False, True])
