@@ -11,8 +11,8 @@ from fleet_protocol.blob_store import write_atomically
 from reproduction.experiment import Experiment
 from reproduction.figures import VERDICTS, judged
 from reproduction.report.cells import claim_cells, table_text
-from reproduction.report.writing import EARLIER, write_rows
-from reproduction.stored import Row, read_rows
+from reproduction.report.writing import EARLIER, keep_earlier, write_rows
+from reproduction.stored import Row, read_rows, stated
 
 __all__ = ["write_index"]
 
@@ -32,6 +32,8 @@ How to run a table is in [simulation](../simulation.md)."""
 def write_index(folder: Path, tables: Mapping[str, Experiment]) -> Path:
     """Write every table's Markdown again, and ``README.md`` from all of them.
 
+    What was written when a table stated something else is set aside as it is, and not judged by what is stated now.
+
     Args:
         folder: of the tables, each in a folder of its name.
         tables: by name.
@@ -45,7 +47,10 @@ def write_index(folder: Path, tables: Mapping[str, Experiment]) -> Path:
     """
     found = {name: read_rows(folder / name / f"{name}.csv") for name in tables}
     for name, rows in found.items():
-        if rows:
+        if rows and rows[0].stated not in {"", stated(tables[name], rows[0].scale)}:
+            keep_earlier(folder / name, name, rows[0].stated)
+            found[name] = ()
+        elif rows:
             write_rows(tables[name], rows, folder / name)
     parts = [_ABOUT, table_text([_counts(paper, group, found) for paper, group in _by_paper(tables)])]
     for paper, group in _by_paper(tables):
@@ -70,16 +75,14 @@ def _counts(paper: str, group: Sequence[Experiment], found: Mapping[str, Sequenc
 def _table(experiment: Experiment, rows: Sequence[Row], folder: Path) -> Iterator[str]:
     name, title = experiment.table, experiment.title.partition(", ")[2]
     yield f"### {title[0].upper()}{title[1:]}"
+    earlier = [f"[{path.name}]({name}/{path.name}/{name}.md)" for path in sorted(folder.glob(f"{EARLIER}*"))]
+    words = [f"`{name}`: not run."]
     if rows:
         runs = {(row.arm, row.seed) for row in rows}
         arms = f"{len({arm for arm, _ in runs})} of {len(experiment.arms)} arms"
-        earlier = [f"[{path.name}]({name}/{path.name}/{name}.md)" for path in sorted(folder.glob(f"{EARLIER}*"))]
         words = [f"[{name}]({name}/{name}.md): scale {rows[0].scale}, {arms}, {len(runs)} runs."]
         words += [] if rows[0].stated else ["Run before this was stated, and judged by the last evaluation alone."]
-        words += [f"Earlier: {', '.join(earlier)}."] if earlier else []
-        yield " ".join(words)
-    else:
-        yield f"`{name}`: not run."
+    yield " ".join([*words, *([f"Earlier, when something else was stated: {', '.join(earlier)}."] if earlier else [])])
     items = [claim_cells(item) for item in judged(experiment, rows) if item.claim.says]
     yield table_text(items) if items else "Nothing is claimed of it; its figures stand beside the others."
     yield from experiment.checked if rows else ()

@@ -14,7 +14,7 @@ from reproduction.stored import Row, as_csv, read_rows, rows_of, stated
 from simulation.results.plots import Curve, accuracy_over_time, over_rounds, save
 from simulation.results.quantity import Quantity
 
-__all__ = ["EARLIER", "Written", "write_rows", "write_table"]
+__all__ = ["EARLIER", "Written", "keep_earlier", "write_rows", "write_table"]
 
 EARLIER = "stated-"
 """Begins the name of a folder with what was written when the table's file stated something else."""
@@ -48,7 +48,7 @@ def write_table(experiment: Experiment, scale: Scale, results: Sequence[ArmResul
     folder.mkdir(parents=True, exist_ok=True)
     before = read_rows(folder / f"{experiment.table}.csv")
     if before and (before[0].stated, before[0].scale) != (stated(experiment, scale), scale):
-        _keep(folder, experiment.table, before[0].stated or "nothing")
+        keep_earlier(folder, experiment.table, before[0].stated or "nothing")
         before = ()
     new = {(row.arm, row.seed, row.figure): row for row in (*before, *rows_of(experiment, scale, results))}
     _write_plots(experiment, results, folder)
@@ -75,7 +75,8 @@ def write_rows(experiment: Experiment, rows: Sequence[Row], folder: Path) -> Wri
     return Written((markdown, table, *plots), ordered)
 
 
-def _keep(folder: Path, table: str, digest: str) -> None:
+def keep_earlier(folder: Path, table: str, digest: str) -> None:
+    """Set a table's files aside, into a folder named by the digest of what it stated when they were written."""
     earlier = folder / f"{EARLIER}{digest}"
     earlier.mkdir(exist_ok=True)
     for path in [*folder.glob(f"{table}.*"), *folder.glob(f"{table}-*.png")]:
