@@ -15,7 +15,7 @@ SIDE_BY_SIDE := -n logical --maxprocesses 4 --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE
 test test-slow test-installed test-training: export OMP_NUM_THREADS = 1
 
-.PHONY: install demo test test-slow test-installed test-training mutants conformance check format bench docs clean
+.PHONY: install demo test test-slow test-installed test-training mutants conformance check format bench docs clean arm
 
 install: $(STAMP) $(TESTS_STAMP)
 
@@ -59,6 +59,13 @@ $(TRAINING_STAMP): pyproject.toml constraints.txt
 
 test-training: $(TRAINING_STAMP)  ## What onnxruntime-training adds; needs Python <= 3.12 on x86-64.
 	$(TRAINING)/bin/python -m pytest -m ort_training $(SIDE_BY_SIDE) $(TESTS)
+
+# What builds a card (its refusals name the same packages) and the emulated board.
+arm: install  ## A card built from Debian packages, started in an emulated arm64 board: join, train, lose power, go on.
+	command -v qemu-system-aarch64 cpio depmod fakeroot mcopy mkfs.vfat >/dev/null && test -e /usr/share/qemu-efi-aarch64/QEMU_EFI.fd || \
+	  $(if $(filter 0,$(shell id -u)),,sudo) apt-get install -q -y --no-install-recommends qemu-system-arm qemu-efi-aarch64 \
+	    cpio kmod fakeroot mtools dosfstools e2fsprogs fdisk xz-utils zstd mosquitto
+	$(BIN)/python -m pytest -m arm -rs $(TESTS)
 
 mutants: $(MUTANTS_STAMP)  ## Mistakes put into merge, slicing, plan and adaptive sizing on purpose; prints what survives.
 	$(BIN)/python -m tests.mutants

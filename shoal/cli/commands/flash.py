@@ -1,4 +1,4 @@
-"""Make boards from one flash.toml: a bundle, a Debian package, or the first start of cards that have a system."""
+"""Make boards from one flash.toml: a card's image, a bundle, a Debian package, or a card's first start."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.progress import Progress
 
 from fleet_protocol.identity.enrolment import write_secret
-from shoal.cli.console import bytes_text, output_console
+from shoal.cli.console import bytes_text, error_console, output_console
 from shoal.cli.grouped import grouped
 from shoal.flash.batch import Batch, seed_all
 from shoal.flash.bundle import bundle, pack_runtime
 from shoal.flash.deb import ARCHITECTURES, debian_package
+from shoal.flash.image import Card, make_card
 from shoal.flash.settings import ENROLMENT, load_flash_config
+from shoal.flash.writer import Disk
 
 __all__ = ["app"]
 
@@ -60,6 +63,27 @@ def _seed(batch: Batch) -> None:
     """
     for said in seed_all(batch):
         _say(said)
+
+
+@app.command("image")
+@grouped(Card)
+def _image(card: Card) -> None:
+    """A card that starts by itself, built from Debian's arm64 packages without root; --to writes it to a card."""
+    with Progress(console=error_console(), transient=True, disable=not error_console().is_terminal) as bar:
+        shown = bar.add_task("building")
+
+        def confirm(disk: Disk) -> bool:
+            bar.stop()
+            name, about = disk.path.name, f"{disk.path}, {disk.model}, {bytes_text(disk.size)}"
+            if typer.prompt(f"{about}: all that is on it goes. Type {name} to go on") != name:
+                return False
+            bar.start()
+            return True
+
+        for said in make_card(
+            card, confirm, lambda what, done, size: bar.update(shown, description=what, completed=done, total=size)
+        ):
+            _say(said)
 
 
 def _say(text: str) -> None:

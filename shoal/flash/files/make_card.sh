@@ -1,0 +1,116 @@
+#!/bin/sh
+# make_card.sh BOARD ID IMAGE: an image out of what lies in this folder. `shoal flash image` runs it under fakeroot, so
+# that files belong to whom their packages say, without being root; there is no loop device, no mount, no emulation.
+#   packages        lines "FILE NAME" of Debian's packages     left-out   the beginnings of names that a card does without
+#   ours.tar        the agent, its settings, all of card/      card.modules, card.links, card.init
+# The same inputs give the same bytes: nothing has a time of its own, and ID (32 hexadecimal digits) is made from them.
+set -eu
+board=$1 id=$2 image=$3
+export LC_ALL=C TZ=UTC SOURCE_DATE_EPOCH=1700000000 E2FSPROGS_FAKE_TIME=1700000000 MTOOLS_SKIP_CHECK=1
+cmdline="root=LABEL=shoal-root ro fsck.repair=yes net.ifnames=0 panic=10"
+umask 022
+sed -i '/^#/d' card.links card.modules
+
+# Since Debian 12 /bin, /sbin and /lib are links; older packages still have files there.
+for place in root kernel; do
+  for name in bin lib sbin; do
+    mkdir -p "$place/usr/$name"
+    ln -s "usr/$name" "$place/$name"
+  done
+done
+mkdir -p boot/EFI/BOOT boot/loader/entries first/bin first/dev first/modules first/proc first/root first/sys
+
+while read -r file name; do
+  to=root
+  while read -r start; do case $name in "$start"*) to= ;; esac done <left-out
+  case $name in linux-image-* | raspi-firmware_* | systemd-boot-efi_*) to=kernel ;; esac
+  [ -n "$to" ] || continue
+  dpkg-deb --fsys-tarfile "$file" | tar -x -p -C "$to" --keep-directory-symlink --wildcards \
+    --exclude='./usr/share/doc/*' --exclude='./usr/share/man/*' --exclude='./usr/share/locale/*' \
+    --exclude='./usr/share/info/*' --exclude='./usr/share/bash-completion/*' --exclude='./usr/lib/modules/*/kernel/sound/*'
+done <packages
+
+# What maintainer scripts would have done.
+cp root/usr/share/base-passwd/passwd.master root/etc/passwd
+cp root/usr/share/base-passwd/group.master root/etc/group
+awk -F: '{ print $1 ":*:19000:0:99999:7:::" }' root/etc/passwd >root/etc/shadow
+chmod 640 root/etc/shadow
+chgrp 42 root/etc/shadow
+: >root/etc/machine-id
+mkdir -p root/boot/firmware
+tar -x -p -f ours.tar -C root --no-same-owner
+printf '127.0.0.1 localhost\n127.0.1.1 %s\n::1 localhost\n' "$(cat root/etc/hostname)" >root/etc/hosts
+while read -r path target; do
+  if [ -e "root/$path" ] || [ -L "root/$path" ]; then continue; fi
+  mkdir -p "root/$(dirname "$path")"
+  ln -s "$target" "root/$path"
+done <card.links
+
+# The kernel's modules that a card carries, and its first file system with those that lead to the root.
+version=$(ls kernel/usr/lib/modules)
+depmod -b kernel "$version"
+needed() {
+  for name in "$@"; do
+    modprobe -d "$PWD/kernel" -S "$version" --show-depends "$name" 2>/dev/null | awk '$1 == "insmod" { print $2 }'
+  done | awk '!seen[$0]++'
+}
+to=root/usr/lib/modules/$version
+mkdir -p "$to"
+cp kernel/usr/lib/modules/"$version"/modules.builtin* kernel/usr/lib/modules/"$version"/modules.order "$to/"
+# shellcheck disable=SC2046 # names of modules are words
+needed $(cat card.modules) | while read -r file; do
+  place=$to/${file#*/modules/"$version"/}
+  mkdir -p "$(dirname "$place")"
+  cp "$file" "$place"
+done
+depmod -b root "$version"
+# shellcheck disable=SC2046
+needed $(head -n 1 card.modules) | while read -r file; do
+  name=$(basename "$file" .xz)
+  case $file in *.xz) xz -d -c "$file" >"first/modules/$name" ;; *) cp "$file" "first/modules/$name" ;; esac
+  echo "$name" >>first/modules/order
+done
+cp root/usr/bin/busybox first/bin/busybox
+cp card.init first/init
+chmod 755 first/init
+find first root -exec touch -h -d @$SOURCE_DATE_EPOCH {} +
+(cd first && find . | sort | cpio --quiet --reproducible -o -H newc -R 0:0 | gzip -6 -n) >boot/initrd.img
+
+# The boot partition: UEFI starts systemd-boot; a Raspberry Pi's own firmware reads config.txt.
+cp kernel/boot/vmlinuz-"$version" boot/vmlinuz
+echo "Shoal, $board, Linux $version" >boot/shoal-card.txt
+cp kernel/usr/lib/systemd/boot/efi/systemd-bootaa64.efi boot/EFI/BOOT/BOOTAA64.EFI
+echo "timeout 0" >boot/loader/loader.conf
+printf 'title Shoal\nlinux /vmlinuz\ninitrd /initrd.img\noptions %s\n' "$cmdline" >boot/loader/entries/shoal.conf
+case $board in
+rpi* | zero2w)
+  cp kernel/usr/lib/raspi-firmware/bootcode.bin kernel/usr/lib/raspi-firmware/start*.elf kernel/usr/lib/raspi-firmware/fixup*.dat boot/
+  cp kernel/usr/lib/linux-image-"$version"/broadcom/*.dtb boot/
+  printf 'arm_64bit=1\nenable_uart=1\nupstream_kernel=1\nkernel=vmlinuz\ninitramfs initrd.img followkernel\n' >boot/config.txt
+  echo "console=ttyS1,115200 console=tty0 $cmdline" >boot/cmdline.txt
+  ;;
+esac
+find boot -exec touch -d @$SOURCE_DATE_EPOCH {} +
+
+# 4 MiB free, 192 MiB FAT, and a root that just holds its files: the board grows it. Sizes in MiB.
+fat=192
+size=$(($(du -s -m --apparent-size root | cut -f 1) * 5 / 4 + 128))
+truncate -s $((4 + fat + size))M "$image"
+printf 'label: dos\nlabel-id: 0x%.8s\nstart=8192, size=%d, type=c, bootable\nstart=%d, size=%d, type=83\n' \
+  "$id" $((fat * 2048)) $((8192 + fat * 2048)) $((size * 2048)) | sfdisk -q "$image"
+mkfs.vfat --invariant -F 32 -s 4 -n SHOAL --offset=8192 "$image" $((fat * 1024)) >mkfs.log
+mcopy -s -m -i "$image@@4M" boot/* ::
+uuid=$(echo "$id" | sed 's/\(.\{8\}\)\(.\{4\}\).\(.\{3\}\).\(.\{3\}\)/\1-\2-4\3-8\4-/')
+offset=$(((4 + fat) * 1048576))
+mke2fs -q -F -t ext4 -L shoal-root -m 1 -b 4096 -U "$uuid" -d root \
+  -E "offset=$offset,hash_seed=$uuid,lazy_itable_init=0,lazy_journal_init=0" "$image" "${size}M" 2>mke2fs.log || {
+  cat mke2fs.log >&2
+  exit 1
+}
+{
+  echo 'set_inode_field /lost+found crtime @1700000000'
+  find root -printf '/%P\n' | while read -r path; do
+    for field in atime ctime mtime crtime; do echo "set_inode_field \"$path\" $field @$SOURCE_DATE_EPOCH"; done
+  done
+} >fields
+debugfs -w -f fields "$image?offset=$offset" >debugfs.log 2>&1

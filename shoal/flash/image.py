@@ -1,0 +1,159 @@
+"""A card that starts by itself: Debian's arm64 packages, the agent and one board's identity, made without root."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+from pathlib import Path
+from types import MappingProxyType
+from typing import Annotated
+
+from typer import Option
+
+from fleet_protocol.errors import ConfigError, StorageError
+from shoal.flash.bundle import read_part, runtime_files, settings_files
+from shoal.flash.settings import FlashConfig, load_flash_config
+from shoal.flash.tree import Entry, packed
+from shoal.flash.writer import Disk, find_disk, write_image
+
+__all__ = ["Card", "make_card", "needs_tools", "run_script"]
+
+_SUITES: Mapping[str, str] = MappingProxyType({"3.11": "bookworm", "3.13": "trixie"})
+_BOARDS = {"generic-arm64", "rpi3", "rpi4", "zero2w"}
+_SECONDS = 1800
+_ROOM = 2_000_000_000  # bytes: packages unpacked, and the image
+
+
+@dataclass(frozen=True)
+class Card:
+    """What is to be made; the options of ``shoal flash image``."""
+
+    config: Annotated[Path, Option(help="What the board is to be, flash.toml.")] = Path("flash.toml")
+    out: Annotated[Path | None, Option(help="The image, .img or .img.zst; by default named after the board.")] = None
+    lock: Annotated[Path | None, Option(help="Packages by digest: taken from there, or written for next time.")] = None
+    image: Annotated[Path | None, Option(help="An .img that is there, for --to; nothing is built.")] = None
+    to: Annotated[Path | None, Option(help="A card to write to and read back, such as /dev/sdb.")] = None
+    yes: Annotated[bool, Option("--yes", help="Write without asking for the card's name.")] = False
+    mirror: Annotated[str, Option(help="Debian's archive.")] = "http://deb.debian.org/debian"
+    wheels: Annotated[Path | None, Option(help="Folder to keep wheels in; by default in the user's cache.")] = None
+
+
+def make_card(card: Card, confirm: Callable[[Disk], bool], told: Callable[[str, int, int], None]) -> Iterator[str]:
+    """Build an image, write one, or both; yields lines for people.
+
+    Args:
+        card: which.
+        confirm: whether the owner wants this disk written over.
+        told: of `write_image`.
+
+    Raises:
+        ConfigError: something is missing, or cannot be had.
+        StorageError: there is no room, or the card is broken.
+    """
+    if card.image and not card.to:
+        raise ConfigError("--image names an image to write; name the card with --to")
+    if card.to:
+        find_disk(card.to, card.image.stat().st_size if card.image and card.image.exists() else 1)  # before minutes go
+    place = card.image
+    if place is None:
+        config = load_flash_config(card.config)
+        out = card.out or Path(f"shoal-{config.host}.img")
+        place = out.with_suffix("") if out.suffix == ".zst" else out
+        yield from _built(card, config, place)
+        if out != place:
+            run_script(["zstd", "-q", "-f", "-T0", place.resolve(), "-o", out.resolve()], place.parent)
+            yield f"{out}: {out.stat().st_size / 1e6:.0f} MB, packed"
+    if card.to:
+        disk = find_disk(card.to, place.stat().st_size)
+        if not card.yes and not confirm(disk):
+            raise ConfigError(f"{disk.path} was left as it is")
+        write_image(place, disk.path, told)
+        yield f"{disk.path}: {place.name} written and read back; take the card out"
+
+
+def _built(card: Card, config: FlashConfig, place: Path) -> Iterator[str]:
+    other = "; take `shoal flash seed` with a system of its maker, or `shoal flash bundle`"
+    if config.board not in _BOARDS:
+        raise ConfigError(f"no card is made for {config.board}, but for {', '.join(sorted(_BOARDS))}{other}")
+    if config.network or config.ssh:
+        raise ConfigError(f"a card that is built has a cable and no accounts: take out [network] and [ssh]{other}")
+    if config.target.python not in _SUITES:
+        raise ConfigError(
+            f"Debian has no Python {config.target.python}: `python` is one of {', '.join(_SUITES)}{other}"
+        )
+    needs_tools()
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if (free := shutil.disk_usage(place.parent).free) < _ROOM:
+        raise StorageError(
+            f"{place.parent} has {free / 1e9:.1f} GB free, and a card takes {_ROOM / 1e9:.1f}; make room"
+        )
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "shoal" / "debian"
+    suite = _SUITES[config.target.python]
+    with tempfile.TemporaryDirectory(dir=place.parent, prefix=".card-") as folder:
+        work = Path(folder).resolve()
+        parts = _parts(config, card.wheels)
+        for name, data in parts.items():
+            (work / name).write_bytes(data)
+        lock = card.lock.resolve() if card.lock else work / "lock"
+        run_script(["sh", "fetch_packages.sh", suite, card.mirror, home, lock], work)
+        yield f"{len(lock.read_text().splitlines())} packages of Debian {suite}"
+        (work / "card.img").touch(mode=0o600)  # it may hold a key
+        inputs = [*(data for _, data in sorted(parts.items())), lock.read_bytes()]
+        id_ = hashlib.sha256(b"".join(hashlib.sha256(data).digest() for data in inputs)).hexdigest()[:32]
+        as_root = [] if os.geteuid() == 0 else ["fakeroot"]
+        run_script([*as_root, "sh", "make_card.sh", config.board, id_, "card.img"], work)
+        (work / "card.img").replace(place)
+    size = place.stat()
+    yield f"{place}: {size.st_size / 1e6:.0f} MB, {size.st_blocks * 512 / 1e6:.0f} of them used, for {config.board}"
+
+
+def _parts(config: FlashConfig, wheels: Path | None) -> dict[str, bytes]:
+    """What the scripts work on."""
+    scripts = ("apt.conf", "card.init", "card.links", "card.modules", "fetch_packages.sh", "make_card.sh")
+    parts = {name: read_part(name) for name in scripts}
+    words = read_part("card.packages").decode().replace("@PYTHON@", config.target.python).splitlines()
+    names = [word for line in words if line[:1] != "#" for word in line.split()]
+    parts["wanted"] = "".join(f"{name}\n" for name in names if name[0] != "-").encode()
+    parts["left-out"] = "".join(f"{name[1:]}\n" for name in names if name[0] == "-").encode()
+    ours = [*runtime_files(config, wheels), *settings_files(config)]
+    ours += [Entry("usr/lib/systemd/system/shoal-first.service", read_part("first.service"))]
+    ours += [Entry("etc/hostname", f"{config.host}\n".encode())]
+    with as_file(files("shoal.flash") / "files" / "card") as folder:
+        own = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+        ours += [Entry(path.relative_to(folder).as_posix(), path.read_bytes()) for path in own]
+    return {**parts, "ours.tar": packed(ours, compress=False)}
+
+
+def needs_tools() -> None:
+    """A ConfigError that says how to install the programs that make a card and are missing here."""
+    rows = [line.split() for line in read_part("card.tools").decode().splitlines()]
+    missing = sorted({package for tool, package in rows if shutil.which(tool, path=_path()) is None})
+    if missing:
+        raise ConfigError(f"a card is made with programs that are missing here: apt install {' '.join(missing)}")
+
+
+def run_script(command: Sequence[str | Path], folder: Path) -> None:
+    """Run a program in a folder to its end; a ConfigError with its last words where it fails."""
+    try:
+        subprocess.run(  # noqa: S603  (scripts of our own)
+            list(map(str, command)),
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+            check=True,
+            cwd=folder,
+            env={**os.environ, "PATH": _path()},
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        said = (getattr(error, "stderr", None) or str(error)).split()[-80:]
+        raise ConfigError(f"the card was not made: {' '.join(said)}") from error
+
+
+def _path() -> str:
+    return f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # what root has at hand an ordinary user may run, too
