@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -35,6 +35,7 @@ def largest(value):
     return np.array(of_blocks, np.float32).reshape(value.shape)
 
 
+@settings(max_examples=40)
 @given(differences, st.sampled_from(OF_DIFFERENCES), st.booleans())
 def test_what_comes_back_is_near(difference, encoding, at_random):
     """Within half a step, or one where rounding is random; names, shapes and zeros are exact, for any rank and size."""
@@ -52,6 +53,7 @@ def test_what_comes_back_is_near(difference, encoding, at_random):
             assert (found[name][value == 0] == 0).all()
 
 
+@settings(max_examples=40)
 @given(st.integers(1, 300), st.sampled_from(sorted(LEVELS)), st.randoms(use_true_random=False))
 def test_whole_steps_are_exact(size, encoding, random):
     """A tensor whose entries are whole multiples of its step comes back to the bit, odd sizes included."""
@@ -83,6 +85,7 @@ def test_the_bytes_are_those_of_the_settings_text():
     assert {name: round(share, 2) for name, share in shares.items()} == {"fp16": 0.50, "int8": 0.26, "int4": 0.13}
 
 
+@settings(max_examples=40)
 @given(
     st.dictionaries(
         st.sampled_from(["values", "scales", "more"]),
