@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fleet_protocol.manifest import CheckSpec, parameter_input, statistic_mean, statistic_variance
-from models.zoo.layers import set_mode
 from trainer_export.batches import SizedBatches
 from trainer_export.check import Worst, open_session, run_session
 from trainer_export.graph import Port
@@ -95,7 +93,7 @@ def check_forward(
         ExportError: the graph deviates.
     """
     session, worst = open_session(model), Worst()
-    reference = set_mode(copy.deepcopy(module), "eval")
+    reference = prepared(module, "eval")
     feed = {parameter_input(n): p.detach().numpy() for n, p in reference.named_parameters()}
     feed |= _random_statistics(reference, batches.seed)
     for x, y in batches.take(len(batches.sizes)):

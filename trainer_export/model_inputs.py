@@ -107,7 +107,7 @@ class Signature:
             ExportError: the model takes other inputs, fails on a batch of zeros, or does not return logits of these
                 classes.
         """
-        logits = _first_run(set_mode(copy.deepcopy(model), "eval"), self)
+        logits = _first_run(prepared(model, "eval"), self)
         if isinstance(logits, (tuple, Mapping)) and all(isinstance(head, Tensor) for head in tree_leaves(logits)):
             return replace(self, heads={name: tuple(head.shape[1:]) for name, head in heads_of(logits).items()})
         shape = tuple(logits.shape) if isinstance(logits, Tensor) else ()
@@ -164,8 +164,12 @@ class _OperatorNorm(nn.Module):
 
 
 def prepared(model: nn.Module, mode: Mode, *, operators: bool = False) -> nn.Module:
-    """A copy of the model in a mode, optionally with its norms as operators."""
-    model = set_mode(copy.deepcopy(model), mode)
+    """A copy of the model in a mode, optionally with its norms as operators.
+
+    Its parameters are those of the model, which whoever runs it leaves as they are; its buffers are its own.
+    """
+    shared: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
+    model = set_mode(copy.deepcopy(model, shared), mode)
     if operators:
         for path, norm in norms(model):
             parent, _, leaf = path.rpartition(".")

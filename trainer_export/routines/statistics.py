@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import Tensor, nn
 
 from fleet_protocol.manifest import CheckSpec, parameter_input, statistic_mean, statistic_variance
-from models.zoo.layers import set_mode
 from trainer_export.batches import SizedBatches
 from trainer_export.check import Worst, open_session, run_session
 from trainer_export.model_inputs import (
@@ -54,7 +51,7 @@ def check_statistics(
     """
     del recipe
     session, worst = open_session(model), Worst()
-    reference = set_mode(copy.deepcopy(module), "statistics")
+    reference = prepared(module, "statistics")
     parameters = {parameter_input(n): p.detach().numpy() for n, p in reference.named_parameters()}
     for x, _ in batches.take(len(batches.sizes)):
         worst.sizes.append(len(x))
