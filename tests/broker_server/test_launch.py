@@ -176,6 +176,7 @@ def test_a_broker_that_is_down_is_an_error_with_its_address(config):
         run_fleet(settings)
 
 
+@pytest.mark.slow
 def test_an_embedded_broker_that_dies_is_started_again(config, running, fleet, tmp_path):
     """The server notices and revives it on the same port; the round goes on."""
     port = free_port()

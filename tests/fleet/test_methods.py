@@ -117,7 +117,10 @@ def merged(watcher):
         pytest.param({"name": "federated_dropout"}, 0.4, id="dropout-tied", marks=pytest.mark.slow),
         pytest.param({"name": "fedmedian"}, 0.5, id="fedmedian", marks=pytest.mark.slow),
         pytest.param(
-            {"name": "federated_dropout", "federated_dropout": {"draw": "per_layer"}}, 0.4, id="dropout-per-layer"
+            {"name": "federated_dropout", "federated_dropout": {"draw": "per_layer"}},
+            0.4,
+            id="dropout-per-layer",
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -128,6 +131,7 @@ def test_a_method_of_widths_learns(trained, strategy, margin):
     assert gain > margin
 
 
+@pytest.mark.slow
 def test_rolling_trains_a_model_wider_than_every_device(trained):
     """With no tier above half the width the whole model still learns, since every unit gets its turn."""
     watcher, gain = trained(
@@ -153,6 +157,7 @@ def test_methods_of_equal_devices_learn(school, tmp_path, strategy):
     assert gain > 0.6
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_a_strong_proximal_term_holds_the_model_back(school, tmp_path):
     """The pull of FedProx reaches the devices: with a large mu the model hardly moves."""
@@ -184,6 +189,7 @@ def test_a_server_optimizer_steps_any_merge(trained, name):
     assert gain > 0.3
 
 
+@pytest.mark.slow
 @pytest.mark.slow
 def test_fixed_levels_go_by_the_order_of_the_devices(trained):
     """Two of each level for six devices, but never more than a board can hold."""

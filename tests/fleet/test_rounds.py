@@ -13,7 +13,9 @@ from tests.brokers import embedded_broker, free_port, mosquitto_broker
 from tests.fleet.conftest import WIDTHS, Watcher, run
 
 
-@pytest.fixture(params=[mosquitto_broker, embedded_broker], ids=["mosquitto", "embedded"])
+@pytest.fixture(
+    params=[mosquitto_broker, pytest.param(embedded_broker, marks=pytest.mark.slow)], ids=["mosquitto", "embedded"]
+)
 def broker(request, tmp_path):
     with request.param(tmp_path) as running:
         yield running

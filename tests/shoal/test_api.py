@@ -50,6 +50,7 @@ def test_a_name_that_there_is_not_is_an_attribute_error():
     assert not hasattr(shoal, "archtecture")
 
 
+@pytest.mark.slow
 def test_the_examples_run(tmp_path):
     """In an empty folder, one after the other, with the results that the page shows."""
     command = [sys.executable, "-m", "doctest", ROOT / "docs" / "api.md"]

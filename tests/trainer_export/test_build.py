@@ -118,6 +118,7 @@ def test_another_file_of_the_user_counts(tmp_path: Path, monkeypatch: pytest.Mon
         sys.modules.pop("user_layers_of_a_test", None)
 
 
+@pytest.mark.slow
 def test_tiers_in_processes_of_their_own_are_the_same(tmp_path: Path) -> None:
     """Bit for bit, in the same order, and with the same figures."""
     one, other = export(tmp_path / "a", *WIDTHS), export(tmp_path / "b", *WIDTHS, jobs=2)

@@ -39,6 +39,7 @@ def test_graphs_agree_with_pytorch(name: str, width: float, depth: int | None) -
     assert set(reports["onnx/train"].batch_sizes) == {5, 1, 8}
 
 
+@pytest.mark.slow
 def test_graphs_hold_standard_operators_only() -> None:
     """Opset 18, IR 9, default domain, dynamic batch, nothing in external files."""
     for tier in (("conv", 1.0, None), ("text_encoder", 1.0, 2)):
