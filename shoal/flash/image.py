@@ -58,8 +58,10 @@ def make_card(card: Card, confirm: Callable[[Disk], bool], told: Callable[[str, 
     """
     if card.image and not card.to:
         raise ConfigError("--image names an image to write; name the card with --to")
+    if card.image and not card.image.is_file():
+        raise ConfigError(f"{card.image} is no image; build one without --image")
     if card.to:
-        find_disk(card.to, card.image.stat().st_size if card.image and card.image.exists() else 1)  # before minutes go
+        find_disk(card.to, card.image.stat().st_size if card.image else 1)  # before minutes go
     place = card.image
     if place is None:
         config = load_flash_config(card.config)

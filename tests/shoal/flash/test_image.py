@@ -125,6 +125,7 @@ def test_a_file_is_no_card(tmp_path):
     for card, words in (
         (Card(image=source, to=tmp_path / "disk", yes=True), "is no disk; those that can be taken out are"),
         (Card(image=source), "name the card with --to"),
+        (Card(image=tmp_path / "none.img", to=tmp_path / "card"), r"none\.img is no image"),
     ):
         with pytest.raises(ConfigError, match=words):
             list(make_card(card, lambda _disk: True, lambda *_: None))
