@@ -182,12 +182,12 @@ class BlobService:
         for digest in [digest for digest, wanted in self._wanted.items() if self._due(digest, wanted) <= now]:
             wanted, served = self._wanted.pop(digest), self._served[digest]
             try:
-                with _opened(served, digest) as data:
+                known = self._published.setdefault(digest, set())
+                with _opened(served, digest, check=not known.isdisjoint(wanted.chunks)) as data:
                     self._link.publish_stream(
                         self._messages(data, digest, served.chunk_bytes, wanted.chunks),
                         time.monotonic() + PUBLISH_SECONDS,
                     )
-                known = self._published.setdefault(digest, set())
                 self._payload_bytes += _payload_bytes(wanted.chunks - known, served.size, served.chunk_bytes)
                 known |= wanted.chunks
             except (TransportError, BlobError) as error:
@@ -207,15 +207,19 @@ class BlobService:
 
 
 @contextmanager
-def _opened(served: _Served, digest: str) -> Iterator[memoryview]:
-    """The bytes of a blob, from the page cache; its digest is taken once, as long as the file stays the same."""
+def _opened(served: _Served, digest: str, *, check: bool) -> Iterator[memoryview]:
+    """The bytes of a blob, from the page cache.
+
+    Devices check what they receive, and ask again for what is wrong: only then is the file's digest taken, once for as
+    long as the file stays the same.
+    """
     path = served.path
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
             found = os.fstat(file.fileno())
             now = (found.st_mtime_ns, found.st_size)
             with memoryview(mapped) as data:
-                if now not in served.checked:
+                if check and now not in served.checked:
                     if not matches(data, digest):
                         raise BlobError(f"{path} was changed on disk; it no longer has the digest that was offered")
                     served.checked.append(now)
