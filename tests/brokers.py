@@ -16,7 +16,7 @@ import pytest
 
 from broker_server.service.broker import EmbeddedBroker
 
-__all__ = ["TestBroker", "embedded_broker", "free_port", "mosquitto_broker"]
+__all__ = ["TestBroker", "any_broker", "embedded_broker", "free_port", "mosquitto_broker"]
 
 START_SECONDS = 15.0
 
@@ -110,6 +110,10 @@ class _ProcessBroker:
             self._process = None
 
 
+def _mosquitto() -> str | None:
+    return shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
+
+
 @contextlib.contextmanager
 def mosquitto_broker(tmp_path: Path, *, persistent: bool = False) -> Iterator[TestBroker]:
     """A running Mosquitto; the test is skipped where it is not installed.
@@ -118,7 +122,7 @@ def mosquitto_broker(tmp_path: Path, *, persistent: bool = False) -> Iterator[Te
         tmp_path: for its files.
         persistent: sessions are written to disk now and then, so that a restart brings old ones back.
     """
-    program = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
+    program = _mosquitto()
     if program is None:
         pytest.skip("mosquitto is not installed")
     port = free_port()
@@ -141,3 +145,8 @@ def embedded_broker(tmp_path: Path) -> Iterator[TestBroker]:
     port = free_port()
     with EmbeddedBroker(tmp_path / f"embedded-{port}", port=port) as broker:
         yield broker
+
+
+def any_broker(tmp_path: Path) -> contextlib.AbstractContextManager[TestBroker]:
+    """A running broker, whichever; Mosquitto costs a tenth of the embedded one, where it is installed."""
+    return (mosquitto_broker if _mosquitto() else embedded_broker)(tmp_path)

@@ -5,6 +5,8 @@ onnxruntime-training, which stands in the place of onnxruntime where it is insta
 """
 
 import importlib.util
+import subprocess
+import sys
 
 import pytest
 from hypothesis import Phase, settings
@@ -23,3 +25,20 @@ def pytest_collection_modifyitems(items):
         missing = pytest.mark.skip(reason="onnxruntime-training is not installed")
         for item in marked:
             item.add_marker(missing)
+
+
+@pytest.fixture
+def typed(tmp_path, monkeypatch, capfd):
+    """Runs the command in the test's folder and in this process, since to start one takes longer than most commands."""
+    from shoal.cli.main import main  # noqa: PLC0415  (few tests need it)
+
+    def run(*arguments):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["shoal", *map(str, arguments)])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capfd.readouterr()
+        return subprocess.CompletedProcess(arguments, ended.value.code or 0, said.out, said.err)
+
+    return run

@@ -16,7 +16,7 @@ from broker_server.service.server import Server
 from broker_server.settings.fleet import FleetConfig
 from fleet_protocol.control import RunEvent, RunFinished
 from tests.broker_server.artifacts import ARCH, CLASSES, INPUTS, export_tiny
-from tests.brokers import free_port, mosquitto_broker
+from tests.brokers import any_broker, free_port, mosquitto_broker
 
 
 @pytest.fixture(scope="session")
@@ -49,8 +49,8 @@ def broker_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """One embedded broker for tests that each use a fleet name of their own."""
-    with EmbeddedBroker(tmp_path_factory.mktemp("broker"), port=free_port()) as broker:
+    """One broker for tests that each use a fleet name of their own."""
+    with any_broker(tmp_path_factory.mktemp("broker")) as broker:
         yield broker.url
 
 

@@ -24,7 +24,7 @@ from fleet_protocol.messages import BlobRef
 from tests.broker_server.peer import Peer, honest
 from tests.broker_server.store_fixture import restore
 from tests.broker_server.test_folding import metrics
-from tests.brokers import embedded_broker
+from tests.brokers import any_broker
 from tests.marking import mostly_slow
 
 EARLIER = range(1, SCHEMA_VERSION)
@@ -137,7 +137,7 @@ def test_a_server_works_on_with_the_store_of_an_earlier_version(version, config,
     """A whole run on it, beside those it has; the one that was cut short had another configuration and is ended."""
     settings = config(fleet="lab")
     restore(version, settings.store)
-    with embedded_broker(tmp_path) as broker, Peer("lab", "wide", broker.url, honest()):
+    with any_broker(tmp_path) as broker, Peer("lab", "wide", broker.url, honest()):
         finished = running(settings, broker.url).wait()
     assert finished.status == "finished", finished.error
     with contextlib.closing(Store(settings.store, read_only=True)) as store:

@@ -16,7 +16,7 @@ from device_runtime.board import installed_backends, probe
 from device_runtime.settings import load_device_config
 from fleet_protocol.errors import ConfigError, RefusalReason
 from fleet_protocol.messages import Refuse
-from tests.brokers import TestBroker, embedded_broker, free_port
+from tests.brokers import TestBroker, any_broker, free_port
 from tests.device_runtime.device_process import REPOSITORY, DeviceProcess
 from tests.device_runtime.scripted_server import scripted_server
 from tests.device_runtime.tiny_set import initial_weights, samples, write_tiny_set
@@ -26,7 +26,7 @@ NPZ = {"kind": "npz", "path": "data.npz"}
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory) -> Iterator[TestBroker]:
-    with embedded_broker(tmp_path_factory.mktemp("broker")) as running:
+    with any_broker(tmp_path_factory.mktemp("broker")) as running:
         yield running
 
 

@@ -10,7 +10,7 @@ from device_runtime import self_test as module
 from device_runtime.board import installed_backends
 from device_runtime.self_test import self_test
 from fleet_protocol.blob_store import BlobStore
-from tests.brokers import embedded_broker
+from tests.brokers import any_broker
 from tests.device_runtime.device_process import REPOSITORY, DeviceProcess
 from tests.device_runtime.scripted_server import scripted_server
 from tests.device_runtime.tiny_set import samples
@@ -78,7 +78,7 @@ def test_a_board_that_cannot_train_joins_and_says_why(tmp_path):
     np.savez(tmp_path / "data.npz", x=x, y=y)
     path = broken(tmp_path, BROKEN["a library is missing"][0])
     with (
-        embedded_broker(tmp_path / "broker") as broker,
+        any_broker(tmp_path) as broker,
         scripted_server(broker.url, BlobStore(tmp_path / "blobs")) as server,
     ):
         device = DeviceProcess(tmp_path, broker.url, {"kind": "npz", "path": str(tmp_path / "data.npz")})

@@ -141,11 +141,12 @@ def test_rolling_trains_a_model_wider_than_every_device(trained):
     assert gain > 0.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy",
     [
         pytest.param({"name": "fedavg"}, id="fedavg"),
-        pytest.param({"name": "fedprox", "fedprox": {"mu": 0.01}}, id="fedprox", marks=pytest.mark.slow),
+        pytest.param({"name": "fedprox", "fedprox": {"mu": 0.01}}, id="fedprox"),
     ],
 )
 def test_methods_of_equal_devices_learn(school, tmp_path, strategy):
@@ -157,7 +158,6 @@ def test_methods_of_equal_devices_learn(school, tmp_path, strategy):
     assert gain > 0.6
 
 
-@pytest.mark.slow
 @pytest.mark.slow
 def test_a_strong_proximal_term_holds_the_model_back(school, tmp_path):
     """The pull of FedProx reaches the devices: with a large mu the model hardly moves."""
@@ -190,7 +190,6 @@ def test_a_server_optimizer_steps_any_merge(trained, name):
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_fixed_levels_go_by_the_order_of_the_devices(trained):
     """Two of each level for six devices, but never more than a board can hold."""
     watcher, gain = trained(tiers={"assign": "fix", "levels": "a1-b1-c1"})
@@ -210,6 +209,7 @@ def test_dynamic_levels_are_drawn_anew_in_every_round(trained):
     assert gain > 0.4
 
 
+@pytest.mark.slow
 def test_devices_that_size_themselves_grow_when_training_stalls(trained):
     """With the speed held fixed, utilities follow the loss alone: TE is 1, 1, 1.5, 2, 2.5 of Theta 2.
 
@@ -261,6 +261,7 @@ def test_devices_that_size_themselves_send_less_than_the_baselines(trained, scho
     assert sent["fedavg"] > 1.5 * sent["heterofl"] > 4 * sent["whalefl"]
 
 
+@pytest.mark.slow
 def test_devices_that_size_themselves_measure_their_speed(trained):
     """At first nothing is measured, so all take the narrowest tier and time it; a low Theta then lets them grow."""
     watcher, gain = trained(strategy={"name": "whalefl", "whalefl": {"theta": 1e-3}})

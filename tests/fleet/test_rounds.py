@@ -117,6 +117,7 @@ def test_a_device_killed_in_mid_round_comes_back_and_finishes(ground, mosquitto)
     assert [len(event.merged) for event in watcher.of(control.RoundClosed)] == [3, 3, 3]
 
 
+@pytest.mark.slow
 def test_without_quorum_a_round_is_abandoned_and_the_run_says_so(ground, mosquitto):
     """When too few answer, nothing is merged: the round is abandoned with its reason, and the run fails in the end."""
     watcher = Watcher()
@@ -143,6 +144,7 @@ def test_a_server_without_a_broker_says_where_it_looked(ground):
         run(config, Watcher())
 
 
+@pytest.mark.slow
 def test_a_full_disk_on_one_device_leaves_the_others_training(ground, mosquitto, small_disk):
     """A board whose state folder is full refuses with `no-space`, keeps running, and the round closes without it."""
     watcher = Watcher()

@@ -106,17 +106,6 @@ def test_a_damaged_result_is_an_error(tmp_path):
         _ = job.complete
 
 
-def shoal(*arguments, cwd, timeout=120):
-    return subprocess.run(
-        [SHOAL, "reproduce", *map(str, arguments)],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -128,19 +117,19 @@ def shoal(*arguments, cwd, timeout=120):
         ([], "name a table, or give --all; there are heterofl-1"),
     ],
 )
-def test_wrong_names_end_with_exit_code_2(tmp_path, arguments, words):
+def test_wrong_names_end_with_exit_code_2(tmp_path, typed, arguments, words):
     """The message says what there is; no folder is made."""
-    found = shoal(*arguments, cwd=tmp_path)
+    found = typed("reproduce", *arguments)
     assert found.returncode == 2, found.stderr
     assert words in " ".join(found.stderr.split())
     assert list(tmp_path.iterdir()) == []
 
 
-def test_tables_and_arms_are_listed(tmp_path):
+def test_tables_and_arms_are_listed(typed):
     """As JSON: every table with its arms."""
-    tables = json.loads(shoal("--list", "--json", cwd=tmp_path).stdout)
+    tables = json.loads(typed("reproduce", "--list", "--json").stdout)
     assert [table["table"] for table in tables] == list(TABLES)
-    arms = json.loads(shoal("fml-1", "--list", "--json", cwd=tmp_path).stdout)
+    arms = json.loads(typed("reproduce", "fml-1", "--list", "--json").stdout)
     assert [arm["arm"] for arm in arms] == [arm.name for arm in TABLES["fml-1"].arms]
 
 
@@ -233,7 +222,12 @@ def test_every_table_runs_at_the_scale_smoke(experiment, tmp_path, monkeypatch):
 def test_a_table_that_is_interrupted_goes_on_to_the_same_figures(tmp_path):
     """Ctrl-C after the first round: exit code 130 and no table; the same command finishes it, bit for bit."""
     command = ["heterofl-1", "--scale", "smoke", "--only", "a-b-c-d-e/iid", "--workers", "1"]
-    straight = shoal(*command, "--out", tmp_path / "straight", cwd=tmp_path, timeout=280)
+
+    def shoal(*arguments):
+        line = [SHOAL, "reproduce", *map(str, arguments)]
+        return subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
+
+    straight = shoal(*command, "--out", tmp_path / "straight")
     assert straight.returncode == 0, straight.stderr
     arguments = [SHOAL, "reproduce", *command, "--out", tmp_path / "cut"]
     with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as cut:
@@ -245,7 +239,7 @@ def test_a_table_that_is_interrupted_goes_on_to_the_same_figures(tmp_path):
     assert cut.returncode == 130
     folder = tmp_path / "cut" / "heterofl-1" / "smoke"
     assert not list(folder.glob("*.md"))
-    again = shoal(*command, "--out", tmp_path / "cut", cwd=tmp_path, timeout=280)
+    again = shoal(*command, "--out", tmp_path / "cut")
     assert again.returncode == 0, again.stderr
     assert "round 2:" in again.stderr
     assert "round 1:" not in again.stderr

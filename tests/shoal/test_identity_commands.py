@@ -1,9 +1,5 @@
 """From `shoal init` to a board's configuration: what a user types, and what is refused without identities."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from broker_server.service.membership import broker_address
@@ -16,26 +12,14 @@ from fleet_protocol.errors import ConfigError
 BOARD = 'state_dir = "state"\n[data]\nkind = "npz"\npath = "train.npz"\n'
 
 
-def shoal(folder, *arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "shoal", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-
-
-def test_a_fleet_is_founded_and_a_board_needs_one_file(tmp_path):
+def test_a_fleet_is_founded_and_a_board_needs_one_file(tmp_path, typed):
     """`init` writes a configuration that loads, `enroll` a file with fleet, device and broker; `revoke` ends it."""
-    done = shoal(tmp_path, "init", "lab", "--host", "192.168.1.10")
+    done = typed("init", "lab", "--host", "192.168.1.10")
     assert done.returncode == 0, done.stderr
     assert "shoal up --config lab/fleet.toml" in done.stdout
     config = load_config(tmp_path / "lab" / "fleet.toml", FleetConfig).relative_to(tmp_path / "lab")
     assert broker_address(config.broker).tls
-    done = shoal(tmp_path, "enroll", "pi-1", "--folder", "lab", "--days", "30")
+    done = typed("enroll", "pi-1", "--folder", "lab", "--days", "30")
     assert done.returncode == 0, done.stderr
     enrolment = tmp_path / "lab" / "devices" / "pi-1.enrolment"
     (tmp_path / "device.toml").write_text(BOARD)
@@ -46,16 +30,16 @@ def test_a_fleet_is_founded_and_a_board_needs_one_file(tmp_path):
     assert address.ca_file.read_text() == (tmp_path / "lab" / "ca.pem").read_text()
     (tmp_path / "device.toml").write_text(BOARD + '[identity]\nfile = "lab/devices/pi-1.enrolment"\n')
     assert load_device_config(tmp_path / "device.toml").member().enrolment.name == "pi-1"
-    assert shoal(tmp_path, "revoke", "pi-1", "--folder", "lab").returncode == 0
+    assert typed("revoke", "pi-1", "--folder", "lab").returncode == 0
     assert "pi-1" not in read_registry(tmp_path / "lab").logins()
-    wrong = shoal(tmp_path, "revoke", "pi-2", "--folder", "lab")
+    wrong = typed("revoke", "pi-2", "--folder", "lab")
     assert (wrong.returncode, "no device of this fleet" in wrong.stderr) == (2, True)
 
 
-def test_a_board_is_not_given_another_ones_enrolment(tmp_path):
+def test_a_board_is_not_given_another_ones_enrolment(tmp_path, typed):
     """A device.toml that names another device or fleet than the enrolment is an error that says both."""
     for arguments in (("init", "lab", "--host", "h"), ("enroll", "pi-1", "--folder", "lab")):
-        assert shoal(tmp_path, *arguments).returncode == 0
+        assert typed(*arguments).returncode == 0
     (tmp_path / "device.toml").write_text('device = "pi-2"\n' + BOARD)
     with pytest.raises(ConfigError, match=r"device is 'pi-2', and in the enrolment .* 'pi-1'"):
         load_device_config(tmp_path / "device.toml", tmp_path / "lab" / "devices" / "pi-1.enrolment")
@@ -84,10 +68,10 @@ def test_a_network_without_identities_is_only_for_whoever_says_so(tmp_path, url)
     load_device_config(tmp_path / "device.toml")
 
 
-def test_up_says_what_a_network_needs(tmp_path):
+def test_up_says_what_a_network_needs(typed):
     """`--listen 0.0.0.0` alone is refused with both ways out."""
-    done = shoal(tmp_path, "up", "--fleet", "lab", "--listen", "0.0.0.0")
+    done = typed("up", "--fleet", "lab", "--listen", "0.0.0.0")
     assert done.returncode == 2
     assert "shoal init" in done.stderr
     assert "insecure = true" in done.stderr
-    assert "--insecure" in shoal(tmp_path, "up", "--help").stdout
+    assert "--insecure" in typed("up", "--help").stdout

@@ -174,7 +174,7 @@ def test_old_versions_need_not_be_kept(cache, tmp_path, straight):
     same([last], tensors(straight.folder, straight.run)[-1:])
 
 
-@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_workers_do_not_change_results(cache, tmp_path, straight, workers):
     """One worker or three give the bits of two."""
     result = simulate(settings(tmp_path / "out", cache, engine={"workers": workers}))

@@ -100,7 +100,13 @@ def test_backends_and_fleet_end_alike_and_learn(tables, tmp_path):
 
 def test_arrays_in_another_order_are_refused(tables, tmp_path):
     """Both orders have as many numbers, so only the names tell."""
-    data = tables["data"]
+    data, model = tables["data"], tables["model"] | {"widths": (1.0,)}
     swapped = data | {side: data[side] | {"x_key": ("bottom", "top")} for side in ("train", "test")}
     with pytest.raises(DataError, match=r"has the inputs bottom \(32\), top \(32\); name top .*in this order"):
-        simulate(settings(tmp_path / "out", tmp_path / "cache", **tables | {"data": swapped}))
+        simulate(
+            settings(
+                tmp_path / "out",
+                tmp_path / "cache",
+                **tables | {"data": swapped, "model": model, "tiers": {"levels": "a1"}},
+            )
+        )

@@ -178,7 +178,7 @@ export_architecture(small, {}, tiers, Recipe(), Path(sys.argv[1]), ("onnx",), jo
     ("number", "jobs"),
     mostly_slow(
         [(signal.SIGINT, 1), (signal.SIGTERM, 2), (signal.SIGKILL, 1), (signal.SIGKILL, 2)],
-        lambda case: case in {(signal.SIGTERM, 2), (signal.SIGKILL, 1)},
+        lambda case: case == (signal.SIGKILL, 1),
     ),
 )
 def test_what_is_interrupted_leaves_nothing(tmp_path: Path, number: signal.Signals, jobs: int) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import platform
-import subprocess
 import sys
 import zipfile
 
@@ -61,12 +60,11 @@ def hollow(tmp_path):
 
 
 @pytest.fixture
-def shoal(tmp_path):
+def shoal(typed):
     """Run the command in the test's folder."""
 
     def run(*arguments, code=0):
-        command = [sys.executable, "-m", "shoal", *map(str, arguments)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, cwd=tmp_path)
+        done = typed(*arguments)
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
 
