@@ -216,8 +216,8 @@ class UpdateRefused(_RunEvent):
     """
 
     type: Literal["update-refused"] = "update-refused"
-    round: int | None
-    device: str | None
+    round: int | None = None
+    device: str | None = None
     by: Literal["server", "device"]
     reason: RefusalReason
     detail: str

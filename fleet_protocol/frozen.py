@@ -13,5 +13,5 @@ class FrozenModel(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     def to_bytes(self) -> bytes:
-        """The value as it travels."""
-        return self.model_dump_json().encode()
+        """The value as it travels; what is not there is left out, and read as not there."""
+        return self.model_dump_json(exclude_none=True).encode()

@@ -69,7 +69,7 @@ class Uplink:
             }
         )
         try:
-            self.need().publish(self.topics.reply(self.config.device), message.model_dump_json().encode())
+            self.need().publish(self.topics.reply(self.config.device), message.to_bytes())
         except TransportError as error:
             self.journal.warning(f"cannot send {kind.__name__}: {error}; it is sent again with the next offer")
 
