@@ -11,7 +11,7 @@ from fleet_protocol.errors import ConfigError
 from fleet_protocol.messages import Evaluation
 from fleet_protocol.recipe_spec import RecipeSpec
 
-__all__ = ["require_metric", "score", "stalled"]
+__all__ = ["best_of", "require_metric", "score", "stalled"]
 
 
 def score(config: EvaluationKeys, found: Evaluation) -> float:
@@ -28,6 +28,12 @@ def score(config: EvaluationKeys, found: Evaluation) -> float:
     return -math.inf if value is None else -value if config.falling else value
 
 
+def best_of(config: EvaluationKeys, versions: Sequence[VersionRecord]) -> VersionRecord | None:
+    """The version that was judged best, of equal ones the newest; None where none was judged."""
+    judged = [(score(config, item.evaluation), item.number, item) for item in versions if item.evaluation is not None]
+    return max(judged, key=lambda entry: entry[:2])[2] if judged else None
+
+
 def stalled(config: EvaluationKeys, versions: Sequence[VersionRecord]) -> str | None:
     """Why a run ends before its last round; None while it goes on.
 
@@ -39,11 +45,12 @@ def stalled(config: EvaluationKeys, versions: Sequence[VersionRecord]) -> str | 
     """
     if config.patience is None:
         return None
-    best, number, since = -math.inf, 0, 0
+    best, number, since, made_by = -math.inf, 0, 0, -1
     for version in versions:
         if version.evaluation is not None:
             value = score(config, version.evaluation)
-            since += 1
+            since = since + 1 if version.round > made_by else 0  # whoever goes back wants it tried again
+            made_by = version.round
             if value > best + config.min_delta:
                 best, number, since = value, version.number, 0
     if since < config.patience:

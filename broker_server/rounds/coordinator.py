@@ -23,6 +23,7 @@ from broker_server.rounds.retention import drop_old_weights
 from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.steering import Halted
 from broker_server.store import RoundRecord, TaskPhase, TaskRecord, VersionRecord
+from broker_server.store.choosing import promoted
 from broker_server.store.machine import FINAL, RoundEvent, RoundState
 from fleet_protocol import control
 from fleet_protocol.errors import ShoalError, StorageError, TransportError
@@ -297,6 +298,8 @@ class Coordinator:
         slices = _slices(tasks)
         self._dispatcher.blobs.withdraw(slices)
         used = self._store.used_elsewhere(record.run, {*slices, *(item.digest for item in versions)})
+        if (kept := promoted(self._store, record.run)) is not None:
+            used |= {kept.digest}
         for digest in (slices | states) - {item.digest for item in versions} - used:
             blobs.remove(digest)
         for task in tasks:

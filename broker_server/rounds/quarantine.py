@@ -33,11 +33,11 @@ def quarantined(store: Store, run: str, config: RobustConfig) -> dict[str, int]:
     """
     if not config.quarantine_after:
         return {}
-    return judged(store.refused_devices(run), store.releases(run, RELEASED), config)
+    return judged(store.refused_devices(run), store.newest_marks(run, RELEASED), config)
 
 
 def judged(
-    outcomes: Iterable[tuple[str, int, TaskPhase]], releases: Mapping[str, int], config: RobustConfig
+    outcomes: Iterable[tuple[str, int, TaskPhase]], releases: Mapping[str | None, int], config: RobustConfig
 ) -> dict[str, int]:
     """The rule alone.
 

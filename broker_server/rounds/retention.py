@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from broker_server.rounds.best import score
+from broker_server.rounds.best import best_of
 from broker_server.settings.evaluation import EvaluationKeys
 from broker_server.store import VersionRecord
 from fleet_protocol.blob_store import BlobStore
@@ -29,10 +29,9 @@ def kept(
     """
     if newest is None:
         return tuple(versions)
-    judged = [(score(judging, item.evaluation), item.number) for item in versions if item.evaluation is not None]
-    best = max(judged)[1] if judged else None
+    best = best_of(judging, versions)
     first = len(versions) - newest
-    return tuple(item for index, item in enumerate(versions) if index >= first or item.number == best)
+    return tuple(item for index, item in enumerate(versions) if index >= first or item is best)
 
 
 def drop_old_weights(

@@ -9,6 +9,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from broker_server.store import Store, VersionRecord
+from broker_server.store.choosing import promoted
 from broker_server.store.mapped_tensors import open_tensors
 from broker_server.store.queries import find_run
 from fleet_protocol.blob_store import BlobStore, write_atomically
@@ -52,14 +53,14 @@ def load_version(store: Store, run: str | None = None, version: int | None = Non
     Args:
         store: the store.
         run: id of a run, or its beginning; by default the newest.
-        version: its number, by default the last.
+        version: its number; by default the one that was promoted, or else the last.
 
     Raises:
         ConfigError: there is no such run or version, or its weights are not kept.
         BlobError: its blob is damaged, or that of its statistics missing.
     """
     record = find_run(store, run)
-    found = store.version(record.id, version)
+    found = (promoted(store, record.id) if version is None else None) or store.version(record.id, version)
     if found is None:
         last = store.version(record.id)
         known = f"it has versions 0 to {last.number}" if last is not None else "it has none"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from sqlalchemy import func, insert, select
+from sqlalchemy import insert, select
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from broker_server.store import schema
@@ -58,8 +58,8 @@ class LogTables(Database):
             query = query.where(schema.events.c.run == run)
         return self._all(EventRecord, query if last is None else query.limit(last))[::-1]
 
-    def releases(self, run: str, kind: str) -> dict[str, int]:
-        """The newest round that lines of one kind name, by device.
+    def newest_marks(self, run: str, kind: str) -> dict[str | None, int]:
+        """The round that the newest line of one kind names, by device.
 
         Args:
             run: id of the run.
@@ -67,9 +67,9 @@ class LogTables(Database):
         """
         self.flush()
         table = schema.events
-        query = select(table.c.device, func.max(table.c.round)).where(table.c.run == run, table.c.kind == kind)
+        query = select(table.c.device, table.c.round).where(table.c.run == run, table.c.kind == kind)
         with self._transaction() as connection:
-            return {device: number or 0 for device, number in connection.execute(query.group_by(table.c.device))}
+            return {device: number or 0 for device, number in connection.execute(query.order_by(table.c.id))}
 
     def refusals(self, run: str | None = None) -> list[RefusalRecord]:
         """How often what was refused."""

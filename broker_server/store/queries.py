@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from broker_server.settings.fleet import FleetConfig
 from broker_server.store import DeviceRecord, EventRecord, RoundRecord, RunRecord, Store, TaskPhase, TaskRecord
+from broker_server.store.choosing import chosen
 from fleet_protocol.control import VersionEvaluation
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.messages import Evaluation
@@ -96,6 +97,7 @@ class RunView:
         strategy: its name.
         closed: rounds closed.
         rounds: rounds wanted.
+        versions: number of the newest, of the one it repeats, and of the one that was promoted.
         evaluation: newest evaluation of the global model.
         seconds: how long it took, or has taken.
     """
@@ -104,6 +106,7 @@ class RunView:
     strategy: str
     closed: int
     rounds: int
+    versions: Mapping[str, int]
     evaluation: VersionEvaluation | None
     seconds: float
 
@@ -236,6 +239,7 @@ def runs(store: Store, run: str | None = None) -> list[RunView]:
                 strategy=config.strategy.name,
                 closed=max((version.number for version in versions), default=0),
                 rounds=config.round.rounds,
+                versions=chosen(store, record.id),
                 evaluation=next((item.evaluation for item in reversed(versions) if item.evaluation), None),
                 seconds=(record.ended_at or time.time()) - record.created_at,
             )
@@ -276,10 +280,9 @@ def compare(store: Store, one: str, other: str) -> Comparison:
         for record in found
     ]
     keys, numbers = sorted({*settings[0], *settings[1]}), sorted({*judged[0], *judged[1]})
-    both = {key: (settings[0].get(key), settings[1].get(key)) for key in keys}
     return Comparison(
         runs=(found[0].id, found[1].id),
-        settings={key: values for key, values in both.items() if values[0] != values[1]},
+        settings={key: (a, b) for key in keys if (a := settings[0].get(key)) != (b := settings[1].get(key))},
         accuracies={number: (judged[0].get(number), judged[1].get(number)) for number in numbers},
     )
 
@@ -366,17 +369,15 @@ def rounds(store: Store, run: str | None = None) -> list[RoundView]:
     """
     if run is None and not store.runs():
         return []
-    record = find_run(store, run)
     views = []
-    for item in store.rounds(record.id):
-        tasks = store.tasks(record.id, item.number, "train")
+    for item in store.rounds(find_run(store, run).id):
+        tasks = store.tasks(item.run, item.number, "train")
         own = [task.metrics.evaluation for task in tasks if task.metrics and task.metrics.evaluation]
-        began, ended = item.opened_at, item.ended_at
         views.append(
             RoundView(
                 round=item,
                 phases=dict(sorted(Counter(task.phase.value for task in tasks).items())),
-                seconds=ended - began if began is not None and ended is not None else None,
+                seconds=item.ended_at - item.opened_at if item.ended_at and item.opened_at else None,
                 tasks=tuple(tasks),
                 device_accuracy=_mean([found.accuracy for found in own if found.accuracy is not None]),
                 device_metrics=joined(own),

@@ -47,6 +47,20 @@ class VersionTable(Database):
             connection.execute(insert(schema.versions).values(to_row(version)))
             _settle(connection, outcomes)
 
+    def repeat_version(self, copy: VersionRecord) -> bool:
+        """Store a version that repeats an earlier one, unless its run is going on.
+
+        Returns:
+            Whether it was stored.
+        """
+        table = schema.runs
+        going = select(table.c.id).where(table.c.id == copy.run, table.c.status == "running")
+        with self._begin() as connection:
+            free = connection.execute(going).first() is None
+            if free:
+                connection.execute(insert(schema.versions).values(to_row(copy)))
+        return free
+
     def settle_outcomes(self, outcomes: Mapping[str, Outcome]) -> None:
         """Store what became of updates of a round that has no version, by task."""
         with self._begin() as connection:

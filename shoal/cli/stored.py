@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from broker_server.rounds.artifacts import TierArtifacts
-from broker_server.rounds.best import score
+from broker_server.rounds.best import best_of
 from broker_server.rounds.tier_version import tier_version
 from broker_server.settings.fleet import FleetConfig
 from broker_server.store import EventRecord, RoundRecord, Store, queries
@@ -178,6 +178,7 @@ def _draw_runs(views: Sequence[queries.RunView]) -> None:
             "model": view.run.arch,
             "strategy": view.strategy,
             "rounds": f"{view.closed} of {view.rounds}",
+            "versions": ", ".join(f"{name} {number}" for name, number in view.versions.items()),
             "accuracy": _number(view.evaluation.accuracy if view.evaluation else None),
             "on the wire": bytes_text(view.run.wire_bytes),
             "begun": _clock(view.run.created_at),
@@ -270,7 +271,7 @@ def stored_version(store: Path, run: str | None, version: int | None, *, best: b
     Args:
         store: folder of the store.
         run: id of the run, or its beginning; None for the newest.
-        version: number; None for the newest.
+        version: number; None for the one that was promoted, or else the newest.
         best: take the one that was judged best by the run's rule instead, of equal ones the newest.
 
     Raises:
@@ -280,13 +281,10 @@ def stored_version(store: Path, run: str | None, version: int | None, *, best: b
     with closing(Store(store, read_only=True)) as opened:
         if best:
             record = queries.find_run(opened, run)
-            judging = FleetConfig.model_validate_json(record.config).evaluation
-            scores = [
-                (score(judging, item.evaluation), item.number) for item in opened.versions(record.id) if item.evaluation
-            ]
-            if not scores:
+            found = best_of(FleetConfig.model_validate_json(record.config).evaluation, opened.versions(record.id))
+            if found is None:
                 raise ConfigError(f"--best: no version of run {record.id} was judged; give --version N")
-            version = max(scores)[1]
+            version = found.number
         return load_version(opened, run=run, version=version)
 
 

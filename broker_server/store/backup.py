@@ -1,0 +1,106 @@
+"""A store as one file, taken while its server works, and a store from such a file: a zip of database and blobs.
+
+A server writes a blob before the commit that names it, and removes one after the commit that needs it no longer. So
+who keeps it from committing finds every blob that goes with the database. Only links are made meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import shutil
+import sqlite3
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from zipfile import BadZipFile, ZipFile
+
+from broker_server.store.opening import PATIENT_SECONDS
+from broker_server.store.repository import Store
+from fleet_protocol.blob_store import write_atomically
+from fleet_protocol.blobs import storage_error
+from fleet_protocol.digests import blob_digest, matches, place_of
+from fleet_protocol.errors import BlobError, ConfigError, StorageError
+
+__all__ = ["back_up", "restore"]
+
+_DATABASE, _ROOTS = "shoal.db", ("blobs", "updates")
+
+
+def back_up(store: Path, file: Path) -> int:
+    """Write a store to a file; a server that works on it waits for the moment that the links take.
+
+    Args:
+        store: its folder.
+        file: to write; one that is there is replaced once the new one is whole.
+
+    Returns:
+        How many blobs are in it.
+
+    Raises:
+        StorageError: there is no store, or something cannot be read or written.
+    """
+    Store(store, read_only=True).close()  # says what is wrong with it, and makes none
+    source, part = store / _DATABASE, file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+    try:
+        with TemporaryDirectory(dir=store, prefix="backup-") as folder, ZipFile(part, "w") as out:
+            made = Path(folder)
+            with contextlib.closing(sqlite3.connect(source, PATIENT_SECONDS, isolation_level=None)) as holding:
+                holding.execute("BEGIN IMMEDIATE")  # from here on the server cannot commit
+                _copy(source, made / _DATABASE)
+                for path in [path for root in _ROOTS for path in (store / root / "objects").glob("*/[!.]*")]:
+                    to = made / path.relative_to(store)
+                    to.parent.mkdir(parents=True, exist_ok=True)
+                    with contextlib.suppress(FileNotFoundError):  # of a round or version that is over
+                        to.hardlink_to(path)
+            out.comment = blob_digest((made / _DATABASE).read_bytes()).encode()  # blobs have theirs as a name
+            found = [path for path in sorted(made.rglob("*")) if path.is_file()]
+            for path in found:
+                out.write(path, path.relative_to(made))
+        part.replace(file)
+    except OSError as error:
+        raise storage_error("write", file, error) from error
+    except sqlite3.Error as error:
+        raise StorageError(f"cannot copy the database of {store}: {error}") from error
+    finally:
+        part.unlink(missing_ok=True)
+    return len(found) - 1
+
+
+def _copy(source: Path, target: Path) -> None:
+    with contextlib.closing(sqlite3.connect(source)) as there, contextlib.closing(sqlite3.connect(target)) as copy:
+        there.backup(copy)
+        copy.execute("PRAGMA journal_mode=DELETE")  # one file
+
+
+def restore(file: Path, store: Path) -> None:
+    """Make a store from a file that `back_up` wrote; it is in its place once all of it was checked.
+
+    Args:
+        file: the backup.
+        store: folder to make.
+
+    Raises:
+        ConfigError: something is there.
+        BlobError: the file is torn, damaged or no backup.
+        StorageError: it cannot be read or written, or holds a store of a newer Shoal.
+    """
+    if store.exists() and (not store.is_dir() or any(store.iterdir())):
+        raise ConfigError(f"{store} is there already; stop its server and move it away, or take another folder")
+    made = store.with_name(f".{store.name}.{secrets.token_hex(4)}")
+    try:
+        with ZipFile(file) as archive:
+            for name in archive.namelist():
+                # Where it goes follows from its digest, so that no name leads out of the folder.
+                digest = archive.comment.decode() if name == _DATABASE else Path(name).name
+                data, places = archive.read(name), [str(Path(root, "objects", place_of(digest))) for root in _ROOTS]
+                if name not in {_DATABASE, *places} or not matches(data, digest):
+                    raise BlobError(f"{name} in {file} is damaged, or not of a store; take another backup")
+                write_atomically(made / name, data)
+        Store(made, read_only=True).close()
+        made.rename(store)
+    except (BadZipFile, ValueError) as error:
+        raise BlobError(f"{file} is no whole backup of a store: {error}") from error
+    except OSError as error:
+        raise storage_error("restore", file, error) from error
+    finally:
+        shutil.rmtree(made, ignore_errors=True)

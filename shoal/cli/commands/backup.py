@@ -1,0 +1,32 @@
+"""Write a store to one file; its server may go on meanwhile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.cli.common import AsJson
+from shoal.cli.console import output_console, print_json
+from shoal.cli.extras import needs
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command(help=__doc__)
+def _backup(
+    store: Annotated[Path, typer.Argument(help="Folder of the server's store.")],
+    file: Annotated[Path, typer.Argument(help="File to write, for example store.zip.")],
+    as_json: AsJson = False,
+) -> None:
+    with needs("server"):
+        from broker_server.store.backup import back_up
+
+    blobs = back_up(store, file)
+    if as_json:
+        print_json({"path": str(file), "blobs": blobs, "bytes": file.stat().st_size})
+        return
+    output_console().print(f"{store} with {blobs} blobs is in {file}", highlight=False, markup=False, soft_wrap=True)

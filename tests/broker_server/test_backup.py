@@ -1,0 +1,163 @@
+"""`shoal backup` and `restore`: a store is taken while its server works, and goes on elsewhere as it was."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import sqlite3
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+
+from broker_server.store import Store, TaskPhase, backup
+from broker_server.store.backup import back_up, restore
+from broker_server.store.machine import FINAL
+from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.errors import BlobError, ConfigError, StorageError
+from shoal.cli.main import main
+from tests.broker_server.peer import Peer, honest, profile
+from tests.broker_server.test_resume import expected, start_dying, weights_of
+
+
+@pytest.fixture
+def killed(url, config, fleet, tmp_path):
+    """A run whose server was killed with one update of the first round on its disk; its devices are still there."""
+    settings = config(round={"rounds": 2, "min_devices": 2}, evaluation={"data": None})
+    narrow = profile(max_width=0.5)
+    with Peer(fleet, "a", url, honest(1.0)), Peer(fleet, "b", url, honest(3.0), profile=narrow):
+        assert start_dying(settings, url, "receive", 1, tmp_path).wait(60) == -signal.SIGKILL
+        yield settings
+
+
+def test_a_restored_store_goes_on_where_it_was(killed, url, running, tmp_path):
+    """With the update that was acknowledged, though the store it came from is gone."""
+    file, elsewhere = tmp_path / "store.zip", killed.model_copy(update={"store": tmp_path / "elsewhere"})
+    assert back_up(killed.store, file) >= 3
+    shutil.rmtree(killed.store)
+    restore(file, elsewhere.store)
+    with contextlib.closing(Store(elsewhere.store, read_only=True)) as store:
+        before, *_ = [task for task in store.tasks(store.runs()[0].id, 1) if task.phase is TaskPhase.RECEIVED]
+    finished = running(elsewhere, url).wait()
+    assert finished.status == "finished"
+    found, wanted = weights_of(elsewhere, finished.run, 2), expected(elsewhere)
+    for name, value in wanted.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-6, atol=1e-6)
+    with contextlib.closing(Store(elsewhere.store, read_only=True)) as store:
+        assert store.task(before.id).update_digest == before.update_digest
+
+
+def test_backups_of_a_run_in_progress_are_each_whole(url, config, fleet, running, tmp_path):
+    """Taken as fast as they can be, while versions come and old ones are dropped: nothing that counts is missing."""
+    settings = config(round={"rounds": 8}, evaluation={"data": None}, keep_versions=1)
+    seen = set()
+    with Peer(fleet, "d", url, honest()):
+        server = running(settings, url)
+        while not seen or max(seen)[0] < 8:
+            if (settings.store / "shoal.db").is_file():
+                with contextlib.suppress(StorageError):  # before the first tables are there
+                    back_up(settings.store, tmp_path / "store.zip")
+                    restore(tmp_path / "store.zip", tmp_path / "copy")
+                    with contextlib.closing(Store(tmp_path / "copy", read_only=True)) as store:
+                        begun = store.runs()
+                    if begun:
+                        seen.add(newest(tmp_path / "copy"))
+                    shutil.rmtree(tmp_path / "copy")
+        assert server.wait().status == "finished"
+    assert len(seen) > 3
+    assert {path.name for path in settings.store.iterdir() if path.is_dir()} == {"blobs", "updates"}
+
+
+def test_no_server_commits_between_the_database_and_the_links(tmp_path, monkeypatch):
+    """It waits for the moment that these take, so that no blob goes which the copy still names."""
+    Store(tmp_path / "store").close()
+    copy, tried = backup._copy, []
+
+    def copying(source, target):
+        copy(source, target)
+        with contextlib.closing(sqlite3.connect(source, timeout=0)) as server:
+            with pytest.raises(sqlite3.OperationalError, match="database is locked"):
+                server.execute("DELETE FROM runs")
+            tried.append(True)
+
+    monkeypatch.setattr(backup, "_copy", copying)
+    back_up(tmp_path / "store", tmp_path / "store.zip")
+    assert tried
+
+
+def newest(folder):
+    """Of a store that keeps one version: what it needs is there."""
+    blobs, updates = BlobStore(folder / "blobs"), BlobStore(folder / "updates")
+    with contextlib.closing(Store(folder, read_only=True)) as store:
+        run = store.runs()[0].id
+        version, last = store.version(run), store.last_round(run)
+        blobs.read(version.digest)
+        open_round = last is not None and last.state not in FINAL
+        for task in store.tasks(run, last.number) if open_round and last.version == version.number else ():
+            blobs.read(task.weights.digest)
+            if task.phase is TaskPhase.RECEIVED:
+                updates.read(task.update_digest)
+    return version.number, open_round
+
+
+def damage(file, out, kind):
+    data = bytearray(file.read_bytes())
+    if kind == "torn":
+        data = data[: len(data) // 2]
+    elif kind == "a bit of a blob":
+        with zipfile.ZipFile(file) as archive:
+            data[archive.getinfo(next(n for n in archive.namelist() if "objects" in n)).header_offset + 200] ^= 1
+    elif kind == "no zip":
+        data = bytearray(b"a letter")
+    out.write_bytes(data)
+    if kind in {"out of the folder", "another database"}:
+        name = "../outside" if kind == "out of the folder" else "shoal.db"
+        with zipfile.ZipFile(file) as old, zipfile.ZipFile(out, "w") as new:
+            new.comment = old.comment
+            new.writestr(name, b"something")
+
+
+@pytest.mark.parametrize("kind", ["torn", "a bit of a blob", "no zip", "out of the folder", "another database"])
+def test_what_is_no_whole_backup_makes_no_store(kind, tmp_path):
+    """The folder is not made, nothing is left beside it, and nothing is written elsewhere."""
+    with contextlib.closing(Store(tmp_path / "store")) as store:
+        store.log("said", "something")
+    BlobStore(tmp_path / "store" / "blobs").put(b"x" * 1000)
+    assert back_up(tmp_path / "store", tmp_path / "good.zip") == 1
+    damage(tmp_path / "good.zip", tmp_path / "bad.zip", kind)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(BlobError, match=r"bad\.zip"):
+        restore(tmp_path / "bad.zip", tmp_path / "made")
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_the_commands_say_what_they_did(tmp_path, monkeypatch, capsys):
+    """A folder that is there is not touched; a store that is not there is not made."""
+    Store(tmp_path / "store").close()
+
+    def shoal(*arguments):
+        monkeypatch.setattr(sys, "argv", ["shoal", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code or 0, "".join(capsys.readouterr())
+
+    file = tmp_path / "store.zip"
+    assert shoal("backup", tmp_path / "store", file, "--json")[0] == 0
+    assert shoal("restore", file, tmp_path / "copy") == (0, f"{tmp_path / 'copy'} is what {file} holds\n")
+    code, said = shoal("restore", file, tmp_path / "copy")
+    assert (code, "there already; stop its server and move it away" in " ".join(said.split())) == (2, True), said
+    code, said = shoal("backup", tmp_path / "none", tmp_path / "none.zip")
+    assert (code, "there is no store" in said) == (7, True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "store", "store.zip"]
+
+
+def test_restore_never_overwrites(tmp_path):
+    Store(tmp_path / "store").close()
+    back_up(tmp_path / "store", tmp_path / "store.zip")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter").write_text("dear")
+    with pytest.raises(ConfigError, match="take another folder"):
+        restore(tmp_path / "store.zip", tmp_path / "mine")
+    assert (tmp_path / "mine" / "letter").read_text() == "dear"
