@@ -17,7 +17,7 @@ from rich.table import Table
 
 __all__ = ["BENCHMARKS", "main"]
 
-BENCHMARKS = ("merge", "reslicing", "fleet", "parity", "step_time", "device_memory", "simulation", "export")
+BENCHMARKS = ("merge", "reslicing", "fleet", "identity", "parity", "step_time", "device_memory", "simulation", "export")
 OUT = Path(__file__).parent / "out" / "bench.json"
 
 

@@ -94,11 +94,12 @@ class BlobStore:
         """Whether the blob is here."""
         return self.path(digest).is_file()
 
-    def put(self, *parts: bytes | memoryview) -> str:
+    def put(self, *parts: bytes | memoryview, durable: bool = True) -> str:
         """Keep bytes.
 
         Args:
             parts: of them, in order.
+            durable: where the store is; without, `sync` waits for many at once.
 
         Returns:
             Their digest.
@@ -109,7 +110,7 @@ class BlobStore:
         digest = blob_digest(*parts)
         path = self.path(digest)
         if not path.is_file():
-            write_atomically(path, *parts, durable=self._durable)
+            write_atomically(path, *parts, durable=durable and self._durable)
         return digest
 
     def read(self, digest: str) -> bytes:

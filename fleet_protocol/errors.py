@@ -101,6 +101,7 @@ class RefusalReason(str, Enum):
     FORGED = "forged"
     REPLAYED = "replayed"
     REVOKED = "revoked"
+    BAD_SEAL = "bad-seal"
     UNSAFE_GRAPH = "unsafe-graph"
     BUSY = "busy"
     TOO_MANY = "too-many"

@@ -180,12 +180,14 @@ class Received:
         payload: bytes.
         retained: it was stored by the broker before we subscribed.
         signer: the member of the fleet that signed it; None where nothing is signed.
+        sealing: public key to which the signer wants to be sent sealed updates, as its certificate says.
     """
 
     topic: str
     payload: bytes
     retained: bool = False
     signer: str | None = None
+    sealing: str | None = None
 
 
 @dataclass(frozen=True)

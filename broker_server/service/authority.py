@@ -24,7 +24,8 @@ from broker_server.service.certificates import Authority
 from broker_server.service.registry import MemberEntry, Registry, read_registry
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.identity.certificate import Certificate, issue
-from fleet_protocol.identity.enrolment import Enrolment, write_secret
+from fleet_protocol.identity.enrolment import Enrolment, read_enrolment, write_secret
+from fleet_protocol.identity.sealing import new_key, public_key
 from fleet_protocol.topics import check_name
 
 __all__ = ["SERVER", "Founding", "enroll", "found_fleet", "renew_server", "revoke"]
@@ -126,7 +127,9 @@ def enroll(folder: Path, name: str, *, days: int = 0) -> Path:
 
 
 def renew_server(folder: Path) -> Path:
-    """Give the server a new key; boards take it as soon as they hear it, and then the old one no longer.
+    """Give the server new keys; boards take them as soon as they hear them, and then the old ones no longer.
+
+    It still opens updates that were sealed to the key before.
 
     Args:
         folder: of the fleet.
@@ -170,7 +173,13 @@ def _add(folder: Path, name: str, role: Literal["server", "device"], *, days: in
     key = Ed25519PrivateKey.generate()
     fleet, serial = authority.fleet, registry.serial + 1
     expires = int(time.time()) + days * _DAY_SECONDS if days else 0
-    certificate = Certificate(fleet=fleet, role=role, name=name, key=_public(key), serial=serial, expires=expires)
+    path = folder / "server.enrolment" if role == "server" else folder / "devices" / f"{name}.enrolment"
+    before = read_enrolment(path).sealing[:1] if role == "server" and path.exists() else ()  # boards have tasks in hand
+    sealing = (new_key(), *before) if role == "server" else ()
+    opens = public_key(sealing[0]) if sealing else None
+    certificate = Certificate(
+        fleet=fleet, role=role, name=name, key=_public(key), serial=serial, expires=expires, sealing=opens
+    )
     tls_certificate, tls_key = authority.issue(name)
     token = secrets.token_urlsafe(24)
     enrolment = Enrolment(
@@ -181,13 +190,13 @@ def _add(folder: Path, name: str, role: Literal["server", "device"], *, days: in
         operator=_public(operator),
         certificate=issue(certificate, operator).hex(),
         key=key.private_bytes_raw().hex(),
+        sealing=sealing,
         token=token,
         ca=authority.certificate,
         tls_certificate=tls_certificate,
         tls_key=tls_key,
     )
-    path = folder / "server.enrolment" if role == "server" else folder / "devices" / f"{name}.enrolment"
-    write_secret(path, enrolment.model_dump_json(indent=1))
+    write_secret(path, enrolment.model_dump_json(indent=1, exclude=None if sealing else {"sealing"}))
     entry = MemberEntry(role=role, serial=serial, token=token)
     Registry(serial=serial, members={**registry.members, name: entry}).write(folder)
     return path

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from broker_server.rounds.decoding import Unseal
 from broker_server.service.broker import ChildBroker, EmbeddedBroker, Gate
 from broker_server.service.mosquitto import MosquittoBroker
 from broker_server.service.registry import RegistryReader, read_registry
 from broker_server.settings.fleet import BrokerConfig
+from broker_server.store import TaskRecord
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.identity.enrolment import read_enrolment
 from fleet_protocol.identity.member import Member
+from fleet_protocol.identity.sealing import Purpose, unseal
 from fleet_protocol.transport import BrokerAddress
 
-__all__ = ["broker_address", "hosted_broker", "member_of"]
+__all__ = ["broker_address", "hosted_broker", "member_of", "unsealing"]
 
 _ANYWHERE = {"0.0.0.0", "::", ""}  # noqa: S104  (compared, not bound)
 
@@ -61,6 +64,23 @@ def member_of(config: BrokerConfig) -> Member | None:
         return None
     folder = config.identity.parent
     return Member(read_enrolment(config.identity), folder / "server", revoked=RegistryReader(folder).revoked)
+
+
+def unsealing(member: Member | None) -> Unseal | None:
+    """How updates are opened; None where none is sealed: without identities, or before the server was renewed once.
+
+    Args:
+        member: the server.
+    """
+    if member is None or not member.enrolment.sealing:
+        return None
+    fleet, keys = member.enrolment.fleet, member.enrolment.sealing
+
+    def opened(data: bytes, task: TaskRecord) -> bytes:
+        purpose = Purpose(fleet, task.run, task.round, task.id, task.device, task.artifact_set.digest)
+        return unseal(data, keys, purpose)
+
+    return opened
 
 
 def _gate_of(config: BrokerConfig) -> Gate | None:

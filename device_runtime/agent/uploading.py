@@ -1,4 +1,4 @@
-"""Chunks of a finished update on their way to the server."""
+"""A finished update on its way to the server: sealed where the server wants that, and in chunks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from device_runtime.agent.task_store import StoredTask
 from device_runtime.training.hooks import TaskStopped
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.blobs import iter_chunks
@@ -13,7 +14,7 @@ from fleet_protocol.errors import TransportError
 from fleet_protocol.messages import BlobRef, Ranges
 from fleet_protocol.transport import SEND_WINDOW, Transport
 
-__all__ = ["Upload", "send_chunks"]
+__all__ = ["Upload", "sealing_of", "send_chunks"]
 
 _PATIENCE_SECONDS = 0.5  # between two looks at whether the upload is still wanted while the broker is away
 
@@ -33,6 +34,23 @@ class Upload:
     ranges: Ranges
     topic: Callable[[int], str]
     deadline: float
+
+
+def sealing_of(record: StoredTask, device: str) -> Callable[[bytes], tuple[bytes, bytes]] | None:
+    """What seals the update of a task, None where nothing is sealed.
+
+    Args:
+        record: the task.
+        device: whose it is.
+    """
+    recipient, offer = record.sealing, record.offer
+    if recipient is None:
+        return None
+    from fleet_protocol.identity.sealing import Purpose, seal  # noqa: PLC0415  (needs cryptography)
+
+    digest = record.choice.artifact_set.digest
+    purpose = Purpose(offer.fleet, offer.run, offer.round, offer.task, device, digest)
+    return lambda update: seal(update, recipient, purpose)
 
 
 def send_chunks(link: Transport, blobs: BlobStore, upload: Upload, *, stopped: Callable[[], bool]) -> int:

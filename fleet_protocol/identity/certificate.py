@@ -32,6 +32,7 @@ class Certificate(FrozenModel):
         serial: grows with every certificate the operator issues; of a server's, an older one is refused by whoever
             has seen a newer one.
         expires: seconds since 1970 after which the server takes nothing more; 0 for never.
+        sealing: of a server, the X25519 key to which updates are sealed, 32 bytes in hexadecimal.
     """
 
     fleet: Name
@@ -40,6 +41,7 @@ class Certificate(FrozenModel):
     key: Key
     serial: Count
     expires: Count = 0
+    sealing: Key | None = None
 
 
 def issue(certificate: Certificate, operator: Ed25519PrivateKey) -> bytes:
@@ -52,7 +54,7 @@ def issue(certificate: Certificate, operator: Ed25519PrivateKey) -> bytes:
     Returns:
         The signature, 64 bytes, and what it is of.
     """
-    said = certificate.model_dump_json().encode()
+    said = certificate.model_dump_json(exclude_none=True).encode()
     return operator.sign(_PURPOSE + said) + said
 
 

@@ -3,12 +3,12 @@
 Every message of every kind travels in one, chunks too. All integers are big-endian:
 
     bytes  content
-    4      magic "SHE1"
+    4      magic "SHE2"
     1      0, or 1 for a farewell, which is signed long before it is published
     8      counter of the sender: session in the upper 32 bits, number in the session in the lower
     2      bytes of the certificate
     ...    certificate, signed by the operator
-    64     Ed25519 signature over purpose, topic, all of the above, and the BLAKE2b digest of the payload
+    64     Ed25519 signature over purpose, topic, all of the above, and the BLAKE3 digest of the payload
     ...    payload
 
 The topic names fleet, device, blob or task, so nothing can be moved elsewhere; the counter grows, so nothing can be
@@ -18,7 +18,6 @@ said again. Chunks may be repeated: they are named by content and change nothing
 from __future__ import annotations
 
 import functools
-import hashlib
 import itertools
 import struct
 import time
@@ -28,6 +27,7 @@ from dataclasses import dataclass
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from fleet_protocol.digests import chunk_digest
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.identity.certificate import CERTIFICATE_LIMIT, SIGNATURE_BYTES, Certificate, read_certificate
 from fleet_protocol.identity.enrolment import Enrolment
@@ -36,8 +36,8 @@ from fleet_protocol.topics import BlobTopic, DeviceTopic, Topic, Topics, UploadT
 
 __all__ = ["Opened", "Signer", "Verifier"]
 
-_MAGIC = b"SHE1"
-_PURPOSE = b"shoal-envelope-1\0"
+_MAGIC = b"SHE2"
+_PURPOSE = b"shoal-envelope-2\0"
 _HEAD = struct.Struct(">4sBQH")
 _SESSION_BITS = 32
 _KNOWN_CERTIFICATES = 4096
@@ -58,8 +58,7 @@ class Opened:
 
 def _signed(topic: str, head: bytes, certificate: bytes, payload: bytes | memoryview) -> bytes:
     place = topic.encode()
-    digest = hashlib.blake2b(payload, digest_size=32).digest()
-    return b"".join((_PURPOSE, struct.pack(">H", len(place)), place, head, certificate, digest))
+    return b"".join((_PURPOSE, struct.pack(">H", len(place)), place, head, certificate, chunk_digest(payload)))
 
 
 class Signer:

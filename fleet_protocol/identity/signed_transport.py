@@ -45,7 +45,8 @@ class OpeningInbox(queue.SimpleQueue):  # type: ignore[type-arg]
             except RefusedError as error:
                 self._inbox.put(Rejected(item.topic, error), block, timeout)
                 return
-            item = replace(item, payload=opened.payload, signer=opened.signer.name)
+            signer = opened.signer
+            item = replace(item, payload=opened.payload, signer=signer.name, sealing=signer.sealing)
         self._inbox.put(item, block, timeout)
 
 

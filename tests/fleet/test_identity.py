@@ -11,8 +11,9 @@ import threading
 from collections import Counter
 
 import pytest
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from broker_server.service.authority import Founding, enroll, found_fleet
+from broker_server.service.authority import Founding, enroll, found_fleet, renew_server
 from broker_server.service.launch import submit
 from broker_server.service.membership import broker_address, hosted_broker
 from broker_server.service.server import Server
@@ -20,8 +21,10 @@ from broker_server.settings.fleet import BrokerConfig
 from broker_server.store import Store, queries
 from fleet_protocol import control, requests
 from fleet_protocol.errors import RefusalReason, TransportError
-from fleet_protocol.identity.enrolment import read_enrolment
+from fleet_protocol.identity.certificate import issue, read_certificate
+from fleet_protocol.identity.enrolment import read_enrolment, write_secret
 from fleet_protocol.identity.envelope import Signer
+from fleet_protocol.identity.sealing import new_key
 from fleet_protocol.link import Link
 from fleet_protocol.messages import Cancel, Offer, Refuse
 from fleet_protocol.topics import BlobTopic, DeviceTopic, Topics, UploadTopic
@@ -63,6 +66,7 @@ class Outsider:
 
     def __init__(self, url: str, insider: Signer | None = None) -> None:
         self.tried: Counter[str] = Counter()
+        self.uploads: list[bytes] = []
         self._insider = insider
         self._inbox: queue.SimpleQueue = queue.SimpleQueue()
         self._mine: set[bytes] = set()
@@ -105,6 +109,8 @@ class Outsider:
 
     def _attack(self, event: Received) -> None:
         topic, said = TOPICS.parse(event.topic), event.payload
+        if isinstance(topic, UploadTopic):
+            self.uploads.append(said)
         if isinstance(topic, BlobTopic | UploadTopic):
             self.say("poisoned chunk", event.topic, said[:-4] + b"evil")
         elif isinstance(topic, DeviceTopic):
@@ -190,6 +196,8 @@ def test_whatever_is_said_in_anothers_place_is_refused_and_counted(ground, tmp_p
         fleet.check()
         logs = "".join((ground.folder / "devices" / f"{name}.log").read_text() for name in enrolments)
     assert (finished.status, finished.rounds) == ("finished", 3)
+    assert any(b"SHS1" in said for said in attacker.uploads)
+    assert not any(b"__metadata__" in said for said in attacker.uploads)  # what every update says when it can be read
     assert [len(event.merged) for event in watcher.of(control.RoundClosed)] == [len(WIDTHS)] * 3
     expected = {"poisoned chunk", "forged cancel", "forged offer", "forged refuse", "forged status", "replayed offer"}
     assert (
@@ -202,6 +210,52 @@ def test_whatever_is_said_in_anothers_place_is_refused_and_counted(ground, tmp_p
     assert "refused, forged" in logs
     assert "refused, replayed" in logs
     assert not any(event.device in enrolments for event in watcher.of(control.UpdateRefused))
+
+
+@pytest.mark.slow  # tests/fleet_protocol/test_sealing.py sees what opens and what does not
+def test_a_server_that_is_renewed_within_a_round_loses_no_update(ground):
+    """Tasks in hand are sealed to the key before, which the new server opens; later ones to the new key."""
+    port = free_port()
+    folder, enrolments = founded(ground, port)
+    config, watcher = identified(ground, folder, BrokerConfig(port=port)), Watcher()
+    with ground.fleet(f"mqtts://127.0.0.1:{port}", members(ground, enrolments)) as fleet:
+        with Server(config.fleet, config.store, config.broker, listener=watcher) as server:
+            watcher.once(lambda event: isinstance(event, control.DeviceAccepted), server.stop)
+            assert server.run(config).status == "stopped"
+        before = read_enrolment(folder / "server.enrolment").sealing
+        assert read_enrolment(renew_server(folder)).sealing[1:] == before
+        with Server(config.fleet, config.store, config.broker, listener=watcher) as server:
+            assert server.run(config).status == "finished"
+        fleet.check()
+    assert [len(event.merged) for event in watcher.of(control.RoundClosed)] == [len(WIDTHS)] * 3
+    assert not watcher.of(control.UpdateRefused)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["to an older key", "not at all"])
+def test_an_update_that_is_not_sealed_to_the_server_is_refused_named_and_counted(ground, how):
+    """The run goes on without it, and says why."""
+    port = free_port()
+    folder, enrolments = founded(ground, port)
+    path = folder / "server.enrolment"
+    server = read_enrolment(path)
+    if how == "not at all":  # what devices hear says nothing of seals
+        key = load_pem_private_key((folder / "operator.pem").read_bytes(), None)
+        told = read_certificate(bytes.fromhex(server.certificate), key.public_key())
+        server = server.model_copy(update={"certificate": issue(told.model_copy(update={"sealing": None}), key).hex()})
+    else:
+        server = server.model_copy(update={"sealing": (new_key(),)})
+    write_secret(path, server.model_dump_json())
+    config, watcher = identified(ground, folder, BrokerConfig(port=port), rounds=1), Watcher()
+    with (
+        Server(config.fleet, config.store, config.broker, listener=watcher) as server,
+        ground.fleet(f"mqtts://127.0.0.1:{port}", members(ground, enrolments)) as fleet,
+    ):
+        assert server.run(config).status == "failed"
+        fleet.check()
+    refused = watcher.of(control.UpdateRefused)
+    assert {(event.reason, event.device) for event in refused} == {(RefusalReason.BAD_SEAL, name) for name in NAMES}
+    assert counted(config)["bad-seal"] == len(refused)
 
 
 def test_mosquitto_keeps_a_device_to_its_own_topics_and_dies_with_its_server(tmp_path):
