@@ -1,7 +1,5 @@
 """Resident memory of a whole device process while it trains, beside a PyTorch process doing the same; installed size.
 
-python -m benchmarks.device_memory
-
 The device is the real agent, ``python -m device_runtime``, against a real broker: it fetches ``conv`` at width 1,
 trains it at batch 32, evaluates, uploads, and reports the peak of its own resident memory (VmHWM). It runs in this
 environment and, where pip can make one, in a fresh environment with the ``device`` extra and stock onnxruntime.
@@ -17,29 +15,23 @@ import contextlib
 import importlib.util
 import json
 import os
-import queue
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import time
 import venv
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from packaging.requirements import Requirement
 
+from benchmarks.row import Row
 from broker_server.service.broker import EmbeddedBroker
-from fleet_protocol.blob_store import BlobStore
-from fleet_protocol.blobs import blob_ref, iter_chunks
-from fleet_protocol.link import Link
-from fleet_protocol.manifest import parse_manifest
-from fleet_protocol.messages import Done, NeedChunks, Offer, Refuse, TierChoice, TrainSettings, parse_device_message
-from fleet_protocol.topics import Topics
-from fleet_protocol.transport import BrokerAddress, Received
+from broker_server.service.server import Server
+from broker_server.settings.fleet import FleetConfig
+from fleet_protocol.control import RunEvent, UpdateReceived
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -54,10 +46,7 @@ BATCH, SAMPLES, EPOCHS = 32, 320, 3
 PATIENCE_SECONDS = 180.0
 MB = 1024 * 1024
 REPOSITORY = Path(__file__).resolve().parents[1]
-TOPICS = Topics("bench")
-DEVICE = "board"
-
-Row = dict[str, Any]
+FLEET, DEVICE = "bench", "board"
 
 _EXPORT = """
 import sys
@@ -120,7 +109,7 @@ def _free_port() -> int:
 def _device(python: Path, folder: Path, url: str, data: Path) -> Iterator[Path]:
     """A running device; yields its log."""
     folder.mkdir()
-    lines = {"fleet": TOPICS.fleet, "device": DEVICE, "broker": url, "state_dir": "state", "backend": "onnx"}
+    lines = {"fleet": FLEET, "device": DEVICE, "broker": url, "state_dir": "state", "backend": "onnx"}
     text = "\n".join(f"{key} = {json.dumps(value)}" for key, value in lines.items())
     config, log = folder / "device.toml", folder / "log"
     config.write_text(f'{text}\n[data]\nkind = "npz"\npath = {json.dumps(str(data))}\n')
@@ -139,69 +128,29 @@ def _device(python: Path, folder: Path, url: str, data: Path) -> Iterator[Path]:
         process.wait(20)
 
 
-def _serve(url: str, blobs: BlobStore, choice: TierChoice, name: str) -> Done | None:
-    """Be the server of one task: offer it, serve what is asked for, return its Done, if it comes to one."""
-    inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    link = Link(BrokerAddress.parse(url), f"bench-server-{name}", inbox)
-    link.connect(20)
-    try:
-        link.subscribe(TOPICS.all_status)
-        link.subscribe(TOPICS.all_replies)
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        offered = False
-        while True:
-            event = inbox.get(timeout=max(0.1, deadline - time.monotonic()))
-            if not isinstance(event, Received):
-                continue
-            if event.topic == TOPICS.status(DEVICE):
-                if not offered and b'"online":true' in event.payload and not event.retained:
-                    offered = True
-                    link.publish(TOPICS.task(DEVICE), _offer(choice, name).to_bytes())
-                continue
-            message = parse_device_message(event.payload)
-            if isinstance(message, Done | Refuse):
-                return message if isinstance(message, Done) else None
-            if isinstance(message, NeedChunks):
-                chunk_bytes = choice.weights.chunk_bytes
-                for index, frame in iter_chunks(blobs.read(message.digest), chunk_bytes, message.ranges):
-                    link.publish(TOPICS.blob(message.digest, index), frame)
-    finally:
-        link.close()
-
-
-def _offer(choice: TierChoice, name: str) -> Offer:
-    return Offer(
-        fleet=TOPICS.fleet,
-        run="bench",
-        round=1,
-        task=name,
-        version=0,
-        choices=(choice,),
-        train=TrainSettings(learning_rate=0.01, epochs=EPOCHS, batch_size=BATCH, seed=0),
-        seconds_left=PATIENCE_SECONDS,
-    )
-
-
 def _device_megabytes(python: Path, work: Path, name: str) -> tuple[float, float]:
     """Peak resident memory of a device in MB, and seconds per step."""
-    blobs = BlobStore(work / "artifacts")
-    arch = work / "artifacts" / "conv"
-    manifest = (arch / "w1.00-d1" / "manifest.json").read_bytes()
-    weights = (arch / "init.safetensors").read_bytes()
-    for data in (manifest, weights):
-        blobs.put(data)
-    choice = TierChoice(tier=parse_manifest(manifest).tier, artifact_set=blob_ref(manifest), weights=blob_ref(weights))
-    with (
-        EmbeddedBroker(work / f"broker-{name}", port=_free_port()) as broker,
-        _device(python, work / name, broker.url, work / "data.npz") as log,
-    ):
-        try:
-            done = _serve(broker.url, blobs, choice, name)
-        except queue.Empty:
-            done = None
-        if done is None:
-            raise RuntimeError(f"no update came; the device said:\n{log.read_text()[-2000:]}")
-    return done.metrics.resident_bytes / MB, done.metrics.train_seconds / done.metrics.batches
+    events: list[RunEvent] = []
+    with EmbeddedBroker(work / f"broker-{name}", port=_free_port()) as broker:
+        config = FleetConfig.model_validate(
+            {
+                "fleet": FLEET,
+                "store": work / f"store-{name}",
+                "broker": {"url": broker.url},
+                "model": {"artifacts": work / "artifacts", "arch": "conv"},
+                "round": {"rounds": 1, "deadline_seconds": PATIENCE_SECONDS, "wait_seconds": PATIENCE_SECONDS},
+                "train": {"learning_rate": 0.01, "epochs": EPOCHS, "batch_size": BATCH},
+            }
+        )
+        with (
+            Server(FLEET, config.store, config.broker, listener=events.append) as server,
+            _device(python, work / name, broker.url, work / "data.npz") as log,
+        ):
+            server.run(config)
+            found = [event.metrics for event in events if isinstance(event, UpdateReceived) and event.kind == "train"]
+            if not found:
+                raise RuntimeError(f"no update came; the device said:\n{log.read_text()[-2000:]}")
+    return found[0].resident_bytes / MB, found[0].train_seconds / found[0].batches
 
 
 def _requirements() -> list[str]:
@@ -237,20 +186,10 @@ def _installed_megabytes(python: Path) -> float:
     return sum(f.stat().st_size for f in files if f.is_file() and f.suffix != ".pyc") / MB
 
 
-def _row(name: str, value: float | None, unit: str, budget: float | None = None) -> Row:
-    ok = budget is None or (value is not None and value <= budget)
-    return {"name": f"device_memory.{name}", "value": value, "unit": unit, "budget": budget, "ok": ok}
-
-
 def rows() -> list[Row]:
-    """Measure.
-
-    Returns:
-        One row per figure: ``name``, ``value``, ``unit``, ``budget`` and ``ok``; a row that cannot be measured here has
-        no value, no budget, and the reason as its unit.
-    """
+    """Measure."""
     if importlib.util.find_spec("iotcore") is None:
-        return [_row("resident", None, "skipped: the extra `broker` is not installed")]
+        return [Row("device_memory.resident", None, "skipped: the extra `broker` is not installed")]
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as name:
         work = Path(name)
         draw = np.random.default_rng(0)
@@ -262,26 +201,21 @@ def rows() -> list[Row]:
         _as_after_boot(Path(sys.executable))
         here, step = _device_megabytes(Path(sys.executable), work, "here")
         result = [
-            _row("resident", here, "MB, this environment's onnxruntime", MEMORY_BUDGET_MB),
-            _row("resident_to_pytorch", here / torch, "ratio", RATIO_BUDGET),
-            _row("resident_pytorch", torch, "MB"),
-            _row("step", step * 1000, "ms, 1 thread"),
+            Row("device_memory.resident", here, "MB, this environment's onnxruntime", MEMORY_BUDGET_MB),
+            Row("device_memory.resident_to_pytorch", here / torch, "ratio", RATIO_BUDGET),
+            Row("device_memory.resident_pytorch", torch, "MB"),
+            Row("device_memory.step", step * 1000, "ms, 1 thread"),
         ]
         try:
             python = _fresh_environment(work / "venv")
         except (RuntimeError, OSError, subprocess.SubprocessError) as error:
-            return [*result, _row("installed", None, f"skipped: no fresh environment: {error}")]
+            return [*result, Row("device_memory.installed", None, f"skipped: no fresh environment: {error}")]
         _as_after_boot(python)
         stock, step = _device_megabytes(python, work, "stock")
         return [
             *result,
-            _row("resident_stock", stock, "MB, fresh `device` extra", MEMORY_BUDGET_MB),
-            _row("resident_stock_to_pytorch", stock / torch, "ratio", RATIO_BUDGET),
-            _row("step_stock", step * 1000, "ms, 1 thread"),
-            _row("installed", _installed_megabytes(python), "MB, `device` extra"),
+            Row("device_memory.resident_stock", stock, "MB, fresh `device` extra", MEMORY_BUDGET_MB),
+            Row("device_memory.resident_stock_to_pytorch", stock / torch, "ratio", RATIO_BUDGET),
+            Row("device_memory.step_stock", step * 1000, "ms, 1 thread"),
+            Row("device_memory.installed", _installed_megabytes(python), "MB, `device` extra"),
         ]
-
-
-if __name__ == "__main__":
-    for row in rows():
-        print(json.dumps(row))

@@ -1,7 +1,5 @@
 """What it takes to export a text encoder of 33 million parameters in three tiers, and recurrent layers of 50 steps.
 
-python -m benchmarks.export
-
 The encoder is MiniLM's with 12 layers (384 units, 30,522 tokens) at widths 1, 0.5 and 0.25, one tier after the other in
 one process: its CPU time and its peak of resident memory. The recurrent layers are one of 64 units each, one tier.
 Each export is a process of its own; what is measured is all of it, the start of Python and PyTorch included.
@@ -14,7 +12,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+
+from benchmarks.row import Row
 
 __all__ = ["rows"]
 
@@ -80,24 +79,15 @@ def _export(name: str) -> tuple[float, float]:
     return float(cpu), float(memory)
 
 
-def _row(name: str, value: float, unit: str, budget: float) -> dict[str, Any]:
-    return {"name": name, "value": value, "unit": unit, "budget": budget, "ok": value <= budget}
-
-
-def rows() -> list[dict[str, Any]]:
+def rows() -> list[Row]:
     """CPU time and memory of the exports."""
     cpu, memory = _export("encoder")
     recurrent = {name: _export(name)[0] for name in ("lstm", "gru")}
     return [
-        _row("export 33 M parameters, 3 tiers", cpu, "s CPU", ENCODER_CPU_BUDGET_SECONDS),
-        _row("export 33 M parameters, resident", memory, "MB", ENCODER_BUDGET_MB),
+        Row("export 33 M parameters, 3 tiers", cpu, "s CPU", ENCODER_CPU_BUDGET_SECONDS),
+        Row("export 33 M parameters, resident", memory, "MB", ENCODER_BUDGET_MB),
         *(
-            _row(f"export {name.upper()} of 50 steps, a tier", value, "s CPU", RECURRENT_CPU_BUDGET_SECONDS)
+            Row(f"export {name.upper()} of 50 steps, a tier", value, "s CPU", RECURRENT_CPU_BUDGET_SECONDS)
             for name, value in recurrent.items()
         ),
     ]
-
-
-if __name__ == "__main__":
-    for row in rows():
-        print(row)

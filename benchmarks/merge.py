@@ -1,7 +1,4 @@
-"""Merging: throughput as a share of memcpy of the same bytes, and memory for 8, 64 and 256 updates.
-
-python -m benchmarks.merge
-"""
+"""Merging: throughput as a share of memcpy of the same bytes, and memory for 8, 64 and 256 updates."""
 
 from __future__ import annotations
 
@@ -11,11 +8,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.row import Row
 from broker_server.strategies.accumulator import finish, fold, start
 from models.axes import Axis, AxisKind
 from models.dims import Dim
@@ -133,13 +130,9 @@ def _memory_in_process(updates: int) -> float:
     return float(json.loads(done.stdout)["models"])
 
 
-def rows() -> list[dict[str, Any]]:
-    """Measure.
-
-    Returns:
-        Rows of ``name``, ``value``, ``unit``, ``budget`` and ``ok``.
-    """
-    found: list[dict[str, Any]] = []
+def rows() -> list[Row]:
+    """Measure."""
+    found = []
     cases: list[tuple[str, PlanKind, tuple[float, ...], int, float]] = [
         ("full tiers, 60 updates", "static", (1.0,), 60, 1.0),
         ("static, tiers 1, 1/2, 1/4, 60 updates", "static", WIDTHS, 60, 1.0),
@@ -149,42 +142,17 @@ def rows() -> list[dict[str, Any]]:
     ]
     for name, kind, widths, updates, weight in cases:
         merging, copying = _throughput(kind, widths, updates, weight)
-        ratio = copying / merging
         found.append(
-            {
-                "name": f"merge throughput / memcpy: {name}",
-                "value": round(ratio, 3),
-                "unit": "ratio",
-                "budget": THROUGHPUT_BUDGET,
-                "ok": ratio >= THROUGHPUT_BUDGET,
-            }
+            Row(f"merge throughput / memcpy: {name}", copying / merging, "ratio", THROUGHPUT_BUDGET, at_least=True)
         )
     memory = {updates: _memory_in_process(updates) for updates in (8, 64, 256)}
     for updates, models in memory.items():
-        found.append(
-            {
-                "name": f"merge memory: {updates} updates of mixed tiers",
-                "value": round(models, 2),
-                "unit": "model sizes",
-                "budget": MEMORY_BUDGET,
-                "ok": 1.0 <= models <= MEMORY_BUDGET,  # below one model the measurement itself is wrong
-            }
-        )
+        if models < 1.0:
+            raise RuntimeError(f"{updates} updates took {models:.2f} models of memory, so the measurement is wrong")
+        found.append(Row(f"merge memory: {updates} updates of mixed tiers", models, "model sizes", MEMORY_BUDGET))
     growth = max(abs(b - a) for a, b in itertools.pairwise(memory.values()))
-    found.append(
-        {
-            "name": "merge memory growth between 8, 64 and 256 updates",
-            "value": round(growth, 3),
-            "unit": "model sizes",
-            "budget": GROWTH_BUDGET,
-            "ok": growth <= GROWTH_BUDGET,
-        }
-    )
-    return found
+    return [*found, Row("merge memory growth between 8, 64 and 256 updates", growth, "model sizes", GROWTH_BUDGET)]
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        print(json.dumps(_memory(int(sys.argv[1]))))
-    else:
-        print(json.dumps(rows(), indent=1))
+    print(json.dumps(_memory(int(sys.argv[1]))))

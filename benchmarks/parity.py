@@ -22,6 +22,7 @@ import onnxruntime
 import torch
 from torch import nn
 
+from benchmarks.row import Row
 from fleet_protocol.manifest import next_name, parameter_input, state_input
 from models import Registry, build
 from trainer_export.batches import SizedBatches, vocabulary_of
@@ -68,13 +69,13 @@ def cases() -> Iterator[Case]:
                 yield Case(name, width, depth)
 
 
-def rows() -> list[dict[str, Any]]:
+def rows() -> list[Row]:
     """The worst difference from PyTorch per model and runtime."""
     with calm_torch():
         return [row for case in cases() for row in measure(case)]
 
 
-def measure(case: Case) -> list[dict[str, Any]]:
+def measure(case: Case) -> list[Row]:
     """The rows of one model."""
     arch = Registry.zoo().get(case.name)
     settings = arch.settings()
@@ -92,15 +93,8 @@ def measure(case: Case) -> list[dict[str, Any]]:
             worst = max(difference(session, module, signature, size, attempt) for size in BATCH_SIZES)
             if worst <= BUDGET:
                 break
-        found.append(
-            {
-                "name": f"parity {runtime} {case.label}" + (f", samples {attempt + 1}" if attempt else ""),
-                "value": worst,
-                "unit": "max abs difference",
-                "budget": BUDGET,
-                "ok": worst <= BUDGET,
-            }
-        )
+        name = f"parity {runtime} {case.label}" + (f", samples {attempt + 1}" if attempt else "")
+        found.append(Row(name, worst, "max abs difference", BUDGET))
     return found
 
 
@@ -136,13 +130,3 @@ def graph_run(session: onnxruntime.InferenceSession, module: nn.Module, batches:
         outputs = run_session(session, {**feed, "x": x.numpy(), "y": y.numpy()})
         feed |= {name: outputs[next_name(name)] for name in feed if next_name(name) in outputs}
     return {name: feed[parameter_input(name)] for name, _ in module.named_parameters()}
-
-
-def main() -> None:
-    """Print the rows."""
-    for row in rows():
-        print(f"{row['name']:50} {row['value']:.1e} {'ok' if row['ok'] else 'NOT OK'}")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,22 +1,18 @@
-"""Cutting, encoding, hashing, storing and announcing five tiers, as a multiple of memcpy of the same bytes; CPU time.
-
-python -m benchmarks.reslicing
-"""
+"""Cutting, encoding, hashing, storing and announcing five tiers, as a multiple of memcpy of the same bytes, in CPU."""
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from benchmarks.merge import conv_layout
+from benchmarks.row import Row
 from broker_server.service.blob_service import BlobService
 from broker_server.store.mapped_tensors import open_tensors
 from fleet_protocol.blob_store import BlobStore
@@ -92,17 +88,9 @@ def _measure(folder: Path) -> tuple[float, int]:
     return statistics.median(ratios), sum(sizes)
 
 
-def rows() -> list[dict[str, Any]]:
-    """Measure.
-
-    Returns:
-        Rows with name, value, unit, budget and ok.
-    """
+def rows() -> list[Row]:
+    """Measure."""
     with tempfile.TemporaryDirectory() as folder:
         ratio, size = _measure(Path(folder))
     name = f"cut, encode, hash, store and announce five tiers, {size / 1e6:.0f} MB"
-    return [{"name": name, "value": ratio, "unit": "x memcpy, CPU", "budget": BUDGET, "ok": ratio <= BUDGET}]
-
-
-if __name__ == "__main__":
-    print(json.dumps(rows(), indent=1))
+    return [Row(name, ratio, "x memcpy, CPU", BUDGET)]

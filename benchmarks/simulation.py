@@ -1,7 +1,5 @@
 """Simulations: speed against a plain PyTorch loop on the same cores, overhead outside of training, memory.
 
-python -m benchmarks.simulation
-
 Speed: HeteroFL on MNIST with `conv`, 100 devices of which 10 train in a round, levels a to e drawn for every round, 5
 local epochs of batches of 10 (specification 1.8), with 300 samples a device to keep it short. The loop is what a
 published research script does: one process, PyTorch on all cores, one device after the other. The simulation has one
@@ -32,6 +30,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
+from benchmarks.row import Row
 from models import Registry, build
 from models.plan import compile_plan, make_plan
 from models.registry import infer_layout
@@ -49,8 +48,6 @@ DEVICES, SAMPLES, TIMED = 100, 300, 3
 WIDTHS = (1.0, 0.5, 0.25, 0.125, 0.0625)
 MEMORY_DEVICES, MEMORY_ROUNDS, MEMORY_BUDGET_GB = 1000, 8, 4.0
 GB, MB = 1024**3, 1024**2
-
-Row = dict[str, Any]
 
 
 def rows() -> list[Row]:
@@ -99,29 +96,21 @@ def settings(root: Path, sets: Path, name: str, **tables: Mapping[str, Any]) -> 
 
 def speed(root: Path, data: Path) -> list[Row]:
     """Rounds per minute of each backend over those of the loop, for the same devices and levels."""
-    found = []
     results = {
         backend: simulate(settings(root, data, backend, engine={"backend": backend})) for backend in ("onnx", "torch")
     }
     loop = 60 * TIMED / loop_seconds(settings(root, data, "onnx"), results["onnx"])
-    for backend, result in results.items():
-        ours = 60 * TIMED / sum(row.seconds for row in result.rounds[:TIMED])
-        found.append(
-            {
-                "name": f"simulation speed {backend}/PyTorch loop ({ours:.2f} / {loop:.2f} rounds a minute)",
-                "value": ours / loop,
-                "unit": "ratio",
-                "budget": 1.0,
-                # One backend is enough.
-                "ok": True,
-            }
+    ours = {name: 60 * TIMED / sum(row.seconds for row in result.rounds[:TIMED]) for name, result in results.items()}
+    return [
+        Row(
+            f"simulation speed {name}/PyTorch loop ({rate:.2f} / {loop:.2f} rounds a minute)",
+            rate / loop,
+            "ratio",
+            1.0 if rate == max(ours.values()) else None,  # one backend is enough
+            at_least=True,
         )
-    best = max(found, key=lambda row: float(row["value"]))
-    best["ok"] = best["value"] >= best["budget"]
-    for row in found:
-        if row is not best:
-            row["budget"] = None
-    return found
+        for name, rate in ours.items()
+    ]
 
 
 def loop_seconds(config: SimulationConfig, result: SimulationResult) -> float:
@@ -189,20 +178,8 @@ def overhead(root: Path, data: Path) -> list[Row]:
     later = sum(row.seconds for row in result.rounds if 1 < row.round <= TIMED)
     outside = sum(seconds for number, seconds in besides.items() if number > 1)
     return [
-        {
-            "name": f"simulation overhead outside training ({outside:.2f} of {later:.1f} s)",
-            "value": outside / later,
-            "unit": "share",
-            "budget": 0.05,
-            "ok": outside / later <= 0.05,
-        },
-        {
-            "name": "simulation start: first round outside training",
-            "value": besides[1],
-            "unit": "s",
-            "budget": None,
-            "ok": True,
-        },
+        Row(f"simulation overhead outside training ({outside:.2f} of {later:.1f} s)", outside / later, "share", 0.05),
+        Row("simulation start: first round outside training", besides[1], "s"),
     ]
 
 
@@ -225,28 +202,21 @@ def memory(root: Path, data: Path) -> list[Row]:
     simulate(config, watch=lambda _row: seen.append(resident(me)))
     growth = max(seen[1:]) / seen[1] - 1
     return [
-        {
-            "name": f"simulation memory: {MEMORY_DEVICES} devices, conv width 1/16, all processes",
-            "value": max(seen) / GB,
-            "unit": "GB",
-            "budget": MEMORY_BUDGET_GB,
-            "ok": max(seen) / GB <= MEMORY_BUDGET_GB,
-        },
-        {
-            "name": f"simulation memory growth, rounds 2 to {MEMORY_ROUNDS} ({(max(seen[1:]) - seen[1]) / MB:.0f} MB)",
-            "value": growth,
-            "unit": "share",
-            "budget": 0.05,
-            "ok": growth <= 0.05,
-        },
+        Row(
+            f"simulation memory: {MEMORY_DEVICES} devices, conv width 1/16, all processes",
+            max(seen) / GB,
+            "GB",
+            MEMORY_BUDGET_GB,
+        ),
+        Row(
+            f"simulation memory growth, rounds 2 to {MEMORY_ROUNDS} ({(max(seen[1:]) - seen[1]) / MB:.0f} MB)",
+            growth,
+            "share",
+            0.05,
+        ),
     ]
 
 
 def resident(process: psutil.Process) -> float:
     """Bytes of a process and its children."""
     return float(sum(one.memory_info().rss for one in (process, *process.children(recursive=True))))
-
-
-if __name__ == "__main__":
-    for row in rows():
-        print(f"{row['name']:100} {row['value']:.3f} {'ok' if row['ok'] else 'NOT OK'}")

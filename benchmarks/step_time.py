@@ -18,6 +18,7 @@ import onnxruntime
 import torch
 from torch import nn
 
+from benchmarks.row import Row
 from fleet_protocol.manifest import parameter_input, state_input
 from models import Registry, build
 from models.zoo import set_mode
@@ -52,7 +53,7 @@ CASES: tuple[tuple[str, float, int | None], ...] = (
 )
 
 
-def rows() -> list[dict[str, Any]]:
+def rows() -> list[Row]:
     """One row per model and width against the budget, and one for onnxruntime-training without."""
     threads = torch.get_num_threads()
     torch.set_num_threads(THREADS)
@@ -62,7 +63,7 @@ def rows() -> list[dict[str, Any]]:
         torch.set_num_threads(threads)
 
 
-def measure(name: str, width: float, depth: int | None) -> list[dict[str, Any]]:
+def measure(name: str, width: float, depth: int | None) -> list[Row]:
     """Times of one model."""
     arch = Registry.zoo().get(name)
     settings = arch.settings()
@@ -82,16 +83,8 @@ def measure(name: str, width: float, depth: int | None) -> list[dict[str, Any]]:
     eager, *others = (statistics.quantiles(kept, n=10)[0] * 1e3 for kept in times)
     found = []
     for other, runtime in zip(others, graphs, strict=True):
-        ratio, budget = other / eager, BUDGETS[name] if runtime == "portable" else None
-        found.append(
-            {
-                "name": f"step time {runtime}/PyTorch {label} ({other:.2f} / {eager:.2f} ms)",
-                "value": ratio,
-                "unit": "ratio",
-                "budget": budget,
-                "ok": budget is None or ratio <= budget,
-            }
-        )
+        what = f"step time {runtime}/PyTorch {label} ({other:.2f} / {eager:.2f} ms)"
+        found.append(Row(what, other / eager, "ratio", BUDGETS[name] if runtime == "portable" else None))
     return found
 
 
@@ -147,14 +140,3 @@ def session_step(session: onnxruntime.InferenceSession, module: nn.Module, signa
         assert kept  # the bound arrays live as long as the step does
 
     return step
-
-
-def main() -> None:
-    """Print the rows."""
-    for row in rows():
-        budget = "-" if row["budget"] is None else f"{row['budget']:.1f}"
-        print(f"{row['name']:80} {row['value']:.3f} budget {budget} {'ok' if row['ok'] else 'NOT OK'}", flush=True)
-
-
-if __name__ == "__main__":
-    main()
