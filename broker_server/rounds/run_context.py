@@ -120,7 +120,6 @@ def prepare_run(run: str, config: FleetConfig, artifacts: Artifacts) -> RunConte
         ConfigError: a name or number in the configuration is wrong.
         PlanError: method, model, tiers and settings do not go together.
     """
-    optimizer = config.server_optimizer
     allowed = usable_tiers(artifacts.tiers, config.tiers)
     robust = config.robust
     average: Average = "mean" if robust.merge == "krum" else robust.merge
@@ -128,7 +127,7 @@ def prepare_run(run: str, config: FleetConfig, artifacts: Artifacts) -> RunConte
         replace(config.strategy.settings, average=average, faulty=robust.faulty),
         artifacts.layout,
         [item.tier for item in allowed],
-        None if optimizer is None else optimizer.settings,
+        config.server_optimizer,
     )
     tiers = tuple(item for item in allowed if item.tier in prepared.tiers)
     require_levels(tiers, config.tiers)

@@ -9,9 +9,10 @@ from pydantic import Field, model_validator
 
 from broker_server.settings.assignment import parse_mix, scheduled_rate
 from broker_server.settings.evaluation import EvaluationConfig
-from broker_server.settings.method import ServerOptimizerConfig, StrategyConfig
+from broker_server.settings.method import StrategyConfig
 from broker_server.settings.robust import RobustConfig
 from broker_server.settings.rounds import RoundConfig, UploadConfig
+from broker_server.strategies.server_optimizer import OptimizerSettings
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import Name
 from fleet_protocol.recipe import RecipeTable
@@ -25,7 +26,6 @@ __all__ = [
     "RobustConfig",
     "RoundConfig",
     "RunKeys",
-    "ServerOptimizerConfig",
     "StrategyConfig",
     "TiersConfig",
     "TrainConfig",
@@ -166,7 +166,7 @@ class RunKeys(FrozenModel):
     train: TrainConfig = TrainConfig()
     upload: UploadConfig = UploadConfig()
     strategy: StrategyConfig = StrategyConfig()
-    server_optimizer: ServerOptimizerConfig | None = None
+    server_optimizer: OptimizerSettings | None = None
     tiers: TiersConfig = TiersConfig()
     robust: RobustConfig = RobustConfig()
 
@@ -174,8 +174,6 @@ class RunKeys(FrozenModel):
     def _consistent(self) -> RunKeys:
         if list(self.train.milestones) != sorted(set(self.train.milestones)):
             raise ValueError("train.milestones must ascend")
-        if self.server_optimizer is not None:
-            _ = self.server_optimizer.settings  # refuses what does not go together
         return self
 
 

@@ -1,46 +1,16 @@
-"""The tables of ``fleet.toml`` that choose the method: ``[strategy]``, one table a method, ``[server_optimizer]``."""
+"""The tables of ``fleet.toml`` that choose the method: ``[strategy]``, and one table a method."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, create_model, model_validator
+from pydantic import create_model, model_validator
 
 from broker_server.strategies.registry import KNOWN
-from broker_server.strategies.server_optimizer import OptimizerName, OptimizerSettings
 from broker_server.strategies.strategy import StrategySettings
 from fleet_protocol.frozen import FrozenModel
 
-__all__ = ["ServerOptimizerConfig", "StrategyConfig"]
-
-
-class ServerOptimizerConfig(FrozenModel):
-    """What the server does with a round's merge (specification 3.5).
-
-    Attributes:
-        name: ``plain`` takes the merge as it is, times the learning rate.
-        learning_rate: None takes 1 for plain and fedavgm, 0.01 for the others.
-        beta1: decay of the first moment.
-        beta2: decay of the second.
-        tau: added to the root of the second moment.
-        second_start: what the second moment starts at.
-        milestones: steps that start with fresh moments and multiply the learning rate.
-        restart_factor: by what.
-    """
-
-    name: OptimizerName = "plain"
-    learning_rate: float | None = Field(default=None, gt=0)
-    beta1: float = Field(default=0.9, ge=0, lt=1)
-    beta2: float = Field(default=0.99, ge=0, lt=1)
-    tau: float = Field(default=1e-3, gt=0)
-    second_start: float = Field(default=0.0, ge=0)
-    milestones: tuple[Annotated[int, Field(ge=1)], ...] = ()
-    restart_factor: float = Field(default=0.5, gt=0)
-
-    @property
-    def settings(self) -> OptimizerSettings:
-        """The same for the optimizers."""
-        return OptimizerSettings(**self.model_dump())
+__all__ = ["StrategyConfig"]
 
 
 class _StrategyKeys(FrozenModel):

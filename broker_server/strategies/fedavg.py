@@ -9,50 +9,35 @@ accumulator.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from broker_server.strategies import heterofl
-from broker_server.strategies.server_optimizer import OptimizerSettings
-from broker_server.strategies.strategy import Method, Strategy, StrategySettings
+from broker_server.strategies.strategy import Basis, Method, Strategy
 from fleet_protocol.errors import PlanError
 from fleet_protocol.frozen import FrozenModel
-from models.layout import Layout
-from models.tier import Tier
 
 __all__ = ["STRATEGIES", "build"]
 
 
-def build(
-    settings: StrategySettings[FrozenModel | None],
-    layout: Layout,
-    tiers: Sequence[Tier],
-    optimizer: OptimizerSettings | None,
-) -> Strategy:
+def build(basis: Basis[FrozenModel | None]) -> Strategy:
     """The strategy as configured.
 
     Args:
-        settings: ``weighting`` defaults to samples where a mean is taken, ``label_rule`` to off.
-        layout: the global model.
-        tiers: of which the full one is used.
-        optimizer: of the server.
+        basis: ``weighting`` defaults to samples where a mean is taken, ``label_rule`` to off.
 
     Raises:
         PlanError: a plan is configured, which does not matter to the whole model; or the full tier is not there.
     """
-    if settings.plan != "static":
+    if basis.plan != "static":
         raise PlanError(
-            f"{settings.name} trains the whole model, so there is nothing for plan = {settings.plan!r} to choose;"
-            " remove it"
+            f"{basis.name} trains the whole model, so there is nothing for plan = {basis.plan!r} to choose; remove it"
         )
-    full = layout.tier(1.0)
-    if full not in tiers:
-        raise PlanError(
-            f"{settings.name} trains the full tier {full.id}, which is not among those exported and allowed"
-        )
-    weighting = settings.weighting or ("samples" if settings.average == "mean" else "uniform")
-    average = replace(settings, weighting=weighting, label_rule=settings.label_rule is True)
-    built = heterofl.build(average, layout, (full,), optimizer)
+    full = basis.layout.tier(1.0)
+    if full not in basis.tiers:
+        raise PlanError(f"{basis.name} trains the full tier {full.id}, which is not among those exported and allowed")
+    weighting = basis.weighting or ("samples" if basis.average == "mean" else "uniform")
+    average = replace(basis, weighting=weighting, label_rule=basis.label_rule is True, tiers=(full,))
+    built = heterofl.build(average)
     return replace(built, name="fedavg", paper="https://arxiv.org/abs/1602.05629")
 
 

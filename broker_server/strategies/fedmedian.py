@@ -8,45 +8,32 @@ It is HeteroFL with the merge of `broker_server.strategies.holders`, which other
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from broker_server.strategies import heterofl
-from broker_server.strategies.server_optimizer import OptimizerSettings
-from broker_server.strategies.strategy import Method, Strategy, StrategySettings
+from broker_server.strategies.strategy import Basis, Method, Strategy
 from fleet_protocol.errors import PlanError
 from fleet_protocol.frozen import FrozenModel
-from models.layout import Layout
-from models.tier import Tier
 
 __all__ = ["STRATEGIES", "build"]
 
 
-def build(
-    settings: StrategySettings[FrozenModel | None],
-    layout: Layout,
-    tiers: Sequence[Tier],
-    optimizer: OptimizerSettings | None,
-) -> Strategy:
+def build(basis: Basis[FrozenModel | None]) -> Strategy:
     """The strategy as configured.
 
     Args:
-        settings: plan kind; ``label_rule`` defaults to on.
-        layout: the global model.
-        tiers: all of them are used.
-        optimizer: of the server.
+        basis: plan kind; ``label_rule`` defaults to on.
 
     Raises:
         PlanError: weights by samples, or another way to merge, are configured.
     """
-    if settings.weighting == "samples":
+    if basis.weighting == "samples":
         raise PlanError('fedmedian counts every device alike; remove weighting = "samples"')
-    if settings.average == "trimmed_mean":
+    if basis.average == "trimmed_mean":
         raise PlanError('fedmedian merges by the median; for robust.merge = "trimmed_mean" take the strategy heterofl')
-    median = replace(settings, average="median")
-    built = heterofl.build(median, layout, tiers, optimizer)
+    built = heterofl.build(replace(basis, average="median"))
     # Whoever names the strategy has said how to merge.
-    merge = replace(built.merge, average=settings.average)
+    merge = replace(built.merge, average=basis.average)
     return replace(built, name="fedmedian", paper="https://arxiv.org/abs/1803.01498", merge=merge)
 
 

@@ -9,18 +9,14 @@ train graph, so mu is all that the server has to say.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from pydantic import Field
 
 from broker_server.strategies import fedavg
-from broker_server.strategies.server_optimizer import OptimizerSettings
-from broker_server.strategies.strategy import Method, Strategy, StrategySettings
+from broker_server.strategies.strategy import Basis, Method, Strategy
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import Instructions
-from models.layout import Layout
-from models.tier import Tier
 
 __all__ = ["STRATEGIES", "FedProxSettings", "build"]
 
@@ -35,30 +31,22 @@ class FedProxSettings(FrozenModel):
     mu: float = Field(default=0.01, gt=0)
 
 
-def build(
-    settings: StrategySettings[FedProxSettings],
-    layout: Layout,
-    tiers: Sequence[Tier],
-    optimizer: OptimizerSettings | None,
-) -> Strategy:
+def build(basis: Basis[FedProxSettings]) -> Strategy:
     """The strategy as configured.
 
     Args:
-        settings: ``mu``; the rest as for FedAvg.
-        layout: the global model.
-        tiers: of which the full one is used.
-        optimizer: of the server.
+        basis: ``mu``; the rest as for FedAvg.
 
     Raises:
         PlanError: as for FedAvg.
     """
 
     def instruct(instructions: Instructions, _closed_rounds: int) -> Instructions:
-        train = instructions.train.model_copy(update={"proximal_mu": settings.own.mu})
+        train = instructions.train.model_copy(update={"proximal_mu": basis.own.mu})
         return instructions.model_copy(update={"train": train})
 
     return replace(
-        fedavg.build(settings, layout, tiers, optimizer),
+        fedavg.build(basis),
         name="fedprox",
         paper="https://arxiv.org/abs/1812.06127",
         instruct=instruct,

@@ -11,22 +11,20 @@ The merge is HeteroFL's; the paper's ablation of it is `broker_server.strategies
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
 from pydantic import Field
 
 from broker_server.strategies import heterofl
-from broker_server.strategies.server_optimizer import OptimizerSettings
 from broker_server.strategies.strategy import (
+    Basis,
     Contribution,
     Merge,
     Method,
     PlannedTier,
     PlanRequest,
     Strategy,
-    StrategySettings,
     stepped,
 )
 from broker_server.strategies.width_merge import Weighting, WidthMerge, finish_width, fold_width, start_width
@@ -36,7 +34,6 @@ from models.axes import AxisKind, kept_units
 from models.draws import Direction, HeadRule, Window
 from models.layout import Layout
 from models.plan import make_plan
-from models.tier import Tier
 
 __all__ = [
     "STRATEGIES",
@@ -77,85 +74,65 @@ class DropoutSettings(FrozenModel):
     draw: Literal["tied", "per_layer"] = "tied"
 
 
-def build(
-    settings: StrategySettings[FedRolexSettings],
-    layout: Layout,
-    tiers: Sequence[Tier],
-    optimizer: OptimizerSettings | None,
-) -> Strategy:
+def build(basis: Basis[FedRolexSettings]) -> Strategy:
     """The strategy as configured: HeteroFL's merge, and windows that move.
 
     The global model may be wider than the widest device: nothing asks for the full tier.
 
     Args:
-        settings: see `FedRolexSettings`; ``weighting`` defaults to uniform, ``label_rule`` to on.
-        layout: the global model.
-        tiers: all of them are used.
-        optimizer: of the server.
+        basis: see `FedRolexSettings`; ``weighting`` defaults to uniform, ``label_rule`` to on.
 
     Raises:
         PlanError: a plan is configured, or two ways of weighting are, or a window would leave units untrained.
     """
-    keys = settings.own
-    built = _windowed(settings, layout, tiers, optimizer, Window(keys.window, keys.step, keys.direction, keys.heads))
+    keys = basis.own
+    built = _windowed(basis, Window(keys.window, keys.step, keys.direction, keys.heads))
     if keys.weighting == "avg":
         return built
-    if settings.weighting is not None:
+    if basis.weighting is not None:
         raise PlanError(
-            f"{settings.name}: fedrolex.weighting = {keys.weighting!r} weights by layers, so weighting ="
-            f" {settings.weighting!r} has no place; remove one"
+            f"{basis.name}: fedrolex.weighting = {keys.weighting!r} weights by layers, so weighting ="
+            f" {basis.weighting!r} has no place; remove one"
         )
-    by_label = settings.label_rule is not False
+    by_label = basis.label_rule is not False
 
     def fold_layers(sums: WidthMerge, update: Contribution) -> None:
         fold_width(sums, update.plan, update.weights, labels=update.metrics.labels if by_label else None)
 
-    merge = Merge(lambda: start_width(layout, keys.weighting), fold_layers, stepped(finish_width, optimizer))
+    merge = Merge(
+        lambda: start_width(basis.layout, keys.weighting), fold_layers, stepped(finish_width, basis.optimizer)
+    )
     return replace(built, merge=merge)
 
 
-def build_dropout(
-    settings: StrategySettings[DropoutSettings],
-    layout: Layout,
-    tiers: Sequence[Tier],
-    optimizer: OptimizerSettings | None,
-) -> Strategy:
+def build_dropout(basis: Basis[DropoutSettings]) -> Strategy:
     """Federated Dropout: every device draws its own units in every round.
 
     Sebastian Caldas, Jakub Konecny, H. Brendan McMahan, Ameet Talwalkar: "Expanding the Reach of Federated Learning by
     Reducing Client Resource Requirements", 2018, https://arxiv.org/abs/1812.07210.
 
     Args:
-        settings: see `DropoutSettings`; the rest as for FedRolex.
-        layout: the global model.
-        tiers: all of them are used.
-        optimizer: of the server.
+        basis: see `DropoutSettings`; the rest as for FedRolex.
 
     Raises:
         PlanError: a plan is configured.
     """
-    window = Window(kind="random", draw=settings.own.draw)
-    built = _windowed(settings, layout, tiers, optimizer, window)
+    window = Window(kind="random", draw=basis.own.draw)
+    built = _windowed(basis, window)
     return replace(built, paper="https://arxiv.org/abs/1812.07210")
 
 
-def _windowed(
-    settings: StrategySettings[FrozenModel | None],
-    layout: Layout,
-    tiers: Sequence[Tier],
-    optimizer: OptimizerSettings | None,
-    window: Window,
-) -> Strategy:
+def _windowed(basis: Basis[FrozenModel | None], window: Window) -> Strategy:
     """HeteroFL with another choice of units."""
-    if settings.plan != "static":
-        raise PlanError(f"{settings.name} chooses its units itself; remove plan = {settings.plan!r}")
-    for tier in tiers:
-        check_coverage(layout, tier.width, window)
+    if basis.plan != "static":
+        raise PlanError(f"{basis.name} chooses its units itself; remove plan = {basis.plan!r}")
+    for tier in basis.tiers:
+        check_coverage(basis.layout, tier.width, window)
     return replace(
-        heterofl.build(settings, layout, tiers, optimizer),
-        name=settings.name,
+        heterofl.build(basis),
+        name=basis.name,
         paper="https://arxiv.org/abs/2212.01548",
-        plan=lambda request: plan_window(layout, request, window),
+        plan=lambda request: plan_window(basis.layout, request, window),
     )
 
 

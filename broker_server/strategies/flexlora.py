@@ -9,18 +9,14 @@ are the best approximation of that rank. All else that trains is averaged as in 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from broker_server.strategies.low_rank import Folding, Pair, Pieces, merged_by
-from broker_server.strategies.server_optimizer import OptimizerSettings
-from broker_server.strategies.strategy import Method, Strategy, StrategySettings
+from broker_server.strategies.strategy import Basis, Method, Strategy
 from fleet_protocol.errors import PlanError
 from fleet_protocol.frozen import FrozenModel
-from models.layout import Layout
-from models.tier import Tier
 
 __all__ = ["STRATEGIES", "build"]
 
@@ -35,29 +31,21 @@ def _factored(mean: Pieces, old: Pair) -> Pair:
     return Pair(up, down)
 
 
-def build(
-    settings: StrategySettings[FrozenModel | None],
-    layout: Layout,
-    tiers: Sequence[Tier],
-    optimizer: OptimizerSettings | None,
-) -> Strategy:
+def build(basis: Basis[FrozenModel | None]) -> Strategy:
     """The strategy as configured.
 
     Args:
-        settings: ``weighting`` defaults to samples, ``label_rule`` to on.
-        layout: the global model.
-        tiers: all of them are used.
-        optimizer: of the server.
+        basis: ``weighting`` defaults to samples, ``label_rule`` to on.
 
     Raises:
         PlanError: the model has no adapters, the plan is not static, or the server has an optimizer: factors of
             another round have other units, so there is no step from one to the other.
     """
-    if optimizer is not None:
+    if basis.optimizer is not None:
         raise PlanError("flexlora factors its adapters anew in each round; remove [server_optimizer], or take hetlora")
-    weighted = replace(settings, weighting=settings.weighting or "samples")
+    weighted = replace(basis, weighting=basis.weighting or "samples")
     folding = Folding(lambda pair, _: (pair.up @ pair.down,), lambda _: 1.0, _factored)
-    built = merged_by(folding, weighted, layout, tiers, None)
+    built = merged_by(folding, weighted)
     return replace(built, paper="https://arxiv.org/abs/2402.11505")
 
 

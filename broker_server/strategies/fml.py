@@ -11,23 +11,21 @@ have another shape there, and is neither merged nor evaluated here. The losses a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated
 
-from numpy.typing import NDArray
 from pydantic import Field
 
 from broker_server.strategies import fedavg
 from broker_server.strategies.accumulator import Accumulator, finish, fold, start
-from broker_server.strategies.server_optimizer import OptimizerSettings
 from broker_server.strategies.strategy import (
+    Basis,
     Contribution,
     GlobalModel,
     Merge,
     Method,
     Strategy,
-    StrategySettings,
     stepped,
 )
 from fleet_protocol.errors import ConfigError, PlanError
@@ -36,10 +34,8 @@ from fleet_protocol.messages import Instructions
 from models.layout import Layout
 from models.parts import in_parts, parameters_in
 from models.plan import compile_plan, make_plan
-from models.slicing import Tensors
-from models.tier import Tier
 
-__all__ = ["STRATEGIES", "FmlSettings", "MutualWeights", "build", "merge_memes", "trunk"]
+__all__ = ["STRATEGIES", "FmlSettings", "MutualWeights", "build", "trunk"]
 
 _ALPHA_STEP, _ALPHA_FLOOR, _BETA_STEP = 0.2, 0.5, 0.4  # specification 5.5
 
@@ -100,32 +96,24 @@ class MutualWeights:
         )
 
 
-def build(
-    settings: StrategySettings[FmlSettings],
-    layout: Layout,
-    tiers: Sequence[Tier],
-    optimizer: OptimizerSettings | None,
-) -> Strategy:
+def build(basis: Basis[FmlSettings]) -> Strategy:
     """The strategy as configured.
 
     Args:
-        settings: see `FmlSettings`.
-        layout: the global model.
-        tiers: of which the full one is used.
-        optimizer: of the server.
+        basis: see `FmlSettings`.
 
     Raises:
         PlanError: weights by samples are configured, which specification 5.2 leaves out for the devices' privacy; or
             the model lacks a part that is to be shared.
     """
-    if settings.weighting == "samples":
+    if basis.weighting == "samples":
         raise PlanError("fml takes the plain mean of the memes; remove weighting")
-    keys = settings.own
+    keys, layout = basis.own, basis.layout
     weights = MutualWeights(keys.alpha, keys.beta, dynamic=True)
     part = layout if keys.shared is None else trunk(layout, keys.shared)
     shared = [item.name for item in part.parameters]
     plan = compile_plan(part, make_plan(part, part.tier(1.0)))
-    mean = stepped(finish, optimizer)
+    mean = stepped(finish, basis.optimizer)
 
     def add(sums: Accumulator, update: Contribution) -> None:
         fold(sums, update.key, plan, update.weights)
@@ -140,7 +128,7 @@ def build(
         return instructions.model_copy(update={"routine": "mutual", "settings": trust})
 
     return replace(
-        fedavg.build(replace(settings, weighting="uniform"), layout, tiers, optimizer),
+        fedavg.build(replace(basis, weighting="uniform")),
         name="fml",
         paper="https://arxiv.org/abs/2006.16765",
         merge=Merge(lambda: start(part), add, merged),
@@ -175,27 +163,6 @@ def trunk(layout: Layout, shared: Iterable[str] | None = None) -> Layout:
         # A trunk has no rows that belong to labels.
         label_axes=tuple(axis for axis in layout.label_axes if any(dim.axis == axis for p in kept for dim in p.dims)),
     )
-
-
-def merge_memes(layout: Layout, old: Tensors, memes: Iterable[Tensors]) -> dict[str, NDArray[Any]]:
-    """The plain mean of the memes of one round.
-
-    Args:
-        layout: the shared part of the global model: a whole layout, or a `trunk`.
-        old: its weights before the round, kept if there is no meme.
-        memes: the shared parameters of each device that reported, float32, in a fixed order of the devices.
-
-    Returns:
-        The new weights, float32, in layout order.
-
-    Raises:
-        PlanError: a meme lacks a parameter or has another shape.
-    """
-    plan = compile_plan(layout, make_plan(layout, layout.tier(1.0)))
-    state = start(layout)
-    for meme in memes:
-        fold(state, "meme", plan, meme)
-    return finish(state, old)
 
 
 STRATEGIES = {"fml": Method(build, FmlSettings)}

@@ -11,27 +11,23 @@ Federated Dropout's, for which every device draws its own units.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from typing import Any
 
 from broker_server.strategies.accumulator import Accumulator, finish, fold, start
 from broker_server.strategies.holders import merge_of_holders
-from broker_server.strategies.server_optimizer import OptimizerSettings
 from broker_server.strategies.strategy import (
+    Basis,
     Contribution,
     Merge,
     Method,
     PlannedTier,
     PlanRequest,
     Strategy,
-    StrategySettings,
     stepped,
 )
 from fleet_protocol.errors import PlanError
 from fleet_protocol.frozen import FrozenModel
-from models.layout import Layout
 from models.plan import make_plan
-from models.tier import Tier
 
 __all__ = ["STRATEGIES", "build", "seed_of"]
 
@@ -41,36 +37,28 @@ def seed_of(seed: int, device: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}/{device}".encode()).digest()[:7], "big")
 
 
-def build(
-    settings: StrategySettings[FrozenModel | None],
-    layout: Layout,
-    tiers: Sequence[Tier],
-    optimizer: OptimizerSettings | None,
-) -> Strategy:
+def build(basis: Basis[FrozenModel | None]) -> Strategy:
     """The strategy as configured.
 
     Args:
-        settings: plan kind; ``weighting`` defaults to uniform, ``label_rule`` to on.
-        layout: the global model.
-        tiers: all of them are used.
-        optimizer: of the server.
+        basis: plan kind; ``weighting`` defaults to uniform, ``label_rule`` to on.
 
     Raises:
         PlanError: weights by samples are configured with a merge that counts every device alike.
     """
-    by_samples = (settings.weighting or "uniform") == "samples"
-    if by_samples and settings.average != "mean":
+    by_samples = (basis.weighting or "uniform") == "samples"
+    if by_samples and basis.average != "mean":
         raise PlanError(
-            f'robust.merge = "{settings.average}" counts every device alike; remove strategy.weighting = "samples"'
+            f'robust.merge = "{basis.average}" counts every device alike; remove strategy.weighting = "samples"'
         )
-    label_rule = settings.label_rule is not False
+    label_rule = basis.label_rule is not False
 
     def plan(request: PlanRequest) -> PlannedTier:
-        own = settings.plan == "random"
+        own = basis.plan == "random"
         made = make_plan(
-            layout,
+            basis.layout,
             request.tier,
-            settings.plan,
+            basis.plan,
             round_index=request.version,
             seed=seed_of(request.seed, request.device) if own else request.seed,
         )
@@ -86,13 +74,13 @@ def build(
             labels=update.metrics.labels if label_rule else None,
         )
 
-    merge: Merge[Any] = Merge(lambda: start(layout), add, stepped(finish, optimizer))
-    if settings.average != "mean":
-        merge = merge_of_holders(settings.average, settings.faulty, optimizer, label_rule=label_rule)
+    merge: Merge[Any] = Merge(lambda: start(basis.layout), add, stepped(finish, basis.optimizer))
+    if basis.average != "mean":
+        merge = merge_of_holders(basis.average, basis.faulty, basis.optimizer, label_rule=label_rule)
     return Strategy(
         name="heterofl",
         paper="https://arxiv.org/abs/2010.01264",
-        tiers=tuple(tiers),
+        tiers=tuple(basis.tiers),
         plan=plan,
         merge=merge,
     )

@@ -9,17 +9,13 @@ ranks is not part of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from broker_server.strategies.low_rank import Folding, Pair, Pieces, merged_by
-from broker_server.strategies.server_optimizer import OptimizerSettings
-from broker_server.strategies.strategy import Method, Strategy, StrategySettings
+from broker_server.strategies.strategy import Basis, Method, Strategy
 from fleet_protocol.frozen import FrozenModel
-from models.layout import Layout
-from models.tier import Tier
 
 __all__ = ["STRATEGIES", "build"]
 
@@ -35,25 +31,17 @@ def _norm(pair: Pair) -> float:
     return float(np.sqrt(max(0.0, np.sum((above.T @ above) * (below @ below.T)))))
 
 
-def build(
-    settings: StrategySettings[FrozenModel | None],
-    layout: Layout,
-    tiers: Sequence[Tier],
-    optimizer: OptimizerSettings | None,
-) -> Strategy:
+def build(basis: Basis[FrozenModel | None]) -> Strategy:
     """The strategy as configured.
 
     Args:
-        settings: ``weighting`` defaults to uniform, ``label_rule`` to on.
-        layout: the global model.
-        tiers: all of them are used.
-        optimizer: of the server.
+        basis: ``weighting`` defaults to uniform, ``label_rule`` to on.
 
     Raises:
         PlanError: the model has no adapters, or the plan is not static.
     """
     folding = Folding(_padded, _norm, lambda mean, _: Pair(*mean))
-    built = merged_by(folding, settings, layout, tiers, optimizer)
+    built = merged_by(folding, basis)
     return replace(built, paper="https://arxiv.org/abs/2401.06432")
 
 

@@ -25,6 +25,7 @@ from broker_server.strategies.inclusivefl import BASELINES, Baseline, InclusiveS
 from broker_server.strategies.ladder import stack_of
 from broker_server.strategies.server_optimizer import OptimizerSettings
 from broker_server.strategies.strategy import (
+    Basis,
     Contribution,
     GlobalModel,
     Merge,
@@ -33,7 +34,6 @@ from broker_server.strategies.strategy import (
     PlanRequest,
     ServerState,
     Strategy,
-    StrategySettings,
 )
 from fleet_protocol.errors import PlanError
 from fleet_protocol.frozen import FrozenModel
@@ -108,35 +108,28 @@ class GroupSums:
         return GroupMeans(self.sums, self.counts)
 
 
-def build(
-    settings: StrategySettings[InclusiveTable],
-    layout: Layout,
-    tiers: Sequence[Tier],
-    optimizer: OptimizerSettings | None,
-) -> Strategy:
+def build(basis: Basis[InclusiveTable]) -> Strategy:
     """The strategy as configured.
 
     Args:
-        settings: see `InclusiveTable`.
-        layout: the deepest model.
-        tiers: of which those of full width are used, or the one that a baseline takes.
-        optimizer: of every group; None for FedAdam.
+        basis: see `InclusiveTable`.
 
     Raises:
         PlanError: settings of width-cut methods are given, or the model has no layers or no fitting tier.
     """
-    given = [key for key in ("weighting", "label_rule") if getattr(settings, key) is not None]
-    given += ["plan"] if settings.plan != "static" else []
+    given = [key for key in ("weighting", "label_rule") if getattr(basis, key) is not None]
+    given += ["plan"] if basis.plan != "static" else []
     if given:
         raise PlanError(
             f"inclusivefl cuts by depth and takes the plain mean of each group, so {given[0]} has no place; remove it"
         )
-    baseline = BASELINES[settings.own.baseline]
-    if baseline.alone and optimizer is not None:
+    baseline = BASELINES[basis.own.baseline]
+    if baseline.alone and basis.optimizer is not None:
         raise PlanError(
             "inclusivefl: in the baseline local every device keeps its own weights; remove server_optimizer"
         )
-    in_use = _tiers(layout, tiers, baseline)
+    layout = basis.layout
+    in_use = _tiers(layout, basis.tiers, baseline)
     stack_of(layout)  # refuses models without layers
     alone = Strategy(
         name="inclusivefl",
@@ -149,11 +142,11 @@ def build(
     )
     if baseline.alone:
         return alone
-    chosen = optimizer or OptimizerSettings("fedadam")
+    chosen = basis.optimizer or OptimizerSettings(name="fedadam")
     rounds = _Rounds(
         layout,
         {group_of(tier): tier.depth for tier in in_use},
-        baseline.settings(InclusiveSettings(settings.own.beta, chosen)),
+        baseline.settings(InclusiveSettings(basis.own.beta, chosen)),
     )
     return replace(
         alone,

@@ -63,7 +63,7 @@ class InclusiveSettings:
     """
 
     beta: float = 0.2
-    optimizer: OptimizerSettings = field(default_factory=lambda: OptimizerSettings("fedadam"))
+    optimizer: OptimizerSettings = field(default_factory=lambda: OptimizerSettings(name="fedadam"))
     sharing: bool = True
 
     def __post_init__(self) -> None:

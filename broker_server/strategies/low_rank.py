@@ -7,7 +7,7 @@ as in HeteroFL.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,13 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker_server.strategies import heterofl
-from broker_server.strategies.server_optimizer import OptimizerSettings
 from broker_server.strategies.strategy import (
+    Basis,
     Contribution,
     GlobalModel,
     Merge,
     Strategy,
-    StrategySettings,
     Weights,
     stepped,
 )
@@ -29,7 +28,6 @@ from fleet_protocol.errors import PlanError
 from fleet_protocol.frozen import FrozenModel
 from models.layout import Layout, Parameter
 from models.slicing import Tensors
-from models.tier import Tier
 
 __all__ = ["Adapter", "Folding", "Pair", "Pieces", "adapters_of", "merged_by"]
 
@@ -106,35 +104,26 @@ class _Sums:
     totals: dict[Adapter, float] = field(default_factory=dict)
 
 
-def merged_by(
-    folding: Folding,
-    settings: StrategySettings[FrozenModel | None],
-    layout: Layout,
-    tiers: Sequence[Tier],
-    optimizer: OptimizerSettings | None,
-) -> Strategy:
+def merged_by(folding: Folding, basis: Basis[FrozenModel | None]) -> Strategy:
     """HeteroFL with another merge of adapters.
 
     Args:
         folding: how adapters merge.
-        settings: of the strategy; ``weighting`` is uniform by default.
-        layout: the global model.
-        tiers: all of them are used.
-        optimizer: of the server.
+        basis: of the strategy; ``weighting`` is uniform by default.
 
     Raises:
         PlanError: the model has no adapters, or the plan is not static: narrow tiers have the leading units of a rank.
     """
-    adapters = adapters_of(layout)
+    adapters = adapters_of(basis.layout)
     if not adapters:
         raise PlanError(
-            f"{settings.name} merges low-rank adapters, and {layout.arch} has none (two matrices of one module that a"
-            " width cuts along their shared axis alone, see models.zoo.adapters); take heterofl"
+            f"{basis.name} merges low-rank adapters, and {basis.layout.arch} has none (two matrices of one module that"
+            " a width cuts along their shared axis alone, see models.zoo.adapters); take heterofl"
         )
-    if settings.plan != "static":
-        raise PlanError(f'{settings.name} sends the leading units of each rank; remove plan = "{settings.plan}"')
-    built = heterofl.build(replace(settings, average="mean"), layout, tiers, None)
-    by_samples = settings.weighting == "samples"
+    if basis.plan != "static":
+        raise PlanError(f'{basis.name} sends the leading units of each rank; remove plan = "{basis.plan}"')
+    built = heterofl.build(replace(basis, average="mean", optimizer=None))
+    by_samples = basis.weighting == "samples"
 
     def fold(sums: _Sums, update: Contribution) -> None:
         built.merge.fold(sums.others, update)
@@ -157,5 +146,5 @@ def merged_by(
             merged[adapter.up], merged[adapter.down] = pair.up, pair.down
         return merged
 
-    merge: Merge[Any] = Merge(lambda: _Sums(built.merge.start()), fold, stepped(average, optimizer))
-    return replace(built, name=settings.name, merge=merge)
+    merge: Merge[Any] = Merge(lambda: _Sums(built.merge.start()), fold, stepped(average, basis.optimizer))
+    return replace(built, name=basis.name, merge=merge)

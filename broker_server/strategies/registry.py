@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from broker_server.strategies.server_optimizer import OptimizerSettings
-from broker_server.strategies.strategy import Method, Strategy, StrategySettings
+from broker_server.strategies.strategy import Basis, Method, Strategy, StrategySettings
 from fleet_protocol.discovery import discover
 from fleet_protocol.errors import ConfigError, PlanError
 from models.layout import Layout
@@ -41,7 +41,7 @@ def build_strategy(
         close = get_close_matches(settings.name, KNOWN, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(KNOWN)}"
         raise ConfigError(f"strategy.name: no strategy {settings.name!r}; {hint}")
-    built = method.build(settings, layout, tiers, optimizer)
+    built = method.build(Basis(**vars(settings), layout=layout, tiers=tiers, optimizer=optimizer))
     if built.merge.average != settings.average:
         raise PlanError(
             f'{built.name} merges in a way of its own, which robust.merge = "{settings.average}" cannot replace; remove'

@@ -21,16 +21,17 @@ stay in the second-level cache, and `donate` lets the results take the memory of
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field, field_validator
 
-from fleet_protocol.errors import ConfigError, PlanError
+from fleet_protocol.errors import PlanError
+from fleet_protocol.frozen import FrozenModel
 
 __all__ = [
     "OptimizerName",
@@ -48,50 +49,41 @@ OptimizerName = Literal["plain", "fedavgm", "fedadam", "fedyogi", "fedadagrad"]
 Array = NDArray[Any]
 Tensors = Mapping[str, Array]
 
-_NAMES = ("plain", "fedavgm", "fedadam", "fedyogi", "fedadagrad")
 _ADAPTIVE = frozenset({"fedadam", "fedyogi", "fedadagrad"})
 _PIECE = 32 * 1024  # values: six float32 pieces of 128 kB are in use at once, which a second-level cache holds
 _STEPS, _FIRST, _SECOND = "optimizer.steps", "optimizer.first.", "optimizer.second."
 
 
-@dataclass(frozen=True)
-class OptimizerSettings:
-    """Which server optimizer, and its numbers; the defaults are specification 3.5's starting values.
+class OptimizerSettings(FrozenModel):
+    """``[server_optimizer]``: which, and its numbers; the defaults are specification 3.5's starting values.
 
     Attributes:
-        name: see the table of this module.
+        name: ``plain`` takes the merge as it is, times the learning rate.
         learning_rate: eta; None takes 1 for plain and fedavgm, 0.01 for the others.
-        beta1: decay of m.
-        beta2: decay of v.
-        tau: how adaptive the step is; added to the root of v.
-        second_start: what v starts at. The paper asks for at least tau^2, the vectors of the specification for 0.
-        milestones: numbers of the steps (from 1) that start with m and v afresh and with eta multiplied by
-            ``restart_factor`` (the adaptive step of specification 2.5).
-        restart_factor: see ``milestones``.
+        beta1: decay of the first moment, m.
+        beta2: decay of the second, v.
+        tau: how adaptive the step is; added to the root of the second moment.
+        second_start: what the second moment starts at. The paper asks for at least tau^2, the vectors of the
+            specification for 0.
+        milestones: steps (from 1) that start with fresh moments and multiply the learning rate (specification 2.5).
+        restart_factor: by what.
     """
 
     name: OptimizerName = "plain"
-    learning_rate: float | None = None
-    beta1: float = 0.9
-    beta2: float = 0.99
-    tau: float = 1e-3
-    second_start: float = 0.0
-    milestones: tuple[int, ...] = ()
-    restart_factor: float = 0.5
+    learning_rate: float | None = Field(default=None, gt=0)
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.99, ge=0, lt=1)
+    tau: float = Field(default=1e-3, gt=0)
+    second_start: float = Field(default=0.0, ge=0)
+    milestones: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    restart_factor: float = Field(default=0.5, gt=0)
 
-    def __post_init__(self) -> None:
-        if self.name not in _NAMES:
-            raise ConfigError(f"unknown server optimizer {self.name!r}; choose one of {', '.join(_NAMES)}")
-        for label, value in (("beta1", self.beta1), ("beta2", self.beta2)):
-            if not 0 <= value < 1:
-                raise ConfigError(f"server optimizer: {label} must be in [0, 1), not {value}")
-        for label, value in (("learning_rate", self.eta), ("tau", self.tau), ("restart_factor", self.restart_factor)):
-            if not (value > 0 and math.isfinite(value)):
-                raise ConfigError(f"server optimizer: {label} must be a positive number, not {value}")
-        if not (self.second_start >= 0 and math.isfinite(self.second_start)):
-            raise ConfigError(f"server optimizer: second_start must not be negative, not {self.second_start}")
-        if list(self.milestones) != sorted({step for step in self.milestones if step >= 1}):
-            raise ConfigError(f"server optimizer: milestones must ascend from 1, not {self.milestones}")
+    @field_validator("milestones")
+    @classmethod
+    def _ascend(cls, steps: tuple[int, ...]) -> tuple[int, ...]:
+        if list(steps) != sorted(set(steps)):
+            raise ValueError(f"milestones must ascend, not {steps}")
+        return steps
 
     @property
     def eta(self) -> float:
@@ -160,16 +152,10 @@ def apply_merged(
 
     Args:
         settings: which optimizer.
-        state: from `init` or the step before.
+        state: as for `apply`, like the rest.
         weights: the weights the round started from.
         merged: what the strategy's average made of them. Plain with eta 1 returns exactly these.
-        donate: as for `apply`, of `state` and `merged`.
-
-    Returns:
-        The new weights, in the order of `weights`, and the new state.
-
-    Raises:
-        PlanError: a tensor is missing from the merged weights or the state, or has another shape.
+        donate: the arrays of `state` and `merged` may be overwritten.
     """
     return _apply(settings, state, weights, merged, _Reading(merged=True, donate=donate))
 

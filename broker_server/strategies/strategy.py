@@ -27,6 +27,7 @@ from models.tier import Tier
 
 __all__ = [
     "Average",
+    "Basis",
     "Contribution",
     "GlobalModel",
     "Merge",
@@ -76,6 +77,21 @@ class StrategySettings(Generic[OwnT_co]):
     own: OwnT_co
     average: Average = "mean"
     faulty: float = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Basis(StrategySettings[OwnT_co]):
+    """What a strategy is built from: the settings, and what they are for.
+
+    Attributes:
+        layout: the global model.
+        tiers: that are exported and allowed, largest first.
+        optimizer: of the server; None for what the strategy does by itself.
+    """
+
+    layout: Layout
+    tiers: Sequence[Tier]
+    optimizer: OptimizerSettings | None = None
 
 
 @dataclass(frozen=True)
@@ -229,11 +245,9 @@ class Method(Generic[OwnT]):
     """A row of the table of strategies: the module of a method has one under the method's name.
 
     Attributes:
-        build: makes the strategy from its settings, the model, the tiers that are exported and allowed (largest
-            first), and the server's optimizer (None for what the strategy does by itself). Raises PlanError, before
-            anything is trained, where these do not go together.
+        build: makes the strategy. Raises PlanError, before anything is trained, where its basis does not go together.
         settings: of ``[strategy.<name>]``, the table of the method's own; None for methods without.
     """
 
-    build: Callable[[StrategySettings[OwnT], Layout, Sequence[Tier], OptimizerSettings | None], Strategy]
+    build: Callable[[Basis[OwnT]], Strategy]
     settings: type[OwnT] | None = None

@@ -16,12 +16,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from broker_server.strategies import heterofl
-from broker_server.strategies.server_optimizer import OptimizerSettings
-from broker_server.strategies.strategy import Method, Strategy, StrategySettings
+from broker_server.strategies.strategy import Basis, Method, Strategy
 from fleet_protocol.errors import PlanError
 from fleet_protocol.messages import Chooser
 from fleet_protocol.sizing import Sizing, SizingConstants
-from models.layout import Layout
 from models.tier import Tier
 
 __all__ = ["STRATEGIES", "build", "offered"]
@@ -29,32 +27,24 @@ __all__ = ["STRATEGIES", "build", "offered"]
 _FLOAT_BYTES = 4
 
 
-def build(
-    settings: StrategySettings[SizingConstants],
-    layout: Layout,
-    tiers: Sequence[Tier],
-    optimizer: OptimizerSettings | None,
-) -> Strategy:
+def build(basis: Basis[SizingConstants]) -> Strategy:
     """The strategy as configured.
 
     Args:
-        settings: the constants that devices choose with; the rest as for HeteroFL.
-        layout: the global model.
-        tiers: all of them are used.
-        optimizer: of the server.
+        basis: the constants that devices choose with; the rest as for HeteroFL.
 
     Raises:
         PlanError: plans other than leading units are configured.
     """
-    if settings.plan != "static":
-        raise PlanError(f"whalefl cuts leading units, as HeteroFL does; remove plan = {settings.plan!r}")
-    sizing = Sizing(constants=settings.own, full_bytes=_FLOAT_BYTES * layout.parameter_count(layout.tier(1.0)))
+    if basis.plan != "static":
+        raise PlanError(f"whalefl cuts leading units, as HeteroFL does; remove plan = {basis.plan!r}")
+    sizing = Sizing(constants=basis.own, full_bytes=_FLOAT_BYTES * basis.layout.parameter_count(basis.layout.tier(1.0)))
     chooser = Chooser(rule="whalefl", settings=sizing.model_dump(mode="json"))
     return replace(
-        heterofl.build(settings, layout, tiers, optimizer),
+        heterofl.build(basis),
         name="whalefl",
         paper="https://arxiv.org/abs/2405.00885",
-        offer=lambda largest: offered(tiers, largest),
+        offer=lambda largest: offered(basis.tiers, largest),
         instruct=lambda instructions, _closed: instructions.model_copy(update={"chooser": chooser}),
     )
 

@@ -6,14 +6,16 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from broker_server.settings.fleet import StrategyConfig
+from broker_server.strategies.accumulator import finish, fold, start
 from broker_server.strategies.registry import build_strategy
 from broker_server.strategies.server_optimizer import OptimizerSettings
 from broker_server.strategies.strategy import Contribution, GlobalModel, Strategy
 from models.layout import Layout
+from models.plan import compile_plan, make_plan
 from models.slicing import Tensors
 from models.tier import Tier
 
-__all__ = ["built", "merged"]
+__all__ = ["built", "merge_memes", "merged"]
 
 
 def built(
@@ -30,3 +32,11 @@ def merged(strategy: Strategy, updates: Iterable[Contribution], weights: Tensors
     for update in updates:
         strategy.merge.fold(sums, update)
     return strategy.merge.finish(sums, GlobalModel(weights, {})).weights
+
+
+def merge_memes(layout: Layout, old: Tensors, memes: Iterable[Tensors]) -> dict[str, Any]:
+    """The plain mean of the memes of one round, in layout order; without a meme the weights before."""
+    plan, state = compile_plan(layout, make_plan(layout, layout.tier(1.0))), start(layout)
+    for meme in memes:
+        fold(state, "meme", plan, meme)
+    return finish(state, old)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from broker_server.rounds.artifacts import load_artifacts
 from broker_server.rounds.run_context import prepare_run
-from broker_server.strategies.fml import MutualWeights, merge_memes, trunk
+from broker_server.strategies.fml import MutualWeights, trunk
 from broker_server.strategies.server_optimizer import OptimizerSettings
 from broker_server.strategies.strategy import Contribution
 from fleet_protocol import control
@@ -19,7 +19,7 @@ from fleet_protocol.weights import encode_weights
 from models import Registry, compile_plan, infer_layout, make_plan
 from models.parts import parameters_in
 from tests.broker_server.artifacts import ARCH
-from tests.broker_server.methods import built, merged
+from tests.broker_server.methods import built, merge_memes, merged
 from tests.broker_server.peer import Peer
 from tests.models.layouts import noise
 
@@ -102,7 +102,7 @@ def test_as_a_strategy_it_sends_the_weights_of_the_labels_and_what_stays(layout)
         built({"name": "fml", "weighting": "samples"}, layout)
 
 
-@pytest.mark.parametrize("optimizer", [None, OptimizerSettings("fedadam")], ids=["plain", "fedadam"])
+@pytest.mark.parametrize("optimizer", [None, OptimizerSettings(name="fedadam")], ids=["plain", "fedadam"])
 def test_a_round_merges_trunks_and_keeps_the_rest(layout, optimizer):
     """Updates hold the trunk alone; what stays on the devices keeps its bits here, whatever the server optimizer."""
     method = built({"name": "fml", "fml": {"shared": ["stem"]}}, layout, optimizer=optimizer)

@@ -18,7 +18,7 @@ from tests.broker_server.methods import built
 from tests.models.layouts import noise
 
 TIERS = (Tier(1.0, 4), Tier(1.0, 2), Tier(1.0, 1))
-PLAIN = OptimizerSettings("plain")
+PLAIN = OptimizerSettings(name="plain")
 DEVICES = {"a": TIERS[0], "b": TIERS[1], "c": TIERS[1], "d": TIERS[2]}
 
 

@@ -16,7 +16,7 @@ from models import Registry, infer_layout
 from tests.models.layouts import noise
 
 DEPTHS = {"weak": 1, "medium": 2, "strong": 4}
-PLAIN = OptimizerSettings("plain")
+PLAIN = OptimizerSettings(name="plain")
 
 
 @pytest.fixture(scope="module")

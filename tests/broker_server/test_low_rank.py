@@ -100,7 +100,7 @@ def test_what_does_not_go_together_is_refused_with_what_does():
         built({"name": "hetlora"}, plain)
     with pytest.raises(PlanError, match='leading units of each rank; remove plan = "rolling"'):
         built({"name": "flexlora", "plan": "rolling"}, LAYOUT)
-    step = OptimizerSettings("fedadam")
+    step = OptimizerSettings(name="fedadam")
     with pytest.raises(PlanError, match=r"remove \[server_optimizer\], or take hetlora"):
         built({"name": "flexlora"}, LAYOUT, optimizer=step)
     assert built({"name": "hetlora"}, LAYOUT, optimizer=step).name == "hetlora"

@@ -20,11 +20,11 @@ class HalfSettings(FrozenModel):
     part: float = Field(default=0.5, gt=0, le=1)
 
 
-def build(settings, layout, tiers, optimizer):
-    average = heterofl.build(settings, layout, tiers, optimizer)
+def build(basis):
+    average = heterofl.build(basis)
 
     def finish(sums, old):
-        new, part = average.merge.finish(sums, old), settings.own.part
+        new, part = average.merge.finish(sums, old), basis.own.part
         weights = {name: value + part * (new.weights[name] - value) for name, value in old.weights.items()}
         return GlobalModel(weights, new.state)
 

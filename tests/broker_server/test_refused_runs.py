@@ -69,7 +69,7 @@ def test_the_baseline_local_has_no_server_optimizer():
     """Nothing is merged there, so there is nothing to step."""
     local = {"name": "inclusivefl", "inclusivefl": {"baseline": "local"}}
     with pytest.raises(PlanError, match="remove server_optimizer"):
-        built(local, tiny_layout(), optimizer=OptimizerSettings("fedadam"))
+        built(local, tiny_layout(), optimizer=OptimizerSettings(name="fedadam"))
 
 
 @pytest.mark.parametrize(

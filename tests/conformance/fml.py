@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from broker_server.strategies import accumulator as merge
-from broker_server.strategies.fml import merge_memes
 from models import Axis, AxisKind, Dim, compile_plan, make_plan
+from tests.broker_server.methods import merge_memes
 from tests.conformance.entry import Check, Entry, NotApplicableError
 from tests.conformance.small import float32, layout_of
 from trainer_export.optimizers.sgd import Sgd

@@ -45,7 +45,7 @@ def _fedadam(given: Mapping[str, Any]) -> OptimizerSettings:
             "the server's FedAdam has no bias correction, and its m is 0 at first (specification 3.5)"
         )
     return OptimizerSettings(
-        "fedadam",
+        name="fedadam",
         learning_rate=given["eta"],
         beta1=given["beta1"],
         beta2=given["beta2"],
