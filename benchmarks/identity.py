@@ -1,12 +1,8 @@
-"""What identities cost: signing and sealing an update, beside the TLS wire that carries it.
-
-python -m benchmarks.identity
-"""
+"""What identities cost: signing and sealing an update, beside the TLS wire that carries it."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import queue
 import tempfile
@@ -15,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.row import Row
 from broker_server.service.authority import Founding, enroll, found_fleet
 from broker_server.service.membership import hosted_broker
 from broker_server.settings.fleet import BrokerConfig
@@ -43,11 +40,10 @@ def _cpu_ms(work: Callable[[], object]) -> float:
     return min(times)
 
 
-def rows() -> list[dict[str, Any]]:
+def rows() -> list[Row]:
     """Measure both ends of one update, without the broker between them.
 
-    Returns:
-        Rows with name, value, unit, budget and ok; there is no budget, as a wire is cheaper than any signature.
+    There is no budget, as a wire is cheaper than any signature.
     """
     data, purpose = os.urandom(UPDATE_BYTES), Purpose("bench", "r1", 1, "t1", "pi-1", "1e20" + "0" * 64)
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -90,10 +86,4 @@ def rows() -> list[dict[str, Any]]:
     found = [(name, value, "ms CPU") for name, value in {"wire, TLS": wire, **parts}.items()]
     found.append(("sign, verify, seal, open", sum(parts.values()) / wire, "x wire"))
     what = f"update of {UPDATE_BYTES / 1e6:.0f} MB"
-    return [
-        {"name": f"{what}: {name}", "value": v, "unit": unit, "budget": None, "ok": True} for name, v, unit in found
-    ]
-
-
-if __name__ == "__main__":
-    print(json.dumps(rows(), indent=1))
+    return [Row(f"{what}: {name}", value, unit) for name, value, unit in found]

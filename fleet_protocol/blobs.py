@@ -224,9 +224,6 @@ class PartFile:
     def add(self, chunk: Chunk) -> bool:
         """Keep a chunk.
 
-        Args:
-            chunk: verified.
-
         Returns:
             True if it was new.
 

@@ -110,9 +110,6 @@ def _parsed(text: str, source: str) -> dict[str, Any]:
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file.
 
-    Args:
-        path: the file.
-
     Raises:
         ConfigError: it cannot be read or is no TOML.
     """

@@ -16,9 +16,6 @@ __all__ = ["discover", "modules_of"]
 def modules_of(package: str) -> Iterator[ModuleType]:
     """Import the modules that lie directly in a package.
 
-    Args:
-        package: its dotted name.
-
     Yields:
         The modules, sorted by name; those that run as a program (``__main__``) are left out.
     """

@@ -81,14 +81,7 @@ def _why(error: BaseException | None) -> str:
 
 
 class Link:
-    """A connection to the broker that outlives the broker.
-
-    Args:
-        address: the broker.
-        client_id: identity of the session; two links must not share one.
-        inbox: where events go.
-        will: what the broker publishes, retained, when we vanish.
-        session_expiry_seconds: how long the broker keeps our session after we vanish.
+    """A `fleet_protocol.transport.Transport` over MQTT; arguments are those of `open_transport`.
 
     Raises:
         ConfigError: a certificate file of the address cannot be read.
@@ -212,14 +205,7 @@ class Link:
         return WireCount(sent=self._sent, received=self._received)
 
     def connect(self, timeout_seconds: float = 30.0) -> None:
-        """Connect for the first time and start the network thread.
-
-        Args:
-            timeout_seconds: how long to try.
-
-        Raises:
-            TransportError: nothing answered, or the broker did not let us in.
-        """
+        """Connect for the first time and start the network thread."""
         properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
         properties.SessionExpiryInterval = self._session_expiry_seconds
         self._client.connect_async(
@@ -240,16 +226,7 @@ class Link:
         )
 
     def subscribe(self, topic_filter: str, qos: int = 1, timeout_seconds: float = 10.0) -> None:
-        """Subscribe, now and after every reconnect, and wait until the broker has confirmed it.
-
-        Args:
-            topic_filter: MQTT filter.
-            qos: highest quality of service to receive with.
-            timeout_seconds: how long to wait; while the broker is away the subscription is only noted.
-
-        Raises:
-            TransportError: the broker is there but does not confirm.
-        """
+        """Subscribe, now and after every reconnect, and wait until the broker has confirmed it."""
         with self._changed:
             self._filters[topic_filter] = qos
         result, mid = self._client.subscribe(topic_filter, options=_options(qos))
@@ -262,27 +239,13 @@ class Link:
             raise TransportError(f"the broker at {self.address} does not confirm the subscription to {topic_filter}")
 
     def unsubscribe(self, topic_filter: str) -> None:
-        """Forget a subscription.
-
-        Args:
-            topic_filter: as given to :meth:`subscribe`.
-        """
+        """Forget a subscription."""
         with self._changed:
             self._filters.pop(topic_filter, None)
         self._client.unsubscribe(topic_filter)
 
     def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> None:
-        """Hand a message to the network thread; while the broker is away it waits there.
-
-        Args:
-            topic: full topic.
-            payload: bytes.
-            qos: quality of service.
-            retain: let the broker keep it for later subscribers.
-
-        Raises:
-            TransportError: paho's queue took no more.
-        """
+        """Hand a message to the network thread; while the broker is away it waits there."""
         info = self._client.publish(topic, payload, qos=qos, retain=retain)
         if info.rc not in {paho.MQTT_ERR_SUCCESS, paho.MQTT_ERR_NO_CONN}:
             raise TransportError(f"cannot send to {topic}: {paho.error_string(info.rc)}")
@@ -295,18 +258,7 @@ class Link:
                 self._unacknowledged.add(info.mid)
 
     def publish_stream(self, messages: Iterable[tuple[str, bytes]], deadline: float) -> int:
-        """Send many payloads without ever holding more than a window of them in memory.
-
-        Args:
-            messages: topic and payload, taken one at a time.
-            deadline: ``time.monotonic()`` after which to give up.
-
-        Returns:
-            Number of payloads handed over.
-
-        Raises:
-            TransportError: the broker did not take them in time.
-        """
+        """Send many payloads without ever holding more than a window of them in memory."""
         count = 0
         for topic, payload in messages:
             self.drain(deadline, SEND_WINDOW - 1)
@@ -315,15 +267,7 @@ class Link:
         return count
 
     def drain(self, deadline: float, at_most: int = 0) -> None:
-        """Wait until the broker has acknowledged what was sent.
-
-        Args:
-            deadline: ``time.monotonic()`` after which to give up.
-            at_most: messages that may stay unacknowledged.
-
-        Raises:
-            TransportError: the deadline passed.
-        """
+        """Wait until the broker has acknowledged what was sent."""
         with self._changed:
             if not self._changed.wait_for(
                 lambda: len(self._unacknowledged) <= at_most, max(0.0, deadline - time.monotonic())
@@ -333,12 +277,7 @@ class Link:
                 )
 
     def close(self, farewell: Farewell | None = None, timeout_seconds: float = 2.0) -> None:
-        """Disconnect for good.
-
-        Args:
-            farewell: a retained last message, which replaces the will.
-            timeout_seconds: how long to wait for the broker to take it.
-        """
+        """Disconnect for good."""
         if farewell is not None and self._connected:
             with contextlib.suppress(TransportError):
                 self.publish(farewell.topic, farewell.payload, retain=True)

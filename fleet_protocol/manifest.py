@@ -275,11 +275,6 @@ class Manifest(Grown):
         """Number of scalars in the sub-model."""
         return sum(math.prod(spec.shape) for spec in self.parameters)
 
-    @property
-    def parameter_bytes(self) -> int:
-        """Bytes of the data section of a weights blob."""
-        return sum(spec.nbytes for spec in self.parameters)
-
     def to_bytes(self) -> bytes:
         """The canonical JSON of this manifest, whose sha256 names the artifact set."""
         return self.model_dump_json(indent=1).encode()

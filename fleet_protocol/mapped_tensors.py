@@ -22,9 +22,6 @@ _PICKLED = (b"PK\x03\x04", b"\x80\x02")  # how files of torch.save begin, of tod
 def open_tensors(path: Path) -> dict[str, NDArray[Any]]:
     """Map a file that was checked when it arrived.
 
-    Args:
-        path: a safetensors file.
-
     Returns:
         Read-only views by name, in the order of the file; they keep the file mapped as long as they live.
 

@@ -127,12 +127,7 @@ class BrokerAddress:
         )
 
     def with_login(self, username: str, password: str) -> BrokerAddress:
-        """The same broker with another login.
-
-        Args:
-            username: login.
-            password: with it.
-        """
+        """The same broker with another login."""
         return replace(self, username=username, password=password)
 
     @property

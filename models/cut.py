@@ -170,9 +170,6 @@ class Cut:
     def classes(self, n: int) -> int:
         """Name the rows of the classifier, one for each label. They are never cut.
 
-        Args:
-            n: number of labels.
-
         Returns:
             Rows to build.
 

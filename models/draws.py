@@ -29,7 +29,6 @@ __all__ = [
     "Window",
     "random_units",
     "rolling_units",
-    "static_units",
 ]
 
 Indices = NDArray[np.int64]
@@ -68,19 +67,6 @@ class Window:
             raise PlanError(f"unknown kind of plan {self.kind!r}; choose one of {', '.join(get_args(PlanKind))}")
         if self.step < 1:
             raise PlanError(f"a plan needs step >= 1, not {self.step}: so many units its window moves in a round")
-
-
-def static_units(axis: Axis, width: float) -> Indices:
-    """Keep the leading units of every group.
-
-    Args:
-        axis: the axis to cut.
-        width: share to keep, in (0, 1].
-
-    Returns:
-        `axis.kept(width)` units in ascending order.
-    """
-    return rolling_units(axis, width, shift=0)
 
 
 def rolling_units(

@@ -238,9 +238,6 @@ class Layout:
     def from_json(cls, text: str | bytes) -> Layout:
         """Read a layout back from JSON text.
 
-        Args:
-            text: what `to_json` wrote.
-
         Returns:
             An equal layout.
 

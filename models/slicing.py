@@ -131,27 +131,6 @@ class CompiledPlan:
                 addend = part[region.part]
                 _add(total, region.whole, addend if weight == 1.0 else addend * addend.dtype.type(weight))
 
-    def add_coverage(self, counts: Tensors, rows: Rows | None = None, *, amount: float = 1) -> None:
-        """Add a number to the entries of global tensors that the plan keeps, in place.
-
-        Counts of several updates of one plan under one label rule can be added at once.
-
-        Args:
-            counts: by name, of the global shapes, any dtype that holds `amount`.
-            rows: rows of label axes that count; all where absent.
-            amount: what to add.
-
-        Raises:
-            PlanError: as `scatter_add`.
-        """
-        tensors = self._present(counts)
-        for tensor in tensors:
-            self._of_shape(counts, tensor.name, tensor.shape, "counts")
-        for tensor, boxes in self._selected(tensors, rows):
-            count = counts[tensor.name]
-            for region in boxes:
-                _add(count, region.whole, count.dtype.type(amount))
-
     def _present(self, given: Tensors) -> list[CompiledTensor]:
         missing = self.required - given.keys()
         if missing:

@@ -57,11 +57,7 @@ class Key:
 
 
 def keys_of(model: type[BaseModel]) -> Iterator[Key]:
-    """Every key that a model reads, tables within tables included.
-
-    Args:
-        model: of a file.
-    """
+    """Every key that a model reads, tables within tables included."""
     yield from _keys(model, "")
 
 

@@ -199,10 +199,6 @@ class Clock:
     def compute_seconds(self, device: DeviceClock, load: Load) -> float:
         """Time of a round's training.
 
-        Args:
-            device: who trains.
-            load: what.
-
         Raises:
             ConfigError: the table has no such type, or its widths do not reach this one.
         """
@@ -212,10 +208,6 @@ class Clock:
     def upload_seconds(self, device: DeviceClock, load: Load) -> float:
         """Time to send an update.
 
-        Args:
-            device: who sends.
-            load: what.
-
         Raises:
             ConfigError: the size is needed and not given.
         """
@@ -224,10 +216,6 @@ class Clock:
     def download_seconds(self, device: DeviceClock, load: Load) -> float:
         """Time to send the weights to a device: as for an upload of the same size, or 0 where it does not count.
 
-        Args:
-            device: who receives.
-            load: what.
-
         Raises:
             ConfigError: the size is needed and not given.
         """
@@ -235,10 +223,6 @@ class Clock:
 
     def device_seconds(self, device: DeviceClock, load: Load) -> float:
         """Time of a device's part in a round: receiving where it counts, training, sending.
-
-        Args:
-            device: who takes part.
-            load: what it does.
 
         Raises:
             ConfigError: the table does not reach this width, or a size is missing.

@@ -79,9 +79,6 @@ class _KeptSessions(Sessions):
 class VirtualDevices:
     """All virtual devices, as one worker sees them.
 
-    Args:
-        setup: where everything lies.
-
     Raises:
         DataError: the samples cannot be read.
         StorageError: the folder of updates cannot be made.
@@ -100,9 +97,6 @@ class VirtualDevices:
 
     def work(self, order: WorkOrder) -> list[Finished | Failed]:
         """Do an order.
-
-        Args:
-            order: its tasks.
 
         Returns:
             One result for each task; an error of one is its result alone.

@@ -37,12 +37,7 @@ class VirtualBoard:
     dropout: float = 0.0
 
     def leaves(self, seed: int, number: int) -> float | None:
-        """After which share of its time it leaves a round, in [0, 1); None if it stays.
-
-        Args:
-            seed: of the run.
-            number: of the round.
-        """
+        """After which share of its time it leaves a round, in [0, 1); None if it stays."""
         draw = random.Random(f"{seed}/drop-out/{self.id}/{number}")  # noqa: S311  (a reproducible draw, not a secret)
         return draw.random() if draw.random() < self.dropout else None
 

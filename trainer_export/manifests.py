@@ -124,9 +124,6 @@ def content_of(file: SetFile) -> dict[str, Any]:
 def graph_spec(file: SetFile) -> GraphSpec:
     """A graph as a manifest states it, with what a board will look at before it runs it.
 
-    Args:
-        file: a graph.
-
     Raises:
         ExportError: it is one for boards, and they would not run it.
     """

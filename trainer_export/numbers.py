@@ -54,9 +54,6 @@ def number(default: float | None, allowed: Range) -> Any:
 def check_numbers(record: Any) -> None:
     """See that every :func:`number` of a dataclass lies in its range; None stands for a number that is left out.
 
-    Args:
-        record: an instance.
-
     Raises:
         ConfigError: one does not; the message names it and the range.
     """

@@ -99,9 +99,6 @@ class Artifacts:
     def initial_heads(self, tiers: Iterable[Tier]) -> dict[Tier, Tensors]:
         """The weights that heads of tiers' own start from.
 
-        Args:
-            tiers: exported ones.
-
         Returns:
             By tier with a head of its own, read-only float32 views.
 

@@ -92,11 +92,6 @@ def quorum_of(share: float, asked: int) -> int:
 def decide(standings: Collection[Standing], rule: ClosingRule, now: float) -> Decision:
     """Whether a collection is over.
 
-    Args:
-        standings: of its tasks.
-        rule: when it closes.
-        now: the clock.
-
     Returns:
         The first of these that holds: everybody answered, as many as wanted did, the deadline, a quorum whose rest is
         away. Where a quorum is lacking and out of reach, or the time is over, it is given up.

@@ -49,9 +49,6 @@ class Evaluators:
 def open_evaluators(context: RunContext) -> Evaluators:
     """Read the test sets and open the graphs that judge a run's versions.
 
-    Args:
-        context: the run.
-
     Raises:
         ConfigError: a tier is not exported; or several are judged of a model whose batch norm statistics are asked from
             the devices, who are asked for one tier.

@@ -108,10 +108,6 @@ def plan_round(
 def compiled_plans(context: RunContext, tasks: Sequence[TaskRecord]) -> dict[str, CompiledPlan]:
     """The plans of a round's tasks, made again from what the store knows.
 
-    Args:
-        context: the run.
-        tasks: of one round.
-
     Returns:
         By plan key, those that a device may still take included.
     """

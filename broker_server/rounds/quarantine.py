@@ -65,11 +65,6 @@ def judged(
 def release(store: Store, run: str, device: str) -> bool:
     """Let a device take part again.
 
-    Args:
-        store: of the run.
-        run: id.
-        device: id.
-
     Returns:
         Whether anything of it was ever refused.
     """

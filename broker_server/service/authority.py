@@ -131,9 +131,6 @@ def renew_server(folder: Path) -> Path:
 
     It still opens updates that were sealed to the key before.
 
-    Args:
-        folder: of the fleet.
-
     Returns:
         The server's enrolment.
 
@@ -146,10 +143,6 @@ def renew_server(folder: Path) -> Path:
 
 def revoke(folder: Path, name: str) -> None:
     """Make a device no member any more; a running server knows within a second, the embedded broker when it restarts.
-
-    Args:
-        folder: of the fleet.
-        name: id of the device.
 
     Raises:
         ConfigError: there is no such member, or no fleet's folder.

@@ -51,11 +51,7 @@ class Authority:
 
     @classmethod
     def generate(cls, fleet: str) -> Authority:
-        """A new authority.
-
-        Args:
-            fleet: name of the fleet.
-        """
+        """A new authority."""
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, fleet)])
         built = (

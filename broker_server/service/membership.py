@@ -67,11 +67,7 @@ def member_of(config: BrokerConfig) -> Member | None:
 
 
 def unsealing(member: Member | None) -> Unseal | None:
-    """How updates are opened; None where none is sealed: without identities, or before the server was renewed once.
-
-    Args:
-        member: the server.
-    """
+    """How updates are opened; None where none is sealed: without identities, or before the server was renewed once."""
     if member is None or not member.enrolment.sealing:
         return None
     fleet, keys = member.enrolment.fleet, member.enrolment.sealing

@@ -30,10 +30,6 @@ class Outbox:
     """Sends the server's messages.
 
     A message that paho cannot take is dropped: every exchange of the protocol is repeated by whoever waits for it.
-
-    Args:
-        link: the connection.
-        topics: of the fleet.
     """
 
     def __init__(self, link: Transport, topics: Topics) -> None:

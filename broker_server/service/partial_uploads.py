@@ -89,9 +89,6 @@ class PartialUploads:
     def sync(self, digests: Collection[str]) -> None:
         """Wait until finished updates would survive a power cut.
 
-        Args:
-            digests: of finished updates.
-
         Raises:
             StorageError: the disk is full.
         """

@@ -77,11 +77,7 @@ def read_registry(folder: Path) -> Registry:
 
 
 class RegistryReader:
-    """Who is no longer a member, from the file, so that a revocation needs no restart.
-
-    Args:
-        folder: the fleet's.
-    """
+    """Who is no longer a member, from the file, so that a revocation needs no restart."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

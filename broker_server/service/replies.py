@@ -32,12 +32,7 @@ _NO_BLOB = BlobRef(digest="0" * 64, size=1, chunk_bytes=1024)
 
 
 class Replies:
-    """Takes the replies of a run's devices.
-
-    Args:
-        parts: of the run.
-        connection: answers them.
-    """
+    """Takes the replies of a run's devices."""
 
     def __init__(self, parts: RunParts, connection: Connection) -> None:
         self._parts = parts

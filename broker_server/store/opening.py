@@ -57,9 +57,6 @@ def open_for_reading(path: Path) -> Engine:
 
     One of an older version is upgraded in memory, as far as it is written now: looking at a store must not change it.
 
-    Args:
-        path: of the database.
-
     Returns:
         An engine that refuses to write.
 

@@ -73,11 +73,7 @@ class Accumulator:
 
 
 def start(layout: Layout) -> Accumulator:
-    """An empty accumulator.
-
-    Args:
-        layout: the global model.
-    """
+    """An empty accumulator."""
     return Accumulator(layout, {item.name: np.zeros(item.shape, np.float32) for item in layout.parameters})
 
 
@@ -170,10 +166,6 @@ def _pieces(shape: tuple[int, ...], values: int) -> Iterable[tuple[Any, ...]]:
 
 def coverage(state: Accumulator, name: str) -> Floats:
     """The total weight behind every entry of a parameter.
-
-    Args:
-        state: an accumulator.
-        name: the parameter.
 
     Returns:
         float32, broadcastable to the parameter: a dimension that every plan keeps whole has length 1.

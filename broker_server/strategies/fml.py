@@ -79,9 +79,6 @@ class MutualWeights:
     def after(self, decays: int) -> MutualWeights:
         """The weights after the learning rate has decayed so many times.
 
-        Args:
-            decays: how often.
-
         Returns:
             ``alpha <- max(alpha - 0.2, 0.5)`` and ``beta <- min(beta + 0.4, 1)`` for each decay; an alpha below 0.5
             stays. Without `dynamic`, these weights.
@@ -98,9 +95,6 @@ class MutualWeights:
 
 def build(basis: Basis[FmlSettings]) -> Strategy:
     """The strategy as configured.
-
-    Args:
-        basis: see `FmlSettings`.
 
     Raises:
         PlanError: weights by samples are configured, which specification 5.2 leaves out for the devices' privacy; or

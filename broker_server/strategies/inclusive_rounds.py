@@ -111,9 +111,6 @@ class GroupSums:
 def build(basis: Basis[InclusiveTable]) -> Strategy:
     """The strategy as configured.
 
-    Args:
-        basis: see `InclusiveTable`.
-
     Raises:
         PlanError: settings of width-cut methods are given, or the model has no layers or no fitting tier.
     """

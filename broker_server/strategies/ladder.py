@@ -133,9 +133,6 @@ class Stack:
 def stack_of(layout: Layout) -> Stack:
     """List the parameters of a model layer by layer.
 
-    Args:
-        layout: the deepest model.
-
     Raises:
         PlanError: the model has no depth unit, or its layers are not alike, so that one cannot stand in for another.
     """

@@ -337,9 +337,6 @@ def server_step(
 ) -> Callable[[Tensors, dict[str, Array], Tensors], tuple[dict[str, Array], dict[str, Array]]]:
     """The optimizer as a strategy's ``step``: old weights, merged weights and stored state to new ones.
 
-    Args:
-        settings: which optimizer.
-
     Returns:
         A function that takes an empty mapping for the state before the first round, and may overwrite the merged
         weights and the state it is given.

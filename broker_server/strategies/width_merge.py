@@ -50,10 +50,6 @@ class WidthMerge:
 def start_width(layout: Layout, weighting: Weighting) -> WidthMerge:
     """An empty merge.
 
-    Args:
-        layout: the global model.
-        weighting: which ablation.
-
     Raises:
         ConfigError: there is no such weighting.
     """

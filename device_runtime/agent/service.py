@@ -21,9 +21,6 @@ _NOT_READY = frozenset({State.STARTING, State.PROBING})
 class Service:
     """The unit that this process is, as its environment says.
 
-    Args:
-        environment: of the process.
-
     Attributes:
         alive_seconds: how often `alive` must be called at least; infinite without a watchdog.
     """

@@ -87,9 +87,6 @@ def measure(session: ForwardSession, manifest: Manifest, course: Course, hooks: 
 def check_measurable(course: Course) -> None:
     """See that some samples have batch norm statistics.
 
-    Args:
-        course: the samples.
-
     Raises:
         DataError: one sample only, whose unbiased variance does not exist.
     """

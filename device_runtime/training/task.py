@@ -110,18 +110,11 @@ class Task:
     seal: Callable[[bytes], tuple[bytes, bytes]] | None = None
 
     def course(self, bench: Bench) -> Course:
-        """What the task trains on.
-
-        Args:
-            bench: the board.
-        """
+        """What the task trains on."""
         return Course(bench.data, bench.split()[0], self.instructions.train, self.round)
 
     def base(self, bench: Bench) -> dict[str, NDArray[Any]]:
         """The frozen tensors of the artifact set, mapped and not read: all graphs share one copy in the page cache.
-
-        Args:
-            bench: the board.
 
         Raises:
             BlobError: the file is missing or damaged.

@@ -126,9 +126,6 @@ class DataSet:
     def fitted(self, manifest: Manifest) -> DataSet:
         """The same samples with their targets as a model's loss takes them.
 
-        Args:
-            manifest: of the model.
-
         Raises:
             DataError: the model cannot take these samples: another shape, labels it does not have, numbers where it
                 wants labels, or values that are no tokens.

@@ -81,9 +81,6 @@ class Enrolment(FrozenModel):
 def read_enrolment(path: Path) -> Enrolment:
     """Read the file that ``shoal enroll`` or ``shoal init`` wrote.
 
-    Args:
-        path: the file.
-
     Raises:
         ConfigError: it is missing, no enrolment, or others may read it.
     """

@@ -21,18 +21,12 @@ def open_for(
     will: Farewell | None = None,
     session_expiry_seconds: int = 3600,
 ) -> Transport:
-    """Make a transport; it is not connected yet.
+    """Make a transport, as `open_transport` does, for a member or for anybody.
 
-    Args:
-        member: signs what it says and takes nothing that is not signed; None for a fleet without identities.
-        address: the broker.
-        client_id: identity of the session; two transports must not share one.
-        inbox: where events go.
-        will: what the broker publishes, retained, when we vanish.
-        session_expiry_seconds: how long the broker keeps our session after we vanish.
+    A member signs what it says and takes nothing that is not signed; None is for a fleet without identities.
 
     Raises:
-        ConfigError: a certificate file of the address cannot be read, or what the transport needs is not installed.
+        ConfigError: as for `open_transport`.
         StorageError: the member's folder cannot be written.
     """
     if member is None:

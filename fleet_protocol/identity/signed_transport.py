@@ -122,18 +122,10 @@ def open_signed(
     will: Farewell | None = None,
     session_expiry_seconds: int = 3600,
 ) -> Transport:
-    """Make the transport of a member; see `fleet_protocol.transport.open_transport`.
-
-    Args:
-        address: the broker.
-        client_id: identity of the session.
-        inbox: where events go.
-        member: who speaks and listens.
-        will: what the broker publishes, retained, when we vanish.
-        session_expiry_seconds: how long the broker keeps our session after we vanish.
+    """Make the transport of a member, who speaks and listens; the rest as for `open_transport`.
 
     Raises:
-        ConfigError: a certificate file of the address cannot be read, or what the transport needs is not installed.
+        ConfigError: as for `open_transport`.
         StorageError: the member's folder cannot be written.
     """
     signer = Signer(member.enrolment, next_session(member.folder / "session.json"))

@@ -152,9 +152,6 @@ class TokenMask(NoiseLayer):
 def noise_layers(module: nn.Module) -> dict[str, NoiseLayer]:
     """Find the layers of a model that need noise in the mode it is in.
 
-    Args:
-        module: the model.
-
     Returns:
         The layers by dotted path, in module order; none in evaluation.
     """

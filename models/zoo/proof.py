@@ -104,9 +104,6 @@ class Doubt:
 def proved_dims(case: Case) -> Proved | Doubt:
     """Find the order of the entries in every dimension, and prove it.
 
-    Args:
-        case: the model.
-
     Returns:
         The dimensions, or the first axis for which there are none.
     """

@@ -18,11 +18,7 @@ _WAIT_SECONDS = 120.0
 
 
 class BareDevice:
-    """Takes every chunk of a broadcast and sends as many bytes back.
-
-    Args:
-        member: its connection.
-    """
+    """Takes every chunk of a broadcast and sends as many bytes back."""
 
     def __init__(self, member: Member) -> None:
         self._member = member

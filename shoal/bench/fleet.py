@@ -108,9 +108,6 @@ class _Watch:
 def bench_fleet(bench: FleetBench) -> FleetFigures:
     """Measure the baseline, then the fleet, over one broker.
 
-    Args:
-        bench: what to measure.
-
     Raises:
         ConfigError: there are fewer than two rounds.
         ShoalError: a round could not be closed.

@@ -77,11 +77,7 @@ class Member:
             self.behaviour.on_connected()
 
     def connect(self, address: BrokerAddress) -> None:
-        """Open the connection; the packets go with the swarm's loop.
-
-        Args:
-            address: the broker.
-        """
+        """Open the connection; the packets go with the swarm's loop."""
         properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
         properties.SessionExpiryInterval = 60
         self.client.connect(
@@ -103,12 +99,7 @@ class Member:
 
 
 class Swarm:
-    """Drives the clients of one process.
-
-    Args:
-        members: with their behaviour.
-        address: the broker.
-    """
+    """Drives the clients of one process."""
 
     def __init__(self, members: Iterable[Member], address: BrokerAddress) -> None:
         self._members = tuple(members)

@@ -28,11 +28,7 @@ def error_console() -> Console:
 
 
 def print_json(value: Any) -> None:
-    """Print a value for a program to read.
-
-    Args:
-        value: plain JSON values.
-    """
+    """Print a value for a program to read."""
     json.dump(value, sys.stdout, indent=2, default=str)
     sys.stdout.write("\n")
 

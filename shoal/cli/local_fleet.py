@@ -104,11 +104,7 @@ class LocalFleet:
             )
 
     def restart(self, name: str) -> None:
-        """Kill an agent as a power cut would, and start it again.
-
-        Args:
-            name: id of the device.
-        """
+        """Kill an agent as a power cut would, and start it again."""
         self._processes[name].kill()
         self._processes[name].wait(_STOP_SECONDS)
         self._start(name)

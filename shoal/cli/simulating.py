@@ -66,12 +66,7 @@ class SimulationDisplay:
 
 
 def print_rounds(rows: Sequence[RoundRow], title: str) -> None:
-    """Print a simulation in one line; nothing if no round was evaluated.
-
-    Args:
-        rows: its rounds.
-        title: above the table.
-    """
+    """Print a simulation in one line; nothing if no round was evaluated."""
     judged = [row for row in rows if row.accuracy is not None]
     if not judged:
         return

@@ -322,10 +322,6 @@ def save_onnx(found: tuple[ExportedVersion, TierArtifacts, FleetConfig], path: P
 def save_torch(exported: ExportedVersion, path: Path) -> None:
     """Write the tensors of a module by its names, for ``load_state_dict(torch.load(path, weights_only=True))``.
 
-    Args:
-        exported: the version.
-        path: file to write.
-
     Raises:
         ConfigError: torch is not installed.
     """

@@ -37,9 +37,6 @@ class Batch:
 def seed_all(batch: Batch) -> Iterator[str]:
     """Seed one card or many; yields a line for people for each.
 
-    Args:
-        batch: which.
-
     Raises:
         ConfigError: something is missing, or nothing that can be seeded.
         StorageError: there is no room.

@@ -64,10 +64,6 @@ def pack_runtime(config: FlashConfig, wheels: Path | None = None) -> Packed:
 def bundle(config: FlashConfig, runtime: Packed) -> bytes:
     """A tar with ``install.sh`` and all that it installs.
 
-    Args:
-        config: of a board.
-        runtime: of its kind.
-
     Raises:
         ConfigError: a file of the board's cannot be read.
     """

@@ -36,9 +36,6 @@ _START = (
 def way_of(boot: Boot) -> Way:
     """How the system of a card is told what to do at its first start.
 
-    Args:
-        boot: its boot partition.
-
     Raises:
         ConfigError: it is a 32-bit system, or none that can be told.
     """

@@ -78,10 +78,6 @@ def dataset_folder(root: Path | None, name: str, holds: str) -> Path:
 def read_arrays(path: Path, names: tuple[str, ...]) -> tuple[NDArray[Any], ...]:
     """Read arrays of an npz file; it may hold no Python objects.
 
-    Args:
-        path: the file.
-        names: the arrays.
-
     Returns:
         The arrays in the order of the names.
 

@@ -24,12 +24,7 @@ class Judge(Protocol):
     """Puts a number to a global version that was evaluated."""
 
     def judge(self, version: VersionRecord, blobs: BlobStore) -> float:
-        """The number.
-
-        Args:
-            version: the version.
-            blobs: where it lies.
-        """
+        """The number."""
         ...
 
 

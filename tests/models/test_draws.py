@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models import Axis
-from models.draws import random_units, rolling_units, static_units
+from models.draws import random_units, rolling_units
 
 SIZES = st.integers(1, 40)
 WIDTHS = st.floats(0.01, 1.0)
@@ -24,7 +24,7 @@ def grouped_axes(draw):
 @given(grouped_axes(), WIDTHS)
 def test_static_units_are_the_leading_ones_of_every_group(axis, width):
     """A narrower static model lies inside every wider one."""
-    units = static_units(axis, width).reshape(axis.groups, -1)
+    units = rolling_units(axis, width, shift=0).reshape(axis.groups, -1)
     assert [list(row - row[0]) for row in units] == [list(range(units.shape[1]))] * axis.groups
     assert list(units[:, 0]) == list(range(0, axis.size, axis.group_size))
 

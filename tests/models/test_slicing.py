@@ -102,24 +102,22 @@ def test_scatter_undoes_slice(case):
 
 @given(planned(), st.data())
 def test_adding_ones_counts_the_coverage(case, data):
-    """Sums of ones, coverage counts and the definition agree, with and without a label rule."""
+    """Sums of ones and the definition agree, with and without a label rule."""
     layout, plan = case
     labels = layout.axes["labels"].size
     rows = data.draw(st.none() | st.lists(st.integers(0, labels - 1)).map(np.array))
     rule = None if rows is None else {"labels": rows}
     ones = {name: np.ones(shape, np.float32) for name, shape in layout.shapes(plan.tier).items()}
-    sums, counts = zeros(layout, np.float32), zeros(layout, np.uint16)
+    sums = zeros(layout, np.float32)
     compiled = compile_plan(layout, plan)
     for _ in range(2):
         scatter_add(layout, compiled, sums, ones, rule)
-    compiled.add_coverage(counts, rule, amount=2)
     for item in layout.parameters:
         expected = np.zeros(item.shape)
         expected[entries(layout, plan, item)] = 2
         if rows is not None and item.name.startswith("head."):
             expected[np.setdiff1d(np.arange(labels), rows)] = 0
         np.testing.assert_array_equal(sums[item.name], expected)
-        np.testing.assert_array_equal(counts[item.name], expected)
 
 
 @given(planned())
@@ -140,15 +138,13 @@ def test_a_sum_of_updates_adds_every_entry_once(case):
 
 @pytest.mark.parametrize("weight", [1.0, 2.0])
 def test_once_and_plainly_is_the_default(weight):
-    """Without a weight an update is added as it is, without an amount it counts one."""
+    """Without a weight an update is added as it is."""
     layout, plan, update = _small()
     compiled = compile_plan(layout, plan)
-    sums, counts = zeros(layout), zeros(layout)
+    sums = zeros(layout)
     compiled.scatter_add(sums, update)
     compiled.scatter_add(sums, update, weight=weight)
-    compiled.add_coverage(counts)
     np.testing.assert_allclose(sums["w"][:2, :2], (1 + weight) * update["w"])
-    assert counts["w"].sum() == 4
 
 
 def test_boxes_are_boxes_up_to_their_limit():
@@ -264,13 +260,13 @@ def test_a_label_rule_needs_a_label_axis():
 
 
 def test_targets_that_lack_a_tensor_are_refused():
-    """Sums and counts are of the global shapes; the message says which of the two it means."""
+    """Sums are of the global shapes."""
     layout, plan, update = _small()
     compiled = compile_plan(layout, plan)
     with pytest.raises(PlanError, match=r"tensor w of the global tensors should be \(4, 4\) but is missing$"):
         compiled.scatter_add({"head": zeros(layout)["head"]}, update)
-    with pytest.raises(PlanError, match=r"tensor w of the counts should be \(4, 4\) but is \(2, 2\)$"):
-        compiled.add_coverage({**zeros(layout), "w": np.zeros((2, 2))})
+    with pytest.raises(PlanError, match=r"tensor w of the global tensors should be \(4, 4\) but is \(2, 2\)$"):
+        compiled.scatter_add({**zeros(layout), "w": np.zeros((2, 2))}, update)
 
 
 def test_global_weights_of_another_shape_are_refused():

@@ -101,7 +101,7 @@ def test_offsets_lead_into_the_weights_blob(published: tuple[Path, object, objec
     local = slice_weights(layout, make_plan(layout, TIERS[1]), weights)
     manifest = manifest_of(out, TIERS[1])
     blob = encode_weights({p.name: local[p.name] for p in manifest.parameters})
-    data = blob[len(blob) - manifest.parameter_bytes :]
+    data = blob[len(blob) - sum(spec.nbytes for spec in manifest.parameters) :]
     for spec in manifest.parameters:
         value = np.frombuffer(data, np.float32, count=spec.nbytes // 4, offset=spec.offset).reshape(spec.shape)
         np.testing.assert_array_equal(value, local[spec.name])

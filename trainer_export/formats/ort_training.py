@@ -69,11 +69,7 @@ _NO_GRADIENT = re.compile(r"gradient builder has not been registered: *(\w+)")
 
 
 class UnavailableError(ExportError):
-    """This format cannot have the model; the portable format does not need what is missing.
-
-    Args:
-        reason: what is missing.
-    """
+    """This format cannot have the model; the portable format does not need what is missing."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"format ort-training not available for this model: {reason}; the portable format works")

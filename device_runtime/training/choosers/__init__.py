@@ -60,9 +60,6 @@ class TierChooser:
 def chooser_of(instructions: Instructions) -> TierChooser | None:
     """How a task lets a device choose its tier; None if it does not.
 
-    Args:
-        instructions: of the task.
-
     Raises:
         RefusedError: it names a rule that this version does not know, or its settings are wrong.
     """

@@ -38,10 +38,6 @@ def routine_of(instructions: Instructions) -> Routine:
 def may_join(instructions: Instructions, bench: Bench) -> Routine:
     """See that a board can do what a task asks, before anything is fetched.
 
-    Args:
-        instructions: of the task.
-        bench: the board.
-
     Returns:
         The routine.
 
