@@ -35,7 +35,7 @@ from fleet_protocol.errors import ConfigError
 from simulation.clock import load_clock
 from simulation.data.held import Parts
 from simulation.engines import open_engine
-from simulation.judges.choice import chosen_judges
+from simulation.judges import chosen_judges
 from simulation.orders import WorkerSetup
 from simulation.preparing import Prepared, prepare
 from simulation.results.history import HistoryWriter, RoundRow

@@ -10,7 +10,7 @@ from broker_server.store import RoundRecord, Store, TaskPhase
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.messages import Evaluation, TrainSettings
 from simulation.clock import round_seconds
-from simulation.judges.choice import Judges
+from simulation.judges import Judges
 from simulation.results.history import DeviceRow, RoundRow
 from simulation.virtual_fleet import VirtualFleet
 
@@ -106,12 +106,12 @@ class RowMaker:
         version = self._store.version(record.run, record.version + 1)
         if version is None:
             return {}
-        return {name: judge.judge(version, self._blobs) for name, judge in self._judges.others.items()}
+        return {name: judge(version, self._blobs) for name, judge in self._judges.others.items()}
 
     def _local_accuracy(self, record: RoundRecord, found: Sequence[Evaluation | None]) -> float | None:
         """Of the global version where the devices have parts of the test set, else of their own models."""
         if self._judges.local is not None and record.evaluation is not None:
             version = self._store.version(record.run, record.version + 1)
-            return None if version is None else self._judges.local.judge(version, self._blobs)
+            return None if version is None else self._judges.local(version, self._blobs)
         own = [(item.accuracy, item.examples) for item in found if item is not None and item.accuracy is not None]
         return sum(share * count for share, count in own) / sum(count for _, count in own) if own else None

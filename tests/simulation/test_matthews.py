@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulation.judges.matthews import matthews
+from simulation.judges import matthews
 from simulation.results.history import RoundRow, read_history, write_history
 
 

@@ -13,7 +13,7 @@ from fleet_protocol.errors import ConfigError, DataError
 from simulation.data.datasets import load_dataset
 from simulation.data.text import Vocabulary, encode_pieces, read_lines
 from simulation.data.wikitext import chunks, mask_tokens, token_ids
-from simulation.judges.perplexity import perplexity
+from simulation.judges import perplexity
 from tests.simulation.data_folder import FOLDER, needs, needs_minilm
 
 

@@ -1,0 +1,164 @@
+"""What a simulation judges its global versions by beside accuracy: own samples, correlation, perplexity.
+
+Correlation is by Matthews: "Comparison of the predicted and observed secondary structure of T4 phage lysozyme",
+Biochimica et Biophysica Acta, 1975; unlike accuracy it is 0 for a model that answers by the more frequent label alone.
+Perplexity is that of HeteroFL's table 3 (Diao, Ding, Tarokh, ICLR 2021, https://arxiv.org/abs/2010.01264). The released
+code judges all rows of the test text together, 64 tokens of each at a time, and that is one chunk. By Jensen's
+inequality the figure is no less than exp of the mean of all chunks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from broker_server.rounds.evaluation import Evaluator
+from broker_server.rounds.run_context import RunContext
+from broker_server.rounds.test_set import load_test_set
+from broker_server.rounds.tier_models import judged_model
+from broker_server.store import VersionRecord
+from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.data import DataSet
+from fleet_protocol.errors import ConfigError
+from simulation.data.held import Parts
+from simulation.settings import EvaluationTable
+
+__all__ = ["Judge", "Judges", "chosen_judges", "matthews", "perplexity"]
+
+Judge = Callable[[VersionRecord, BlobStore], float]
+"""Puts a number to a version that was evaluated before, so that its statistics are known, and lies among the blobs.
+
+It raises BlobError where the version cannot be read.
+"""
+
+
+@dataclass(frozen=True)
+class Judges:
+    """What judges the global versions of a run.
+
+    Attributes:
+        evaluator: of the judged tier on the test set, None where the global model cannot be judged.
+        local: judges versions on the devices' own parts of the test set, None if nobody wants that.
+        others: what else judges them, by the name of the column.
+    """
+
+    evaluator: Evaluator | None = None
+    local: Judge | None = None
+    others: Mapping[str, Judge] = field(default_factory=dict)
+
+
+def chosen_judges(table: EvaluationTable, context: RunContext, parts: Parts, *, own_models: bool) -> Judges:
+    """The judges as configured.
+
+    Args:
+        table: how the global model is judged.
+        context: the run.
+        parts: which part of the test set belongs to which device.
+        own_models: whether devices have models of their own, which are judged on those parts instead.
+
+    Raises:
+        ConfigError: the test set is not one for a judge that is asked for.
+        DataError: it cannot be read.
+    """
+    judging = context.config.evaluation
+    if judging.data is None:
+        return Judges()
+    data = load_test_set(judging.data, context.judged.manifest)
+    evaluator = Evaluator(context.judged, data, batch_size=judging.batch_size, threads=judging.threads)
+    others: dict[str, Judge] = {}
+    if table.matthews:
+        others["matthews"] = _by_correlation(context, evaluator, data)
+    if table.perplexity:
+        others["perplexity"] = _by_perplexity(context, evaluator, len(data), table.perplexity)
+    local = _locally(context, evaluator, data, parts) if table.local and not own_models else None
+    return Judges(evaluator, local, others)
+
+
+def _locally(context: RunContext, evaluator: Evaluator, data: DataSet, parts: Parts) -> Judge:
+    """Accuracy on every device's own part of the test set (specification 1.6, 2.7).
+
+    Where devices train with a label mask, they are judged with it. All samples count alike, so devices with larger
+    parts weigh more.
+    """
+    held = [(part, np.unique(data.y[part])) for part in parts.test if len(part)]
+    if not held:
+        raise ConfigError(
+            'evaluation.local: this split has no test samples of each device\'s kind; use partition kind = "iid" '
+            'or "shards"'
+        )
+
+    def judge(version: VersionRecord, blobs: BlobStore) -> float:
+        classes = context.artifacts.layout.classes
+        weights, statistics = judged_model(context, version, blobs)
+        masked = context.config.train.mask_labels  # as in the training, or the logits would be others
+        correct = count = 0
+        for part, labels in held:
+            mask = np.zeros(classes, np.float32) if masked else np.ones(classes, np.float32)
+            mask[labels] = 1
+            hits, counted = evaluator.hits(weights, statistics, part, mask)
+            correct, count = correct + hits, count + counted
+        return correct / count
+
+    return judge
+
+
+def _by_correlation(context: RunContext, evaluator: Evaluator, data: DataSet) -> Judge:
+    """The correlation of predictions with the two labels of a test set, by which CoLA is judged (specification 3.8)."""
+    classes = context.artifacts.layout.classes
+    if classes != 2 or data.y.ndim != 1:
+        raise ConfigError(
+            f"evaluation.matthews is for 2 labels, one for each sample; here are {classes} labels; leave it off"
+        )
+    members = (np.flatnonzero(data.y == 0), np.flatnonzero(data.y == 1))
+
+    def judge(version: VersionRecord, blobs: BlobStore) -> float:
+        weights, statistics = judged_model(context, version, blobs)
+        mask = np.ones(2, np.float32)
+        right = [evaluator.hits(weights, statistics, chosen, mask)[0] for chosen in members]
+        return matthews((right[0], right[1]), (len(members[0]), len(members[1])))
+
+    return judge
+
+
+def matthews(found: tuple[int, int], present: tuple[int, int]) -> float:
+    """Correlation of predictions with labels.
+
+    Args:
+        found: how many samples of labels 0 and 1 are predicted right.
+        present: how many there are of each.
+
+    Returns:
+        In [-1, 1]; 0 where only one label is present or predicted.
+    """
+    right_0, right_1 = found
+    wrong_0, wrong_1 = present[0] - right_0, present[1] - right_1
+    spread = math.prod((right_1 + wrong_0, right_0 + wrong_1, *present))
+    return (right_0 * right_1 - wrong_0 * wrong_1) / math.sqrt(spread) if spread else 0.0
+
+
+def _by_perplexity(context: RunContext, evaluator: Evaluator, count: int, samples: int) -> Judge:
+    """Perplexity on so many test samples, of which some make a chunk, the rows of the test text (specification 1.8)."""
+    if count % samples:
+        raise ConfigError(
+            f"evaluation.perplexity = {samples}, but the {count} test samples do not make chunks of {samples};"
+            " set it to the rows of the test text, and limit the text by data.options.test_chunks, not test_limit"
+        )
+
+    def judge(version: VersionRecord, blobs: BlobStore) -> float:
+        weights, statistics = judged_model(context, version, blobs)
+        return perplexity(evaluator.losses(weights, statistics, samples))
+
+    return judge
+
+
+def perplexity(losses: NDArray[np.floating]) -> float:
+    """The mean over chunks of exp(mean cross entropy of the chunk).
+
+    Args:
+        losses: mean cross entropy of each chunk, in nats.
+    """
+    return float(np.exp(np.asarray(losses, np.float64)).mean())

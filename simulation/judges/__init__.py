@@ -1,1 +1,0 @@
-"""What a simulation judges beyond accuracy: own samples, perplexity, correlation."""
