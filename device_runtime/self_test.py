@@ -37,10 +37,6 @@ _GRAPH = base64.b64decode(
 def self_test(state_dir: Path, backend: str) -> str:
     """Run the graph in a process of its own, unless this runtime has passed here before.
 
-    Args:
-        state_dir: of the device.
-        backend: it trains with.
-
     Returns:
         Why this board cannot train, with what to do; empty where it can.
     """

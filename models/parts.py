@@ -23,10 +23,6 @@ def in_parts(item: Parameter | Statistic, parts: Collection[str]) -> bool:
 def parameters_in(layout: Layout, parts: Collection[str]) -> tuple[str, ...]:
     """Names of the parameters in some parts, in registration order.
 
-    Args:
-        layout: the model.
-        parts: as of `in_parts`.
-
     Raises:
         PlanError: a part holds no parameter.
     """

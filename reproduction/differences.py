@@ -33,10 +33,6 @@ class Difference:
 def differences(published: SimulationConfig, here: SimulationConfig) -> tuple[Difference, ...]:
     """Compare two configurations, defaults included.
 
-    Args:
-        published: the published protocol.
-        here: what was run.
-
     Returns:
         The keys with another value, sorted.
     """

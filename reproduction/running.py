@@ -140,13 +140,7 @@ class Part:
 
 
 def table_folder(out: Path, experiment: Experiment, scale: Scale) -> Path:
-    """Where a table and its runs lie.
-
-    Args:
-        out: folder of all results.
-        experiment: the table.
-        scale: at which scale.
-    """
+    """Where a table and its runs lie."""
     return out / experiment.table / scale
 
 
@@ -228,11 +222,6 @@ def run_job(
 
 def collect(experiment: Experiment, scale: Scale, out: Path) -> tuple[ArmResult, ...]:
     """Find every complete run of a table, whenever it was run.
-
-    Args:
-        experiment: the table.
-        scale: at which scale.
-        out: folder of all results.
 
     Returns:
         In the order of the table's arms, and of the seeds. Runs of arms that the table has no more, or whose

@@ -47,22 +47,11 @@ class BoardTimes:
         self._conditions = Conditions(clock, devices, seed)
 
     def steps(self, examples: int, train: TrainSettings) -> int:
-        """Steps of a round.
-
-        Args:
-            examples: training samples of the device.
-            train: settings of the training.
-        """
+        """Steps of a round."""
         return train.steps or train.epochs * math.ceil(examples / train.batch_size)
 
     def step_seconds(self, index: int, number: int, tier: Tier, train: TrainSettings) -> float:
         """Time of one training step.
-
-        Args:
-            index: number of the device.
-            number: of the round.
-            tier: what it trains.
-            train: settings of the training.
 
         Raises:
             ConfigError: the clock's table does not reach this width.
@@ -72,21 +61,11 @@ class BoardTimes:
         )
 
     def full_upload_seconds(self, index: int, number: int) -> float:
-        """Time of the whole model on a device's link.
-
-        Args:
-            index: number of the device.
-            number: of the round.
-        """
+        """Time of the whole model on a device's link."""
         return self._full_bits / (self._conditions.of(index, number).mbps * 1e6)
 
     def bytes_per_second(self, index: int, number: int) -> float:
-        """Speed of a device's link, as the time of the whole model tells.
-
-        Args:
-            index: number of the device.
-            number: of the round.
-        """
+        """Speed of a device's link, as the time of the whole model tells."""
         return self._full_bytes / self.full_upload_seconds(index, number)
 
     def round_seconds(self, index: int, task: TaskRecord, train: TrainSettings, examples: int = 0) -> float:

@@ -255,9 +255,6 @@ class Clock:
 def load_clock(config: ClockConfig) -> Clock:
     """The clock as configured.
 
-    Args:
-        config: the table ``[clock]``.
-
     Raises:
         ConfigError: the table cannot be read, or there is something wrong in it.
     """

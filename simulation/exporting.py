@@ -57,13 +57,7 @@ class Chosen:
 
     @classmethod
     def of(cls, architecture: Architecture, given: Mapping[str, Any], data: Dataset) -> Chosen:
-        """Complete settings with what follows from the data, and with the defaults.
-
-        Args:
-            architecture: which.
-            given: settings, which count.
-            data: the data set.
-        """
+        """Complete settings with what follows from the data, and with the defaults."""
         found = {
             setting: getattr(data, source)
             for setting, source in _INPUT_SETTINGS.items()

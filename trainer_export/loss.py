@@ -128,12 +128,7 @@ class Loss(ABC):
 
     @abstractmethod
     def sums(self, output: Tensor, answer: Answer) -> list[Tensor]:
-        """Each of its metrics for a batch, []; pure and traceable.
-
-        Args:
-            output: of the model, float32 [batch, ...].
-            answer: what it is compared with.
-        """
+        """Each of its metrics for a batch, []; pure and traceable."""
 
     @abstractmethod
     def pytorch(self, output: Tensor, answer: Answer) -> Tensor:
@@ -145,10 +140,6 @@ class Loss(ABC):
 
     def decided(self, output: Tensor, answer: Answer) -> tuple[Tensor, Tensor] | None:
         """Which classes the output and the answer stand for, where the loss is one of classes; None where it is not.
-
-        Args:
-            output: of the model, float32 [batch, ...].
-            answer: what it is compared with.
 
         Returns:
             Predicted and true ones, float32 0 or 1, both [..., classes]; all 0 where a label counts for nothing.

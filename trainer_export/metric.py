@@ -47,13 +47,7 @@ class Metric(ABC):
         """
 
     def counts(self, loss: Loss, output: Tensor, answer: Answer) -> dict[str, Tensor]:
-        """Its own sums over a batch, float32; pure and traceable. None where the loss has all it needs.
-
-        Args:
-            loss: of the recipe.
-            output: of the model, float32 [batch, ...].
-            answer: what it is compared with.
-        """
+        """Its own sums over a batch, float32; pure and traceable. None where the loss has all it needs."""
         del loss, output, answer
         return {}
 
@@ -90,13 +84,7 @@ def counts(
 
 
 def count_shapes(metrics: Sequence[Metric], loss: Loss, signature: Signature) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of those sums.
-
-    Args:
-        metrics: of a recipe.
-        loss: of the recipe.
-        signature: of the model.
-    """
+    """Names and shapes of those sums."""
     target = loss.target(signature.output)
     kind = torch.int64 if target.dtype == "int64" else torch.float32
     answer = Answer(torch.zeros((1, *target.shape), dtype=kind), torch.ones(signature.classes))

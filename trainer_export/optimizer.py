@@ -93,12 +93,7 @@ class Optimizer(ABC):
 
     @abstractmethod
     def pytorch(self, parameters: Sequence[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-        """PyTorch's own optimizer of the same numbers, which every exported graph is compared with.
-
-        Args:
-            parameters: what it trains.
-            lr: learning rate.
-        """
+        """PyTorch's own optimizer of the same numbers, which every exported graph is compared with."""
 
     def state_specs(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[StateSpec, ...]:
         """The states of a model, in the order in which graphs take them.

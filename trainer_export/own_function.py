@@ -85,10 +85,6 @@ class OwnFunction(Own):
     def require_each(self, found: Any, count: int) -> Tensor:
         """See that a result has one entry for each sample.
 
-        Args:
-            found: the result.
-            count: samples.
-
         Raises:
             ExportError: it has not.
         """

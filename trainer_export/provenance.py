@@ -37,14 +37,7 @@ _TORCH = str(Path(torch.__file__).parent)
 
 
 def facts_of(export: Export, tier: Tier, module: nn.Module, formats: Sequence[str]) -> dict[str, Any]:
-    """Everything that a tier's files are a function of.
-
-    Args:
-        export: what is exported.
-        tier: the sub-model's shape.
-        module: the sub-model.
-        formats: to be written.
-    """
+    """Everything that a tier's files are a function of."""
     own = {key: classes for key, classes in export.layout.heads.items() if key == tier.id}
     recipe = export.recipe
     parts = (recipe.loss, recipe.optimizer, *recipe.metrics)
@@ -67,12 +60,7 @@ def facts_of(export: Export, tier: Tier, module: nn.Module, formats: Sequence[st
 
 
 def record_of(folder: Path, facts: Mapping[str, Any]) -> bytes:
-    """What is kept beside a tier's other files.
-
-    Args:
-        folder: of the tier.
-        facts: from :func:`facts_of`.
-    """
+    """What is kept beside a tier's other files."""
     return json.dumps({"facts": facts, "files": _digests(folder)}, indent=1, sort_keys=True).encode()
 
 

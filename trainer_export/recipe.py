@@ -83,10 +83,6 @@ class Recipe:
     def try_out(self, output: Tensor, answer: Answer) -> None:
         """See that losses and metrics of the user's are what they must be, on a batch of a model.
 
-        Args:
-            output: of the model.
-            answer: random targets.
-
         Raises:
             ExportError: one is not; the message names its function and line.
         """

@@ -57,11 +57,7 @@ class Trained:
         return [*self.parameters, *(tensor for kind in self.states.values() for tensor in kind), *counter]
 
     def only(self, places: Sequence[int]) -> Trained:
-        """The part that belongs to some of the parameters.
-
-        Args:
-            places: of the parameters.
-        """
+        """The part that belongs to some of the parameters."""
         states = {name: [kind[i] for i in places] for name, kind in self.states.items()}
         return Trained([self.parameters[i] for i in places], states, self.step)
 

@@ -84,13 +84,7 @@ def count_updates(
 
 
 def report_refusals(services: Services, counted: Counted, tasks: Mapping[str, TaskRecord]) -> None:
-    """Name those whose updates were refused, and count them.
-
-    Args:
-        services: its reporter tells.
-        counted: of a round.
-        tasks: of the round, by id.
-    """
+    """Name those whose updates were refused, and count them."""
     for task, (reason, detail) in counted.refusals.items():
         record = tasks[task]
         services.dispatcher.reporter.refused(reason, detail, device=record.device, number=record.round)

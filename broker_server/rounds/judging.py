@@ -108,10 +108,6 @@ class Judge:
     def judge(self, record: RoundRecord, version: VersionRecord) -> Judgement:
         """Evaluate a version if that is due; what a killed server had found already is not asked for again.
 
-        Args:
-            record: the round that made it.
-            version: the version.
-
         Raises:
             StopRequested: the server shall end.
         """

@@ -63,12 +63,7 @@ def begin_folding(
 
 
 def sent_to(services: Services, task: TaskRecord) -> Mapping[str, NDArray[Any]]:
-    """The weights that a task's device was sent.
-
-    Args:
-        services: keeps them.
-        task: as it was taken.
-    """
+    """The weights that a task's device was sent."""
     return open_tensors(services.blobs.path(task.weights.digest))
 
 

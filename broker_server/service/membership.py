@@ -90,11 +90,6 @@ def _gate_of(config: BrokerConfig) -> Gate | None:
 def hosted_broker(config: BrokerConfig, fleet: str, folder: Path) -> ChildBroker | None:
     """The broker that the server starts, not started yet; None where it is another's.
 
-    Args:
-        config: which broker.
-        fleet: name of the fleet.
-        folder: for its configuration and log.
-
     Raises:
         ConfigError: the registry of the fleet cannot be read.
     """

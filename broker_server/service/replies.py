@@ -44,11 +44,6 @@ class Replies:
     def take(self, device: str, payload: bytes, collection: Collection | None) -> None:
         """Take a reply.
 
-        Args:
-            device: on whose topic it came.
-            payload: as it travelled.
-            collection: in progress.
-
         Raises:
             RefusedError: it is malformed, foreign, or about something else than what is asked.
         """

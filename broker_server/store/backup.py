@@ -75,10 +75,6 @@ def _copy(source: Path, target: Path) -> None:
 def restore(file: Path, store: Path) -> None:
     """Make a store from a file that `back_up` wrote; it is in its place once all of it was checked.
 
-    Args:
-        file: the backup.
-        store: folder to make.
-
     Raises:
         ConfigError: something is there.
         BlobError: the file is torn, damaged or no backup.

@@ -34,12 +34,7 @@ def chosen(store: Store, run: str) -> dict[str, int]:
 
 
 def promote(store: Store, version: VersionRecord) -> VersionRecord:
-    """Make a version the one that is exported by default, and keep its weights; its run goes on as it does.
-
-    Args:
-        store: the store.
-        version: with its weights.
-    """
+    """Make a version the one that is exported by default, and keep its weights; its run goes on as it does."""
     detail = f"version {version.number} is the one to use"
     store.log(_PROMOTED, detail, run=version.run, number=version.round)
     return version
@@ -47,10 +42,6 @@ def promote(store: Store, version: VersionRecord) -> VersionRecord:
 
 def roll_back(store: Store, version: VersionRecord) -> VersionRecord:
     """Let the next round of a run start from an earlier version, which is repeated as the newest.
-
-    Args:
-        store: the store.
-        version: with its weights.
 
     Returns:
         The new version.

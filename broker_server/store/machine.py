@@ -71,10 +71,6 @@ FINAL = frozenset({RoundState.CLOSED, RoundState.ABANDONED})
 def advance(state: RoundState, event: RoundEvent) -> RoundState:
     """The state that follows.
 
-    Args:
-        state: where the round is.
-        event: what happens.
-
     Raises:
         RoundTransitionError: the table has no such row; the message names both.
     """

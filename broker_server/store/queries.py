@@ -170,10 +170,6 @@ class RoundView:
 def find_run(store: Store, run: str | None = None) -> RunRecord:
     """A run by id or unique beginning of an id, by default the newest.
 
-    Args:
-        store: the store.
-        run: id, or its beginning.
-
     Raises:
         ConfigError: there is none, or more than one.
     """

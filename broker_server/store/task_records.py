@@ -163,12 +163,7 @@ class TaskRecord:
         )
 
     def receiving(self, update: BlobRef, metrics: TaskMetrics) -> TaskRecord:
-        """The task once its update is checked and on the disk.
-
-        Args:
-            update: its digest and size.
-            metrics: what the device measured.
-        """
+        """The task once its update is checked and on the disk."""
         return replace(
             self,
             phase=TaskPhase.RECEIVED,

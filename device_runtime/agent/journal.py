@@ -12,11 +12,7 @@ _LOG = logging.getLogger("shoal.device")
 
 
 class Journal:
-    """The log of one device.
-
-    Args:
-        device: id of the device.
-    """
+    """The log of one device."""
 
     def __init__(self, device: str) -> None:
         self._device = device

@@ -123,10 +123,6 @@ TRANSITIONS: Mapping[tuple[State, Event], State] = MappingProxyType(
 def successor(state: State, event: Event) -> State:
     """The state after an event.
 
-    Args:
-        state: where the agent is.
-        event: what it has seen.
-
     Raises:
         MachineError: the table has no such row; the message names both.
     """

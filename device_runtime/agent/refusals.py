@@ -15,9 +15,6 @@ Refusal = tuple[RefusalReason, str]
 def refusal_of(error: Exception) -> Refusal:
     """What to tell the server about a failure.
 
-    Args:
-        error: anything a task raised.
-
     Returns:
         The reason, and a text for the operator.
     """

@@ -105,20 +105,11 @@ class Uplink:
         ).to_bytes()
 
     def farewell(self, state: str) -> Farewell:
-        """The last status, published by the broker when this device vanishes and by itself when it leaves.
-
-        Args:
-            state: of the agent's machine.
-        """
+        """The last status, published by the broker when this device vanishes and by itself when it leaves."""
         return Farewell(self.topics.status(self.config.device), self._status(state, None, online=False))
 
     def publish_status(self, state: str, profile: Profile | None) -> None:
-        """Tell the fleet, retained, what this device is and does.
-
-        Args:
-            state: of the agent's machine.
-            profile: what the board is.
-        """
+        """Tell the fleet, retained, what this device is and does."""
         topic, status = self.topics.status(self.config.device), self._status(state, profile, online=True)
         try:
             self.need().publish(topic, status, retain=True)

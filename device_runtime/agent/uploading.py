@@ -37,12 +37,7 @@ class Upload:
 
 
 def sealing_of(record: StoredTask, device: str) -> Callable[[bytes], tuple[bytes, bytes]] | None:
-    """What seals the update of a task, None where nothing is sealed.
-
-    Args:
-        record: the task.
-        device: whose it is.
-    """
+    """What seals the update of a task, None where nothing is sealed."""
     recipient, offer = record.sealing, record.offer
     if recipient is None:
         return None
@@ -55,12 +50,6 @@ def sealing_of(record: StoredTask, device: str) -> Callable[[bytes], tuple[bytes
 
 def send_chunks(link: Transport, blobs: BlobStore, upload: Upload, *, stopped: Callable[[], bool]) -> int:
     """Send some chunks, a window at a time, waiting out a broker that is away.
-
-    Args:
-        link: the connection.
-        blobs: where the update is.
-        upload: the chunks.
-        stopped: asked between chunks.
 
     Returns:
         Number of chunks sent.

@@ -44,10 +44,6 @@ def label_mask(labels: NDArray[np.int64], classes: int, *, masked: bool) -> NDAr
 def require_labels(data: DataSet, chosen: NDArray[np.int64]) -> None:
     """See that there is something to learn.
 
-    Args:
-        data: the board's samples.
-        chosen: indices of the training samples.
-
     Raises:
         DataError: no label of the training samples counts.
     """

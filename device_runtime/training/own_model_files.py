@@ -110,11 +110,6 @@ class OwnModelFiles:
     def save(self, run: str, number: int, tensors: Mapping[str, NDArray[Any]]) -> None:
         """Keep what a round leaves, and remove what is not needed any more.
 
-        Args:
-            run: id of the run.
-            number: of the round.
-            tensors: by name.
-
         Raises:
             StorageError: the disk is full; what was kept before is still there.
         """

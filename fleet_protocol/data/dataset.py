@@ -179,11 +179,6 @@ def joined(source: str, value: NDArray[Any] | Mapping[str, NDArray[Any]]) -> tup
 def check_parts(source: str, found: Parts, wanted: Parts) -> None:
     """See that inputs and targets are those wanted, in their order; nothing is known of those of a single array.
 
-    Args:
-        source: for messages.
-        found: of the samples.
-        wanted: of the model.
-
     Raises:
         DataError: they are others.
     """

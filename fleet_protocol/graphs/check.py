@@ -57,9 +57,6 @@ def _check(data: memoryview, specs: Iterable[GraphSpec]) -> None:
 def check_structure(data: memoryview) -> Graph:
     """See that a graph has only operators and parts that the exporter writes.
 
-    Args:
-        data: bytes of the file.
-
     Returns:
         The graph.
 

@@ -163,9 +163,6 @@ def _small(values: list[Raw], what: str) -> int:
 def read_model(data: memoryview) -> Graph:
     """Read a model.
 
-    Args:
-        data: bytes of the file.
-
     Raises:
         RefusedError: it is malformed, or has parts that the exporter does not write.
     """

@@ -47,10 +47,6 @@ class Certificate(FrozenModel):
 def issue(certificate: Certificate, operator: Ed25519PrivateKey) -> bytes:
     """Sign a certificate.
 
-    Args:
-        certificate: what to say.
-        operator: the fleet's operator.
-
     Returns:
         The signature, 64 bytes, and what it is of.
     """

@@ -58,11 +58,6 @@ def write_table(experiment: Experiment, scale: Scale, results: Sequence[ArmResul
 def write_rows(experiment: Experiment, rows: Sequence[Row], folder: Path) -> Written:
     """Write a table from its figures alone, with the plots that lie there.
 
-    Args:
-        experiment: the table.
-        rows: at least one.
-        folder: where to.
-
     Raises:
         StorageError: a file cannot be written.
     """

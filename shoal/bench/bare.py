@@ -43,12 +43,7 @@ class BareDevice:
 
 
 def bare_member(topics: Topics, name: str) -> Member:
-    """A bare device with its connection.
-
-    Args:
-        topics: of the baseline.
-        name: id of the device.
-    """
+    """A bare device with its connection."""
     member = Member(topics, name)
     member.behaviour = BareDevice(member)
     return member
@@ -71,13 +66,6 @@ def bare_rounds(
     topics: Topics, address: BrokerAddress, devices: int, chunks: tuple[bytes, ...], rounds: int
 ) -> list[BareRound]:
     """Send chunks to all devices and take as many back from each, a few times.
-
-    Args:
-        topics: of the baseline.
-        address: the broker.
-        devices: how many there are.
-        chunks: what is sent.
-        rounds: how often.
 
     Raises:
         TransportError: a device is missing, or does not answer.

@@ -216,13 +216,7 @@ class LightDevice:
 
 
 def light_member(topics: Topics, name: str, whole: dict[str, bytes]) -> Member:
-    """A light device with its connection.
-
-    Args:
-        topics: of the fleet.
-        name: id of the device.
-        whole: see `LightDevice`.
-    """
+    """A light device with its connection."""
     will = Farewell(topics.status(name), _status(topics, name, "gone", None, online=False))
     member = Member(topics, name, will)
     member.behaviour = LightDevice(member, whole)

@@ -28,10 +28,6 @@ class CommandFolder(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """What stands for a command in the list of all, without importing it.
 
-        Args:
-            ctx: of this group.
-            cmd_name: as typed.
-
         Returns:
             A command that has its help and nothing else, or None if there is none of this name.
         """

@@ -46,10 +46,6 @@ class Stage(Protocol):
 def export_bar(console: Console, title: str) -> Iterator[Callable[[Stage], None]]:
     """Draw how far an export is; nothing where the console is no terminal.
 
-    Args:
-        console: where to draw.
-        title: until the first stage.
-
     Yields:
         What to call with every stage.
     """

@@ -154,10 +154,6 @@ class Report:
 def write_report(report: Report, folder: Path) -> tuple[Path, Path]:
     """Write ``report.html`` and ``report.json``.
 
-    Args:
-        report: the numbers.
-        folder: where to; it is made.
-
     Returns:
         Paths of the page and of the JSON.
 

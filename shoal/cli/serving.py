@@ -87,10 +87,6 @@ def steer_run(settings: FleetConfig, wish: Wish, run: str, done: str) -> None:
 def do_run(settings: FleetConfig, *, as_json: bool) -> int:
     """Do one run, and say how it ended.
 
-    Args:
-        settings: of the run.
-        as_json: print the end as JSON.
-
     Returns:
         The exit code.
 

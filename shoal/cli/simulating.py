@@ -23,10 +23,6 @@ class SimulationDisplay:
     """Two bars, rounds and the tasks of the round in progress, and the last round in words.
 
     Where the console is no terminal, one line per closed round is printed instead.
-
-    Args:
-        console: where to draw.
-        rounds: of the whole simulation.
     """
 
     def __init__(self, console: Console, rounds: int) -> None:

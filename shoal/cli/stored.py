@@ -299,10 +299,6 @@ def stored_tier(
 def save_onnx(found: tuple[ExportedVersion, TierArtifacts, FleetConfig], path: Path) -> None:
     """Write a model that stock onnxruntime runs alone; what is known of it stands in its metadata.
 
-    Args:
-        found: from :func:`stored_tier`.
-        path: file to write.
-
     Raises:
         ConfigError: onnx is not installed, or the statistics of the tier's norms are not in the store.
     """

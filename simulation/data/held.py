@@ -118,9 +118,6 @@ class VirtualData:
     def with_test(self, index: int) -> tuple[DataSet, tuple[Indices, Indices]]:
         """The training samples of a device followed by its own part of the test set, and the indices of the two.
 
-        Args:
-            index: number of the device.
-
         Raises:
             DataError: the test set cannot be read.
         """

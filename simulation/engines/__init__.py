@@ -12,10 +12,6 @@ __all__ = ["open_engine"]
 def open_engine(config: EngineTable, setup: WorkerSetup) -> Engine:
     """Start the configured engine.
 
-    Args:
-        config: which one.
-        setup: what its workers are told.
-
     Raises:
         ConfigError: ray is not installed.
         TransportError: the Ray cluster cannot be reached.

@@ -125,9 +125,6 @@ _TYPES: Mapping[str, Any] = MappingProxyType(
 def read_history(folder: Path) -> tuple[RoundRow, ...]:
     """Read the rounds of a simulation.
 
-    Args:
-        folder: what the simulation writes to.
-
     Returns:
         Its rounds in order.
 
@@ -155,9 +152,6 @@ def write_history(folder: Path, rows: Sequence[RoundRow]) -> None:
 
 def read_devices(folder: Path) -> tuple[DeviceRow, ...]:
     """Read what each device did in each round.
-
-    Args:
-        folder: what the simulation writes to.
 
     Returns:
         The rows, by round and then as they were added; none if none were written.

@@ -185,11 +185,6 @@ def save(figure: Figure, path: Path) -> Path:
 def plot_run(folder: Path, rows: Sequence[RoundRow], *, title: str = "") -> tuple[Path, ...]:
     """Write the plots of one run beside its history.
 
-    Args:
-        folder: of the run.
-        rows: its rounds, in order.
-        title: above each plot.
-
     Returns:
         ``accuracy.png`` and ``accuracy_time.png``, if a round was evaluated, and ``tiers.png``.
 

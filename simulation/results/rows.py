@@ -18,15 +18,7 @@ __all__ = ["RowMaker"]
 
 
 class RowMaker:
-    """Makes the rows of closed rounds; a function of the store, so that rows can be made again.
-
-    Args:
-        context: the run.
-        store: its store.
-        blobs: its global versions.
-        fleet: the devices.
-        judges: of the global versions.
-    """
+    """Makes the rows of closed rounds; a function of the store, so that rows can be made again."""
 
     def __init__(
         self, context: RunContext, store: Store, blobs: BlobStore, fleet: VirtualFleet, judges: Judges

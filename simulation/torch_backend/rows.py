@@ -199,9 +199,6 @@ class Rule:
     def of(cls, manifest: Manifest) -> Rule:
         """That of a manifest.
 
-        Args:
-            manifest: of an artifact set.
-
         Raises:
             ConfigError: its optimizer is not known here.
         """
@@ -219,11 +216,7 @@ class Rule:
         return {state.name: torch.full_like(values, state.initial) for state in self.optimizer.states}
 
     def step(self, rows: Rows) -> None:
-        """Clipping and one step of the optimizer for every device, in place.
-
-        Args:
-            rows: of the devices.
-        """
+        """Clipping and one step of the optimizer for every device, in place."""
         gradient, rate = rows.gradient, rows.rate
         if rows.pull is not None:
             gradient.addcmul_(rows.values - rows.pull.anchors, rows.pull.mu)

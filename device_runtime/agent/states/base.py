@@ -12,11 +12,7 @@ NEVER = float("inf")
 
 
 class DeviceState:
-    """A state that does nothing; the others override what concerns them.
-
-    Args:
-        ctx: what the states share.
-    """
+    """A state that does nothing; the others override what concerns them."""
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx

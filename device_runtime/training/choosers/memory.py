@@ -44,12 +44,7 @@ class ChooserMemory:
         self.path = folder / "chooser.json"
 
     def load(self, run: str, chooser: TierChooser) -> FrozenModel | None:
-        """What a rule remembers of a run; None if there is nothing that can be read.
-
-        Args:
-            run: id of the run.
-            chooser: whose memory.
-        """
+        """What a rule remembers of a run; None if there is nothing that can be read."""
         with contextlib.suppress(OSError, ValidationError):
             stored = _Stored.model_validate_json(self.path.read_bytes())
             if (stored.run, stored.rule) == (run, chooser.rule.name):
@@ -58,13 +53,7 @@ class ChooserMemory:
         return None
 
     def save(self, run: str, chooser: TierChooser, memory: FrozenModel) -> None:
-        """Replace the memory atomically; where the disk is full, the next round goes without this one.
-
-        Args:
-            run: id of the run.
-            chooser: whose memory.
-            memory: what it is now.
-        """
+        """Replace the memory atomically; where the disk is full, the next round goes without this one."""
         stored = _Stored(rule=chooser.rule.name, run=run, memory=memory.model_dump(mode="json"))
         with contextlib.suppress(StorageError):
             write_atomically(self.path, stored.model_dump_json(indent=1).encode())

@@ -86,10 +86,5 @@ def depth_of(tier: str) -> float:
 
 
 def round_steps(examples: int, settings: TrainSettings) -> int:
-    """Training steps of a round.
-
-    Args:
-        examples: training samples of the device.
-        settings: of the offer.
-    """
+    """Training steps of a round."""
     return settings.steps or settings.epochs * math.ceil(examples / settings.batch_size)
