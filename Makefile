@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TESTS_STAMP := $(VENV)/.installed-tests
 MUTANTS_STAMP := $(VENV)/.installed-mutants
-EXTRAS := demo,simulate,dev
+EXTRAS := demo,simulate,view,dev
 TRAINING := .venv-training
 TRAINING_STAMP := $(TRAINING)/.installed
 SIDE_BY_SIDE := -n logical --maxprocesses 4 --dist worksteal
@@ -87,6 +87,7 @@ bench: $(STAMP)  ## Budgets as ratios measured in one run; writes benchmarks/out
 
 docs: $(STAMP)  ## Documents that are generated from the code.
 	$(BIN)/python -m fleet_protocol.asyncapi > docs/asyncapi.json
+	$(BIN)/python -m shoal.view.app > docs/openapi.json
 	$(BIN)/python -m shoal.reference docs/reference
 
 clean:

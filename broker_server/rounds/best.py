@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from broker_server.settings.evaluation import EvaluationKeys
-from broker_server.store import VersionRecord
+from broker_server.settings.fleet import FleetConfig
+from broker_server.store import Store, VersionRecord
+from broker_server.store.queries import find_run
+from fleet_protocol.digests import place_of
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.messages import Evaluation
 from fleet_protocol.recipe_spec import RecipeSpec
 
-__all__ = ["best_of", "require_metric", "score", "stalled"]
+__all__ = ["VersionView", "best_of", "require_metric", "score", "stalled", "versions"]
 
 
 def score(config: EvaluationKeys, found: Evaluation) -> float:
@@ -80,3 +84,40 @@ def require_metric(config: EvaluationKeys, recipe: RecipeSpec) -> None:
             f"evaluation.metric: evaluations have no {config.metric!r}, but {', '.join(known)}; name one of these, or "
             "export with it among the metrics of [model.recipe]"
         )
+
+
+@dataclass(frozen=True)
+class VersionView:
+    """A global version to choose.
+
+    Attributes:
+        version: what is stored.
+        kept: whether its weights are still there.
+        score: by the rule of the run, larger is better; None where it was not judged.
+    """
+
+    version: VersionRecord
+    kept: bool
+    score: float | None
+
+
+def versions(store: Store, run: str | None = None) -> list[VersionView]:
+    """The global versions of a run, in order.
+
+    Args:
+        store: the store.
+        run: id of a run, by default the newest.
+
+    Raises:
+        ConfigError: there is no such run.
+    """
+    record, blobs = find_run(store, run), store.folder / "blobs" / "objects"
+    judging = FleetConfig.model_validate_json(record.config).evaluation
+    return [
+        VersionView(
+            version=item,
+            kept=(blobs / place_of(item.digest)).is_file(),  # a `BlobStore` makes its folder, and this only looks
+            score=score(judging, item.evaluation) if item.evaluation else None,
+        )
+        for item in store.versions(record.id)
+    ]

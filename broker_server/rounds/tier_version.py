@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from broker_server.rounds.artifacts import TierArtifacts, load_artifacts
-from broker_server.rounds.run_context import prepare_run
+from broker_server.rounds.run_context import RunContext, prepare_run
 from broker_server.rounds.tier_models import model_of
 from broker_server.settings.fleet import FleetConfig
 from broker_server.store import Store
@@ -14,7 +14,24 @@ from broker_server.store.queries import find_run
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import ConfigError
 
-__all__ = ["tier_version"]
+__all__ = ["stored_context", "tier_version"]
+
+
+def stored_context(store: Store, run: str | None = None) -> RunContext:
+    """What was fixed for a stored run, from its configuration and the artifacts that it names.
+
+    Args:
+        store: the store.
+        run: id of a run, by default the newest.
+
+    Raises:
+        ConfigError: there is no such run, or its artifacts are no longer there.
+        PlanError: the artifacts are others now.
+    """
+    record = find_run(store, run)
+    config = FleetConfig.model_validate_json(record.config)
+    artifacts = load_artifacts(config.model.artifacts, record.arch, chunk_bytes=config.round.chunk_bytes)
+    return prepare_run(record.id, config, artifacts)
 
 
 def tier_version(
@@ -34,14 +51,12 @@ def tier_version(
     Raises:
         ConfigError: the tier is not exported, or its artifacts are no longer there.
     """
-    run = find_run(store, exported.record.run)
-    config = FleetConfig.model_validate_json(run.config)
-    artifacts = load_artifacts(config.model.artifacts, run.arch, chunk_bytes=config.round.chunk_bytes)
+    context = stored_context(store, exported.record.run)
+    artifacts = context.artifacts
     if tier is not None and tier not in artifacts.tiers:
         raise ConfigError(f"--tier: {tier!r} is not exported; exported are {', '.join(artifacts.tiers)}")
     found = artifacts.full if tier is None else artifacts.tiers[tier]
-    context = prepare_run(run.id, config, artifacts)
     weights = {**found.base(), **model_of(context, found.tier, exported.record, BlobStore(store.folder / "blobs"))}
     wanted = {spec.name: spec.shape for spec in found.manifest.graphs["onnx/infer"].inputs}
     statistics = {name: value for name, value in exported.statistics.items() if wanted.get(name) == value.shape}
-    return replace(exported, weights=weights, statistics=statistics), found, config
+    return replace(exported, weights=weights, statistics=statistics), found, context.config

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,10 @@ from typing import Any
 from pydantic import BaseModel
 
 from broker_server.settings.fleet import FleetConfig
-from broker_server.store import DeviceRecord, EventRecord, RoundRecord, RunRecord, Store, TaskPhase, TaskRecord
+from broker_server.store import DeviceRecord, EventRecord, LeftOut, RoundRecord, RunRecord, Store, TaskPhase, TaskRecord
 from broker_server.store.choosing import chosen
+from broker_server.store.remedies import SIMULATED, remedy, why_away
+from broker_server.store.task_records import DevicePart
 from fleet_protocol.control import VersionEvaluation
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.messages import Evaluation
@@ -129,6 +131,7 @@ class DeviceView:
         evaluation: on its own held-out samples, as last reported, if it keeps any: of the sub-model it trained, or
             of its own model where the routine trains one.
         reason: why it takes no part, or took none in the newest round; empty where it does.
+        remedy: what to do about that; empty where there is nothing to do, or the reason says it.
     """
 
     device: DeviceRecord
@@ -143,6 +146,7 @@ class DeviceView:
     examples: int | None
     evaluation: Evaluation | None
     reason: str
+    remedy: str
 
 
 @dataclass(frozen=True)
@@ -157,6 +161,8 @@ class RoundView:
         device_accuracy: mean of the accuracies that devices report of their own held-out samples, each device alike;
             None if none does.
         device_metrics: the recipe's metrics over the held-out samples of all devices together.
+        sent_bytes: of the weights that its devices were offered; devices that share a plan are sent one copy.
+        received_bytes: of the updates that came.
     """
 
     round: RoundRecord
@@ -165,6 +171,8 @@ class RoundView:
     tasks: tuple[TaskRecord, ...]
     device_accuracy: float | None
     device_metrics: Mapping[str, float] = field(default_factory=dict)
+    sent_bytes: int = 0
+    received_bytes: int = 0
 
 
 def find_run(store: Store, run: str | None = None) -> RunRecord:
@@ -302,63 +310,47 @@ def devices(store: Store, run: str | None = None) -> list[DeviceView]:
         ConfigError: there is no such run.
     """
     record = find_run(store, run) if store.runs() or run is not None else None
-    tasks: defaultdict[str, list[TaskRecord]] = defaultdict(list)
+    parts: Mapping[str, DevicePart] = store.parts(record.id) if record is not None else {}
+    last = store.last_round(record.id) if record is not None else None
+    left_out = last.left_out.reasons if last is not None and last.left_out is not None else {}
     refused: Counter[str] = Counter()
-    left_out: Mapping[str, str] = {}
-    if record is not None:
-        for item in store.rounds(record.id):
-            left_out = item.left_out.reasons if item.left_out else {}
-            for task in store.tasks(record.id, item.number, "train"):
-                tasks[task.device].append(task)
-        for count in store.refusals(record.id):
-            refused[count.device] += count.count
-    return [
-        _device(device, tasks[device.id], refused[device.id], _reason(device, tasks[device.id], left_out))
-        for device in store.devices()
-    ]
+    for count in store.refusals(record.id) if record is not None else []:
+        refused[count.device] += count.count
+    known = store.devices()
+    if record is not None and not known:  # a simulation has tasks, and nobody who says that it is there
+        times = record.created_at, record.ended_at or record.created_at
+        known = [DeviceRecord(record.fleet, name, True, SIMULATED, None, *times) for name in sorted(parts)]
+    return [_device(device, parts.get(device.id), refused[device.id], left_out) for device in known]
 
 
-def _reason(device: DeviceRecord, tasks: Sequence[TaskRecord], left_out: Mapping[str, str]) -> str:
-    if not device.online:
-        return "offline"
-    if device.profile is None:
-        return "it has not said what it is"
-    if device.profile.unable or device.id in left_out:
-        return device.profile.unable or left_out[device.id]
-    last = tasks[-1] if tasks else None
-    if last is not None and last.phase in {TaskPhase.MISSED, TaskPhase.REFUSED, TaskPhase.DECLINED}:
-        return f"round {last.round}: {last.phase.value}{': ' if last.detail else ''}{last.detail or ''}"
-    return ""
-
-
-def _mean(values: list[float]) -> float | None:
-    return sum(values) / len(values) if values else None
-
-
-def _device(device: DeviceRecord, tasks: Sequence[TaskRecord], refused: int, reason: str) -> DeviceView:
-    measured = [task.metrics for task in tasks if task.metrics is not None]
+def _device(device: DeviceRecord, part: DevicePart | None, refused: int, left_out: Mapping[str, str]) -> DeviceView:
+    reason = why_away(device, part.newest if part is not None else None, left_out)
+    said = part.measured.metrics if part is not None and part.measured is not None else None
+    nothing = {"merged": 0, "missed": 0, "train_seconds": None, "fetch_seconds": None, "resident_bytes": None}
     return DeviceView(
         device=device,
-        tier=tasks[-1].tier if tasks else None,
-        phase=tasks[-1].phase if tasks else None,
-        merged=sum(task.phase is TaskPhase.MERGED for task in tasks),
-        missed=sum(task.phase is TaskPhase.MISSED for task in tasks),
+        tier=part.newest.tier if part is not None else None,
+        phase=part.newest.phase if part is not None else None,
+        **(part.totals if part is not None else nothing),
         refused=refused,
-        train_seconds=_mean([item.train_seconds for item in measured]),
-        fetch_seconds=_mean([item.fetch_seconds for item in measured]),
-        resident_bytes=max((item.resident_bytes for item in measured), default=None),
-        examples=measured[-1].examples if measured else device.profile.examples if device.profile else None,
-        evaluation=next((item.evaluation for item in reversed(measured) if item.evaluation), None),
+        examples=said.examples if said is not None else device.profile.examples if device.profile else None,
+        evaluation=said.evaluation if said is not None else None,
         reason=reason,
+        remedy=remedy(device.id, reason),
     )
 
 
-def rounds(store: Store, run: str | None = None) -> list[RoundView]:
+def rounds(
+    store: Store, run: str | None = None, *, first: int = 1, last: int | None = None, tasks: bool = True
+) -> list[RoundView]:
     """The rounds of a run, in order.
 
     Args:
         store: the store.
         run: id of a run, by default the newest.
+        first: none before this one.
+        last: none after this one.
+        tasks: whether they carry their tasks and the names of those that were left out, which are most of the bytes.
 
     Raises:
         ConfigError: there is no such run.
@@ -367,16 +359,24 @@ def rounds(store: Store, run: str | None = None) -> list[RoundView]:
         return []
     views = []
     for item in store.rounds(find_run(store, run).id):
-        tasks = store.tasks(item.run, item.number, "train")
-        own = [task.metrics.evaluation for task in tasks if task.metrics and task.metrics.evaluation]
+        if item.number < first or (last is not None and item.number > last):
+            continue
+        found = store.tasks(item.run, item.number, "train")
+        own = [task.metrics.evaluation for task in found if task.metrics and task.metrics.evaluation]
+        accuracies = [judged.accuracy for judged in own if judged.accuracy is not None]
+        left = item.left_out
+        if left is not None and not tasks:
+            item = replace(item, left_out=LeftOut(reasons={}, more=left.more + len(left.reasons)))  # noqa: PLW2901
         views.append(
             RoundView(
                 round=item,
-                phases=dict(sorted(Counter(task.phase.value for task in tasks).items())),
+                phases=dict(sorted(Counter(task.phase.value for task in found).items())),
                 seconds=item.ended_at - item.opened_at if item.ended_at and item.opened_at else None,
-                tasks=tuple(tasks),
-                device_accuracy=_mean([found.accuracy for found in own if found.accuracy is not None]),
+                tasks=tuple(found) if tasks else (),
+                device_accuracy=sum(accuracies) / len(accuracies) if accuracies else None,
                 device_metrics=joined(own),
+                sent_bytes=sum({task.weights.digest: task.weights.size for task in found}.values()),
+                received_bytes=sum(task.update_size or 0 for task in found),
             )
         )
     return views

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import WithJsonSchema
 
 from broker_server.store.machine import RoundEvent, RoundState
 from fleet_protocol.control import VersionEvaluation
@@ -34,7 +36,7 @@ class RunRecord:
     id: str
     fleet: str
     arch: str
-    config: str
+    config: Annotated[str, WithJsonSchema({"type": "object"})]  # as `queries.plain` shows it
     status: Literal["running", "paused", "finished", "failed", "stopped"]
     detail: str | None
     created_at: float

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Literal
+from typing import Any, Literal
 
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import BlobRef, TaskMetrics, TierChoice
 
-__all__ = ["Alternative", "Alternatives", "Outcome", "Screening", "TaskPhase", "TaskRecord", "Timing"]
+__all__ = ["Alternative", "Alternatives", "DevicePart", "Outcome", "Screening", "TaskPhase", "TaskRecord", "Timing"]
 
 
 class TaskPhase(str, Enum):
@@ -171,3 +171,19 @@ class TaskRecord:
             update_size=update.size,
             metrics=metrics,
         )
+
+
+@dataclass(frozen=True)
+class DevicePart:
+    """One device's part in a run.
+
+    Attributes:
+        newest: its newest training task.
+        measured: the newest one with measurements, if there is any.
+        totals: ``merged`` and ``missed`` rounds, mean ``train_seconds`` and ``fetch_seconds``, largest
+            ``resident_bytes``.
+    """
+
+    newest: TaskRecord
+    measured: TaskRecord | None
+    totals: Mapping[str, Any]

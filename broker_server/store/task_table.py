@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from sqlalchemy import bindparam, insert, select, update
+from sqlalchemy import ColumnElement, bindparam, func, insert, select, update
 
 from broker_server.store import schema
 from broker_server.store.database import Database
 from broker_server.store.rows import to_row
-from broker_server.store.task_records import TaskPhase, TaskRecord, Timing
+from broker_server.store.task_records import DevicePart, TaskPhase, TaskRecord, Timing
 
 __all__ = ["TaskTable"]
 
@@ -36,6 +36,45 @@ class TaskTable(Database):
         table = schema.tasks
         query = select(table).where(table.c.run == run, table.c.round == number).order_by(table.c.device)
         return self._all(TaskRecord, query if kind is None else query.where(table.c.kind == kind))
+
+    def tasks_of(self, run: str, device: str) -> list[TaskRecord]:
+        """The training tasks of a device in a run, by round."""
+        table = schema.tasks
+        query = select(table).where(table.c.run == run, table.c.device == device, table.c.kind == "train")
+        return self._all(TaskRecord, query.order_by(table.c.round))
+
+    def planned(self, run: str) -> list[tuple[int, int, str, str, TaskPhase]]:
+        """Round, version, device, tier and phase of every training task of a run, by round."""
+        table = schema.tasks
+        query = select(table.c.round, table.c.version, table.c.device, table.c.tier, table.c.phase)
+        query = query.where(table.c.run == run, table.c.kind == "train").order_by(table.c.round)
+        with self._transaction() as connection:
+            return [(*row[:4], TaskPhase(row[4])) for row in connection.execute(query)]
+
+    def parts(self, run: str) -> dict[str, DevicePart]:
+        """What every device did in a run, by device; summed up by the database, for there may be many tasks."""
+        table = schema.tasks
+        of_run = (table.c.run == run) & (table.c.kind == "train")
+        totals = {
+            "merged": func.count().filter(table.c.phase == TaskPhase.MERGED.value),
+            "missed": func.count().filter(table.c.phase == TaskPhase.MISSED.value),
+            "train_seconds": func.avg(func.json_extract(table.c.metrics, "$.train_seconds")),
+            "fetch_seconds": func.avg(func.json_extract(table.c.metrics, "$.fetch_seconds")),
+            "resident_bytes": func.max(func.json_extract(table.c.metrics, "$.resident_bytes")),
+        }
+        query = select(table.c.device, *(value.label(name) for name, value in totals.items())).where(of_run)
+        newest, measured = self._newest(of_run), self._newest(of_run & table.c.metrics.is_not(None))
+        with self._transaction() as connection:
+            rows = connection.execute(query.group_by(table.c.device)).mappings().all()
+        names = {row["device"]: {name: row[name] for name in totals} for row in rows}
+        return {name: DevicePart(newest[name], measured.get(name), found) for name, found in names.items()}
+
+    def _newest(self, which: ColumnElement[bool]) -> dict[str, TaskRecord]:
+        table = schema.tasks
+        newest = select(table.c.device, func.max(table.c.round).label("round")).where(which).group_by(table.c.device)
+        found = newest.subquery()
+        query = select(table).join(found, (table.c.device == found.c.device) & (table.c.round == found.c.round))
+        return {task.device: task for task in self._all(TaskRecord, query.where(which))}
 
     def refused_devices(self, run: str) -> list[tuple[str, int, TaskPhase]]:
         """Device, round and phase of every training task of devices of which something was refused, by round."""

@@ -5,12 +5,14 @@ import re
 import shutil
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from models.registry import Registry, infer_layout
+from tests.broker_server.store_fixture import restore
 from tests.brokers import free_port, mosquitto_broker
 from tests.packaging.conftest import ROOT, surroundings
 from tests.packaging.test_extras import EXTRAS, requirements
@@ -91,6 +93,7 @@ LACKING = {
     "simulate --config sim.toml": "simulate",
     "reproduce --list": "simulate",
     "demo": "demo",
+    "view store": "view",
 }
 ON_DEVICES_TOO = {command for command in LACKING if command.startswith(("init", "enroll", "revoke", "flash"))}
 # Interpreters other than this one, where the machine has them.
@@ -303,6 +306,20 @@ def test_what_adds_to_the_others(install, folder, extra):
     environment = install(extra)
     says_its_version(environment, folder)
     assert environment.run("python", "-c", ADDED[extra].format(port=free_port()), cwd=folder).endswith("True\n")
+
+
+def test_view(install, folder):
+    """A store of another machine is shown where nothing else of Shoal is needed."""
+    environment = install("view")
+    says_its_version(environment, folder)
+    restore(3, folder / "store")
+    with environment.start("shoal", "view", "store", "--port", "0", cwd=folder, stderr=subprocess.PIPE) as process:
+        address = re.search(r"http://\S+/", process.stderr.readline())[0]
+        for path, there in (("", b"page.js"), ("vendor/uPlot.iife.min.js", b"uPlot"), ("api/v1/status", b'"closed":2')):
+            with urllib.request.urlopen(address + path, timeout=30) as answer:
+                assert there in answer.read(), path
+        process.terminate()
+        assert process.wait(30) == 0
 
 
 @pytest.mark.parametrize("extra", ["dev", "mutants"])

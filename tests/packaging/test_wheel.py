@@ -21,7 +21,13 @@ def test_the_wheel_has_every_package_file_and_no_test(wheel):
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert set(names) == ours
-    for example in ("shoal/py.typed", "shoal/cli/demo.toml", "shoal/cli/report.html.j2", "shoal/cli/commands/up.py"):
+    for example in (
+        "shoal/py.typed",
+        "shoal/cli/demo.toml",
+        "shoal/cli/report.html.j2",
+        "shoal/cli/commands/up.py",
+        "shoal/view/static/vendor/uPlot.LICENSE.txt",
+    ):
         assert example in names
     assert any(name.startswith("broker_server/store/migrations/") for name in names)
     assert not any(name.startswith("shoal_cli") for name in names)

@@ -14,7 +14,19 @@ import shoal.cli.commands
 
 FOLDER = Path(shoal.cli.commands.__file__).parent
 COMMANDS = {path.stem.replace("_", "-"): path for path in FOLDER.glob("*.py") if path.stem != "__init__"}
-HEAVY = {"torch", "onnx", "onnxruntime", "sqlalchemy", "matplotlib", "sklearn", "pyarrow", "jinja2", "paho", "ray"}
+HEAVY = {
+    "torch",
+    "onnx",
+    "onnxruntime",
+    "sqlalchemy",
+    "matplotlib",
+    "sklearn",
+    "pyarrow",
+    "jinja2",
+    "paho",
+    "ray",
+    "fastapi",
+}
 
 LOADED = """
 import sys
@@ -93,6 +105,7 @@ def test_version_costs_half_a_second_of_cpu_at_most(tmp_path):
         ({"torch"}, ["export-mutual", "--meme", "mlp", "--personal", "mlp"], "export"),
         ({"pyarrow"}, ["simulate", "--config", "sim.toml"], "simulate"),
         ({"torch"}, ["demo"], "demo"),
+        ({"fastapi"}, ["view", "store"], "view"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

@@ -1,0 +1,58 @@
+"""Why a device takes no part in training, and what to do about that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from broker_server.store.records import DeviceRecord
+from broker_server.store.task_records import TaskPhase, TaskRecord
+
+__all__ = ["SIMULATED", "remedy", "why_away"]
+
+SIMULATED = "simulated"
+"""State of a device that nobody ever heard of, because it is a simulation's."""
+
+# Beginnings of reasons, and what helps. The other reasons say themselves what to do.
+_REMEDIES = (
+    ("offline", "look at its power and network; on the board run `shoal device doctor`"),
+    ("it has not said what it is", "on the board run `shoal device doctor`"),
+    ("in quarantine", "look at `shoal log`, then let it in again: `shoal devices release {device}`"),
+    ("none of the tiers", "export a narrower tier (`shoal export --add`), or raise max_width in its device.toml"),
+    ("not drawn", "nothing is wrong; round.fraction in fleet.toml says how many are asked"),
+    ("missed", "raise round.deadline_seconds, or lower max_width in its device.toml (`shoal rounds show {round}`)"),
+    ("refused", "see what was wrong with its update: `shoal rounds show {round}`"),
+    ("declined", "on the board run `shoal device doctor`"),
+)
+
+
+def why_away(device: DeviceRecord, newest: TaskRecord | None, left_out: Mapping[str, str]) -> str:
+    """Why a device takes no part, or took none in the newest round; empty where it does.
+
+    Args:
+        device: the device.
+        newest: its newest training task in the run, if it has any.
+        left_out: reasons of those that the newest round did not ask, by id.
+    """
+    if not device.online:
+        return "offline"
+    if device.profile is None and device.state != SIMULATED:
+        return "it has not said what it is"
+    if device.profile is not None and device.profile.unable:
+        return device.profile.unable
+    if device.id in left_out:
+        return left_out[device.id]
+    if newest is not None and newest.phase in {TaskPhase.MISSED, TaskPhase.REFUSED, TaskPhase.DECLINED}:
+        return f"round {newest.round}: {newest.phase.value}{': ' if newest.detail else ''}{newest.detail or ''}"
+    return ""
+
+
+def remedy(device: str, reason: str) -> str:
+    """What to do about a reason; empty where nothing is to be done, or the reason says it.
+
+    Args:
+        device: id.
+        reason: from `why_away`.
+    """
+    number, _, what = reason.removeprefix("round ").partition(": ") if reason.startswith("round ") else ("", "", reason)
+    found = next((text for beginning, text in _REMEDIES if what.startswith(beginning)), "")
+    return found.replace("{device}", device).replace("{round}", number)

@@ -1,0 +1,179 @@
+"""The API of `shoal view`, and the page that reads it: what the command line prints with ``--json``, over HTTP.
+
+``python -m shoal.view.app > docs/openapi.json`` writes the document of the API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import closing, suppress
+from functools import lru_cache, partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from fastapi import APIRouter, FastAPI, Header, Query, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.staticfiles import StaticFiles
+
+from broker_server.rounds.best import VersionView, versions
+from broker_server.rounds.coverage import Coverage, coverage
+from broker_server.rounds.run_context import RunContext
+from broker_server.rounds.tier_version import stored_context
+from broker_server.store import EventRecord, Store, TaskRecord, queries
+from broker_server.store.explaining import DeviceInRound, explain_round
+from fleet_protocol.errors import ConfigError, PlanError, ShoalError
+from fleet_protocol.manifest import Manifest
+from shoal.view.access import guarded
+
+__all__ = ["make_app"]
+
+_LOOK_SECONDS = 1.0  # between two looks at the store for those who follow it
+_FOLLOWED = 10_000  # lines that may come between them
+
+ViewT = TypeVar("ViewT")
+First = Annotated[int, Query(ge=1, description="None before this round.")]
+Last = Annotated[int | None, Query(ge=0, description="None after this round.")]
+
+
+def make_app(store: Path, token: str | None = None) -> FastAPI:
+    """The application.
+
+    Args:
+        store: folder of the store; it is read, and never changed.
+        token: what whoever reads the API must have; None lets everybody read who asks for this machine by name.
+    """
+    about = "What a store of Shoal holds: the same values that the commands print with `--json`. Nothing is changed."
+    app = FastAPI(title="Shoal", version=version("shoal"), description=about, docs_url=None, redoc_url=None,
+                  openapi_url="/api/v1/openapi.json")  # fmt: skip
+    app.state.over = threading.Event()  # set by whoever stops the server: it would wait for those who follow
+    app.include_router(_api(store))
+    guarded(app, token)
+    app.mount("/", StaticFiles(directory=Path(__file__).parent / "static", html=True))
+
+    @app.exception_handler(ShoalError)
+    def _refuse(_request: Request, error: ShoalError) -> JSONResponse:
+        unknown = isinstance(error, (ConfigError, PlanError))
+        return JSONResponse({"detail": str(error)}, 404 if unknown else 503)
+
+    return app
+
+
+def _api(store: Path) -> APIRouter:
+    api = APIRouter(prefix="/api/v1")
+
+    def look(view: Callable[..., Any], *arguments: Any, **named: Any) -> JSONResponse:
+        with closing(Store(store, read_only=True)) as opened:
+            return JSONResponse(queries.plain(view(opened, *arguments, **named)))
+
+    # What was fixed for a run does not change, and is a folder of files to read.
+    @lru_cache(maxsize=8)
+    def context(run: str) -> RunContext:
+        with closing(Store(store, read_only=True)) as opened:
+            return stored_context(opened, run)
+
+    def get(path: str, answer: Any, about: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        return api.get(path, summary=about, responses={200: {"model": answer}, 404: {"description": "no such thing"}})
+
+    @get("/status", queries.StatusView, "The store at a glance.")
+    def _status(run: str | None = None) -> JSONResponse:
+        return look(queries.status, run)
+
+    @get("/runs", list[queries.RunView], "Every run, newest first.")
+    def _runs() -> JSONResponse:
+        return look(queries.runs)
+
+    @get("/runs/{run}", queries.StatusView, "One run, by its id or the beginning of it.")
+    def _run(run: str) -> JSONResponse:
+        return look(queries.status, run)
+
+    @get("/runs/{run}/rounds", list[queries.RoundView], "The rounds of a run.")
+    def _rounds(run: str, first: First = 1, last: Last = None, *, tasks: bool = True) -> JSONResponse:
+        return look(queries.rounds, run, first=first, last=last, tasks=tasks)
+
+    @get("/runs/{run}/rounds/{number}", list[DeviceInRound], "What became of every device in a round, and why.")
+    def _round(run: str, number: int) -> JSONResponse:
+        return look(lambda opened: explain_round(opened, number, run))
+
+    @get("/runs/{run}/devices", list[queries.DeviceView], "Every device, with why it does not train and what to do.")
+    def _devices(run: str) -> JSONResponse:
+        return look(queries.devices, run)
+
+    @get("/runs/{run}/devices/{device}", list[TaskRecord], "What a device did in a run.")
+    def _device(run: str, device: str) -> JSONResponse:
+        return look(partial(_tasks_of, device=device, run=run))
+
+    @get("/runs/{run}/versions", list[VersionView], "The global versions of a run, with what they were judged.")
+    def _versions(run: str) -> JSONResponse:
+        return look(versions, run)
+
+    @get("/runs/{run}/coverage", Coverage, "Which coordinates of the model the merged updates held.")
+    def _coverage(run: str, last: Last = None, tier: str | None = None, device: str | None = None) -> JSONResponse:
+        return look(coverage, context(run), upto=last, tier=tier, device=device)
+
+    @get("/runs/{run}/artifacts", list[Manifest], "What was exported for each tier, without parameters and graphs.")
+    def _artifacts(run: str) -> JSONResponse:
+        leave = {"parameters", "states", "graphs", "base", "statistics"}
+        found = [item.manifest for item in context(run).artifacts.tiers.values()]
+        return JSONResponse([item.model_dump(mode="json", exclude=leave) for item in found])
+
+    @get("/compare/{one}/{other}", queries.Comparison, "Two runs side by side.")
+    def _compare(one: str, other: str) -> JSONResponse:
+        return look(queries.compare, one, other)
+
+    @get("/log", list[EventRecord], "Lines of the log, oldest first.")
+    def _log(run: str | None = None, last: Annotated[int, Query(ge=1, le=_FOLLOWED)] = 50) -> JSONResponse:
+        return look(queries.log, run, last=last)
+
+    @api.get(
+        "/events", summary="Lines of the log as they come, as server-sent events; `change` where there is no line."
+    )
+    async def _events(
+        request: Request, after: int = 0, last_event_id: Annotated[int | None, Header()] = None
+    ) -> StreamingResponse:
+        lines = _follow(store, last_event_id or after, request.app.state.over)
+        return StreamingResponse(lines, media_type="text/event-stream")
+
+    return api
+
+
+def _tasks_of(store: Store, device: str, run: str) -> list[TaskRecord]:
+    tasks = store.tasks_of(queries.find_run(store, run).id, device)
+    if not tasks and all(known.id != device for known in store.devices()):
+        raise ConfigError(f"the store {store.folder} has no device {device!r}; `shoal devices` lists them")
+    return tasks
+
+
+async def _follow(store: Path, known: int, over: threading.Event) -> AsyncIterator[str]:
+    """Look at the files' times, which costs nothing, and into the store where they have changed."""
+    seen: list[int] = []
+    while not over.is_set():
+        now = [_changed(store / name) for name in ("shoal.db", "shoal.db-wal")]
+        if now != seen:
+            seen = now
+            with suppress(ShoalError):  # it is being moved or copied
+                for event in await run_in_threadpool(_since, store, known):
+                    known = event.id
+                    yield f"id: {event.id}\nevent: line\ndata: {json.dumps(queries.plain(event))}\n\n"
+            yield "event: change\ndata: {}\n\n"
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _changed(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _since(store: Path, known: int) -> list[EventRecord]:
+    with closing(Store(store, read_only=True)) as opened:
+        return [event for event in queries.log(opened, last=_FOLLOWED) if event.id > known]
+
+
+if __name__ == "__main__":
+    print(json.dumps(make_app(Path()).openapi(), indent=1))

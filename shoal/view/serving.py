@@ -1,0 +1,80 @@
+"""Serving the page: an address, a token where others may reach it, and a thread that answers until it is stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+import threading
+from collections.abc import Iterator
+from ipaddress import ip_address
+from pathlib import Path
+
+import uvicorn
+
+from fleet_protocol.errors import ConfigError, TransportError
+from fleet_protocol.identity.enrolment import write_secret
+from shoal.view.app import make_app
+
+__all__ = ["serving"]
+
+_STOP_SECONDS = 5.0
+
+
+@contextlib.contextmanager
+def serving(store: Path, host: str, port: int, token_file: Path | None = None) -> Iterator[str]:
+    """Serve the page of a store while the block lasts.
+
+    Args:
+        store: its folder.
+        host: address to listen on.
+        port: likewise; 0 takes a free one.
+        token_file: holds the token that is asked for; it is made, for its owner alone, where there is none. None asks
+            for no token, which goes on loopback alone.
+
+    Yields:
+        The page's address.
+
+    Raises:
+        ConfigError: others could reach it without a token, or could read the token.
+        TransportError: the address is taken, or not one of this machine.
+    """
+    if token_file is None and not _loopback(host):
+        raise ConfigError(
+            f"whoever reaches {host}:{port} could read the fleet: name a file with --token-file, which is made with a"
+            " new token where there is none, or leave --host out"
+        )
+    token = None if token_file is None else _token(token_file)
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listening = socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise TransportError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
+    app = make_app(store, token)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=3))
+    thread = threading.Thread(target=server.run, args=([listening],), name="shoal-view", daemon=True)
+    with listening:
+        thread.start()
+        try:
+            yield f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}/"
+        finally:
+            app.state.over.set()
+            server.should_exit = True
+            thread.join(_STOP_SECONDS)
+
+
+def _loopback(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def _token(path: Path) -> str:
+    if not path.exists():
+        write_secret(path, secrets.token_urlsafe(32) + "\n")
+    if path.stat().st_mode & 0o077:
+        raise ConfigError(f"others may read the token {path}: chmod 600 {path}")
+    token = path.read_text().strip()
+    if len(token) < 16:
+        raise ConfigError(f"{path} holds no token of at least 16 characters; remove it, and a new one is made")
+    return token

@@ -1,0 +1,471 @@
+// The page of `shoal view`: reads /api/v1, draws it. What a store holds is text to it, never markup.
+"use strict";
+
+const CHUNK = 100; // rounds that are asked for at once
+const SHOWN = 100; // rows of a table, until all are wanted
+const SHARE = 20; // of the time, the server answers this page in one part of so many
+const VIEWS = { fleet: "Fleet", run: "Run", coverage: "Coverage", models: "Models", artifacts: "Artifacts" };
+const LOWER = ["loss", "mae", "rmse", "perplexity"];
+const state = { rounds: new Map(), charts: new Map(), all: new Set(), filter: "", of: null };
+const at = (id) => document.getElementById(id);
+
+// ---- making elements: strings become text nodes, and nothing is ever parsed
+
+function el(tag, given = {}, ...inside) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(given)) {
+    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== undefined && value !== false) made.setAttribute(name, value === true ? "" : value);
+  }
+  made.append(...inside.flat().filter((part) => part !== null && part !== undefined && part !== ""));
+  return made;
+}
+
+// `words` with `code` in backticks.
+const sentence = (words) => words.split("`").map((part, at) => (at % 2 ? el("code", {}, part) : part));
+const link = (more, text) => el("a", { href: `#${new URLSearchParams({ ...place(), ...more })}` }, text);
+const number = (value, digits = 4) => (value === null || value === undefined ? "-" : value.toFixed(digits));
+const clock = (at) => (at ? new Date(at * 1000).toLocaleString("sv") : "-");
+
+function size(count) {
+  if (count === null || count === undefined) return "-";
+  for (const unit of ["B", "kB", "MB", "GB"]) {
+    if (count < 1000 || unit === "GB") return `${+count.toPrecision(3)} ${unit}`;
+    count /= 1000;
+  }
+}
+
+function seconds(value) {
+  if (value === null || value === undefined) return "-";
+  return value < 60 ? `${value.toFixed(1)} s` : `${Math.floor(value / 60)} min ${Math.floor(value % 60)} s`;
+}
+
+function table(id, caption, columns, rows, tall = false) {
+  if (!rows.length) return el("p", { class: "note" }, `${caption}: nothing yet.`);
+  const shown = state.all.has(id) ? rows : rows.slice(0, SHOWN);
+  const head = el("tr", {}, columns.map(([name, , kind]) => el("th", { scope: "col", class: kind }, name)));
+  const body = shown.map((row) => el("tr", {}, columns.map(([, value, kind], at) =>
+    el(at ? "td" : "th", { scope: at ? null : "row", class: kind }, value(row)))));
+  const more = rows.length > shown.length
+    ? el("p", {}, el("button", { type: "button", onclick: () => { state.all.add(id); draw(true); } }, `Show all ${rows.length}`)) : null;
+  return el("div", {}, el("div", { class: `scroll ${tall ? "tall" : ""}`, tabindex: "0", role: "region", "aria-label": caption },
+    el("table", {}, el("caption", {}, caption), el("thead", {}, head), el("tbody", {}, body))), more);
+}
+
+// A part of the view; it is made again only when what it shows has changed.
+function part(id, title, shown, build, about = "") {
+  let made = at(id);
+  if (!made) at("content").append((made = el("section", { id, "aria-labelledby": title ? `${id}-title` : null })));
+  const now = JSON.stringify(shown);
+  if (made.shown === now) return;
+  made.shown = now;
+  const focused = made.contains(document.activeElement) ? document.activeElement.id : "";
+  const heading = title ? [el("h2", { id: `${id}-title` }, title)] : [];
+  made.replaceChildren(...heading, ...(about ? [el("p", { class: "note" }, about)] : []), ...[build()].flat());
+  if (focused) at(focused)?.focus();
+}
+
+// ---- pictures, each with its numbers as text
+
+const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+
+function chart(id, title, x, lines, unit = (value) => number(value)) {
+  const used = lines.filter(([, values]) => values.some((value) => value !== null));
+  const last = used.map(([name, values]) => {
+    const known = values.filter((value) => value !== null);
+    return `${name}: ${unit(known[0])} at first, ${unit(known.at(-1))} at last, between ${unit(Math.min(...known))} and ${unit(Math.max(...known))}`;
+  });
+  let known = state.charts.get(id);
+  const key = JSON.stringify([used.map(([name]) => name), matchMedia("(prefers-color-scheme: dark)").matches]);
+  if (!known || known.key !== key) {
+    const box = el("div", { class: "plot", role: "img" });
+    const text = el("p", { class: "note" });
+    const figure = el("figure", {}, el("figcaption", {}, title), box, el("details", {}, el("summary", {}, "In words"), text));
+    const axis = { stroke: colour("--soft"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line") } };
+    if (known) known.figure.replaceWith(figure);
+    known = { key, figure, box, text, plot: null };
+    known.make = () => new uPlot({
+      legend: { show: used.length > 1 },
+      width: Math.max(240, box.clientWidth), height: 220, scales: { x: { time: false } }, cursor: { points: { size: 6 } },
+      axes: [{ ...axis, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000] }, { ...axis, size: 62, values: (_, ticks) => ticks.map((tick) => unit === size ? size(tick) : String(+tick.toPrecision(6))) }],
+      series: [{ label: "round" }, ...used.map(([name], at) => ({
+        label: name, stroke: colour(`--s${(at % 6) + 1}`), width: at ? 1.5 : 2.5, spanGaps: true, points: { show: x.length < 40, size: 4 },
+        value: (_, value) => unit(value), dash: at > 5 ? [6, 4] : [],
+      }))],
+    }, known.data, box);
+    state.charts.set(id, known);
+  }
+  known.box.setAttribute("aria-label", `${title}, over ${x.length} rounds. ${last.join(". ") || "Nothing yet."}`);
+  known.text.textContent = last.join(". ") || "Nothing yet.";
+  known.data = [x, ...used.map(([, values]) => values)];
+  if (known.plot) known.plot.setData(known.data);
+  else requestAnimationFrame(() => { if (!known.plot && known.box.isConnected && x.length) known.plot = known.make(); });
+  return known.figure;
+}
+
+function heat(title, found) {
+  const most = Math.max(1, ...found.axes.flatMap((axis) => axis.counts));
+  const units = found.axes.reduce((sum, axis) => sum + axis.size, 0);
+  const covered = found.axes.reduce((sum, axis) => sum + axis.covered, 0);
+  const share = (have, of) => `${Math.floor((100 * have) / of)} %`;
+  const words = found.axes.map((axis) => `${label(axis)}: ${axis.covered} of ${axis.size} units`);
+  const canvas = el("canvas", { role: "img", "aria-label": `${title}: ${covered} of ${units} coordinates covered. ${words.join(". ")}` });
+  const rows = el("div", { class: "plot" }, canvas);
+  requestAnimationFrame(() => paint(canvas, rows.clientWidth, found.axes, most));
+  return el("figure", {}, el("figcaption", {}, title, " ", el("span", {}, `${share(covered, units)} of ${units} coordinates covered by ${found.updates} updates`)), rows,
+    el("details", {}, el("summary", {}, "As a table"), table("", `Covered units, ${title}`, [
+      ["block", (axis) => axis.block], ["axis", (axis) => axis.axis || "whole"], ["units", (axis) => axis.size, "n"],
+      ["covered", (axis) => axis.covered, "n"], ["updates a unit, least to most", (axis) => `${number(Math.min(...axis.counts), 1)} to ${number(Math.max(...axis.counts), 1)}`, "n"],
+    ], found.axes)));
+}
+
+const label = (axis) => (axis.axis ? `${axis.block} / ${axis.axis}` : axis.block);
+
+function paint(canvas, width, axes, most) {
+  const ratio = devicePixelRatio || 1, left = Math.min(150, width * 0.36), high = 15, gap = 11;
+  const height = axes.length * (high + gap);
+  canvas.width = width * ratio; canvas.height = height * ratio;
+  canvas.style.width = `${width}px`; canvas.style.height = `${height}px`;
+  const pen = canvas.getContext("2d"), heat = colour("--heat");
+  pen.scale(ratio, ratio);
+  pen.font = "12px system-ui, sans-serif"; pen.textBaseline = "middle";
+  axes.forEach((axis, row) => {
+    const top = row * (high + gap) + 2, step = (width - left) / axis.counts.length;
+    pen.fillStyle = colour("--soft");
+    pen.fillText(label(axis), 0, top + high / 2, left - 8);
+    axis.counts.forEach((count, cell) => {
+      const x = left + cell * step, wide = Math.max(1, step - (step > 4 ? 1 : 0));
+      pen.fillStyle = count ? `rgba(${heat}, ${0.18 + (0.82 * count) / most})` : colour("--none");
+      pen.fillRect(x, top, wide, high);
+      if (!count && step > 3) { // what nobody trains is struck out, not only pale
+        pen.strokeStyle = colour("--line"); pen.beginPath(); pen.moveTo(x, top + high); pen.lineTo(x + wide, top); pen.stroke();
+      }
+      if (axis.held[cell]) { pen.fillStyle = colour("--now"); pen.globalAlpha = 0.35 + 0.65 * axis.held[cell]; pen.fillRect(x, top + high + 2, Math.max(1, step), 3.5); pen.globalAlpha = 1; }
+    });
+  });
+}
+
+const exporting = (version) => `shoal export-weights --store ${state.status.run.config.store} --run ${version.run} --version ${version.number}`;
+
+// ---- what to do next: a few rules, each with its evidence
+
+function advice() {
+  const found = [], { status, devices, versions } = state, run = status.run, rounds = [...state.rounds.values()].sort((a, b) => a.round.number - b.round.number);
+  const say = (kind, title, evidence, remedy) => found.push({ kind, title, evidence, remedy });
+  const newest = rounds.at(-1)?.round, longest = run.config.round.deadline_seconds + run.config.round.wait_seconds + 60;
+  const still = Date.now() / 1000 - Math.max(run.created_at, newest?.ended_at ?? newest?.planned_at ?? 0);
+  if (run.status === "running" && still > longest) say("bad", "The run is in progress, and nothing happens", `Its rounds have not moved for ${seconds(still)}; one may take ${seconds(longest)}.`, "See whether its server is up; `shoal run` with the same configuration goes on with it.");
+  const last = rounds.filter((view) => view.round.ended_at).slice(-5), lost = last.filter((view) => view.round.state === "abandoned").at(-1);
+  if (lost) say("bad", "Rounds are abandoned", `Round ${lost.round.number}: ${lost.round.reason ?? "no reason was stored"}.`, `Look at \`shoal rounds show ${lost.round.number}\`; round.quorum says how many updates a round needs.`);
+  const count = (phase) => last.reduce((sum, view) => sum + (phase ? view.phases[phase] ?? 0 : Object.values(view.phases).reduce((a, b) => a + b, 0)), 0);
+  if (count("missed") && count("missed") >= 0.2 * count()) {
+    const worst = [...devices].sort((a, b) => b.missed - a.missed).slice(0, 3).filter((view) => view.missed).map((view) => `${view.device.id} (${view.missed})`);
+    say("bad", "Many devices do not answer in time", `${count("missed")} of ${count()} tasks of the last ${last.length} rounds were missed; in all rounds most by ${worst.join(", ")}.`, "Raise round.deadline_seconds, ask more with round.over_selection, or give these devices a smaller tier.");
+  }
+  const judged = versions.filter((view) => view.score !== null), best = judged.reduce((a, b) => (a && a.score > b.score ? a : b), null);
+  if (best && judged.length > 1) {
+    const end = judged.at(-1), since = judged.length - 1 - judged.indexOf(best), show = (view) => `version ${view.version.number} has ${number(Math.abs(view.score))}`;
+    const take = best.kept ? `Take it: \`${exporting(best.version)}\`.` : "Its weights are gone: keep_versions says how many stay.";
+    if (best.score - end.score > 0.1 * Math.abs(best.score)) say("bad", "The newest version is much worse than an earlier one", `The newest, ${show(end)}; ${show(best)}.`, take);
+    else if (since >= 5) say("", "The model has stopped getting better", `There were ${since} evaluations since the best one: ${show(best)}, and the newest, ${show(end)}.`, take);
+    else if (run.ended_at) say("", `Version ${best.version.number} is the one to take`, `Of ${judged.length} judged versions it is the best: ${show(best)}.`, take);
+  }
+  const own = devices.filter((view) => view.evaluation?.accuracy !== null && view.evaluation).sort((a, b) => a.evaluation.accuracy - b.evaluation.accuracy);
+  if (own.length > 2 && own.at(-1).evaluation.accuracy - own[0].evaluation.accuracy > 0.2) {
+    const show = (view) => `${view.device.id} (${view.tier}) has ${number(view.evaluation.accuracy)}`;
+    say("", "The model serves some devices much worse than others", `On their own samples ${show(own[0])}, and ${show(own.at(-1))}.`, "See under Coverage what its tier never trains, and in the table how many samples it has.");
+  }
+  const away = devices.filter((view) => view.reason && view.reason !== "not drawn" && !run.ended_at);
+  if (away.length) say("", `${away.length} of ${devices.length} devices take no part`, `For example ${away[0].device.id}: ${away[0].reason}.`, `${away[0].remedy || "The reason says what to do."}`);
+  return found;
+}
+
+// ---- the views
+
+function fleet() {
+  const { status, devices } = state, run = status.run;
+  if (run) {
+    part("glance", "", [status, state.rounds.size], () => tiles({
+      run: run.status, rounds: `${status.closed} of ${status.rounds}`, "newest model": status.evaluation ? (status.evaluation.accuracy !== null ? `accuracy ${number(status.evaluation.accuracy)}` : `loss ${number(status.evaluation.loss)}`) : "not judged",
+      "devices online": devices.some((view) => view.device.state === "simulated") ? `${devices.length} simulated` : `${status.online} of ${status.devices}`, "on the wire": size(run.wire_bytes),
+    }));
+    if (status.insecure) part("insecure", "", 1, () => el("p", { class: "error" }, "Nothing is signed here: whoever reaches the broker can run graphs on the boards."));
+    const found = advice();
+    part("next", "What to do next", found, () => found.length ? el("ul", { class: "next" }, found.map((item) => el("li", { class: item.kind }, el("p", {}, item.title), el("p", {}, item.evidence), el("p", {}, sentence(item.remedy))))) : el("p", { class: "note" }, "Nothing: no rule finds anything wrong."));
+  } else part("none", "", 1, () => el("p", { class: "note" }, sentence("No run yet. `shoal run` begins one; this page shows it as soon as it does.")));
+  const wanted = devices.filter((view) => !state.filter || `${view.device.id} ${view.tier} ${view.reason}`.toLowerCase().includes(state.filter));
+  const waits = (view) => view.reason === "not drawn", rank = (view) => (view.reason ? (waits(view) ? 1 : 2) : 0);
+  const rows = wanted.sort((a, b) => rank(b) - rank(a) || (a.device.id < b.device.id ? -1 : 1));
+  part("devices", "Devices", [rows, state.all.has("devices")], () => [
+    el("p", { class: "row" }, el("label", {}, "Find ", el("input", { id: "find", type: "search", value: state.filter, oninput: (event) => { state.filter = event.target.value.toLowerCase(); draw(); const box = at("find"); box.setSelectionRange(box.value.length, box.value.length); } }))),
+    table("devices", "Every device, those that do not train first", [
+      ["device", (view) => link({ view: "device", device: view.device.id }, view.device.id)],
+      ["trains", (view) => el("span", { class: waits(view) ? "" : view.reason ? "warn" : "good" }, waits(view) ? "waits" : view.reason ? "no" : "yes")],
+      ["tier", (view) => view.tier ?? "-", "id"], ["why not", (view) => view.reason || "-", "long"], ["what to do", (view) => sentence(view.remedy || "-"), "long"],
+      ["merged", (view) => view.merged, "n"], ["missed", (view) => view.missed, "n"], ["refused", (view) => view.refused, "n"], ["samples", (view) => view.examples ?? "-", "n"],
+      ["own accuracy", (view) => number(view.evaluation?.accuracy), "n"], ["training", (view) => seconds(view.train_seconds), "n"], ["memory", (view) => size(view.resident_bytes), "n"],
+    ], rows, true)]);
+  journal();
+}
+
+function tiles(pairs) {
+  return el("dl", { class: "tiles" }, Object.entries(pairs).map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, String(value)))));
+}
+
+function journal(device = null) {
+  const lines = state.log.filter((line) => (!line.run || line.run === state.status.run?.id) && (!device || line.device === device)).slice(-60).reverse();
+  part("log", "Log", [lines], () => table("log", "Newest lines first", [
+    ["when", (line) => clock(line.at)], ["what", (line) => line.kind], ["round", (line) => line.round ?? "-", "n"], ["device", (line) => line.device ?? "-"], ["detail", (line) => line.detail, "long"],
+  ], lines, true));
+}
+
+function run() {
+  const { status } = state, record = status.run, rounds = [...state.rounds.values()].sort((a, b) => a.round.number - b.round.number);
+  const x = rounds.map((view) => view.round.number), judged = (read) => rounds.map((view) => (view.round.evaluation ? read(view.round.evaluation) ?? null : null));
+  const tiers = [...new Set(rounds.flatMap((view) => Object.keys(view.round.evaluation?.tiers ?? {})))];
+  const metrics = [...new Set(rounds.flatMap((view) => view.round.evaluation?.metrics.map((item) => item.name) ?? []))];
+  part("curves", "Curves", 1, () => el("div", { class: "charts" }));
+  const box = at("curves").querySelector(".charts"), show = (...given) => { const made = chart(...given); if (made.parentNode !== box) box.append(made); };
+  show("accuracy", "Accuracy of the merged model", x, [["whole model", judged((found) => found.accuracy)], ...tiers.map((tier) => [tier, judged((found) => found.tiers[tier]?.accuracy)]), ["mean on devices", rounds.map((view) => view.device_accuracy)]]);
+  show("loss", "Loss of the merged model", x, [["whole model", judged((found) => found.loss)], ...tiers.map((tier) => [tier, judged((found) => found.tiers[tier]?.loss)])]);
+  for (const name of metrics) show(`metric-${name}`, name, x, [[name, judged((found) => found.metrics.find((item) => item.name === name)?.value)]]);
+  show("bytes", "Bytes of a round", x, [["weights sent", rounds.map((view) => view.sent_bytes)], ["updates received", rounds.map((view) => view.received_bytes)]], size);
+  show("time", "Seconds of a round", x, [["from offers to end", rounds.map((view) => view.seconds)]], (value) => seconds(value));
+  part("numbers", "Bytes and refusals", [record, status.refusals], () => tiles({
+    "on the wire": size(record.wire_bytes), payload: size(record.payload_bytes), "cost of the protocol": record.wire_bytes && record.payload_bytes ? `${number(100 * (record.wire_bytes / record.payload_bytes - 1), 1)} %` : "-",
+    refused: Object.entries(status.refusals).map(([why, times]) => `${times} ${why}`).join(", ") || "nothing",
+  }));
+  const listed = [...rounds].reverse();
+  part("rounds", "Rounds", [listed, state.all.has("rounds")], () => table("rounds", "Newest first; a round's number opens it", [
+    ["round", (view) => link({ view: "round", round: view.round.number }, String(view.round.number)), "n"], ["state", (view) => view.round.state], ["updates", (view) => Object.entries(view.phases).map(([phase, times]) => `${times} ${phase}`).join(", ")],
+    ["accuracy", (view) => number(view.round.evaluation?.accuracy), "n"], ["loss", (view) => number(view.round.evaluation?.loss), "n"], ["time", (view) => seconds(view.seconds), "n"], ["left out", (view) => (view.round.left_out ? Object.keys(view.round.left_out.reasons).length + view.round.left_out.more : "-"), "n"], ["note", (view) => view.round.reason ?? view.round.note ?? "", "long"],
+  ], listed, true));
+}
+
+function round() {
+  const { tasks, explained } = state.detail, end = Math.max(0.001, ...explained.map((row) => row.answered_seconds ?? row.left_seconds ?? row.collect_seconds ?? 0));
+  const measured = new Map(tasks.map((task) => [task.device, task.metrics]));
+  const bar = (row) => {
+    if (row.outcome === "not asked") return "-";
+    const told = measured.get(row.device), stop = row.answered_seconds ?? row.left_seconds ?? end, made = el("span", { class: "bar" });
+    let from = 0;
+    for (const [kind, took] of [["fetch", told?.fetch_seconds ?? 0], ["train", told?.train_seconds ?? 0], ["rest", Infinity]]) {
+      const to = Math.min(stop, from + took), piece = el("i", { class: kind });
+      piece.style.left = `${(100 * from) / end}%`; piece.style.width = `${(100 * (to - from)) / end}%`;
+      made.append(piece); from = to;
+    }
+    return [made, `${seconds(told?.fetch_seconds)} fetching, ${seconds(told?.train_seconds)} training, answered after ${seconds(row.answered_seconds)}`];
+  };
+  part("round", "", [explained], () => [
+    el("p", { class: "row" }, ...[["fetch", "fetching"], ["train", "training"], ["rest", "sending, or waiting"]].map(([kind, text]) => el("span", { class: "legend" }, el("span", { class: `swatch ${kind}` }), text))),
+    table("round", `Who was asked, who answered when, who was left out and why; the bars end at ${seconds(end)}`, [
+      ["device", (row) => link({ view: "device", device: row.device }, row.device)], ["outcome", (row) => el("span", { class: row.outcome === "merged" ? "good" : row.outcome === "not asked" ? "" : "warn" }, row.outcome)], ["tier", (row) => row.tier ?? "-"],
+      ["time", bar], ["why", (row) => row.why || "-", "long"], ["norm", (row) => number(row.norm), "n"], ["samples", (row) => row.samples ?? "-", "n"],
+    ], explained, true)]);
+}
+
+function device() {
+  const name = place().device, view = state.devices.find((found) => found.device.id === name), tasks = state.detail.tasks;
+  part("device", "", view, () => [
+    el("p", { class: view.reason ? "" : "good" }, view.reason ? `Does not train: ${view.reason}. ` : "Takes part.", ...sentence(view.remedy)),
+    tiles({ tier: view.tier ?? "-", merged: view.merged, missed: view.missed, refused: view.refused, samples: view.examples ?? "-", memory: size(view.resident_bytes), "last seen": clock(view.device.last_seen_at),
+      ...(view.device.profile ? { board: `${view.device.profile.arch}, ${view.device.profile.cores} cores`, runtime: view.device.profile.runtime_version, temperature: view.device.profile.temperature_celsius === null ? "-" : `${number(view.device.profile.temperature_celsius, 1)} °C` } : {}) })]);
+  part("learns", "", 1, () => el("div", { class: "charts" }));
+  const box = at("learns").querySelector(".charts"), x = tasks.map((task) => task.round), told = (read) => tasks.map((task) => (task.metrics ? read(task.metrics) ?? null : null));
+  for (const made of [chart("own-loss", "Training loss", x, [["last epoch", told((found) => found.train_loss)]]), chart("own-time", "Seconds of its rounds", x, [["training", told((found) => found.train_seconds)], ["fetching", told((found) => found.fetch_seconds)]], (value) => seconds(value))]) if (made.parentNode !== box) box.append(made);
+  part("tasks", "Its rounds", [tasks, state.all.has("tasks")], () => table("tasks", "Newest first", [
+    ["round", (task) => link({ view: "round", round: task.round }, String(task.round)), "n"], ["outcome", (task) => task.phase], ["tier", (task) => task.tier], ["why", (task) => task.detail ?? "-", "long"],
+    ["loss", (task) => number(task.metrics?.train_loss), "n"], ["own accuracy", (task) => number(task.metrics?.evaluation?.accuracy), "n"], ["fetching", (task) => seconds(task.metrics?.fetch_seconds), "n"], ["training", (task) => seconds(task.metrics?.train_seconds), "n"], ["update", (task) => size(task.update_size), "n"],
+  ], [...tasks].reverse(), true));
+  journal(name);
+}
+
+function covered() {
+  const { maps } = state.detail, whole = maps[0][1];
+  part("steer", "", [whole.rounds, place().device], () => [
+    el("p", { class: "note" }, "Each row is an axis of the model in one block, its first units at the left and its last at the right. A method that cuts the model differently covers it differently: windows that stay leave the right side to large boards, windows that roll reach every unit in time."),
+    el("p", { class: "row" },
+      el("span", { class: "legend" }, el("span", { class: "swatch none" }), "no update yet"), el("span", { class: "legend" }, el("span", { class: "swatch some" }), "few to most merged updates"),
+      el("span", { class: "legend" }, el("span", { class: "swatch now" }), "held in the newest round looked at")),
+    el("p", { class: "row" },
+      el("button", { type: "button", id: "play", onclick: play }, "Play"),
+      el("label", {}, "Up to round ", el("span", { id: "upto" }, String(whole.round)), " ", el("input", { id: "slide", type: "range", min: Math.min(1, whole.rounds), max: whole.rounds, value: whole.round, oninput: (event) => look(+event.target.value) })),
+      el("label", {}, "Device ", el("select", { id: "who", onchange: (event) => { state.all.delete("who"); go({ device: event.target.value }); } }, ["", ...whole.devices].map((name) => el("option", { value: name, selected: name === (place().device ?? "") }, name || "none")))))]);
+  part("maps", "", maps, () => el("div", { class: "maps" }, maps.map(([title, found]) => heat(title, found))));
+}
+
+async function look(upto) {
+  at("upto").textContent = upto;
+  state.upto = upto;
+  if (state.looking) return; // the newest wish is taken when this look is over
+  state.looking = true;
+  while (state.upto !== null) { const wish = state.upto; state.upto = null; state.round = wish; await detail(); if (place().view === "coverage") draw(); }
+  state.looking = false;
+}
+
+async function play() {
+  const slide = at("slide");
+  if (state.playing) { state.playing = false; return; }
+  state.playing = true; at("play").textContent = "Stop";
+  const step = Math.max(1, Math.ceil(slide.max / 100));
+  for (let upto = +slide.value >= +slide.max ? 1 : +slide.value; state.playing && place().view === "coverage" && upto <= +slide.max; upto += step) {
+    at("slide").value = upto; await look(upto); await new Promise((done) => setTimeout(done, 120));
+  }
+  state.playing = false; if (at("play")) at("play").textContent = "Play";
+}
+
+function models() {
+  const { versions, runs } = state, other = place().other, tiers = [...new Set(versions.flatMap((view) => Object.keys(view.version.evaluation?.tiers ?? {})))];
+  const judging = state.status.run.config.evaluation, metric = judging.metric ?? "accuracy, or loss", best = versions.reduce((a, b) => (b.score !== null && (!a || b.score >= a.score) ? b : a), null);
+  part("versions", "Versions", [versions, state.all.has("versions")], () => table("versions", `Newest first; the best is judged by ${metric}${judging.metric && (judging.direction ? judging.direction === "lower" : LOWER.includes(metric)) ? ", lower is better" : ""}`, [
+    ["version", (view) => String(view.version.number), "n"], ["judged", (view) => (view === best ? el("strong", { class: "good" }, "best") : view.score === null ? "no" : "yes")], ["made", (view) => clock(view.version.created_at)],
+    ["accuracy", (view) => number(view.version.evaluation?.accuracy), "n"], ["loss", (view) => number(view.version.evaluation?.loss), "n"], ...tiers.map((tier) => [tier, (view) => number(view.version.evaluation?.tiers[tier]?.accuracy ?? view.version.evaluation?.tiers[tier]?.loss), "n"]),
+    ["to take it", (view) => (view.kept ? el("code", {}, exporting(view.version)) : "its weights are not kept"), "long"],
+  ], [...versions].reverse(), true));
+  const rest = runs.filter((view) => view.run.id !== state.status.run.id);
+  part("beside", "Beside another run", [rest.map((view) => view.run.id), other, state.detail?.comparison], () => rest.length ? [
+    el("p", { class: "row" }, el("label", {}, "Run ", el("select", { id: "other", onchange: (event) => go({ other: event.target.value }) }, ["", ...rest.map((view) => view.run.id)].map((id) => el("option", { value: id, selected: id === (other ?? "") }, id || "none"))))),
+    el("div", { class: "charts" }), ...(state.detail?.comparison ? [table("settings", "Settings that differ", [["setting", ([key]) => key], ["this run", ([, [one]]) => JSON.stringify(one), "long"], ["the other", ([, [, two]]) => JSON.stringify(two), "long"]], Object.entries(state.detail.comparison.settings))] : [])]
+    : el("p", { class: "note" }, "This store has one run."));
+  if (state.detail?.comparison) {
+    const both = Object.entries(state.detail.comparison.accuracies), made = chart("both", "Accuracy by version", both.map(([key]) => +key), [["this run", both.map(([, [one]]) => one)], ["the other", both.map(([, [, two]]) => two)]]);
+    const box = at("beside").querySelector(".charts");
+    if (made.parentNode !== box) box.append(made);
+  }
+}
+
+function artifacts() {
+  const found = state.detail.artifacts, worst = (tier) => tier.checks.reduce((a, b) => (a && a.worst_relative > b.worst_relative ? a : b), null);
+  part("sets", "What was exported", found, () => table("sets", "One row for each tier; the deviation is from PyTorch, relative to the largest value of a tensor", [
+    ["tier", (tier) => tier.tier], ["width", (tier) => tier.width, "n"], ["depth", (tier) => tier.depth, "n"], ["labels", (tier) => tier.classes, "n"],
+    ["MFLOPs, forward", (tier) => number(tier.flops_per_sample / 1e6, 2), "n"], ["MFLOPs, training", (tier) => number(tier.flops_per_step_sample / 1e6, 2), "n"], ["peak memory", (tier) => size(tier.peak_memory_bytes), "n"],
+    ["worst deviation", (tier) => (worst(tier) ? worst(tier).worst_relative.toExponential(1) : "-"), "n"], ["in", (tier) => worst(tier)?.worst_tensor ?? "-"], ["left out", (tier) => Object.entries(tier.skipped).map(([format, why]) => `${format}: ${why}`).join("; ") || "-", "long"],
+  ], found));
+}
+
+// ---- where we are, and what is asked for
+
+const place = () => Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+const go = (more) => { location.hash = new URLSearchParams({ ...place(), ...more }); };
+const DRAWN = { fleet, run, round, device, coverage: covered, models, artifacts };
+
+async function api(path) {
+  const answer = await fetch(`api/v1/${path}`, { headers: { Accept: "application/json" } });
+  const found = await answer.json().catch(() => ({ detail: `the server answered ${answer.status}` }));
+  if (!answer.ok) throw Object.assign(new Error(typeof found.detail === "string" ? found.detail : "the server did not understand"), { status: answer.status });
+  return found;
+}
+
+const of = (more = "") => `runs/${encodeURIComponent(state.status.run.id)}${more}`;
+
+async function detail() {
+  const hash = location.hash, { view, device: name, round: which, other } = place();
+  const query = (more) => new URLSearchParams(Object.entries(more).filter(([, value]) => value !== undefined && value !== ""));
+  let found = {};
+  if (view === "round") found = { tasks: (await api(of(`/rounds?first=${+which}&last=${+which}`)))[0]?.tasks ?? [], explained: await api(of(`/rounds/${+which}`)) };
+  else if (view === "device") found = { tasks: await api(of(`/devices/${encodeURIComponent(name)}`)) };
+  else if (view === "artifacts") found = { artifacts: await api(of("/artifacts")) };
+  else if (view === "models" && other) found = { comparison: await api(`compare/${encodeURIComponent(state.status.run.id)}/${encodeURIComponent(other)}`) };
+  else if (view === "coverage") {
+    const get = (more) => api(of(`/coverage?${query({ last: state.round, ...more })}`)), whole = await get({});
+    const tiers = whole.tiers.length > 1 ? whole.tiers.slice(0, 6) : [];
+    found = { maps: [["All updates", whole], ...(await Promise.all(tiers.map(async (tier) => [`Tier ${tier}`, await get({ tier })]))), ...(name ? [[`Device ${name}`, await get({ device: name })]] : [])] };
+  }
+  if (location.hash === hash) Object.assign(state, { detail: found, detailOf: hash }); // else somebody has gone elsewhere meanwhile
+}
+
+async function read() {
+  const wanted = place().run;
+  [state.runs, state.status] = await Promise.all([api("runs"), api(wanted ? `runs/${encodeURIComponent(wanted)}` : "status")]);
+  const run = state.status.run;
+  if (state.of !== run?.id) { state.of = run?.id; state.rounds.clear(); state.devices = null; state.round = undefined; state.log = await api(`log?last=200${run ? `&run=${encodeURIComponent(run.id)}` : ""}`); }
+  if (!run) { state.devices = []; state.versions = []; return; }
+  const asked = state.devices && ["run", "round", "coverage", "artifacts"].includes(place().view) ? [] : [api(of("/devices")), api(of("/versions"))], open = [...state.rounds.values()].find((view) => !view.round.ended_at)?.round.number;
+  let last = state.status.round?.number ?? 0;
+  const known = open ?? (state.rounds.size ? Math.max(...state.rounds.keys()) + 1 : 1);
+  if (asked.length) [state.devices, state.versions] = await Promise.all(asked);
+  for (; last >= known; last -= CHUNK) {
+    for (const view of await api(of(`/rounds?tasks=false&first=${Math.max(known, last - CHUNK + 1)}&last=${last}`))) state.rounds.set(view.round.number, view);
+    if (last - CHUNK >= known) draw();
+  }
+}
+
+function draw(again = false) {
+  const began = performance.now(), here = place(), view = DRAWN[here.view] ? here.view : "fleet", run = state.status.run;
+  if (run && state.detailOf !== location.hash) return; // it is drawn when what it needs has come
+  const title = { round: `Round ${here.round}`, device: here.device }[view] ?? VIEWS[view];
+  const key = `${view} ${here.device ?? ""} ${here.round ?? ""} ${run?.id}`;
+  if (state.shown !== key || again === "fresh") { at("content").replaceChildren(); state.charts.forEach((known) => known.plot?.destroy()); state.charts.clear(); state.shown = key; }
+  at("title").textContent = title; document.title = `${title} - Shoal`;
+  at("fleet").textContent = run ? `${run.fleet}, ${run.arch}` : "";
+  at("views").replaceChildren(...Object.entries(VIEWS).map(([name, text]) => { const made = link({ view: name }, text); if (name === view) made.setAttribute("aria-current", "page"); return made; }));
+  if (at("runs").shown !== JSON.stringify([state.runs.map((found) => [found.run.id, found.run.status]), run?.id])) {
+    at("runs").shown = JSON.stringify([state.runs.map((found) => [found.run.id, found.run.status]), run?.id]);
+    at("runs").replaceChildren(...state.runs.map((found) => el("option", { value: found.run.id, selected: found.run.id === run?.id }, `${found.run.id}, ${found.strategy}, ${found.run.status}`)));
+  }
+  if (!run && view !== "fleet") part("none", "", 1, () => el("p", { class: "note" }, "No run yet."));
+  else DRAWN[view]();
+  at("main").dataset.shown = location.hash.slice(1);
+  performance.measure("update", { start: began });
+}
+
+function failed(error) {
+  if (error.status === 401) return login();
+  at("content").replaceChildren(el("p", { class: "error", role: "alert" }, error.message), el("p", {}, el("a", { href: "#" }, "Back to the fleet")));
+  state.shown = "";
+}
+
+function login() {
+  const box = el("input", { id: "token", type: "password", autocomplete: "current-password", required: true }), said = el("p", { role: "alert" });
+  const send = async (event) => {
+    event.preventDefault();
+    const answer = await fetch("login", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ token: box.value }) });
+    if (answer.ok) start(); else { said.textContent = (await answer.json()).detail; box.select(); }
+  };
+  at("title").textContent = "Log in"; state.shown = "";
+  at("content").replaceChildren(el("form", { onsubmit: send }, el("p", { class: "note" }, "The token stands in the file that --token-file names."), el("p", { class: "row" }, el("label", {}, "Token ", box), el("button", {}, "Log in")), said));
+  box.focus();
+}
+
+async function refresh() {
+  if (state.busy) { state.again = true; return; }
+  state.busy = true; state.again = false;
+  const began = performance.now();
+  try {
+    await read();
+    if (state.status.run) await detail();
+    draw();
+  } catch (error) { failed(error); }
+  // The longer the server took, the longer it is left alone.
+  setTimeout(() => { state.busy = false; if (state.again) refresh(); }, Math.max(1000, SHARE * (performance.now() - began)));
+}
+
+async function navigate() {
+  try {
+    if (place().run && place().run !== state.of) await read();
+    state.playing = false; state.round = undefined;
+    if (state.status.run) await detail();
+    draw();
+    at("main").focus({ preventScroll: true });
+    refresh();
+  } catch (error) { failed(error); }
+}
+
+async function start() {
+  await refresh();
+  if (!state.status || state.source) return;
+  const source = (state.source = new EventSource(`api/v1/events?after=${state.log?.at(-1)?.id ?? 0}`));
+  source.addEventListener("line", (event) => {
+    state.log.push(JSON.parse(event.data)); state.log.splice(0, Math.max(0, state.log.length - 500));
+    state.frame ??= requestAnimationFrame(() => { state.frame = null; draw(); });
+  });
+  source.addEventListener("change", refresh);
+  source.onopen = () => { at("live").textContent = "live"; };
+  source.onerror = () => { at("live").textContent = "the server does not answer"; };
+}
+
+addEventListener("hashchange", navigate);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw("fresh"));
+addEventListener("resize", () => { clearTimeout(state.resize); state.resize = setTimeout(() => draw("fresh"), 200); });
+at("runs").addEventListener("change", (event) => go({ run: event.target.value }));
+start();

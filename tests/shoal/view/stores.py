@@ -1,0 +1,115 @@
+"""Stores of any size for the page, written as a server would have left them, without anybody having trained."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import time
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+from sqlalchemy import insert
+
+from broker_server.settings.fleet import FleetConfig
+from broker_server.store import DeviceRecord, LeftOut, RoundRecord, RunRecord, Store, TaskPhase, TaskRecord, schema
+from broker_server.store.machine import RoundEvent, RoundState
+from broker_server.store.records import VersionRecord
+from broker_server.store.rows import to_row
+from broker_server.store.task_records import Screening, Timing
+from fleet_protocol.control import VersionEvaluation
+from fleet_protocol.errors import RefusalReason
+from fleet_protocol.messages import BlobRef, Evaluation, TaskMetrics
+from tests.broker_server.artifacts import ARCH, CLASSES, export_tiny
+from tests.broker_server.peer import profile
+
+RUN = "20260101-000000-abcd"
+TIERS = ("w1.00-d1", "w0.50-d1")
+HOSTILE = "<img src=x onerror=alert(1)>"
+
+
+def ref(text: str, size: int = 1000) -> BlobRef:
+    return BlobRef(digest=hashlib.sha256(text.encode()).hexdigest(), size=size, chunk_bytes=1024)
+
+
+def tier_of(number: int) -> str:
+    """Every third device can hold the whole model."""
+    return TIERS[number % 3 > 0]
+
+
+def made(folder: Path, devices: int = 6, rounds: int = 4, asked: int = 4, *, hostile: bool = False) -> Path:
+    """A store of a run of `rounds` closed rounds and one that collects; some devices miss, one is refused."""
+    draw, now = random.Random(1), time.time()
+    export_tiny(folder / "artifacts")
+    names = [f"pi-{number:04}" for number in range(devices)]
+    if hostile:
+        names[1] = HOSTILE
+    config = FleetConfig.model_validate(
+        {
+            "fleet": "lab",
+            "store": folder / "store",
+            "model": {"artifacts": folder / "artifacts", "arch": ARCH},
+            "round": {"rounds": rounds + 2, "deadline_seconds": 60},
+            "strategy": {"name": "fedrolex"},
+        }
+    )
+    seen, records, tasks, versions = [], [], [], [version(0, None, now)]
+    for number, name in enumerate(names):
+        said = profile(max_width=1.0 if tier_of(number) == TIERS[0] else 0.5, examples=20 + number)
+        seen.append(DeviceRecord("lab", name, number % 5 != 4, "idle", said, now - 9000, now - 10))
+    for number in range(1, rounds + 2):
+        began, over = now - 60 * (rounds + 1 - number) - 30, number <= rounds
+        chosen = sorted(draw.sample(range(devices), min(asked, devices)))
+        left = {name: "offline" if at % 5 == 4 else "not drawn" for at, name in enumerate(names) if at not in chosen}
+        judged = evaluation(number, rounds)
+        record = RoundRecord(
+            RUN, number, RoundState.CLOSED if over else RoundState.COLLECTING, number - 1, 2, None, began, began,
+            began + 50 if over else None, judged if over else None, None, wanted=asked,
+            ending=RoundEvent.DEADLINE if over else None, collect_seconds=40.0 if over else None,
+            left_out=LeftOut(reasons=left),
+        )  # fmt: skip
+        records.append(record)
+        tasks += [task(draw, number, at, names[at], over=over) for at in chosen]
+        if over:
+            versions.append(version(number, judged, began + 50))
+    run = RunRecord(RUN, "lab", ARCH, config.model_dump_json(), "running", None, now - 9000, None, 5_200_000, 5_000_000)
+    with closing(Store(folder / "store")) as store:
+        for table, rows in (
+            (schema.runs, [run]), (schema.devices, seen), (schema.versions, versions),
+            (schema.rounds, records), (schema.tasks, tasks),
+        ):  # fmt: skip
+            with store._begin() as connection:
+                connection.execute(insert(table), [to_row(row) for row in rows])
+        store.log("round-started", f"{HOSTILE if hostile else 'devices'} asked", run=RUN, number=1, device=names[1])
+        store.count_refusal(RUN, names[0], RefusalReason.FORGED, "server", 2)
+    return folder / "store"
+
+
+def evaluation(number: int, rounds: int) -> VersionEvaluation:
+    accuracy = 0.9 - 0.6 / (1 + number)
+    tiers = {TIERS[1]: Evaluation(examples=100, loss=1.1, accuracy=accuracy - 0.1)}
+    return VersionEvaluation(examples=100, loss=2 / (1 + number), accuracy=accuracy, tiers=tiers)
+
+
+def version(number: int, judged: VersionEvaluation | None, at: float) -> VersionRecord:
+    return VersionRecord(RUN, number, number, ref(f"v{number}").digest, None, None, at, judged)
+
+
+def task(draw: random.Random, number: int, at: int, device: str, *, over: bool) -> TaskRecord:
+    tier = tier_of(at)
+    made = TaskRecord(
+        f"t{number}-{at}", RUN, number, device, "train", tier, tier, number - 1, ref(tier), ref(f"{tier}/{number}")
+    )
+    if not over:
+        return made
+    if draw.random() < 0.3:
+        return replace(made, phase=TaskPhase.MISSED, timing=Timing(left=12.0))
+    own = Evaluation(examples=10, loss=1.0, accuracy=0.9 if tier == TIERS[0] else 0.5)
+    told = TaskMetrics(
+        examples=20 + at, batches=10, labels=tuple(range(CLASSES)), train_loss=2 / number, fetch_seconds=1.5,
+        train_seconds=10 + at % 7, resident_bytes=90_000_000 + at, evaluation=own,
+    )  # fmt: skip
+    return replace(
+        made, phase=TaskPhase.MERGED, metrics=told, update_size=900, update_digest=ref("u").digest,
+        timing=Timing(answered=14 + at % 7), screening=Screening(norm=0.5, samples=20, declared=20),
+    )  # fmt: skip

@@ -1,0 +1,286 @@
+"""The API of `shoal view`: the same as ``--json``, as its document says, for nobody else, and changing nothing."""
+
+import asyncio
+import json
+import stat
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+
+pytest.importorskip("fastapi")
+
+from fastapi.testclient import TestClient
+
+from broker_server.store import Store, queries
+from broker_server.store.remedies import remedy
+from fleet_protocol.errors import ConfigError, ShoalError, TransportError
+from shoal.cli.main import app as command
+from shoal.view import app as view_app
+from shoal.view.app import make_app
+from shoal.view.serving import serving
+from tests.broker_server.artifacts import HIDDEN
+from tests.shoal.view.stores import RUN, TIERS, made
+
+HERE = "http://localhost"
+DOCUMENT = Path(__file__).parents[3] / "docs" / "openapi.json"
+TOKEN = "a token of more than sixteen letters"
+PATHS = {
+    "/status": [],
+    "/runs": [],
+    "/runs/{run}": [RUN],
+    "/runs/{run}/rounds": [RUN],
+    "/runs/{run}/rounds/{number}": [RUN, 2],
+    "/runs/{run}/devices": [RUN],
+    "/runs/{run}/devices/{device}": [RUN, "pi-0001"],
+    "/runs/{run}/versions": [RUN],
+    "/runs/{run}/coverage": [RUN],
+    "/runs/{run}/artifacts": [RUN],
+    "/compare/{one}/{other}": [RUN, RUN],
+    "/log": [],
+}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return made(tmp_path_factory.mktemp("fleet"))
+
+
+@pytest.fixture(scope="module")
+def client(store):
+    return TestClient(make_app(store), base_url=HERE)
+
+
+def get(client, path, **query):
+    answer = client.get(f"/api/v1{path}", params=query)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+@pytest.mark.parametrize(
+    ("path", "typed"),
+    [
+        ("/status", ["status"]),
+        ("/runs", ["runs"]),
+        (f"/runs/{RUN}/devices", ["devices"]),
+        (f"/runs/{RUN}/rounds", ["rounds"]),
+        (f"/runs/{RUN}/rounds/2", ["rounds", "show", "2"]),
+        (f"/compare/{RUN}/{RUN}", ["compare", RUN, RUN]),
+        ("/log", ["log"]),
+    ],
+)
+def test_it_answers_what_the_command_prints(client, store, capsys, path, typed):
+    """One function for both: no value differs."""
+    command([*typed, "--store", str(store), "--json"], standalone_mode=False)
+    printed, answered = json.loads(capsys.readouterr().out), get(client, path)
+    for value in [printed, answered] if path == "/runs" else []:  # how long a run has taken goes on
+        for item in value:
+            item["seconds"] = round(item["seconds"], -1)
+    assert answered == printed
+
+
+def test_the_document_is_what_the_code_says():
+    """docs/openapi.json is generated: run `make docs` after a change."""
+    assert json.loads(DOCUMENT.read_text()) == make_app(Path()).openapi()
+
+
+def test_every_answer_is_of_the_form_that_the_document_says(client):
+    """No path is left out, and no answer has a value of another type."""
+    document = json.loads(DOCUMENT.read_text())
+    assert set(document["paths"]) == {f"/api/v1{path}" for path in (*PATHS, "/events")}
+    for path, values in PATHS.items():
+        names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
+        schema = document["paths"][f"/api/v1{path}"]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
+        answer = get(client, path.format(**dict(zip(names, values, strict=True))))
+        if path.endswith("/artifacts"):
+            assert [item["tier"] for item in answer] == list(TIERS)  # a manifest without what only boards read
+            continue
+        jsonschema.validate(answer, {**schema, "components": document["components"]})
+    jsonschema_fails = {"type": "object", "components": document["components"]}
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(get(client, "/runs"), jsonschema_fails)
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/runs/nothing", "has no run nothing"),
+        ("/runs/nothing/coverage", "has no run nothing"),
+        (f"/runs/{RUN}/rounds/99", "has no round 99; its rounds: 1 to 5"),
+        (f"/runs/{RUN}/devices/nobody", "has no device 'nobody'"),
+        (f"/runs/{RUN}/coverage?tier=w9", "asked no tier 'w9'; it asked w1.00-d1, w0.50-d1"),
+        (f"/runs/{RUN}/coverage?last=7", "has no round 7; its rounds: 1 to 5"),
+        (f"/compare/{RUN}/x", "has no run x"),
+    ],
+)
+def test_what_is_not_there_is_said(client, path, said):
+    """404, and the words of the command line."""
+    answer = client.get(f"/api/v1{path}")
+    assert (answer.status_code, said in answer.json()["detail"]) == (404, True), answer.text
+
+
+def test_an_empty_store_and_one_that_went_away(tmp_path):
+    """Before a run lists are empty; a store that is gone is said to be."""
+    Store(tmp_path).close()
+    client = TestClient(make_app(tmp_path), base_url=HERE)
+    assert get(client, "/status")["run"] is None
+    assert get(client, "/runs") == []
+    assert client.get("/api/v1/runs/x/devices").status_code == 404
+    (tmp_path / "shoal.db").unlink()
+    answer = client.get("/api/v1/status")
+    assert (answer.status_code, "there is no store in" in answer.json()["detail"]) == (503, True)
+
+
+def test_rounds_come_in_parts_and_without_their_tasks(client):
+    """What a page needs of many rounds is little; the rest is the same."""
+    whole, slim = get(client, f"/runs/{RUN}/rounds", first=2, last=3), get(client, f"/runs/{RUN}/rounds", tasks=False)
+    assert [view["round"]["number"] for view in whole] == [2, 3]
+    for view in whole:
+        counted = {"reasons": {}, "more": len(view["round"]["left_out"]["reasons"])}
+        assert {**view, "tasks": [], "round": {**view["round"], "left_out": counted}} in slim
+    assert whole[0]["received_bytes"] == 900 * whole[0]["phases"]["merged"]
+    assert whole[0]["sent_bytes"] == 1000 * len({task["plan_key"] for task in whole[0]["tasks"]})
+
+
+def test_devices_are_summed_up_as_they_were_one_by_one(store):
+    """The database sums what the tasks say, and takes the newest of them."""
+    with closing(Store(store, read_only=True)) as opened:
+        for view in queries.devices(opened, RUN):
+            tasks = opened.tasks_of(RUN, view.device.id)
+            told = [task.metrics for task in tasks if task.metrics is not None]
+            assert view.merged == len(told) == sum(task.phase.value == "merged" for task in tasks)
+            assert view.missed == sum(task.phase.value == "missed" for task in tasks)
+            assert (view.tier, view.phase) == ((tasks[-1].tier, tasks[-1].phase) if tasks else (None, None))
+            assert view.train_seconds == (
+                pytest.approx(np.mean([item.train_seconds for item in told])) if told else None
+            )
+            assert view.evaluation == (told[-1].evaluation if told else None)
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ("", ""),
+        ("offline", "shoal device doctor"),
+        ("in quarantine up to round 7: its updates were refused", "shoal devices release pi"),
+        ("round 3: missed", "round.deadline_seconds"),
+        ("round 3: refused: not finite", "shoal rounds show 3"),
+        ("round 3: declined: no-space", "shoal device doctor"),
+        ("none of the tiers w1.00-d1 fits it", "shoal export --add"),
+        ("it has no training samples; look at [data] of its device.toml", ""),
+    ],
+)
+def test_a_reason_has_its_remedy(reason, said):
+    """What to do stands beside why, unless the reason says it."""
+    assert said in remedy("pi", reason)
+    assert bool(remedy("pi", reason)) == bool(said)
+
+
+def test_coverage_counts_the_windows_that_rolled(client):
+    """Half of 8 units, moved by one each round: counted by hand, for a tier and for all."""
+    tasks = [task for view in get(client, f"/runs/{RUN}/rounds") for task in view["tasks"]]
+    counts = np.zeros(HIDDEN)
+    for task in tasks:
+        if task["tier"] == TIERS[1] and task["phase"] == "merged":
+            counts[(np.arange(HIDDEN // 2) + task["version"]) % HIDDEN] += 1
+    half = get(client, f"/runs/{RUN}/coverage", tier=TIERS[1])
+    assert [(axis["block"], axis["axis"]) for axis in half["axes"]] == [("block1", "hidden"), ("head", "hidden")]
+    assert half["axes"][0]["counts"] == counts.tolist()
+    assert half["axes"][0]["covered"] == np.count_nonzero(counts)
+    assert half["axes"][0]["held"] == [0, 0, 0, 0, 1, 1, 1, 1]  # round 5 collects
+    whole, full = get(client, f"/runs/{RUN}/coverage"), get(client, f"/runs/{RUN}/coverage", tier=TIERS[0])
+    assert whole["axes"][0]["counts"] == (counts + full["updates"]).tolist()
+    first = get(client, f"/runs/{RUN}/coverage", last=1, tier=TIERS[1])
+    assert first["axes"][0]["held"] == [1, 1, 1, 1, 0, 0, 0, 0]
+
+
+def test_looking_changes_nothing(client, store):
+    """Not a byte, not a file."""
+
+    def files():
+        return {path: path.read_bytes() for path in store.rglob("*") if path.is_file()}
+
+    before, folders = files(), sorted(store.rglob("*"))
+    for path, values in PATHS.items():
+        names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
+        get(client, path.format(**dict(zip(names, values, strict=True))))
+    assert (files(), sorted(store.rglob("*"))) == (before, folders)
+
+
+def test_lines_come_as_they_are_written(tmp_path, monkeypatch):
+    """Those after the last one that was heard, then every new one, with its id to go on from."""
+    monkeypatch.setattr(view_app, "_LOOK_SECONDS", 0.01)
+
+    async def heard():
+        with closing(Store(tmp_path)) as store:
+            for said in ("one", "two"):
+                store.log("said", said)
+            store.flush()
+            following = view_app._follow(tmp_path, 1, threading.Event())
+            first = [await anext(following), await anext(following)]
+            store.log("said", "three")
+            store.flush()
+            return [*first, await anext(following)]
+
+    two, change, three = asyncio.run(heard())
+    assert two.startswith("id: 2\nevent: line\n")
+    assert '"detail": "two"' in two
+    assert change.startswith("event: change")
+    assert '"detail": "three"' in three
+
+
+def test_a_browser_is_kept_strict(client):
+    """Page and answers: no script but ours, no frame, no guessing of types."""
+    for path in ("/", "/page.js", "/api/v1/status", "/api/v1/nothing"):
+        headers = client.get(path).headers
+        assert "default-src 'none'; script-src 'self'" in headers["content-security-policy"]
+        assert "unsafe" not in headers["content-security-policy"]
+        assert headers["x-content-type-options"] == "nosniff"
+    assert "<script>" not in client.get("/").text
+
+
+def test_a_foreign_name_for_this_machine_is_refused(store):
+    """A page of another site whose name points here must not read the fleet."""
+    assert TestClient(make_app(store), base_url="http://evil.example").get("/api/v1/status").status_code == 400
+
+
+def test_a_token_is_asked_for(store):
+    """In the header, or in the cookie of a login; the page itself has nothing to hide."""
+    client = TestClient(make_app(store, TOKEN), base_url="http://lab.example")
+    assert client.get("/").status_code == 200
+    refused = client.get("/api/v1/status")
+    assert (refused.status_code, "token" in refused.json()["detail"]) == (401, True)
+    assert client.get("/api/v1/status", headers={"Authorization": "Bearer wrong"}).status_code == 401
+    assert client.get("/api/v1/status", headers={"Authorization": f"Bearer {TOKEN}"}).status_code == 200
+    assert client.post("/login", json={"token": "wrong é"}).status_code == 401
+    login = client.post("/login", json={"token": TOKEN})
+    assert {"HttpOnly", "SameSite=strict"} <= set(login.headers["set-cookie"].split("; "))
+    assert client.get("/api/v1/status").status_code == 200
+
+
+def test_beyond_loopback_a_token_is_needed_and_made(store, tmp_path):
+    """It is made for its owner alone; one that others may read is not taken."""
+    with pytest.raises(ConfigError, match="--token-file"), serving(store, "0.0.0.0", 0):
+        pass
+    file = tmp_path / "token"
+    with serving(store, "0.0.0.0", 0, file) as address:
+        assert address.startswith("http://0.0.0.0:")
+        port = int(address.rstrip("/").rpartition(":")[2])
+        with pytest.raises(TransportError, match="choose another --port"), serving(store, "127.0.0.1", port):
+            pass
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    file.chmod(0o644)
+    with pytest.raises(ConfigError, match="chmod 600"), serving(store, "127.0.0.1", 0, file):
+        pass
+
+
+@pytest.mark.parametrize("what", ["nothing", "foreign"])
+def test_no_store_is_said_before_anything_is_served(tmp_path, what):
+    """A folder without a store, and one whose database another program made."""
+    if what == "foreign":
+        (tmp_path / "shoal.db").write_bytes(b"not a database, but long enough to be looked at" * 10)
+    with pytest.raises(ShoalError, match="no store in" if what == "nothing" else "cannot open the store"):
+        command(["view", str(tmp_path), "--port", "0"], standalone_mode=False)

@@ -1,0 +1,190 @@
+"""The page in a real browser: what it says, what it refuses to run, whom it shuts out, and how it fits."""
+
+import os
+import shutil
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi")
+
+from broker_server.store import Store
+from shoal.view.serving import serving
+from tests.shoal.view.stores import HOSTILE, RUN, TIERS, made
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+AXE = Path(__file__).parents[2] / "vendor" / "axe.min.js"
+PATIENCE = 60_000  # milliseconds: other tests run beside this one
+VIEWS = [
+    "",
+    "view=run",
+    "view=round&round=2",
+    "view=device&device=pi-0000",
+    "view=coverage",
+    "view=models",
+    "view=artifacts",
+]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium; on Debian: apt-get install chromium"),
+]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    sync_api = pytest.importorskip("playwright.sync_api")
+    with sync_api.sync_playwright() as playwright:
+        flags = ["--no-sandbox"] if os.geteuid() == 0 else []
+        yield playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory):
+    store = made(tmp_path_factory.mktemp("fleet"), hostile=True)
+    with serving(store, "127.0.0.1", 0) as address:
+        yield address
+
+
+@pytest.fixture
+def opened(browser):
+    """Open a page; what it complains of, and what it asks of others, fails the test."""
+    complaints, pages = [], []
+
+    def make(address, **given):
+        page = browser.new_page(**given)
+        page.set_default_timeout(PATIENCE)
+        page.on("console", lambda said: complaints.append(said.text) if said.type in {"error", "warning"} else None)
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on(
+            "request", lambda asked: None if asked.url.startswith((address, "data:")) else complaints.append(asked.url)
+        )
+        page.add_init_script(path=AXE)
+        page.goto(address)
+        page.get_by_role("status").get_by_text("live").wait_for()
+        pages.append(page)
+        return page
+
+    yield make
+    for page in pages:
+        page.close()
+    assert complaints == []
+
+
+def show(page, view):
+    """Go somewhere, and wait until it is drawn and still."""
+    page.evaluate("view => { location.hash = view }", view)
+    page.locator(f'main[data-shown="{view}"] section').first.wait_for()
+    page.wait_for_timeout(300)  # charts are drawn with the next frame
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_view_is_open_to_everybody_and_fits(fleet, opened, scheme):
+    """No violation of axe-core's rules, nothing wider than the window, at the width of a phone and of a desk."""
+    for width in (390, 1280):
+        page = opened(fleet, viewport={"width": width, "height": 900}, color_scheme=scheme)
+        for view in VIEWS:
+            show(page, view)
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, (view, width)
+            found = page.evaluate("axe.run().then(found => found.violations)")
+            assert [(item["id"], item["nodes"][0]["html"]) for item in found] == [], (view, width)
+
+
+def test_names_and_logs_are_text(fleet, opened):
+    """Markup that a device calls itself, or writes into the log, is shown letter by letter and never read."""
+    page = opened(fleet)
+    assert page.get_by_role("link", name=HOSTILE).count() == 2 - 1
+    assert page.get_by_text(f"{HOSTILE} asked").is_visible()
+    page.get_by_role("link", name=HOSTILE).click()
+    page.get_by_role("heading", name=HOSTILE, level=1).wait_for()
+    show(page, "view=coverage")
+    page.get_by_label("Device").select_option(HOSTILE)
+    page.get_by_text(f"Device {HOSTILE}").first.wait_for()
+    assert page.locator("img").count() == 0
+
+
+def test_it_says_who_learns_who_does_not_and_what_to_do(fleet, opened):
+    """Reasons and remedies beside the devices, rules with their evidence, and the coverage of each tier in words."""
+    page = opened(fleet)
+    row = page.get_by_role("row", name="pi-0004").first
+    assert "offline" in row.inner_text()
+    assert "shoal device doctor" in row.inner_text()
+    assert page.get_by_text("The model serves some devices much worse than others").is_visible()
+    assert f"({TIERS[1]}) has 0.5000" in page.get_by_text("On their own samples").inner_text()
+    show(page, "view=coverage")
+    assert page.get_by_role("img", name=f"Tier {TIERS[1]}: ").get_attribute("aria-label").count("of 8 units") == 2
+    page.get_by_label("Up to round").fill("1")
+    page.get_by_text("50 % of 16 coordinates covered by").first.wait_for()
+    show(page, "view=run")
+    assert "whole model: 0.6000 at first" in page.get_by_role("img", name="Accuracy").get_attribute("aria-label")
+
+
+def test_a_keyboard_reaches_everything(fleet, opened):
+    """From the skip link to the views, and a table that scrolls takes the focus."""
+    page = opened(fleet)
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to content"
+    page.keyboard.press("Tab")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    page.get_by_role("heading", name="Run", level=1).wait_for()
+    assert page.get_by_role("region", name="Newest first").first.get_attribute("tabindex") == "0"
+
+
+def test_what_is_written_meanwhile_appears(tmp_path, opened):
+    """A store without a run, then with a line in its log; an unknown run is said, and the way back stays."""
+    store = tmp_path / "store"
+    Store(store).close()
+    with serving(store, "127.0.0.1", 0) as address:
+        page = opened(address)
+        page.get_by_text("No run yet.").wait_for()
+        with closing(Store(store)) as writer:
+            writer.log("said", "after the page was opened")
+        page.get_by_text("after the page was opened").wait_for()
+
+
+def test_without_the_token_there_is_nothing_to_see(fleet, browser, tmp_path):
+    """A wrong one is refused, the right one lets in, and stays."""
+    store = made(tmp_path)
+    with serving(store, "127.0.0.1", 0, tmp_path / "token") as address:
+        page = browser.new_page()
+        page.set_default_timeout(PATIENCE)
+        page.goto(address)
+        for given in ("wrong", (tmp_path / "token").read_text().strip()):
+            page.get_by_label("Token").fill(given)
+            page.get_by_role("button", name="Log in").click()
+            if given == "wrong":
+                page.get_by_text("this is not the token").wait_for()
+                assert page.locator("table").count() == 0
+        page.get_by_role("heading", name="Devices").wait_for()
+        page.reload()
+        page.get_by_role("heading", name="Devices").wait_for()
+        page.goto(f"{address}#run=nothing")
+        page.get_by_role("alert").get_by_text("has no run nothing").wait_for()
+        page.close()
+
+
+def test_a_thousand_devices_and_five_hundred_rounds(tmp_path, opened, capsys):
+    """Weight, first paint, and time to handle an update; printed, for docs/page.md."""
+    store = made(tmp_path, devices=1000, rounds=500, asked=100)
+    weight = sum(path.stat().st_size for path in (Path(__file__).parents[3] / "shoal/view/static").rglob("*.*"))
+    with serving(store, "127.0.0.1", 0) as address:
+        began = time.monotonic()
+        page = opened(address)
+        page.locator('main[data-shown=""] section').first.wait_for()
+        there = time.monotonic() - began
+        painted = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+        page.get_by_text("500 of 502").wait_for()
+        page.evaluate("performance.clearMeasures()")
+        for number in range(5):
+            with closing(Store(store)) as writer:
+                writer.log("said", f"update {number}", run=RUN)
+            page.get_by_text(f"update {number}").wait_for()
+        updates = page.evaluate("performance.getEntriesByName('update').map(entry => Math.round(entry.duration))")
+    with capsys.disabled():
+        print(f"\nweight {weight}, first paint {painted:.0f} ms, fleet {there:.2f} s, updates {updates}")
+    assert weight <= 400_000
+    assert painted <= 15_000
+    assert updates
+    assert min(updates) <= 500
