@@ -77,13 +77,10 @@ class Heading:
 
 
 @dataclass(frozen=True)
-class Arm:
+class Arm(Heading):
     """One run of the comparison.
 
     Attributes:
-        key: name in the JSON (``global``, ``all_small``, ``exclusive``).
-        title: name for people.
-        about: one sentence on what it is.
         rounds: in order.
         wire_bytes: bytes of MQTT packets at the server's connection.
         payload_bytes: bytes of the blobs inside them.
@@ -91,9 +88,6 @@ class Arm:
         refusals: refused messages and updates, by reason.
     """
 
-    key: str
-    title: str
-    about: str
     rounds: tuple[RoundPoint, ...]
     wire_bytes: int
     payload_bytes: int

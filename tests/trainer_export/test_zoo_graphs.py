@@ -51,12 +51,15 @@ def test_graphs_hold_standard_operators_only() -> None:
 
 @pytest.mark.parametrize(
     "recipe",
-    [
-        Recipe(Sgd(momentum=0.0, weight_decay=0.0), clip_norm=None),
-        Recipe(Sgd(momentum=0.0, weight_decay=0.01), clip_norm=0.1),
-        Recipe(Sgd(momentum=0.9, weight_decay=0.0), clip_norm=None),
-        Recipe(Sgd(momentum=0.5, weight_decay=0.1), clip_norm=1e3),
-    ],
+    mostly_slow(
+        [
+            Recipe(Sgd(momentum=0.0, weight_decay=0.0), clip_norm=None),
+            Recipe(Sgd(momentum=0.0, weight_decay=0.01), clip_norm=0.1),
+            Recipe(Sgd(momentum=0.9, weight_decay=0.0), clip_norm=None),
+            Recipe(Sgd(momentum=0.5, weight_decay=0.1), clip_norm=1e3),
+        ],
+        lambda recipe: recipe.clip_norm is None,
+    ),
 )
 def test_recipe_parts_are_optional(recipe: Recipe) -> None:
     """Momentum, weight decay and clipping can each be left out; without momentum the graph has no states."""
