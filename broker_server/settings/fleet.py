@@ -30,6 +30,7 @@ __all__ = [
     "TiersConfig",
     "TrainConfig",
     "UploadConfig",
+    "ViewConfig",
 ]
 
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -65,6 +66,20 @@ class BrokerConfig(FrozenModel):
     def hosted(self) -> bool:
         """Whether the server starts the broker."""
         return self.url in {"embedded", "mosquitto"}
+
+
+class ViewConfig(FrozenModel):
+    """Where `shoal up` serves the page of its store.
+
+    Attributes:
+        port: of the page; 0 takes a free one.
+        host: address it listens on; ``0.0.0.0`` lets others on the network look, with the token.
+        token_file: has the token that is asked for, and is made; by default ``view.token`` in the store.
+    """
+
+    port: int = Field(default=8420, ge=0, le=65535)
+    host: str = "127.0.0.1"
+    token_file: Path | None = None
 
 
 class ModelConfig(FrozenModel):
@@ -187,6 +202,7 @@ class FleetConfig(RunKeys):
         model: which model.
         round: how rounds go.
         evaluation: how the global model is judged.
+        view: the page that `shoal up` serves beside; None for none.
     """
 
     fleet: Name
@@ -195,6 +211,7 @@ class FleetConfig(RunKeys):
     model: ModelConfig
     round: RoundConfig = RoundConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    view: ViewConfig | None = None
 
     def relative_to(self, folder: Path) -> FleetConfig:
         """The same configuration with its relative paths taken from ``folder``.
@@ -211,6 +228,9 @@ class FleetConfig(RunKeys):
             for key in ("ca_file", "cert_file", "key_file", "identity")
             if (value := getattr(self.broker, key)) is not None
         }
+        view = self.view
+        if view is not None and view.token_file is not None:
+            view = view.model_copy(update={"token_file": folder / view.token_file})
         model = {"artifacts": folder / self.model.artifacts}
         if self.model.weights is not None:
             model["weights"] = folder / self.model.weights
@@ -220,5 +240,6 @@ class FleetConfig(RunKeys):
                 "broker": self.broker.model_copy(update=files),
                 "model": self.model.model_copy(update=model),
                 "evaluation": evaluation,
+                "view": view,
             }
         )

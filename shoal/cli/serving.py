@@ -10,11 +10,12 @@ import typer
 
 from broker_server.service.launch import run_fleet, serve_fleet, steer
 from broker_server.service.server import Server
-from broker_server.settings.fleet import BrokerConfig, FleetConfig
+from broker_server.settings.fleet import BrokerConfig, FleetConfig, ViewConfig
 from fleet_protocol import control
 from fleet_protocol.configuration import load_config
 from fleet_protocol.requests import Wish
 from shoal.cli.console import error_console, output_console, print_json
+from shoal.cli.extras import needs
 from shoal.cli.progress import RunDisplay
 
 __all__ = ["do_run", "read_fleet", "serve", "steer_run"]
@@ -38,13 +39,14 @@ def read_fleet(path: Path, broker: str | None) -> FleetConfig:
     return config.model_copy(update={"broker": config.broker.model_copy(update={"url": broker})})
 
 
-def serve(fleet: str, store: Path, broker: BrokerConfig) -> None:
+def serve(fleet: str, store: Path, broker: BrokerConfig, view: ViewConfig | None = None) -> None:
     """Take run requests until stopped, and draw what happens.
 
     Args:
         fleet: its name.
         store: folder of the store.
         broker: which one, or how to start one.
+        view: where to serve the page of the store; None for nowhere.
 
     Raises:
         ShoalError: the server cannot go on.
@@ -65,7 +67,15 @@ def serve(fleet: str, store: Path, broker: BrokerConfig) -> None:
     def ready(server: Server) -> None:
         console.print(f"fleet [bold]{server.fleet}[/] at {server.address}; stop with Ctrl-C", highlight=False)
 
-    serve_fleet(fleet, store, broker, listener=show, on_ready=ready)
+    with contextlib.ExitStack() as page:
+        if view is not None:
+            with needs("view"):
+                from shoal.view.serving import serving  # noqa: PLC0415  (an extra of its own)
+            token_file = view.token_file or store / "view.token"
+            address = page.enter_context(serving(store, view.host, view.port, token_file))
+            text = f"page at [bold]{address}[/]; log in with the token in {token_file}"
+            console.print(text, highlight=False, soft_wrap=True)
+        serve_fleet(fleet, store, broker, listener=show, on_ready=ready)
     console.print("stopped")
 
 

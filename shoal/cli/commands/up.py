@@ -29,18 +29,21 @@ class _Options:
     insecure: Annotated[
         bool, typer.Option(help="Without identities, let a network that you trust carry everything in the open.")
     ] = False
+    view: Annotated[int | None, typer.Option(min=0, max=65535, help="Serve the page of the store on this port.")] = None
 
 
 @app.command(help=__doc__)
 @grouped(_Options)
 def _up(options: _Options) -> None:
     with needs("server"):
-        from broker_server.settings.fleet import BrokerConfig
+        from broker_server.settings.fleet import BrokerConfig, ViewConfig
         from shoal.cli.serving import read_fleet, serve
 
+    view = None
     if options.config is not None:
         base = read_fleet(options.config, options.broker)
         fleet, store, broker = options.fleet or base.fleet, options.store or base.store, base.broker
+        view = base.view
     elif options.fleet is not None:
         fleet, store = options.fleet, options.store or DEFAULT_STORE
         broker = BrokerConfig() if options.broker is None else BrokerConfig(url=options.broker)
@@ -48,4 +51,6 @@ def _up(options: _Options) -> None:
         raise ConfigError("shoal up: name a configuration with --config fleet.toml, or the fleet with --fleet NAME")
     changes = {"port": options.port, "listen": options.listen, "insecure": options.insecure or None}
     broker = broker.model_copy(update={key: value for key, value in changes.items() if value is not None})
-    serve(fleet, store, broker)
+    if options.view is not None:
+        view = (view or ViewConfig()).model_copy(update={"port": options.view})
+    serve(fleet, store, broker, view)

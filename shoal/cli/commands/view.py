@@ -34,7 +34,7 @@ def _view(
     Store(store, read_only=True).close()  # a store that cannot be read is said here, not in the page
     done = threading.Event()
     with serving(store, host, port, token_file) as address, stop_on_signals(done.set):
-        error_console().print(f"{store} at [bold]{address}[/]; stop with Ctrl-C", highlight=False)
+        error_console().print(f"{store} at [bold]{address}[/]; stop with Ctrl-C", highlight=False, soft_wrap=True)
         if token_file is not None:
-            error_console().print(f"log in with the token in {token_file}", highlight=False)
+            error_console().print(f"log in with the token in {token_file}", highlight=False, soft_wrap=True)
         done.wait()

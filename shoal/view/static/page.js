@@ -61,7 +61,7 @@ function part(id, title, shown, build, about = "") {
   made.shown = now;
   const focused = made.contains(document.activeElement) ? document.activeElement.id : "";
   const heading = title ? [el("h2", { id: `${id}-title` }, title)] : [];
-  made.replaceChildren(...heading, ...(about ? [el("p", { class: "note" }, about)] : []), ...[build()].flat());
+  made.replaceChildren(...heading, ...(about ? [el("p", { class: "note" }, sentence(about))] : []), ...[build()].flat());
   if (focused) at(focused)?.focus();
 }
 
@@ -176,7 +176,7 @@ function advice() {
     say("", "The model serves some devices much worse than others", `On their own samples ${show(own[0])}, and ${show(own.at(-1))}.`, "See under Coverage what its tier never trains, and in the table how many samples it has.");
   }
   const away = devices.filter((view) => view.reason && view.reason !== "not drawn" && !run.ended_at);
-  if (away.length) say("", `${away.length} of ${devices.length} devices take no part`, `For example ${away[0].device.id}: ${away[0].reason}.`, `${away[0].remedy || "The reason says what to do."}`);
+  if (away.length) say("", `${away.length} of ${devices.length} devices take no part`, `For example ${away[0].device.id}: ${away[0].reason}.`, (away[0].remedy || "the reason says what to do").replace(/^./, (letter) => letter.toUpperCase()) + ".");
   return found;
 }
 
@@ -316,12 +316,13 @@ async function play() {
 
 function models() {
   const { versions, runs } = state, other = place().other, tiers = [...new Set(versions.flatMap((view) => Object.keys(view.version.evaluation?.tiers ?? {})))];
+  const counts = runs.find((view) => view.run.id === state.status.run.id)?.versions ?? {};
   const judging = state.status.run.config.evaluation, metric = judging.metric ?? "accuracy, or loss", best = versions.reduce((a, b) => (b.score !== null && (!a || b.score >= a.score) ? b : a), null);
-  part("versions", "Versions", [versions, state.all.has("versions")], () => table("versions", `Newest first; the best is judged by ${metric}${judging.metric && (judging.direction ? judging.direction === "lower" : LOWER.includes(metric)) ? ", lower is better" : ""}`, [
-    ["version", (view) => String(view.version.number), "n"], ["judged", (view) => (view === best ? el("strong", { class: "good" }, "best") : view.score === null ? "no" : "yes")], ["made", (view) => clock(view.version.created_at)],
+  part("versions", "Versions", [versions, counts, state.all.has("versions")], () => table("versions", `Newest first; the best is judged by ${metric}${judging.metric && (judging.direction ? judging.direction === "lower" : LOWER.includes(metric)) ? ", lower is better" : ""}`, [
+    ["version", (view) => String(view.version.number), "n"], ["judged", (view) => (view === best ? el("strong", { class: "good" }, "best") : view.score === null ? "no" : "yes")], ["counts as", (view) => Object.keys(counts).filter((name) => counts[name] === view.version.number).join(", ") || "-"], ["made", (view) => clock(view.version.created_at)],
     ["accuracy", (view) => number(view.version.evaluation?.accuracy), "n"], ["loss", (view) => number(view.version.evaluation?.loss), "n"], ...tiers.map((tier) => [tier, (view) => number(view.version.evaluation?.tiers[tier]?.accuracy ?? view.version.evaluation?.tiers[tier]?.loss), "n"]),
     ["to take it", (view) => (view.kept ? el("code", {}, exporting(view.version)) : "its weights are not kept"), "long"],
-  ], [...versions].reverse(), true));
+  ], [...versions].reverse(), true), "`shoal promote VERSION` makes a version the one that is exported by default, `shoal rollback VERSION` lets the next round start from it; this page changes nothing.");
   const rest = runs.filter((view) => view.run.id !== state.status.run.id);
   part("beside", "Beside another run", [rest.map((view) => view.run.id), other, state.detail?.comparison], () => rest.length ? [
     el("p", { class: "row" }, el("label", {}, "Run ", el("select", { id: "other", onchange: (event) => go({ other: event.target.value }) }, ["", ...rest.map((view) => view.run.id)].map((id) => el("option", { value: id, selected: id === (other ?? "") }, id || "none"))))),
@@ -380,14 +381,17 @@ async function read() {
   const run = state.status.run;
   if (state.of !== run?.id) { state.of = run?.id; state.rounds.clear(); state.devices = null; state.round = undefined; state.log = await api(`log?last=200${run ? `&run=${encodeURIComponent(run.id)}` : ""}`); }
   if (!run) { state.devices = []; state.versions = []; return; }
-  const asked = state.devices && ["run", "round", "coverage", "artifacts"].includes(place().view) ? [] : [api(of("/devices")), api(of("/versions"))], open = [...state.rounds.values()].find((view) => !view.round.ended_at)?.round.number;
-  let last = state.status.round?.number ?? 0;
-  const known = open ?? (state.rounds.size ? Math.max(...state.rounds.keys()) + 1 : 1);
-  if (asked.length) [state.devices, state.versions] = await Promise.all(asked);
-  for (; last >= known; last -= CHUNK) {
-    for (const view of await api(of(`/rounds?tasks=false&first=${Math.max(known, last - CHUNK + 1)}&last=${last}`))) state.rounds.set(view.round.number, view);
-    if (last - CHUNK >= known) draw();
-  }
+  if (state.devices && ["run", "round", "coverage", "artifacts"].includes(place().view)) return;
+  [state.devices, state.versions] = await Promise.all([api(of("/devices")), api(of("/versions"))]);
+}
+
+// The newest rounds, and for the curves all of them; those that are over are asked for once.
+async function history() {
+  const known = [...state.rounds.keys()], open = [...state.rounds.values()].filter((view) => !view.round.ended_at).map((view) => view.round.number);
+  const get = async (first, last) => { for (const view of await api(of(`/rounds?tasks=false&first=${first}&last=${last}`))) state.rounds.set(view.round.number, view); draw(); };
+  const newest = state.status.round?.number ?? 0, from = Math.min(...open, (known.length ? Math.max(...known) : newest - CHUNK) + 1);
+  if (newest >= from) await get(Math.max(1, from), newest);
+  for (let last = Math.min(...state.rounds.keys()) - 1; last >= 1 && Number.isFinite(last) && place().view === "run"; last -= CHUNK) await get(Math.max(1, last - CHUNK + 1), last);
 }
 
 function draw(again = false) {
@@ -435,6 +439,7 @@ async function refresh() {
     await read();
     if (state.status.run) await detail();
     draw();
+    if (state.status.run) await history();
   } catch (error) { failed(error); }
   // The longer the server took, the longer it is left alone.
   setTimeout(() => { state.busy = false; if (state.again) refresh(); }, Math.max(1000, SHARE * (performance.now() - began)));
@@ -453,7 +458,7 @@ async function navigate() {
 
 async function start() {
   await refresh();
-  if (!state.status || state.source) return;
+  if (!state.log || state.source) return;
   const source = (state.source = new EventSource(`api/v1/events?after=${state.log?.at(-1)?.id ?? 0}`));
   source.addEventListener("line", (event) => {
     state.log.push(JSON.parse(event.data)); state.log.splice(0, Math.max(0, state.log.length - 500));

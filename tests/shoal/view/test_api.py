@@ -1,9 +1,15 @@
 """The API of `shoal view`: the same as ``--json``, as its document says, for nobody else, and changing nothing."""
 
 import asyncio
+import contextlib
 import json
+import re
 import stat
+import subprocess
+import sys
 import threading
+import urllib.error
+import urllib.request
 from contextlib import closing
 from pathlib import Path
 
@@ -23,6 +29,7 @@ from shoal.view import app as view_app
 from shoal.view.app import make_app
 from shoal.view.serving import serving
 from tests.broker_server.artifacts import HIDDEN
+from tests.brokers import embedded_broker
 from tests.shoal.view.stores import RUN, TIERS, made
 
 HERE = "http://localhost"
@@ -284,3 +291,38 @@ def test_no_store_is_said_before_anything_is_served(tmp_path, what):
         (tmp_path / "shoal.db").write_bytes(b"not a database, but long enough to be looked at" * 10)
     with pytest.raises(ShoalError, match="no store in" if what == "nothing" else "cannot open the store"):
         command(["view", str(tmp_path), "--port", "0"], standalone_mode=False)
+
+
+@pytest.mark.slow
+def test_a_server_shows_its_own_store(tmp_path):
+    """`shoal up --view`, or [view]: the page asks for the token that lies in the store, and goes with the server."""
+    config = 'fleet = "f"\nstore = "store"\n[broker]\nurl = "{}"\n[model]\narch = "a"\n[view]\nport = 1\n'
+    command_line = [sys.executable, "-m", "shoal", "up", "--config", "fleet.toml", "--view", "0"]
+    with (
+        embedded_broker(tmp_path) as broker,
+        contextlib.ExitStack() as running,
+    ):
+        (tmp_path / "fleet.toml").write_text(config.format(broker.url))
+        started = subprocess.Popen(command_line, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+        server = running.enter_context(started)
+        running.callback(server.kill)
+        said = ""
+        while "fleet f at" not in said:
+            line = server.stderr.readline()
+            assert line, said
+            said += line
+        found = re.search(r"page at (http://127\.0\.0\.1:\d+/)", said)
+        file = tmp_path / "store" / "view.token"
+        answers = []
+        for token in ("", file.read_text().strip()):
+            asked = urllib.request.Request(f"{found[1]}api/v1/runs", headers={"Authorization": f"Bearer {token}"})
+            try:
+                with urllib.request.urlopen(asked, timeout=60) as answer:
+                    answers.append((answer.status, json.load(answer)))
+            except urllib.error.HTTPError as refused:
+                answers.append((refused.code, None))
+                refused.close()
+        server.terminate()
+        assert server.wait(60) == 0
+    assert answers == [(401, None), (200, [])]
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
