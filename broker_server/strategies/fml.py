@@ -12,7 +12,7 @@ have another shape there, and is neither merged nor evaluated here. The losses a
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import Field
@@ -28,14 +28,14 @@ from broker_server.strategies.strategy import (
     Strategy,
     stepped,
 )
-from fleet_protocol.errors import ConfigError, PlanError
+from fleet_protocol.errors import PlanError
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import Instructions
 from models.layout import Layout
 from models.parts import in_parts, parameters_in
 from models.plan import compile_plan, make_plan
 
-__all__ = ["STRATEGIES", "FmlSettings", "MutualWeights", "build", "trunk"]
+__all__ = ["STRATEGIES", "FmlSettings", "build", "trunk"]
 
 _ALPHA_STEP, _ALPHA_FLOOR, _BETA_STEP = 0.2, 0.5, 0.4  # specification 5.5
 
@@ -56,41 +56,17 @@ class FmlSettings(FrozenModel):
     decays: tuple[Annotated[int, Field(ge=1)], ...] = ()
     shared: tuple[str, ...] | None = Field(default=None, min_length=1)
 
+    def trust_after(self, closed_rounds: int) -> dict[str, float]:
+        """Alpha and beta after some rounds: with each decay alpha falls by 0.2 to 0.5, and beta rises by 0.4 to 1.
 
-@dataclass(frozen=True)
-class MutualWeights:
-    """How much each model trusts the labels; the rest is trust in the other model.
-
-    Attributes:
-        alpha: of the personal model, in [0, 1]; 1 makes it ignore the meme.
-        beta: of the meme, in [0, 1]; 1 trains it as in FedAvg.
-        dynamic: alpha falls and beta rises each time the learning rate decays.
-    """
-
-    alpha: float = 0.5
-    beta: float = 0.5
-    dynamic: bool = False
-
-    def __post_init__(self) -> None:
-        for name, value in (("alpha", self.alpha), ("beta", self.beta)):
-            if not 0 <= value <= 1:
-                raise ConfigError(f"mutual learning: {name} must be in [0, 1], not {value}")
-
-    def after(self, decays: int) -> MutualWeights:
-        """The weights after the learning rate has decayed so many times.
-
-        Returns:
-            ``alpha <- max(alpha - 0.2, 0.5)`` and ``beta <- min(beta + 0.4, 1)`` for each decay; an alpha below 0.5
-            stays. Without `dynamic`, these weights.
+        An alpha that begins below 0.5 stays.
         """
-        if not self.dynamic or decays < 1:
-            return self
+        decays = sum(closed_rounds >= decay for decay in self.decays)
         floor = min(self.alpha, _ALPHA_FLOOR)
-        return replace(
-            self,
-            alpha=max(self.alpha - _ALPHA_STEP * decays, floor),
-            beta=min(self.beta + _BETA_STEP * decays, 1.0),
-        )
+        return {
+            "alpha": max(self.alpha - _ALPHA_STEP * decays, floor),
+            "beta": min(self.beta + _BETA_STEP * decays, 1.0),
+        }
 
 
 def build(basis: Basis[FmlSettings]) -> Strategy:
@@ -103,7 +79,6 @@ def build(basis: Basis[FmlSettings]) -> Strategy:
     if basis.weighting == "samples":
         raise PlanError("fml takes the plain mean of the memes; remove weighting")
     keys, layout = basis.own, basis.layout
-    weights = MutualWeights(keys.alpha, keys.beta, dynamic=True)
     part = layout if keys.shared is None else trunk(layout, keys.shared)
     shared = [item.name for item in part.parameters]
     plan = compile_plan(part, make_plan(part, part.tier(1.0)))
@@ -117,9 +92,7 @@ def build(basis: Basis[FmlSettings]) -> Strategy:
         return GlobalModel({**old.weights, **new.weights}, new.state)
 
     def instruct(instructions: Instructions, closed_rounds: int) -> Instructions:
-        now = weights.after(sum(closed_rounds >= decay for decay in keys.decays))
-        trust = {"alpha": now.alpha, "beta": now.beta}
-        return instructions.model_copy(update={"routine": "mutual", "settings": trust})
+        return instructions.model_copy(update={"routine": "mutual", "settings": keys.trust_after(closed_rounds)})
 
     return replace(
         fedavg.build(replace(basis, weighting="uniform")),

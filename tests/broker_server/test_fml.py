@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from broker_server.rounds.artifacts import load_artifacts
 from broker_server.rounds.run_context import prepare_run
-from broker_server.strategies.fml import MutualWeights, trunk
+from broker_server.strategies.fml import FmlSettings, trunk
 from broker_server.strategies.server_optimizer import OptimizerSettings
 from broker_server.strategies.strategy import Contribution
 from fleet_protocol import control
-from fleet_protocol.errors import ConfigError, PlanError, RefusalReason
+from fleet_protocol.errors import PlanError, RefusalReason
 from fleet_protocol.messages import Instructions, TaskMetrics, TrainSettings, UploadRefused
 from fleet_protocol.weights import encode_weights
 from models import Registry, compile_plan, infer_layout, make_plan
@@ -63,19 +64,18 @@ def test_a_round_without_memes_keeps_the_global_model(layout):
 
 def test_dynamic_weights_move_with_the_learning_rate():
     """Alpha falls to 0.5, beta rises from 0.1; alpha 0.5 stays put (specification 5.5)."""
-    start = MutualWeights(alpha=0.9, beta=0.1, dynamic=True)
-    steps = [start.after(decays) for decays in range(5)]
-    assert [round(step.alpha, 6) for step in steps] == [0.9, 0.7, 0.5, 0.5, 0.5]
-    assert [round(step.beta, 6) for step in steps] == [0.1, 0.5, 0.9, 1.0, 1.0]
-    assert MutualWeights(0.5, 0.1, dynamic=True).after(1).alpha == 0.5
-    assert MutualWeights(0.3, 0.1, dynamic=True).after(2).alpha == 0.3
-    assert MutualWeights(0.9, 0.1).after(3) == MutualWeights(0.9, 0.1)
+    steps = [FmlSettings(alpha=0.9, beta=0.1, decays=(1, 2, 3, 4)).trust_after(rounds) for rounds in range(5)]
+    assert [round(step["alpha"], 6) for step in steps] == [0.9, 0.7, 0.5, 0.5, 0.5]
+    assert [round(step["beta"], 6) for step in steps] == [0.1, 0.5, 0.9, 1.0, 1.0]
+    assert FmlSettings(alpha=0.5, decays=(1,)).trust_after(1)["alpha"] == 0.5
+    assert FmlSettings(alpha=0.3, decays=(1, 2)).trust_after(2)["alpha"] == 0.3
+    assert FmlSettings(alpha=0.9, beta=0.1).trust_after(3) == {"alpha": 0.9, "beta": 0.1}
 
 
 def test_what_makes_no_sense_is_refused(layout):
     """A weight above 1, a block that is not there, an empty trunk, a meme of another model."""
-    with pytest.raises(ConfigError, match="alpha"):
-        MutualWeights(alpha=1.1)
+    with pytest.raises(ValidationError, match="alpha"):
+        FmlSettings(alpha=1.1)
     with pytest.raises(PlanError, match="block9"):
         trunk(layout, ["block9"])
     with pytest.raises(PlanError, match="nothing"):
