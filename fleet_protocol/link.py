@@ -284,3 +284,5 @@ class Link:
                 self.drain(time.monotonic() + timeout_seconds)
         self._client.disconnect()
         self._client.loop_stop()
+        # The pair that wakes paho's thread would be left to the garbage collector, which warns of open sockets.
+        self._client._reset_sockets(sockpair_only=True)  # noqa: SLF001  (paho has no other word for it)
