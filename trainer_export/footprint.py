@@ -22,6 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from models.zoo.layers import set_mode
 from trainer_export.graph import values_read
 from trainer_export.model_inputs import Signature
+from trainer_export.sized_graph import sized
 
 __all__ = ["Footprint", "count_flops", "peak_memory"]
 
@@ -67,13 +68,7 @@ def count_flops(module: nn.Module, signature: Signature) -> tuple[int, int]:
 
 def peak_memory(model: onnx.ModelProto, batch: int = MEMORY_BATCH) -> int:
     """Bytes of all live values at the worst moment of one run; how it is counted stands at the top of this module."""
-    fixed = onnx.ModelProto()
-    fixed.CopyFrom(model)
-    for value in (*fixed.graph.input, *fixed.graph.output):
-        for dim in value.type.tensor_type.shape.dim:
-            if dim.dim_param:
-                dim.dim_value = batch
-    inferred = onnx.shape_inference.infer_shapes(fixed, data_prop=True).graph
+    inferred = sized(model, batch)
     sizes = {v.name: _size(v.type.tensor_type) for v in (*inferred.value_info, *inferred.input, *inferred.output)}
     sizes |= {t.name: math.prod(t.dims) * _ITEM_BYTES[t.data_type] for t in inferred.initializer}
     return _peak(inferred, sizes)

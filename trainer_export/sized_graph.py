@@ -12,13 +12,24 @@ from onnx import helper, numpy_helper
 
 from trainer_export.graph import values_read
 
-__all__ = ["VIEWS", "SizedGraph", "attribute"]
+__all__ = ["VIEWS", "SizedGraph", "attribute", "sized"]
 
 _BATCH = 32
 VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Identity", "Flatten"})
 """Operators that give memory another name."""
 
 Shape = tuple[int, ...]
+
+
+def sized(model: onnx.ModelProto, batch: int) -> onnx.GraphProto:
+    """A copy of a graph with the shapes of its values for a batch."""
+    fixed = onnx.ModelProto()
+    fixed.CopyFrom(model)
+    for value in (*fixed.graph.input, *fixed.graph.output):
+        for dim in value.type.tensor_type.shape.dim:
+            if dim.dim_param:
+                dim.dim_value = batch
+    return onnx.shape_inference.infer_shapes(fixed, data_prop=True).graph
 
 
 class SizedGraph:
@@ -31,13 +42,7 @@ class SizedGraph:
     def __init__(self, model: onnx.ModelProto) -> None:
         self.proto = model.graph
         self._count = 0
-        fixed = onnx.ModelProto()
-        fixed.CopyFrom(model)
-        for value in (*fixed.graph.input, *fixed.graph.output):
-            for dim in value.type.tensor_type.shape.dim:
-                if dim.dim_param:
-                    dim.dim_value = _BATCH
-        inferred = onnx.shape_inference.infer_shapes(fixed, data_prop=True).graph
+        inferred = sized(model, _BATCH)
         values = (*inferred.value_info, *inferred.input, *inferred.output)
         tensors = [(v.name, v.type.tensor_type) for v in values]
         self.shapes: dict[str, Shape] = {name: tuple(d.dim_value for d in t.shape.dim) for name, t in tensors}
