@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-__all__ = ["FrozenModel"]
+__all__ = ["FrozenModel", "problems"]
 
 
 class FrozenModel(BaseModel):
@@ -15,3 +15,9 @@ class FrozenModel(BaseModel):
     def to_bytes(self) -> bytes:
         """The value as it travels; what is not there is left out, and read as not there."""
         return self.model_dump_json(exclude_none=True).encode()
+
+
+def problems(error: ValidationError, whole: str, most: int = 3) -> str:
+    """The first things that are wrong with a value, each with its place; `whole` is the place of what has none."""
+    found = error.errors(include_url=False)[:most]
+    return "; ".join(f"{'.'.join(map(str, item['loc'])) or whole}: {item['msg']}" for item in found)

@@ -18,7 +18,7 @@ from pydantic import Field, JsonValue, ValidationError, model_validator
 
 from fleet_protocol.digests import DIGEST_PATTERN
 from fleet_protocol.errors import BlobError
-from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.frozen import FrozenModel, problems
 from fleet_protocol.recipe_spec import Grown, LossSpec, OptimizerSpec, RecipeSpec
 
 __all__ = [
@@ -292,9 +292,8 @@ def parse_manifest(data: bytes) -> Manifest:
     try:
         return Manifest.model_validate_json(data)
     except ValidationError as error:
-        fields = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'document'}: {e['msg']}" for e in error.errors()[:3])
         raise BlobError(
-            f"not an artifact manifest of format {FORMAT_VERSION} ({fields}); "
+            f"not an artifact manifest of format {FORMAT_VERSION} ({problems(error, 'document')}); "
             "export it again with this version of Shoal"
         ) from error
 

@@ -15,7 +15,7 @@ from typing import Literal
 from pydantic import Field, ValidationError
 
 from fleet_protocol.errors import BlobError
-from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.frozen import FrozenModel, problems
 from fleet_protocol.manifest import FORMAT_VERSION, CheckSpec, FileSpec, GraphSpec, Manifest, NoiseSpec
 
 __all__ = ["SIDES", "AdaptorSpec", "PairManifest", "Side", "loss_name", "parse_pair_manifest", "side_name"]
@@ -95,10 +95,9 @@ def parse_pair_manifest(data: bytes) -> PairManifest:
     try:
         return PairManifest.model_validate_json(data)
     except ValidationError as error:
-        fields = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'document'}: {e['msg']}" for e in error.errors()[:3])
         raise BlobError(
-            f"not a manifest of a pair of format {FORMAT_VERSION} ({fields}); export the pair again with this "
-            "version of Shoal"
+            f"not a manifest of a pair of format {FORMAT_VERSION} ({problems(error, 'document')}); export the pair"
+            " again with this version of Shoal"
         ) from error
 
 

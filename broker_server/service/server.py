@@ -49,6 +49,7 @@ from broker_server.store.machine import FINAL
 from fleet_protocol import control, requests
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import ConfigError, RefusedError, ShoalError, StorageError
+from fleet_protocol.frozen import problems
 from fleet_protocol.identity.opening import open_for
 from fleet_protocol.messages import ServerStatus, parse_status
 from fleet_protocol.topics import DeviceTopic, ServerTopic, Topics
@@ -384,9 +385,7 @@ def _requested_config(text: str) -> FleetConfig:
     try:
         return FleetConfig.model_validate_json(text)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the document"
-        raise ConfigError(f"the requested configuration: {where}: {first['msg']}") from error
+        raise ConfigError(f"the requested configuration: {problems(error, 'the document', 1)}") from error
 
 
 def _same(record: RunRecord, config: FleetConfig) -> bool:

@@ -8,6 +8,7 @@ from typing import TypeVar
 from pydantic import BaseModel, JsonValue, ValidationError
 
 from fleet_protocol.errors import RefusalReason, RefusedError, ShoalError
+from fleet_protocol.frozen import problems
 
 __all__ = ["read_settings"]
 
@@ -28,9 +29,7 @@ def read_settings(model: type[ModelT], settings: Mapping[str, JsonValue], owner:
     try:
         return model.model_validate(settings)
     except ValidationError as error:
-        found = error.errors()[0]
-        key = ".".join(map(str, found["loc"])) or "settings"
-        text = f"settings of the {owner}: {key}: {found['msg']}"
+        text = f"settings of the {owner}: {problems(error, 'settings', 1)}"
         raise RefusedError(RefusalReason.MALFORMED, text) from error
     except ShoalError as error:
         raise RefusedError(RefusalReason.MALFORMED, f"settings of the {owner}: {error}") from error

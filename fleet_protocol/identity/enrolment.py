@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError
 
 from fleet_protocol.errors import ConfigError, StorageError
-from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.frozen import FrozenModel, problems
 from fleet_protocol.messages.values import Name
 from fleet_protocol.transport import BrokerAddress
 
@@ -95,11 +95,8 @@ def read_enrolment(path: Path) -> Enrolment:
     try:
         return Enrolment.model_validate_json(data)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "the file"
-        raise ConfigError(
-            f"{path} is no enrolment of this version: {where}: {first['msg']}; make one with `shoal enroll`"
-        ) from error
+        what = problems(error, "the file", 1)
+        raise ConfigError(f"{path} is no enrolment of this version: {what}; make one with `shoal enroll`") from error
 
 
 def write_secret(path: Path, content: str | bytes) -> None:

@@ -7,6 +7,7 @@ from typing import TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from fleet_protocol.errors import RefusalReason, RefusedError
+from fleet_protocol.frozen import problems
 from fleet_protocol.messages.presence import DeviceStatus
 from fleet_protocol.messages.to_device import ServerMessage
 from fleet_protocol.messages.to_server import DeviceMessage
@@ -86,8 +87,7 @@ def read(adapter: TypeAdapter[MessageT], payload: bytes) -> MessageT:
     try:
         return adapter.validate_json(payload)
     except ValidationError as error:
-        wrong = (f"{'.'.join(map(str, item['loc'])) or 'message'}: {item['msg']}" for item in error.errors()[:3])
-        raise RefusedError(RefusalReason.MALFORMED, "; ".join(wrong)) from error
+        raise RefusedError(RefusalReason.MALFORMED, problems(error, "message")) from error
 
 
 def _parse(adapter: TypeAdapter[MessageT], payload: bytes) -> MessageT:
