@@ -15,7 +15,7 @@ SIDE_BY_SIDE := -n logical --maxprocesses 4 --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE
 test test-slow test-installed test-training: export OMP_NUM_THREADS = 1
 
-.PHONY: install demo test test-slow test-installed test-training mutants conformance check format bench docs clean arm
+.PHONY: install demo test test-slow test-installed test-training mutants fuzz conformance check format bench docs clean arm
 
 install: $(STAMP) $(TESTS_STAMP)
 
@@ -69,6 +69,9 @@ arm: install  ## A card built from Debian packages, started in an emulated arm64
 
 mutants: $(MUTANTS_STAMP)  ## Mistakes put into merge, slicing, plan and adaptive sizing on purpose; prints what survives.
 	$(BIN)/python -m tests.mutants
+
+fuzz: install  ## A million changed messages, chunks and files, none of which may crash, hang or be believed.
+	$(BIN)/python -m tests.fuzz $(FUZZ)
 
 conformance: $(STAMP)  ## Worked examples of the papers through this code: make conformance FILE=vectors.json
 	$(BIN)/python -m tests.conformance $(FILE)

@@ -107,6 +107,6 @@ def read_metadata(data: bytes | memoryview) -> dict[str, str]:
         if length > min(_HEADER_LIMIT, len(data) - 8):
             raise BlobError(f"the header claims {length} bytes, the blob has {len(data)}")
         metadata = json.loads(bytes(data[8 : 8 + length])).get("__metadata__", {})
-    except (struct.error, ValueError, AttributeError) as error:
+        return {str(key): str(value) for key, value in metadata.items()}
+    except (struct.error, ValueError, AttributeError, RecursionError) as error:
         raise BlobError(f"a blob of {len(data)} bytes has no readable header: {error}") from error
-    return {str(key): str(value) for key, value in metadata.items()}

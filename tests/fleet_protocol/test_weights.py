@@ -1,5 +1,7 @@
 """Weights blobs: exact, in order, readable by the safetensors library, and refused when damaged."""
 
+import struct
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -59,3 +61,10 @@ def test_unsupported_types_are_refused_with_the_tensor_named():
     """Complex numbers are not carried, and the message says which tensor had them."""
     with pytest.raises(BlobError, match=r"tensor w has type complex64"):
         encode_weights({"w": np.ones(2, np.complex64)})
+
+
+@pytest.mark.parametrize("header", [b"[" * 5000, b'{"__metadata__":' * 5000, b'{"__metadata__":[1]}', b"7", b"{"])
+def test_a_header_that_says_nothing_is_refused(header):
+    """One that is nested ten thousand times raised RecursionError, one whose metadata are a list AttributeError."""
+    with pytest.raises(BlobError, match="no readable header"):
+        read_metadata(struct.pack("<Q", len(header)) + header + bytes(8))

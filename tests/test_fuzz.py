@@ -1,0 +1,38 @@
+"""Bytes from outside, changed at random: for half a minute here, a million of them by `make fuzz`."""
+
+import secrets
+
+import pytest
+
+from fleet_protocol.identity.envelope import Opened, Verifier
+from tests import fuzz as fuzzing
+
+
+@pytest.mark.slow
+def test_half_a_minute_of_changed_bytes():
+    """Other changes every time; what breaks a reader is printed."""
+    seed = secrets.randbits(32)
+    print(f"seed {seed}")
+    found = fuzzing.fuzz(10**9, 30.0, seed)
+    assert found.count > 1000
+    assert len(found.refused) == 11
+
+
+def believing(_verifier, _topic, envelope, **_):
+    return Opened(envelope, None)
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "broken", "seen"),
+    [
+        (Verifier, "open", believing, fuzzing.Corruption),
+        (fuzzing, "unseal", lambda data, *_: data, fuzzing.Corruption),
+        (fuzzing, "decode_weights", lambda data: data[10**6], IndexError),
+    ],
+    ids=["an envelope is believed", "a seal is believed", "a reader crashes"],
+)
+def test_the_fuzz_sees_a_reader_that_is_broken(monkeypatch, where, name, broken, seen):
+    """Within a thousand readings."""
+    monkeypatch.setattr(where, name, broken)
+    with pytest.raises(seen):
+        fuzzing.fuzz(1000, 60.0, 1)
