@@ -30,7 +30,7 @@ class RobustConfig(FrozenModel):
         quarantine_rounds: for so many rounds.
     """
 
-    norm_bound: float = Field(default=20.0, ge=0)
+    norm_bound: float = Field(default=5.0, ge=0)
     beyond_norm: Literal["refuse", "clip"] = "refuse"
     weight_bound: float = Field(default=10.0, ge=0)
     beyond_weight: Literal["clip", "refuse"] = "clip"
