@@ -7,7 +7,7 @@ label rule is left out, for it concerns rows of labels, which no plan cuts.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from broker_server.rounds.run_context import RunContext
 from broker_server.store import Store, TaskPhase
+from broker_server.store.task_records import PlannedTask
 from broker_server.strategies.strategy import PlanRequest
 from fleet_protocol.errors import ConfigError
 from models.axes import AxisKind
@@ -95,23 +96,23 @@ def coverage(
         ConfigError: no such round, tier or device was ever asked.
     """
     tasks = store.planned(context.run)
-    newest = tasks[-1][0] if tasks else 0
-    tiers = sorted({item[3] for item in tasks}, key=Tier.parse, reverse=True)
-    devices = sorted({item[2] for item in tasks})
+    newest = tasks[-1].round if tasks else 0
+    tiers = sorted({item.tier for item in tasks}, key=Tier.parse, reverse=True)
+    devices = sorted({item.device for item in tasks})
     for name, wanted, known in (("tier", tier, tiers), ("device", device, devices)):
         if wanted is not None and wanted not in known:
-            raise ConfigError(
-                f"run {context.run} asked no {name} {wanted!r}; it asked {', '.join(known[:20]) or 'none'}"
-            )
+            there = ", ".join(known[:20]) or "none"
+            raise ConfigError(f"run {context.run} asked no {name} {wanted!r}; it asked {there}")
     until = newest if upto is None else upto
-    if until > newest or until < 0:
+    if until > newest:
         raise ConfigError(f"run {context.run} has no round {until}; its rounds: 1 to {newest}")
-    chosen = [item for item in tasks if item[0] <= until and tier in {None, item[3]} and device in {None, item[2]}]
-    merged = [(item[3], item[1], item[2]) for item in chosen if item[4] is TaskPhase.MERGED]
-    last = chosen[-1][0] if chosen else 0
-    layout, rows = context.artifacts.layout, _rows(context.artifacts.layout)
+    chosen = [
+        item for item in tasks if item.round <= until and tier in {None, item.tier} and device in {None, item.device}
+    ]
+    merged = [item for item in chosen if item.phase == TaskPhase.MERGED.value]
+    rows = _rows(context.artifacts.layout)
     counts = _counted(context, rows, merged)
-    held = _counted(context, rows, {(item[3], item[1], item[2]) for item in chosen if item[0] == last})
+    held = _counted(context, rows, [item for item in chosen if item.round == chosen[-1].round])
     return Coverage(
         run=context.run,
         round=until,
@@ -123,7 +124,7 @@ def coverage(
             CoveredAxis(
                 block=row[0],
                 axis=row[1],
-                size=layout.axes[row[1]].size if row[1] else 1,
+                size=len(counts[row]),
                 covered=int(np.count_nonzero(counts[row])),
                 counts=_cells(counts[row]),
                 held=_cells(np.minimum(held[row], 1)),
@@ -145,16 +146,18 @@ def _rows(layout: Layout) -> list[Row]:
     return rows
 
 
-def _counted(context: RunContext, rows: Sequence[Row], updates: Iterable[tuple[str, int, str]]) -> dict[Row, Floats]:
+def _counted(context: RunContext, rows: Sequence[Row], tasks: Sequence[PlannedTask]) -> dict[Row, Floats]:
     layout = context.artifacts.layout
     counts = {row: np.zeros(layout.axes[row[1]].size if row[1] else 1) for row in rows}
-    fixed: dict[str, Plan] = {}  # plans that stay need not be made again for every round
-    for (tier, version, device), times in Counter(updates).items():
-        plan = fixed.get(tier)
+    sharing = {(task.plan_key, task.version): task for task in tasks}
+    stays: dict[str, Plan] = {}  # plans that need not be made again for every version
+    for key, times in Counter((task.plan_key, task.version) for task in tasks).items():
+        task, plan = sharing[key], stays.get(key[0])
         if plan is None:
-            plan = context.strategy.plan(PlanRequest(Tier.parse(tier), device, version, context.config.seed)).plan
+            request = PlanRequest(Tier.parse(task.tier), task.device, task.version, context.config.seed)
+            plan = context.strategy.plan(request).plan
         if plan.kind == "static":
-            fixed[tier] = plan
+            stays[key[0]] = plan
         for row in rows:
             if row[0] in plan.blocks:
                 counts[row] += times * _held(layout, plan, row)

@@ -45,15 +45,16 @@ class LogTables(Database):
         """
         self._later(_COUNT, {"run": run, "device": device, "reason": reason.value, "by": by, "count": times})
 
-    def events(self, run: str | None = None, *, last: int | None = None) -> list[EventRecord]:
+    def events(self, run: str | None = None, *, last: int | None = None, after: int = 0) -> list[EventRecord]:
         """Lines of the log, oldest first.
 
         Args:
             run: of one run only.
             last: only so many of the newest.
+            after: only those that came after the one with this id.
         """
         self.flush()
-        query = select(schema.events).order_by(schema.events.c.id.desc())
+        query = select(schema.events).where(schema.events.c.id > after).order_by(schema.events.c.id.desc())
         if run is not None:
             query = query.where(schema.events.c.run == run)
         return self._all(EventRecord, query if last is None else query.limit(last))[::-1]

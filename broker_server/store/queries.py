@@ -382,15 +382,16 @@ def rounds(
     return views
 
 
-def log(store: Store, run: str | None = None, *, last: int | None = None) -> list[EventRecord]:
+def log(store: Store, run: str | None = None, *, last: int | None = None, after: int = 0) -> list[EventRecord]:
     """Lines of the log, oldest first.
 
     Args:
         store: the store.
         run: id of a run; None for everything, also what happened outside runs.
         last: only so many of the newest.
+        after: only those that came after the one with this id.
 
     Raises:
         ConfigError: there is no such run.
     """
-    return store.events(find_run(store, run).id if run is not None else None, last=last)
+    return store.events(find_run(store, run).id if run is not None else None, last=last, after=after)

@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import BlobRef, TaskMetrics, TierChoice
 
-__all__ = ["Alternative", "Alternatives", "DevicePart", "Outcome", "Screening", "TaskPhase", "TaskRecord", "Timing"]
+__all__ = [
+    "Alternative",
+    "Alternatives",
+    "DevicePart",
+    "Outcome",
+    "PlannedTask",
+    "Screening",
+    "TaskPhase",
+    "TaskRecord",
+    "Timing",
+]
 
 
 class TaskPhase(str, Enum):
@@ -187,3 +197,14 @@ class DevicePart:
     newest: TaskRecord
     measured: TaskRecord | None
     totals: Mapping[str, Any]
+
+
+class PlannedTask(NamedTuple):
+    """What a training task was about, as `TaskRecord` has it; the rest of many would take long to read."""
+
+    round: int
+    version: int
+    device: str
+    tier: str
+    plan_key: str
+    phase: str

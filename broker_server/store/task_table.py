@@ -10,7 +10,7 @@ from sqlalchemy import ColumnElement, bindparam, func, insert, select, update
 from broker_server.store import schema
 from broker_server.store.database import Database
 from broker_server.store.rows import to_row
-from broker_server.store.task_records import DevicePart, TaskPhase, TaskRecord, Timing
+from broker_server.store.task_records import DevicePart, PlannedTask, TaskPhase, TaskRecord, Timing
 
 __all__ = ["TaskTable"]
 
@@ -43,13 +43,12 @@ class TaskTable(Database):
         query = select(table).where(table.c.run == run, table.c.device == device, table.c.kind == "train")
         return self._all(TaskRecord, query.order_by(table.c.round))
 
-    def planned(self, run: str) -> list[tuple[int, int, str, str, TaskPhase]]:
-        """Round, version, device, tier and phase of every training task of a run, by round."""
-        table = schema.tasks
-        query = select(table.c.round, table.c.version, table.c.device, table.c.tier, table.c.phase)
-        query = query.where(table.c.run == run, table.c.kind == "train").order_by(table.c.round)
+    def planned(self, run: str) -> list[PlannedTask]:
+        """Every training task of a run, by round."""
+        columns = [schema.tasks.c[name] for name in PlannedTask._fields]
+        query = select(*columns).where(schema.tasks.c.run == run, schema.tasks.c.kind == "train")
         with self._transaction() as connection:
-            return [(*row[:4], TaskPhase(row[4])) for row in connection.execute(query)]
+            return [PlannedTask(*row) for row in connection.execute(query.order_by(schema.tasks.c.round))]
 
     def parts(self, run: str) -> dict[str, DevicePart]:
         """What every device did in a run, by device; summed up by the database, for there may be many tasks."""

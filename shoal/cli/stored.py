@@ -247,12 +247,12 @@ def show_log(store: Path, run: str | None, *, last: int, as_json: bool, follow: 
     if not follow:
         Shown(lambda opened, of: queries.log(opened, of, last=last), _draw_log).show(store, run, as_json=as_json)
         return
-    known, ended, clock = -1, False, threading.Event()
+    known, ended, clock = 0, False, threading.Event()
     with closing(Store(store, read_only=True)) as opened:
         while True:
             # Looked at before the lines are read: what came before the end is among them.
             ended = run is not None and queries.find_run(opened, run).ended_at is not None
-            events = [event for event in queries.log(opened, run, last=last) if event.id > known]
+            events = queries.log(opened, run, last=last, after=known)
             for event in events:
                 known = event.id
                 if as_json:

@@ -172,7 +172,7 @@ def _changed(path: Path) -> int:
 
 def _since(store: Path, known: int) -> list[EventRecord]:
     with closing(Store(store, read_only=True)) as opened:
-        return [event for event in queries.log(opened, last=_FOLLOWED) if event.id > known]
+        return queries.log(opened, last=_FOLLOWED, after=known)
 
 
 if __name__ == "__main__":

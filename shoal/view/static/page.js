@@ -25,6 +25,7 @@ function el(tag, given = {}, ...inside) {
 const sentence = (words) => words.split("`").map((part, at) => (at % 2 ? el("code", {}, part) : part));
 const link = (more, text) => el("a", { href: `#${new URLSearchParams({ ...place(), ...more })}` }, text);
 const number = (value, digits = 4) => (value === null || value === undefined ? "-" : value.toFixed(digits));
+const capital = (words) => words.replace(/^./, (letter) => letter.toUpperCase());
 const clock = (at) => (at ? new Date(at * 1000).toLocaleString("sv") : "-");
 
 function size(count) {
@@ -176,7 +177,7 @@ function advice() {
     say("", "The model serves some devices much worse than others", `On their own samples ${show(own[0])}, and ${show(own.at(-1))}.`, "See under Coverage what its tier never trains, and in the table how many samples it has.");
   }
   const away = devices.filter((view) => view.reason && view.reason !== "not drawn" && !run.ended_at);
-  if (away.length) say("", `${away.length} of ${devices.length} devices take no part`, `For example ${away[0].device.id}: ${away[0].reason}.`, (away[0].remedy || "the reason says what to do").replace(/^./, (letter) => letter.toUpperCase()) + ".");
+  if (away.length) say("", `${away.length} of ${devices.length} devices take no part`, `For example ${away[0].device.id}: ${away[0].reason}.`, `${capital(away[0].remedy || "the reason says what to do")}.`);
   return found;
 }
 
@@ -267,7 +268,7 @@ function round() {
 function device() {
   const name = place().device, view = state.devices.find((found) => found.device.id === name), tasks = state.detail.tasks;
   part("device", "", view, () => [
-    el("p", { class: view.reason ? "" : "good" }, view.reason ? `Does not train: ${view.reason}. ` : "Takes part.", ...sentence(view.remedy)),
+    el("p", { class: view.reason ? "" : "good" }, view.reason === "not drawn" ? "Waits: it was not drawn in the newest round." : view.reason ? `Does not train: ${view.reason}. ` : "Takes part.", ...sentence(view.reason === "not drawn" ? "" : capital(view.remedy))),
     tiles({ tier: view.tier ?? "-", merged: view.merged, missed: view.missed, refused: view.refused, samples: view.examples ?? "-", memory: size(view.resident_bytes), "last seen": clock(view.device.last_seen_at),
       ...(view.device.profile ? { board: `${view.device.profile.arch}, ${view.device.profile.cores} cores`, runtime: view.device.profile.runtime_version, temperature: view.device.profile.temperature_celsius === null ? "-" : `${number(view.device.profile.temperature_celsius, 1)} °C` } : {}) })]);
   part("learns", "", 1, () => el("div", { class: "charts" }));
@@ -387,6 +388,12 @@ async function read() {
 
 // The newest rounds, and for the curves all of them; those that are over are asked for once.
 async function history() {
+  if (state.loading) return;
+  state.loading = true;
+  try { await fetchRounds(); } finally { state.loading = false; }
+}
+
+async function fetchRounds() {
   const known = [...state.rounds.keys()], open = [...state.rounds.values()].filter((view) => !view.round.ended_at).map((view) => view.round.number);
   const get = async (first, last) => { for (const view of await api(of(`/rounds?tasks=false&first=${first}&last=${last}`))) state.rounds.set(view.round.number, view); draw(); };
   const newest = state.status.round?.number ?? 0, from = Math.min(...open, (known.length ? Math.max(...known) : newest - CHUNK) + 1);
@@ -452,6 +459,7 @@ async function navigate() {
     if (state.status.run) await detail();
     draw();
     at("main").focus({ preventScroll: true });
+    if (state.status.run) await history();
     refresh();
   } catch (error) { failed(error); }
 }
