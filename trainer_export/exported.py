@@ -17,7 +17,7 @@ from models.layout import Layout
 from models.tier import Tier
 from models.zoo.inference import initial_weights
 from trainer_export.likeness import refuse_unlike
-from trainer_export.model_inputs import Signature
+from trainer_export.model_inputs import Signature, prepared
 from trainer_export.progress import Counter
 from trainer_export.recipe import Recipe
 
@@ -77,17 +77,15 @@ class Export:
             ExportError: it is another model than the whole one, not only a narrower one.
         """
         with torch.random.fork_rng(devices=[]):
-            if tier.width < 1:
-                narrow, whole = (
-                    build(self.arch, width, tier.depth, self.settings(tier)) for width in (tier.width, 1.0)
-                )
-                base = {item.name: item.shape for item in self.layout.base_of(tier)}
-                name, shapes = f"{self.arch.name}: {tier.id}", {**self.layout.shapes(tier), **base}
-                refuse_unlike(name, narrow, whole, shapes, self.signature.samples(2))
             torch.manual_seed(self.seed)
             module: nn.Module = build(self.arch, tier, settings=self.settings(tier))
             with torch.no_grad():
                 for parameter in module.parameters():
                     if parameter.dim() < 2 or not parameter.any():
                         parameter.add_(0.1 * torch.randn_like(parameter))
+            if tier.width < 1:
+                whole = build(self.arch, 1.0, tier.depth, self.settings(tier))
+                base = {item.name: item.shape for item in self.layout.base_of(tier)}
+                name, shapes = f"{self.arch.name}: {tier.id}", {**self.layout.shapes(tier), **base}
+                refuse_unlike(name, prepared(module, "eval"), whole, shapes, self.signature.samples(2))
         return module

@@ -149,6 +149,11 @@ def _remainder(x: Tensor, divisor: Any) -> Tensor:
     return found
 
 
+def _fmod(x: Tensor, divisor: Any) -> Tensor:
+    found: Tensor = x - torch.div(x, divisor, rounding_mode="trunc") * divisor
+    return found
+
+
 def _eye(rows: int, columns: int | None = None, *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
     """PyTorch's own decomposition counts in bytes, which graphs have not."""
     places = torch.arange(rows).unsqueeze(1) == torch.arange(rows if columns is None else columns)
@@ -163,6 +168,8 @@ DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         torch.ops.aten.trunc.default: lambda x: torch.sign(x) * torch.floor(torch.abs(x)),
         torch.ops.aten.hypot.default: lambda x, y: torch.sqrt(x * x + y * y),
         torch.ops.aten.erfc.default: lambda x: 1 - torch.erf(x),
+        torch.ops.aten.fmod.Scalar: _fmod,
+        torch.ops.aten.fmod.Tensor: _fmod,
         torch.ops.aten.remainder.Scalar: _remainder,
         torch.ops.aten.remainder.Tensor: _remainder,
     }

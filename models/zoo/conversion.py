@@ -53,7 +53,7 @@ def _norm(layer: Any) -> nn.Module:
 
 
 def _stack(layer: Any) -> nn.Module | None:
-    return RecurrentStack(layer) if layer.dropout and layer.num_layers > 1 and not layer.proj_size else None
+    return RecurrentStack(layer) if layer.dropout and layer.num_layers > 1 else None
 
 
 _Rule = Callable[[Any], nn.Module | None]

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedParameter
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 from typing_extensions import override
 
 from fleet_protocol.errors import ConfigError, PlanError
@@ -165,6 +166,19 @@ class _Undrawn(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+class _WithMemory(TorchFunctionMode):
+    """Refuses tensors without memory, which computing would read as whatever lies there.
+
+    A builder may make others than parameters and buffers: attributes, or what a function of the model holds.
+    """
+
+    @override
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(isinstance(value, Tensor) and value.is_meta for value in tree_leaves((args, kwargs))):
+            raise ConfigError("a tensor that is no parameter and no buffer needs the device that the builder had")
+        return func(*args, **(kwargs or {}))
+
+
 def _shapes(module: nn.Module) -> Shapes:
     return {name: tuple(value.shape) for name, value in module.named_parameters()}
 
@@ -228,7 +242,7 @@ def _view(built: _Built, *, gradients: bool) -> View:
     norms = tuple(f"{path}." for path, layer in module.named_modules() if isinstance(layer, StaticBatchNorm))
     if all(name.startswith(norms) for name, _ in module.named_buffers()):
         subject = subject_of(module, samples(module, row))
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception), _WithMemory():
             before = subject.run(gradients=gradients)
             if all(bool(value.isfinite().all()) for value in before.outputs):
                 return View(subject, shapes, built.axes, before)

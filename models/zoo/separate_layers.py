@@ -110,9 +110,10 @@ class RecurrentStack(nn.Module):
         settings: dict[str, Any] = {"bias": whole.bias, "batch_first": whole.batch_first, "device": "meta"}
         settings |= {"bidirectional": whole.bidirectional}
         settings |= {"nonlinearity": whole.nonlinearity} if isinstance(whole, nn.RNN) else {}
+        settings |= {"proj_size": whole.proj_size} if whole.proj_size else {}
         kind: Any = type(whole)
         for place in range(whole.num_layers):
-            size = whole.input_size if place == 0 else whole.hidden_size * ways
+            size = whole.input_size if place == 0 else (whole.proj_size or whole.hidden_size) * ways
             layer = kind(size, whole.hidden_size, 1, **settings)
             for name in [name for name, _ in layer.named_parameters()]:
                 old: Tensor = getattr(whole, name.replace("_l0", f"_l{place}"))

@@ -11,6 +11,7 @@ import onnx
 import torch
 from torch import nn
 
+from fleet_protocol.graphs.check import check_structure
 from fleet_protocol.manifest import CheckSpec
 from models import Registry, build
 from trainer_export.batches import SizedBatches, vocabulary_of
@@ -82,6 +83,7 @@ def train_report(
     """Export the train graph alone and compare it with PyTorch over six steps."""
     recipe = recipe or Recipe()
     graph = write_train_graph(module, signature, recipe)
+    check_structure(memoryview(graph.data))  # as a board does
     with calm_torch():
         return check_train(graph.data, module, recipe, batches_for(module, signature, sizes, recipe))
 

@@ -57,6 +57,12 @@ def deviation(layer: nn.Module, rank: int = 2) -> float:
     return train_report(shaken(Mean(body, channels)), signature, sizes=(2, 3)).worst_absolute
 
 
+def turned(x: Tensor) -> Tensor:
+    """A grid of places for a batch of maps, another one for each sample."""
+    theta = torch.stack([x.mean((2, 3)), x[:, :, 0, 0]], 1)[..., :3] + torch.eye(2, 3)
+    return functional.affine_grid(theta, list(x.shape), align_corners=True)
+
+
 RESIZED: Mapping[str, tuple[int, nn.Module]] = {
     "nearest": (2, nn.Upsample(scale_factor=2)),
     "nearest, any size": (2, nn.Upsample(size=(13, 7))),
@@ -135,6 +141,10 @@ OTHERS: Mapping[str, tuple[int, nn.Module]] = {
     "distances": (2, Do(lambda x: torch.cdist(x, x[:, :, :3]))),
     "remainders": (2, Do(lambda x: x % 0.7 + torch.remainder(x, x.detach().abs() + 1))),
     "negative whole numbers": (2, Do(lambda x: x * ((x.detach() * 9).long() // 4) + (x.detach() * 9).long() % -4)),
+    "rest of a division towards zero": (2, Do(lambda x: torch.fmod(x, 0.7) + torch.fmod(x, x.detach().abs() + 1))),
+    "sampled": (2, Do(lambda x: functional.grid_sample(x, x[:, :2].movedim(1, -1), align_corners=False))),
+    "sampled from corner to corner": (2, Do(lambda x: functional.grid_sample(x, turned(x), align_corners=True))),
+    "numbers for what is none": (2, Do(lambda x: x * torch.nan_to_num(x.detach().log(), nan=0.5, neginf=-1.0))),
     "towards zero": (
         2,
         Do(lambda x: x + x.frac() * torch.div(x, 0.3, rounding_mode="trunc") + torch.hypot(x, x + 3) + torch.erfc(x)),

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from fleet_protocol.errors import ExportError
 from trainer_export.recurrence import CELLS, recurrence
@@ -16,12 +17,21 @@ __all__ = ["FUNCTIONS"]
 
 
 def _one_way(kind: str, x: Tensor, weights: Sequence[Tensor], start: list[Tensor], backwards: bool) -> list[Tensor]:
-    """One layer in one direction: its states after every step, in the order of time."""
+    """One layer in one direction: its states after every step, in the order of time.
+
+    A projected state is a product, ``h = P u``, so what it adds to the gates is ``(W P) u``: the same loop over ``u``,
+    which begins at 0, and the first step is given what the first ``h`` adds.
+    """
     to_input, to_state, *biases = weights
+    projection = biases.pop() if len(biases) % 2 else None
     x = x.flip(0) if backwards else x
-    z = torch.nn.functional.linear(x, to_input, biases[0] if biases else None)
+    z = linear(x, to_input, biases[0] if biases else None)
     bias = biases[1] if biases else to_state.new_zeros(to_state.shape[0])
+    if projection is not None:
+        z = torch.cat([z[:1] + linear(start[0], to_state), z[1:]])
+        to_state, start = to_state @ projection, [torch.zeros_like(start[1]), start[1]]
     states: list[Tensor] = recurrence(kind, z, to_state, bias, start)
+    states = states if projection is None else [linear(states[0], projection), states[1]]
     return [state.flip(0) for state in states] if backwards else states
 
 
@@ -38,10 +48,9 @@ def _layers(kind: str) -> Callable[..., Any]:
                 " layers of their own with Dropout of models.zoo.dropout between them, or use dropout=0"
             )
         first = list(given) if isinstance(given, (list, tuple)) else [given]
-        if first[0].shape[-1] * CELLS[kind].gates != weights[0].shape[0]:
-            raise ExportError(f"{kind}(proj_size=...) cannot be exported; use a linear layer behind it")
+        projected = first[0].shape[-1] * CELLS[kind].gates != weights[0].shape[0]
         x = x.transpose(0, 1) if batch_first else x
-        count, ways = (4 if biased else 2), 1 + both_ways
+        count, ways = (4 if biased else 2) + projected, 1 + both_ways
         last: list[list[Tensor]] = []
         for layer in range(layers):
             made = []

@@ -28,7 +28,7 @@ _SUGGESTIONS: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("bernoulli", "rand", "normal_", "uniform_", "empty"), _NO_RANDOM_NUMBERS),
         "atan2": "torch.atan of a quotient",
         "prod": "multiplications, or torch.exp of a sum of torch.log",
-        "grid_sampler": "torch.nn.functional.interpolate for a fixed grid, or sample outside of the model",
+        "grid_sampler": "torch.nn.functional.grid_sample, which is written in simpler operators",
         "nonzero": "a mask and a multiplication: sizes must not depend on values",
         "linalg": "additions and matrix products",
         "fft": "matrix products with tables of cosines and sines",

@@ -190,6 +190,7 @@ def check_train(
             feed |= {state_input(spec.name): np.zeros(spec.shape, np.float32) for spec in sums}
             feed |= reference.anchors() | {noise_input(path): drawn.numpy() for path, drawn in noise.items()}
             outputs = run_session(session, feed)
+            del feed, parameters, states  # the first states are arrays of their own
             loss = reference.step(x, answer, noise)
             worst.compare(outputs, {"loss": loss})
             for kind, expected in zip((parameter_input, state_input), reference.snapshot(), strict=True):

@@ -90,10 +90,12 @@ def _rsub(e: Emitter, out: Spec, a: Any, b: Any, alpha: float = 1) -> Value:
 
 
 def _div(e: Emitter, out: Spec, a: Any, b: Any, *, rounding_mode: str | None = None) -> Value:
+    a, b = operand(e, a, out.dtype), operand(e, b, out.dtype)
+    result = e.pointwise("Div", a, b)
     if rounding_mode == "floor" and not out.dtype.is_floating_point:  # whole numbers are divided towards zero
-        quotient = _div(e, replace(out, dtype=torch.float64), a, b, rounding_mode="floor")
-        return e.cast(quotient, out.dtype)
-    result = e.pointwise("Div", operand(e, a, out.dtype), operand(e, b, out.dtype))
+        rest = e.pointwise("Sub", a, e.pointwise("Mul", result, b))
+        below = e.pointwise("Less", e.pointwise("Mul", rest, b), e.scalar(0, out.dtype), dtype=torch.bool)
+        return e.pointwise("Sub", result, e.cast(below, out.dtype))
     if rounding_mode is None or not out.dtype.is_floating_point:
         return result
     if rounding_mode == "floor":

@@ -1,0 +1,55 @@
+"""Sampling a map at computed places, as spatial transformers do: a product with the share of each pixel in each place.
+
+Between pixels the share falls off linearly in each direction: ``max(0, 1 - |place - pixel|)``; outside it is zero, as
+PyTorch pads. A product of all places with all pixels is dear for large maps, and all that standard operators have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fleet_protocol.errors import ExportError
+
+__all__ = ["FUNCTIONS"]
+
+_SPATIAL = 4
+
+
+def _grid_sample(
+    x: Tensor, grid: Tensor, mode: str = "bilinear", padding_mode: str = "zeros", align_corners: bool | None = None
+) -> Tensor:
+    if mode != "bilinear" or padding_mode != "zeros" or x.dim() != _SPATIAL:
+        raise ExportError(
+            f"grid_sample of {x.dim() - 2} dimensions with mode={mode!r} and padding_mode={padding_mode!r} cannot be"
+            " exported; use mode='bilinear' and padding_mode='zeros' on maps [batch, channels, height, width]"
+        )
+    shares = []
+    for axis, size in enumerate((x.shape[3], x.shape[2])):
+        place = (grid[..., axis] + 1) * ((size - 1) / 2 if align_corners else size / 2)
+        place = (place if align_corners else place - 0.5).flatten(1).unsqueeze(-1)
+        shares.append(torch.relu(1 - torch.abs(place - torch.arange(size))))
+    weights = (shares[1].unsqueeze(-1) * shares[0].unsqueeze(-2)).flatten(2)
+    return torch.unflatten(x.flatten(2) @ weights.transpose(1, 2), 2, tuple(grid.shape[1:3]))
+
+
+def _affine_grid(theta: Tensor, size: Sequence[int], align_corners: bool | None = None) -> Tensor:
+    if len(size) != _SPATIAL:
+        raise ExportError("affine_grid of volumes cannot be exported; use maps [batch, channels, height, width]")
+    lines = []
+    for count in size[2:]:
+        line = (2 * torch.arange(count) + 1) / count - 1
+        lines.append(torch.linspace(-1, 1, count) if align_corners else line)
+    rows, columns = torch.meshgrid(*lines, indexing="ij")
+    places = torch.stack([columns, rows, torch.ones_like(rows)], -1).flatten(0, 1)
+    return torch.unflatten(places @ theta.transpose(1, 2), 1, (size[2], size[3]))
+
+
+FUNCTIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
+    {functional.grid_sample: _grid_sample, functional.affine_grid: _affine_grid}
+)
