@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
-from collections.abc import Container
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -95,7 +97,8 @@ class TierSets:
         parts = [(item.name, part) for item in export.layout.parameters for dim in item.dims for part in dim.segments]
         _refuse_idle(module, recipe, batches, {parameter for parameter, part in parts if part.axis == CLASSES})
         tell("tracing")
-        graphs = portable.write_graphs(module, signature, recipe)
+        with _uncollected():
+            graphs = portable.write_graphs(module, signature, recipe)
         tell("checking against PyTorch")
         checks = list(portable.check_graphs(graphs, module, recipe, batches))
         files: list[SetFile] = [*graphs, *([] if self.base is None else [self.base])]
@@ -119,6 +122,19 @@ class TierSets:
         facts = Facts(signature, model_noise(module, signature), tuple(checks), footprint, skipped)
         write_file(folder / "manifest.json", manifest_of(export, tier, files, facts).to_bytes())
         write_file(folder / MADE_FROM, record_of(folder, made_from))
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """While this holds, cycles of objects are not looked for: a trace makes millions of them, which go at the end."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+        gc.collect()
 
 
 def _try_out(module: nn.Module, recipe: Recipe, batches: SizedBatches) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -95,7 +94,7 @@ def trace_program(
     fakes = _fake_inputs(mode, inputs)
     table = _decompositions()
     # PyTorch's C++ decompositions (chunk, pad, ...) would fix the batch size; those in Python keep it a symbol.
-    with _uncollected(), mode, enable_python_dispatcher(), traceback.preserve_node_meta(), sdpa_kernel(SDPBackend.MATH):
+    with mode, enable_python_dispatcher(), traceback.preserve_node_meta(), sdpa_kernel(SDPBackend.MATH):
         try:
             program = _without_mutation(make_fx(function, decomposition_table=table)(*fakes), fakes, table)
         except ExportError:
@@ -113,18 +112,6 @@ def trace_program(
     specs = tuple(Spec(tuple(dim_of(s) for s in fake.shape), fake.dtype) for fake in fakes)
     batch = next((port.name for port in inputs if BATCH in port.shape), "")
     return Trace(name, program, inputs, specs, outputs, batch)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """While this holds, nothing is searched for cycles: a trace makes millions of small objects and few of them."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 @cache
