@@ -4,7 +4,8 @@ What a server checks of an update it checks here, too, and the store holds what 
 own tier chooses here, with the times of its emulated clock; what it remembers for that is replayed from the
 store, so a simulation that was killed goes on with the same choices.
 
-The clock of a round is the emulated one, and starts at 0 for every collection. Where nobody can be missing, an answer
+The clock of a round is the emulated one, and starts at 0 for every collection; who goes on beyond a round has so much
+of its time behind it. Where nobody can be missing, an answer
 is taken as soon as it is computed. Where devices drop out, more are asked than wanted, or there is a deadline, it
 matters who comes first: then all answers are computed before the first is taken, and they are taken in the order of
 emulated time.
@@ -122,6 +123,8 @@ class VirtualDispatcher:
         self._now = 0.0
         self._computing: set[str] = set()
         self._in_order = False
+        self._took: dict[int, float] = {}  # by round
+        self._waiting: dict[str, Finished | Failed] = {}  # results of tasks that go on beyond a round
         # Times with what happens then: the result of a device, or its leaving. A device has one entry.
         self._ahead: list[tuple[float, str, Finished | Failed | None]] = []
 
@@ -146,10 +149,10 @@ class VirtualDispatcher:
             collection: replaces the one before.
         """
         self._collection = collection
-        chooser = chooser_of(collection.instructions)
-        if chooser is not None:
-            for task in collection.unanswered:
-                self._choose(task, chooser, collection.instructions.train)
+        for task in collection.unanswered:
+            chooser = chooser_of(task.instructions)
+            if chooser is not None:
+                self._choose(task, chooser, task.instructions.train)
         self._schedule(collection)
         by_tier: dict[tuple[int, str], list[WorkItem]] = {}
         for task in collection.unanswered:
@@ -157,7 +160,7 @@ class VirtualDispatcher:
                 continue
             # What takes longest comes first, or one worker would end long after the others.
             by_tier.setdefault((-task.manifest.flops_per_sample, task.record.tier), []).append(
-                self._item(task.record, collection.instructions)
+                self._item(task.record, task.instructions)
             )
         orders = [
             WorkOrder(items=tuple(items[start : start + self._group]))
@@ -168,28 +171,35 @@ class VirtualDispatcher:
 
     def _schedule(self, collection: Collection) -> None:
         """Find out who drops out and when, and whether the order of the answers matters."""
-        train, rule = collection.instructions.train, collection.rule
-        self._computing, self._ahead = set(), []
+        rule = collection.rule
+        self._computing, self._ahead, self._took = set(), [], {}
+        for past in self._store.rounds(self.reporter.run) if collection.kind == "train" else ():
+            self._took[past.number] = past.collect_seconds or 0.0
         for task in collection.tasks.values():
             record, board = task.record, self._boards[task.record.device]
             if record.phase.answered:  # before the simulation was stopped
-                task.answered = self._seconds(record, collection)
+                task.answered = self._seconds(record, task)
                 self._now = max(self._now, task.answered)
                 continue
-            share = board.leaves(train.seed, record.round) if record.kind == "train" else None
-            if share is None:
-                self._computing.add(record.id)
+            leaving = record.kind == "train" and record.round == collection.number
+            share = board.leaves(task.instructions.train.seed, record.round) if leaving else None
+            if share is not None:
+                heapq.heappush(self._ahead, (share * self._seconds(record, task), board.id, None))
+            elif record.id in self._waiting:
+                self._in_order = True
+                self._computed(collection, self._waiting.pop(record.id))
             else:
-                heapq.heappush(self._ahead, (share * self._seconds(record, collection), board.id, None))
+                self._computing.add(record.id)
         asked_more = rule.wanted < len(collection.tasks)
         self._in_order = bool(self._ahead) or asked_more or rule.deadline - rule.opened < NO_DEADLINE
 
-    def _seconds(self, record: TaskRecord, collection: Collection) -> float:
+    def _seconds(self, record: TaskRecord, task: OpenTask) -> float:
         """When the answer to a task comes; to ask for statistics takes no time."""
         if record.kind != "train":
             return 0.0
         board = self._boards[record.device]
-        return self._times.round_seconds(board.index, record, collection.instructions.train, board.examples)
+        whole = self._times.round_seconds(board.index, record, task.instructions.train, board.examples)
+        return max(0.0, whole - sum(took for number, took in self._took.items() if number >= record.round))
 
     def _item(self, record: TaskRecord, instructions: Instructions) -> WorkItem:
         return WorkItem(
@@ -205,10 +215,12 @@ class VirtualDispatcher:
             instructions=instructions,
         )
 
-    def close(self, reason: str) -> None:  # noqa: ARG002  (nobody is left to be told)
-        """End the collection: answers that would come later are dropped, and devices that left are back."""
+    def close(self, reason: str, *, waits: bool = False) -> None:  # noqa: ARG002  (nobody is left to be told)
+        """End the collection: answers that would come later are kept for later or dropped, and who left is back."""
         for _, device, result in self._ahead:
-            if isinstance(result, Finished):
+            if result is not None and waits:
+                self._waiting[result.task] = result
+            elif isinstance(result, Finished):
                 self._records.updates.remove(result.update.digest)
             self.fleet.see(self._boards[device].status("simulation"))
         for task in self._collection.tasks.values() if self._collection is not None else ():
@@ -249,7 +261,7 @@ class VirtualDispatcher:
             )
         if isinstance(result, Finished):
             record = record.receiving(result.update, result.metrics)
-        at = self._seconds(record, collection)
+        at = self._seconds(record, task)
         if self._in_order:
             heapq.heappush(self._ahead, (at, record.device, result))
             return

@@ -36,22 +36,20 @@ class OpenTask:
         damaged: uploads whose digest was wrong.
         announced: the device's Done while chunks are still missing.
         quiet: ``time.monotonic()`` from which on they count as lost if none has come.
-        stays: parameters that stay on the device, so that its update must not have them.
-        encoding: of its update.
+        instructions: what its offers ask of the device.
         answered: when its answer came, on the dispatcher's clock.
         left: since when its device is away, on the same clock.
     """
 
     record: TaskRecord
     manifest: Manifest
+    instructions: Instructions
     heard: float = -math.inf
     offered: float = -math.inf
     damaged: int = 0
     announced: Done | None = None
     quiet: float = math.inf
     manifests: Mapping[str, Manifest] = field(default_factory=dict)
-    stays: frozenset[str] = frozenset()
-    encoding: str = "fp32"
     answered: float | None = None
     left: float | None = None
 
@@ -79,14 +77,12 @@ class Collection:
         number: of the round.
         kind: of the tasks.
         tasks: by id, ordered by device.
-        instructions: what the offers ask of the devices.
         rule: when it closes.
     """
 
     number: int
     kind: Literal["train", "statistics"]
     tasks: dict[str, OpenTask]
-    instructions: Instructions
     rule: ClosingRule
     _by_device: dict[str, list[OpenTask]] = field(init=False, default_factory=dict)
 

@@ -17,7 +17,7 @@ from broker_server.rounds.dispatch import Services, gather
 from broker_server.rounds.fold_order import Folding
 from broker_server.rounds.judging import Evaluators, Judge, Judgement
 from broker_server.rounds.new_version import begin_folding, make_version
-from broker_server.rounds.planning import open_collection, plan_round
+from broker_server.rounds.planning import open_collection, plan_round, tasks_of
 from broker_server.rounds.recruiting import recruit
 from broker_server.rounds.retention import drop_old_weights
 from broker_server.rounds.run_context import RunContext
@@ -62,7 +62,7 @@ class Coordinator:
         """
         last = self._store.last_round(self._context.run)
         if last is not None and last.state in FINAL:
-            self._tidy(last, self._store.tasks(last.run, last.number))  # an earlier server may have died before it did
+            self._tidy(last, self._all_tasks(last))  # an earlier server may have died before it did
         try:
             while (version := self._version()).number < self._context.config.round.rounds:
                 why = stalled(self._context.config.evaluation, self._store.versions(self._context.run))
@@ -137,6 +137,10 @@ class Coordinator:
 
     def _end(self, status: str, error: str | None, exit_code: int, early: str | None = None) -> control.RunFinished:
         self._count_bytes()
+        last = self._store.last_round(self._context.run)
+        if last is not None and last.state in FINAL and (late := self._waiting(last)):
+            self._store.settle([task.id for task in late], TaskPhase.MISSED, "the run ended before it counted")
+            self._tidy(last, late)
         self._store.end_run(self._context.run, status, error or early)
         finished = self._finished(status, error, exit_code).model_copy(update={"early": early})
         self._reporter.emit(finished, f"the run {status}" + (f": {error or early}" if error or early else ""))
@@ -166,6 +170,15 @@ class Coordinator:
         count = self._dispatcher.count_bytes()
         self._store.add_bytes(self._context.run, wire=count.wire, payload=count.payload)
 
+    def _waiting(self, record: RoundRecord) -> list[TaskRecord]:
+        """Tasks that go on beyond the newest round."""
+        return tasks_of(self._context, self._store, record.number + 1)
+
+    def _all_tasks(self, record: RoundRecord) -> list[TaskRecord]:
+        """All tasks that the newest round has to do with."""
+        asked = self._store.tasks(record.run, record.number, "statistics")
+        return [*tasks_of(self._context, self._store, record.number), *asked]
+
     # Planning.
 
     def _plan(self, version: VersionRecord, number: int) -> RoundRecord:
@@ -180,7 +193,7 @@ class Coordinator:
 
     def _collect(self, record: RoundRecord) -> tuple[RoundRecord, Folding]:
         config = self._context.config.round
-        tasks = self._store.tasks(record.run, record.number, "train")
+        tasks = tasks_of(self._context, self._store, record.number)
         # After a restart the full time: how long the server was away says nothing about the devices.
         now, resumed = self._dispatcher.now(), record.state is not RoundState.PLANNED
         rule = ClosingRule(
@@ -192,7 +205,8 @@ class Coordinator:
             settling=self._dispatcher.settling_seconds if resumed else 0.0,
         )
         collection = open_collection(self._context, tasks, rule)
-        folding = begin_folding(self._context, tasks, lambda task: collection.tasks[task].record, self._services)
+        old = self._started_from(record)
+        folding = begin_folding(self._context, tasks, lambda task: collection.tasks[task].record, self._services, old)
         self._dispatcher.blobs.serve({digest: self._services.blobs.path(digest) for digest in _slices(tasks)})
         if not resumed:
             record = self._store.advance_round(record, RoundEvent.ANNOUNCE)
@@ -214,13 +228,16 @@ class Coordinator:
         self._store.note_answers(collection.timings())
         if decision.event is None or decision.event is RoundEvent.GIVE_UP:
             return self._abandon(record, decision.reason), folding
-        record = self._store.advance_round(record, decision.event, collect_seconds=self._dispatcher.now() - now)
-        self._dispatcher.close(f"round {record.number} is closed")
+        seconds, waits = self._dispatcher.now() - now, config.buffer is not None
+        record = self._store.advance_round(record, decision.event, collect_seconds=seconds, waits=waits)
+        waits = waits and record.version + 1 < config.rounds
+        self._dispatcher.close(f"round {record.number} is closed", waits=waits)
         return record, folding
 
     def _abandon(self, record: RoundRecord, reason: str) -> RoundRecord:
-        record = self._store.advance_round(record, RoundEvent.GIVE_UP, reason=reason)
-        self._dispatcher.close(f"round {record.number} is abandoned")
+        waits = self._context.config.round.buffer is not None
+        record = self._store.advance_round(record, RoundEvent.GIVE_UP, reason=reason, waits=waits)
+        self._dispatcher.close(f"round {record.number} is abandoned", waits=waits)
         self._count_bytes()
         retries = self._context.config.round.retries
         tail = self._store.rounds(record.run)[-retries:]
@@ -231,35 +248,41 @@ class Coordinator:
             ),
             f"abandoned: {reason}",
         )
-        self._tidy(record, self._store.tasks(record.run, record.number))
+        self._tidy(record, self._all_tasks(record))
         return record
 
     # Merging.
 
     def _merge(self, record: RoundRecord, folding: Folding | None) -> None:
-        tasks = self._store.tasks(record.run, record.number, "train")
+        tasks = tasks_of(self._context, self._store, record.number)
         version = self._store.version(record.run, record.version + 1)
         if version is None:
             by_id = {task.id: task for task in tasks}
-            folding = folding or begin_folding(self._context, tasks, by_id.__getitem__, self._services)
-            folding.advance({task.id: task.phase for task in tasks})
-            old = self._store.version(record.run, record.version)
-            if old is None:
-                raise StorageError(f"global version {record.version} of run {record.run} is not in the store")
+            old = self._started_from(record)
+            folding = folding or begin_folding(self._context, tasks, by_id.__getitem__, self._services, old)
+            folding.advance({task.id: task.phase if task.phase.answered else TaskPhase.MISSED for task in tasks})
             made = make_version(self._context, self._services, by_id, old, folding)
             if isinstance(made, str):
                 self._abandon(record, made)
                 return
             version = made
+        if version.number >= self._context.config.round.rounds:  # nobody goes on beyond the last
+            self._store.settle([task.id for task in tasks if not task.phase.answered], TaskPhase.MISSED)
         judgement = self._judge.judge(record, version)
         self._close(record, version, judgement)
+
+    def _started_from(self, record: RoundRecord) -> VersionRecord:
+        old = self._store.version(record.run, record.version)
+        if old is None:
+            raise StorageError(f"global version {record.version} of run {record.run} is not in the store")
+        return old
 
     def _close(self, record: RoundRecord, version: VersionRecord, judgement: Judgement) -> None:
         record = self._store.advance_round(
             record, RoundEvent.MERGED, evaluation=judgement.evaluation, note=judgement.note
         )
         self._count_bytes()
-        tasks = self._store.tasks(record.run, record.number)
+        tasks = self._all_tasks(record)
         trained = [task for task in tasks if task.kind == "train"]
         run = self._store.run(record.run)
         found = judgement.evaluation
@@ -290,14 +313,17 @@ class Coordinator:
 
         Doing it again is no error.
         """
+        waiting = self._waiting(record)
+        tasks = [task for task in tasks if task.id not in {item.id for item in waiting}]
         blobs = self._services.blobs
         versions = self._store.versions(record.run)
         newest = versions[-1]
         # Only the newest state is gone on with, and it may be large.
         states = {item.state_digest for item in versions[-2:] if item.state_digest not in {None, newest.state_digest}}
-        slices = _slices(tasks)
+        slices = _slices(tasks) - _slices(waiting)
         self._dispatcher.blobs.withdraw(slices)
         used = self._store.used_elsewhere(record.run, {*slices, *(item.digest for item in versions)})
+        used |= _slices(waiting)
         if (kept := promoted(self._store, record.run)) is not None:
             used |= {kept.digest}
         for digest in (slices | states) - {item.digest for item in versions} - used:

@@ -42,15 +42,15 @@ def take_update(
         StorageError: the disk is full.
     """
     data = updates.path(digest).read_bytes()
-    as_it_is = unseal is None and task.encoding == "fp32"
+    as_it_is = unseal is None and task.instructions.upload.encoding == "fp32"
     try:
         if not as_it_is:
             updates.remove(digest)
         if unseal is not None:
             data = unseal(data, task.record)
-        if task.encoding != "fp32":
+        if task.instructions.upload.encoding != "fp32":
             data = _decoded(data, task, blobs)
-        check_update(data, task.record, task.manifest, task.stays)
+        check_update(data, task.record, task.manifest, task.instructions.stays)
     except RefusedError:
         updates.remove(digest)
         raise
@@ -62,7 +62,9 @@ def _decoded(data: bytes, task: OpenTask, blobs: BlobStore) -> bytes:
         metadata, parts = read_metadata(data), decode_weights(data)
     except BlobError as error:
         raise RefusedError(RefusalReason.MALFORMED, str(error)) from error
-    difference = decode(parts, expected_shapes(task.record, task.manifest, task.stays), task.encoding)
+    difference = decode(
+        parts, expected_shapes(task.record, task.manifest, task.instructions.stays), task.instructions.upload.encoding
+    )
     sent = open_tensors(blobs.path(task.record.weights.digest))
     with np.errstate(over="ignore"):  # sums that are not finite are refused with the rest
         return encode_weights({name: sent[name] + value for name, value in difference.items()}, metadata)

@@ -62,8 +62,8 @@ class Dispatcher(Protocol):
     def open(self, collection: Collection) -> None:
         """Begin to collect; answers change the records of the collection's tasks, which the store already holds."""
 
-    def close(self, reason: str) -> None:
-        """End the collection; whoever still works on it is told why."""
+    def close(self, reason: str, *, waits: bool = False) -> None:
+        """End the collection; whoever still works on it is told why, or goes on and answers in a later one."""
 
     def forget(self, task: str) -> None:
         """Drop what came of the update of a task that is over."""

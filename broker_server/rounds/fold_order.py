@@ -27,6 +27,7 @@ class Folding:
         order: ids of the round's tasks, by device.
         load: reads the update of a task from disk.
         measure: told of every update that is folded for the first time.
+        moved: an update as it is folded, where it was made from an earlier version.
 
     Attributes:
         load: the same.
@@ -40,10 +41,12 @@ class Folding:
         order: Sequence[str],
         load: Callable[[str], Contribution],
         measure: Callable[[str, Contribution], Measured] | None = None,
+        moved: Callable[[str, Contribution], Contribution] = lambda _task, update: update,
     ) -> None:
         self._merge = merge
         self._order = tuple(order)
         self._measure = measure
+        self._moved = moved
         self.load = load
         self.measured: dict[str, Measured] = {}
         self._done = 0
@@ -64,7 +67,7 @@ class Folding:
                 update = self.load(task)
                 if self._measure is not None:
                     self.measured[task] = self._measure(task, update)
-                self._merge.fold(self._sums, update)
+                self._merge.fold(self._sums, self._moved(task, update))
                 self.folded.append(task)
             self._done += 1
 
@@ -77,11 +80,11 @@ class Folding:
         Raises:
             BlobError: an update on disk can no longer be read.
         """
-        other = Folding(self._merge, (), self.load)
+        other = Folding(self._merge, (), self.load, moved=self._moved)
         for task in self.folded:
             update = treated(task, self.load(task))
             if update is not None:
-                self._merge.fold(other._sums, update)
+                self._merge.fold(other._sums, self._moved(task, update))
                 other.folded.append(task)
         return other
 

@@ -15,7 +15,7 @@ from broker_server.rounds.closing import ClosingRule
 from broker_server.rounds.collecting import Collection
 from broker_server.rounds.dispatch import Services, gather
 from broker_server.rounds.evaluation import Evaluator
-from broker_server.rounds.planning import open_collection, statistics_tasks
+from broker_server.rounds.planning import open_collection, statistics_tasks, tasks_of
 from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.statistics import combine, has_statistics, over_batches
 from broker_server.rounds.test_set import load_test_set
@@ -198,7 +198,10 @@ class Judge:
         context, config = self._context, self._context.config.evaluation
         tasks = self._store.tasks(record.run, record.number, "statistics")
         if not tasks:
-            devices = [device for device, profile in self._dispatcher.fleet.profiles().items() if profile.examples > 0]
+            late = tasks_of(context, self._store, record.number + 1)
+            busy = {task.device for task in late if not task.phase.answered}
+            profiles = self._dispatcher.fleet.profiles()
+            devices = [device for device, item in profiles.items() if item.examples > 0 and device not in busy]
             if not devices:
                 return "no device is online to give batch norm statistics"
             count = math.ceil(round(config.statistics_fraction * len(devices), 9))

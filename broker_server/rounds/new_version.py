@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,11 @@ __all__ = ["begin_folding", "first_version", "make_version", "sent_to"]
 
 
 def begin_folding(
-    context: RunContext, tasks: Sequence[TaskRecord], current: Callable[[str], TaskRecord], services: Services
+    context: RunContext,
+    tasks: Sequence[TaskRecord],
+    current: Callable[[str], TaskRecord],
+    services: Services,
+    old: VersionRecord,
 ) -> Folding:
     """An empty merge of a round's tasks.
 
@@ -38,6 +43,7 @@ def begin_folding(
         tasks: the round's training tasks, by device.
         current: the newest record of a task, which names its update once it is there.
         services: where updates and what was sent are kept, and who knows the devices.
+        old: the version the round started from.
     """
     plans = compiled_plans(context, tasks)
 
@@ -49,7 +55,7 @@ def begin_folding(
             device=record.device,
             tier=Tier.parse(record.tier),
             key=record.plan_key,
-            plan=plans[record.plan_key],
+            plan=plans[record.version, record.plan_key],
             weights=open_tensors(services.updates.path(record.update_digest)),
             metrics=record.metrics,
         )
@@ -59,7 +65,28 @@ def begin_folding(
         announced = services.dispatcher.fleet.announced(update.device)
         return Measured(current(task).tier, norm, values, update.metrics.examples, announced)
 
-    return Folding(context.strategy.merge, [task.id for task in tasks], load, measure)
+    def moved(task: str, update: Contribution) -> Contribution:
+        record = current(task)
+        weight = _weight_of(context, record, old)
+        if record.version == old.number:
+            return update
+        now, sent = update.plan.slice(open_tensors(services.blobs.path(old.digest))), sent_to(services, record)
+        weights = {
+            name: (now[name] + weight * (value.astype(np.float64) - sent[name])).astype(np.float32)
+            for name, value in update.weights.items()
+        }
+        return replace(update, key=f"{update.key}@{record.version}", weights=weights)
+
+    return Folding(context.strategy.merge, [task.id for task in tasks], load, measure, moved)
+
+
+def _weight_of(context: RunContext, task: TaskRecord, old: VersionRecord) -> float:
+    """What the difference of an update counts, by how many versions have been made since its device was asked.
+
+    John Nguyen et al., AISTATS 2022, "Federated Learning with Buffered Asynchronous Aggregation",
+    https://arxiv.org/abs/2106.06639, where the exponent is 1/2.
+    """
+    return float((1 + old.number - task.version) ** -context.config.round.staleness)
 
 
 def sent_to(services: Services, task: TaskRecord) -> Mapping[str, NDArray[Any]]:
@@ -111,7 +138,8 @@ def make_version(
         StorageError: the disk is full.
     """
     blobs = services.blobs
-    number = next(iter(tasks.values())).round
+    last = services.store.last_round(context.run)
+    number = last.number if last is not None else 0
     counted = count_updates(context, services, folding, old, lambda task: sent_to(services, tasks[task]))
     report_refusals(services, counted, tasks)
     new = counted.folding.finish(open_model(blobs, old)) if counted.folding.folded else None
@@ -132,7 +160,11 @@ def make_version(
         created_at=time.time(),
         evaluation=None,
     )
-    services.store.add_version(version, counted.outcomes)
+    outcomes = dict(counted.outcomes)
+    for task, item in outcomes.items() if context.config.round.buffer is not None else ():
+        counts = {"round": number, "weight": _weight_of(context, tasks[task], old)}
+        outcomes[task] = replace(item, screening=item.screening.model_copy(update=counts))
+    services.store.add_version(version, outcomes)
     return version
 
 

@@ -12,7 +12,7 @@ from broker_server.rounds.collecting import Collection, OpenTask
 from broker_server.rounds.fleet import Assignment
 from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.tier_models import open_model
-from broker_server.store import Alternative, Alternatives, RoundRecord, TaskRecord, VersionRecord
+from broker_server.store import Alternative, Alternatives, RoundRecord, Store, TaskRecord, VersionRecord
 from broker_server.store.machine import RoundState
 from broker_server.strategies.strategy import PlanRequest
 from fleet_protocol.blob_store import BlobStore
@@ -21,7 +21,7 @@ from fleet_protocol.weights import weights_parts
 from models.plan import CompiledPlan, compile_plan
 from models.tier import Tier
 
-__all__ = ["compiled_plans", "open_collection", "plan_round", "statistics_tasks", "task_id"]
+__all__ = ["compiled_plans", "open_collection", "plan_round", "statistics_tasks", "task_id", "tasks_of"]
 
 
 def task_id(run: str, number: int, kind: str, device: str) -> str:
@@ -105,19 +105,32 @@ def plan_round(
     return record, tasks
 
 
-def compiled_plans(context: RunContext, tasks: Sequence[TaskRecord]) -> dict[str, CompiledPlan]:
+def compiled_plans(context: RunContext, tasks: Sequence[TaskRecord]) -> dict[tuple[int, str], CompiledPlan]:
     """The plans of a round's tasks, made again from what the store knows.
 
     Returns:
-        By plan key, those that a device may still take included.
+        By version and plan key, those that a device may still take included.
     """
-    plans: dict[str, CompiledPlan] = {}
+    plans: dict[tuple[int, str], CompiledPlan] = {}
     for task in tasks:
         for choice in task.choices:
-            if choice.plan_key not in plans:
+            key = (task.version, choice.plan_key)
+            if key not in plans:
                 request = PlanRequest(Tier.parse(choice.tier), task.device, task.version, context.config.seed)
-                plans[choice.plan_key] = compile_plan(context.artifacts.layout, context.strategy.plan(request).plan)
+                plans[key] = compile_plan(context.artifacts.layout, context.strategy.plan(request).plan)
     return plans
+
+
+def tasks_of(context: RunContext, store: Store, number: int) -> list[TaskRecord]:
+    """The training tasks that a round has to do with, by device: its own, and those it took over from earlier ones.
+
+    Args:
+        context: the run.
+        store: the store.
+        number: of the round, which is the newest or the next.
+    """
+    late = store.late(context.run, number, waiting=True) if context.config.round.buffer is not None else []
+    return sorted([*store.tasks(context.run, number, "train"), *late], key=lambda task: task.device)
 
 
 def statistics_tasks(
@@ -155,25 +168,23 @@ def open_collection(context: RunContext, tasks: Sequence[TaskRecord], rule: Clos
 
     Args:
         context: the run.
-        tasks: of one round and kind, by device; at least one.
+        tasks: of one kind, by device; at least one.
         rule: when it closes.
     """
     manifests: Mapping[str, TierArtifacts] = context.artifacts.tiers
     kind = tasks[0].kind
-    instructions = context.instructions(kind, tasks[0].version)
+    asked = {version: context.instructions(kind, version) for version in {task.version for task in tasks}}
     return Collection(
-        number=tasks[0].round,
+        number=max(task.round for task in tasks),
         kind=kind,
         tasks={
             task.id: OpenTask(
                 task,
                 manifests[task.tier].manifest,
                 manifests={choice.tier: manifests[choice.tier].manifest for choice in task.choices},
-                stays=frozenset(instructions.stays),
-                encoding=instructions.upload.encoding,
+                instructions=asked[task.version],
             )
             for task in tasks
         },
-        instructions=instructions,
         rule=rule,
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from broker_server.rounds.dispatch import Services
 from broker_server.rounds.fleet import Assignment, assign, choose, wanted_of, why_unfit
+from broker_server.rounds.planning import tasks_of
 from broker_server.rounds.quarantine import quarantined
 from broker_server.rounds.run_context import RunContext
 from broker_server.store import LeftOut
@@ -53,8 +54,10 @@ def recruit(context: RunContext, services: Services, version: int, number: int) 
         for device, until in quarantined(services.store, context.run, config.robust).items()
         if number <= until
     }
-    eligible = _wait_for_devices(context, services, version, banned)
-    wanted = wanted_of(len(eligible), fraction=config.round.fraction, least=config.round.min_devices)
+    busy = {task.device for task in tasks_of(context, services.store, number)}
+    eligible = _wait_for_devices(context, services, version, banned, busy)
+    wanted = wanted_of(len(eligible) + len(busy), fraction=config.round.fraction, least=config.round.min_devices)
+    wanted = max(0, wanted - len(busy))
     chosen = choose(
         eligible, wanted=wanted, over_selection=config.round.over_selection, seed=config.seed, number=number
     )
@@ -68,21 +71,23 @@ def recruit(context: RunContext, services: Services, version: int, number: int) 
             reasons[device] = "offline"
         else:
             unfit = why_unfit(profiles[device], context.tiers, config.tiers)
-            reasons[device] = unfit or "not drawn"
+            reasons[device] = unfit or ("at work for an earlier round" if device in busy else "not drawn")
     named = dict(list(reasons.items())[:_NAMED_LEFT_OUT])
+    if config.round.buffer is not None:
+        wanted = min(config.round.buffer, len(chosen) + len(busy))
     return Recruits(chosen, wanted, LeftOut(reasons=named, more=len(reasons) - len(named)))
 
 
 def _wait_for_devices(
-    context: RunContext, services: Services, version: int, banned: Collection[str]
+    context: RunContext, services: Services, version: int, banned: Collection[str], busy: Collection[str]
 ) -> Mapping[str, Assignment]:
     config, dispatcher = context.config, services.dispatcher
     deadline = dispatcher.now() + config.round.wait_seconds
     told: tuple[str, ...] | None = None
     while True:
-        there = {key: item for key, item in dispatcher.fleet.profiles().items() if key not in banned}
+        there = {key: item for key, item in dispatcher.fleet.profiles().items() if key not in {*banned, *busy}}
         eligible = assign(there, context.tiers, config.tiers, seed=config.seed, version=version)
-        if len(eligible) >= config.round.min_devices:
+        if len(eligible) + len(busy) >= config.round.min_devices:
             return eligible
         online = dispatcher.fleet.online
         if told != online:

@@ -141,6 +141,8 @@ def prepare_run(run: str, config: FleetConfig, artifacts: Artifacts) -> RunConte
         _require_shared_plans(prepared, tiers)
     context = RunContext(run, config, artifacts, tiers, prepared)
     asked = context.instructions("train", 0)
+    if config.round.buffer is not None:
+        _require_deltas(prepared, asked, robust.merge)
     if asked.train.micro_batch is not None and asked.routine != "train":
         raise PlanError(f"train.micro_batch: the routine {asked.routine} takes whole batches; leave it out")
     for item in tiers:
@@ -166,6 +168,19 @@ def _moving(strategy: Strategy, tiers: Sequence[TierArtifacts], seed: int) -> st
     """A tier whose next slice may have other units than its last one, None where all plans stay."""
     plans = {item.tier.id: strategy.plan(PlanRequest(item.tier, "", 0, seed)).plan for item in tiers}
     return next((tier for tier, plan in plans.items() if plan.kind != "static"), None)
+
+
+def _require_deltas(strategy: Strategy, asked: Instructions, merge: str) -> None:
+    """See that an update of an earlier version can be added to a later one."""
+    why = ""
+    if not strategy.merge.deltas:
+        why = f"{strategy.name} does not average entry by entry what its devices have changed; take heterofl or fedavg"
+    elif asked.chooser is not None:
+        why = f"with {strategy.name} devices choose their tier by rounds that all of them end together"
+    elif merge != "mean":
+        why = f'robust.merge = "{merge}" compares updates that were made from one version; leave it out'
+    if why:
+        raise PlanError(f"round.buffer takes updates that were made from earlier versions: {why}, or remove buffer")
 
 
 def _require_recipe(table: RecipeTable | None, manifest: Manifest) -> None:

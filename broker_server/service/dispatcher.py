@@ -10,7 +10,8 @@ import logging
 import math
 import queue
 import time
-from collections.abc import Callable
+from collections import ChainMap
+from collections.abc import Callable, Mapping
 
 from broker_server.rounds.accounting import ByteCount
 from broker_server.rounds.collecting import Collection, OpenTask, due_for_nudge
@@ -68,6 +69,7 @@ class MqttDispatcher:
         self._nudge_seconds = nudge_seconds
         self._on_control = on_control
         self._collection: Collection | None = None
+        self._waiting: dict[str, OpenTask] = {}  # that go on beyond their collection, until the next
         self._count_at = 0.0
         self._wire = connection.link.wire
 
@@ -158,7 +160,7 @@ class MqttDispatcher:
                 case DeviceTopic(device, "status"):
                     self._status(device, event.payload)
                 case DeviceTopic(device, "reply"):
-                    self._replies.take(device, event.payload, self._collection)
+                    self._replies.take(device, event.payload, self._open)
                 case UploadTopic(task):
                     self._chunk(task, event)
                 case ServerTopic("control"):
@@ -176,6 +178,11 @@ class MqttDispatcher:
         known = isinstance(topic, DeviceTopic) and self.fleet.knows(topic.device)
         sender = topic.device if isinstance(topic, DeviceTopic) and known else None
         self.reporter.refused(reason, detail, device=sender, number=self._number)
+
+    @property
+    def _open(self) -> Mapping[str, OpenTask]:
+        """Tasks whose answers are taken."""
+        return ChainMap(self._collection.tasks if self._collection is not None else {}, self._waiting)
 
     @property
     def _number(self) -> int | None:
@@ -212,18 +219,24 @@ class MqttDispatcher:
             collection: replaces the one before.
         """
         self._collection = collection
+        if collection.kind == "train":
+            self._waiting = {}
         self._strangers.clear()
         self.offer_again()
 
-    def close(self, reason: str) -> None:
+    def close(self, reason: str, *, waits: bool = False) -> None:
         """End the collection; devices that still work on it are told.
 
         Args:
             reason: for their log.
+            waits: they go on, and answer in a later collection.
         """
         collection, self._collection = self._collection, None
         if collection is not None:
             self._past = {*collection.tasks, *(self._past if len(self._past) < _MOST_STRANGERS else ())}
+        if collection is not None and waits:
+            self._waiting = {task.record.id: task for task in collection.unanswered}
+            return
         for task in collection.unanswered if collection is not None else ():
             self._outbox.cancel(task.record, reason)
 
@@ -242,13 +255,12 @@ class MqttDispatcher:
             if task.offered < 0 and not self.blobs.asked(ref.digest, task.record.device):
                 self.blobs.expect(ref.digest, task.record.device)
         task.offered = now
-        self._outbox.offer(task.record, collection.instructions, collection.deadline - now)
+        self._outbox.offer(task.record, task.instructions, collection.deadline - now)
 
     # Uploads.
 
     def _chunk(self, task_id: str, event: Received) -> None:
-        collection = self._collection
-        task = collection.tasks.get(task_id) if collection is not None else None
+        task = self._open.get(task_id)
         if task is not None:
             owner = task.record.device
             if event.signer not in {None, owner}:

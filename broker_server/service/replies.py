@@ -7,9 +7,10 @@ answered so that its sender stops asking.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 
-from broker_server.rounds.collecting import Collection, OpenTask
+from broker_server.rounds.collecting import OpenTask
 from broker_server.service.connection import Connection
 from broker_server.service.run_parts import RunParts
 from broker_server.store import TaskPhase, TaskRecord
@@ -41,7 +42,7 @@ class Replies:
         self._outbox = connection.outbox
         self._fleet = connection.topics.fleet
 
-    def take(self, device: str, payload: bytes, collection: Collection | None) -> None:
+    def take(self, device: str, payload: bytes, tasks: Mapping[str, OpenTask]) -> None:
         """Take a reply.
 
         Raises:
@@ -56,7 +57,7 @@ class Replies:
                 f"{message.type} of {message.device} in fleet {message.fleet}, sent by {device}, "
                 "which has not announced itself under this name",
             )
-        task = collection.tasks.get(message.task) if collection is not None else None
+        task = tasks.get(message.task)
         if isinstance(message, NeedChunks):
             self._need(message, task)
             return
@@ -125,6 +126,8 @@ class Replies:
     def _not_open(self, message: DeviceMessage) -> None:
         """Answer a message about a task that is over, or that never was."""
         known = self._store.task(message.task)
+        if known is not None and (known.run, known.phase) == (self._reporter.run, TaskPhase.OFFERED):
+            return  # it goes on beyond its round, and a server that was just started has not begun the next
         named = known or self._as_named(message)
         if known is not None and known.device == message.device and isinstance(message, Done):
             if known.phase in {TaskPhase.RECEIVED, TaskPhase.MERGED}:

@@ -75,7 +75,7 @@ class Uploads:
         if task.record.phase.answered or task.record.id in self._accepted:
             return  # the acknowledgement was lost and the device sends everything again
         try:
-            self._partial.add(task.record.id, frame, size_limit(task.record, task.manifest, task.stays))
+            self._partial.add(task.record.id, frame, size_limit(task.record, task.manifest, task.instructions.stays))
         except RefusedError as error:
             self._count(task, error)
             return
@@ -113,7 +113,7 @@ class Uploads:
             self._store.take(task.record)
         record = task.record
         try:
-            check_done(message, record, task.manifest, task.stays)
+            check_done(message, record, task.manifest, task.instructions.stays)
             missing = self._partial.missing(record.id, message.update)
             if missing:
                 # Brokers keep the order of one topic only: the announcement may overtake the chunks.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fleet_protocol.frozen import FrozenModel
 
@@ -26,6 +26,9 @@ class RoundKeys(FrozenModel):
             default a quarter of the time that the slowest of those that answered took.
         over_selection: share of the wanted devices that is asked beyond them; the round closes when as many as are
             wanted have answered, and the slowest are not waited for.
+        buffer: updates that make a version; whoever has not answered goes on and counts in a later one. None waits for
+            everybody. With it ``fraction`` is the share of the devices that is at work at any time.
+        staleness: an update that was made s versions ago counts (1 + s) to the power of minus this.
     """
 
     rounds: int = Field(default=20, ge=1)
@@ -34,6 +37,14 @@ class RoundKeys(FrozenModel):
     quorum: Share = 0.5
     grace: float | None = Field(default=None, ge=0)
     over_selection: float = Field(default=0.0, ge=0, le=10)
+    buffer: int | None = Field(default=None, ge=1)
+    staleness: float = Field(default=0.5, ge=0)
+
+    @model_validator(mode="after")
+    def _one_way_to_leave_the_slow_behind(self) -> RoundKeys:
+        if self.buffer is not None and self.over_selection:
+            raise ValueError("over_selection drops the slowest, and buffer takes them later; leave one of the two out")
+        return self
 
 
 class RoundConfig(RoundKeys):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from broker_server.store.machine import RoundState
 from broker_server.store.queries import find_run
 from broker_server.store.records import RoundRecord
 from broker_server.store.repository import Store
@@ -41,6 +42,8 @@ class DeviceInRound:
         scale: of the difference, below 1 where it was clipped.
         samples: it counted with, where the strategy weighs by samples.
         declared: samples that it said it has.
+        version: from which it trained.
+        weight: that its difference counted with, below 1 where that version was an earlier one.
         refusals: lines of the log about refusals of it in this round.
     """
 
@@ -62,6 +65,8 @@ class DeviceInRound:
     scale: float | None = None
     samples: int | None = None
     declared: int | None = None
+    version: int | None = None
+    weight: float | None = None
     refusals: int = 0
 
 
@@ -87,8 +92,10 @@ def explain_round(store: Store, number: int, run: str | None = None) -> list[Dev
         for event in store.events(found.id)
         if event.kind == "update-refused" and event.round == number
     )
-    rows = [_asked(record, task, refused[task.device]) for task in store.tasks(found.id, number, "train")]
-    return [*rows, *_not_asked(record)]
+    tasks = [*store.tasks(found.id, number, "train"), *store.late(found.id, number)]
+    rows = [_asked(record, task, refused[task.device]) for task in sorted(tasks, key=lambda task: task.device)]
+    asked = {row.device for row in rows}
+    return [*rows, *(row for row in _not_asked(record) if row.device not in asked)]
 
 
 def _asked(record: RoundRecord, task: TaskRecord, refusals: int) -> DeviceInRound:
@@ -109,6 +116,8 @@ def _asked(record: RoundRecord, task: TaskRecord, refusals: int) -> DeviceInRoun
         scale=screening.scale if screening is not None else None,
         samples=screening.samples if screening is not None else None,
         declared=screening.declared if screening is not None else None,
+        version=task.version,
+        weight=screening.weight if screening is not None else None,
         refusals=refusals,
     )
 
@@ -137,6 +146,10 @@ def _why(record: RoundRecord, task: TaskRecord) -> str:
             return f"away since {task.timing.left:.1f} s"
         ending = record.ending.value if record.ending is not None else record.state.value
         return f"no answer when the collecting ended ({ending})"
+    if task.screening is not None and task.screening.round not in {None, record.number}:
+        return f"it went on, and its update is in the version of round {task.screening.round}"
+    if task.phase is TaskPhase.OFFERED and record.state is RoundState.CLOSED:
+        return "it goes on, and will count in a later round"
     return task.detail or (_clipped(task.screening) if task.screening is not None else "")
 
 

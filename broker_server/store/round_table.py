@@ -26,7 +26,8 @@ class RoundTable(Database):
         """Store a planned round with all its tasks."""
         with self._begin() as connection:
             connection.execute(insert(schema.rounds).values(to_row(record)))
-            connection.execute(insert(schema.tasks), [to_row(task) for task in tasks])
+            if tasks:
+                connection.execute(insert(schema.tasks), [to_row(task) for task in tasks])
 
     def rounds(self, run: str) -> list[RoundRecord]:
         """The rounds of a run in order."""
@@ -47,6 +48,7 @@ class RoundTable(Database):
         evaluation: VersionEvaluation | None = None,
         note: str | None = None,
         collect_seconds: float | None = None,
+        waits: bool = False,
     ) -> RoundRecord:
         """Move a round by its table and commit.
 
@@ -57,6 +59,7 @@ class RoundTable(Database):
             evaluation: of the version it made.
             note: why that was not evaluated.
             collect_seconds: how long it has collected, if that is over now.
+            waits: for what has not come, in a later round.
 
         Returns:
             The round as it is now.
@@ -79,7 +82,7 @@ class RoundTable(Database):
             connection.execute(
                 update(table).where(table.c.run == record.run, table.c.number == record.number).values(values)
             )
-            if state in {RoundState.MERGING, RoundState.ABANDONED}:
+            if state in {RoundState.MERGING, RoundState.ABANDONED} and not waits:
                 # Nothing is taken any more: what has not come is missed.
                 connection.execute(
                     update(tasks)

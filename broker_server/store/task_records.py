@@ -81,6 +81,8 @@ class Screening(FrozenModel):
         scale: factor of the difference, below 1 where it was clipped to the bound.
         samples: it counted with.
         declared: samples that the device said it had.
+        round: whose version it is in, where that need not be the one in which it was asked for.
+        weight: of its difference, below 1 where it was made from an earlier version.
     """
 
     norm: float
@@ -88,6 +90,8 @@ class Screening(FrozenModel):
     scale: float = 1.0
     samples: int
     declared: int
+    round: int | None = None
+    weight: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,21 @@ class TaskTable(Database):
         query = select(table).join(found, (table.c.device == found.c.device) & (table.c.round == found.c.round))
         return {task.device: task for task in self._all(TaskRecord, query.where(which))}
 
+    def late(self, run: str, number: int, *, waiting: bool = False) -> list[TaskRecord]:
+        """Training tasks of earlier rounds whose updates are in the version of a round, by device.
+
+        Args:
+            run: id of the run.
+            number: of the round.
+            waiting: also those that are not over yet.
+        """
+        table = schema.tasks
+        wanted = func.json_extract(table.c.screening, "$.round") == number
+        if waiting:
+            wanted |= table.c.phase.in_([TaskPhase.OFFERED.value, TaskPhase.RECEIVED.value])
+        query = select(table).where(table.c.run == run, table.c.round < number, table.c.kind == "train", wanted)
+        return self._all(TaskRecord, query.order_by(table.c.device))
+
     def refused_devices(self, run: str) -> list[tuple[str, int, TaskPhase]]:
         """Device, round and phase of every training task of devices of which something was refused, by round."""
         table = schema.tasks

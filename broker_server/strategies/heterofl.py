@@ -74,7 +74,7 @@ def build(basis: Basis[FrozenModel | None]) -> Strategy:
             labels=update.metrics.labels if label_rule else None,
         )
 
-    merge: Merge[Any] = Merge(lambda: start(basis.layout), add, stepped(finish, basis.optimizer))
+    merge: Merge[Any] = Merge(lambda: start(basis.layout), add, stepped(finish, basis.optimizer), deltas=True)
     if basis.average != "mean":
         merge = merge_of_holders(basis.average, basis.faulty, basis.optimizer, label_rule=label_rule)
     return Strategy(

@@ -168,12 +168,15 @@ class Merge(Generic[SumsT]):
         finish: the next global model, from the accumulator, which is spent, and the model the round started from.
             The state it is given may be overwritten.
         average: what it takes of the values of an entry; a merge of the method's own is a mean.
+        deltas: whether the global model moves by the mean, for each entry, of how far the updates have moved it; then
+            an update that was made from an earlier model can move a later one.
     """
 
     start: Callable[[], SumsT]
     fold: Callable[[SumsT, Contribution], None]
     finish: Callable[[SumsT, GlobalModel], GlobalModel]
     average: Average = "mean"
+    deltas: bool = False
 
 
 def stepped(

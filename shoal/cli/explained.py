@@ -55,6 +55,8 @@ def _cells(row: DeviceInRound) -> dict[str, str]:
         "answered": seconds_text(row.answered_seconds),
         "norm": _number(row.norm),
         "bound": _number(row.norm_bound),
+        "version": "-" if row.version is None else str(row.version),
+        "weight": _number(row.weight),
         "samples": "-" if row.samples is None else str(row.samples),
         "refused": str(row.refusals),
         "why": row.why,

@@ -37,7 +37,11 @@ class RowMaker:
             record: a closed round.
             simulated_before: emulated time up to its start, seconds.
         """
-        tasks = self._store.tasks(record.run, record.number)
+        tasks = [
+            task
+            for task in (*self._store.tasks(record.run, record.number), *self._store.late(record.run, record.number))
+            if task.screening is None or task.screening.round in {None, record.number}
+        ]
         devices = []
         for task in tasks:
             if task.kind != "train" or task.phase is not TaskPhase.MERGED or task.metrics is None:

@@ -1,0 +1,191 @@
+"""Rounds that do not wait: a version is made of the first updates, later ones count by how stale they are."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from broker_server.store import Store, TaskPhase
+from broker_server.store.explaining import explain_round
+from fleet_protocol.control import FleetChanged, RoundClosed
+from fleet_protocol.errors import PlanError
+from fleet_protocol.messages import Cancel, UploadAck, UploadRefused
+from shoal.cli.explained import show_round
+from tests.broker_server.peer import Peer, honest, silent
+from tests.broker_server.test_refused_runs import prepare
+from tests.broker_server.test_resume import start_dying, weights_of
+from tests.marking import mostly_slow
+
+MOVES = {"a": 1.0, "b": 3.0, "c": 8.0}
+KILLS = [
+    ("", 0),  # not at all
+    ("receive", 1),
+    ("receive", 4),
+    ("plan_round", 2),
+    ("advance_round", 3),
+    ("advance_round", 7),
+    ("add_version", 1),
+    ("add_version", 3),
+    ("note_answers", 2),
+]
+
+
+def slow(delta):
+    """Answers when it is offered its task for the third time: in the third round from the one it was asked in."""
+    seen = Counter()
+
+    def script(peer, work):
+        seen[work.offer.task] += 1
+        if seen[work.offer.task] >= 3:
+            honest(delta)(peer, work)
+
+    return script
+
+
+@contextlib.contextmanager
+def devices(fleet, url):
+    with (
+        Peer(fleet, "a", url, honest(MOVES["a"])) as a,
+        Peer(fleet, "b", url, honest(MOVES["b"])) as b,
+        Peer(fleet, "c", url, slow(MOVES["c"])) as c,
+    ):
+        yield a, b, c
+
+
+def asynchronous(config, **round_keys):
+    keys = {"rounds": 6, "min_devices": 3, "buffer": 2, "nudge_seconds": 60, **round_keys}
+    return config(evaluation={"data": None}, round=keys)
+
+
+def by_version(settings, run):
+    """The tasks that each version is made of, with the version it began from, as the store tells."""
+    with contextlib.closing(Store(settings.store, read_only=True)) as store:
+        versions = store.versions(run)[1:]
+        rounds = {item.number: item for item in store.rounds(run)}
+        tasks = [task for number in rounds for task in store.tasks(run, number, "train")]
+    merged = [task for task in tasks if task.phase is TaskPhase.MERGED]
+    made = {item.round: [task for task in merged if task.screening.round == item.round] for item in versions}
+    assert sum(map(len, made.values())) == len(merged)
+    return tasks, [(rounds[number].version, found) for number, found in made.items()]
+
+
+@pytest.mark.parametrize(("method", "call"), mostly_slow(KILLS, {("", 0), ("receive", 4)}.__contains__))
+def test_every_acknowledged_update_counts_once_and_by_its_staleness(
+    method, call, url, config, running, fleet, tmp_path
+):
+    """Whenever the server is killed: the weights are those that follow from who was merged when, by arithmetic."""
+    settings = asynchronous(config)
+    with devices(fleet, url) as peers:
+        if method:
+            assert start_dying(settings, url, method, call, tmp_path).wait(60) == -signal.SIGKILL
+        finished = running(settings, url).wait()
+        assert (finished.status, finished.rounds) == ("finished", 6), finished.error
+        acknowledged = {message.task for peer in peers for message in peer.got(UploadAck)}
+    tasks, made = by_version(settings, finished.run)
+    moved, stale = 0.0, set()
+    for version, found in made:
+        weights = [(1 + version - task.version) ** -0.5 for task in found]
+        assert [task.screening.weight for task in found] == weights
+        moved += sum(w * MOVES[task.device] for w, task in zip(weights, found, strict=True)) / len(found)
+        stale |= {version - task.version for task in found}
+        assert len({task.device for task in found}) == len(found) >= 2
+    assert {0, 2} <= stale  # the slow device's update came two versions later
+    first, last = weights_of(settings, finished.run, 0), weights_of(settings, finished.run, 6)
+    for name, value in first.items():
+        np.testing.assert_allclose(last[name], value + moved, rtol=1e-5, atol=1e-5)
+    merged = {task.id for _, found in made for task in found}
+    assert acknowledged <= merged
+    assert all(task.phase is TaskPhase.MISSED for task in tasks if task.id not in merged)
+    objects = [path.name for path in (settings.store / "updates" / "objects").rglob("*") if path.is_file()]
+    assert objects == []
+
+
+def test_a_round_says_against_which_version_each_answered(url, config, running, fleet, capsys):
+    """Who goes on is in no hurry to be told that it is over, and whoever trains is not asked for anything else."""
+    settings = asynchronous(config)
+    with devices(fleet, url) as (_, _, c):
+        run = running(settings, url).wait().run
+        assert len({offer.task for offer in c.offers}) < 6
+        assert len(c.got(Cancel)) <= 1  # of the last round
+    with contextlib.closing(Store(settings.store, read_only=True)) as store:
+        rows = {number: explain_round(store, number, run) for number in range(1, 7)}
+    asked = next(row for row in rows[1] if row.device == "c")
+    counted = int(asked.why.rpartition(" ")[2])
+    assert (asked.outcome, counted > 1) == ("merged", True)
+    row = next(row for row in rows[counted] if row.device == "c")
+    assert (row.version, row.weight) == (0, counted**-0.5)
+    assert any(row.outcome == "not asked" and "at work" in row.why for row in rows[2])
+    show_round(settings.store, counted, run, as_json=True)
+    assert {item["device"]: item["version"] for item in json.loads(capsys.readouterr().out)}["c"] == 0
+    show_round(settings.store, counted, run, as_json=False)
+    assert f"{counted**-0.5:.4g}" in capsys.readouterr().out
+
+
+def test_an_update_that_comes_between_two_rounds_is_repeated_and_counts(url, config, running, fleet):
+    """While the server waits for devices nobody collects; it says nothing, instead of that the update is too late."""
+    settings = asynchronous(config, rounds=2, min_devices=2, buffer=1)
+    told = []
+
+    def leaving(peer, work):
+        peer.script = silent
+        peer.link.publish(peer.topics.status("a"), peer._status(online=False), retain=True)
+        honest(1.0)(peer, work)
+
+    with Peer(fleet, "c", url, lambda _peer, work: told.append(work)) as c, Peer(fleet, "a", url, leaving) as a:
+        server = running(settings, url)
+        server.wait_event(RoundClosed)
+        a.wait_for(lambda peer: peer.got(UploadAck), 30)
+        with server.changed:
+            assert server.changed.wait_for(lambda: isinstance(server.events[-1], FleetChanged), 30)
+        honest(8.0)(c, told[0])
+        with pytest.raises(AssertionError):
+            c.wait_for(lambda peer: peer.got(UploadRefused) or peer.got(Cancel), 1.5)
+        a.say_hello()
+        finished = server.wait()
+    _, made = by_version(settings, finished.run)
+    assert [[task.device for task in found] for _, found in made] == [["a"], ["c"]]
+
+
+def test_nothing_is_stale_where_all_are_waited_for(url, config, running, fleet):
+    """A buffer as large as the fleet makes the versions of rounds that wait, to the bit."""
+    found = []
+    for keys in ({"buffer": 2}, {"buffer": None}):
+        name = f"{fleet}{len(found)}"
+        settings = asynchronous(config, rounds=2, min_devices=2, **keys).model_copy(update={"fleet": name})
+        settings = settings.model_copy(update={"store": settings.store / name})
+        with Peer(name, "a", url, honest(0.1)), Peer(name, "b", url, honest(0.3)):
+            run = running(settings, url).wait().run
+        found.append(weights_of(settings, run, 2))
+    assert all(np.array_equal(found[0][name], found[1][name]) for name in found[0])
+
+
+@pytest.mark.parametrize(
+    ("tables", "why"),
+    [
+        ({"strategy": {"name": "inclusivefl"}}, "inclusivefl does not average entry by entry"),
+        ({"strategy": {"name": "fedmedian"}}, "fedmedian does not average"),
+        ({"strategy": {"name": "fedrolex", "fedrolex": {"weighting": "width"}}}, "does not average"),
+        ({"robust": {"merge": "trimmed_mean"}}, "does not average"),
+        ({"robust": {"merge": "krum"}}, 'robust.merge = "krum" compares'),
+        ({"strategy": {"name": "whalefl"}}, "choose their tier by rounds"),
+    ],
+)
+def test_methods_that_need_updates_of_one_version_are_refused(config, tables, why):
+    """When the run is planned, with what to do instead."""
+    with pytest.raises(PlanError, match=rf"{why}.*, or remove buffer"):
+        prepare(config, round={"buffer": 2}, **tables)
+
+
+@pytest.mark.parametrize("name", ["heterofl", "fedavg", "fedrolex", "federated_dropout"])
+def test_methods_that_average_what_has_changed_are_taken(config, name):
+    assert prepare(config, round={"buffer": 2}, strategy={"name": name}).strategy.merge.deltas
+
+
+def test_over_selection_has_no_place_beside_a_buffer(config):
+    with pytest.raises(ValueError, match="leave one of the two out"):
+        config(round={"buffer": 2, "over_selection": 0.5})
