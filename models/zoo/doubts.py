@@ -28,6 +28,12 @@ def explained(doubt: Doubt, case: Case, works: Callable[[Axis], bool]) -> str:
         case: the model.
         works: whether the architecture can be cut with another form of an axis.
     """
+    first, again = case.views[0].before.outputs, case.views[0].subject.run(gradients=False).outputs
+    if not all(torch.allclose(one, other) for one, other in zip(first, again, strict=True)):
+        return (
+            "the model computes something else each time it runs, so it draws random numbers; let a NoiseLayer of"
+            " models.zoo.dropout draw them, and only in training: its uniform(x) becomes an input of the graph"
+        )
     axis = case.axes[doubt.axis]
     carriers = [place for place, moved in case.growth.items() if axis.name in moved]
     unread = next((place for place in carriers if doubt.dims[place[0]][place[1]] is None), None)

@@ -1,0 +1,53 @@
+"""A model that draws random numbers is refused for that, and what the message advises is done and holds."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fleet_protocol.errors import ConfigError
+from models import Cut, architecture, build, infer_layout
+from models.zoo.dropout import NoiseLayer
+from tests.trainer_export.helpers import train_report
+from trainer_export.model_inputs import Signature
+
+
+class Logistic(NoiseLayer):
+    """Numbers of the logistic distribution while a model trains, and zeros elsewhere."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.active:
+            return torch.zeros_like(x)
+        drawn = self.uniform(x).clamp(0.01, 0.99)
+        return torch.log(drawn / (1 - drawn))
+
+
+class Variational(nn.Module):
+    """Half of what the encoder says is how far the other half is moved at random."""
+
+    def __init__(self, code: int, classes: int, *, as_advised: bool) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(5, 2 * code), nn.Linear(code, classes)
+        self.noise = Logistic(0.5) if as_advised else torch.randn_like
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, spread = self.encoder(x).chunk(2, 1)
+        return self.decoder(mean + self.noise(spread) * torch.exp(spread / 2))
+
+
+@architecture()
+def variational(
+    cut: Cut, *, input_shape: tuple[int, ...] = (5,), classes: int = 3, as_advised: bool = False
+) -> nn.Module:
+    """Build the model."""
+    return Variational(cut.width("code", 8), cut.classes(classes), as_advised=as_advised)
+
+
+def test_a_model_that_draws_random_numbers() -> None:
+    """The message says what it is, and with a layer for the numbers the model is cut and trains as in PyTorch."""
+    with pytest.raises(ConfigError, match="draws random numbers; let a NoiseLayer"):
+        infer_layout(variational)
+    advised = {"as_advised": True}
+    assert infer_layout(variational, advised).axes["code"].size == 8
+    torch.manual_seed(3)
+    module = build(variational, 0.5, settings=advised)
+    assert train_report(module, Signature((5,), "float32", 3), sizes=(3, 2)).worst_absolute <= 1e-5
