@@ -15,7 +15,7 @@ SIDE_BY_SIDE := -n logical --maxprocesses 4 --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE
 test test-slow test-installed test-training: export OMP_NUM_THREADS = 1
 
-.PHONY: install demo test test-slow test-installed test-training mutants fuzz conformance check format bench docs clean arm
+.PHONY: soak install demo test test-slow test-installed test-training mutants fuzz conformance check format bench docs clean arm
 
 install: $(STAMP) $(TESTS_STAMP)
 
@@ -66,6 +66,9 @@ arm: install  ## A card built from Debian packages, started in an emulated arm64
 	  $(if $(filter 0,$(shell id -u)),,sudo) apt-get install -q -y --no-install-recommends qemu-system-arm qemu-efi-aarch64 \
 	    cpio kmod fakeroot mtools dosfstools e2fsprogs fdisk xz-utils zstd mosquitto
 	$(BIN)/python -m pytest -m arm -rs $(TESTS)
+
+soak: install  ## RUNS runs (50) in which server, agents and Mosquitto are killed at random; each must end with the same bits.
+	$(BIN)/python -m tests.fleet.soak --runs $(or $(RUNS),50)
 
 mutants: $(MUTANTS_STAMP)  ## Mistakes put into merge, slicing, plan and adaptive sizing on purpose; prints what survives.
 	$(BIN)/python -m tests.mutants
