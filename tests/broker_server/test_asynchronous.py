@@ -94,7 +94,8 @@ def test_every_acknowledged_update_counts_once_and_by_its_staleness(
         moved += sum(w * MOVES[task.device] for w, task in zip(weights, found, strict=True)) / len(found)
         stale |= {version - task.version for task in found}
         assert len({task.device for task in found}) == len(found) >= 2
-    assert {0, 2} <= stale  # the slow device's update came two versions later
+    assert 0 in stale
+    assert max(stale) >= 2  # the slow device's update came two versions later, or after
     first, last = weights_of(settings, finished.run, 0), weights_of(settings, finished.run, 6)
     for name, value in first.items():
         np.testing.assert_allclose(last[name], value + moved, rtol=1e-5, atol=1e-5)
