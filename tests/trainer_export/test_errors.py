@@ -166,17 +166,14 @@ def _image(x: Tensor) -> Tensor:
     return x.view(-1, 1, 2, 3).repeat(1, 1, 2, 2)
 
 
-def _grid(x: Tensor) -> Tensor:
+def _sampled(x: Tensor, mode: str) -> Tensor:
     places = torch.stack(torch.meshgrid(torch.linspace(-1, 1, 2), torch.linspace(-1, 1, 3), indexing="ij")[::-1], -1)
-    return functional.grid_sample(_image(x), places.expand(x.shape[0], 2, 3, 2), align_corners=True).flatten(1)
+    places = places.expand(x.shape[0], 2, 3, 2)
+    return functional.grid_sample(_image(x), places, mode=mode, align_corners=True).flatten(1)
 
 
 def _unpooled(x: Tensor) -> Tensor:
     return functional.max_unpool2d(*functional.max_pool2d(_image(x), 2, return_indices=True), 2).flatten(1)[:, :6]
-
-
-def _resized(x: Tensor) -> Tensor:
-    return functional.interpolate(_image(x), (2, 3), mode="bilinear", align_corners=True).flatten(1)
 
 
 def _cosines(x: Tensor) -> Tensor:
@@ -196,7 +193,7 @@ REMEDIES: Mapping[str, tuple[Callable[[Tensor], Tensor], str, Callable[[Tensor],
     ),
     "angle": (lambda x: torch.atan2(x, x * x + 1), "torch.atan of a quotient", lambda x: torch.atan(x / (x * x + 1))),
     "fourier": (lambda x: torch.fft.fft(x).real, "tables of cosines and sines", _cosines),
-    "sampled": (_grid, "interpolate for a fixed grid", _resized),
+    "sampled": (lambda x: _sampled(x, "nearest"), "use mode='bilinear'", lambda x: _sampled(x, "bilinear")),
     "unpooled": (_unpooled, "use Upsample or a transposed", lambda x: nn.Upsample((2, 3))(_image(x)).flatten(1)),
     "one hot": (
         lambda x: functional.one_hot(x.argmax(1)),
