@@ -175,7 +175,8 @@ def test_an_enrolled_fleet_trains_over_tls_and_lets_nobody_else_in(ground, url):
     assert not watcher.of(control.UpdateRefused)
 
 
-@pytest.mark.parametrize("who", [pytest.param("outsider", marks=pytest.mark.slow), "insider"])
+@pytest.mark.slow
+@pytest.mark.parametrize("who", ["outsider", "insider"])
 def test_whatever_is_said_in_anothers_place_is_refused_and_counted(ground, tmp_path, who):
     """Offers, refusals, statuses, chunks, requests and events, forged, moved and said again: the run ends as ever.
 

@@ -129,7 +129,7 @@ def told_of_the_plan(module: nn.Module, layout: Layout, plan: Plan) -> nn.Module
 
 
 @pytest.mark.parametrize(("name", "settings"), CASES, ids=IDS)
-@pytest.mark.parametrize("kind", ["static", "rolling", "random"])
+@pytest.mark.parametrize("kind", ["static", "rolling", pytest.param("random", marks=pytest.mark.slow)])
 def test_a_sub_model_is_the_slice_of_the_whole(name, settings, kind):
     """At every width and depth: the slice loads strictly, and computes what the zeroed whole computes."""
     arch = ZOO.get(name)

@@ -197,6 +197,7 @@ def workers_of_this_process() -> list[psutil.Process]:
     return [child for child in psutil.Process().children() if "simulation.worker" in " ".join(child.cmdline())]
 
 
+@pytest.mark.slow
 def test_a_dead_worker_is_replaced(cache, tmp_path, straight):
     """A worker that is killed in mid-round is started again, and its device's work is repeated once."""
     dead = []

@@ -81,6 +81,7 @@ def test_clipping_bites() -> None:
         check_train(loose.data, module, tight, batches_for(module, signature))
 
 
+@pytest.mark.slow
 def test_a_full_width_model_has_no_scaler_in_its_graph() -> None:
     """At width 1 the Scaler divides by one, which is no operator at all."""
     full = write_train_graph(*tiny("mlp", 1.0), Recipe()).model
