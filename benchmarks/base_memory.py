@@ -6,8 +6,6 @@ The export runs here, the training in a process of its own, through the sessions
 its peak is a board's. The base has 513 MB; a copy of it, by the runtime or by us, would show as that much more.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -9,8 +9,6 @@ cache: right after an installation that is whole libraries, and 11 MB more for t
 each process is started as after a boot, when nothing of its libraries is cached.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import json

@@ -5,8 +5,6 @@ one process: its CPU time and its peak of resident memory. The recurrent layers 
 Each export is a process of its own; what is measured is all of it, the start of Python and PyTorch included.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A server under 60 light devices: its processor time for an update, and how often a device gets what it lacks."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

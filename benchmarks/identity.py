@@ -1,7 +1,5 @@
 """What identities cost: signing and sealing an update, beside the TLS wire that carries it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import queue

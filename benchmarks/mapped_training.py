@@ -1,7 +1,5 @@
 """A board's part of `benchmarks.base_memory`: train a few steps on an artifact set and print the peak of memory."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

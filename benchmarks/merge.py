@@ -1,7 +1,5 @@
 """Merging: throughput as a share of memcpy of the same bytes, and memory for 8, 64 and 256 updates."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import subprocess

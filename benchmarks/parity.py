@@ -11,8 +11,6 @@ float64 part as well: at a learning rate of 0.01 by up to 2e-4 on these very cas
 most twice; the row says how often. A fault of a graph is in every run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Cutting, encoding, hashing, storing and announcing five tiers, as a multiple of memcpy of the same bytes, in CPU."""
 
-from __future__ import annotations
-
 import math
 import statistics
 import tempfile

@@ -1,7 +1,5 @@
 """What a benchmark found: a figure, and the budget that it has to keep."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 __all__ = ["Row"]

@@ -3,8 +3,6 @@
 python -m benchmarks.run [name ...]
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

@@ -13,8 +13,6 @@ Memory: 1,000 devices train `conv` at width 1/16 in every round; resident memory
 that they share count for each.
 """
 
-from __future__ import annotations
-
 import gzip
 import os
 import struct

@@ -6,8 +6,6 @@ their buffers: PyTorch its parameters, the session its bound inputs and outputs,
 of onnxruntime-training's own gradient graph stands beside it without a budget.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """``python -m device_runtime --config device.toml``, for boards without typer and rich."""
 
-from __future__ import annotations
-
 import sys
 
 from device_runtime.main import main

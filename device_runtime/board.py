@@ -1,7 +1,5 @@
 """What the board is: processor, memory, runtimes, temperature, power; read from the system, without extra packages."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import platform

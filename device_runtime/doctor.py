@@ -4,8 +4,6 @@ Nothing but the standard library and the protocol is imported before a check nee
 something is missing hears what.
 """
 
-from __future__ import annotations
-
 import contextlib
 import platform
 import queue

@@ -1,7 +1,5 @@
 """Run a device from its configuration file; the command line's entry, and ``python -m device_runtime``'s."""
 
-from __future__ import annotations
-
 import argparse
 import logging
 import sys

@@ -5,8 +5,6 @@ library of the system missing, a file overwritten. In a process of its own that 
 that waits for its first task does not carry the runtime's 20 MB.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import signal

@@ -1,7 +1,5 @@
 """The device's configuration: one TOML file, frozen once read. Relative paths are relative to that file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -135,7 +133,7 @@ class DeviceConfig(FrozenModel):
             return None
         return Member(read_enrolment(self.identity.file), self.state_dir / "identity", remembers=True)
 
-    def resolved(self, base: Path) -> DeviceConfig:
+    def resolved(self, base: Path) -> "DeviceConfig":
         """The same configuration with relative paths taken from ``base``.
 
         Args:

@@ -3,8 +3,6 @@
 python -m fleet_protocol.asyncapi > docs/asyncapi.json
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any

@@ -1,7 +1,5 @@
 """Content-addressed files: written beside their place, synced, then renamed, so a digest never changes its content."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import tempfile

@@ -14,8 +14,6 @@ Brokers drop queued messages silently when a queue overflows, so completeness is
 knows what it misses, and asks for that.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import struct

@@ -4,8 +4,6 @@
 processes do not look there, and find the code that started them also where it is not installed.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """TOML configuration into frozen pydantic models; an unknown key is an error with a suggestion."""
 
-from __future__ import annotations
-
 import difflib
 import sys
 from collections.abc import Iterator, Mapping

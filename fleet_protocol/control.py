@@ -4,8 +4,6 @@ Events travel on ``Topics.server_events``; the same events reach an in-process c
 display is written once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Literal
 

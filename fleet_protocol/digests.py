@@ -5,8 +5,6 @@ BLAKE3 with 32 bytes, and 64 hexadecimal digits. 64 digits alone are a sha256: f
 names from export to export, and blobs of stores from before.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Iterable

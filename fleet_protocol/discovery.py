@@ -1,7 +1,5 @@
 """Finds what the modules of a folder offer, so that a new one is a new file and no list repeats its name."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from collections.abc import Iterator, Mapping

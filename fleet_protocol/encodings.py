@@ -12,8 +12,6 @@ Values are rounded to the nearest, or at random, up or down with the probability
 Alistarh, Grubic, Li, Tomioka and Vojnovic, NeurIPS 2017, https://arxiv.org/abs/1610.02132).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from itertools import pairwise

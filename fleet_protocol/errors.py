@@ -13,8 +13,6 @@
 A message says what failed, for which device, round or tensor, and what to do next.
 """
 
-from __future__ import annotations
-
 from enum import Enum
 
 __all__ = [

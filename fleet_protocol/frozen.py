@@ -1,7 +1,5 @@
 """The base of every value that crosses a border: frozen, strict about unknown keys, JSON both ways."""
 
-from __future__ import annotations
-
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 __all__ = ["FrozenModel", "problems"]

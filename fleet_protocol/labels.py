@@ -7,8 +7,6 @@ The bitmap is the text ``bitmap:`` and base64 of bytes, in which label ``l`` is 
 byte ``l // 8``. A reader takes both forms of any set.
 """
 
-from __future__ import annotations
-
 import base64
 import binascii
 import itertools

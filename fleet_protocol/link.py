@@ -5,8 +5,6 @@ plain loop over a queue with deadlines. The link reconnects by itself with full-
 counts the bytes of the packets it exchanges.
 """
 
-from __future__ import annotations
-
 import contextlib
 import queue
 import random

@@ -5,8 +5,6 @@ The names of a graph's inputs and outputs follow from the names of parameters, s
 functions at the end of this module, so that both sides bind tensors by name and never by position.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Mapping
@@ -258,7 +256,7 @@ class Manifest(Grown):
     versions: Mapping[str, str] = Field(default_factory=dict)
 
     @model_validator(mode="after")
-    def _base_has_a_file(self) -> Manifest:
+    def _base_has_a_file(self) -> "Manifest":
         if self.base and BASE not in self.files:
             raise ValueError("there are frozen tensors and no file of them")
         return self

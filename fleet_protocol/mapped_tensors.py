@@ -1,7 +1,5 @@
 """Safetensors files as mapped arrays: what is read lies in the page cache, once for all who read it."""
 
-from __future__ import annotations
-
 import json
 import struct
 from pathlib import Path

@@ -4,8 +4,6 @@ A rule takes the sums that a metric names, in their order, float64 arrays. Board
 evaluation is a set of sums wherever it comes from, and sums of many devices are judged as if one had all samples.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType

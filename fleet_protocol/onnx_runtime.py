@@ -5,8 +5,6 @@ the other, and what runs is neither. The training one imports torch and onnx whe
 looks for ORTModule): 230 MB and a second that neither a board nor a server must pay.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import sys

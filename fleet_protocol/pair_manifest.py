@@ -7,8 +7,6 @@ train graph with the model's side before them: ``own.param.<name>``, ``next.sent
 inputs of one number each. Specification section 5 has such a routine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Literal
 

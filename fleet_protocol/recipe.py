@@ -3,8 +3,6 @@
 The exporter makes a recipe of it. A server makes none: it sees that what was exported is what the table says.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A training recipe as a manifest states it: optimizer, loss and metrics that are baked into its graphs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 

@@ -1,7 +1,5 @@
 """What the command line asks of a running server, on ``Topics.server_control``."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter

@@ -4,8 +4,6 @@ Position is counted in rounds: 2.5 is the middle of the third. A server knows it
 every step, so one formula serves both.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

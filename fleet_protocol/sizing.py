@@ -1,7 +1,5 @@
 """The constants of adaptive sizing, which the server configures and the device computes with: specification 4.4."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from pydantic import Field

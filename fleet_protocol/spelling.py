@@ -1,7 +1,5 @@
 """What to say of a name that is not known."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """What samples are compared with: labels or numbers, as a loss takes them; the same on boards and server (numpy)."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

@@ -10,8 +10,6 @@ shoal/v1/<fleet>/server/control         command line -> server
 shoal/v1/<fleet>/server/events          server -> command line
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Literal

@@ -3,8 +3,6 @@
 MQTT 5 is one (`fleet_protocol.link`). Another is one file with a class of the same methods and a row in `SCHEMES`.
 """
 
-from __future__ import annotations
-
 import queue
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -92,7 +90,7 @@ class BrokerAddress:
         ca_file: Path | None = None,
         cert_file: Path | None = None,
         key_file: Path | None = None,
-    ) -> BrokerAddress:
+    ) -> "BrokerAddress":
         """Read ``mqtt[s]://[user:password@]host[:port]``.
 
         Args:
@@ -126,7 +124,7 @@ class BrokerAddress:
             key_file=key_file,
         )
 
-    def with_login(self, username: str, password: str) -> BrokerAddress:
+    def with_login(self, username: str, password: str) -> "BrokerAddress":
         """The same broker with another login."""
         return replace(self, username=username, password=password)
 

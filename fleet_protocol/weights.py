@@ -4,8 +4,6 @@ The safetensors library sorts tensors by name; here the order is the caller's, w
 manifest's offsets hold and a reader can take one parameter from the middle of a blob. Reading goes through the library.
 """
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Mapping

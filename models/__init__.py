@@ -1,7 +1,5 @@
 """Axes, tiers and sub-model plans (numpy only), and the registry of architectures (torch in `models.zoo` alone)."""
 
-from __future__ import annotations
-
 from models.architecture import Architecture, architecture, build
 from models.axes import Axis, AxisKind
 from models.cut import Cut

@@ -3,8 +3,6 @@
 Importing this module does not import torch; building a model does.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 from collections.abc import Callable, Mapping

@@ -5,8 +5,6 @@ learning for heterogeneous clients", ICLR 2021): a sub-model of width ``s`` keep
 units of a layer.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from enum import Enum

@@ -13,8 +13,6 @@ The layout of the global model is inferred from such calls: the model is rebuilt
 and the dimensions that grow carry that axis; exchanging its units then proves it. This module knows nothing of torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
@@ -160,7 +158,7 @@ class Cut:
         """
         return self.width(name, groups)
 
-    def whole(self) -> Cut:
+    def whole(self) -> "Cut":
         """A cut that leaves every width as it is, for a part that is the same in every tier, such as a frozen model.
 
         Depth and labels are asked of this cut, widths of none.

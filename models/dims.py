@@ -6,8 +6,6 @@ keys and values, a map flattened with its channels last). Maps of several axes m
 All of these are loops around one another, and slicing knows no other form.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -48,10 +46,10 @@ class Dim:
     inner: int = 1
     outer: int = 1
     shared: bool = False
-    more: tuple[Dim, ...] = ()
+    more: "tuple[Dim, ...]" = ()
 
     @property
-    def segments(self) -> tuple[Dim, ...]:
+    def segments(self) -> "tuple[Dim, ...]":
         """What the dimension is a concatenation of; itself if it carries one axis."""
         return (replace(self, more=()), *self.more) if self.more else (self,)
 
@@ -92,7 +90,7 @@ class Dim:
         return [_record(part) for part in self.segments]
 
     @classmethod
-    def from_json(cls, value: Any) -> Dim:
+    def from_json(cls, value: Any) -> "Dim":
         """Read a dimension back.
 
         Raises:

@@ -9,8 +9,6 @@
 A grouped axis (attention heads) keeps the same offsets in each of its groups.
 """
 
-from __future__ import annotations
-
 import hashlib
 from dataclasses import dataclass
 from typing import Literal, get_args

@@ -4,8 +4,6 @@ Graphs, boards and server know samples of one tensor. The inputs of a sample lie
 order of ``input_shape``, each flattened; whole numbers beside others are float32, exact up to 2^24.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

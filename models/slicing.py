@@ -5,8 +5,6 @@ the runs of its dimensions, so that a static plan moves one box and a rolling on
 each at the speed of memory.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Tiers: the sub-model shapes a device can be given, written ``w0.50-d4``."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from decimal import Decimal
@@ -45,7 +43,7 @@ class Tier:
         return f"w{whole}.{fraction.ljust(2, '0')}-d{self.depth}"
 
     @classmethod
-    def parse(cls, text: str) -> Tier:
+    def parse(cls, text: str) -> "Tier":
         """Read a tier back from its id.
 
         Args:

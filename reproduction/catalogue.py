@@ -1,7 +1,5 @@
 """All experiments by the name of their table, read from the files of `reproduction.tables`."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 

@@ -1,7 +1,5 @@
 """What differs between two configurations, key by key; nothing of it is written by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -6,8 +6,6 @@ over the seeds. The claim holds where all of the interval is beyond its bound, a
 other side.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ HeteroFL and FedRolex publish the checkpoint that is best on the test set (speci
 so the mean of the last evaluations decides, and the last evaluated round stands beside it everywhere.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean

@@ -1,7 +1,5 @@
 """Reads the published numbers, one TOML file per paper in ``tables/published``."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -7,8 +7,6 @@ An arm that was stopped goes on where it was, and so does one whose table asks f
 complete is not run again. Whatever is complete, and nothing else, is in the table.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

@@ -1,7 +1,5 @@
 """The figures of a table's complete runs as comma-separated values: all that a table, its verdicts and a page need."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import io

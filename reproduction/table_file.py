@@ -5,8 +5,6 @@ scales that it names in ``when``, and the later of two counts, those of a scale 
 the arm's option of that axis, or one of the layers' ``words``. Layers, claims and notes follow those of the base.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product

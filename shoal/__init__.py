@@ -9,8 +9,6 @@ Example:
     'w0.50-d4'
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 

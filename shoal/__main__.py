@@ -1,7 +1,5 @@
 """The command ``shoal``, and ``python -m shoal`` for environments whose scripts are not on the path."""
 
-from __future__ import annotations
-
 import sys
 
 from shoal.packages import hidden_package, leave_working_folder

@@ -3,8 +3,6 @@
 Only the standard library is used: this is asked before anything of Shoal is imported.
 """
 
-from __future__ import annotations
-
 import sys
 from importlib.util import find_spec
 from pathlib import Path

@@ -3,8 +3,6 @@
 ``python -m shoal.reference FOLDER`` (``make docs``) writes a page for each file into a folder.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 import sys

@@ -3,8 +3,6 @@
 Every time is that of a certain round, because load and link may change from round to round (`simulation.dynamics`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

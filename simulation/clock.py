@@ -16,8 +16,6 @@ A round takes as long as its slowest device, and rounds add up. What the specifi
 - Sending to the devices takes no time, unless ``download`` is set; then as long as sending back.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -88,7 +86,7 @@ class ClockConfig(FrozenModel):
     download: bool = False
     dynamics: DynamicsConfig = DynamicsConfig()
 
-    def relative_to(self, folder: Path) -> ClockConfig:
+    def relative_to(self, folder: Path) -> "ClockConfig":
         """The same, with the path of a table taken as relative to a folder."""
         if self.table == SHIPPED:
             return self

@@ -5,8 +5,6 @@ where it is with probability ``stay``, else it moves to one of the other values,
 depends on the seed of the run and on the device's number alone, so all methods of a comparison meet the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeVar

@@ -6,8 +6,6 @@
 A key is a digest of everything that the graphs depend on, the exporter's code included.
 """
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import json
@@ -56,7 +54,7 @@ class Chosen:
     settings: Mapping[str, Any]
 
     @classmethod
-    def of(cls, architecture: Architecture, given: Mapping[str, Any], data: Dataset) -> Chosen:
+    def of(cls, architecture: Architecture, given: Mapping[str, Any], data: Dataset) -> "Chosen":
         """Complete settings with what follows from the data, and with the defaults."""
         found = {
             setting: getattr(data, source)
@@ -65,7 +63,7 @@ class Chosen:
         }
         return cls(architecture, architecture.settings({**found, **given}))
 
-    def changed(self, **settings: Any) -> Chosen:
+    def changed(self, **settings: Any) -> "Chosen":
         """The same with other settings."""
         return Chosen(self.architecture, self.architecture.settings({**self.settings, **settings}))
 
@@ -191,7 +189,7 @@ def export_pair(
     return out / key / exported.folder
 
 
-def _recipe(table: RecipeTable, own: Owned = MappingProxyType({})) -> Recipe:
+def _recipe(table: RecipeTable, own: Owned = MappingProxyType({})) -> "Recipe":
     from trainer_export.recipe import Recipe  # noqa: PLC0415  (torch)
 
     return Recipe.of(table, own)

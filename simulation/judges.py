@@ -7,8 +7,6 @@ code judges all rows of the test text together, 64 tokens of each at a time, and
 inequality the figure is no less than exp of the mean of all chunks.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What travels between a simulation and its workers, as JSON, and what an engine is."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Protocol

@@ -8,8 +8,6 @@
 Whatever is there already is not made again, so a simulation that goes on starts at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -7,8 +7,6 @@ statistics are `device_runtime`'s. What is different from a fleet is the way bet
 how long the round would have taken on the emulated devices.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import threading

@@ -4,8 +4,6 @@ The tables that say how a fleet runs are those of ``fleet.toml``. What a fleet h
 tables in `simulation.tables`.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from pydantic import Field, model_validator
@@ -84,7 +82,7 @@ class SimulationConfig(RunKeys):
     own_models: OwnModelsTable | None = None
 
     @model_validator(mode="after")
-    def _backend_can(self) -> SimulationConfig:
+    def _backend_can(self) -> "SimulationConfig":
         if self.engine.backend == "torch" and self.train.optimizer_state == "keep":
             raise ValueError('train.optimizer_state = "keep" is for engine.backend = "onnx"')
         if self.engine.backend == "torch" and self.train.micro_batch is not None:
@@ -93,7 +91,7 @@ class SimulationConfig(RunKeys):
             raise ValueError('train.rate.per = "step" is for engine.backend = "onnx"; the torch backend knows "round"')
         return self
 
-    def relative_to(self, folder: Path) -> SimulationConfig:
+    def relative_to(self, folder: Path) -> "SimulationConfig":
         """The same configuration with its relative paths taken from ``folder``.
 
         Args:

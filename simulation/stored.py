@@ -1,7 +1,5 @@
 """Reads configurations that earlier versions stored beside their results, so that a folder can be gone on with."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The tables of ``sim.toml`` for what a fleet has outside of its configuration: a model to export, data, devices."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -74,7 +72,7 @@ class DataTable(FrozenModel):
     augment: Augment = ()
 
     @model_validator(mode="after")
-    def _one_source(self) -> DataTable:
+    def _one_source(self) -> "DataTable":
         if bool(self.name) == bool(self.train) or (self.train is None) != (self.test is None):
             raise ValueError("name one of the data sets, or give [data.train] and [data.test] of your own")
         if self.train is not None and (self.augment or self.options or self.root):
@@ -86,7 +84,7 @@ class DataTable(FrozenModel):
         """Random changes to the training samples, wherever they are said."""
         return self.augment if self.train is None else self.train.augment
 
-    def resolved(self, base: Path) -> DataTable:
+    def resolved(self, base: Path) -> "DataTable":
         """The same table with relative paths taken from ``base``."""
         found: dict[str, object] = {"augment": tuple(based(base, item) for item in self.augment)}
         found |= {} if self.root is None else {"root": base / self.root}
@@ -135,7 +133,7 @@ class OwnModel(FrozenModel):
         return None if self.labels is None else max(self.labels) + 1
 
     @model_validator(mode="after")
-    def _has_labels(self) -> OwnModel:
+    def _has_labels(self) -> "OwnModel":
         if self.labels is not None and set(self.labels) - {-1} != set(range(max(self.labels, default=-1) + 1)):
             raise ValueError("labels must use every label from 0 to its largest")
         if self.labels is not None and max(self.labels, default=-1) < 1:
@@ -185,7 +183,7 @@ class DevicesTable(FrozenModel):
     types: tuple[DeviceGroup, ...] = Field(default=(DeviceGroup(),), min_length=1)
 
     @model_validator(mode="after")
-    def _counts_add_up(self) -> DevicesTable:
+    def _counts_add_up(self) -> "DevicesTable":
         given = sum(item.count or 0 for item in self.types)
         if given > self.count or (given < self.count and all(item.count is not None for item in self.types)):
             raise ValueError(f"the types count {given} devices, devices.count is {self.count}")
@@ -230,7 +228,7 @@ class EngineTable(FrozenModel):
     group: int = Field(default=1, ge=1)
 
     @model_validator(mode="after")
-    def _go_together(self) -> EngineTable:
+    def _go_together(self) -> "EngineTable":
         if self.backend == "onnx" and (self.device != "cpu" or self.group != 1):
             raise ValueError('device and group are for backend = "torch"')
         if self.kind == "local" and self.address is not None:

@@ -5,8 +5,6 @@ board; only the sessions are kept from task to task, one per tier, because here 
 the torch backend the training itself is `simulation.torch_backend.trainer`'s, and everything else stays as it is.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -152,7 +150,7 @@ class VirtualDevices:
 
     # The torch backend.
 
-    def _trainer(self, item: WorkItem, manifest: Manifest) -> TorchTrainer:
+    def _trainer(self, item: WorkItem, manifest: Manifest) -> "TorchTrainer":
         if item.tier not in self._trainers:
             from models.registry import Registry  # noqa: PLC0415
             from simulation.torch_backend.trainer import TorchTrainer  # noqa: PLC0415  (torch: seconds)

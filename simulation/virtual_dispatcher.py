@@ -11,8 +11,6 @@ matters who comes first: then all answers are computed before the first is taken
 emulated time.
 """
 
-from __future__ import annotations
-
 import heapq
 import threading
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """The devices of a simulation: what each would say about itself, and how long it would take."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -74,7 +72,7 @@ class VirtualFleet:
     @classmethod
     def of(
         cls, table: DevicesTable, examples: Sequence[int], clock: Clock, layout: Layout, *, seed: int
-    ) -> VirtualFleet:
+    ) -> "VirtualFleet":
         """The devices as configured.
 
         Args:

@@ -4,8 +4,6 @@ Reads one line of `WorkerSetup`, then `WorkOrder`s, a line each, from standard i
 lines to standard output. It ends when its input does, which is also what happens when the simulation dies.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

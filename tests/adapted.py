@@ -1,7 +1,5 @@
 """A small model of digits whose first layers are frozen and have adapters, for tests."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 from torch import nn

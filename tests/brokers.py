@@ -1,7 +1,5 @@
 """Real brokers for tests: on 127.0.0.1, on a free port, and able to die and come back on that port."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 import shutil

@@ -7,8 +7,6 @@ or a sealed update is the one that was made, chunks become the blob that was cut
 hang or a corruption, and ends the run with the bytes that did it.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import faulthandler

@@ -5,8 +5,6 @@ and with which tests. What survives is printed, with the reason why it is no mis
 file knows one. A survivor without a reason fails the command: write a test that finds it.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

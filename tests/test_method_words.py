@@ -1,7 +1,5 @@
 """A method is a strategy and, if it needs one, a routine or a chooser: nothing else in the product names it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

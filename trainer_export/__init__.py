@@ -1,7 +1,5 @@
 """PyTorch to train, eval, statistics and infer graphs for every sub-model shape, checked and stored."""
 
-from __future__ import annotations
-
 from trainer_export.artifact_set import FORMATS, Format, TierReport, export_architecture
 from trainer_export.optimizers.adam import Adam, AdamW
 from trainer_export.optimizers.sgd import Sgd

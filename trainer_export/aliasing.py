@@ -4,8 +4,6 @@ That is safe where everything that reads the old state comes before what writes 
 that no order of execution can turn them round.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import onnx

@@ -14,8 +14,6 @@ A set is built in a folder beside the old one and takes its place by a rename af
 interrupted export leaves what was there, and nothing else.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -73,7 +71,7 @@ class TierReport:
     taken: bool = False
 
     @classmethod
-    def of(cls, tier: Tier, manifest: Manifest, *, taken: bool) -> TierReport:
+    def of(cls, tier: Tier, manifest: Manifest, *, taken: bool) -> "TierReport":
         """What a manifest says of its tier."""
         return cls(
             tier,

@@ -1,7 +1,5 @@
 """Random batches that graphs are checked with, a function of a seed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -40,7 +38,7 @@ class SizedBatches:
     loss: Loss = _CROSS_ENTROPY
     steps: int = 6
 
-    def sized_for(self, flops: int) -> SizedBatches:
+    def sized_for(self, flops: int) -> "SizedBatches":
         """Less of them for a large model.
 
         Args:
@@ -75,7 +73,7 @@ class SizedBatches:
             y = torch.where(torch.rand(shape, generator=generator) < _IGNORED, -1, y)
         return y
 
-    def again(self, attempt: int) -> SizedBatches:
+    def again(self, attempt: int) -> "SizedBatches":
         """Other batches of the same kind, the same ones for attempt 0."""
         return replace(self, seed=self.seed + attempt)
 

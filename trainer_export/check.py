@@ -4,8 +4,6 @@ PyTorch here is eager autograd of the module as it was written, and PyTorch's ow
 used as its own witness: lowerings, rewrites and operators of our own would all agree with themselves.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -4,8 +4,6 @@ No more than ``PIECE_BYTES`` of columns then exist at once. Each product gathers
 weight gradient no longer share them, which would keep them from one to the other.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The sub-models that an export is about: their settings, their weights, what they take and return."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -7,8 +7,6 @@ from its producer to its last consumer, and the peak of the sum is taken. Two se
 reads one and writes the other) are part of it; the runtime itself, its arena's slack and the data set are not.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Graphs that read parameters and change nothing: one run of the model with given statistics, and what follows it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """A small writer of ONNX graphs: nodes by name, equal nodes and equal constants only once, dead nodes dropped."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

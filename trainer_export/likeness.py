@@ -4,8 +4,6 @@ A builder may decide by sizes, as residual blocks do that have a shortcut where 
 narrow tier other sizes may be equal, and then it is another model, which no comparison of a tier with itself shows.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from typing import Any

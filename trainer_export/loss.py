@@ -4,8 +4,6 @@ Each lies in a module of its own in `trainer_export.losses` and is found there b
 ``LOSSES``.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from abc import ABC, abstractmethod

@@ -1,7 +1,5 @@
 """The manifest of a sub-model's files: what a device must know of them."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.metadata
 import json

@@ -10,8 +10,6 @@ The order of the nodes in the file is part of the result: run it with the runtim
 which follows it; the default order delays weight gradients to the end.
 """
 
-from __future__ import annotations
-
 import onnx
 
 from trainer_export.column_pieces import in_pieces

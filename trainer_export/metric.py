@@ -4,8 +4,6 @@ Each lies in a module of its own in `trainer_export.metrics` and is found there 
 ``METRICS``. Metrics that need the same sums share them.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

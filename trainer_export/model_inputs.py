@@ -1,7 +1,5 @@
 """What a trace needs of a model: a copy in a mode, a pure call, and the names and shapes of what goes in and out."""
 
-from __future__ import annotations
-
 import copy
 import inspect
 from collections.abc import Mapping, Sequence
@@ -97,7 +95,7 @@ class Signature:
         heads = {name.partition(".")[2]: torch.zeros((count, *shape)) for name, shape in self.heads.items()}
         return tuple(heads.values()) if "0" in heads else heads
 
-    def with_places_of(self, model: nn.Module) -> Signature:
+    def with_places_of(self, model: nn.Module) -> "Signature":
         """The same with the places that a model's logits have.
 
         Args:

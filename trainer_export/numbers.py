@@ -1,7 +1,5 @@
 """Records of a recipe by name, and their numbers with the range they must lie in."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping

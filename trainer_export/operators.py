@@ -6,8 +6,6 @@ passes over the activations in each direction. Only the exported graphs use it; 
 was written.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType

@@ -4,8 +4,6 @@ Each lies in a module of its own in `trainer_export.optimizers` and is found the
 ``OPTIMIZERS``. A step moves every parameter by ``- lr * direction``; the rule gives the direction.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@ A recipe's records are classes whose fields are their numbers, so a function bec
 are the fields. What it returns is one number for each sample; sums over batches and boards mean nothing else.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 from collections.abc import Callable, Sequence

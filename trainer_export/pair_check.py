@@ -1,7 +1,5 @@
 """Compares the step of a pair with PyTorch: two modules as they were written, autograd, and torch's own losses."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -12,8 +12,6 @@ to agree in the other parameters alone (specification 5.4). A pair takes its pla
 with all pairs of its name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

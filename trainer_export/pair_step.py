@@ -5,8 +5,6 @@ What the two tell each other is the loss of a routine (`trainer_export.routines`
 the module's table ``PAIR_ROUTINES``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ A process is a copy of this one (fork): a model that is a function in somebody's
 process would find it, and what was loaded is loaded once. PyTorch must be on one thread before.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import json

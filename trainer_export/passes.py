@@ -1,7 +1,5 @@
 """Rewrites of a traced program that change what it costs and not what it computes."""
 
-from __future__ import annotations
-
 import operator
 from typing import Any
 

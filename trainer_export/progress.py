@@ -1,7 +1,5 @@
 """How far an export is, for a progress bar."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ exporter's files and by those that the modules are in and have from elsewhere; i
 further.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import sys

@@ -5,8 +5,6 @@ Heterogeneous Networks", MLSys 2020, https://arxiv.org/abs/1812.06127, equation 
 ``mu / 2 * ||w - w_sent||^2``. As a part of the loss, its gradient is added before clipping and weight decay.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

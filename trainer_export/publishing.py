@@ -4,8 +4,6 @@ What is unfinished lies in a hidden folder, which is locked while its export liv
 however it ends, and what a killed one left is taken away by the next.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The training recipe: a loss, an optimizer, clipping and the proximal term, all traced into the train graph."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -60,7 +58,7 @@ class Recipe:
             metric.check(self.loss)
 
     @classmethod
-    def of(cls, table: RecipeTable, own: Mapping[str, type[Any]] = MappingProxyType({})) -> Recipe:
+    def of(cls, table: RecipeTable, own: Mapping[str, type[Any]] = MappingProxyType({})) -> "Recipe":
         """The recipe that a table describes.
 
         Args:

@@ -4,8 +4,6 @@ While it lowers the peak, a value that waits for a late consumer is dropped and 
 consumer, from values that are alive there anyway (for example both halves of a max-pool from the normalised map).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

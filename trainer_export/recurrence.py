@@ -4,8 +4,6 @@ A cell is what one step does to its states; the gradient of a step is traced fro
 add to the gates, ``a = h W^T + b``, is the same for all cells, so the gradient of ``W`` is one product over all steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """PyTorch training a module as its author wrote it: the witness that exported steps are compared with."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Collection, Mapping
 from typing import Any

@@ -5,8 +5,6 @@ the function that it stands for. Only traces see it: what an exported graph is c
 wrote it.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path

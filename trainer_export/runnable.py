@@ -1,7 +1,5 @@
 """An infer graph with its weights inside: a file that stock onnxruntime runs without anything of Shoal."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """An ONNX graph with the sizes of its values for a batch, to be rewritten node by node."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

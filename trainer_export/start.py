@@ -3,8 +3,6 @@
 Files of torch are read by PyTorch's own reader of tensors alone (``weights_only``), which runs nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The files of one tier: traced, compared with PyTorch and written, or taken from an earlier export that has them."""
 
-from __future__ import annotations
-
 import gc
 import shutil
 from collections.abc import Container, Iterator

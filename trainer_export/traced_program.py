@@ -1,7 +1,5 @@
 """Runs a function once on fake tensors and keeps what it did as a flat list of torch operators."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -55,7 +53,7 @@ class Trace:
     batch_input: str
     hidden: frozenset[str] = frozenset()
 
-    def part(self, name: str, outputs: Sequence[str], hidden_inputs: Sequence[str] = ()) -> Trace:
+    def part(self, name: str, outputs: Sequence[str], hidden_inputs: Sequence[str] = ()) -> "Trace":
         """The same program as another graph with some of the outputs.
 
         Args:

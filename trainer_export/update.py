@@ -4,8 +4,6 @@ Small tensors are joined to one and taken apart again, because each operator cos
 than it takes to work on a bias. Everything is pure and traceable.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -39,7 +37,7 @@ class Trained:
     step: Tensor | None = None
 
     @classmethod
-    def of(cls, tensors: Sequence[Tensor], optimizer: Optimizer) -> Trained:
+    def of(cls, tensors: Sequence[Tensor], optimizer: Optimizer) -> "Trained":
         """Read the tensors that a graph takes: parameters, then the states as `Optimizer.state_specs` orders them.
 
         Args:
@@ -56,12 +54,12 @@ class Trained:
         counter = [] if self.step is None else [self.step]
         return [*self.parameters, *(tensor for kind in self.states.values() for tensor in kind), *counter]
 
-    def only(self, places: Sequence[int]) -> Trained:
+    def only(self, places: Sequence[int]) -> "Trained":
         """The part that belongs to some of the parameters."""
         states = {name: [kind[i] for i in places] for name, kind in self.states.items()}
         return Trained([self.parameters[i] for i in places], states, self.step)
 
-    def with_moved(self, moved: Trained, places: Sequence[int]) -> Trained:
+    def with_moved(self, moved: "Trained", places: Sequence[int]) -> "Trained":
         """The whole after a part of it was stepped.
 
         Args:

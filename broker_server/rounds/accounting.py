@@ -9,8 +9,6 @@ wire_bytes: MQTT packets that carried messages on the server's own connection, b
     not pass this connection: a blob that six devices wait for is published, and counted, once.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 __all__ = ["ByteCount"]

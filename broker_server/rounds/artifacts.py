@@ -1,7 +1,5 @@
 """The exported folder of one architecture: layout, manifests, initial weights, and the blobs to serve."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which version of a run is the best by the metric that was chosen, and whether versions still get better."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ grace; and at its deadline. Updates that the server refused are not counted amon
 nonsense must not cost the others their round.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection
 from dataclasses import dataclass

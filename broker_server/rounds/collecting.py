@@ -3,8 +3,6 @@
 When it is over is decided in `broker_server.rounds.closing`; sending, storing and waiting are done by others.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

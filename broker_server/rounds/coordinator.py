@@ -4,8 +4,6 @@ Every step is repeatable. What a killed server had begun is found in the state o
 phases of its tasks; plans are functions of what is stored, updates are on disk, so the round goes on as it was.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Sequence

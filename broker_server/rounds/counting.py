@@ -5,8 +5,6 @@ bounds are taken from all of them. Where all are as they should be nothing is do
 made again without it. The updates are on disk until the round is over.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any

@@ -4,8 +4,6 @@ A coordinate is a unit of a width axis in a block: channels may be trained in on
 label rule is left out, for it concerns rows of labels, which no plan cuts.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """From an update as it travelled to one as it is checked and merged: opened, decoded where it is encoded, looked at."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -3,8 +3,6 @@
 The dispatcher is `broker_server.service.dispatcher.MqttDispatcher` in a fleet and a virtual one in a simulation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Judging a global version: the eval graph of a tier over the server's test set, without label mask."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

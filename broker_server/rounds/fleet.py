@@ -1,7 +1,5 @@
 """The devices of a fleet: who is there, what each can train, and who is asked in a round."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Iterable, Mapping, Sequence

@@ -4,8 +4,6 @@ Addition of floats depends on its order; a fixed order gives the same bits in ev
 everyone before it has answered, so at the close little is left to do; what has to wait waits on disk.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -71,7 +69,7 @@ class Folding:
                 self.folded.append(task)
             self._done += 1
 
-    def again(self, treated: Callable[[str, Contribution], Contribution | None]) -> Folding:
+    def again(self, treated: Callable[[str, Contribution], Contribution | None]) -> "Folding":
         """Fold the same updates anew.
 
         Args:

@@ -1,7 +1,5 @@
 """After a merge: batch norm statistics of the new version, and its accuracy on the server's test set."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Mapping

@@ -10,8 +10,6 @@ What the paper proves needs n > 2 f + 2. A tier with fewer devices than that lea
 fewer than five nobody.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """From a round's updates on disk to a new global version in the store."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Opens graphs with onnxruntime, which is imported when the first one is run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Planning a round: who trains what, and one blob of weights for all devices that share a plan."""
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Mapping, Sequence

@@ -5,8 +5,6 @@ is not asked for the next ones. Then it may try again, and is back in quarantine
 release it (`shoal devices release`); what was refused before then counts no more.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 
 from broker_server.settings.robust import RobustConfig

@@ -1,7 +1,5 @@
 """Who is asked in a round: waiting for enough devices, drawing some of them, and saying why others are left out."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 

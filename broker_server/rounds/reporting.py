@@ -1,7 +1,5 @@
 """What a run tells while it goes: values for whoever listens, and lines of the log in the store."""
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Which global versions of a run keep their weights: the newest, and the one that was judged best."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 
 from broker_server.rounds.best import best_of

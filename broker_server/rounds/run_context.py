@@ -1,7 +1,5 @@
 """What is fixed for a run: its name, configuration, artifacts, tiers and strategy, found to go together."""
 
-from __future__ import annotations
-
 import secrets
 import time
 from collections.abc import Sequence

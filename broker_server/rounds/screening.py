@@ -10,8 +10,6 @@ square of an entry with all tiers.
 Everything here is a function of what is in the store and on the disk: a server that was killed comes to the same end.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ training data and returns, for each norm, the mean over its n_k batches of the b
 variance.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 

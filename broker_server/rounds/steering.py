@@ -1,7 +1,5 @@
 """What an operator wants of a run that goes on, and where the run looks for it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fleet_protocol.requests import Wish

@@ -1,7 +1,5 @@
 """Stopping a run in the middle, so that it is gone on with later: on request, and on the signals of a terminal."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import threading

@@ -1,7 +1,5 @@
 """The server's test set, read and checked as a board's data is."""
 
-from __future__ import annotations
-
 from fleet_protocol.data import DataConfig, DataSet, load_data
 from fleet_protocol.errors import DataError
 from fleet_protocol.manifest import Manifest

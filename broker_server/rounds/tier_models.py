@@ -1,7 +1,5 @@
 """What a tier is in a global version: the weights that its devices are sent, and that it is judged by."""
 
-from __future__ import annotations
-
 from broker_server.rounds.run_context import RunContext
 from broker_server.store import VersionRecord
 from broker_server.store.mapped_tensors import open_state, open_tensors

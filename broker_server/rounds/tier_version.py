@@ -1,7 +1,5 @@
 """A stored global version as one of its tiers: all weights that the tier's devices compute with, by their names."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from broker_server.rounds.artifacts import TierArtifacts, load_artifacts

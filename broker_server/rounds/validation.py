@@ -1,7 +1,5 @@
 """What an update must be before it may come near an accumulator; pure checks, no I/O."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping
 from typing import Any

@@ -9,8 +9,6 @@
 <folder>/fleet.toml         a configuration that runs
 """
 
-from __future__ import annotations
-
 import secrets
 import time
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ where one stays silent, until no request has come for a moment. Then the union o
 chunk lost on the way is asked for again by whoever misses it.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import time

@@ -5,8 +5,6 @@ closes, so the broker never outlives its server, however the server ends. It has
 terminal reaches the server, which says goodbye to the fleet, and only then stops the broker.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import json

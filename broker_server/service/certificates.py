@@ -1,7 +1,5 @@
 """The fleet's own certificate authority for TLS between members and broker (X.509, ECDSA P-256)."""
 
-from __future__ import annotations
-
 import datetime as dt
 import ipaddress
 from collections.abc import Iterable
@@ -50,7 +48,7 @@ class Authority:
     key: str
 
     @classmethod
-    def generate(cls, fleet: str) -> Authority:
+    def generate(cls, fleet: str) -> "Authority":
         """A new authority."""
         key = ec.generate_private_key(ec.SECP256R1())
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, fleet)])
@@ -64,7 +62,7 @@ class Authority:
         return cls(fleet, built.public_bytes(serialization.Encoding.PEM).decode(), _pem(key))
 
     @classmethod
-    def read(cls, folder: Path) -> Authority:
+    def read(cls, folder: Path) -> "Authority":
         """The authority of a fleet's folder.
 
         Raises:

@@ -1,7 +1,5 @@
 """The server's connection: what it says, what it hears, and the wish to stop, which arrives the same way."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass

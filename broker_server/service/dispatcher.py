@@ -4,8 +4,6 @@ All waiting of a run is in `MqttDispatcher.pump`. While it waits, chunks that de
 sent again to devices that came back or stay silent, and uploads are taken.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import queue

@@ -4,8 +4,6 @@ The network's thread waits a moment when the inbox is full, so that the connecti
 server is busy with something else for longer, large messages are dropped: chunks, which are asked for again.
 """
 
-from __future__ import annotations
-
 import queue
 import threading
 from typing import Any

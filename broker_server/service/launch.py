@@ -6,8 +6,6 @@ A run is given to the server that is already up on the configured broker; if the
 for as long as the run takes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import queue
 import secrets

@@ -4,8 +4,6 @@ What is over a rate is counted and not read. Nothing is lost by that which a dev
 repeated, updates announced again, and chunks asked for.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The server as a member of its fleet, by its configuration: who it is, and how it gets to its broker."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from broker_server.rounds.decoding import Unseal

@@ -4,8 +4,6 @@ Run as a module it is the child that holds Mosquitto: ``python -m broker_server.
 serves until its standard input closes, so that the broker never outlives its server.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

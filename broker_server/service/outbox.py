@@ -1,7 +1,5 @@
 """Everything the server says on MQTT, as typed messages with a running number."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 

@@ -1,7 +1,5 @@
 """Updates on their way in: chunks are kept on disk by task until the whole is there, checked and stored."""
 
-from __future__ import annotations
-
 import contextlib
 from collections import OrderedDict
 from collections.abc import Collection

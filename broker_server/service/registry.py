@@ -1,7 +1,5 @@
 """The members of an enrolled fleet as its server knows them: logins, and who is one no longer."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -84,7 +82,7 @@ class RegistryReader:
         self._registry = read_registry(folder)
         self._looked = time.monotonic()
 
-    def revoked(self, certificate: Certificate) -> bool:
+    def revoked(self, certificate: "Certificate") -> bool:
         """Whether a certificate counts for nothing: its member was revoked, or has a newer one."""
         if time.monotonic() - self._looked > _LOOK_SECONDS:
             self._looked = time.monotonic()

@@ -4,8 +4,6 @@ A message counts for the task it names, and only from the device whose task that
 answered so that its sender stops asking.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from dataclasses import replace

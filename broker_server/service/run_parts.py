@@ -1,7 +1,5 @@
 """What the service does for one run: files for the devices, uploads from them, and the telling about it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from broker_server.rounds.fleet import Fleet

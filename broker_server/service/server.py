@@ -9,8 +9,6 @@
 A run that was cut short is continued by the next server on the same store.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import queue

@@ -3,8 +3,6 @@
 Updates that are accepted within one turn of the server's loop are synced side by side and committed together.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from dataclasses import replace

@@ -8,8 +8,6 @@ A mix of levels is written ``a2-b8``: integer weights, of which the first level 
 0, so that ``a0-b99`` has a global model wider than any device (specification 2.8).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """How the global model is judged, ``[evaluation]``: what a fleet and a simulation share, and a fleet's test sets."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
@@ -59,7 +57,7 @@ class EvaluationKeys(FrozenModel):
         return self.metric in _FALLING if self.direction is None else self.direction == "lower"
 
     @model_validator(mode="after")
-    def _metric_has_a_name(self) -> EvaluationKeys:
+    def _metric_has_a_name(self) -> "EvaluationKeys":
         if self.direction is not None and self.metric is None:
             raise ValueError("evaluation.direction goes with evaluation.metric")
         return self
@@ -82,7 +80,7 @@ class EvaluationConfig(EvaluationKeys):
     statistics_quorum: Share = 0.5
 
     @model_validator(mode="after")
-    def _tiers_have_data(self) -> EvaluationConfig:
+    def _tiers_have_data(self) -> "EvaluationConfig":
         if self.patience is not None and self.data is None:
             raise ValueError("evaluation.patience goes with evaluation.data, by which versions are judged")
         if (self.tiers or self.tier_data) and self.data is None:

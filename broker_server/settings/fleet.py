@@ -1,7 +1,5 @@
 """The configuration of a run, ``fleet.toml``, as frozen values."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -153,7 +151,7 @@ class TiersConfig(FrozenModel):
     memory_share: Share = 0.8
 
     @model_validator(mode="after")
-    def _levels_are_for_assigning(self) -> TiersConfig:
+    def _levels_are_for_assigning(self) -> "TiersConfig":
         if (self.levels is None) != (self.assign == "capacity"):
             raise ValueError('levels go with assign = "fix" or "dynamic", and these need levels')
         if self.levels is not None:
@@ -186,7 +184,7 @@ class RunKeys(FrozenModel):
     robust: RobustConfig = RobustConfig()
 
     @model_validator(mode="after")
-    def _consistent(self) -> RunKeys:
+    def _consistent(self) -> "RunKeys":
         if list(self.train.milestones) != sorted(set(self.train.milestones)):
             raise ValueError("train.milestones must ascend")
         return self
@@ -213,7 +211,7 @@ class FleetConfig(RunKeys):
     evaluation: EvaluationConfig = EvaluationConfig()
     view: ViewConfig | None = None
 
-    def relative_to(self, folder: Path) -> FleetConfig:
+    def relative_to(self, folder: Path) -> "FleetConfig":
         """The same configuration with its relative paths taken from ``folder``.
 
         Args:

@@ -1,7 +1,5 @@
 """The tables of ``fleet.toml`` that choose the method: ``[strategy]``, and one table a method."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import create_model, model_validator
@@ -29,7 +27,7 @@ class _StrategyKeys(FrozenModel):
     label_rule: bool | None = None
 
     @model_validator(mode="after")
-    def _of_this_method(self) -> _StrategyKeys:
+    def _of_this_method(self) -> "_StrategyKeys":
         # A configuration that was written out has every table.
         for name in sorted(self.model_fields_set & KNOWN.keys() - {self.name}):
             if getattr(self, name) != type(getattr(self, name))():

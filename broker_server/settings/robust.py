@@ -1,7 +1,5 @@
 """What a run does about updates that are unlike the others, ``[robust]``, in a fleet and in a simulation."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """How rounds go, ``[round]``: what a fleet and a simulation share, and what only real devices need; ``[upload]``."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
@@ -41,7 +39,7 @@ class RoundKeys(FrozenModel):
     staleness: float = Field(default=0.5, ge=0)
 
     @model_validator(mode="after")
-    def _one_way_to_leave_the_slow_behind(self) -> RoundKeys:
+    def _one_way_to_leave_the_slow_behind(self) -> "RoundKeys":
         if self.buffer is not None and self.over_selection:
             raise ValueError("over_selection drops the slowest, and buffer takes them later; leave one of the two out")
         return self

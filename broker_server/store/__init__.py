@@ -1,7 +1,5 @@
 """The store: everything a server must still know after it was killed."""
 
-from __future__ import annotations
-
 from broker_server.store.records import (
     DeviceRecord,
     EventRecord,

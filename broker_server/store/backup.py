@@ -4,8 +4,6 @@ A server writes a blob before the commit that names it, and removes one after th
 who keeps it from committing finds every blob that goes with the database. Only links are made meanwhile.
 """
 
-from __future__ import annotations
-
 import contextlib
 import secrets
 import shutil

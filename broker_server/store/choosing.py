@@ -3,8 +3,6 @@
 The log of the store says what was promoted. A version that repeats an earlier one has the round that made that one.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 

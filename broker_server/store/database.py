@@ -4,8 +4,6 @@ What may be lost with a killed server (who was there, lines of the log, counts) 
 next commit, or by `Database.flush` now and then: a commit waits for the disk, and a fleet says much at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path

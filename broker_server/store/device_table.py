@@ -1,7 +1,5 @@
 """Devices in the store: what each last said about itself."""
 
-from __future__ import annotations
-
 import time
 
 from sqlalchemy import func, select

@@ -1,7 +1,5 @@
 """What became of every device in one round, and why: a flat row for each, for people and for programs."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass

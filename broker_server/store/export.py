@@ -1,7 +1,5 @@
 """Taking a stored global version out of the store."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The log in the store: what happened, line by line, and how often what was refused."""
 
-from __future__ import annotations
-
 import time
 
 from sqlalchemy import insert, select

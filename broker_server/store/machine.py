@@ -11,8 +11,6 @@ Every change is committed to the store before anyone is told, so a server that i
 whose work it must do again: announcing, collecting and merging can all be repeated.
 """
 
-from __future__ import annotations
-
 from enum import Enum
 from types import MappingProxyType
 

@@ -1,7 +1,5 @@
 """What the store keeps as tensors, as mapped arrays: a merge reads each update once, straight from the page cache."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from numpy.typing import NDArray

@@ -4,8 +4,6 @@ Transactions begin and end where SQLAlchemy says, never where Python's sqlite3 g
 tables at once, and an upgrade that fails would leave half of itself behind.
 """
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager

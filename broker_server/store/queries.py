@@ -1,7 +1,5 @@
 """Read-only views of a store for `shoal status`, `devices`, `rounds` and `log`, each with a plain form for JSON."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections import Counter

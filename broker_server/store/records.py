@@ -1,7 +1,5 @@
 """What the store returns of runs, devices, rounds, versions and the log: frozen values, one for each table."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal

@@ -1,7 +1,5 @@
 """Why a device takes no part in training, and what to do about that."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from broker_server.store.records import DeviceRecord

@@ -1,7 +1,5 @@
 """The store as one object: every method is one transaction and returns frozen records."""
 
-from __future__ import annotations
-
 from broker_server.store.device_table import DeviceTable
 from broker_server.store.log_tables import LogTables
 from broker_server.store.round_table import RoundTable

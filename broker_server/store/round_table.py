@@ -1,7 +1,5 @@
 """Rounds in the store: planned with their tasks, moved by the table of `broker_server.store.machine` alone."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Records to rows and back: enums by their value, messages as JSON, everything else as it is."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from typing import Any, TypeVar
 

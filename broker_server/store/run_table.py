@@ -1,7 +1,5 @@
 """Runs in the store: begun with their initial version, ended once, found again when nobody works on them."""
 
-from __future__ import annotations
-
 import time
 
 from sqlalchemy import insert, select, update

@@ -3,8 +3,6 @@
 How a database of an older version becomes this one: `broker_server.store.migrations`.
 """
 
-from __future__ import annotations
-
 from sqlalchemy import (
     Boolean,
     Column,

@@ -1,7 +1,5 @@
 """One device's part in a round, as the store keeps it: the sub-models it may take, and how far it is."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -161,7 +159,7 @@ class TaskRecord:
         own = Alternative(tier=self.tier, artifact_set=self.artifact_set, weights=self.weights, plan_key=self.plan_key)
         return (own, *(self.others.items if self.others is not None else ()))
 
-    def taking(self, tier: str) -> TaskRecord:
+    def taking(self, tier: str) -> "TaskRecord":
         """The task with the sub-model that the device took in the first place; as it is if that was not offered."""
         taken: Mapping[str, Alternative] = {item.tier: item for item in self.choices}
         if tier == self.tier or tier not in taken:
@@ -176,7 +174,7 @@ class TaskRecord:
             others=Alternatives(items=rest),
         )
 
-    def receiving(self, update: BlobRef, metrics: TaskMetrics) -> TaskRecord:
+    def receiving(self, update: BlobRef, metrics: TaskMetrics) -> "TaskRecord":
         """The task once its update is checked and on the disk."""
         return replace(
             self,

@@ -1,7 +1,5 @@
 """Tasks in the store: what each device was asked in a round, and what came of it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Mapping, Sequence
 

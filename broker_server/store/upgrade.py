@@ -1,7 +1,5 @@
 """Upgrading a store's database with Alembic, step by step through `broker_server.store.migrations`."""
 
-from __future__ import annotations
-
 import threading
 
 from alembic import command

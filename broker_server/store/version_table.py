@@ -1,7 +1,5 @@
 """Global versions in the store: each stored with the tasks that are merged in it, and judged afterwards."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The methods, one file per paper; `registry` has a row for each."""
 
-from __future__ import annotations
-
 from broker_server.strategies import accumulator
 
 __all__ = ["accumulator"]

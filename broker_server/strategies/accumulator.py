@@ -16,8 +16,6 @@ Floating point addition does not associate, so the caller folds in an order of i
 names) and gets the same bits however the updates arrived.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any

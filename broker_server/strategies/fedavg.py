@@ -7,8 +7,6 @@ It is the selective average with one tier, the full one, weights by samples and 
 accumulator.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from broker_server.strategies import heterofl

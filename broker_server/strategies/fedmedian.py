@@ -6,8 +6,6 @@ Statistical Rates", ICML 2018, https://arxiv.org/abs/1803.01498, algorithm 1, op
 It is HeteroFL with the merge of `broker_server.strategies.holders`, which other strategies have by ``[robust] merge``.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from broker_server.strategies import heterofl

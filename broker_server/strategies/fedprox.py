@@ -7,8 +7,6 @@ A device minimises ``F_k(w) + mu / 2 * |w - w_t|^2`` with ``w_t`` the weights of
 train graph, so mu is all that the server has to say.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from pydantic import Field

@@ -8,8 +8,6 @@ own units.
 The merge is HeteroFL's; the paper's ablation of it is `broker_server.strategies.width_merge`.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Literal

@@ -7,8 +7,6 @@ whole rank goes. Its units are in the order of their singular values, so the lea
 are the best approximation of that rank. All else that trains is averaged as in HeteroFL.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -9,8 +9,6 @@ have another shape there, and is neither merged nor evaluated here. The losses a
 `trainer_export.routines.mutual`, the device's half is `device_runtime.training.routines.mutual`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Annotated

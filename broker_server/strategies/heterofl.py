@@ -8,8 +8,6 @@ hold the row's label. With ``plan = "rolling"`` the same average is FedRolex's (
 Federated Dropout's, for which every device draws its own units.
 """
 
-from __future__ import annotations
-
 import hashlib
 from typing import Any
 

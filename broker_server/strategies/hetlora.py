@@ -7,8 +7,6 @@ aggregation), each adapter by itself; all else that trains is averaged as in Het
 ranks is not part of it.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -10,8 +10,6 @@ those that hold it, rows of the output layer by those that hold the label, and n
 samples. All values are needed at once: updates are read from disk when the round closes, parameter by parameter.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 

@@ -10,8 +10,6 @@ A round's updates therefore become one mean for each group that took part, with 
 become new models. The server optimizer is that of every group, FedAdam if none is configured.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal

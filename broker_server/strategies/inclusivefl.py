@@ -18,8 +18,6 @@ part, and written back to all of these groups. The top layer and the head of eve
 devices this round keeps its momentum and its optimizer's state, weighs nothing, and still receives shared layers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType

@@ -4,8 +4,6 @@ Liu et al., KDD 2022 (see `broker_server.strategies.inclusivefl`); specification
 1, and groups are ordered from the shallowest to the deepest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -34,7 +32,7 @@ class Ladder:
     depths: Mapping[str, int]
 
     @classmethod
-    def of(cls, depths: Mapping[str, int]) -> Ladder:
+    def of(cls, depths: Mapping[str, int]) -> "Ladder":
         """Order the groups.
 
         Args:

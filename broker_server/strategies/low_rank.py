@@ -5,8 +5,6 @@ known by its shape: no other dimension of the two is cut, and both have the same
 as in HeteroFL.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The strategies by name, found in the modules of this folder: a new one is a file with a row in ``STRATEGIES``."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any

@@ -19,8 +19,6 @@ The functions are pure over an explicit state. They are bound by memory traffic,
 stay in the second-level cache, and `donate` lets the results take the memory of the arguments.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType

@@ -8,8 +8,6 @@ killed goes on with them.
 Most methods set a few fields and take `broker_server.strategies.heterofl` for the rest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Literal, TypeVar

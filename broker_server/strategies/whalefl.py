@@ -10,8 +10,6 @@ are HeteroFL's, the label rule included. What the method improves is the time of
 slowest device.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

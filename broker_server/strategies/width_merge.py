@@ -7,8 +7,6 @@ plain average and ``updates_width`` is ``width``. (The released code counts whil
 heavier; that is not copied.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args

@@ -1,7 +1,5 @@
 """What stays on disk between tasks: recent artifact sets and weights, within a bound."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Collection
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which sub-model of an offer a board takes, and what it remembers of a round for the next choice."""
 
-from __future__ import annotations
-
 import math
 
 from device_runtime.agent.measured import Measured

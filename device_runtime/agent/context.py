@@ -1,7 +1,5 @@
 """What the states of the agent share: what it works with, its link side, what it has measured, and the task in hand."""
 
-from __future__ import annotations
-
 import queue
 import time
 from collections import Counter, deque

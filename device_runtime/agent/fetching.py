@@ -1,7 +1,5 @@
 """Blobs on their way to the device: asked for by digest, verified chunk by chunk, asked for again where they miss."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterable
 

@@ -1,7 +1,5 @@
 """One log line per event, with the device, the round and the task in front."""
 
-from __future__ import annotations
-
 import logging
 
 from fleet_protocol.messages import Offer

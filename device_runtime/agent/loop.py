@@ -4,8 +4,6 @@ Everything that happens (MQTT, the worker thread, signals) is an item in the inb
 state, follows the events that the state posts through the transition table, and wakes by itself for deadlines.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import queue

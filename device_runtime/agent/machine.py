@@ -5,8 +5,6 @@ States post events and never choose their successor; whoever wants to know what 
 that drives them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from enum import Enum
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """What an agent has measured of its board, its link and its training, and the profile that it tells the fleet."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from device_runtime.board import Board, runtime_version

@@ -1,7 +1,5 @@
 """What a failure of a task is to the server: the reason it is told, and a text for the operator."""
 
-from __future__ import annotations
-
 import errno
 
 from fleet_protocol.errors import BlobError, ConfigError, DataError, RefusalReason, RefusedError, StorageError

@@ -3,8 +3,6 @@
 The protocol is sd_notify(3): lines of text in one datagram to the socket that ``NOTIFY_SOCKET`` names.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

@@ -1,7 +1,5 @@
 """The task in hand, as the agent's states know it while it lasts."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 

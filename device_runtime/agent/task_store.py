@@ -4,8 +4,6 @@ A state saves the record with its own name first and acts second, so after a pow
 been begun. ``resume_event`` is the whole recovery map.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import time

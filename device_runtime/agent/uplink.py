@@ -1,7 +1,5 @@
 """The link side of an agent: what it says to the fleet, and which blobs it lets come."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from device_runtime.agent.journal import Journal

@@ -1,7 +1,5 @@
 """A finished update on its way to the server: sealed where the server wants that, and in chunks."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass

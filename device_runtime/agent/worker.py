@@ -1,7 +1,5 @@
 """One worker thread at a time: long computations and uploads report into the agent's inbox, which stays responsive."""
 
-from __future__ import annotations
-
 import queue
 import threading
 from collections.abc import Callable

@@ -5,8 +5,6 @@ of the same run and tier: error feedback (Karimireddy, Rebjock, Stich and Jaggi,
 https://arxiv.org/abs/1901.09847, algorithm 1). So in the long run nothing is lost but time.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -19,8 +19,6 @@ samples alone, so that a simulation reproduces a device bit by bit:
   undefined (specification 1.6). Its samples are those of the steps of a training with the same seed, changes included.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Nothing here knows the agent, MQTT or the disk.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """How a running task talks to whoever started it: what it reports, and when it must stop."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

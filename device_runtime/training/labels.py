@@ -1,7 +1,5 @@
 """The labels of a board's samples: those that count, those that occur, and the mask of specification 1.5."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import NDArray
 

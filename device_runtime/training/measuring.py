@@ -1,7 +1,5 @@
 """What a board measures of a model without changing it: batch norm statistics, and its accuracy on held-out samples."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 

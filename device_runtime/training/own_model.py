@@ -4,8 +4,6 @@ The operator puts a pair on the board: the step of both models, and what the boa
 keeps of it from round to round, `OwnModelFiles` holds.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

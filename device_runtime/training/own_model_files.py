@@ -5,8 +5,6 @@ same result, and a restart loses nothing. Of a run two rounds are kept, and of r
 cannot be told from one whose server is away.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The settings that a routine or a chooser has of its own: plain JSON in the offer, a frozen value once read."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import TypeVar
 

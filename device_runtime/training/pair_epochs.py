@@ -4,8 +4,6 @@ Orders and random numbers are those of `device_runtime.training.course`: ``train
 model's layers before the sent one's. There is no label mask.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """One device's part in a round, and the board it is done on, as the training room sees them: frozen values."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Weights from a file straight into the buffers they are trained in: no second copy, however large the model."""
 
-from __future__ import annotations
-
 import json
 import struct
 from collections.abc import Mapping

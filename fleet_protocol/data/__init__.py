@@ -1,7 +1,5 @@
 """Data of boards, servers and simulations: the formats it may come in, and the samples as a model takes them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from fleet_protocol.data.augment import Augment, changed

@@ -3,8 +3,6 @@
 The first two are those of specification 1.8.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 from collections.abc import Callable

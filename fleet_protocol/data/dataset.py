@@ -1,7 +1,5 @@
 """Labelled samples in memory, checked once, handed out in batches of the type a model takes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -123,7 +121,7 @@ class DataSet:
             values /= self.std
         return values
 
-    def fitted(self, manifest: Manifest) -> DataSet:
+    def fitted(self, manifest: Manifest) -> "DataSet":
         """The same samples with their targets as a model's loss takes them.
 
         Raises:

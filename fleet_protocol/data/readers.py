@@ -1,7 +1,5 @@
 """Readers of the data formats: each turns one kind of ``[data]`` table into samples and labels."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import importlib

@@ -3,8 +3,6 @@
 One frozen model per kind of source.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal

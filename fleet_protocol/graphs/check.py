@@ -1,7 +1,5 @@
 """Holds a graph against what the exporter writes, before anything runs it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 

@@ -6,8 +6,6 @@ is none. This finds such graphs where they are written plainly; it cannot find t
 (`docs/security.md`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 

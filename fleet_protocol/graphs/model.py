@@ -5,8 +5,6 @@ tensors, training information) is a field that is not in these tables, and so re
 node is read for the body of a loop alone, and holds none itself.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -96,7 +94,7 @@ class Node:
     op_type: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    body: Graph | None = None
+    body: "Graph | None" = None
 
 
 @dataclass(frozen=True)

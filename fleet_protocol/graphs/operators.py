@@ -4,8 +4,6 @@ An operator *keeps* what it is given unless it is a contraction or a reduction, 
 products or entries. A *selector* decides by some of its inputs which entries of the others are taken.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 

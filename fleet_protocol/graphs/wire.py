@@ -4,8 +4,6 @@ Nothing is copied or allocated by a declared size, nothing recurses, and whateve
 refused: groups, numbers longer than their type, a single field that is given twice, a field that is not expected.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

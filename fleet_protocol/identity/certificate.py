@@ -1,7 +1,5 @@
 """What the operator of a fleet says of a member: whose key it is and what it may sign. Ed25519 (RFC 8032)."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from cryptography.exceptions import InvalidSignature

@@ -1,7 +1,5 @@
 """The one file that makes a device, or the server, a member of a fleet."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated, Literal

@@ -15,8 +15,6 @@ The topic names fleet, device, blob or task, so nothing can be moved elsewhere; 
 said again. Chunks may be repeated: they are named by content and change nothing the second time.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import struct

@@ -1,7 +1,5 @@
 """What has been heard last from whom, and how often this member has started: what makes a repetition one."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

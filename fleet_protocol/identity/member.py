@@ -1,7 +1,5 @@
 """A member of a fleet at work: its enrolment and what it keeps beside it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +13,7 @@ if TYPE_CHECKING:
 __all__ = ["Member"]
 
 
-def _nobody(_certificate: Certificate) -> bool:
+def _nobody(_certificate: "Certificate") -> bool:
     return False
 
 
@@ -33,4 +31,4 @@ class Member:
     enrolment: Enrolment
     folder: Path
     remembers: bool = False
-    revoked: Callable[[Certificate], bool] = _nobody
+    revoked: "Callable[[Certificate], bool]" = _nobody

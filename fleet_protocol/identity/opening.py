@@ -1,7 +1,5 @@
 """Opens the transport of whoever speaks: signed for a member of an enrolled fleet, plain for anybody else."""
 
-from __future__ import annotations
-
 import queue
 from importlib import import_module
 

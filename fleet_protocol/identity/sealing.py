@@ -9,8 +9,6 @@ The key of the cipher is HKDF-SHA256 (RFC 5869) of what the two keys agree on (R
 so the nonce is zero (RFC 8439). What the update is for is authenticated with it: for another task it does not open.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """A transport on which everything is signed: the border at which an enrolled member puts on and opens envelopes."""
 
-from __future__ import annotations
-
 import queue
 from collections.abc import Iterable
 from dataclasses import replace

@@ -4,8 +4,6 @@ Control messages are small and readable with ``mosquitto_sub``; tensors travel a
 carries the schema version, the fleet and a sequence number; task messages carry run, round and task as well.
 """
 
-from __future__ import annotations
-
 from fleet_protocol.messages.header import SCHEMA_VERSION
 from fleet_protocol.messages.instructions import Chooser, Instructions, TierChoice, TrainSettings
 from fleet_protocol.messages.parsing import parse_device_message, parse_server_message, parse_status

@@ -3,8 +3,6 @@
 A message is read by whoever is subscribed, so its numbers are checked where it is parsed and not where they are used.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """What every message carries, and what those about a task carry besides."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from fleet_protocol.frozen import FrozenModel

@@ -1,7 +1,5 @@
 """What a task asks of a device: a routine with its settings, the training, and how to choose a tier."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """JSON bytes into messages; whatever is wrong with them is a refusal with its reason."""
 
-from __future__ import annotations
-
 from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError

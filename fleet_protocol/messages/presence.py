@@ -1,7 +1,5 @@
 """Retained messages that say who is there."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from fleet_protocol.messages.bounds import Word

@@ -1,7 +1,5 @@
 """What the server says to a device."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """What a device says to the server."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field

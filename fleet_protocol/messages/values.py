@@ -1,7 +1,5 @@
 """What messages carry: blobs by content, evaluations, what a device is and what it measured."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated
 
@@ -33,7 +31,7 @@ class BlobRef(FrozenModel):
     chunk_bytes: int = Field(ge=1024, le=16 * 1024 * 1024)
 
     @model_validator(mode="after")
-    def _few_chunks(self) -> BlobRef:
+    def _few_chunks(self) -> "BlobRef":
         if self.chunks > CHUNKS_LIMIT:
             raise ValueError(
                 f"a blob of {self.size} bytes is cut into {self.chunks} chunks; {CHUNKS_LIMIT} are the most"

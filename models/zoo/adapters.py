@@ -7,8 +7,6 @@ in every tier, so s is alpha / rank of the WHOLE adapter in every tier: with alp
 would count for more in a narrow one than in a wide one, and neither entries nor products could be merged.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from fnmatch import fnmatchcase

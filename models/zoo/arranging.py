@@ -6,8 +6,6 @@ question have changed places exactly as the units lie in them. So one look shows
 how many entries each unit has in it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 

@@ -4,8 +4,6 @@ The paper (Shen et al., 2020, arXiv:2006.16765) gives the channels; the specific
 hidden layer of 120 units in CNN1, none in CNN2.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -6,8 +6,6 @@ max-pooling (not in the last layer); then global average pooling and one linear 
 over time instead of images.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 

@@ -4,8 +4,6 @@ Batch norm becomes static batch norm (Diao, Ding, Tarokh: "HeteroFL", ICLR 2021)
 outside, fused attention and recurrent layers with dropout inside fall into parts, and activations write a new tensor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType

@@ -9,8 +9,6 @@ dimension of a rotating head has an angle of its own; units of the gated network
 whole in every tier.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

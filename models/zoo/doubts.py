@@ -1,7 +1,5 @@
 """What a user reads when a layout does not hold: the axis, the tensor, the module, and a remedy that was tried."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any

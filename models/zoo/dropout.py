@@ -17,8 +17,6 @@ Only torch's training flag counts (`set_mode` sets it): in the modes ``eval`` an
 the identity.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

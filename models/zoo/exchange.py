@@ -4,8 +4,6 @@ What a model computes from parameters whose units changed places tells where the
 gradients of one training step must change places as the parameters did.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

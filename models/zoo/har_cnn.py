@@ -5,8 +5,6 @@ So this one has the layers of HeteroFL's CNN (Diao, Ding, Tarokh, ICLR 2021): co
 max-pooling in all layers but the last; then the average over time and one linear layer.
 """
 
-from __future__ import annotations
-
 from fleet_protocol.errors import ConfigError
 from models.architecture import architecture
 from models.cut import Cut

@@ -4,8 +4,6 @@ So a user writes a plain torch module and only asks its `Cut` for sizes. All bui
 happen on torch's meta device and cost no memory.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace

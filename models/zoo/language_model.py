@@ -5,8 +5,6 @@ post-norm encoder layers and a two-layer decoder, all cut by width; the vocabula
 the token embedding and of the projection fall under the label rule.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -16,8 +16,6 @@ Each such layer has a `mode`, set for a whole model by `set_mode`:
     ============  =============================  ==========================
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 

@@ -3,8 +3,6 @@
 LeCun, Bottou, Bengio, Haffner: "Gradient-based learning applied to document recognition", Proc. IEEE 1998.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -8,8 +8,6 @@ Differences from BERT: the embedding of the one segment is part of the positions
 and narrow models have HeteroFL's Scalers.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Literal
 

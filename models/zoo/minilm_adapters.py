@@ -4,8 +4,6 @@ Wang et al.: "MiniLM", NeurIPS 2020; Hu et al.: "LoRA", ICLR 2022. A tier's widt
 nothing else: encoder and head are whole in every tier.
 """
 
-from __future__ import annotations
-
 from torch import nn
 
 from models.architecture import architecture

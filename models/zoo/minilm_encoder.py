@@ -4,8 +4,6 @@ Liu, Wu, Wu, Wang, Lyu, Chen, Xie: "No one left behind: Inclusive federated lear
 2022. Depths 2, 4 and 6 stand for the paper's 4, 8 and 12.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from fleet_protocol.errors import ConfigError

@@ -1,7 +1,5 @@
 """The multi-layer perceptron of specification 5.6 (arXiv:2006.16765): two hidden layers of 200 units."""
 
-from __future__ import annotations
-
 import math
 
 from torch import Tensor, nn

@@ -6,8 +6,6 @@ and ReLU instead (`head_dim=12, activation="relu"`). All axes are cut. The token
 for a mask symbol, which this task does not use.
 """
 
-from __future__ import annotations
-
 from torch import nn
 
 from fleet_protocol.errors import ConfigError

@@ -8,8 +8,6 @@ The numbers HeteroFL published are those of one block in the first three stages 
 code has had two in every stage since March 2021, and FedRolex follows it (specification 1.7).
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from fleet_protocol.errors import ConfigError

@@ -4,8 +4,6 @@ A model is built on torch's meta device with an axis larger, by the smallest ste
 groups, grouped convolutions and heads take multiples only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 
 from fleet_protocol.errors import ConfigError

@@ -5,8 +5,6 @@ each axis, as it says, leaves the outputs of the whole model, and gives the grad
 order. That holds for gates and norms, too, where comparing with a model whose other units are zero does not.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

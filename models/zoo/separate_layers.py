@@ -1,7 +1,5 @@
 """Layers of PyTorch in parts that an exporter and a cut can have one by one: attention, and recurrent layers."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -4,8 +4,6 @@ Allal et al.: "SmolLM - blazingly fast and remarkably powerful", 2024, for the s
 al., 2023). The package has no weights: give some to `shoal export --start`.
 """
 
-from __future__ import annotations
-
 from torch import nn
 
 from models.architecture import architecture

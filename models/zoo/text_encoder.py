@@ -5,8 +5,6 @@ The layer is that of HeteroFL (Diao et al., ICLR 2021), without dropout here. De
 KDD 2022).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

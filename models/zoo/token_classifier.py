@@ -4,8 +4,6 @@ Liu, Wu, Wu, Wang, Lyu, Chen, Xie: "No one left behind: Inclusive federated lear
 2022. Labels are int64 [batch, length]; a negative label (padding, later pieces of a word) counts for nothing.
 """
 
-from __future__ import annotations
-
 from models.architecture import architecture
 from models.cut import Cut
 from models.pretrained import MINILM_EMBED, MINILM_FFN, MINILM_HEADS, MINILM_LAYERS, MINILM_VOCAB

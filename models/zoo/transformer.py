@@ -7,8 +7,6 @@ every linear layer, and layer norms over the local width. BERT's layer is the sa
 Attention is written with matmul and softmax alone, so that every exporter keeps its gradient.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Literal

@@ -6,8 +6,6 @@ probability of 0.15, and the loss is over all positions, hidden or not. In evalu
 text has its masks already, so that every device and round is judged on the same one.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from torch import nn

@@ -1,7 +1,5 @@
 """A table of figures as Markdown, comma-separated values and plots, and the page of all tables."""
 
-from __future__ import annotations
-
 from reproduction.report.cells import claim_cells, duration_text, figure_cells
 from reproduction.report.index import write_index
 from reproduction.report.markdown import as_markdown

@@ -1,7 +1,5 @@
 """How figures, verdicts and times read in a table."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from reproduction.experiment import Claim

@@ -1,7 +1,5 @@
 """The page of all tables: one line for each claim of each paper with its verdict, from the stored figures alone."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby

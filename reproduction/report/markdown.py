@@ -1,7 +1,5 @@
 """A table for people: the verdicts, the published figures, ours with every seed, and what differs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from reproduction.differences import Difference, differences, grouped

@@ -1,7 +1,5 @@
 """Writes a table into a folder: comma-separated values, Markdown and plots; what another statement gave is kept."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An architecture without graphs, of a chosen size: a server can plan, slice and merge it, and nobody can train it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The baseline: the same bytes through the same broker, fanned out to all devices and in from each, by paho alone."""
 
-from __future__ import annotations
-
 import queue
 import time
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A bench of rounds: a server in this process, light devices in a few others, and the bare broker beside them."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import resource

@@ -1,7 +1,5 @@
 """A light device: it speaks the whole protocol, fetches, repairs and uploads, and returns the weights it was sent."""
 
-from __future__ import annotations
-
 import time
 
 from fleet_protocol.blobs import DEFAULT_CHUNK_BYTES, blob_ref, decode_chunk, iter_chunks, ranges_of

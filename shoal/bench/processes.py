@@ -3,8 +3,6 @@
 Run as a module: ``python -m shoal.bench.processes <light|bare> <fleet> <broker url> <first> <stop>``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Many MQTT clients in one thread: paho's own packets, driven by one selector instead of a thread for each client."""
 
-from __future__ import annotations
-
 import selectors
 import time
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """How the command line talks: tables and progress on standard output, errors on standard error, JSON when asked."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """A whole fleet on this machine, trained three ways on the same data, and a report."""
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -207,7 +205,7 @@ def _arms(base: FleetConfig, prepared: _Prepared, preset: Preset) -> list[tuple[
     return arms
 
 
-def _run_arm(server: Server, config: FleetConfig, title: str, show: _Switch) -> control.RunFinished:
+def _run_arm(server: Server, config: FleetConfig, title: str, show: "_Switch") -> control.RunFinished:
     with RunDisplay(error_console(), title) as display:
         show.listener = display.show
         finished = server.run(config)

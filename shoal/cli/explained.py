@@ -1,7 +1,5 @@
 """What `shoal rounds show` prints, and what `shoal devices release` does."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What to say where a command lacks the packages of its extra."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """Commands found in a folder: `shoal --help` reads their docstrings, and only the one that is used is imported."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import pkgutil

@@ -1,7 +1,5 @@
 """Commands with many options take them as one frozen value, not as an argument each."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from dataclasses import MISSING, Field, fields

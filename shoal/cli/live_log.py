@@ -1,7 +1,5 @@
 """A log as people watch it: on a terminal the newest event in one line, warnings above it; elsewhere all lines."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 from collections.abc import Iterator

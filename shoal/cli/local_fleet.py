@@ -1,7 +1,5 @@
 """Device agents as separate processes on this machine, for the demo and for trying a fleet before buying boards."""
 
-from __future__ import annotations
-
 import subprocess
 import time
 from collections.abc import Mapping, Sequence

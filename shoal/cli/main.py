@@ -1,7 +1,5 @@
 """The entry point: one Typer application, and one place where errors become exit codes."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from importlib.metadata import version

@@ -1,7 +1,5 @@
 """Option values that need parsing: lists of numbers, settings, each with an error that shows the form."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Draws what goes on as it comes: the events of a run, the stages of an export."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType

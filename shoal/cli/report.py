@@ -1,7 +1,5 @@
 """The report of a comparison: one HTML page with its plots inside, and the same numbers as JSON."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The server at the command line: until stopped (``shoal up``) or for one run (``shoal run``)."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 from pathlib import Path

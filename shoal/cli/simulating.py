@@ -1,7 +1,5 @@
 """Draws a simulation as it runs, and sums it up when it has ended."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -61,7 +59,7 @@ class SimulationDisplay:
         (self.live.console if self._console.is_terminal else self._console).print(text, highlight=False)
 
 
-def print_rounds(rows: Sequence[RoundRow], title: str) -> None:
+def print_rounds(rows: "Sequence[RoundRow]", title: str) -> None:
     """Print a simulation in one line; nothing if no round was evaluated."""
     judged = [row for row in rows if row.accuracy is not None]
     if not judged:

@@ -1,7 +1,5 @@
 """What is stored of a run, as tables and as JSON."""
 
-from __future__ import annotations
-
 import io
 import json
 import threading

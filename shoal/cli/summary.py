@@ -1,7 +1,5 @@
 """Reads a stored run back into the numbers of a report."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Seeds for one card or for a fleet of them, identities included."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path

@@ -3,8 +3,6 @@
 The latter is reached by mtools, which need neither root nor a mount: `mcopy -i image@@offset`.
 """
 
-from __future__ import annotations
-
 import lzma
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A bundle: one tar that installs Shoal on any 64-bit Linux without a network, and removes it again."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass

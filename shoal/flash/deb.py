@@ -3,8 +3,6 @@
 A package may be given to anyone: it has neither a board's key nor its data in it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.metadata
 from collections.abc import Mapping

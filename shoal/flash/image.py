@@ -1,7 +1,5 @@
 """A card that starts by itself: Debian's arm64 packages, the agent and one board's identity, made without root."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

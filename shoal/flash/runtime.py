@@ -4,8 +4,6 @@ The tree is a virtual environment written by hand, so that a board needs neither
 opt/shoal/bin/python is a link to the system's Python, and lib/pythonX.Y/site-packages holds unpacked wheels.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import io
 import os

@@ -5,8 +5,6 @@ command line names. Either leaves a unit that installs the bundle beside, tried 
 files are JSON, which is YAML.
 """
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """flash.toml: everything that one board is to be."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -138,7 +136,7 @@ class FlashConfig(FrozenModel):
         """Name of the board in its network."""
         return self.hostname or (self.device or self.board).lower().replace("_", "-").replace(".", "-")
 
-    def resolved(self, base: Path) -> FlashConfig:
+    def resolved(self, base: Path) -> "FlashConfig":
         """The same with paths of this computer taken from ``base``, and what the enrolment says."""
         changes: dict[str, object] = {"files": tuple(base / path for path in self.files)}
         if self.enrolment is not None:

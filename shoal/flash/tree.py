@@ -1,7 +1,5 @@
 """Files as they will lie on a board, and archives of them that are the same bytes for the same files."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import tarfile

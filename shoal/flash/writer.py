@@ -1,7 +1,5 @@
 """Writing an image to a card: only to a whole, removable, unmounted disk that is large enough, and read back."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

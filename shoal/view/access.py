@@ -1,7 +1,5 @@
 """Who may read the API, and what a browser may do with its answers."""
 
-from __future__ import annotations
-
 import hmac
 from collections.abc import Awaitable, Callable
 from typing import Annotated

@@ -3,8 +3,6 @@
 ``python -m shoal.view.app > docs/openapi.json`` writes the document of the API.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

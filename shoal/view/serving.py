@@ -1,7 +1,5 @@
 """Serving the page: an address, a token where others may reach it, and a thread that answers until it is stopped."""
 
-from __future__ import annotations
-
 import contextlib
 import secrets
 import socket

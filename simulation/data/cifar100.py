@@ -5,8 +5,6 @@ one for the fine label, and 32 x 32 pixels of red, then green, then blue. Specif
 CIFAR.
 """
 
-from __future__ import annotations
-
 import gzip
 from pathlib import Path
 from typing import Any

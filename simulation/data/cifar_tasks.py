@@ -4,8 +4,6 @@ Shen et al., 2020, https://arxiv.org/abs/2006.16765; specification 5.4. Labels 0
 those of CIFAR-100; the groups say which device holds a sample.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What every data set is once it is loaded, and what its loaders share."""
 
-from __future__ import annotations
-
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Data sets by name: digits ships with scikit-learn; the others are read from the folder that SHOAL_DATA names."""
 
-from __future__ import annotations
-
 import inspect
 import os
 from collections.abc import Callable, Mapping

@@ -4,8 +4,6 @@ Only MNIST can be fetched: the checksums are of its four IDX files themselves, n
 For the other sets an error says where they come from and what the loader expects.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import http.client

@@ -6,8 +6,6 @@
 Workers read these and nothing of the exporter, so that they start quickly and stay small.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Callable, Sequence
@@ -53,7 +51,7 @@ class Parts:
         _save(path, lambda file: np.savez(file, **arrays))
 
     @staticmethod
-    def load(path: Path) -> Parts:
+    def load(path: Path) -> "Parts":
         """Read what `save` wrote.
 
         Raises:

@@ -1,7 +1,5 @@
 """Image data sets: digits, MNIST and CIFAR-10, normalised as HeteroFL does (specification 1.8)."""
 
-from __future__ import annotations
-
 import importlib
 import io
 from pathlib import Path

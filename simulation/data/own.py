@@ -1,7 +1,5 @@
 """A user's own samples as a data set: files that a board or a server would read, one or many."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Sequence

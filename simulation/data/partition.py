@@ -1,7 +1,5 @@
 """Who gets which samples: splits of a data set among devices - IID, by Dirichlet, by shards, by subject."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

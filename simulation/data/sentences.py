@@ -4,8 +4,6 @@ Socher et al.: "Recursive deep models for semantic compositionality over a senti
 Singh, Bowman: "Neural network acceptability judgments", TACL 2019.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal

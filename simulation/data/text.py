@@ -1,7 +1,5 @@
 """Texts as token ids: a small vocabulary of words built from training texts, or MiniLM's word pieces."""
 
-from __future__ import annotations
-
 import gzip
 import importlib
 import re
@@ -71,7 +69,7 @@ class Vocabulary:
     ids: Mapping[str, int]
 
     @classmethod
-    def of(cls, texts: Iterable[str], size: int) -> Vocabulary:
+    def of(cls, texts: Iterable[str], size: int) -> "Vocabulary":
         """Count words; equally frequent ones are taken in alphabetical order.
 
         Args:

@@ -4,8 +4,6 @@ The data are those of Burns, Leung, Hardisty, Whyne, Henry, McLachlin: "Shoulder
 machine learning the inertial signals from a smartwatch", Physiological Measurement 2018, 50 samples a second.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

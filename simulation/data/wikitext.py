@@ -4,8 +4,6 @@ Merity, Xiong, Bradbury, Socher: "Pointer sentinel mixture models", ICLR 2017. A
 text and trains on one chunk of it at a time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal

@@ -1,7 +1,5 @@
 """What computes the tasks of a simulation: processes of this machine, or a Ray cluster."""
 
-from __future__ import annotations
-
 from simulation.engines.local import LocalEngine
 from simulation.orders import Engine, WorkerSetup
 from simulation.tables import EngineTable

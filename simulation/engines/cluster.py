@@ -12,8 +12,6 @@ Met with Ray 2.60:
   goes on from its folder when it is started again.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

@@ -4,8 +4,6 @@ A worker that dies - killed for memory, or crashed in a library - is replaced, a
 more by the next free one. Tasks are functions of their items, so the repetition changes nothing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import selectors

@@ -1,7 +1,5 @@
 """What a worker needs that does not share the simulation's folder: the files of its setup, in places of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

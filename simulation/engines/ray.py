@@ -5,8 +5,6 @@ Tasks are functions of their orders, so the repetition changes nothing. Every ma
 onnxruntime, Python and Ray; the last two are checked by Ray itself.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import uuid

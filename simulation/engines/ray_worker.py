@@ -5,8 +5,6 @@ both share, reads and writes there; any other gets files and weights as objects 
 fetched yet, and sends updates back.
 """
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import tempfile

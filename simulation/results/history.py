@@ -4,8 +4,6 @@ The per-device rows lie in the folder ``devices.parquet``, in parts of some thou
 read the folder as one table. Every file is replaced atomically, so a reader and a crash find whole rounds.
 """
 
-from __future__ import annotations
-
 import io
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -110,13 +108,13 @@ class DeviceRow:
     payload_bytes: int
 
 
-_TYPES: Mapping[str, Any] = MappingProxyType(
+_TYPES: Mapping[Any, Any] = MappingProxyType(
     {
-        "int": pa.int64(),
-        "float": pa.float64(),
-        "float | None": pa.float64(),
-        "str": pa.string(),
-        "Mapping[str, int]": pa.map_(pa.string(), pa.int64()),
+        int: pa.int64(),
+        float: pa.float64(),
+        float | None: pa.float64(),
+        str: pa.string(),
+        Mapping[str, int]: pa.map_(pa.string(), pa.int64()),
     }
 )
 """Column types by annotation."""
@@ -303,7 +301,7 @@ def _drop_devices_after(folder: Path, last: int) -> None:
 
 
 def _schema(kind: type[RowT]) -> Any:
-    return pa.schema([(field.name, _TYPES[str(field.type)]) for field in fields(kind)])
+    return pa.schema([(field.name, _TYPES[field.type]) for field in fields(kind)])
 
 
 def _write(path: Path, kind: type[RowT], rows: Sequence[RowT]) -> None:
@@ -329,8 +327,8 @@ def _read(path: Path, kind: type[RowT]) -> list[RowT]:
     for field in fields(kind):  # that came later, and have a default for what was written before
         if field.default is not MISSING and field.name not in table.column_names:
             table = table.append_column(
-                pa.field(field.name, _TYPES[str(field.type)]),
-                pa.array([field.default] * len(table), _TYPES[str(field.type)]),
+                pa.field(field.name, _TYPES[field.type]),
+                pa.array([field.default] * len(table), _TYPES[field.type]),
             )
     if sorted(table.column_names) == sorted(_schema(kind).names):
         table = table.select(_schema(kind).names)

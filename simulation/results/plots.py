@@ -5,8 +5,6 @@ any thread. A curve is a method or a setting, with one history for each seed: it
 the lowest to the highest.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a round was judged by: which column of the history it is, and how an axis shows it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """From what the store says about a closed round to the rows of the history."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

@@ -5,8 +5,6 @@ are sorted by their number of samples, so that in an epoch those that still have
 nobody waits for a larger device, no step is masked out, and a short last batch is a stretch of its own.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence

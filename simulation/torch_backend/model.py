@@ -1,7 +1,5 @@
 """A model of the zoo for training in PyTorch itself: alone, or once for several virtual devices at the same time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol

@@ -4,8 +4,6 @@ A row holds all parameters of one device one behind the other, so that clipping 
 operators whatever the number of layers: on a narrow model, operators cost more to start than to run.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -86,7 +84,7 @@ class Layout:
     trained: int
 
     @classmethod
-    def of(cls, shapes: Mapping[str, tuple[int, ...]], used: frozenset[str], *, channels_last: bool) -> Layout:
+    def of(cls, shapes: Mapping[str, tuple[int, ...]], used: frozenset[str], *, channels_last: bool) -> "Layout":
         """Lay parameters out.
 
         Args:
@@ -175,7 +173,7 @@ class Rows:
     steps: Tensor
     pull: Pull | None
 
-    def __getitem__(self, devices: slice) -> Rows:
+    def __getitem__(self, devices: slice) -> "Rows":
         pull = None if self.pull is None else Pull(self.pull.anchors[devices], self.pull.mu[devices])
         states = {name: value[devices] for name, value in self.states.items()}
         return Rows(self.values[devices], states, self.gradient[devices], self.rate[devices], self.steps[devices], pull)
@@ -196,7 +194,7 @@ class Rule:
     clip_value: float | None = None
 
     @classmethod
-    def of(cls, manifest: Manifest) -> Rule:
+    def of(cls, manifest: Manifest) -> "Rule":
         """That of a manifest.
 
         Raises:

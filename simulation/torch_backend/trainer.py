@@ -14,8 +14,6 @@ Example::
         if isinstance(result, ShoalError): ...  # this device's update is missing, the others' are not
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import time

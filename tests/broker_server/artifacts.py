@@ -4,8 +4,6 @@ The graphs compute what their names promise, so that a round over them can be ch
 a placeholder: the scripted devices of these tests do not train.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

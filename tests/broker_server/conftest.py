@@ -1,7 +1,5 @@
 """Brokers, artifacts and configurations for the server's tests."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -3,8 +3,6 @@
 python -m tests.broker_server.dying_server <config.json> <broker url> <method of Store> <which call>
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

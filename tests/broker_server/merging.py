@@ -1,7 +1,5 @@
 """The selective average once more, slow and obvious, and layouts and plans to merge by."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from broker_server.strategies.accumulator import finish, fold, start

@@ -1,7 +1,5 @@
 """Strategies as configurations build them, and whole merges, for tests."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

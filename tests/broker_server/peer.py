@@ -4,8 +4,6 @@ It is what the device runtime would be with a perfect disk and no data: it annou
 names, answers with the tensors that its script returns, and repeats what is not acknowledged. A script may misbehave.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import queue
@@ -105,7 +103,7 @@ def honest(delta: float = 1.0, *, labels: tuple[int, ...] = (0, 1, 2, 3), exampl
     return script
 
 
-def silent(_peer: Peer, _work: Work) -> None:
+def silent(_peer: "Peer", _work: Work) -> None:
     """Takes the task and never answers."""
 
 
@@ -169,7 +167,7 @@ class Peer:
     def say_hello(self) -> None:
         self.link.publish(self.topics.status(self.device), self._status(online=True), retain=True)
 
-    def wait_for(self, predicate: Callable[[Peer], bool], timeout_seconds: float = 20.0) -> None:
+    def wait_for(self, predicate: "Callable[[Peer], bool]", timeout_seconds: float = 20.0) -> None:
         with self._changed:
             assert self._changed.wait_for(lambda: predicate(self), timeout_seconds), f"{self.device}: {self.heard}"
 

@@ -5,8 +5,6 @@ python -m tests.broker_server.store_fixture <out.sql> [strategy]
 Run it in a checkout of the version that the fixture is of; see ``fixtures/README.md``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import sqlite3

@@ -1,7 +1,5 @@
 """Levels, who gets them, who takes part, and learning rates by round."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """Rounds that do not wait: a version is made of the first updates, later ones count by how stale they are."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import signal

@@ -1,7 +1,5 @@
 """`shoal backup` and `restore`: a store is taken while its server works, and goes on elsewhere as it was."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """What devices send that must not be merged: each case is refused, counted and logged, and the round goes on."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

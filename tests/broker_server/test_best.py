@@ -1,7 +1,5 @@
 """The best version by any metric, and the end of a run whose versions no longer get better."""
 
-from __future__ import annotations
-
 import pytest
 
 from broker_server.rounds.best import require_metric, score, stalled

@@ -1,7 +1,5 @@
 """What the server publishes of a blob, and how often it reads a file to see whether it is still what it was."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """`shoal promote` and `rollback`: which version is exported, and which one the next round starts from."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Encoded updates at the server: the good one is merged as what it says, each bad one refused, counted and told."""
 
-from __future__ import annotations
-
 import json
 import struct
 

@@ -1,7 +1,5 @@
 """The server's test set and the judgement of a global version, against plain numpy."""
 
-from __future__ import annotations
-
 import gzip
 import struct
 

@@ -1,7 +1,5 @@
 """What the disk or the database cannot take for a while ends no run: it goes on as the run it was."""
 
-from __future__ import annotations
-
 import contextlib
 import sqlite3
 import threading

@@ -1,7 +1,5 @@
 """FedRolex: balance of windows, refusal of windows with gaps, weightings, and expectations of random draws."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Floods of messages cost a round and a run request a moment, and the store a few lines."""
 
-from __future__ import annotations
-
 import queue
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """FML on the server: the plain mean of memes or of their trunks, and the dynamic weights."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Folding does not depend on the order of arrival, and folds as early as the order of the devices allows."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

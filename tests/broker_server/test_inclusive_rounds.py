@@ -1,7 +1,5 @@
 """InclusiveFL as a strategy: what each group is sent, what a round makes of its updates, and its baselines."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """InclusiveFL on a real text encoder: what is shared, distilled, isolated, and what an absent group keeps."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -4,8 +4,6 @@ Three devices whose updates are one number everywhere: ``wide`` trains the whole
 half on label 1, ``other`` the whole on label 3. Nobody has seen label 2. ``blind`` has no labels at all.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """`shoal up` and `shoal run` below the command line: serving, submitting, stopping, looking at what was stored."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The table of the round, and the decision when a collection is over."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """The selective average: the worked examples of the specification, and its properties for any mix of sub-models."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The ways through the merge that small models do not take: scattered units, and updates larger than the scratch."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

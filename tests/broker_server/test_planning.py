@@ -1,7 +1,5 @@
 """Who is asked, with which tier; strategies; configuration; artifacts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """What cannot work is an error before any training starts: methods, models, tiers, levels, data and keys."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """A server that is killed goes on with the round it was in, and a broker that dies loses nothing."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

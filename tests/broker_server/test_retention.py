@@ -1,7 +1,5 @@
 """With keep_versions a store holds the newest global versions and the best one, whatever happens to the server."""
 
-from __future__ import annotations
-
 import signal
 
 import numpy as np

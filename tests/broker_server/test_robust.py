@@ -1,7 +1,5 @@
 """One device does not own the model: what is unlike the other updates is refused or clipped, named and counted."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """A round from the offers to a new global version, over real brokers, with devices that behave."""
 
-from __future__ import annotations
-
 import contextlib
 
 import numpy as np

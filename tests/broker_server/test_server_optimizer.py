@@ -1,7 +1,5 @@
 """Server optimizers: signs, moments, restarts, exactness, and what may be overwritten."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """`shoal pause`, `resume`, `stop`, `runs`, `compare` and `log -f`: runs end when told, and are shown."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,7 +1,5 @@
 """The store: what is committed is found again, with its types."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """A store that is opened to be read is not changed, by not so much as a file beside it."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Stores of earlier versions are brought up with all that is in them; whatever goes wrong leaves them as they were."""
 
-from __future__ import annotations
-
 import contextlib
 import sqlite3
 import subprocess

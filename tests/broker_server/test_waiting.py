@@ -1,7 +1,5 @@
 """Rounds that do not wait: nobody who is gone costs the others time, over a real broker."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 

@@ -1,7 +1,5 @@
 """WHALE-FL on the server: what is offered, and what is honoured."""
 
-from __future__ import annotations
-
 import pytest
 
 from broker_server.strategies.whalefl import offered

@@ -5,8 +5,6 @@ first hyphen says what is computed, ``inputs`` and ``expected``. ``python -m tes
 a line for each entry. There is one module for each method; they only build small models, call the product and compare.
 """
 
-from __future__ import annotations
-
 from tests.conformance.entry import Check, Entry, NotApplicableError, read_entries
 from tests.conformance.suite import Outcome, run_entry, run_file
 

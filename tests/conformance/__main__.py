@@ -1,7 +1,5 @@
 """Command line of the conformance run; see `tests.conformance`."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Entries of a file of worked examples, and the comparison of what they expect with what the product computes."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -55,7 +53,7 @@ class Entry:
     id: str
     inputs: Any
     expected: Any
-    others: Mapping[str, Entry]
+    others: "Mapping[str, Entry]"
 
     @property
     def prefix(self) -> str:

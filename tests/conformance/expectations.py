@@ -1,7 +1,5 @@
 """What random draws lead one to expect: closed forms of the papers that worked examples ask for, and no run needs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction

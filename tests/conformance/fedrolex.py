@@ -1,7 +1,5 @@
 """Worked examples of FedRolex: windows, coverage, the merge, heads and the weightings of the ablation (R1 to R9)."""
 
-from __future__ import annotations
-
 import re
 from types import MappingProxyType
 

@@ -1,7 +1,5 @@
 """Worked examples of FML: the mutual losses, their limits, and a round of two devices (F1 to F3)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any

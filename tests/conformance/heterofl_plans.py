@@ -1,7 +1,5 @@
 """Worked examples of HeteroFL that concern sizes, slices, the merge, levels and shards (H1 to H5, H9 to H12)."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Worked examples of HeteroFL on what a device computes: masked loss, Scaler, static batch norm (H6 to H8)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any

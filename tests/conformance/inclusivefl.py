@@ -1,7 +1,5 @@
 """Worked examples of InclusiveFL: rounds, ranges of layers, FedAdam and absent groups (I1 to I4)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any

@@ -1,7 +1,5 @@
 """Small models written by hand, and the product's merge applied to them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any

@@ -3,8 +3,6 @@
 A module beside this one that has `HANDLERS`, functions by the prefix of the ids they answer, is found without a list.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum

@@ -1,7 +1,5 @@
 """Worked examples of WHALE-FL: traces of two devices, the choice of widths, times of rounds (W1 to W3)."""
 
-from __future__ import annotations
-
 from types import MappingProxyType
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A device as a process of its own: configured, started, killed and looked at from outside."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The server's side of the protocol for tests: a real MQTT peer that does what its script says, and remembers."""
 
-from __future__ import annotations
-
 import contextlib
 import queue
 import threading

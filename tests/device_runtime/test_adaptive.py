@@ -1,7 +1,5 @@
 """How a device sizes itself: the four stages of training, the cap, the ablations, and a record that survives."""
 
-from __future__ import annotations
-
 import ast
 import math
 import sys

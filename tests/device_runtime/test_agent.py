@@ -1,7 +1,5 @@
 """A device process against a real broker and a scripted server: the protocol in motion, and what may go wrong."""
 
-from __future__ import annotations
-
 import contextlib
 import zlib
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Images that are changed at random in training: how, when, and never in evaluation."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace

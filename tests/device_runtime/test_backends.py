@@ -1,7 +1,5 @@
 """Both flavours of the step graph run in one session class and agree."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

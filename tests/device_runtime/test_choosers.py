@@ -1,7 +1,5 @@
 """Choosing a tier on the board: what must be measured first, what is remembered, and what survives a restart."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

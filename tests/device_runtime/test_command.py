@@ -1,7 +1,5 @@
 """The device's command: configuration, exit codes, what it imports, a full disk."""
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import subprocess

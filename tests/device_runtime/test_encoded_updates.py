@@ -1,7 +1,5 @@
 """Updates in an encoding: what rounding loses comes with the next update, on this board, in this run and tier alone."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

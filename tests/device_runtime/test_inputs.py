@@ -1,7 +1,5 @@
 """What a device feeds beside samples: random numbers for layers that draw in training, and a label per token."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

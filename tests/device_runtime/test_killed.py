@@ -5,8 +5,6 @@ Missing on purpose: ``refusing`` and ``dropping`` last a millisecond and cannot 
 of the state before, whose row applies (``test_task_store`` checks the map itself). ``stopped`` has nothing to lose.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

@@ -1,7 +1,5 @@
 """The transition table as a whole."""
 
-from __future__ import annotations
-
 import pytest
 
 from device_runtime.agent.machine import TRANSITIONS, Event, MachineError, State, diagram, successor

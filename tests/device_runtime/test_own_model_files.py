@@ -1,7 +1,5 @@
 """What a board keeps of its own model: which round it starts from, and which files are removed."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a task may ask of a board: routines by name, what each needs, and how what it cannot do is refused."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

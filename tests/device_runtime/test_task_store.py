@@ -1,7 +1,5 @@
 """The task record, the recovery map and the cache of blobs."""
 
-from __future__ import annotations
-
 import json
 import time
 

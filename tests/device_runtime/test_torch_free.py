@@ -1,7 +1,5 @@
 """A board without torch and onnx: a virtual environment with the `device` extra trains sets that the exporter made."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import venv

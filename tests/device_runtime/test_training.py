@@ -1,7 +1,5 @@
 """Sessions and training against the same arithmetic in numpy."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import numpy as np

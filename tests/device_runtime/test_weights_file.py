@@ -1,7 +1,5 @@
 """Weights read into place, and files that are not what the manifest says."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -14,8 +14,6 @@ second states do not start from zero:
     t = t + 1,  m = b1 m + (1 - b1) s g,  v = b2 v + (1 - b2) (s g)^2,  p = p - lr m / (1 - b1^t) / (sqrt(v) + e)
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Tags are ``O``, ``B-<type>`` and ``I-<type>``. An entity counts as found if type
 seqeval's default mode an ``I`` that continues nothing starts an entity.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,7 +57,7 @@ class Scores:
         """Harmonic mean of precision and recall; 0 if both are."""
         return 2.0 * self.correct / (self.found + self.present) if self.correct else 0.0
 
-    def __add__(self, other: Scores) -> Scores:
+    def __add__(self, other: "Scores") -> "Scores":
         return Scores(self.correct + other.correct, self.found + other.found, self.present + other.present)
 
 

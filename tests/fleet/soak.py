@@ -5,8 +5,6 @@ python -m tests.fleet.soak --runs 50
 One line a run, then how many ended with the same bits as a simulation, in which nobody is killed.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import random

@@ -8,8 +8,6 @@ device's entities are other ones, their labels have other numbers, and a sentenc
 - ``PHRASE``: an article or demonstrative with the word after it.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Specification 5.4 and 5.6. The digits are drawn with 16x16 pixels, which LeNet-5
 that one processor trains them in seconds.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

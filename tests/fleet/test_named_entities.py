@@ -1,7 +1,5 @@
 """Entities are counted as seqeval counts them: type, start and end must all be right."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """Data sources: what they read, and how they say that they cannot."""
 
-from __future__ import annotations
-
 import gzip
 import re
 import struct

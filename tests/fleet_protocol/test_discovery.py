@@ -1,7 +1,5 @@
 """What the modules of a folder offer is found without a list of their names."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """Sets of labels travel in either form, short, and come out as they went in."""
 
-from __future__ import annotations
-
 import base64
 import json
 

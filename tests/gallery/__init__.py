@@ -5,8 +5,6 @@ or a scale, so that a narrow model is not the whole one with units of zeros; `CO
 `--convert`; `LOSS` is its own, where no other will do; `REFUSED` is what the message of a refusal must match.
 """
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Source: He et al., "Spatial pyramid pooling in deep convolutional networks", TPAMI 37, 2015.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -3,8 +3,6 @@
 Source: Press, Smith, Lewis, "Train short, test long", ICLR 2022.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

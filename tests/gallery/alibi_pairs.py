@@ -3,8 +3,6 @@
 Source: Press, Smith, Lewis, "Train short, test long", ICLR 2022.
 """
 
-from __future__ import annotations
-
 from torch import nn
 
 from models import Cut, architecture

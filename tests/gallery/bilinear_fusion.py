@@ -3,8 +3,6 @@
 Source: Kim et al., "Hadamard product for low-rank bilinear pooling", ICLR 2017.
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 from torch.nn import functional
 

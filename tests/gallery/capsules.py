@@ -3,8 +3,6 @@
 Source: Sabour, Frosst, Hinton, "Dynamic routing between capsules", NeurIPS 2017.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -3,8 +3,6 @@
 Source: Wang et al., "ECA-Net: efficient channel attention for deep convolutional neural networks", CVPR 2020.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

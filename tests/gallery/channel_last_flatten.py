@@ -3,8 +3,6 @@
 Source: models that were written for TensorFlow, whose Flatten follows channels-last convolutions.
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from models import Cut, architecture

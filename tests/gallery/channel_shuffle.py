@@ -3,8 +3,6 @@
 Source: Zhang et al., "ShuffleNet", CVPR 2018.
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 from torch.nn import functional
 

@@ -3,8 +3,6 @@
 Source: the split of ShuffleNet V2 (Ma et al., ECCV 2018) and of C2f blocks, without a shuffle.
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from models import Cut, architecture

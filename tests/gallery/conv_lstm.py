@@ -3,8 +3,6 @@
 Source: Shi et al., "Convolutional LSTM network", NeurIPS 2015.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -3,8 +3,6 @@
 Source: Liu et al., "A ConvNet for the 2020s", CVPR 2022, as in torchvision (models/convnext.py).
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

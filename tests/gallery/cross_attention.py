@@ -3,8 +3,6 @@
 Source: Carion et al., "End-to-end object detection with transformers", ECCV 2020.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

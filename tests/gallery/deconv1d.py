@@ -3,8 +3,6 @@
 Source: Stoller, Ewert, Dixon, "Wave-U-Net", ISMIR 2018; the decoder of many one-dimensional autoencoders.
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from models import Cut, architecture

@@ -4,8 +4,6 @@ Source: Chen et al., "Rethinking atrous convolution for semantic image segmentat
 torchvision (models/segmentation/deeplabv3.py).
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional

@@ -3,8 +3,6 @@
 Source: Huang et al., "Densely connected convolutional networks", CVPR 2017.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

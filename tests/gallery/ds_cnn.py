@@ -3,8 +3,6 @@
 Source: Zhang et al., "Hello edge: keyword spotting on microcontrollers", arXiv 1711.07128.
 """
 
-from __future__ import annotations
-
 from torch import nn
 
 from models import Cut, architecture

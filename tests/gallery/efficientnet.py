@@ -3,8 +3,6 @@
 Source: Tan and Le, "EfficientNet", ICML 2019, as in torchvision (models/efficientnet.py, ops/stochastic_depth.py).
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional

@@ -3,8 +3,6 @@
 Source: the x-transformers and lucidrains style (lucidrains/x-transformers); Vaswani et al., NeurIPS 2017.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

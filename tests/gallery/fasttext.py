@@ -3,8 +3,6 @@
 Source: Joulin et al., "Bag of tricks for efficient text classification", EACL 2017.
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from models import Cut, architecture

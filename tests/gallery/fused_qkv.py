@@ -3,8 +3,6 @@
 Source: minGPT (karpathy/minGPT, mingpt/model.py), c_attn.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -3,8 +3,6 @@
 Source: Megatron-LM and GPT-NeoX (EleutherAI/gpt-neox), query_key_value.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -3,8 +3,6 @@
 Source: Shazeer, "GLU variants improve transformer", arXiv 2002.05202.
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 from torch.nn import functional
 

@@ -3,8 +3,6 @@
 Source: Velickovic et al., "Graph attention networks", ICLR 2018.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional

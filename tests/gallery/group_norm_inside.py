@@ -3,8 +3,6 @@
 Source: Wu, He, "Group normalization", ECCV 2018; cut inside the groups.
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from models import Cut, architecture

@@ -3,8 +3,6 @@
 Source: the README of many repositories that replace BatchNorm by GroupNorm(4, channels).
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from models import Cut, architecture

@@ -3,8 +3,6 @@
 Source: Wu, He, "Group normalization", ECCV 2018; groups of eight channels at every width.
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from models import Cut, architecture

@@ -3,8 +3,6 @@
 Source: Ainslie et al., "GQA: training generalized multi-query transformer models", EMNLP 2023.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

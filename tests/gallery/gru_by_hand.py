@@ -4,8 +4,6 @@ Source: Cho et al., "Learning phrase representations using RNN encoder-decoder",
 torch.nn.GRU.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

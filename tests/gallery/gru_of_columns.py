@@ -3,8 +3,6 @@
 Source: Shi, Bai, Yao, "An end-to-end trainable neural network for image-based sequence recognition", TPAMI 39, 2017.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

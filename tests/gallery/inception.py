@@ -3,8 +3,6 @@
 Source: Szegedy et al., "Going deeper with convolutions", CVPR 2015.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

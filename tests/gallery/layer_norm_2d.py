@@ -3,8 +3,6 @@
 Source: Woo et al., "ConvNeXt V2", CVPR 2023 (facebookresearch/ConvNeXt-V2, models/utils.py).
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional

@@ -3,8 +3,6 @@
 Source: Touvron et al., "LLaMA", arXiv 2302.13971.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional

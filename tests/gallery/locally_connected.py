@@ -3,8 +3,6 @@
 Source: Taigman et al., "DeepFace", CVPR 2014.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional

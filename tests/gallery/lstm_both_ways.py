@@ -3,8 +3,6 @@
 Source: Graves and Schmidhuber, "Framewise phoneme classification with bidirectional LSTM", Neural Networks 18, 2005.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -4,8 +4,6 @@ Source: Dai et al., "Very deep convolutional neural networks for raw waveforms",
 on speech commands.
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 from torch.nn import functional
 

@@ -3,8 +3,6 @@
 Source: Tolstikhin et al., "MLP-Mixer", NeurIPS 2021.
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from models import Cut, architecture

@@ -3,8 +3,6 @@
 Source: Sandler et al., "MobileNetV2", CVPR 2018, as in torchvision (pytorch/vision, models/mobilenetv2.py).
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from models import Cut, architecture

@@ -3,8 +3,6 @@
 Source: Howard et al., "Searching for MobileNetV3", ICCV 2019, as in torchvision (models/mobilenetv3.py).
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from models import Cut, architecture

@@ -4,8 +4,6 @@ Source: Shi et al., "Real-time single image and video super-resolution using an 
 neural network", CVPR 2016.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

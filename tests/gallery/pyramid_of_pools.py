@@ -3,8 +3,6 @@
 Source: Zhao et al., "Pyramid scene parsing network", CVPR 2017.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional

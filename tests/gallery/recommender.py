@@ -3,8 +3,6 @@
 Source: Naumov et al., "Deep learning recommendation model for personalization and recommendation systems", 2019.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -4,8 +4,6 @@ Source: Raffel et al., "Exploring the limits of transfer learning with a unified
 2020, as in transformers (models/t5/modeling_t5.py).
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

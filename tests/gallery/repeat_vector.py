@@ -4,8 +4,6 @@ Source: Srivastava, Mansimov, Salakhutdinov, "Unsupervised learning of video rep
 the RepeatVector of Keras.
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from models import Cut, architecture

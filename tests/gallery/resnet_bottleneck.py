@@ -3,8 +3,6 @@
 Source: He et al., "Deep residual learning for image recognition", CVPR 2016, as in torchvision (models/resnet.py).
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from models import Cut, architecture

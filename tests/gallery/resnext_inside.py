@@ -3,8 +3,6 @@
 Source: Xie et al., "Aggregated residual transformations for deep neural networks", CVPR 2017.
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from models import Cut, architecture

@@ -3,8 +3,6 @@
 Source: Su et al., "RoFormer: enhanced transformer with rotary position embedding", Neurocomputing 2024.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

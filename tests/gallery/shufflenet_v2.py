@@ -3,8 +3,6 @@
 Source: Ma et al., "ShuffleNet V2", ECCV 2018, as in torchvision (models/shufflenetv2.py).
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -3,8 +3,6 @@
 Source: Koch, Zemel, Salakhutdinov, "Siamese neural networks for one-shot image recognition", ICML workshop 2015.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

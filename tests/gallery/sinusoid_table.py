@@ -3,8 +3,6 @@
 Source: Vaswani et al., "Attention is all you need", NeurIPS 2017, section 3.5.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -3,8 +3,6 @@
 Source: Jacobs et al., "Adaptive mixtures of local experts", Neural Computation 3, 1991; Puigcerver et al., ICLR 2024.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -3,8 +3,6 @@
 Source: Jaderberg et al., "Spatial transformer networks", NeurIPS 2015, as in PyTorch's tutorial.
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 from torch.nn import functional
 

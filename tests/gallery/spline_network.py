@@ -3,8 +3,6 @@
 Source: Liu et al., "KAN: Kolmogorov-Arnold networks", ICLR 2025, with Gaussian bumps in the place of splines.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional

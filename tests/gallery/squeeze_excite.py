@@ -3,8 +3,6 @@
 Source: Hu et al., "Squeeze-and-excitation networks", CVPR 2018; the block of MobileNetV3.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -3,8 +3,6 @@
 Source: Iandola et al., "SqueezeNet", arXiv 1602.07360, as in torchvision (models/squeezenet.py).
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

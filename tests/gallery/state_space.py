@@ -3,8 +3,6 @@
 Source: Gu et al., "On the parameterization and initialization of diagonal state space models", NeurIPS 2022.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional

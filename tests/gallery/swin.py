@@ -3,8 +3,6 @@
 Source: Liu et al., "Swin transformer", ICCV 2021 (microsoft/Swin-Transformer, models/swin_transformer.py).
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

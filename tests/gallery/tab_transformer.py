@@ -3,8 +3,6 @@
 Source: Huang et al., "TabTransformer: tabular data modeling using contextual embeddings", 2020.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """Writes docs/models.md: python -m tests.gallery.table."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from fleet_protocol.errors import ConfigError

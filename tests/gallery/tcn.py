@@ -4,8 +4,6 @@ Source: Bai, Kolter, Koltun, "An empirical evaluation of generic convolutional a
 modeling", arXiv 1803.01271 (locuslab/TCN, tcn.py).
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 

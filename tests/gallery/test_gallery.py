@@ -1,7 +1,5 @@
 """Every model of the gallery is sliced as its code lays it out, or refused with a remedy."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import cache
 from typing import cast

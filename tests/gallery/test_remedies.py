@@ -1,7 +1,5 @@
 """What a refusal of the gallery advises is done, and holds."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import replace

@@ -3,8 +3,6 @@
 Source: Vincent et al., "Stacked denoising autoencoders", JMLR 11, 2010.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional

@@ -3,8 +3,6 @@
 Source: nanoGPT (karpathy/nanoGPT, model.py).
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -3,8 +3,6 @@
 Source: the tutorial "Language modeling with nn.Transformer" of PyTorch.
 """
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from models import Cut, architecture

@@ -3,8 +3,6 @@
 Source: Radford, Metz, Chintala, "Unsupervised representation learning with deep convolutional GANs", ICLR 2016.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -3,8 +3,6 @@
 Source: Girshick, "Fast R-CNN", ICCV 2015: the multi-task loss of section 2.3.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor, nn

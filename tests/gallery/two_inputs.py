@@ -3,8 +3,6 @@
 Source: Cheng et al., "Wide and deep learning for recommender systems", DLRS 2016.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -3,8 +3,6 @@
 Source: the concat pooling of fastai (fastai/fastai, layers.py, AdaptiveConcatPool2d).
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

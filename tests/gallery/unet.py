@@ -3,8 +3,6 @@
 Source: Ronneberger et al., "U-Net: convolutional networks for biomedical image segmentation", MICCAI 2015.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional

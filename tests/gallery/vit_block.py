@@ -3,8 +3,6 @@
 Source: timm (huggingface/pytorch-image-models, timm/models/vision_transformer.py), Attention and Block.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional

@@ -3,8 +3,6 @@
 Source: timm (huggingface/pytorch-image-models, timm/models/vision_transformer.py), VisionTransformer.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

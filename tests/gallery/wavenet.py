@@ -3,8 +3,6 @@
 Source: van den Oord et al., "WaveNet", arXiv 1609.03499.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional

@@ -1,7 +1,5 @@
 """Fixtures of the models tests: worked examples, and layouts inferred once."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

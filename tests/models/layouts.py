@@ -1,7 +1,5 @@
 """Small layouts written by hand, and a slow but obvious reference for moving tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from typing import Any
 

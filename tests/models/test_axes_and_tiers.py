@@ -1,7 +1,5 @@
 """Sizes that a width leaves, and the names of tiers."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

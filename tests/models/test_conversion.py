@@ -1,7 +1,5 @@
 """What cannot be exported is replaced by what can, computes the same, and is named."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping
 

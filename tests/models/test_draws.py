@@ -1,7 +1,5 @@
 """Which units a plan keeps: balance of rolling windows, distinct random draws, heads that stay whole."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Layers that need noise: exact for noise that is fed, of the right statistics without, and off in evaluation."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Layouts are inferred from plain modules; a module whose axes are unclear is refused with advice."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Static batch norm and Scaler in their three modes, against torch's own layers and the worked examples."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Plans of whole models: depth prefixes, tied and untied draws; layouts as files."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Architectures by name, from the zoo and from a user's file, and how bad ones are refused."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Slicing and merging move exactly the entries a plan keeps, and nothing else."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """The worked examples of HeteroFL (H) and FedRolex (R), to the last digit."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

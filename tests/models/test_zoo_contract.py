@@ -7,8 +7,6 @@ the thin head. Everything runs in double precision with random weights, norms in
 and zeros of a norm would hide mistakes.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

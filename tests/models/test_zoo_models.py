@@ -1,7 +1,5 @@
 """What single models of the zoo promise beyond the contract that all of them keep."""
 
-from __future__ import annotations
-
 import importlib.util
 
 import numpy as np

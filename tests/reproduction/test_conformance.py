@@ -1,7 +1,5 @@
 """The conformance run: published examples pass, other numbers pass, and a wrong expectation never does."""
 
-from __future__ import annotations
-
 import copy
 import json
 import subprocess

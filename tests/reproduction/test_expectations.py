@@ -1,7 +1,5 @@
 """Closed forms of the papers against counting them out."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

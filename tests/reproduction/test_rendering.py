@@ -1,7 +1,5 @@
 """Tables from histories: what is written, and what is left out."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Running tables: complete runs stay, those cut short go on, and wrong names end with exit code 2."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -3,8 +3,6 @@
 Nothing of the product is imported: each function makes an entry of the same form as those of the shared file.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from typing import Any

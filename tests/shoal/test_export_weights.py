@@ -1,7 +1,5 @@
 """Versions of a store as files that other programs take: ONNX, PyTorch, safetensors; whole and as one of the tiers."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -5,8 +5,6 @@
 Takes some minutes. The table in docs/rounds.md is compared with the file by tests/test_robust_figures.py.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from datetime import datetime, timezone

@@ -1,7 +1,5 @@
 """Virtual devices that lie: an engine that changes what some of them have computed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

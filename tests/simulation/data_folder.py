@@ -1,7 +1,5 @@
 """Where the tests find the data sets that are not shipped."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 from pathlib import Path

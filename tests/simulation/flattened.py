@@ -1,7 +1,5 @@
 """A model that flattens its feature map with the channels first or last."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from models import Cut, architecture

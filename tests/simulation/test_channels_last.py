@@ -3,8 +3,6 @@
 Read in the wrong order, it cost 11 to 15 points on six unequal devices.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

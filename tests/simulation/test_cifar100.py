@@ -1,7 +1,5 @@
 """CIFAR-100's binary files."""
 
-from __future__ import annotations
-
 import gzip
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Emulated clocks: the worked example of the specification, the shape of every dependence, and tables of one's own."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 from pathlib import Path

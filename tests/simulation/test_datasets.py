@@ -1,7 +1,5 @@
 """Every data set arrives with the sizes it is known for, and damaged files are errors that name the file."""
 
-from __future__ import annotations
-
 import io
 
 import numpy as np

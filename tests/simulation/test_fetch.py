@@ -1,7 +1,5 @@
 """Downloads from a real server on this machine: what has not its checksum is not kept."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import threading

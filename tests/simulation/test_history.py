@@ -1,7 +1,5 @@
 """The history of a simulation: what is written is read back, a kill leaves whole rounds, and going on continues it."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Matthews' correlation, against the correlation coefficient of the predictions."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

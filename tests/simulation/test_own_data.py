@@ -1,7 +1,5 @@
 """A user's own files in a simulation: what its devices train on is what boards with these files would."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from PIL import Image

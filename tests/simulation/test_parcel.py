@@ -1,7 +1,5 @@
 """Parcels: a worker elsewhere finds every file that the setup names, and devices' memories move with their tasks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

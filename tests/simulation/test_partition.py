@@ -1,7 +1,5 @@
 """Non-IID splits: shards as HeteroFL deals them, and one device for each subject."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Plots: the lines are where the numbers say, the legend says what they are, and files are written whole."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 

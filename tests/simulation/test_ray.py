@@ -1,7 +1,5 @@
 """The Ray engine: equal to the local one to the bit, on a cluster that is there or not, with actors that die."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

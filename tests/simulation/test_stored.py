@@ -1,7 +1,5 @@
 """Configurations that earlier versions stored are those of today, so that a folder of results can be gone on with."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

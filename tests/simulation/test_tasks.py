@@ -1,7 +1,5 @@
 """Devices with tasks of their own: labels, the joint set of two tasks, and what is refused."""
 
-from __future__ import annotations
-
 import io
 
 import numpy as np

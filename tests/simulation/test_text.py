@@ -1,7 +1,5 @@
 """Texts become the ids a model expects: words, word pieces, and HeteroFL's chunks of WikiText-2."""
 
-from __future__ import annotations
-
 import gzip
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Virtual devices trained by PyTorch end where boards end that run the exported graphs on onnxruntime."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import dataclass, replace

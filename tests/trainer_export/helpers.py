@@ -1,7 +1,5 @@
 """Small models and the comparison every graph test makes; PyTorch's autograd is the oracle throughout."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import Any

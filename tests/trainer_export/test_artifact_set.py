@@ -1,7 +1,5 @@
 """Artifact sets on disk: what is where, what the manifest says, and that a failure changes nothing."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import OrderedDict

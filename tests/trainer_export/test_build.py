@@ -1,7 +1,5 @@
 """Exporting again: what would come out the same is taken, nothing is dropped unasked, and nothing is left over."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal

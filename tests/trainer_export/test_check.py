@@ -1,7 +1,5 @@
 """The comparison with PyTorch finds what is wrong and names it."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import pytest

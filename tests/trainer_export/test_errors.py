@@ -1,7 +1,5 @@
 """What a user reads when a model cannot be exported."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import pytest

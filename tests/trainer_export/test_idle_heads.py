@@ -1,7 +1,5 @@
 """A head that no loss depends on is refused with a remedy, and each remedy is taken."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

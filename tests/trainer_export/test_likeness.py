@@ -1,7 +1,5 @@
 """A tier that is another model than the whole one is refused, with what makes it one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

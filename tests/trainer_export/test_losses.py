@@ -1,7 +1,5 @@
 """Every loss, on three small models: graphs and twenty steps as PyTorch's own class, metrics as by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Graphs that were fitted into less memory compute the same, and need less."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import onnxruntime

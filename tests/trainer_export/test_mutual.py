@@ -1,7 +1,5 @@
 """The mutual losses against autograd, the limits, the simultaneous step, and the proximal term."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional

@@ -1,7 +1,5 @@
 """The mutual step as one portable graph of two models."""
 
-from __future__ import annotations
-
 import pytest
 
 from fleet_protocol.errors import ConfigError, ExportError

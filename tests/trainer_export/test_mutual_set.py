@@ -1,7 +1,5 @@
 """A mutual set from export to training on a device."""
 
-from __future__ import annotations
-
 import copy
 import json
 

@@ -1,7 +1,5 @@
 """Models that draw random numbers in training: the numbers are inputs of the train graph."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Every optimizer on three models, bounds of the gradient, and batches in pieces: twenty steps as PyTorch's own."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The artifacts for onnxruntime-training."""
 
-from __future__ import annotations
-
 import onnx
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The graph writer, the recipe and the cost model on their own."""
 
-from __future__ import annotations
-
 import numpy as np
 import onnx
 import torch

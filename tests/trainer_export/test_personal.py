@@ -1,7 +1,5 @@
 """A task of mutual learning on a device: whole memes, trunks with an adaptor of their own, and what does not fit."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 

@@ -1,7 +1,5 @@
 """FedProx: the proximal term in both formats, and on the device."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

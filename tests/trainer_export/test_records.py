@@ -1,7 +1,5 @@
 """Optimizers and losses are records: any number of states and any target train on a device as PyTorch's own do."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import ClassVar
 

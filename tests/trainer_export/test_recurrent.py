@@ -1,7 +1,5 @@
 """Recurrent layers train as in PyTorch, in a graph whose size does not depend on the number of steps."""
 
-from __future__ import annotations
-
 import onnx
 import pytest
 import torch

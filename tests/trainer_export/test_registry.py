@@ -1,7 +1,5 @@
 """Every architecture of the zoo, in several tiers, recipes and formats, against PyTorch; small settings."""
 
-from __future__ import annotations
-
 import pytest
 from torch import Tensor, nn
 

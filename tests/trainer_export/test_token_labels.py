@@ -1,7 +1,5 @@
 """A label per token: the loss, its gradient, and graphs of models that return logits for every position."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

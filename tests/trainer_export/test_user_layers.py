@@ -3,8 +3,6 @@
 Before every one stands a layer with parameters, so that its own gradient with respect to its input counts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import pytest

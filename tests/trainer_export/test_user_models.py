@@ -1,7 +1,5 @@
 """Models nobody at Shoal wrote: layers in other shapes and combinations than the zoo's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

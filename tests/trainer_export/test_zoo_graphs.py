@@ -1,7 +1,5 @@
 """Every graph of every zoo model against PyTorch."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.marking import mostly_slow

@@ -1,7 +1,5 @@
 """What a format hands over to be written: bytes with a place and, for a graph, a signature."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import onnx

@@ -1,7 +1,5 @@
 """The portable format: four graphs of standard ONNX operators that every stock onnxruntime from 1.18 on runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 

@@ -10,8 +10,6 @@ The eval model computes the training loss (batch statistics, label mask) and the
 with given statistics is what the portable eval graph is for.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import importlib.util

@@ -1,7 +1,5 @@
 """Layers of other layers: bags of embeddings, norms of single samples, activations; and those that cannot be had."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType

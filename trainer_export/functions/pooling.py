@@ -1,7 +1,5 @@
 """Maxima over windows of unequal sizes and over volumes, as maxima over rectangles."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any

@@ -1,7 +1,5 @@
 """Recurrent layers as one loop per layer and direction (`trainer_export.recurrence`)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any

@@ -3,8 +3,6 @@
 What such a function does along an axis is asked of the function itself: it is applied to the identity.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any

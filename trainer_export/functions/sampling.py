@@ -4,8 +4,6 @@ Between pixels the share falls off linearly in each direction: ``max(0, 1 - |pla
 PyTorch pads. A product of all places with all pixels is dear for large maps, and all that standard operators have.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any

@@ -1,7 +1,5 @@
 """Binary cross entropy of logits: yes or no for each output, so that any number of labels may hold for a sample."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

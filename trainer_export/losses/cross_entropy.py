@@ -3,8 +3,6 @@
 Logits of labels that a device does not have are set to zero, not to minus infinity.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

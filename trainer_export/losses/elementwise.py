@@ -1,7 +1,5 @@
 """Losses that compare each output with one number of the target, and are a mean over all of them."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Losses that are functions of the user's file, for any outputs and targets; traced, and checked like all others."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Peter Huber: "Robust estimation of a location parameter", Annals of Mathematical Statistics 35, 1964.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """The columns of a convolution: what each output sees, copied by look-ups with constant tables or by slices."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Lowerings to ONNX operators that have a gradient, for runtimes that differentiate the graph themselves."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType

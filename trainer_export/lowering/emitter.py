@@ -1,7 +1,5 @@
 """Writes values into a graph: conversions between orders, broadcasts, element-wise operators, reductions, reshapes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Writes a traced program as ONNX, operator by operator, and says what to do about an operator it does not know."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any

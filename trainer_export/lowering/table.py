@@ -3,8 +3,6 @@
 An operator is one function and one row of the table of its module.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -6,8 +6,6 @@ Transpose is written only where an operator needs the logical order. An expanded
 element-wise operators broadcast anyway.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The settings of convolutions and poolings as torch's operators have them, in their order."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ Jan Gorodkin: "Comparing two K-category assignments by a K-category correlation 
 Chemistry 28, 2004, for the correlation of more than two classes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """Metrics of numbers, MAE and RMSE, and the perplexity of a cross entropy."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

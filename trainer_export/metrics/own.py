@@ -1,7 +1,5 @@
 """Metrics that are functions of the user's file: numbers of each sample, which add up, and a rule for their sums."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ algorithm 1. Ilya Loshchilov, Frank Hutter: "Decoupled Weight Decay Regularizati
 https://arxiv.org/abs/1711.05101, algorithm 2, whose decay is multiplied with the learning rate as in PyTorch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType

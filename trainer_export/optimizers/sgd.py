@@ -1,7 +1,5 @@
 """Stochastic gradient descent with PyTorch's semantics of momentum and weight decay."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """Evaluation: sums of the loss and its metrics over a batch, with given statistics of the static batch norms."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 

@@ -1,7 +1,5 @@
 """Inference: the model's output for a batch, with given statistics of the static batch norms."""
 
-from __future__ import annotations
-
 from torch import nn
 
 from fleet_protocol.manifest import CheckSpec

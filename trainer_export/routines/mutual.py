@@ -12,8 +12,6 @@ Both losses have one form, so one function serves both. The step is simultaneous
 elsewhere alternates); it is that of every pair, in `trainer_export.pair_step`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

@@ -1,7 +1,5 @@
 """Statistics: mean and variance of every static batch norm for a batch (specification 1.6)."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

@@ -5,8 +5,6 @@ is replaced by an operator with a gradient in closed form (see `operators`). Wha
 (`models.zoo.dropout`) is an input of the graph.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What Alembic runs for each upgrade: the migrations, in the transaction of the caller (a script, not a module)."""
 
-from __future__ import annotations
-
 from alembic import context
 
 context.configure(connection=context.config.attributes["connection"])

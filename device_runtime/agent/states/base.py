@@ -1,7 +1,5 @@
 """What every state of the agent is: an object that lives from entry to exit and posts events."""
 
-from __future__ import annotations
-
 from device_runtime.agent.context import Context
 from device_runtime.agent.worker import WorkDone, WorkFailed, WorkReport
 from fleet_protocol.messages import ServerMessage

@@ -1,7 +1,5 @@
 """The states of the agent in which its worker thread turns weights into an update."""
 
-from __future__ import annotations
-
 import time
 
 from typing_extensions import override

@@ -1,7 +1,5 @@
 """The state of the agent in which it collects what a task needs."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """The state of the agent in which a finished update goes to the server."""
 
-from __future__ import annotations
-
 import time
 
 from typing_extensions import override

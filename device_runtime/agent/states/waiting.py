@@ -3,8 +3,6 @@
 A state posts events and never chooses its successor; ``device_runtime.agent.machine`` does.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from types import MappingProxyType

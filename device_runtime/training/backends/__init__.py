@@ -1,7 +1,5 @@
 """Training backends: the portable step on stock onnxruntime, or the step of onnxruntime-training; one session class."""
 
-from __future__ import annotations
-
 from device_runtime.board import installed_backends
 from device_runtime.training.backends.pair import PairSession
 from device_runtime.training.backends.runtime import load_runtime, settle_allocator

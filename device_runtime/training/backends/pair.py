@@ -1,7 +1,5 @@
 """A step graph that trains two models on the same batch, with all their tensors in place (specification 5.3)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Sessions of onnxruntime with the settings that a board needs; importing it costs 20 MB, so an idle agent waits."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import functools

@@ -1,7 +1,5 @@
 """Graphs with their tensors in place: one class trains with either flavour of the step graph, one evaluates."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Both bindings are made once, so a step copies no parameter and allocates none.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

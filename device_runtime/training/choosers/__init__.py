@@ -1,7 +1,5 @@
 """How a device chooses its tier, by the rule that an offer names. A new rule is one file and one row here."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType

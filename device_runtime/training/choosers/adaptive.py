@@ -15,8 +15,6 @@ TE rises by beta while L >= alpha * target (training has stalled early: a larger
 The progress between rounds is a frozen value with a JSON form, so that it survives a restart.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

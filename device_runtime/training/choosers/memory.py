@@ -1,7 +1,5 @@
 """What a rule for the choice of a tier remembers between rounds, on disk."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping
 from pathlib import Path

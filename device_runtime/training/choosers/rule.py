@@ -1,7 +1,5 @@
 """What a rule is by which a device chooses its tier. One file per rule makes one, one registry row names it."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Mapping

@@ -12,8 +12,6 @@ are the measurements that they need:
 Where one of them is not known yet, the narrowest tier is taken, which measures both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """The routines by name. A new one is one file and one row here."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 

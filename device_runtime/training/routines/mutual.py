@@ -8,8 +8,6 @@ the board may have other labels than the fleet's model. The board keeps the pers
 the adaptor from round to round. The losses are those of the paper: there is no label mask.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any

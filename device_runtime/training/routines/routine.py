@@ -1,7 +1,5 @@
 """What a routine is: what a task may ask of a device. One file per routine makes one, one registry row names it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal

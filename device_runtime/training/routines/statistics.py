@@ -1,7 +1,5 @@
 """The routine ``statistics``: one pass that returns batch norm statistics of the sent model (specification 1.6)."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The routine ``train``: epochs of the sent sub-model on the board's samples, then its accuracy on held-out ones."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Write a store to one file; its server may go on meanwhile."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

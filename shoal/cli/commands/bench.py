@@ -1,7 +1,5 @@
 """Measure how a server bears many devices."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from dataclasses import dataclass

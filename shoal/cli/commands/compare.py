@@ -1,7 +1,5 @@
 """Show two runs of a store side by side: the settings that differ, and the accuracy of every version."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """Fetch data sets that are not shipped."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """Train a fleet of device processes on this machine, compare it with its baselines, and write a report."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -45,7 +43,7 @@ def _demo(options: _Options) -> None:
     run_demo(options.data, preset, demos.seed if options.seed is None else options.seed, options.runs, options.broker)
 
 
-def _changed(demos: DemoConfig, options: _Options) -> Preset:
+def _changed(demos: "DemoConfig", options: _Options) -> "Preset":
     from shoal.cli.options import parse_floats
 
     choices = {"digits": demos.digits, "mnist": demos.mnist}

@@ -1,7 +1,5 @@
 """Run the agent on this board."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Annotated

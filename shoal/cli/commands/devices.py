@@ -1,7 +1,5 @@
 """List the devices that were ever seen, or let one out of quarantine."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

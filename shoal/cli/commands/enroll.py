@@ -1,7 +1,5 @@
 """Make a device a member of a fleet: one file, to be carried to the board and shown to nobody else."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Lower the training step of an architecture for each tier, check it against PyTorch, and publish the sets."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,7 +146,7 @@ def _export(options: _Options) -> None:
     _print_reports(reports, f"{options.arch} in {options.out}", as_json=options.as_json)
 
 
-def _start(options: _Options) -> Start | None:
+def _start(options: _Options) -> "Start | None":
     from trainer_export.start import Start, read_start
 
     if options.start is None:
@@ -165,7 +163,7 @@ def _start(options: _Options) -> Start | None:
     return Start(tensors, str(options.start), names, options.start_partial)
 
 
-def _print_cuts(layout: Layout, tiers: Sequence[Tier], *, as_json: bool) -> None:
+def _print_cuts(layout: "Layout", tiers: "Sequence[Tier]", *, as_json: bool) -> None:
     shapes = {tier.id: layout.shapes(tier) for tier in tiers}
     rows: list[dict[str, object]] = [
         {
@@ -190,7 +188,7 @@ def _sizes(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _print_replacements(done: Sequence[Replacement], *, as_json: bool) -> None:
+def _print_replacements(done: "Sequence[Replacement]", *, as_json: bool) -> None:
     rows = [{"module": item.path or "(the model itself)", "was": item.old, "is now": item.new} for item in done]
     if as_json:
         for row in rows:
@@ -199,7 +197,7 @@ def _print_replacements(done: Sequence[Replacement], *, as_json: bool) -> None:
     print_rows("converted", rows, empty="nothing had to be converted")
 
 
-def _recipe(options: _Options) -> RecipeTable:
+def _recipe(options: _Options) -> "RecipeTable":
     """The recipe of a configuration, if there is one, with what the options say instead."""
     from fleet_protocol.recipe import Part
     from shoal.cli.options import parse_settings, read_recipe
@@ -226,7 +224,7 @@ def _recipe(options: _Options) -> RecipeTable:
     return table.model_copy(update=changes)
 
 
-def _print_reports(reports: Sequence[TierReport], title: str, *, as_json: bool) -> None:
+def _print_reports(reports: "Sequence[TierReport]", title: str, *, as_json: bool) -> None:
     if as_json:
         print_json(
             [

@@ -1,7 +1,5 @@
 """Lower the step in which two models teach each other, check it against PyTorch, and publish it as one set (FML)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -100,7 +98,7 @@ def _export_mutual(options: _Options) -> None:
     )
 
 
-def _found(manifest: PairManifest) -> dict[str, Any]:
+def _found(manifest: "PairManifest") -> dict[str, Any]:
     """The figures of a set, by model and of the step of both."""
     from fleet_protocol.pair_manifest import SIDES
 
@@ -119,7 +117,7 @@ def _found(manifest: PairManifest) -> dict[str, Any]:
     }
 
 
-def _model(manifest: Manifest) -> dict[str, Any]:
+def _model(manifest: "Manifest") -> dict[str, Any]:
     return {
         "arch": manifest.arch,
         "tier": manifest.tier,

@@ -1,7 +1,5 @@
 """Write a global version to a file."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal

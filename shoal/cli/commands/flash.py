@@ -1,7 +1,5 @@
 """Make boards from one flash.toml: a card's image, a bundle, a Debian package, or a card's first start."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Make the folder of a fleet with identities: keys, certificates, and a configuration that runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

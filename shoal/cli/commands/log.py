@@ -1,7 +1,5 @@
 """Show what the server noted."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """Hold the run in progress after the round it is in."""
 
-from __future__ import annotations
-
 import typer
 
 from shoal.cli.common import BrokerUrl, FleetFile, RunName

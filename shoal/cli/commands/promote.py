@@ -1,7 +1,5 @@
 """Make a global version the one that export-weights takes; its weights are kept."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from typing import Annotated
 

@@ -3,8 +3,6 @@
 Given again, the command goes on where it was stopped; arms that are complete are not run again.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Sequence
@@ -113,7 +111,7 @@ class _Budget:
         return self._ends_at - time.monotonic()
 
 
-def _run_all(todo: Sequence[Job], budget: _Budget, folder: Path) -> None:
+def _run_all(todo: "Sequence[Job]", budget: _Budget, folder: Path) -> None:
     from reproduction.report import duration_text
     from reproduction.stored import seconds_of_runs
 
@@ -129,7 +127,7 @@ def _run_all(todo: Sequence[Job], budget: _Budget, folder: Path) -> None:
         _write(job.experiment, job.scale, folder)  # so that whatever stops the rest, the table has what is complete
 
 
-def _report(experiment: Experiment, scale: Scale, folder: Path, *, as_json: bool) -> dict[str, Any]:
+def _report(experiment: "Experiment", scale: "Scale", folder: Path, *, as_json: bool) -> dict[str, Any]:
     """Print a table, unless its values are to be printed as JSON."""
     from reproduction.figures import figures, judged, plain
     from reproduction.report import claim_cells, figure_cells
@@ -149,7 +147,7 @@ def _report(experiment: Experiment, scale: Scale, folder: Path, *, as_json: bool
     return {}
 
 
-def _publish(chosen: Sequence[Experiment], scale: Scale, folder: Path, report: Path) -> None:
+def _publish(chosen: "Sequence[Experiment]", scale: "Scale", folder: Path, report: Path) -> None:
     from reproduction.catalogue import TABLES
     from reproduction.report import write_index, write_table
     from reproduction.running import collect
@@ -160,7 +158,7 @@ def _publish(chosen: Sequence[Experiment], scale: Scale, folder: Path, report: P
     output_console().print(f"{write_index(report, TABLES)}", highlight=False, soft_wrap=True)
 
 
-def _engine(options: _Options) -> EngineTable:
+def _engine(options: _Options) -> "EngineTable":
     from pydantic import ValidationError
 
     from simulation.tables import EngineTable
@@ -175,14 +173,14 @@ def _engine(options: _Options) -> EngineTable:
         raise ConfigError(f"shoal reproduce: {words}") from error
 
 
-def _run(job: Job) -> None:
+def _run(job: "Job") -> None:
     from reproduction.running import run_job
     from shoal.cli.simulating import SimulationDisplay
 
     console = error_console()
     display = SimulationDisplay(console, job.config.round.rounds)
 
-    def watch(row: RoundRow) -> None:
+    def watch(row: "RoundRow") -> None:
         accuracy = "" if row.accuracy is None else f"accuracy {row.accuracy:.4f}, "
         display.closed(row.round, f"round {row.round}: {accuracy}{seconds_text(row.seconds)}")
 
@@ -193,7 +191,7 @@ def _run(job: Job) -> None:
         run_job(job, listener=display.show, stage=display.stage, watch=watch)
 
 
-def _write(experiment: Experiment, scale: Scale, folder: Path) -> Written | None:
+def _write(experiment: "Experiment", scale: "Scale", folder: Path) -> "Written | None":
     from reproduction.report import write_table
     from reproduction.running import collect, table_folder
 
@@ -201,7 +199,7 @@ def _write(experiment: Experiment, scale: Scale, folder: Path) -> Written | None
     return write_table(experiment, scale, results, table_folder(folder, experiment, scale)) if results else None
 
 
-def _table_row(experiment: Experiment, scale: Scale, folder: Path) -> dict[str, str]:
+def _table_row(experiment: "Experiment", scale: "Scale", folder: Path) -> dict[str, str]:
     from reproduction.report import duration_text
     from reproduction.stored import seconds_of_runs
 
@@ -218,7 +216,7 @@ def _table_row(experiment: Experiment, scale: Scale, folder: Path) -> dict[str, 
     }
 
 
-def _arm_rows(experiment: Experiment, scale: Scale, folder: Path) -> list[dict[str, str]]:
+def _arm_rows(experiment: "Experiment", scale: "Scale", folder: Path) -> list[dict[str, str]]:
     from reproduction.report import duration_text
     from reproduction.stored import seconds_of_runs
 

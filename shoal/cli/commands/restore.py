@@ -1,7 +1,5 @@
 """Make a store from a file of `shoal backup`, once all of it was checked."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Go on with a run that is held."""
 
-from __future__ import annotations
-
 import typer
 
 from shoal.cli.common import BrokerUrl, FleetFile, RunName

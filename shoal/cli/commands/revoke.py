@@ -1,7 +1,5 @@
 """Make a device no member of its fleet any more."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Let the next round start from an earlier global version; nothing is deleted."""
 
-from __future__ import annotations
-
 from shoal.cli.commands.promote import choosing
 
 __all__ = ["app"]

@@ -1,7 +1,5 @@
 """List the rounds of a run, or explain one of them."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -1,7 +1,5 @@
 """Do a run: on the server that is up on the broker, or with a server of its own for as long as it lasts."""
 
-from __future__ import annotations
-
 import typer
 
 from shoal.cli.common import AsJson, BrokerUrl, FleetFile

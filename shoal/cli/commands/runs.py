@@ -1,7 +1,5 @@
 """List the runs of a store, newest first."""
 
-from __future__ import annotations
-
 import typer
 
 from shoal.cli.common import DEFAULT_STORE, AsJson, StoreFolder

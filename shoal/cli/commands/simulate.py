@@ -3,8 +3,6 @@
 Started again with the same configuration it goes on where it was stopped; with more rounds it goes on, too.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -47,7 +45,7 @@ def _simulate(options: _Options) -> None:
     console = error_console()
     display = SimulationDisplay(console, config.round.rounds)
 
-    def watch(row: RoundRow) -> None:
+    def watch(row: "RoundRow") -> None:
         display.closed(row.round, _line(row))
 
     if console.is_terminal:
@@ -69,7 +67,7 @@ def _simulate(options: _Options) -> None:
         raise typer.Exit(result.finished.exit_code or 130)
 
 
-def _configured(options: _Options) -> SimulationConfig:
+def _configured(options: _Options) -> "SimulationConfig":
     from fleet_protocol.configuration import load_config
     from simulation.settings import SimulationConfig
 
@@ -83,7 +81,7 @@ def _configured(options: _Options) -> SimulationConfig:
     return config.model_copy(update={key: value for key, value in changes.items() if value is not None})
 
 
-def _line(row: RoundRow) -> str:
+def _line(row: "RoundRow") -> str:
     accuracy = "" if row.accuracy is None else f"accuracy {row.accuracy:.4f}, "
     loss = "" if row.train_loss is None else f"training loss {row.train_loss:.4f}, "
     local = "" if row.local_accuracy is None else f"local accuracy {row.local_accuracy:.4f}, "

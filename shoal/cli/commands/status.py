@@ -1,7 +1,5 @@
 """Show how a run stands."""
 
-from __future__ import annotations
-
 import typer
 
 from shoal.cli.common import DEFAULT_STORE, AsJson, RunId, StoreFolder

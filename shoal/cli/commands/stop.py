@@ -1,7 +1,5 @@
 """End the run in progress after the round it is in, or at once."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

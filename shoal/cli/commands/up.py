@@ -1,7 +1,5 @@
 """Start broker, coordinator and store, and take run requests until stopped."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated

@@ -1,7 +1,5 @@
 """Show a store as a page in the browser, and as an API; nothing in it is changed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

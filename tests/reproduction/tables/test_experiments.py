@@ -1,7 +1,5 @@
 """Every arm of every table, at every scale, without training."""
 
-from __future__ import annotations
-
 import itertools
 import statistics
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The published numbers: as specification appendix B prints them, and consistent with the models."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Stores of any size for the page, written as a server would have left them, without anybody having trained."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 import time

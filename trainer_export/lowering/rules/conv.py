@@ -7,8 +7,6 @@ in parallel, and forward, weight gradient and input gradient are each one Gemm n
 stride, padding, dilation and number of spatial dimensions is only another table.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Lowerings of element-wise operators, comparisons, reductions and constants."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

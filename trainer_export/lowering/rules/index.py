@@ -1,7 +1,5 @@
 """Lowerings of look-ups by tensors, of places known beforehand, and of their gradients."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

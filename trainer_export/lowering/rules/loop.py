@@ -4,8 +4,6 @@ The body is traced from the step and lowered by the same rules as everything els
 from the graph around it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Lowerings of matrix products. An operand that is a pending transpose is read as it lies (Gemm's own flags)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Lowerings of layer norm and static batch norm with their gradients in closed form."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace

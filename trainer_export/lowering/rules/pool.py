@@ -6,8 +6,6 @@ comes first and an earlier member wins ties, which is the first maximum in the o
 maxima are common, because equal patches of an image give equal activations.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

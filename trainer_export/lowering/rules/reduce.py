@@ -1,7 +1,5 @@
 """Lowerings of reductions, softmax and norms of vectors."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

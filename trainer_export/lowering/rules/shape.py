@@ -1,7 +1,5 @@
 """Lowerings of views, slices, joins, padding and look-ups. Transposes and expansions stay pending (see `values`)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Version 1: runs, devices, rounds, tasks, global versions, the log and the refusals."""
 
-from __future__ import annotations
-
 from alembic import op
 from sqlalchemy import Boolean, Column, Float, ForeignKeyConstraint, Integer, PrimaryKeyConstraint, String, Text
 

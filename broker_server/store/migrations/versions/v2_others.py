@@ -1,7 +1,5 @@
 """Version 2: the sub-models that a device may take instead of its task's."""
 
-from __future__ import annotations
-
 from alembic import op
 from sqlalchemy import Column, Text
 

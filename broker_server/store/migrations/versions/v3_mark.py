@@ -4,8 +4,6 @@ The old mark ends at 3, for ever: a Shoal that knows no other mark reads up to 2
 writing what later versions do not expect.
 """
 
-from __future__ import annotations
-
 from alembic import op
 
 revision = "3"

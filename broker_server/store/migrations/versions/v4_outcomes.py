@@ -1,7 +1,5 @@
 """Version 4: what explains a round: how it ended, who was left out, when devices answered, how updates were counted."""
 
-from __future__ import annotations
-
 from alembic import op
 from sqlalchemy import Column, Float, Integer, String, Text
 
