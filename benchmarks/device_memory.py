@@ -36,8 +36,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["rows"]
-
 MEMORY_BUDGET_MB = 140.0
 RATIO_BUDGET = 0.45
 BATCH, SAMPLES, EPOCHS = 32, 320, 3

@@ -13,8 +13,6 @@ from pathlib import Path
 
 from benchmarks.row import Row
 
-__all__ = ["rows"]
-
 ENCODER_CPU_BUDGET_SECONDS, ENCODER_BUDGET_MB, RECURRENT_CPU_BUDGET_SECONDS = 45.0, 1500.0, 20.0
 REPOSITORY = Path(__file__).resolve().parents[1]
 

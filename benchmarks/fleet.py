@@ -7,8 +7,6 @@ from benchmarks.row import Row
 from shoal.bench.fleet import FleetBench, bench_fleet
 from tests.brokers import free_port
 
-__all__ = ["rows"]
-
 DEVICES, ROUNDS = 60, 4
 CPU_BUDGET_MS = 5.0
 WIRE_BUDGET = 1.03

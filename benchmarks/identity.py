@@ -22,8 +22,6 @@ from fleet_protocol.topics import Topics
 from fleet_protocol.transport import Received, open_transport
 from tests.brokers import free_port
 
-__all__ = ["rows"]
-
 UPDATE_BYTES, REPEATS = 4_000_000, 5
 TOPICS = Topics("bench")
 

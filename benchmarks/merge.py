@@ -17,8 +17,6 @@ from models.dims import Dim
 from models.layout import HEAD, Layout, Parameter, block_name
 from models.plan import CompiledPlan, PlanKind, compile_plan, make_plan
 
-__all__ = ["rows"]
-
 CHANNELS = (176, 352, 704, 1408)  # 11.7 million parameters, 47 MB: the size DESIGN decision 6 was measured with
 WIDTHS = (1.0, 0.5, 0.25)
 CLASSES = 10

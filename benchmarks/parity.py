@@ -32,8 +32,6 @@ from trainer_export.model_inputs import Signature
 from trainer_export.recipe import Recipe
 from trainer_export.reference import Reference
 
-__all__ = ["rows"]
-
 BUDGET = 1e-5
 ATTEMPTS = 3
 STEPS = 20

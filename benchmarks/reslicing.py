@@ -21,8 +21,6 @@ from fleet_protocol.topics import Topics
 from fleet_protocol.weights import weights_parts
 from models.plan import compile_plan, make_plan
 
-__all__ = ["rows"]
-
 WIDTHS = (1.0, 0.5, 0.25, 0.125, 0.0625)
 BUDGET = 8.0
 REPEATS = 5

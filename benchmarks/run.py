@@ -15,8 +15,6 @@ from rich.table import Table
 
 from benchmarks.row import Row
 
-__all__ = ["BENCHMARKS", "main"]
-
 BENCHMARKS = ("merge", "reslicing", "fleet", "identity", "parity", "step_time", "device_memory", "simulation", "export")
 OUT = Path(__file__).parent / "out" / "bench.json"
 

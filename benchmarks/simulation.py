@@ -40,8 +40,6 @@ from simulation.results.history import read_devices
 from simulation.runner import SimulationResult, simulate
 from simulation.settings import SimulationConfig
 
-__all__ = ["rows"]
-
 DEVICES, SAMPLES, TIMED = 100, 300, 3
 WIDTHS = (1.0, 0.5, 0.25, 0.125, 0.0625)
 MEMORY_DEVICES, MEMORY_ROUNDS, MEMORY_BUDGET_GB = 1000, 8, 4.0

@@ -27,8 +27,6 @@ from trainer_export.formats.onnx import write_train_graph
 from trainer_export.model_inputs import Signature
 from trainer_export.recipe import Recipe
 
-__all__ = ["rows"]
-
 THREADS = 2
 BATCH = 32
 TURNS = 8

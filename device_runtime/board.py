@@ -14,8 +14,6 @@ try:
 except ImportError:  # Windows has none
     resource = None  # type: ignore[assignment]
 
-__all__ = ["BACKEND_PACKAGES", "Board", "installed_backends", "peak_resident_bytes", "probe", "runtime_version"]
-
 # onnxruntime-training also runs the portable step, so each of its packages offers both backends.
 BACKEND_PACKAGES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("onnxruntime-training-cpu", ("ort-training", "onnx")),

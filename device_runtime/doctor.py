@@ -25,8 +25,6 @@ from device_runtime.settings import DeviceConfig, load_device_config
 from fleet_protocol.errors import ConfigError, ShoalError, StorageError, TransportError
 from fleet_protocol.onnx_runtime import check_runtime
 
-__all__ = ["Finding", "examine"]
-
 _SERVER_SECONDS = 3.0
 _PROBE_SECONDS = 5.0
 _LITTLE_MEMORY = 150 * 2**20  # the agent itself takes 60 to 90 MB

@@ -11,8 +11,6 @@ from device_runtime.doctor import examine
 from device_runtime.settings import load_device_config
 from fleet_protocol.errors import ShoalError
 
-__all__ = ["main", "run_device"]
-
 _FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 

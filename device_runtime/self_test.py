@@ -17,8 +17,6 @@ from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.child_process import python_module
 from fleet_protocol.errors import StorageError
 
-__all__ = ["main", "self_test"]
-
 _PASSED = "self-test"
 """File of the state folder: what passed, so that it is not repeated at every start."""
 

@@ -15,8 +15,6 @@ from fleet_protocol.identity.member import Member
 from fleet_protocol.topics import NAME_PATTERN
 from fleet_protocol.transport import BrokerAddress
 
-__all__ = ["DeviceConfig", "IdentityConfig", "OwnModelConfig", "TlsConfig", "load_device_config"]
-
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 Seconds = Annotated[float, Field(gt=0)]
 

@@ -13,8 +13,6 @@ from fleet_protocol import control, messages, requests
 from fleet_protocol.blobs import DEFAULT_CHUNK_BYTES, FRAME_OVERHEAD
 from fleet_protocol.topics import NAME_PATTERN, Topics
 
-__all__ = ["document"]
-
 _SERVER_TO_DEVICE = (
     messages.Offer,
     messages.Cancel,

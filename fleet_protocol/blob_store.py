@@ -12,8 +12,6 @@ from fleet_protocol.digests import blob_digest, matches, place_of
 from fleet_protocol.errors import BlobError
 from fleet_protocol.messages import BlobRef
 
-__all__ = ["BlobStore", "write_atomically"]
-
 _SYNC_THREADS = 8
 
 

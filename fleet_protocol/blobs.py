@@ -26,20 +26,6 @@ from fleet_protocol.digests import blob_digest, chunk_digest, file_matches
 from fleet_protocol.errors import BlobError, StorageError
 from fleet_protocol.messages import BlobRef, Ranges
 
-__all__ = [
-    "DEFAULT_CHUNK_BYTES",
-    "FRAME_OVERHEAD",
-    "Chunk",
-    "PartFile",
-    "blob_ref",
-    "decode_chunk",
-    "encode_chunk",
-    "indices_of",
-    "iter_chunks",
-    "ranges_of",
-    "storage_error",
-]
-
 DEFAULT_CHUNK_BYTES = 96 * 1024  # hosted brokers cap a packet at 128 kB
 
 _MAGIC = b"SHC2"

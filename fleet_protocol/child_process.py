@@ -7,8 +7,6 @@ processes do not look there, and find the code that started them also where it i
 import sys
 from pathlib import Path
 
-__all__ = ["python_module"]
-
 # Python 3.11 has -P for the first half of this; a board may have 3.10. Nothing is imported before the path is right.
 _START = """\
 import sys

@@ -15,8 +15,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["load_config", "parse_config", "read_toml", "validate_config"]
-
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 

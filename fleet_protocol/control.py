@@ -16,25 +16,6 @@ from fleet_protocol.messages.parsing import read
 from fleet_protocol.messages.values import Name
 from fleet_protocol.requests import Wish
 
-__all__ = [
-    "DeviceAccepted",
-    "DeviceProgressed",
-    "FleetChanged",
-    "RoundAbandoned",
-    "RoundClosed",
-    "RoundStarted",
-    "RunEvent",
-    "RunFinished",
-    "RunRejected",
-    "RunStarted",
-    "RunSteered",
-    "StatisticsStarted",
-    "UpdateReceived",
-    "UpdateRefused",
-    "VersionEvaluation",
-    "parse_run_event",
-]
-
 
 class VersionEvaluation(Evaluation):
     """Loss and accuracy of a global version.

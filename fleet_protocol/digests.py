@@ -13,17 +13,6 @@ from typing import Protocol
 
 from blake3 import blake3
 
-__all__ = [
-    "CHUNK_DIGEST_BYTES",
-    "DIGEST_PATTERN",
-    "blob_digest",
-    "chunk_digest",
-    "file_matches",
-    "matches",
-    "name_among",
-    "place_of",
-]
-
 DIGEST_PATTERN = r"^(1e20)?[0-9a-f]{64}$"
 CHUNK_DIGEST_BYTES = 32
 

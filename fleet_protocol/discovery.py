@@ -8,8 +8,6 @@ from typing import Any
 
 from fleet_protocol.errors import ConfigError
 
-__all__ = ["discover", "modules_of"]
-
 
 def modules_of(package: str) -> Iterator[ModuleType]:
     """Import the modules that lie directly in a package.

@@ -23,8 +23,6 @@ from numpy.typing import NDArray
 from fleet_protocol.digests import blob_digest
 from fleet_protocol.errors import RefusalReason, RefusedError
 
-__all__ = ["ENCODINGS", "LEVELS", "decode", "encode"]
-
 LEVELS = {"int8": 127, "int4": 7}
 """Of the encodings that are rounded so much that what was lost matters: the largest value."""
 

@@ -15,19 +15,6 @@ A message says what failed, for which device, round or tensor, and what to do ne
 
 from enum import Enum
 
-__all__ = [
-    "BlobError",
-    "ConfigError",
-    "DataError",
-    "ExportError",
-    "PlanError",
-    "RefusalReason",
-    "RefusedError",
-    "ShoalError",
-    "StorageError",
-    "TransportError",
-]
-
 
 class ShoalError(Exception):
     """Root of every error that is not a bug in Shoal."""

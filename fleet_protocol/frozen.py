@@ -2,8 +2,6 @@
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-__all__ = ["FrozenModel", "problems"]
-
 
 class FrozenModel(BaseModel):
     """An immutable pydantic model that refuses keys it does not know."""

@@ -15,8 +15,6 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
-__all__ = ["Labels"]
-
 _PREFIX = "bitmap:"
 _READABLE = 1000  # characters; shorter lists stay lists, which people and earlier versions read
 

@@ -34,8 +34,6 @@ from fleet_protocol.transport import (
     WireCount,
 )
 
-__all__ = ["Link", "publish_packet_bytes"]
-
 KEEP_ALIVE_SECONDS = 20  # a dead board is noticed after one and a half of these
 BACKOFF_FIRST_SECONDS = 0.5
 BACKOFF_MAX_SECONDS = 30.0

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from fleet_protocol.errors import BlobError
 
-__all__ = ["open_tensors"]
-
 _DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F64": np.dtype("<f8"), "I64": np.dtype("<i8")}
 
 _PICKLED = (b"PK\x03\x04", b"\x80\x02")  # how files of torch.save begin, of today and of old

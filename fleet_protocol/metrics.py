@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from fleet_protocol.manifest import RecipeSpec
 from fleet_protocol.messages.values import Evaluation, Measured
 
-__all__ = ["RULES", "evaluation_of", "joined", "summed_outputs"]
-
 Sums = Mapping[str, NDArray[np.float64]]
 EXAMPLES = "examples"
 """The sum that no graph needs to return: the samples, or labels that count."""

@@ -13,8 +13,6 @@ from typing import Any, cast
 
 from fleet_protocol.errors import ConfigError
 
-__all__ = ["RUNTIMES", "check_runtime", "load_runtime"]
-
 # Whatever provides the import package. The training ones also run what the stock ones do, so they come first.
 RUNTIMES = ("onnxruntime-training-cpu", "onnxruntime-training", "onnxruntime", "onnxruntime-gpu")
 _TRAINING_PACKAGE = "onnxruntime.training"

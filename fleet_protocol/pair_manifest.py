@@ -16,8 +16,6 @@ from fleet_protocol.errors import BlobError
 from fleet_protocol.frozen import FrozenModel, problems
 from fleet_protocol.manifest import FORMAT_VERSION, CheckSpec, FileSpec, GraphSpec, Manifest, NoiseSpec
 
-__all__ = ["SIDES", "AdaptorSpec", "PairManifest", "Side", "loss_name", "parse_pair_manifest", "side_name"]
-
 Side = Literal["own", "sent"]
 SIDES: tuple[Side, ...] = ("own", "sent")
 

@@ -11,8 +11,6 @@ from pydantic import Field, JsonValue, SerializerFunctionWrapHandler, field_vali
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.manifest import RecipeSpec
 
-__all__ = ["Part", "RecipeTable"]
-
 
 class Part(FrozenModel):
     """An optimizer, loss or metric by name: ``"adamw"``, or ``{ name = "adamw", beta1 = 0.95 }``.

@@ -7,8 +7,6 @@ from pydantic import Field, JsonValue, SerializerFunctionWrapHandler, model_seri
 
 from fleet_protocol.frozen import FrozenModel
 
-__all__ = ["Grown", "LossSpec", "MetricSpec", "OptimizerSpec", "RecipeSpec"]
-
 
 class OptimizerSpec(FrozenModel):
     """The update rule that is baked into the train graph.

@@ -8,8 +8,6 @@ from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages.parsing import check_size, read
 from fleet_protocol.messages.values import Name
 
-__all__ = ["RunRequest", "SteerRequest", "Wish", "parse_request"]
-
 Wish = Literal["go", "pause", "stop", "abandon"]
 """What an operator wants of a run; see `SteerRequest`."""
 

@@ -11,8 +11,6 @@ from pydantic import Field
 
 from fleet_protocol.frozen import FrozenModel
 
-__all__ = ["RateSchedule"]
-
 
 class RateSchedule(FrozenModel):
     """``[train.rate]``: what the learning rate is multiplied with.

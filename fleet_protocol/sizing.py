@@ -7,8 +7,6 @@ from pydantic import Field
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.frozen import FrozenModel
 
-__all__ = ["Arm", "Combination", "Efficiency", "Sizing", "SizingConstants"]
-
 Efficiency = Literal["sum_of_reciprocals", "reciprocal_of_sum"]
 Combination = Literal["multiplicative", "additive"]
 Arm = Literal["full", "system", "training"]

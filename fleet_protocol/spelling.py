@@ -3,8 +3,6 @@
 import difflib
 from collections.abc import Iterable
 
-__all__ = ["closest", "did_you_mean"]
-
 
 def closest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
     """The known name that is most like another one.

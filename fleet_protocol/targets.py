@@ -6,8 +6,6 @@ from numpy.typing import NDArray
 from fleet_protocol.errors import DataError
 from fleet_protocol.manifest import Manifest
 
-__all__ = ["Targets", "check_labels", "counted", "fit_targets"]
-
 Targets = NDArray[np.int64] | NDArray[np.float32]
 
 

@@ -16,17 +16,6 @@ from typing import Literal
 
 from fleet_protocol.errors import ConfigError
 
-__all__ = [
-    "NAME_PATTERN",
-    "BlobTopic",
-    "DeviceTopic",
-    "ServerTopic",
-    "Topic",
-    "Topics",
-    "UploadTopic",
-    "check_name",
-]
-
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 
 

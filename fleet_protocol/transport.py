@@ -14,22 +14,6 @@ from urllib.parse import unquote, urlsplit
 
 from fleet_protocol.errors import ConfigError, RefusedError
 
-__all__ = [
-    "SCHEMES",
-    "SEND_WINDOW",
-    "BrokerAddress",
-    "Connected",
-    "Disconnected",
-    "Event",
-    "Farewell",
-    "Received",
-    "Rejected",
-    "Scheme",
-    "Transport",
-    "WireCount",
-    "open_transport",
-]
-
 SEND_WINDOW = 16  # chunks that may wait for the broker's acknowledgement; 1.5 MB at the default chunk size
 
 

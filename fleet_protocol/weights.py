@@ -15,8 +15,6 @@ from safetensors.numpy import load as safetensors_load
 
 from fleet_protocol.errors import BlobError
 
-__all__ = ["WeightsDict", "decode_weights", "encode_weights", "read_metadata", "weights_parts"]
-
 WeightsDict = dict[str, NDArray[np.float32]]
 
 _DTYPES = {"float32": "F32", "float64": "F64", "int64": "I64", "float16": "F16", "int8": "I8"}

@@ -17,8 +17,6 @@ from models.inputs import Row
 from models.layout import freeze
 from models.tier import Tier
 
-__all__ = ["Architecture", "architecture", "build", "call_builder"]
-
 Dtype = Literal["float32", "int64"]
 
 _REQUIRED = ("input_shape", "classes")

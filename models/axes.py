@@ -11,8 +11,6 @@ from enum import Enum
 
 from fleet_protocol.errors import PlanError
 
-__all__ = ["Axis", "AxisKind", "kept_units"]
-
 
 class AxisKind(str, Enum):
     """Whether a tier's width may cut the axis."""

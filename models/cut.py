@@ -19,8 +19,6 @@ from types import MappingProxyType
 from fleet_protocol.errors import ConfigError, PlanError
 from models.axes import Axis, AxisKind
 
-__all__ = ["CLASSES", "FIXED_PREFIX", "Cut"]
-
 CLASSES = "classes"
 """Name of the label axis, whose rows fall under the label rule."""
 

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from fleet_protocol.errors import PlanError
 from models.axes import Axis
 
-__all__ = ["Dim"]
-
 _LOOPS = ("inner", "outer")
 
 

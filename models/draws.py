@@ -19,16 +19,6 @@ from numpy.typing import NDArray
 from fleet_protocol.errors import PlanError
 from models.axes import Axis, kept_units
 
-__all__ = [
-    "Direction",
-    "HeadRule",
-    "Indices",
-    "PlanKind",
-    "Window",
-    "random_units",
-    "rolling_units",
-]
-
 Indices = NDArray[np.int64]
 """Kept units of an axis, 0-based, in local order."""
 

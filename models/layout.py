@@ -16,8 +16,6 @@ from models.axes import Axis, AxisKind
 from models.dims import Dim
 from models.tier import Tier
 
-__all__ = ["FORMAT_VERSION", "HEAD", "STEM", "Layout", "Parameter", "Statistic", "block_name", "freeze"]
-
 FORMAT_VERSION = 1
 STEM = "stem"
 HEAD = "head"

@@ -5,8 +5,6 @@ from collections.abc import Collection
 from fleet_protocol.errors import PlanError
 from models.layout import Layout, Parameter, Statistic
 
-__all__ = ["in_parts", "parameters_in"]
-
 
 def in_parts(item: Parameter | Statistic, parts: Collection[str]) -> bool:
     """Whether a parameter, or a norm, lies in one of some parts.

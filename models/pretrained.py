@@ -16,17 +16,6 @@ from safetensors import SafetensorError, safe_open
 
 from fleet_protocol.errors import ConfigError
 
-__all__ = [
-    "MINILM_EMBED",
-    "MINILM_FFN",
-    "MINILM_HEADS",
-    "MINILM_LAYERS",
-    "MINILM_LENGTH",
-    "MINILM_VOCAB",
-    "minilm_file",
-    "minilm_weights",
-]
-
 MINILM_LAYERS, MINILM_EMBED, MINILM_HEADS, MINILM_FFN = 6, 384, 12, 1536
 MINILM_VOCAB, MINILM_LENGTH = 30522, 512
 

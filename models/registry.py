@@ -18,8 +18,6 @@ from fleet_protocol.spelling import did_you_mean
 from models.architecture import Architecture
 from models.layout import Layout
 
-__all__ = ["Own", "Registry", "infer_layout"]
-
 
 class Own:
     """What a user's file may define beside architectures: a class derived from this is found by its name.

@@ -19,18 +19,6 @@ from models.dims import Dim
 from models.draws import Indices
 from models.layout import Layout
 
-__all__ = [
-    "MAX_BOXES",
-    "CompiledPlan",
-    "CompiledTensor",
-    "Region",
-    "Rows",
-    "Run",
-    "Tensors",
-    "compile_tensor",
-    "tensor_regions",
-]
-
 MAX_BOXES = 128
 """Boxes above which a tensor is moved by one fancy index: each box costs about a microsecond, however small."""
 

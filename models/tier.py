@@ -6,8 +6,6 @@ from decimal import Decimal
 
 from fleet_protocol.errors import PlanError
 
-__all__ = ["Tier"]
-
 _ID = re.compile(r"w(?P<width>[01]\.\d{2,})-d(?P<depth>[1-9]\d*)", re.ASCII)
 
 

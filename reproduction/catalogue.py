@@ -7,8 +7,6 @@ from fleet_protocol.errors import ConfigError
 from reproduction.experiment import SCALES, Experiment, Scale, suggestion
 from reproduction.table_file import read_table, table_names
 
-__all__ = ["TABLES", "find_experiment", "parse_scale"]
-
 TABLES: Mapping[str, Experiment] = MappingProxyType(
     {table.table: table for table in sorted(map(read_table, table_names()), key=lambda table: table.section)}
 )

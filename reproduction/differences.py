@@ -6,8 +6,6 @@ from typing import Any
 
 from simulation.settings import HOW_COMPUTED, SimulationConfig
 
-__all__ = ["Difference", "differences", "grouped"]
-
 _ABSENT = "none"
 
 

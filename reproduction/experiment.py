@@ -15,8 +15,6 @@ from reproduction.measures import Measure
 from reproduction.published import Published
 from simulation.settings import SimulationConfig
 
-__all__ = ["SCALES", "Arm", "Claim", "Experiment", "Scale", "Settings", "merged", "suggestion"]
-
 Scale = Literal["smoke", "small", "paper"]
 SCALES: tuple[Scale, ...] = get_args(Scale)
 

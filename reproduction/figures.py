@@ -17,8 +17,6 @@ from reproduction.measures import Measure, Reading
 from reproduction.published import Published
 from reproduction.stored import Row
 
-__all__ = ["VERDICTS", "Figure", "Judged", "figures", "judged", "mean_and_spread", "plain", "stand_ins"]
-
 VERDICTS = ("holds", "does not hold", "undecided", "not run")
 
 # Quantiles of Student's distribution for 0.975, by degrees of freedom from 1; beyond them that of the last is too wide.

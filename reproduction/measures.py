@@ -12,8 +12,6 @@ from fleet_protocol.errors import ConfigError
 from simulation.results.history import RoundRow, rounds_to_accuracy, time_to_accuracy
 from simulation.results.quantity import ACCURACY, Quantity
 
-__all__ = ["GLOBAL", "LOCAL", "MATTHEWS", "OWN", "PERPLEXITY", "ROUNDS_TO_BEST", "Measure", "Reading", "measure_named"]
-
 Value = Callable[[RoundRow], float | None]
 
 

@@ -11,8 +11,6 @@ from typing_extensions import Self
 from fleet_protocol.configuration import load_config
 from fleet_protocol.frozen import FrozenModel
 
-__all__ = ["Published", "PublishedTable", "papers", "published_tables"]
-
 _FOLDER = Path(__file__).parent / "tables" / "published"
 
 

@@ -26,8 +26,6 @@ from simulation.settings import HOW_COMPUTED, SimulationConfig
 from simulation.stored import as_of_today
 from simulation.tables import EngineTable
 
-__all__ = ["ArmResult", "Job", "Part", "StoppedError", "Watch", "collect", "jobs", "run_job", "table_folder"]
-
 _RESULT = "result.json"
 _PACKAGES = ("shoal", "numpy", "onnxruntime-training-cpu", "onnxruntime", "torch", "onnx")
 _KEPT_VERSIONS = 2  # nobody looks at older ones, and a table's runs together would fill a disk

@@ -14,8 +14,6 @@ from reproduction.experiment import Experiment, Scale
 from reproduction.measures import Reading
 from reproduction.running import ArmResult
 
-__all__ = ["Row", "as_csv", "read_rows", "rows_of", "seconds_of_runs", "stated"]
-
 
 class Row(FrozenModel):
     """One figure of one run; what earlier versions did not store has a default.

@@ -22,8 +22,6 @@ from reproduction.experiment import Arm, Claim, Experiment, Scale, Settings, mer
 from reproduction.measures import measure_named
 from reproduction.published import PublishedTable, published_tables
 
-__all__ = ["TableFile", "read_table", "table_names"]
-
 _FOLDER = Path(__file__).with_name("tables")
 _JOINED = ("layers", "claims", "notes", "checked")
 Options = Mapping[str, tuple[str, ...]]

@@ -4,8 +4,6 @@ import sys
 
 from shoal.packages import hidden_package, leave_working_folder
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Run the command line, if it can be imported."""

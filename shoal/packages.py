@@ -7,8 +7,6 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-__all__ = ["OWN_PACKAGES", "hidden_package", "leave_working_folder"]
-
 OWN_PACKAGES = (
     "broker_server",
     "device_runtime",

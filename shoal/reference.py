@@ -20,8 +20,6 @@ from device_runtime.settings import DeviceConfig
 from shoal.flash.settings import FlashConfig
 from simulation.settings import SimulationConfig
 
-__all__ = ["FILES", "Key", "keys_of", "page"]
-
 FILES: Mapping[str, tuple[type[BaseModel], str]] = MappingProxyType(
     {
         "fleet.toml": (FleetConfig, "What `shoal up` and `shoal run` read."),

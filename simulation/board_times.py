@@ -14,8 +14,6 @@ from simulation.clock import Clock, Load
 from simulation.dynamics import Conditions
 from simulation.tables import DeviceGroup
 
-__all__ = ["BoardTimes"]
-
 _FLOAT_BYTES = 4
 
 

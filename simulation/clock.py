@@ -31,19 +31,6 @@ from fleet_protocol.errors import ConfigError
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.spelling import closest
 
-__all__ = [
-    "SHIPPED",
-    "Clock",
-    "ClockConfig",
-    "ClockTable",
-    "DeviceClock",
-    "DeviceType",
-    "DynamicsConfig",
-    "Load",
-    "load_clock",
-    "round_seconds",
-]
-
 SHIPPED = "boards"
 """Name of the table that comes with Shoal, the device types of specification 4.4."""
 

@@ -13,8 +13,6 @@ import numpy as np
 
 from simulation.clock import Clock, DeviceClock
 
-__all__ = ["Conditions"]
-
 Value = TypeVar("Value")
 
 

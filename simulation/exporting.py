@@ -30,8 +30,6 @@ from simulation.tables import ModelTable
 if TYPE_CHECKING:
     from trainer_export.recipe import Recipe
 
-__all__ = ["Chosen", "ModelPair", "Place", "Stage", "cache_key", "export_pair", "export_tiers", "initial_blob"]
-
 Owned = Mapping[str, Any]
 """Losses and metrics of the user's file, by name."""
 

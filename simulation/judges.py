@@ -25,8 +25,6 @@ from fleet_protocol.errors import ConfigError
 from simulation.data.held import Parts
 from simulation.settings import EvaluationTable
 
-__all__ = ["Judge", "Judges", "chosen_judges", "matthews", "perplexity"]
-
 Judge = Callable[[VersionRecord, BlobStore], float]
 """Puts a number to a version that was evaluated before, so that its statistics are known, and lies among the blobs.
 

@@ -7,8 +7,6 @@ from typing import Literal, Protocol
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import BlobRef, Instructions, TaskMetrics
 
-__all__ = ["Engine", "Failed", "Finished", "WorkItem", "WorkOrder", "WorkerSetup"]
-
 
 class WorkerSetup(FrozenModel):
     """What a worker is told once.

@@ -33,8 +33,6 @@ from simulation.exporting import Chosen, ModelPair, Place, Stage, cache_key, exp
 from simulation.settings import SimulationConfig
 from simulation.tables import DataTable
 
-__all__ = ["Prepared", "prepare", "split_data"]
-
 Indices = NDArray[np.int64]
 _TEST_DRAW = 1  # keeps the deal of test shards apart from that of the training shards
 

@@ -43,8 +43,6 @@ from simulation.stored import as_of_today
 from simulation.virtual_dispatcher import Records, VirtualDispatcher
 from simulation.virtual_fleet import VirtualFleet
 
-__all__ = ["Listener", "SimulationResult", "simulate"]
-
 Listener = Callable[[control.RunEvent], None]
 
 _CONFIG = "config.json"

@@ -15,8 +15,6 @@ from fleet_protocol.data import NpzData
 from simulation.clock import ClockConfig
 from simulation.tables import DataTable, DevicesTable, EngineTable, ModelTable, OwnModelsTable, PartitionTable
 
-__all__ = ["FLEET", "HOW_COMPUTED", "NO_DEADLINE", "EvaluationTable", "RoundTable", "SimulationConfig"]
-
 FLEET = "simulation"
 HOW_COMPUTED = frozenset({"out", "cache", "keep_versions", "engine"})
 """Keys that say where and by whom a simulation is computed and what stays of it: its figures do not depend on them."""

@@ -6,8 +6,6 @@ from typing import Any
 from simulation.clock import SHIPPED
 from simulation.settings import SimulationConfig
 
-__all__ = ["as_of_today"]
-
 
 def as_of_today(stored: Mapping[str, Any]) -> dict[str, Any]:
     """Bring a stored configuration into the form that it has now.

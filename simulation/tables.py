@@ -11,17 +11,6 @@ from fleet_protocol.data.augment import based
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.recipe import RecipeTable
 
-__all__ = [
-    "DataTable",
-    "DeviceGroup",
-    "DevicesTable",
-    "EngineTable",
-    "ModelTable",
-    "OwnModel",
-    "OwnModelsTable",
-    "PartitionTable",
-]
-
 Width = Annotated[float, Field(gt=0, le=1)]
 
 

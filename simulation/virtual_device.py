@@ -31,8 +31,6 @@ from simulation.orders import Failed, Finished, WorkerSetup, WorkItem, WorkOrder
 if TYPE_CHECKING:
     from simulation.torch_backend.trainer import TorchTrainer
 
-__all__ = ["VirtualDevices"]
-
 
 class _SharedBlobs(BlobStore):
     """The blobs of a simulation: graphs, global versions and slices are read where they lie, updates are added.

@@ -35,8 +35,6 @@ from simulation.orders import Engine, Failed, Finished, WorkItem, WorkOrder
 from simulation.settings import NO_DEADLINE
 from simulation.virtual_fleet import VirtualFleet
 
-__all__ = ["Records", "SimulationError", "VirtualDispatcher"]
-
 PATIENCE_SECONDS = 0.5
 
 

@@ -11,8 +11,6 @@ from simulation.board_times import BoardTimes
 from simulation.clock import Clock
 from simulation.tables import DevicesTable
 
-__all__ = ["VirtualBoard", "VirtualFleet"]
-
 
 @dataclass(frozen=True)
 class VirtualBoard:

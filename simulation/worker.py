@@ -12,8 +12,6 @@ from fleet_protocol.errors import ShoalError
 from simulation.orders import Failed, WorkerSetup, WorkOrder
 from simulation.virtual_device import VirtualDevices
 
-__all__ = ["main"]
-
 
 def main() -> int:
     """Work until the input ends."""

@@ -11,8 +11,6 @@ import onnx
 from fleet_protocol.manifest import next_name
 from trainer_export.graph import values_read
 
-__all__ = ["states_in_place"]
-
 _VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Identity", "Flatten"})  # may share their input's memory
 _ENTRYWISE = frozenset({"Add", "Mul", "Sub"})  # read an entry before they write it
 

@@ -11,8 +11,6 @@ from trainer_export.losses.cross_entropy import MaskedCrossEntropy
 from trainer_export.losses.own import OwnLoss
 from trainer_export.model_inputs import Signature
 
-__all__ = ["SizedBatches", "vocabulary_of"]
-
 _LARGE_FLOPS = 2e9  # of one sample's training step: a model that is compared on fewer samples, for a third of the time
 _IGNORED = 0.2  # share of the labels of tokens that count for nothing
 _CROSS_ENTROPY = MaskedCrossEntropy()

@@ -20,8 +20,6 @@ from fleet_protocol.manifest import CheckSpec
 from fleet_protocol.onnx_runtime import check_runtime
 from trainer_export.batches import SizedBatches
 
-__all__ = ["LIMIT", "Worst", "calm_torch", "open_session", "repeated", "run_session"]
-
 LIMIT = 1e-4
 """Largest relative deviation of a tensor from PyTorch that is published."""
 

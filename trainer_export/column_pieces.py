@@ -15,8 +15,6 @@ from onnx import helper, numpy_helper
 
 from trainer_export.sized_graph import SizedGraph, attribute
 
-__all__ = ["PIECE_BYTES", "in_pieces"]
-
 PIECE_BYTES = 4 * 1024 * 1024
 """Columns that may exist at once, for a batch of 32."""
 

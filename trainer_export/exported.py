@@ -19,8 +19,6 @@ from trainer_export.model_inputs import Signature, prepared
 from trainer_export.progress import Counter
 from trainer_export.recipe import Recipe
 
-__all__ = ["Export"]
-
 
 @dataclass(frozen=True)
 class Export:

@@ -22,8 +22,6 @@ from trainer_export.graph import values_read
 from trainer_export.model_inputs import Signature
 from trainer_export.sized_graph import sized
 
-__all__ = ["Footprint", "count_flops", "peak_memory"]
-
 MEMORY_BATCH = 32
 """Samples per batch the memory estimate is for."""
 

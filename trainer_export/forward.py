@@ -25,8 +25,6 @@ from trainer_export.model_inputs import (
 )
 from trainer_export.traced_program import Trace, trace_program
 
-__all__ = ["Forward", "check_forward", "trace_forward"]
-
 
 @dataclass(frozen=True)
 class Forward:

@@ -10,8 +10,6 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-__all__ = ["IR_VERSION", "OPSET", "Attribute", "GraphBuilder", "Port", "values_read"]
-
 OPSET = 18  # what onnxruntime 1.14 and later, and every converter we know, read
 IR_VERSION = 9  # older runtimes on boards refuse newer files
 

@@ -18,8 +18,6 @@ from models.zoo.layers import set_mode
 from trainer_export.rewriting import line_of, place_of
 from trainer_export.traced_program import recorded_modules
 
-__all__ = ["refuse_unlike"]
-
 _REMEDY = (
     "layers must not depend on sizes that are cut, which may be equal in one tier and not in another: decide by a"
     " setting, or by the sizes of the whole model, cut.axes[name].size"

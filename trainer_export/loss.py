@@ -20,8 +20,6 @@ from fleet_protocol.discovery import discover
 from fleet_protocol.manifest import LossSpec
 from trainer_export.numbers import check_numbers, made
 
-__all__ = ["LOSS_SUM", "Answer", "Loss", "Metric", "Target", "loss_named"]
-
 Dtype = Literal["float32", "int64"]
 
 

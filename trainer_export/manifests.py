@@ -31,8 +31,6 @@ from trainer_export.footprint import Footprint
 from trainer_export.formats.files import SetFile
 from trainer_export.model_inputs import Signature
 
-__all__ = ["Facts", "content_of", "graph_spec", "manifest_of", "versions"]
-
 _STEP_GRAPHS = ("onnx/train", "ort-training/step")
 # What devices of other runtimes take, and what servers and users run.
 _NOT_FOR_BOARDS = ("onnx/infer", *(f"ort-training/{name}_model" for name in ("training", "eval", "optimizer")))

@@ -16,8 +16,6 @@ from trainer_export.column_pieces import in_pieces
 from trainer_export.recomputing import compute_again
 from trainer_export.sized_graph import SizedGraph
 
-__all__ = ["fit_into_memory"]
-
 
 def fit_into_memory(model: onnx.ModelProto) -> onnx.ModelProto:
     """Rewrite a graph.

@@ -19,8 +19,6 @@ from trainer_export.loss import Answer, Loss
 from trainer_export.model_inputs import Signature
 from trainer_export.numbers import made
 
-__all__ = ["Metric", "count_shapes", "counts", "metric_named"]
-
 
 @dataclass(frozen=True)
 class Metric(ABC):

@@ -28,24 +28,6 @@ from trainer_export.operators import static_batch_norm
 from trainer_export.rewriting import at_line_of
 from trainer_export.traced_program import BATCH, recorded_modules
 
-__all__ = [
-    "Signature",
-    "batch_ports",
-    "call_model",
-    "check_output",
-    "heads_of",
-    "model_noise",
-    "noise_ports",
-    "norms",
-    "output_ports",
-    "parameter_names",
-    "parameter_ports",
-    "prepared",
-    "require_one_output",
-    "sample_port",
-    "statistic_ports",
-]
-
 _PROBE_BATCH = 2  # a static batch norm needs more than one sample
 _MOST_DIMENSIONS = 3  # of an output: batch, tokens and classes; or more with the classes in the second
 _MOST_PLACES = 2  # height and width

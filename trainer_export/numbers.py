@@ -11,8 +11,6 @@ from fleet_protocol.errors import ConfigError
 from fleet_protocol.spelling import did_you_mean
 from models.layout import freeze
 
-__all__ = ["Range", "check_numbers", "made", "number"]
-
 RecordT = TypeVar("RecordT")
 
 _KEY = "range"

@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["DECOMPOSITIONS", "static_batch_norm", "static_batch_norm_backward", "take"]
-
 
 def _dims(x: Tensor) -> list[int]:
     return [0, *range(2, x.dim())]

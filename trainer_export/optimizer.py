@@ -17,8 +17,6 @@ from fleet_protocol.discovery import discover
 from fleet_protocol.manifest import OptimizerSpec, StateSpec
 from trainer_export.numbers import check_numbers, made
 
-__all__ = ["STEP", "UNDERWAY", "Optimizer", "Slot", "State", "optimizer_named"]
-
 STEP = "step"
 """Name of the counter of steps, one number for the whole model."""
 UNDERWAY = 20

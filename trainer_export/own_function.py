@@ -20,8 +20,6 @@ from models.layout import freeze
 from models.registry import Own
 from trainer_export.rewriting import Rewriting, at_line_of
 
-__all__ = ["OwnFunction", "one_of", "record_of"]
-
 RecordT = TypeVar("RecordT", bound="OwnFunction")
 
 _TAKEN = 2  # outputs and targets

@@ -18,8 +18,6 @@ from trainer_export.pair_step import PairRoutine
 from trainer_export.recipe import Recipe
 from trainer_export.reference import LEARNING_RATE, TorchOptimizer
 
-__all__ = ["check_pair"]
-
 
 def check_pair(
     model: bytes, routine: PairRoutine, modules: tuple[nn.Module, nn.Module], recipe: Recipe, batches: SizedBatches

@@ -44,8 +44,6 @@ from trainer_export.progress import Counter, Progress
 from trainer_export.publishing import replacing, write_file
 from trainer_export.recipe import Recipe
 
-__all__ = ["Pair", "PairModel", "PairReport", "export_pairs"]
-
 _STAGES = 4  # of one pair: the step traced and checked, the forward graphs of each model
 
 

@@ -32,8 +32,6 @@ from trainer_export.recipe import Recipe
 from trainer_export.traced_program import Trace, trace_program
 from trainer_export.update import Trained, changing_ports, update
 
-__all__ = ["Knob", "Learner", "Learnt", "PairRoutine", "pair_routine", "pair_step", "trace_pair"]
-
 
 @dataclass(frozen=True)
 class Knob:

@@ -21,8 +21,6 @@ from pathlib import Path
 from fleet_protocol import errors
 from fleet_protocol.errors import ExportError, ShoalError
 
-__all__ = ["Job", "Tell", "run_jobs"]
-
 Tell = Callable[[str], None]
 """Called with each stage of a job, for people."""
 

@@ -6,8 +6,6 @@ from typing import Any
 import torch
 from torch import fx
 
-__all__ = ["simplify"]
-
 aten = torch.ops.aten
 
 

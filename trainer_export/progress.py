@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["Counter", "Progress"]
-
 
 @dataclass(frozen=True)
 class Progress:

@@ -26,8 +26,6 @@ from models.tier import Tier
 from trainer_export.exported import Export
 from trainer_export.manifests import versions
 
-__all__ = ["facts_of", "record_of", "unchanged"]
-
 _FOLDERS = (*models.__path__, *fleet_protocol.__path__, str(Path(__file__).parent))
 _PLAIN = (bool, int, float, str, tuple, type(None))
 _INSTALLED = tuple(sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib"))

@@ -10,8 +10,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["proximal_gradients", "proximal_loss"]
-
 
 def proximal_loss(parameters: Sequence[Tensor], anchors: Sequence[Tensor], mu: Tensor | float) -> Tensor:
     """``mu / 2`` times the squared distance of all parameters from their anchors, float [].

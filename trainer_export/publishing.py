@@ -22,8 +22,6 @@ try:
 except ImportError:  # Windows: what a killed export left stays
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["replacing", "write_file"]
-
 _OBJECTS = "objects"
 _TRIES = 10  # of making a folder that an export beside this one takes for a dead one's and removes
 

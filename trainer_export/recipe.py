@@ -18,8 +18,6 @@ from trainer_export.numbers import Range, check_numbers, number
 from trainer_export.optimizer import Optimizer, optimizer_named
 from trainer_export.optimizers.sgd import Sgd
 
-__all__ = ["Recipe"]
-
 _SGD, _CROSS_ENTROPY = Sgd(), MaskedCrossEntropy()
 
 

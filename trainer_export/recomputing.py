@@ -13,8 +13,6 @@ from onnx import helper
 from trainer_export.graph import values_read
 from trainer_export.sized_graph import VIEWS, SizedGraph, attribute
 
-__all__ = ["compute_again"]
-
 _SMALL_BYTES = 64 * 1024  # values below this may live as long as they like
 _WORK_FACTOR = 8  # bytes computed again per byte saved, at most
 _THIN_COLUMNS = 16  # a product over so few columns costs little more than writing its result

@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["CELLS", "Cell", "back", "forth", "recurrence", "recurrence_backward"]
-
 States = Sequence[Tensor]
 
 

@@ -17,8 +17,6 @@ from trainer_export.optimizer import UNDERWAY
 from trainer_export.proximal import proximal_loss
 from trainer_export.recipe import Recipe
 
-__all__ = ["LEARNING_RATE", "MU", "Reference", "TorchOptimizer"]
-
 LEARNING_RATE = 0.01
 MU = 0.5  # of the proximal term: large, so that it counts within a few steps
 

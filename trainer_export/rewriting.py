@@ -20,8 +20,6 @@ from typing_extensions import override
 from fleet_protocol.discovery import discover
 from fleet_protocol.errors import ExportError
 
-__all__ = ["FUNCTIONS", "Rewriting", "at_line_of", "line_of", "place_of"]
-
 FUNCTIONS: Mapping[Any, Callable[..., Any]] = discover("trainer_export.functions", "FUNCTIONS")
 """By the function: takes its arguments, returns its result, or NotImplemented to leave it as it is."""
 

@@ -9,8 +9,6 @@ from onnx import helper, numpy_helper
 
 from fleet_protocol.errors import ConfigError
 
-__all__ = ["runnable"]
-
 
 def runnable(graph: bytes, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
     """Put weights into a graph.

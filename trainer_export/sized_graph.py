@@ -10,8 +10,6 @@ from onnx import helper, numpy_helper
 
 from trainer_export.graph import values_read
 
-__all__ = ["VIEWS", "SizedGraph", "attribute", "sized"]
-
 _BATCH = 32
 VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Identity", "Flatten"})
 """Operators that give memory another name."""

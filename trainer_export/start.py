@@ -16,8 +16,6 @@ from safetensors.torch import load_file
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.spelling import did_you_mean
 
-__all__ = ["Start", "read_start"]
-
 _INSIDE = ("state_dict", "model_state_dict", "model")  # keys under which people store the tensors of a checkpoint
 _SHOWN = 3
 

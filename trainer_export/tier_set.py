@@ -32,8 +32,6 @@ from trainer_export.provenance import facts_of, record_of, unchanged
 from trainer_export.publishing import write_file
 from trainer_export.recipe import Recipe
 
-__all__ = ["MADE_FROM", "Format", "TierSets"]
-
 Format = Literal["onnx", "ort-training"]
 MADE_FROM = "made-from.json"
 

@@ -25,8 +25,6 @@ from trainer_export.operators import DECOMPOSITIONS
 from trainer_export.passes import simplify
 from trainer_export.rewriting import Rewriting, at_line_of, place_of
 
-__all__ = ["BATCH", "Trace", "recorded_modules", "trace_program"]
-
 BATCH = "batch"
 _EXAMPLE_BATCH = 5  # any size above 1; no size of a model may happen to depend on it
 

@@ -17,8 +17,6 @@ from trainer_export.optimizer import Optimizer, Slot
 from trainer_export.proximal import proximal_gradients
 from trainer_export.recipe import Recipe
 
-__all__ = ["Pull", "Trained", "changing_ports", "clip_scale", "extra_ports", "stepped", "update"]
-
 _SMALL = 8192  # numbers up to which a tensor joins the others; copying it costs less than six more operators
 
 

@@ -11,8 +11,6 @@ wire_bytes: MQTT packets that carried messages on the server's own connection, b
 
 from dataclasses import dataclass
 
-__all__ = ["ByteCount"]
-
 
 @dataclass(frozen=True)
 class ByteCount:

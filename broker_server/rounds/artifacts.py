@@ -16,8 +16,6 @@ from models.layout import Layout
 from models.slicing import Tensors
 from models.tier import Tier
 
-__all__ = ["Artifacts", "TierArtifacts", "load_artifacts"]
-
 
 @dataclass(frozen=True)
 class TierArtifacts:

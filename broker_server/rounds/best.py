@@ -13,8 +13,6 @@ from fleet_protocol.errors import ConfigError
 from fleet_protocol.messages import Evaluation
 from fleet_protocol.recipe_spec import RecipeSpec
 
-__all__ = ["VersionView", "best_of", "require_metric", "score", "stalled", "versions"]
-
 
 def score(config: EvaluationKeys, found: Evaluation) -> float:
     """What is larger is better.

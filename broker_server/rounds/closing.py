@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from broker_server.store import TaskPhase
 from broker_server.store.machine import RoundEvent
 
-__all__ = ["ClosingRule", "Decision", "Standing", "decide", "quorum_of"]
-
 GRACE_SHARE = 0.25  # of the time of the slowest that answered, where no grace is configured
 
 _WITH_UPDATE = frozenset({TaskPhase.RECEIVED, TaskPhase.MERGED})

@@ -13,13 +13,6 @@ from broker_server.store import TaskPhase, TaskRecord, Timing
 from fleet_protocol.manifest import Manifest
 from fleet_protocol.messages import Done, Instructions
 
-__all__ = [
-    "Collection",
-    "OpenTask",
-    "due_for_nudge",
-    "folded_prefix",
-]
-
 
 @dataclass
 class OpenTask:

@@ -26,8 +26,6 @@ from broker_server.store.machine import FINAL, RoundEvent, RoundState
 from fleet_protocol import control
 from fleet_protocol.errors import ShoalError, StorageError, TransportError
 
-__all__ = ["Coordinator"]
-
 
 class Coordinator:
     """Runs the rounds of one run.

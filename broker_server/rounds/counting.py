@@ -21,8 +21,6 @@ from broker_server.store import Outcome, TaskPhase, TaskRecord, VersionRecord
 from broker_server.strategies.strategy import Contribution
 from fleet_protocol.errors import RefusalReason
 
-__all__ = ["Counted", "count_updates", "report_refusals"]
-
 Tensors = Mapping[str, NDArray[Any]]
 
 

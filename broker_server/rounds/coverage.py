@@ -21,8 +21,6 @@ from models.layout import HEAD, STEM, Layout, block_name
 from models.plan import Plan
 from models.tier import Tier
 
-__all__ = ["Coverage", "CoveredAxis", "coverage"]
-
 MOST_CELLS = 96  # of one axis: more than a page can show
 
 Row = tuple[str, str]

@@ -13,8 +13,6 @@ from fleet_protocol.errors import BlobError, RefusalReason, RefusedError
 from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.weights import decode_weights, encode_weights, read_metadata
 
-__all__ = ["Unseal", "take_update"]
-
 Unseal = Callable[[bytes, TaskRecord], bytes]
 """Opens a sealed update of a task; raises `RefusedError` with `BAD_SEAL`."""
 

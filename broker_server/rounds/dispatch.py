@@ -18,8 +18,6 @@ from broker_server.store import Store, TaskPhase
 from broker_server.store.machine import RoundEvent
 from fleet_protocol.blob_store import BlobStore
 
-__all__ = ["BlobOffers", "Dispatcher", "Services", "gather"]
-
 
 class BlobOffers(Protocol):
     """Offers blobs to devices."""

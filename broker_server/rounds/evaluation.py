@@ -16,8 +16,6 @@ from fleet_protocol.messages import Evaluation
 from fleet_protocol.metrics import evaluation_of, summed_outputs
 from fleet_protocol.targets import counted
 
-__all__ = ["Evaluator"]
-
 
 class Evaluator:
     """The eval graph with a test set; the graph is opened once and serves every version.

@@ -12,18 +12,6 @@ from broker_server.store import DeviceRecord
 from fleet_protocol.errors import ConfigError, PlanError
 from fleet_protocol.messages import DeviceStatus, Profile
 
-__all__ = [
-    "Assignment",
-    "Fleet",
-    "assign",
-    "choose",
-    "fits",
-    "require_levels",
-    "usable_tiers",
-    "wanted_of",
-    "why_unfit",
-]
-
 _WIDTH_SLACK = 1e-9  # a device may write 0.3333 for a third
 
 

@@ -12,8 +12,6 @@ from broker_server.rounds.screening import Measured
 from broker_server.store import TaskPhase
 from broker_server.strategies.strategy import Contribution, GlobalModel, Merge
 
-__all__ = ["Folding"]
-
 _WITH_UPDATE = frozenset({TaskPhase.RECEIVED, TaskPhase.MERGED})
 
 

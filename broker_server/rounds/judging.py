@@ -28,8 +28,6 @@ from fleet_protocol.errors import ConfigError, DataError
 from fleet_protocol.messages import BlobRef, Evaluation
 from fleet_protocol.weights import encode_weights
 
-__all__ = ["Evaluators", "Judge", "Judgement", "open_evaluators"]
-
 
 @dataclass(frozen=True)
 class Evaluators:

@@ -18,8 +18,6 @@ from numpy.typing import NDArray
 
 from models.slicing import Tensors
 
-__all__ = ["left_out", "squared_distances"]
-
 _BLOCK = 32 * 1024  # values of every update that are compared at once, in float64
 
 

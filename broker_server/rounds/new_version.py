@@ -24,8 +24,6 @@ from fleet_protocol.weights import weights_parts
 from models.slicing import Tensors
 from models.tier import Tier
 
-__all__ = ["begin_folding", "first_version", "make_version", "sent_to"]
-
 
 def begin_folding(
     context: RunContext,

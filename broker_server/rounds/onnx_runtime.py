@@ -6,8 +6,6 @@ from typing import Any
 from fleet_protocol.errors import BlobError
 from fleet_protocol.onnx_runtime import load_runtime
 
-__all__ = ["open_graph"]
-
 _MISSING = "evaluating needs onnxruntime: pip install 'shoal[server]' (or 'shoal[server-training]')"
 
 

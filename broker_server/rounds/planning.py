@@ -19,8 +19,6 @@ from fleet_protocol.weights import weights_parts
 from models.plan import CompiledPlan, compile_plan
 from models.tier import Tier
 
-__all__ = ["compiled_plans", "open_collection", "plan_round", "statistics_tasks", "task_id", "tasks_of"]
-
 
 def task_id(run: str, number: int, kind: str, device: str) -> str:
     """The name of a device's part in a round: the same whenever it is asked for, unlike any other."""

@@ -10,8 +10,6 @@ from collections.abc import Iterable, Mapping
 from broker_server.settings.robust import RobustConfig
 from broker_server.store import Store, TaskPhase
 
-__all__ = ["RELEASED", "quarantined", "release"]
-
 RELEASED = "released"
 """Kind of the line in the log that releases a device."""
 

@@ -12,8 +12,6 @@ from broker_server.store import LeftOut
 from fleet_protocol import control
 from fleet_protocol.errors import TransportError
 
-__all__ = ["Recruits", "recruit"]
-
 _NAMED_LEFT_OUT = 1000  # a fleet of thousands must not write all its names for every round
 
 

@@ -10,8 +10,6 @@ from fleet_protocol import control
 from fleet_protocol.errors import RefusalReason
 from fleet_protocol.messages import BlobRef, TaskMetrics
 
-__all__ = ["Listener", "Reporter"]
-
 Listener = Callable[[control.RunEvent], None]
 
 _LOGGED_IN_ALL, _LOGGED_PER_SECOND = 200, 1  # refusals of a run, so that neither do many

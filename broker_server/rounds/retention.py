@@ -7,8 +7,6 @@ from broker_server.settings.evaluation import EvaluationKeys
 from broker_server.store import VersionRecord
 from fleet_protocol.blob_store import BlobStore
 
-__all__ = ["drop_old_weights", "kept"]
-
 _BY_ACCURACY = EvaluationKeys()
 
 

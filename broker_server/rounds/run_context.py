@@ -19,8 +19,6 @@ from fleet_protocol.messages import Instructions, TrainSettings
 from fleet_protocol.messages.instructions import Ramp, Upload
 from fleet_protocol.recipe import RecipeTable
 
-__all__ = ["RunContext", "new_run_id", "prepare_run"]
-
 
 def new_run_id() -> str:
     """A name for a run: when it began, and a few random digits."""

@@ -22,8 +22,6 @@ from broker_server.settings.robust import RobustConfig
 from broker_server.store import Screening
 from fleet_protocol.errors import RefusalReason
 
-__all__ = ["Measured", "Verdict", "difference", "lower_median", "screen"]
-
 COLOSSAL = 1e30
 """Norms beyond are refused in any case: a sum of such updates may be no float any more."""
 

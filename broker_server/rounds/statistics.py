@@ -17,8 +17,6 @@ from fleet_protocol.data import DataSet
 from fleet_protocol.errors import ConfigError, DataError
 from fleet_protocol.manifest import parameter_input, statistic_mean, statistic_variance
 
-__all__ = ["Statistics", "combine", "has_statistics", "over_batches"]
-
 Statistics = dict[str, NDArray[np.float32]]
 """``stat.<norm>.mean`` and ``stat.<norm>.var`` to vectors of the norm's channels."""
 

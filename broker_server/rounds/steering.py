@@ -4,8 +4,6 @@ from dataclasses import dataclass
 
 from fleet_protocol.requests import Wish
 
-__all__ = ["Halted", "Steering"]
-
 
 class Halted(Exception):  # noqa: N818  (no error: an operator wants it)
     """Whoever waits for devices before a round shall wait no longer."""

@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-__all__ = ["StopRequested", "stop_on_signals"]
-
 
 class StopRequested(Exception):  # noqa: N818  (not an error: the operator wants the run to stop)
     """Whoever waits for a run's devices was asked to stop; the run goes on when it is started again."""

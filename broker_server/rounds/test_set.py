@@ -5,8 +5,6 @@ from fleet_protocol.errors import DataError
 from fleet_protocol.manifest import Manifest
 from fleet_protocol.targets import counted
 
-__all__ = ["load_test_set"]
-
 
 def load_test_set(config: DataConfig, manifest: Manifest) -> DataSet:
     """Read a test set.

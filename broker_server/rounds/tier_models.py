@@ -9,8 +9,6 @@ from models.plan import compile_plan, make_plan
 from models.slicing import Tensors
 from models.tier import Tier
 
-__all__ = ["judged_model", "model_of", "open_model"]
-
 
 def open_model(blobs: BlobStore, version: VersionRecord) -> GlobalModel:
     """The global model of a version, as views of mapped files.

@@ -12,8 +12,6 @@ from broker_server.store.queries import find_run
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import ConfigError
 
-__all__ = ["stored_context", "tier_version"]
-
 
 def stored_context(store: Store, run: str | None = None) -> RunContext:
     """What was fixed for a stored run, from its configuration and the artifacts that it names.

@@ -13,8 +13,6 @@ from fleet_protocol.manifest import Manifest, statistic_mean, statistic_variance
 from fleet_protocol.messages import Done
 from fleet_protocol.weights import decode_weights, read_metadata
 
-__all__ = ["HEADER_ALLOWANCE_BYTES", "check_done", "check_update", "expected_shapes", "size_limit"]
-
 HEADER_ALLOWANCE_BYTES = 1024 * 1024  # a safetensors header of 10,000 parameters
 
 

@@ -26,8 +26,6 @@ from fleet_protocol.identity.enrolment import Enrolment, read_enrolment, write_s
 from fleet_protocol.identity.sealing import new_key, public_key
 from fleet_protocol.topics import check_name
 
-__all__ = ["SERVER", "Founding", "enroll", "found_fleet", "renew_server", "revoke"]
-
 SERVER = "server"
 _DAY_SECONDS = 24 * 3600
 

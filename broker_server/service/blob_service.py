@@ -20,8 +20,6 @@ from fleet_protocol.messages import NeedChunks
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import Transport
 
-__all__ = ["BlobService", "Wanted"]
-
 WINDOW_SECONDS = 0.15  # without a request, after which those that came are served
 PROMISED_SECONDS = 0.5  # the same where somebody who was offered the blob has not answered yet
 LONGEST_SECONDS = 2.0  # after the first request, however many still come

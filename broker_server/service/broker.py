@@ -26,8 +26,6 @@ from fleet_protocol.child_process import python_module
 from fleet_protocol.errors import ConfigError, TransportError
 from fleet_protocol.identity.enrolment import write_secret
 
-__all__ = ["MAX_PAYLOAD_BYTES", "ChildBroker", "EmbeddedBroker", "Gate"]
-
 _DYING_SECONDS = 1.0
 
 MAX_PAYLOAD_BYTES = 16 * 1024 * 1024

@@ -14,8 +14,6 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.identity.enrolment import write_secret
 
-__all__ = ["Authority"]
-
 _YEARS = 20
 _EARLY = dt.timedelta(days=2)  # a board whose clock is behind must still take it
 

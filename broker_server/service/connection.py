@@ -9,8 +9,6 @@ from broker_server.service.outbox import Outbox
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import Transport
 
-__all__ = ["Connection", "Stop"]
-
 
 @dataclass(frozen=True)
 class Stop:

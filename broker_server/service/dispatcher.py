@@ -23,8 +23,6 @@ from fleet_protocol.messages import parse_status
 from fleet_protocol.topics import DeviceTopic, ServerTopic, Topic, UploadTopic
 from fleet_protocol.transport import Connected, Disconnected, Event, Received, Rejected
 
-__all__ = ["MqttDispatcher"]
-
 _LOG = logging.getLogger(__name__)
 
 TURN_SECONDS = 0.2  # longest time that events are handled before what they ask for is committed and answered

@@ -12,8 +12,6 @@ from typing_extensions import override
 
 from fleet_protocol.transport import Received
 
-__all__ = ["LIMIT_BYTES", "Inbox"]
-
 LIMIT_BYTES = 64 * 1024 * 1024
 _PATIENCE_SECONDS = 0.5  # the thread also keeps the connection alive
 _SMALL_BYTES = 4096  # control messages are smaller, chunks larger

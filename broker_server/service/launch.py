@@ -28,8 +28,6 @@ from fleet_protocol.messages import ServerStatus
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import BrokerAddress, Disconnected, Event, Received, Transport
 
-__all__ = ["RunRejectedError", "run_fleet", "serve_fleet", "server_status", "steer", "submit"]
-
 PROBE_SECONDS = 1.0
 ACCEPT_SECONDS = 60.0  # the server reads artifacts and the test set before it says that the run has started
 AWAY_SECONDS = 60.0

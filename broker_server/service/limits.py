@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from fleet_protocol.errors import RefusalReason, RefusedError
 
-__all__ = ["DEVICE", "LINES", "STRANGE_REPLIES", "STRANGE_STATUSES", "Bucket", "Limits", "Rate"]
-
 
 @dataclass(frozen=True)
 class Rate:

@@ -14,8 +14,6 @@ from fleet_protocol.identity.member import Member
 from fleet_protocol.identity.sealing import Purpose, unseal
 from fleet_protocol.transport import BrokerAddress
 
-__all__ = ["broker_address", "hosted_broker", "member_of", "unsealing"]
-
 _ANYWHERE = {"0.0.0.0", "::", ""}  # noqa: S104  (compared, not bound)
 
 

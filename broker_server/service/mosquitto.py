@@ -21,8 +21,6 @@ from fleet_protocol.errors import ConfigError
 from fleet_protocol.identity.enrolment import write_secret
 from fleet_protocol.topics import Topics
 
-__all__ = ["MosquittoBroker", "access_rules", "configuration"]
-
 _SERVER = "server"
 _QUEUED = 100_000  # messages for a member that is away; what is dropped is asked for again
 

@@ -21,8 +21,6 @@ from fleet_protocol.messages import (
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import Transport
 
-__all__ = ["Outbox"]
-
 
 class Outbox:
     """Sends the server's messages.

@@ -10,8 +10,6 @@ from fleet_protocol.blobs import PartFile, decode_chunk
 from fleet_protocol.errors import BlobError, RefusalReason, RefusedError
 from fleet_protocol.messages import BlobRef, Ranges
 
-__all__ = ["PartialUploads"]
-
 UNKNOWN_DIGEST = "0" * 64
 _OPEN_FILES = 64  # each part is two files; far below the usual limit of 1024 for a process
 _MAX_CHUNK_BYTES = 16 * 1024 * 1024

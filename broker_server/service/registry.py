@@ -14,8 +14,6 @@ from fleet_protocol.identity.enrolment import write_secret
 if TYPE_CHECKING:
     from fleet_protocol.identity.certificate import Certificate
 
-__all__ = ["REGISTRY", "MemberEntry", "Registry", "RegistryReader", "read_registry"]
-
 REGISTRY = "registry.json"
 _LOOK_SECONDS = 1.0
 

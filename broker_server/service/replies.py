@@ -25,8 +25,6 @@ from fleet_protocol.messages import (
     parse_device_message,
 )
 
-__all__ = ["Replies"]
-
 _NO_BLOB = BlobRef(digest="0" * 64, size=1, chunk_bytes=1024)
 
 

@@ -9,8 +9,6 @@ from broker_server.service.blob_service import BlobService
 from broker_server.service.uploads import Uploads
 from broker_server.store import Store
 
-__all__ = ["RunParts"]
-
 
 @dataclass(frozen=True)
 class RunParts:

@@ -60,8 +60,6 @@ from fleet_protocol.transport import (
     Transport,
 )
 
-__all__ = ["Server"]
-
 RETRY_SECONDS = 10.0  # between attempts to go on with a run whose store could not be written
 _DETAILS = (control.DeviceAccepted, control.DeviceProgressed, control.UpdateReceived)
 QUIET_SECONDS = 0.5  # without a message, after which what waits is written to the store

@@ -18,8 +18,6 @@ from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import BlobError, RefusalReason, RefusedError
 from fleet_protocol.messages import Done
 
-__all__ = ["Uploads", "refusal_of"]
-
 QUIET_SECONDS = 0.3
 _DAMAGED_UPLOADS = 2  # times that an update whose digest is wrong is asked for again
 

@@ -18,17 +18,6 @@ import numpy as np
 
 from fleet_protocol.errors import ConfigError
 
-__all__ = [
-    "LEVEL_RATES",
-    "Level",
-    "Mix",
-    "Schedule",
-    "assign_dynamic",
-    "assign_fix",
-    "parse_mix",
-    "scheduled_rate",
-]
-
 LEVEL_RATES: Mapping[str, float] = MappingProxyType({"a": 1.0, "b": 0.5, "c": 0.25, "d": 0.125, "e": 0.0625})
 """Width of each level relative to level a (specification 1.1)."""
 

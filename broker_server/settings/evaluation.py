@@ -8,8 +8,6 @@ from pydantic import Field, model_validator
 from fleet_protocol.data import DataConfig
 from fleet_protocol.frozen import FrozenModel
 
-__all__ = ["EvaluationConfig", "EvaluationKeys"]
-
 _FALLING = frozenset({"loss", "mae", "rmse", "perplexity"})
 Share = Annotated[float, Field(gt=0, le=1)]
 

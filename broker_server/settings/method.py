@@ -8,8 +8,6 @@ from broker_server.strategies.registry import KNOWN
 from broker_server.strategies.strategy import StrategySettings
 from fleet_protocol.frozen import FrozenModel
 
-__all__ = ["StrategyConfig"]
-
 
 class _StrategyKeys(FrozenModel):
     """How sub-models are cut and merged. A method's own keys are in a table of its name.

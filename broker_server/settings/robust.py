@@ -6,8 +6,6 @@ from pydantic import Field
 
 from fleet_protocol.frozen import FrozenModel
 
-__all__ = ["RobustConfig"]
-
 
 class RobustConfig(FrozenModel):
     """How much one device may move the global model.

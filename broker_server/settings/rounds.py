@@ -6,8 +6,6 @@ from pydantic import Field, model_validator
 
 from fleet_protocol.frozen import FrozenModel
 
-__all__ = ["RoundConfig", "RoundKeys", "UploadConfig"]
-
 Share = Annotated[float, Field(gt=0, le=1)]
 
 

@@ -19,8 +19,6 @@ from fleet_protocol.blobs import storage_error
 from fleet_protocol.digests import blob_digest, matches, place_of
 from fleet_protocol.errors import BlobError, ConfigError, StorageError
 
-__all__ = ["back_up", "restore"]
-
 _DATABASE, _ROOTS = "shoal.db", ("blobs", "updates")
 
 

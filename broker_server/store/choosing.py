@@ -11,8 +11,6 @@ from broker_server.store.repository import Store
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import ConfigError
 
-__all__ = ["chosen", "promote", "promoted", "roll_back"]
-
 _PROMOTED = "promoted"
 
 

@@ -16,8 +16,6 @@ from broker_server.store.opening import open_for_reading, open_for_writing
 from broker_server.store.rows import from_row
 from fleet_protocol.errors import StorageError
 
-__all__ = ["Database"]
-
 RecordT = TypeVar("RecordT")
 
 _MOST_WAITING = 4096  # rows of one kind; a flood must not fill the memory

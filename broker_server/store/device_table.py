@@ -10,9 +10,6 @@ from broker_server.store.database import Database
 from broker_server.store.records import DeviceRecord
 from fleet_protocol.messages import DeviceStatus
 
-__all__ = ["DeviceTable"]
-
-
 _GIVEN = sqlite_insert(schema.devices)
 _SEE = _GIVEN.on_conflict_do_update(
     index_elements=["fleet", "id"],

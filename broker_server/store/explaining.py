@@ -12,8 +12,6 @@ from broker_server.store.repository import Store
 from broker_server.store.task_records import Screening, TaskPhase, TaskRecord
 from fleet_protocol.errors import ConfigError
 
-__all__ = ["DeviceInRound", "explain_round"]
-
 _NOT_ASKED = "not asked"
 
 

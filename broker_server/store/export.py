@@ -14,8 +14,6 @@ from fleet_protocol.blob_store import BlobStore, write_atomically
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.weights import encode_weights
 
-__all__ = ["ExportedVersion", "export_safetensors", "load_version"]
-
 
 @dataclass(frozen=True)
 class ExportedVersion:

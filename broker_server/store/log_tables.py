@@ -10,9 +10,6 @@ from broker_server.store.database import Database
 from broker_server.store.records import EventRecord, RefusalRecord
 from fleet_protocol.errors import RefusalReason
 
-__all__ = ["LogTables"]
-
-
 _LINE = insert(schema.events)
 _GIVEN = sqlite_insert(schema.refusals)
 _COUNT = _GIVEN.on_conflict_do_update(

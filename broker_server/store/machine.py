@@ -14,8 +14,6 @@ whose work it must do again: announcing, collecting and merging can all be repea
 from enum import Enum
 from types import MappingProxyType
 
-__all__ = ["FINAL", "TRANSITIONS", "RoundEvent", "RoundState", "RoundTransitionError", "advance"]
-
 
 class RoundState(str, Enum):
     """Where a round is."""

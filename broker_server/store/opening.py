@@ -16,8 +16,6 @@ from sqlalchemy.pool import NullPool, StaticPool
 from broker_server.store.schema import SCHEMA_VERSION, mark, old_mark
 from fleet_protocol.errors import StorageError
 
-__all__ = ["open_for_reading", "open_for_writing"]
-
 BUSY_SECONDS = 10.0  # how long a reader waits for the transaction of another process
 PATIENT_SECONDS = 60.0  # how long the server does: a backup of the database may lock it for as long as it takes
 

@@ -21,21 +21,6 @@ from fleet_protocol.errors import ConfigError
 from fleet_protocol.messages import Evaluation
 from fleet_protocol.metrics import joined
 
-__all__ = [
-    "DeviceView",
-    "RoundView",
-    "RunView",
-    "StatusView",
-    "compare",
-    "devices",
-    "find_run",
-    "log",
-    "plain",
-    "rounds",
-    "runs",
-    "status",
-]
-
 
 def plain(value: Any) -> Any:
     """A record as JSON values.

@@ -11,8 +11,6 @@ from fleet_protocol.control import VersionEvaluation
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import Profile
 
-__all__ = ["DeviceRecord", "EventRecord", "LeftOut", "RefusalRecord", "RoundRecord", "RunRecord", "VersionRecord"]
-
 
 @dataclass(frozen=True)
 class RunRecord:

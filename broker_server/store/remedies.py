@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from broker_server.store.records import DeviceRecord
 from broker_server.store.task_records import TaskPhase, TaskRecord
 
-__all__ = ["SIMULATED", "remedy", "why_away"]
-
 SIMULATED = "simulated"
 """State of a device that nobody ever heard of, because it is a simulation's."""
 

@@ -7,8 +7,6 @@ from broker_server.store.run_table import RunTable
 from broker_server.store.task_table import TaskTable
 from broker_server.store.version_table import VersionTable
 
-__all__ = ["Store"]
-
 
 class Store(RunTable, DeviceTable, RoundTable, TaskTable, VersionTable, LogTables):
     """The database of a fleet; see `broker_server.store.database.Database` for how it is opened."""

@@ -14,8 +14,6 @@ from broker_server.store.rows import from_row, to_row
 from broker_server.store.task_records import TaskPhase, TaskRecord
 from fleet_protocol.control import VersionEvaluation
 
-__all__ = ["RoundTable"]
-
 
 class RoundTable(Database):
     """The rounds of a store."""

@@ -12,8 +12,6 @@ from broker_server.store.task_records import Alternatives, Screening, TaskPhase,
 from fleet_protocol.control import VersionEvaluation
 from fleet_protocol.messages import BlobRef, Profile, TaskMetrics
 
-__all__ = ["from_row", "to_row"]
-
 RecordT = TypeVar("RecordT")
 
 _PARSED: dict[str, type[BaseModel]] = {

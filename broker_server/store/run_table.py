@@ -9,8 +9,6 @@ from broker_server.store.database import Database
 from broker_server.store.records import RunRecord, VersionRecord
 from broker_server.store.rows import to_row
 
-__all__ = ["RunTable"]
-
 UNFINISHED = ("running", "paused")
 
 

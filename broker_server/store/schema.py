@@ -16,20 +16,6 @@ from sqlalchemy import (
     Text,
 )
 
-__all__ = [
-    "SCHEMA_VERSION",
-    "devices",
-    "events",
-    "mark",
-    "metadata",
-    "old_mark",
-    "refusals",
-    "rounds",
-    "runs",
-    "tasks",
-    "versions",
-]
-
 SCHEMA_VERSION = 4  # of the newest file in migrations/versions
 
 metadata = MetaData()

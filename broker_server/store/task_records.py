@@ -8,18 +8,6 @@ from typing import Any, Literal, NamedTuple
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import BlobRef, TaskMetrics, TierChoice
 
-__all__ = [
-    "Alternative",
-    "Alternatives",
-    "DevicePart",
-    "Outcome",
-    "PlannedTask",
-    "Screening",
-    "TaskPhase",
-    "TaskRecord",
-    "Timing",
-]
-
 
 class TaskPhase(str, Enum):
     """Where one device's part in a round is, as the server knows it."""

@@ -10,9 +10,6 @@ from broker_server.store.database import Database
 from broker_server.store.rows import to_row
 from broker_server.store.task_records import DevicePart, PlannedTask, TaskPhase, TaskRecord, Timing
 
-__all__ = ["TaskTable"]
-
-
 _OF_TASK = update(schema.tasks).where(schema.tasks.c.id == bindparam("task"))
 _RECEIVE = _OF_TASK.values(
     {name: bindparam(name) for name in ("phase", "update_digest", "update_size", "metrics", "received_at")}

@@ -8,8 +8,6 @@ from sqlalchemy import Connection, inspect
 
 from broker_server.store.schema import mark
 
-__all__ = ["upgrade"]
-
 # Alembic hands its context to a migration through variables of its modules: one upgrade at a time in a process.
 _ALEMBIC = threading.Lock()
 

@@ -12,9 +12,6 @@ from broker_server.store.rows import to_row
 from broker_server.store.task_records import Outcome
 from fleet_protocol.control import VersionEvaluation
 
-__all__ = ["VersionTable"]
-
-
 _SETTLE = (
     update(schema.tasks)
     .where(schema.tasks.c.id == bindparam("task"))

@@ -28,8 +28,6 @@ from models.layout import Layout
 from models.plan import CompiledPlan
 from models.slicing import CompiledTensor, Region, Run, Tensors, tensor_regions
 
-__all__ = ["Accumulator", "coverage", "finish", "fold", "start"]
-
 _SCRATCH_VALUES = 256 * 1024  # 1 MB of products: they are added while they are still in the second-level cache
 
 Floats = NDArray[np.float32]

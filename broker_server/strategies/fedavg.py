@@ -14,8 +14,6 @@ from broker_server.strategies.strategy import Basis, Method, Strategy
 from fleet_protocol.errors import PlanError
 from fleet_protocol.frozen import FrozenModel
 
-__all__ = ["STRATEGIES", "build"]
-
 
 def build(basis: Basis[FrozenModel | None]) -> Strategy:
     """The strategy as configured.

@@ -16,8 +16,6 @@ from broker_server.strategies.strategy import Basis, Method, Strategy
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import Instructions
 
-__all__ = ["STRATEGIES", "FedProxSettings", "build"]
-
 
 class FedProxSettings(FrozenModel):
     """``[strategy.fedprox]``.

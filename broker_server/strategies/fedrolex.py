@@ -33,16 +33,6 @@ from models.draws import Direction, HeadRule, Window
 from models.layout import Layout
 from models.plan import make_plan
 
-__all__ = [
-    "STRATEGIES",
-    "DropoutSettings",
-    "FedRolexSettings",
-    "build",
-    "build_dropout",
-    "check_coverage",
-    "plan_window",
-]
-
 
 class FedRolexSettings(FrozenModel):
     """``[strategy.fedrolex]``; the defaults are the paper's (specification 2).

@@ -16,8 +16,6 @@ from broker_server.strategies.strategy import Basis, Method, Strategy
 from fleet_protocol.errors import PlanError
 from fleet_protocol.frozen import FrozenModel
 
-__all__ = ["STRATEGIES", "build"]
-
 
 def _factored(mean: Pieces, old: Pair) -> Pair:
     """The product as a pair of the whole rank; a rank beyond the size of the matrix keeps its old `down`, unused."""

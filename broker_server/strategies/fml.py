@@ -33,8 +33,6 @@ from models.layout import Layout
 from models.parts import in_parts, parameters_in
 from models.plan import compile_plan, make_plan
 
-__all__ = ["STRATEGIES", "FmlSettings", "build", "trunk"]
-
 _ALPHA_STEP, _ALPHA_FLOOR, _BETA_STEP = 0.2, 0.5, 0.4  # specification 5.5
 
 

@@ -27,8 +27,6 @@ from fleet_protocol.errors import PlanError
 from fleet_protocol.frozen import FrozenModel
 from models.plan import make_plan
 
-__all__ = ["STRATEGIES", "build", "seed_of"]
-
 
 def seed_of(seed: int, device: str) -> int:
     """A seed of the device's own, so that no two devices draw the same random plan."""

@@ -15,8 +15,6 @@ from broker_server.strategies.low_rank import Folding, Pair, Pieces, merged_by
 from broker_server.strategies.strategy import Basis, Method, Strategy
 from fleet_protocol.frozen import FrozenModel
 
-__all__ = ["STRATEGIES", "build"]
-
 
 def _padded(pair: Pair, rank: int) -> Pieces:
     lacks = rank - pair.up.shape[1]

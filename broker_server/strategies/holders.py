@@ -20,8 +20,6 @@ from broker_server.strategies.server_optimizer import OptimizerSettings
 from broker_server.strategies.strategy import Average, Contribution, Merge, stepped
 from models.slicing import Tensors, tensor_regions
 
-__all__ = ["merge_of_holders"]
-
 Floats = NDArray[np.float32]
 Counts = NDArray[np.intp]
 

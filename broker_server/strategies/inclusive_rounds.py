@@ -40,8 +40,6 @@ from models.plan import CompiledPlan, make_plan
 from models.slicing import Tensors
 from models.tier import Tier
 
-__all__ = ["STRATEGIES", "GroupMeans", "GroupSums", "InclusiveTable", "build", "group_of"]
-
 Weights = dict[str, NDArray[np.float32]]
 
 

@@ -32,19 +32,6 @@ from broker_server.strategies.server_optimizer import OptimizerSettings, Optimiz
 from fleet_protocol.errors import ConfigError, PlanError
 from models.layout import Layout
 
-__all__ = [
-    "BASELINES",
-    "Baseline",
-    "InclusiveRound",
-    "InclusiveSettings",
-    "InclusiveState",
-    "apply",
-    "distil",
-    "init",
-    "state_from_tensors",
-    "state_tensors",
-]
-
 Array = NDArray[Any]
 Tensors = Mapping[str, Array]
 

@@ -11,8 +11,6 @@ from types import MappingProxyType
 from fleet_protocol.errors import PlanError
 from models.layout import HEAD, STEM, Layout, block_name
 
-__all__ = ["Ladder", "Stack", "stack_of"]
-
 
 @dataclass(frozen=True)
 class Ladder:

@@ -27,8 +27,6 @@ from fleet_protocol.frozen import FrozenModel
 from models.layout import Layout, Parameter
 from models.slicing import Tensors
 
-__all__ = ["Adapter", "Folding", "Pair", "Pieces", "adapters_of", "merged_by"]
-
 
 @dataclass(frozen=True)
 class Pair:

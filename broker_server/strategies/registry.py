@@ -11,8 +11,6 @@ from fleet_protocol.errors import ConfigError, PlanError
 from models.layout import Layout
 from models.tier import Tier
 
-__all__ = ["KNOWN", "build_strategy"]
-
 KNOWN: Mapping[str, Method[Any]] = discover("broker_server.strategies", "STRATEGIES")
 
 

@@ -31,18 +31,6 @@ from pydantic import Field, field_validator
 from fleet_protocol.errors import PlanError
 from fleet_protocol.frozen import FrozenModel
 
-__all__ = [
-    "OptimizerName",
-    "OptimizerSettings",
-    "OptimizerState",
-    "apply",
-    "apply_merged",
-    "init",
-    "server_step",
-    "state_from_tensors",
-    "state_tensors",
-]
-
 OptimizerName = Literal["plain", "fedavgm", "fedadam", "fedyogi", "fedadagrad"]
 Array = NDArray[Any]
 Tensors = Mapping[str, Array]

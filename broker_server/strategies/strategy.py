@@ -23,25 +23,6 @@ from models.plan import CompiledPlan, Plan
 from models.slicing import Tensors
 from models.tier import Tier
 
-__all__ = [
-    "Average",
-    "Basis",
-    "Contribution",
-    "GlobalModel",
-    "Merge",
-    "Method",
-    "PlanRequest",
-    "PlannedTier",
-    "ServerState",
-    "Strategy",
-    "StrategySettings",
-    "Weights",
-    "keep_instructions",
-    "largest_only",
-    "slice_of_global",
-    "stepped",
-]
-
 OwnT = TypeVar("OwnT", bound=FrozenModel | None)
 OwnT_co = TypeVar("OwnT_co", bound=FrozenModel | None, covariant=True)
 SumsT = TypeVar("SumsT")

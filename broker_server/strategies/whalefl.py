@@ -20,8 +20,6 @@ from fleet_protocol.messages import Chooser
 from fleet_protocol.sizing import Sizing, SizingConstants
 from models.tier import Tier
 
-__all__ = ["STRATEGIES", "build", "offered"]
-
 _FLOAT_BYTES = 4
 
 

@@ -19,8 +19,6 @@ from models.layout import Layout, Parameter
 from models.plan import CompiledPlan
 from models.slicing import Tensors
 
-__all__ = ["Weighting", "WidthMerge", "finish_width", "fold_width", "start_width"]
-
 Weighting = Literal["avg", "width", "updates", "updates_width"]
 _BY_WIDTH = frozenset({"width", "updates_width"})
 

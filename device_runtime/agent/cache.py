@@ -11,8 +11,6 @@ from fleet_protocol.blob_store import BlobStore, write_atomically
 from fleet_protocol.errors import StorageError
 from fleet_protocol.frozen import FrozenModel
 
-__all__ = ["Cache", "CacheIndex", "CachedSet"]
-
 _WEIGHTS_KEPT = 2  # the current ones, and the previous ones in case the server falls back a round
 _SETS_KEPT = 8
 

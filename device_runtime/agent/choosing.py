@@ -12,8 +12,6 @@ from device_runtime.training.routines import may_join
 from device_runtime.training.task import Bench
 from fleet_protocol.messages import Offer, TierChoice
 
-__all__ = ["choose", "remember_round"]
-
 
 def choose(offer: Offer, config: DeviceConfig, bench: Bench, measured: Measured) -> TierChoice | None:
     """The first sub-model of an offer that this board may train, or the one it wants if it may choose.

@@ -23,8 +23,6 @@ from fleet_protocol.errors import RefusalReason, RefusedError, StorageError
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import Offer
 
-__all__ = ["Context", "Kit"]
-
 _OUTCOMES_KEPT = 32
 _REFUSALS_LOGGED = 5
 

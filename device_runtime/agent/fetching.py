@@ -9,8 +9,6 @@ from fleet_protocol.digests import file_matches
 from fleet_protocol.errors import BlobError, RefusalReason, RefusedError
 from fleet_protocol.messages import BlobRef, Ranges
 
-__all__ = ["Fetch"]
-
 _TRIES = 3  # whole blobs whose content does not match their digest before the task is refused
 _RANGES_PER_REQUEST = 512  # bounds the message; what is left out is asked for next time
 

@@ -4,8 +4,6 @@ import logging
 
 from fleet_protocol.messages import Offer
 
-__all__ = ["Journal"]
-
 _LOG = logging.getLogger("shoal.device")
 
 

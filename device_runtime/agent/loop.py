@@ -38,8 +38,6 @@ try:
 except ImportError:  # Windows has none
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["Agent", "StopRequested"]
-
 _LONGEST_WAIT_SECONDS = 60.0
 _BUSY = frozenset({State.FETCHING, State.TRAINING, State.MEASURING, State.UPLOADING})
 _OVER = frozenset({Event.ACKNOWLEDGED, Event.REJECTED, Event.CANCELLED, Event.SUPERSEDED, Event.EXPIRED})

@@ -9,8 +9,6 @@ from collections.abc import Mapping
 from enum import Enum
 from types import MappingProxyType
 
-__all__ = ["TRANSITIONS", "Event", "MachineError", "State", "diagram", "successor"]
-
 
 class State(str, Enum):
     """Where the agent is; the value is what the device's status says."""

@@ -6,8 +6,6 @@ from device_runtime.board import Board, runtime_version
 from device_runtime.settings import DeviceConfig
 from fleet_protocol.messages import Profile
 
-__all__ = ["Measured"]
-
 
 @dataclass
 class Measured:

@@ -4,8 +4,6 @@ import errno
 
 from fleet_protocol.errors import BlobError, ConfigError, DataError, RefusalReason, RefusedError, StorageError
 
-__all__ = ["Refusal", "refusal_of"]
-
 Refusal = tuple[RefusalReason, str]
 """A reason with its detail."""
 

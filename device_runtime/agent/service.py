@@ -11,8 +11,6 @@ from collections.abc import Mapping
 
 from device_runtime.agent.machine import State
 
-__all__ = ["Service"]
-
 _NOT_READY = frozenset({State.STARTING, State.PROBING})
 
 

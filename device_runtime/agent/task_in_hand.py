@@ -7,8 +7,6 @@ from device_runtime.agent.task_store import StoredTask
 from fleet_protocol.manifest import BASE, FileSpec, Manifest
 from fleet_protocol.messages import Offer
 
-__all__ = ["TaskInHand"]
-
 
 @dataclass
 class TaskInHand:

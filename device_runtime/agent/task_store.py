@@ -18,8 +18,6 @@ from fleet_protocol.errors import BlobError
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import BlobRef, Offer, TaskMetrics, TierChoice
 
-__all__ = ["CRASH_LIMIT", "Phase", "StoredTask", "TaskStore", "resume_event"]
-
 CRASH_LIMIT = 3  # a task that took the agent down this often is refused instead of tried again
 
 Phase = Literal["fetching", "training", "measuring", "uploading"]

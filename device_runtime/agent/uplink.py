@@ -10,8 +10,6 @@ from fleet_protocol.messages import DeviceStatus, Offer, Profile
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import Farewell, Transport
 
-__all__ = ["Uplink"]
-
 _UNWANTED_KEPT = 256
 
 

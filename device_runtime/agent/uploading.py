@@ -12,8 +12,6 @@ from fleet_protocol.errors import TransportError
 from fleet_protocol.messages import BlobRef, Ranges
 from fleet_protocol.transport import SEND_WINDOW, Transport
 
-__all__ = ["Upload", "sealing_of", "send_chunks"]
-
 _PATIENCE_SECONDS = 0.5  # between two looks at whether the upload is still wanted while the broker is away
 
 

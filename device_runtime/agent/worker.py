@@ -6,8 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Job", "WorkDone", "WorkFailed", "WorkReport", "Worker"]
-
 
 @dataclass(frozen=True)
 class WorkReport:

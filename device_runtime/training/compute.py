@@ -24,8 +24,6 @@ from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.messages import BlobRef, TaskMetrics
 from fleet_protocol.weights import encode_weights
 
-__all__ = ["Outcome", "compute", "keep_update"]
-
 
 @dataclass(frozen=True)
 class Outcome:

@@ -32,19 +32,6 @@ from fleet_protocol.manifest import NoiseSpec
 from fleet_protocol.messages import TrainSettings
 from fleet_protocol.targets import Targets
 
-__all__ = [
-    "Course",
-    "Indices",
-    "Moment",
-    "Pass",
-    "batches",
-    "draw_noise",
-    "holdout_split",
-    "passes",
-    "sample_order",
-    "training_batch",
-]
-
 Indices = NDArray[np.int64]
 
 # Keep what is drawn for a step apart from `sample_order`: without a key, [a, b, c] and [a, b, c, 0] seed alike.

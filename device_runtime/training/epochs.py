@@ -20,8 +20,6 @@ from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.manifest import Manifest
 from fleet_protocol.targets import Targets, counted
 
-__all__ = ["TrainResult", "check_parameters", "loss_refused", "self_test", "train"]
-
 _SELF_TEST_SAMPLES = 2
 
 

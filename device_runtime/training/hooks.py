@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["EpochReport", "Hooks", "SelfTested", "TaskStopped"]
-
 
 class TaskStopped(Exception):  # noqa: N818 - no error: it was asked for
     """Nobody wants the result any more."""

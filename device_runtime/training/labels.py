@@ -7,8 +7,6 @@ from fleet_protocol.data.dataset import DataSet
 from fleet_protocol.errors import DataError
 from fleet_protocol.targets import Targets, counted
 
-__all__ = ["label_mask", "present_labels", "require_labels", "training_mask"]
-
 
 def present_labels(y: Targets, classes: int) -> NDArray[np.int64]:
     """The labels that occur, sorted; negative ones are none.

@@ -16,18 +16,6 @@ from fleet_protocol.messages import Evaluation
 from fleet_protocol.metrics import evaluation_of
 from fleet_protocol.targets import counted
 
-__all__ = [
-    "EVAL",
-    "STATS",
-    "HeldOut",
-    "Statistics",
-    "check_measurable",
-    "evaluate",
-    "judge",
-    "mean_statistics",
-    "measure",
-]
-
 Statistics = dict[str, NDArray[np.float32]]
 EVAL, STATS = "onnx/eval", "onnx/stats"
 

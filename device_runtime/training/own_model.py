@@ -14,8 +14,6 @@ from fleet_protocol.errors import ConfigError
 from fleet_protocol.manifest import FileSpec
 from fleet_protocol.pair_manifest import PairManifest, parse_pair_manifest
 
-__all__ = ["OwnModel"]
-
 
 @dataclass(frozen=True)
 class OwnModel:

@@ -19,8 +19,6 @@ from fleet_protocol.blobs import storage_error
 from fleet_protocol.errors import BlobError, RefusalReason, RefusedError
 from fleet_protocol.weights import decode_weights, encode_weights
 
-__all__ = ["KEPT_RUNS", "Kept", "OwnModelFiles"]
-
 KEPT_RUNS = 3
 _SUFFIX = ".safetensors"
 

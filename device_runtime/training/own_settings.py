@@ -8,8 +8,6 @@ from pydantic import BaseModel, JsonValue, ValidationError
 from fleet_protocol.errors import RefusalReason, RefusedError, ShoalError
 from fleet_protocol.frozen import problems
 
-__all__ = ["read_settings"]
-
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 

@@ -20,8 +20,6 @@ from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.pair_manifest import SIDES, PairManifest, Side
 from fleet_protocol.targets import counted
 
-__all__ = ["PairResult", "train_pair"]
-
 
 @dataclass(frozen=True)
 class PairResult:

@@ -19,8 +19,6 @@ from fleet_protocol.manifest import BASE, Manifest
 from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.messages import BlobRef, Instructions
 
-__all__ = ["Bench", "Task"]
-
 
 @dataclass(frozen=True)
 class Bench:

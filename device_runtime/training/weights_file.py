@@ -13,8 +13,6 @@ from fleet_protocol.blobs import storage_error
 from fleet_protocol.errors import BlobError, RefusalReason, RefusedError
 from fleet_protocol.manifest import Manifest
 
-__all__ = ["read_weights"]
-
 _DTYPES = {"F32": "float32", "I64": "int64"}
 
 

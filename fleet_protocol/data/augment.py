@@ -16,8 +16,6 @@ from pydantic import BeforeValidator, Field
 
 from fleet_protocol.errors import DataError
 
-__all__ = ["PADDING", "Augment", "FunctionName", "based", "changed", "crop", "flip", "user_function"]
-
 FunctionName = Annotated[str, Field(pattern=r"^.+\.py:[A-Za-z_][A-Za-z0-9_]*$")]
 """``file.py:function``, a function of the user's."""
 

@@ -13,8 +13,6 @@ from fleet_protocol.errors import DataError
 from fleet_protocol.manifest import NO_PARTS, Manifest, Parts
 from fleet_protocol.targets import Targets, check_labels, fit_targets
 
-__all__ = ["DataSet", "check_parts", "joined", "make_dataset"]
-
 _IMAGES = 4  # dimensions of the samples: which, channels, height, width
 _CHECK_ROWS = 4096  # values are looked at in pieces, so that a check needs no second copy of the data
 

@@ -17,8 +17,6 @@ from fleet_protocol.data.augment import user_function
 from fleet_protocol.data.sources import CsvData, IdxData, ImagesData, NpzData, PythonData
 from fleet_protocol.errors import ConfigError, DataError
 
-__all__ = ["read_csv", "read_idx", "read_idx_file", "read_images", "read_npz", "read_python"]
-
 Named = NDArray[Any] | Mapping[str, NDArray[Any]]
 Arrays = tuple[Named, Named]
 """Samples and targets; several inputs or targets by name."""

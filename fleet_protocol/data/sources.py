@@ -13,8 +13,6 @@ from typing_extensions import Self
 from fleet_protocol.data.augment import Augment, FunctionName, based
 from fleet_protocol.frozen import FrozenModel
 
-__all__ = ["CsvData", "DataConfig", "IdxData", "ImagesData", "NpzData", "PythonData"]
-
 PerChannel = float | tuple[float, ...]
 Positive = Annotated[float, Field(gt=0)]
 

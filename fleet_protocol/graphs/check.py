@@ -12,8 +12,6 @@ from fleet_protocol.graphs.model import Graph, Node, Port, read_model
 from fleet_protocol.graphs.operators import IR_VERSIONS, OPERATORS, OPSETS
 from fleet_protocol.manifest import GraphSpec, TensorSpec
 
-__all__ = ["GRAPH_LIMIT_BYTES", "check_graph", "check_structure"]
-
 GRAPH_LIMIT_BYTES = 512 * 1024 * 1024
 
 

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from fleet_protocol.graphs.model import Graph, Node
 from fleet_protocol.graphs.operators import CONTRACTIONS, MASKING, MASKS, REDUCTIONS, SELECTORS, SIZES
 
-__all__ = ["bare_outputs", "is_batch"]
-
 
 def is_batch(name: str) -> bool:
     """Whether a graph's input belongs to the samples: ``x`` and ``y``; the label mask is what the device has, too."""

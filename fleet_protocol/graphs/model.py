@@ -13,8 +13,6 @@ from types import MappingProxyType
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.graphs.wire import BYTES, FLOAT, NUMBER, Field, Message, Raw, floats, numbers, read, text
 
-__all__ = ["NODES_LIMIT", "Graph", "Node", "Port", "read_model"]
-
 NODES_LIMIT = 200_000
 _NAMES_LIMIT = 4096  # inputs and outputs of one node
 _RANK_LIMIT = 16

@@ -7,8 +7,6 @@ products or entries. A *selector* decides by some of its inputs which entries of
 from collections.abc import Mapping
 from types import MappingProxyType
 
-__all__ = ["CONTRACTIONS", "IR_VERSIONS", "MASKING", "MASKS", "OPERATORS", "OPSETS", "REDUCTIONS", "SELECTORS", "SIZES"]
-
 OPSETS: Mapping[str, range] = MappingProxyType({"": range(13, 23), "com.microsoft": range(1, 2)})
 """Operator sets by name, with the versions that are read; what onnxruntime-training has of its own is the second."""
 

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 from fleet_protocol.errors import RefusalReason, RefusedError
 
-__all__ = ["BYTES", "FLOAT", "NUMBER", "Field", "Message", "floats", "numbers", "read", "text"]
-
 NUMBER, BYTES, FLOAT = 0, 2, 5  # wire types
 _LONGEST_NUMBER = 10
 _FLOAT = struct.Struct("<f")

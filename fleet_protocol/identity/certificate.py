@@ -12,8 +12,6 @@ from fleet_protocol.identity.enrolment import Key
 from fleet_protocol.messages.bounds import Count
 from fleet_protocol.messages.values import Name
 
-__all__ = ["CERTIFICATE_LIMIT", "SIGNATURE_BYTES", "Certificate", "issue", "read_certificate"]
-
 SIGNATURE_BYTES = 64
 CERTIFICATE_LIMIT = 1024  # bytes, signature included
 _PURPOSE = b"shoal-certificate-1\0"

@@ -11,8 +11,6 @@ from fleet_protocol.frozen import FrozenModel, problems
 from fleet_protocol.messages.values import Name
 from fleet_protocol.transport import BrokerAddress
 
-__all__ = ["Enrolment", "read_enrolment", "write_secret"]
-
 _LIMIT_BYTES = 64 * 1024
 Hex = Annotated[str, Field(pattern=r"^([0-9a-f]{2})+$", max_length=4096)]
 Key = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]

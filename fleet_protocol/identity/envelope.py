@@ -32,8 +32,6 @@ from fleet_protocol.identity.enrolment import Enrolment
 from fleet_protocol.identity.marks import Marks
 from fleet_protocol.topics import BlobTopic, DeviceTopic, Topic, Topics, UploadTopic
 
-__all__ = ["Opened", "Signer", "Verifier"]
-
 _MAGIC = b"SHE2"
 _PURPOSE = b"shoal-envelope-2\0"
 _HEAD = struct.Struct(">4sBQH")

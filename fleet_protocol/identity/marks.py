@@ -10,8 +10,6 @@ from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.identity.certificate import Certificate
 from fleet_protocol.identity.enrolment import write_secret
 
-__all__ = ["Marks", "next_session"]
-
 _SESSION_BITS = 32
 _FILE = TypeAdapter(dict[str, int])
 

@@ -10,8 +10,6 @@ from fleet_protocol.identity.enrolment import Enrolment
 if TYPE_CHECKING:
     from fleet_protocol.identity.certificate import Certificate
 
-__all__ = ["Member"]
-
 
 def _nobody(_certificate: "Certificate") -> bool:
     return False

@@ -7,8 +7,6 @@ from fleet_protocol.errors import ConfigError
 from fleet_protocol.identity.member import Member
 from fleet_protocol.transport import BrokerAddress, Event, Farewell, Transport, open_transport
 
-__all__ = ["open_for"]
-
 
 def open_for(
     member: Member | None,

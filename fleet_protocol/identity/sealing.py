@@ -21,8 +21,6 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fleet_protocol.errors import RefusalReason, RefusedError
 
-__all__ = ["OVERHEAD_BYTES", "Purpose", "new_key", "public_key", "seal", "unseal"]
-
 _MAGIC = b"SHS1"
 _KEY_BYTES = 32
 _NONCE = bytes(12)

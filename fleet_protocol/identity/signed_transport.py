@@ -19,8 +19,6 @@ from fleet_protocol.transport import (
     open_transport,
 )
 
-__all__ = ["OpeningInbox", "SignedTransport", "open_signed"]
-
 
 class OpeningInbox(queue.SimpleQueue):  # type: ignore[type-arg]
     """Opens what comes on its way into the owner's inbox; what is refused arrives as that.

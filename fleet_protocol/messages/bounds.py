@@ -8,19 +8,6 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-__all__ = [
-    "CHUNKS_LIMIT",
-    "Count",
-    "Loss",
-    "Measure",
-    "Positive",
-    "PositiveMeasure",
-    "Ranges",
-    "SizeBytes",
-    "Text",
-    "Word",
-]
-
 _EXACT = 2**53  # every whole number up to here is a float, too
 
 CHUNKS_LIMIT = 2**20  # of a blob: 96 GiB in chunks of the default size

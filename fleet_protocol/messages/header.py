@@ -6,8 +6,6 @@ from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages.bounds import Count, Positive
 from fleet_protocol.messages.values import Name
 
-__all__ = ["SCHEMA_VERSION", "DeviceTaskMessage", "Message", "TaskMessage"]
-
 SCHEMA_VERSION = 4  # 4: offers say how updates are encoded
 
 

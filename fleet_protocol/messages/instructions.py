@@ -10,8 +10,6 @@ from fleet_protocol.messages.bounds import Measure, Positive, PositiveMeasure, W
 from fleet_protocol.messages.values import BlobRef, Name
 from fleet_protocol.schedule import RateSchedule
 
-__all__ = ["Chooser", "Instructions", "Ramp", "TierChoice", "TrainSettings", "Upload"]
-
 
 class Ramp(FrozenModel):
     """How the learning rate changes within a task.

@@ -10,8 +10,6 @@ from fleet_protocol.messages.presence import DeviceStatus
 from fleet_protocol.messages.to_device import ServerMessage
 from fleet_protocol.messages.to_server import DeviceMessage
 
-__all__ = ["MESSAGE_LIMIT_BYTES", "check_size", "parse_device_message", "parse_server_message", "parse_status", "read"]
-
 MESSAGE_LIMIT_BYTES = 256 * 1024  # the largest control message is a chunk list of a few kB
 
 _SERVER_MESSAGES: TypeAdapter[ServerMessage] = TypeAdapter(ServerMessage)

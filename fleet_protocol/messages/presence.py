@@ -6,8 +6,6 @@ from fleet_protocol.messages.bounds import Word
 from fleet_protocol.messages.header import Message
 from fleet_protocol.messages.values import Name, Profile
 
-__all__ = ["DeviceStatus", "ServerStatus"]
-
 
 class DeviceStatus(Message):
     """Retained presence of a device; its will is the same message with ``online`` false.

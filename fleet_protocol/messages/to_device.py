@@ -9,8 +9,6 @@ from fleet_protocol.messages.bounds import Count, PositiveMeasure, Ranges, Text
 from fleet_protocol.messages.header import TaskMessage
 from fleet_protocol.messages.instructions import Instructions, TierChoice
 
-__all__ = ["Cancel", "Offer", "ServerMessage", "UploadAck", "UploadMissing", "UploadRefused"]
-
 
 class Offer(Instructions, TaskMessage):
     """The server asks a device to take part in a round, and says what it is to do.

@@ -9,8 +9,6 @@ from fleet_protocol.messages.bounds import Count, Loss, Positive, Ranges, Text, 
 from fleet_protocol.messages.header import DeviceTaskMessage
 from fleet_protocol.messages.values import BlobRef, Digest, TaskMetrics
 
-__all__ = ["Accept", "DeviceMessage", "Done", "NeedChunks", "Progress", "Refuse"]
-
 
 class Accept(DeviceTaskMessage):
     """A device takes a task.

@@ -17,8 +17,6 @@ from torch.nn import functional
 from fleet_protocol.errors import ConfigError
 from models.cut import Cut
 
-__all__ = ["Adapters", "LoraLinear", "with_adapters"]
-
 
 @dataclass(frozen=True)
 class Adapters:

@@ -20,8 +20,6 @@ from models.dims import Dim
 from models.zoo.exchange import Dims, Subject, exchanged, turned
 from models.zoo.probing import Growth, Place, Shapes
 
-__all__ = ["Arranged", "Block", "arranged", "dims_of", "read", "whole_axes"]
-
 _COLUMNS = 8
 _ALIKE, _MOVED = 3e-5, 1e-3  # of the largest gradient
 

@@ -12,8 +12,6 @@ from models.architecture import architecture
 from models.cut import Cut
 from models.zoo.layers import Scaler, zero_linear_biases
 
-__all__ = ["PooledCnn", "cnn1", "cnn2"]
-
 
 class PooledCnn(nn.Module):
     """3x3 convolutions, each with max-pooling and ReLU, then linear layers with ReLU between them.

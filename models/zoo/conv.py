@@ -17,8 +17,6 @@ from models.architecture import architecture
 from models.cut import Cut
 from models.zoo.layers import Norm, Norming, Scaler, zero_linear_biases
 
-__all__ = ["Conv", "ConvUnit", "conv"]
-
 _LAYERS: Mapping[int, Callable[..., nn.Module]] = MappingProxyType({1: nn.Conv1d, 2: nn.Conv2d})
 _POOLS: Mapping[int, Callable[..., Tensor]] = MappingProxyType({1: torch.max_pool1d, 2: torch.max_pool2d})
 """By the number of spatial dimensions."""

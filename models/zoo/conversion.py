@@ -19,8 +19,6 @@ from models.zoo.dropout import ChannelDropout, Dropout, SampleDropout
 from models.zoo.layers import StaticBatchNorm
 from models.zoo.separate_layers import Attention, RecurrentStack
 
-__all__ = ["Replacement", "convert", "converted", "replacements"]
-
 
 @dataclass(frozen=True)
 class Replacement:

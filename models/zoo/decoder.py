@@ -19,8 +19,6 @@ from fleet_protocol.errors import ConfigError
 from models.cut import Cut
 from models.zoo.transformer import MASKED_SCORE
 
-__all__ = ["Decoder", "DecoderShape", "build_decoder"]
-
 _DEVIATION = 0.02
 
 

@@ -13,8 +13,6 @@ from models.zoo.arranging import whole_axes
 from models.zoo.exchange import Dims, Subject, exchanged, turned
 from models.zoo.proof import ALIKE, Case, Doubt, proved_dims
 
-__all__ = ["explained"]
-
 _MOST_TRIALS = 16
 
 

@@ -24,17 +24,6 @@ from torch import Tensor, nn
 
 from fleet_protocol.errors import ConfigError, ExportError
 
-__all__ = [
-    "ChannelDropout",
-    "Dropout",
-    "NoiseLayer",
-    "SampleDropout",
-    "TokenMask",
-    "feed_noise",
-    "noise_layers",
-    "noise_shapes",
-]
-
 
 class NoiseLayer(nn.Module):
     """A layer that needs one uniform tensor for each forward pass in training.

@@ -21,8 +21,6 @@ from models.dims import Dim
 from models.inputs import Row
 from models.zoo.layers import set_mode
 
-__all__ = ["Dims", "Run", "Subject", "exchanged", "samples", "subject_of", "turned"]
-
 Dims = Mapping[str, Sequence[Dim | None]]
 """The dimensions of each parameter; None where it is not known yet."""
 

@@ -11,8 +11,6 @@ from models.cut import Cut
 from models.zoo.conv import Conv
 from models.zoo.layers import Norm, Norming
 
-__all__ = ["har_cnn"]
-
 
 @architecture(paper="the CNN@HAR task of arXiv:2405.00885; layers of arXiv:2010.01264 in one dimension")
 def har_cnn(

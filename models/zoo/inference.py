@@ -33,8 +33,6 @@ from models.zoo.layers import StaticBatchNorm
 from models.zoo.probing import Growth, Shapes, grown_with
 from models.zoo.proof import Case, Doubt, View, proved_dims
 
-__all__ = ["infer_layout", "initial_weights"]
-
 _NARROW = (0.7, 0.5, 0.75, 0.3)  # odd sizes first: they tell most
 _FILLS = frozenset({Tensor.normal_, Tensor.uniform_, Tensor.fill_, Tensor.zero_})
 _LARGE = 1_000_000  # parameters; beyond, gradients are compared on a narrower model alone, for a tenth of the cost

@@ -12,8 +12,6 @@ from models.zoo.dropout import Dropout, TokenMask
 from models.zoo.layers import Scaler, zero_linear_biases
 from models.zoo.transformer import MASKED_SCORE, LayerStyle, TextShape
 
-__all__ = ["LanguageModel", "MaskableEmbedding"]
-
 
 class MaskableEmbedding(nn.Module):
     """A token embedding whose mask symbol has a row of its own, outside the table of the tokens."""

@@ -24,8 +24,6 @@ from torch import Tensor, nn
 
 from fleet_protocol.errors import ConfigError
 
-__all__ = ["Mode", "Norm", "Norming", "Scaler", "StaticBatchNorm", "set_mode", "zero_linear_biases"]
-
 Mode = Literal["train", "statistics", "eval"]
 Norm = Literal["sbn", "none"]
 _MODES = ("train", "statistics", "eval")

@@ -11,8 +11,6 @@ from models.architecture import architecture
 from models.cut import Cut
 from models.zoo.layers import Scaler, zero_linear_biases
 
-__all__ = ["LeNet5", "lenet5"]
-
 _KERNEL = 5
 _PADDING = 2  # the paper pads 28x28 digits to 32x32
 

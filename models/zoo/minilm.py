@@ -21,8 +21,6 @@ from models.zoo.dropout import Dropout
 from models.zoo.layers import Scaler
 from models.zoo.transformer import PAD, LayerShape, LayerStyle, TextShape, encoder_layers, padding_penalty
 
-__all__ = ["DEFAULT_LENGTH", "MiniLm", "MiniLmSettings", "Pooling", "build_minilm"]
-
 DEFAULT_LENGTH = 64
 _EPS = 1e-12
 _DEVIATION = 0.02

@@ -13,8 +13,6 @@ from models.zoo.adapters import Adapters, with_adapters
 from models.zoo.minilm import DEFAULT_LENGTH, MiniLmSettings, build_minilm
 from models.zoo.transformer import TextShape
 
-__all__ = ["minilm_adapters"]
-
 
 @architecture(input_dtype="int64", paper="MiniLM (NeurIPS 2020) with LoRA (ICLR 2022)")
 def minilm_adapters(

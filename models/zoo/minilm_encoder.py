@@ -13,8 +13,6 @@ from models.pretrained import MINILM_EMBED, MINILM_FFN, MINILM_HEADS, MINILM_LAY
 from models.zoo.minilm import DEFAULT_LENGTH, MiniLm, MiniLmSettings, build_minilm
 from models.zoo.transformer import TextShape
 
-__all__ = ["minilm_encoder"]
-
 
 @architecture(input_dtype="int64", paper="MiniLM (NeurIPS 2020) for the encoder, InclusiveFL (KDD 2022) for the depths")
 def minilm_encoder(

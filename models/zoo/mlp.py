@@ -8,8 +8,6 @@ from models.architecture import architecture
 from models.cut import Cut
 from models.zoo.layers import Scaler, zero_linear_biases
 
-__all__ = ["Mlp", "mlp"]
-
 
 class Mlp(nn.Module):
     """Linear layers with ReLU between them."""

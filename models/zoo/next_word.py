@@ -14,8 +14,6 @@ from models.cut import Cut
 from models.zoo.language_model import LanguageModel
 from models.zoo.transformer import Activation, LayerShape, LayerStyle, TextShape, encoder_layers
 
-__all__ = ["next_word"]
-
 
 @architecture(input_dtype="int64", paper="NeurIPS 2022, arXiv:2212.01548 (Stack Overflow)")
 def next_word(

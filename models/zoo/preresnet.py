@@ -15,8 +15,6 @@ from models.architecture import architecture
 from models.cut import Cut
 from models.zoo.layers import Norm, Norming, Scaler, zero_linear_biases
 
-__all__ = ["PreActivationBlock", "PreResNet", "preresnet18"]
-
 
 class ScaledNorm(nn.Module):
     """Scaler, norm and ReLU, which stand before every convolution of a block."""

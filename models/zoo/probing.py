@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from fleet_protocol.errors import ConfigError
 from models.axes import Axis, AxisKind
 
-__all__ = ["Growth", "Place", "Shapes", "grown_with"]
-
 Shapes = dict[str, tuple[int, ...]]
 
 Place = tuple[str, int]

@@ -17,8 +17,6 @@ from models.zoo.arranging import Arranged, arranged, dims_of, read, whole_axes
 from models.zoo.exchange import Dims, Run, Subject, exchanged, turned
 from models.zoo.probing import Growth, Shapes
 
-__all__ = ["ALIKE", "Case", "Doubt", "Proved", "View", "deviation_of", "proved_dims"]
-
 ALIKE = 1e-3
 """Largest deviation of a layout that holds, of the largest value: right ones deviate by 1e-6, wrong ones by a share."""
 

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from fleet_protocol.errors import ConfigError
 from models.zoo.dropout import Dropout
 
-__all__ = ["Attention", "RecurrentStack"]
-
 
 def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
     """A linear layer of given weights; draws no random numbers."""

@@ -11,8 +11,6 @@ from models.cut import Cut
 from models.zoo.adapters import Adapters, with_adapters
 from models.zoo.decoder import DecoderShape, build_decoder
 
-__all__ = ["smollm"]
-
 
 @architecture(input_dtype="int64", paper="SmolLM-135M, 2024")
 def smollm(

@@ -16,8 +16,6 @@ from models.cut import Cut
 from models.zoo.layers import Scaler, zero_linear_biases
 from models.zoo.transformer import PAD, EncoderLayer, LayerShape, LayerStyle, TextShape, padding_penalty
 
-__all__ = ["TextEncoder", "text_encoder"]
-
 
 class TextEncoder(nn.Module):
     """Token and position embedding, encoder layers, mean over the tokens, a linear classifier."""

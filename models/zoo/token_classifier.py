@@ -10,8 +10,6 @@ from models.pretrained import MINILM_EMBED, MINILM_FFN, MINILM_HEADS, MINILM_LAY
 from models.zoo.minilm import DEFAULT_LENGTH, MiniLm, MiniLmSettings, build_minilm
 from models.zoo.transformer import TextShape
 
-__all__ = ["token_classifier"]
-
 
 @architecture(input_dtype="int64", paper="MiniLM (NeurIPS 2020) for the encoder, InclusiveFL (KDD 2022) for the task")
 def token_classifier(

@@ -20,18 +20,6 @@ from models.cut import Cut
 from models.zoo.dropout import Dropout
 from models.zoo.layers import Scaler
 
-__all__ = [
-    "PAD",
-    "Activation",
-    "Attention",
-    "EncoderLayer",
-    "LayerShape",
-    "LayerStyle",
-    "TextShape",
-    "encoder_layers",
-    "padding_penalty",
-]
-
 PAD = 0
 """Token id of padding; it is neither attended to nor pooled."""
 

@@ -17,8 +17,6 @@ from models.zoo.dropout import TokenMask
 from models.zoo.language_model import LanguageModel, MaskableEmbedding
 from models.zoo.transformer import LayerShape, LayerStyle, TextShape, encoder_layers
 
-__all__ = ["MaskRow", "transformer_mlm"]
-
 MaskRow = Literal["as_released", "shared"]
 
 

@@ -6,8 +6,6 @@ from reproduction.experiment import Claim
 from reproduction.figures import Figure, Judged, mean_and_spread
 from reproduction.measures import measure_named
 
-__all__ = ["MISSING", "claim_cells", "comparison_text", "duration_text", "figure_cells", "table_text"]
-
 MISSING = "-"
 """What stands where there is no figure."""
 

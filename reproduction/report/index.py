@@ -12,8 +12,6 @@ from reproduction.report.cells import claim_cells, table_text
 from reproduction.report.writing import EARLIER, keep_earlier, write_rows
 from reproduction.stored import Row, read_rows, stated
 
-__all__ = ["write_index"]
-
 _ABOUT = """# What we ran
 
 Every claim of the papers' tables, as `shoal reproduce --report` wrote this page from the figures stored beside it. What

@@ -8,8 +8,6 @@ from reproduction.figures import Judged, figures, judged, stand_ins
 from reproduction.report.cells import claim_cells, duration_text, figure_cells, table_text
 from reproduction.stored import Row
 
-__all__ = ["as_markdown"]
-
 
 def as_markdown(experiment: Experiment, rows: Sequence[Row], *, plots: Sequence[str] = ()) -> str:
     """The table with everything that belongs to it.

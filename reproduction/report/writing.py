@@ -12,8 +12,6 @@ from reproduction.stored import Row, as_csv, read_rows, rows_of, stated
 from simulation.results.plots import Curve, accuracy_over_time, over_rounds, save
 from simulation.results.quantity import Quantity
 
-__all__ = ["EARLIER", "Written", "keep_earlier", "write_rows", "write_table"]
-
 EARLIER = "stated-"
 """Begins the name of a folder with what was written when the table's file stated something else."""
 

@@ -10,8 +10,6 @@ from models.axes import Axis, AxisKind
 from models.dims import Dim
 from models.layout import HEAD, Layout, Parameter, block_name
 
-__all__ = ["ARCH", "write_architecture"]
-
 ARCH = "bench"
 _INPUTS, _CLASSES = 64, 10
 

@@ -9,8 +9,6 @@ from fleet_protocol.topics import Topics
 from fleet_protocol.transport import BrokerAddress, Received, open_transport
 from shoal.bench.swarm import Member
 
-__all__ = ["BareDevice", "BareRound", "bare_member", "bare_rounds"]
-
 _READY, _OVER = b"r", b"o"
 _WAIT_SECONDS = 120.0
 

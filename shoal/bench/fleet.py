@@ -21,8 +21,6 @@ from shoal.bench.architecture import ARCH, write_architecture
 from shoal.bench.bare import BareRound, bare_rounds
 from shoal.bench.processes import device_processes
 
-__all__ = ["FleetBench", "FleetFigures", "bench_fleet"]
-
 
 @dataclass(frozen=True)
 class FleetBench:

@@ -26,8 +26,6 @@ from fleet_protocol.transport import Farewell
 from fleet_protocol.weights import decode_weights, encode_weights
 from shoal.bench.swarm import Member
 
-__all__ = ["LightDevice", "light_member"]
-
 REPAIR_SECONDS = 2.0
 RETRY_SECONDS = 5.0
 

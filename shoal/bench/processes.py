@@ -20,8 +20,6 @@ from shoal.bench.bare import bare_member
 from shoal.bench.light_device import light_member
 from shoal.bench.swarm import Swarm
 
-__all__ = ["DeviceProcesses", "device_name", "device_processes"]
-
 _END_SECONDS = 10.0
 
 

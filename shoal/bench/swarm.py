@@ -13,8 +13,6 @@ from paho.mqtt.properties import Properties
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import BrokerAddress, Farewell
 
-__all__ = ["Behaviour", "Member", "Swarm"]
-
 TICK_SECONDS = 0.5
 KEEP_ALIVE_SECONDS = 60
 _IN_FLIGHT = 32

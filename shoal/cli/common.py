@@ -5,18 +5,6 @@ from typing import Annotated
 
 import typer
 
-__all__ = [
-    "DEFAULT_STORE",
-    "AsJson",
-    "BrokerUrl",
-    "FleetFile",
-    "ModelsFile",
-    "RunId",
-    "RunName",
-    "Settings",
-    "StoreFolder",
-]
-
 DEFAULT_STORE = Path("runs/store")
 
 StoreFolder = Annotated[Path, typer.Option("--store", help="Folder of the server's store.")]

@@ -9,9 +9,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-__all__ = ["bytes_text", "count_text", "error_console", "output_console", "print_json", "print_rows", "seconds_text"]
-
-
 PIPE_WIDTH = 160
 
 

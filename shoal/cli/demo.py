@@ -41,8 +41,6 @@ from simulation.data.partition import dirichlet, iid
 from trainer_export.artifact_set import export_architecture
 from trainer_export.recipe import Recipe
 
-__all__ = ["DemoConfig", "Preset", "read_demos", "run_demo"]
-
 FLEET = "demo"
 
 

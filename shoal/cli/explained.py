@@ -10,8 +10,6 @@ from broker_server.store.queries import find_run, plain
 from fleet_protocol.errors import ConfigError
 from shoal.cli.console import output_console, print_json, print_rows, seconds_text
 
-__all__ = ["release_device", "show_round"]
-
 
 def show_round(store: Path, number: int, run: str | None, *, as_json: bool) -> None:
     """Say what became of every device in a round, and why.

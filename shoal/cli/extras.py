@@ -5,8 +5,6 @@ from contextlib import contextmanager
 
 from fleet_protocol.errors import ConfigError
 
-__all__ = ["needs"]
-
 
 @contextmanager
 def needs(extra: str) -> Iterator[None]:

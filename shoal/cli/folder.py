@@ -11,8 +11,6 @@ from typer.core import TyperCommand, TyperGroup
 
 import shoal.cli.commands
 
-__all__ = ["CommandFolder"]
-
 
 class CommandFolder(TyperGroup):
     """A group whose commands are the modules of `shoal.cli.commands`."""

@@ -5,8 +5,6 @@ from collections.abc import Callable
 from dataclasses import MISSING, Field, fields
 from typing import Any, TypeVar, get_type_hints
 
-__all__ = ["grouped"]
-
 Options = TypeVar("Options")
 
 

@@ -10,8 +10,6 @@ from typing_extensions import override
 
 from shoal.cli.console import error_console
 
-__all__ = ["shown"]
-
 
 class _Line(logging.Handler):
     """Shows what is as it should be in a status line, and prints the rest above it."""

@@ -13,8 +13,6 @@ from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.child_process import python_module
 from fleet_protocol.errors import TransportError
 
-__all__ = ["LocalDevice", "LocalFleet"]
-
 _STOP_SECONDS = 10.0
 _LOG_LINES = 5
 

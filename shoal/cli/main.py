@@ -12,8 +12,6 @@ from fleet_protocol.errors import ShoalError
 from shoal.cli.console import error_console
 from shoal.cli.folder import CommandFolder
 
-__all__ = ["app", "main"]
-
 app = typer.Typer(
     cls=CommandFolder,
     name="shoal",

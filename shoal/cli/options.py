@@ -13,8 +13,6 @@ from fleet_protocol.errors import ConfigError, PlanError
 from fleet_protocol.recipe import RecipeTable
 from models.tier import Tier
 
-__all__ = ["parse_floats", "parse_heads", "parse_ints", "parse_seconds", "parse_settings", "read_recipe"]
-
 
 def parse_floats(option: str, text: str) -> tuple[float, ...]:
     """Read ``1,0.5,1/16``.

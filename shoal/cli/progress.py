@@ -15,8 +15,6 @@ from typing_extensions import Self
 from fleet_protocol import control
 from shoal.cli.console import bytes_text
 
-__all__ = ["RunDisplay", "Stage", "export_bar"]
-
 _BUSY = {"train": "training", "statistics": "statistics"}
 
 

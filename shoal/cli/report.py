@@ -11,8 +11,6 @@ from typing import Any
 from fleet_protocol.blob_store import write_atomically
 from shoal.cli.console import bytes_text, seconds_text
 
-__all__ = ["Arm", "DevicePoint", "Heading", "Report", "RoundPoint", "write_report"]
-
 # A palette that stays apart for colour-blind readers (Okabe and Ito); the global model always has the first.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 

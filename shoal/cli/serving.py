@@ -16,8 +16,6 @@ from shoal.cli.console import error_console, output_console, print_json
 from shoal.cli.extras import needs
 from shoal.cli.progress import RunDisplay
 
-__all__ = ["do_run", "read_fleet", "serve", "steer_run"]
-
 INTERRUPTED = 130
 
 

@@ -14,8 +14,6 @@ from shoal.cli.console import bytes_text, output_console, seconds_text
 if TYPE_CHECKING:
     from simulation.results.history import RoundRow
 
-__all__ = ["SimulationDisplay", "print_rounds"]
-
 
 class SimulationDisplay:
     """Two bars, rounds and the tasks of the round in progress, and the last round in words.

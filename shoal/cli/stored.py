@@ -24,20 +24,6 @@ from fleet_protocol.manifest import parameter_input
 from shoal.cli.console import bytes_text, output_console, print_json, print_rows, seconds_text
 from shoal.cli.extras import needs
 
-__all__ = [
-    "DEVICES",
-    "ROUNDS",
-    "RUNS",
-    "STATUS",
-    "Shown",
-    "comparison",
-    "save_onnx",
-    "save_torch",
-    "show_log",
-    "stored_tier",
-    "stored_version",
-]
-
 _LOOK_SECONDS = 1.0  # between two looks at a log that is followed
 _FOLLOWED = 10_000  # lines that may come between them
 

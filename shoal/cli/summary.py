@@ -7,8 +7,6 @@ from broker_server.store import RoundRecord, Store, TaskRecord
 from broker_server.store.machine import RoundState
 from shoal.cli.report import Arm, DevicePoint, Heading, RoundPoint
 
-__all__ = ["summarise"]
-
 
 def _device(task: TaskRecord) -> DevicePoint | None:
     if task.metrics is None:

@@ -14,8 +14,6 @@ from shoal.flash.bundle import Packed, bundle, pack_runtime
 from shoal.flash.seed import Way, cards, seed, way_of
 from shoal.flash.settings import Board, FlashConfig, load_flash_config
 
-__all__ = ["Batch", "seed_all"]
-
 _OF_DEBIAN_12 = "3.11"
 
 

@@ -16,8 +16,6 @@ from typing_extensions import override
 from fleet_protocol.errors import ConfigError, StorageError
 from fleet_protocol.identity.enrolment import write_secret
 
-__all__ = ["Boot", "FatBoot", "copy_image"]
-
 _SECTOR = 512
 _FAT_TYPES = {0x04, 0x06, 0x0B, 0x0C, 0x0E}
 _XZ = b"\xfd7zXZ\x00"

@@ -11,8 +11,6 @@ from shoal.flash.runtime import HOME, fetch_wheels, runtime_tree
 from shoal.flash.settings import CONFIG, DATA, ENROLMENT, Board, FlashConfig
 from shoal.flash.tree import Entry, packed
 
-__all__ = ["Packed", "bundle", "pack_runtime", "read_part", "runtime_files", "settings_files"]
-
 _UNIT = "usr/lib/systemd/system/shoal-device.service"
 
 

@@ -13,8 +13,6 @@ from shoal.flash.bundle import runtime_files
 from shoal.flash.settings import CONFIG, FlashConfig
 from shoal.flash.tree import Entry, packed
 
-__all__ = ["ARCHITECTURES", "debian_package"]
-
 ARCHITECTURES: Mapping[str, str] = MappingProxyType({"aarch64": "arm64", "x86_64": "amd64"})
 
 _CONTROL = """\

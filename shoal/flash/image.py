@@ -20,8 +20,6 @@ from shoal.flash.settings import FlashConfig, load_flash_config
 from shoal.flash.tree import Entry, packed
 from shoal.flash.writer import Disk, find_disk, write_image
 
-__all__ = ["Card", "make_card", "needs_tools", "run_script"]
-
 _SUITES: Mapping[str, str] = MappingProxyType({"3.11": "bookworm", "3.13": "trixie"})
 _BOARDS = {"generic-arm64", "rpi3", "rpi4", "zero2w"}
 _SECONDS = 1800

@@ -21,8 +21,6 @@ from fleet_protocol.errors import ConfigError
 from shoal.flash.settings import Board
 from shoal.flash.tree import Entry
 
-__all__ = ["HOME", "PINS", "fetch_wheels", "runtime_tree"]
-
 HOME = "opt/shoal"
 
 # Everything that Shoal imports on a board, and what that imports. onnxruntime asks for sympy, protobuf, flatbuffers,

@@ -17,8 +17,6 @@ from shoal.flash.boot import Boot
 from shoal.flash.bundle import read_part
 from shoal.flash.settings import FlashConfig, Network
 
-__all__ = ["Way", "cards", "seed", "way_of"]
-
 Way = Literal["cloud-init", "firstrun"]
 _FIRSTRUN = (
     "systemd.run=/boot/firmware/firstrun.sh",

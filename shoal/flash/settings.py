@@ -19,8 +19,6 @@ from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.identity.enrolment import read_enrolment
 from fleet_protocol.messages.values import Name
 
-__all__ = ["BOARDS", "CONFIG", "DATA", "ENROLMENT", "Board", "FlashConfig", "Network", "Ssh", "load_flash_config"]
-
 CONFIG, ENROLMENT = "/etc/shoal/device.toml", "/etc/shoal/enrolment"
 STATE, DATA = "/var/lib/shoal", "/var/lib/shoal/data"
 _BARE = re.compile("[A-Za-z0-9_-]+")

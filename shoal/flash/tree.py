@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-__all__ = ["Entry", "packed"]
-
 _LEVEL = 6
 
 

@@ -7,8 +7,6 @@ from pathlib import Path
 
 from fleet_protocol.errors import ConfigError, StorageError
 
-__all__ = ["Disk", "find_disk", "write_image"]
-
 _CHUNK = 4 << 20
 
 

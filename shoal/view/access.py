@@ -8,8 +8,6 @@ from fastapi import Body, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-__all__ = ["guarded"]
-
 _COOKIE = "shoal"
 _HERE = ["localhost", "127.0.0.1", "[::1]"]
 _HEADERS = {

@@ -28,8 +28,6 @@ from fleet_protocol.errors import ConfigError, PlanError, ShoalError
 from fleet_protocol.manifest import Manifest
 from shoal.view.access import guarded
 
-__all__ = ["make_app"]
-
 _LOOK_SECONDS = 1.0  # between two looks at the store for those who follow it
 _FOLLOWED = 10_000  # lines that may come between them
 

@@ -14,8 +14,6 @@ from fleet_protocol.errors import ConfigError, TransportError
 from fleet_protocol.identity.enrolment import write_secret
 from shoal.view.app import make_app
 
-__all__ = ["serving"]
-
 _STOP_SECONDS = 5.0
 
 

@@ -16,8 +16,6 @@ from fleet_protocol.errors import DataError
 from simulation.data.dataset import Dataset, dataset_folder, evenly
 from simulation.data.images import CIFAR_MEAN, CIFAR_SIDE, CIFAR_STD
 
-__all__ = ["cifar100"]
-
 _CLASSES = 100
 _LABELS = 2
 _RECORD = _LABELS + 3 * CIFAR_SIDE * CIFAR_SIDE

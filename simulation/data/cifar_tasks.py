@@ -14,8 +14,6 @@ from simulation.data.cifar100 import cifar100
 from simulation.data.dataset import Dataset
 from simulation.data.images import cifar10
 
-__all__ = ["CIFAR_TASKS", "cifar_tasks"]
-
 _TENS, _HUNDREDS = 10, 100
 CIFAR_TASKS = (
     (*range(_TENS), *[-1] * _HUNDREDS),

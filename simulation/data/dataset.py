@@ -12,8 +12,6 @@ from fleet_protocol.errors import ConfigError, DataError
 from fleet_protocol.manifest import NO_PARTS, Parts
 from fleet_protocol.targets import Targets
 
-__all__ = ["Dataset", "dataset_folder", "evenly", "read_arrays"]
-
 
 @dataclass(frozen=True)
 class Dataset:

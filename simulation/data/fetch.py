@@ -20,8 +20,6 @@ from typing import IO
 
 from fleet_protocol.errors import BlobError, ConfigError, StorageError, TransportError
 
-__all__ = ["ELSEWHERE", "SOURCES", "RemoteFile", "fetch"]
-
 _BLOCK = 1 << 16
 
 

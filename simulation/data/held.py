@@ -21,8 +21,6 @@ from fleet_protocol.data import DataSet
 from fleet_protocol.errors import DataError
 from simulation.data.dataset import Dataset
 
-__all__ = ["Parts", "VirtualData", "write_data"]
-
 Indices = NDArray[np.int64]
 
 

@@ -12,8 +12,6 @@ from fleet_protocol.data.readers import read_idx_file
 from fleet_protocol.errors import DataError
 from simulation.data.dataset import Dataset, dataset_folder, evenly, read_arrays
 
-__all__ = ["CIFAR_MEAN", "CIFAR_SIDE", "CIFAR_STD", "cifar10", "digits", "mnist"]
-
 _MNIST_MEAN, _MNIST_STD = 0.1307, 0.3081
 CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 CIFAR_SIDE = 32

@@ -14,8 +14,6 @@ from fleet_protocol.data.dataset import check_parts
 from fleet_protocol.errors import DataError
 from simulation.data.dataset import Dataset
 
-__all__ = ["own_data"]
-
 _IMAGES = 4  # dimensions of samples that have black pixels
 
 

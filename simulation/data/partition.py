@@ -9,8 +9,6 @@ from numpy.typing import NDArray
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.targets import Targets
 
-__all__ = ["Shards", "by_subject", "cut_shards", "deal_shards", "dirichlet", "iid"]
-
 _TRIES = 1000
 
 

@@ -16,8 +16,6 @@ from models.pretrained import MINILM_VOCAB
 from simulation.data.dataset import Dataset, dataset_folder
 from simulation.data.text import Vocabulary, encode_pieces, read_lines
 
-__all__ = ["Tokens", "cola", "sst2"]
-
 Tokens = Literal["words", "minilm"]
 _Labelled = tuple[list[str], NDArray[np.int64]]
 

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from fleet_protocol.errors import ConfigError, DataError
 from models.pretrained import minilm_file
 
-__all__ = ["IGNORED", "PAD", "UNKNOWN", "Vocabulary", "encode_pieces", "read_lines", "split_words"]
-
 PAD, UNKNOWN = 0, 1
 """Token ids of padding and of words outside a vocabulary."""
 

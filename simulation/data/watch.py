@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from fleet_protocol.errors import ConfigError, DataError
 from simulation.data.dataset import Dataset, dataset_folder, read_arrays
 
-__all__ = ["watch", "windows"]
-
 _Window = NDArray[np.float32]
 
 

@@ -15,8 +15,6 @@ from fleet_protocol.errors import ConfigError, DataError
 from simulation.data.dataset import Dataset, dataset_folder, evenly
 from simulation.data.text import read_lines
 
-__all__ = ["END", "UNKNOWN_TOKEN", "chunks", "mask_tokens", "token_ids", "wikitext2"]
-
 UNKNOWN_TOKEN, END = 0, 1
 """Token ids of what the vocabulary lacks and of the end of a line."""
 

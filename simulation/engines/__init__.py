@@ -4,8 +4,6 @@ from simulation.engines.local import LocalEngine
 from simulation.orders import Engine, WorkerSetup
 from simulation.tables import EngineTable
 
-__all__ = ["open_engine"]
-
 
 def open_engine(config: EngineTable, setup: WorkerSetup) -> Engine:
     """Start the configured engine.

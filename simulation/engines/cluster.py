@@ -27,8 +27,6 @@ import ray
 
 from fleet_protocol.errors import TransportError
 
-__all__ = ["connect", "disconnect"]
-
 _TRY = """
 import sys
 sys.path[:] = [entry for entry in sys.path if entry]  # a ray.py in the working folder is not Ray

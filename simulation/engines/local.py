@@ -20,8 +20,6 @@ from fleet_protocol.child_process import python_module
 from fleet_protocol.errors import ShoalError
 from simulation.orders import Failed, Finished, WorkerSetup, WorkOrder
 
-__all__ = ["LocalEngine", "WorkerDiedError"]
-
 _AHEAD = 2  # orders a worker has at once, so that it need not wait for the store between two of them
 _END_SECONDS = 5.0
 _RESULT: TypeAdapter[Finished | Failed] = TypeAdapter(Finished | Failed)

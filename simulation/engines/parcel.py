@@ -8,8 +8,6 @@ from fleet_protocol.blobs import storage_error
 from fleet_protocol.errors import DataError
 from simulation.orders import WorkerSetup
 
-__all__ = ["packing_list", "read_state", "relocated", "write_state"]
-
 _SAMPLES = ("train_x.npy", "train_y.npy", "black.npy")
 _TEST = "test.npz"  # for workers that judge devices on their own part of it
 

@@ -31,8 +31,6 @@ except ModuleNotFoundError as error:
 from simulation.engines.cluster import connect, disconnect
 from simulation.engines.ray_worker import Answer, Greeting, RayWorker, versions
 
-__all__ = ["RayEngine", "shares_of"]
-
 _AHEAD = 2  # orders an actor has at once, so that it need not wait for the way to it and back
 _START_SECONDS = 120.0
 _END_SECONDS = 5.0

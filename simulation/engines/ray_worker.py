@@ -24,8 +24,6 @@ from simulation.engines.parcel import read_state, relocated, write_state
 from simulation.orders import Failed, Finished, WorkerSetup, WorkOrder
 from simulation.virtual_device import VirtualDevices
 
-__all__ = ["Answer", "Greeting", "RayWorker", "versions"]
-
 FETCH_SECONDS = 300.0
 _KEPT_BLOBS = 8  # slices of weights at a time: those of a usual number of tiers, which many devices are sent alike
 

@@ -20,19 +20,6 @@ from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.blobs import storage_error
 from fleet_protocol.errors import DataError
 
-__all__ = [
-    "DEVICES",
-    "METRICS",
-    "DeviceRow",
-    "HistoryWriter",
-    "RoundRow",
-    "read_devices",
-    "read_history",
-    "rounds_to_accuracy",
-    "time_to_accuracy",
-    "write_history",
-]
-
 METRICS = "metrics.parquet"
 """Name of the file of rounds."""
 DEVICES = "devices.parquet"

@@ -25,8 +25,6 @@ from models.tier import Tier
 from simulation.results.history import RoundRow
 from simulation.results.quantity import ACCURACY, Quantity
 
-__all__ = ["Curve", "accuracy_over_time", "over_rounds", "plot_run", "save", "tier_counts"]
-
 # Okabe and Ito's palette stays apart for colour-blind readers; yellow is left out, which is faint on white. When the
 # picture is grey the line styles tell curves apart; there are as many pairs as both have no common divisor.
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000")

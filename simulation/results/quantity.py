@@ -5,8 +5,6 @@ from dataclasses import dataclass
 
 from simulation.results.history import RoundRow
 
-__all__ = ["ACCURACY", "Quantity"]
-
 
 @dataclass(frozen=True)
 class Quantity:

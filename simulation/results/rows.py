@@ -12,8 +12,6 @@ from simulation.judges import Judges
 from simulation.results.history import DeviceRow, RoundRow
 from simulation.virtual_fleet import VirtualFleet
 
-__all__ = ["RowMaker"]
-
 
 class RowMaker:
     """Makes the rows of closed rounds; a function of the store, so that rows can be made again."""

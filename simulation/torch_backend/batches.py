@@ -18,8 +18,6 @@ from device_runtime.training.course import Course, Indices, Moment, draw_noise, 
 from fleet_protocol.manifest import Manifest, NoiseSpec
 from fleet_protocol.targets import Targets
 
-__all__ = ["Piece", "Stretch", "TorchJob", "pieces", "stretches"]
-
 ValueT = TypeVar("ValueT")
 
 _PIECE_BYTES = 32 << 20  # of samples and noise that are prepared at once

@@ -21,8 +21,6 @@ from simulation.torch_backend.rows import Layout
 from trainer_export.loss import Answer, loss_named
 from trainer_export.losses.cross_entropy import MaskedCrossEntropy
 
-__all__ = ["Alone", "Batch", "NativeNorm", "Stepper", "Together", "losses_of", "make_model", "used_parameters"]
-
 Losses = Callable[[Any, Tensor, Tensor | None], Tensor]
 
 _PROBE_BATCH = 2

@@ -17,8 +17,6 @@ from fleet_protocol.manifest import Manifest
 from trainer_export.optimizer import Optimizer, Slot, optimizer_named
 from trainer_export.optimizers.sgd import Sgd
 
-__all__ = ["Layout", "Place", "Pull", "Rows", "Rule"]
-
 _IMAGE_KERNEL = 4  # dimensions of the weight of a convolution over images
 
 

@@ -6,8 +6,6 @@ import onnx
 
 from trainer_export.graph import Port
 
-__all__ = ["GraphFile", "SetFile"]
-
 
 @dataclass(frozen=True)
 class SetFile:

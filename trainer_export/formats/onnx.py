@@ -18,9 +18,6 @@ from trainer_export.routines.statistics import check_statistics, trace_statistic
 from trainer_export.routines.train import check_train, trace_train
 from trainer_export.traced_program import Trace
 
-__all__ = ["check_graphs", "write_forward_graphs", "write_graphs", "write_train_graph", "written"]
-
-
 _CHECKS: Mapping[str, Callable[[bytes, nn.Module, Recipe, SizedBatches], CheckSpec]] = MappingProxyType(
     {
         "onnx/train": check_train,

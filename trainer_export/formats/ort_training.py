@@ -51,8 +51,6 @@ from trainer_export.reference import LEARNING_RATE, Reference
 from trainer_export.routines.train import check_train, trace_loss, trace_optimizer
 from trainer_export.update import changing_ports, extra_ports
 
-__all__ = ["NOT_INSTALLED", "MissingGradientError", "check_artifacts", "is_installed", "write_artifacts"]
-
 NOT_INSTALLED = (
     "the format ort-training needs onnxruntime-training-cpu (Python <= 3.12) in the place of onnxruntime; in a new"
     " environment: pip install 'shoal[export-training]', or export --formats onnx only"

@@ -12,8 +12,6 @@ from torch.nn import functional
 from fleet_protocol.errors import ExportError
 from trainer_export.operators import take
 
-__all__ = ["FUNCTIONS"]
-
 _SQUARE = 2
 
 

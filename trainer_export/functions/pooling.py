@@ -10,8 +10,6 @@ from torch.nn import functional
 
 from fleet_protocol.errors import ExportError
 
-__all__ = ["FUNCTIONS"]
-
 
 def _each(value: Any, rank: int) -> list[Any]:
     return list(value) if isinstance(value, (tuple, list)) else [value] * rank

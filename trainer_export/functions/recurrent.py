@@ -11,8 +11,6 @@ from torch.nn.functional import linear
 from fleet_protocol.errors import ExportError
 from trainer_export.recurrence import CELLS, recurrence
 
-__all__ = ["FUNCTIONS"]
-
 
 def _one_way(kind: str, x: Tensor, weights: Sequence[Tensor], start: list[Tensor], backwards: bool) -> list[Tensor]:
     """One layer in one direction: its states after every step, in the order of time.

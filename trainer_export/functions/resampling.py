@@ -15,8 +15,6 @@ from torch.utils._python_dispatch import _disable_current_modes
 from fleet_protocol.errors import ExportError
 from trainer_export.operators import take
 
-__all__ = ["FUNCTIONS", "along_axes"]
-
 _FEW = 16  # uses of one element up to which a look-up's gradient is a sum of look-ups
 
 

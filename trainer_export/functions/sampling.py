@@ -14,8 +14,6 @@ from torch.nn import functional
 
 from fleet_protocol.errors import ExportError
 
-__all__ = ["FUNCTIONS"]
-
 _SPATIAL = 4
 
 

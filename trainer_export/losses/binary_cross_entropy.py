@@ -12,8 +12,6 @@ from torch.nn import functional
 from trainer_export.loss import LOSS_SUM, Answer, Loss, Metric
 from trainer_export.losses.elementwise import Elementwise
 
-__all__ = ["LOSSES", "BinaryCrossEntropy"]
-
 
 @dataclass(frozen=True)
 class BinaryCrossEntropy(Elementwise):

@@ -15,18 +15,6 @@ from fleet_protocol.errors import ConfigError
 from trainer_export.loss import LOSS_SUM, Answer, Loss, Metric, Target
 from trainer_export.numbers import Range, number
 
-__all__ = [
-    "LOSSES",
-    "MaskedCrossEntropy",
-    "classes_last",
-    "correct_count",
-    "label_weights",
-    "loss_and_logit_gradient",
-    "loss_sum",
-    "one_hot",
-    "torch_cross_entropy",
-]
-
 _TORCH_IGNORES = -100
 
 

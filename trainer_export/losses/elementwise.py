@@ -7,8 +7,6 @@ from torch import Tensor
 
 from trainer_export.loss import Answer, Loss, Target
 
-__all__ = ["Elementwise"]
-
 
 @dataclass(frozen=True)
 class Elementwise(Loss):

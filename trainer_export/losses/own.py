@@ -15,8 +15,6 @@ from models.inputs import Row
 from trainer_export.loss import Answer, Dtype, Loss, Target
 from trainer_export.own_function import OwnFunction, one_of, record_of
 
-__all__ = ["OwnLoss", "loss"]
-
 
 @dataclass(frozen=True)
 class OwnLoss(OwnFunction, Loss):

@@ -16,8 +16,6 @@ from trainer_export.loss import Answer, Loss
 from trainer_export.losses.elementwise import Elementwise
 from trainer_export.numbers import Range, number
 
-__all__ = ["LOSSES", "Huber", "MeanAbsoluteError", "MeanSquaredError"]
-
 
 @dataclass(frozen=True)
 class MeanSquaredError(Elementwise):

@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from trainer_export.lowering.emitter import Emitter
 from trainer_export.lowering.values import Value, channels_last
 
-__all__ = ["Columns", "Geometry", "columns_of", "look_up", "look_up_ns", "matrix_of"]
-
 # Nanoseconds, measured on two cores of an x86-64 server; only their ratios matter.
 _ROW_NS, _FLOAT_NS, _TRANSPOSE_NS = 3.7, 0.06, 0.25
 _SLICE_ROW_NS, _SLICE_FLOAT_NS = 6.0, 0.2

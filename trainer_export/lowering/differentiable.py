@@ -13,8 +13,6 @@ from trainer_export.lowering.rules.elementwise import multiply
 from trainer_export.lowering.values import Spec, Value
 from trainer_export.lowering.windows import Convolution, MaxWindow, MeanWindow, spread
 
-__all__ = ["LOWERINGS"]
-
 aten = torch.ops.aten
 
 

@@ -13,8 +13,6 @@ from fleet_protocol.errors import ExportError
 from trainer_export.graph import GraphBuilder
 from trainer_export.lowering.values import Dim, Shape, Value, dim_of, hint, numpy_dtype, onnx_dtype
 
-__all__ = ["Emitter"]
-
 
 class Emitter:
     """Writes values: conversions between orders, broadcasts, element-wise operators, reductions, reshapes.

@@ -14,8 +14,6 @@ from trainer_export.lowering.table import LOWERINGS, Lowering
 from trainer_export.lowering.values import Spec, Value, dim_of, numpy_dtype
 from trainer_export.traced_program import Trace
 
-__all__ = ["lower", "write_graph"]
-
 _NO_RANDOM_NUMBERS = (
     "a NoiseLayer of models.zoo.dropout for random numbers: graphs draw none, its uniform(x) is an input of theirs"
 )

@@ -8,8 +8,6 @@ from typing import Any
 
 from fleet_protocol.discovery import discover
 
-__all__ = ["LOWERINGS", "Lowering"]
-
 Lowering = Callable[..., Any]
 """Writes one operator: takes the emitter, the shape and type of the result, and the operator's arguments."""
 

@@ -17,20 +17,6 @@ import torch
 
 from fleet_protocol.errors import ExportError
 
-__all__ = [
-    "BATCH_HINT",
-    "Dim",
-    "Shape",
-    "Spec",
-    "Value",
-    "channels_last",
-    "dim_of",
-    "hint",
-    "numpy_dtype",
-    "onnx_dtype",
-    "overload",
-]
-
 BATCH_HINT = 32  # samples assumed wherever the cost of two lowerings is compared
 
 Dim = Any  # int, or a sympy expression of the batch size

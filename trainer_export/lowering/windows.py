@@ -8,8 +8,6 @@ from fleet_protocol.errors import ExportError
 from trainer_export.lowering.columns import Geometry
 from trainer_export.lowering.values import Value
 
-__all__ = ["Convolution", "MaxWindow", "MeanWindow", "spread"]
-
 Sizes = Sequence[int]
 
 

@@ -18,8 +18,6 @@ from trainer_export.losses.binary_cross_entropy import BinaryCrossEntropy
 from trainer_export.losses.cross_entropy import MaskedCrossEntropy
 from trainer_export.metric import Metric
 
-__all__ = ["F1", "METRICS", "Matthews", "MeanIou"]
-
 _MOST_CLASSES = 4096  # numbers that a device may report of each sum
 
 

@@ -14,8 +14,6 @@ from trainer_export.losses.cross_entropy import MaskedCrossEntropy
 from trainer_export.losses.elementwise import Elementwise
 from trainer_export.metric import Metric
 
-__all__ = ["METRICS", "Mae", "Perplexity", "Rmse"]
-
 
 @dataclass(frozen=True)
 class _OfNumbers(Metric):

@@ -16,8 +16,6 @@ from trainer_export.losses.own import OwnLoss
 from trainer_export.metric import Metric
 from trainer_export.own_function import OwnFunction, one_of, record_of
 
-__all__ = ["OwnMetric", "metric"]
-
 _PAIR = 2  # sums of the rules that make a quotient of two numbers
 _MOST_NUMBERS = 4096  # that a device may report of each sum
 

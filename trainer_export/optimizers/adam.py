@@ -16,8 +16,6 @@ from torch import Tensor, nn
 from trainer_export.numbers import Range, number
 from trainer_export.optimizer import Optimizer, Slot, State
 
-__all__ = ["OPTIMIZERS", "Adam", "AdamW"]
-
 _FIRST, _SECOND = "exp_avg", "exp_avg_sq"
 
 

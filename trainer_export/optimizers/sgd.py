@@ -12,8 +12,6 @@ from fleet_protocol.errors import ConfigError
 from trainer_export.numbers import Range, number
 from trainer_export.optimizer import Optimizer, Slot, State
 
-__all__ = ["OPTIMIZERS", "Sgd"]
-
 _BUFFER = "momentum_buffer"
 
 

@@ -13,8 +13,6 @@ from trainer_export.model_inputs import Signature, batch_ports, output_ports
 from trainer_export.recipe import Recipe
 from trainer_export.traced_program import Trace
 
-__all__ = ["check_eval", "trace_eval"]
-
 
 def trace_eval(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace:
     """The sums of a batch, in the order of the loss's metrics; inputs as of `trace_forward`, ``y`` and ``mask``.

@@ -9,8 +9,6 @@ from trainer_export.model_inputs import heads_of
 from trainer_export.recipe import Recipe
 from trainer_export.traced_program import Trace
 
-__all__ = ["check_infer", "infer_part"]
-
 
 def infer_part(evaluation: Trace) -> Trace:
     """The output of a batch; inputs as of `trace_forward`.

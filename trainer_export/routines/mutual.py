@@ -22,8 +22,6 @@ from torch import Tensor, nn
 from trainer_export.losses.cross_entropy import label_weights, one_hot, torch_cross_entropy
 from trainer_export.pair_step import Knob, PairRoutine
 
-__all__ = ["MUTUAL", "PAIR_ROUTINES", "MutualParts", "mutual_loss_and_logit_gradient", "mutual_parts"]
-
 
 @dataclass(frozen=True)
 class MutualParts:

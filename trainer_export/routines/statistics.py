@@ -19,8 +19,6 @@ from trainer_export.model_inputs import (
 from trainer_export.recipe import Recipe
 from trainer_export.traced_program import Trace, trace_program
 
-__all__ = ["check_statistics", "trace_statistics"]
-
 
 def trace_statistics(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace | None:
     """Mean and unbiased variance of every static batch norm for one batch; None if the model has none."""

@@ -37,8 +37,6 @@ from trainer_export.reference import LEARNING_RATE, MU, Reference
 from trainer_export.traced_program import Trace, trace_program
 from trainer_export.update import changing_ports, extra_ports, stepped
 
-__all__ = ["check_train", "trace_loss", "trace_optimizer", "trace_train"]
-
 
 def trace_train(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace:
     """The whole training step: loss, gradient, clipping and optimizer.

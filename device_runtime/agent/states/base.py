@@ -4,8 +4,6 @@ from device_runtime.agent.context import Context
 from device_runtime.agent.worker import WorkDone, WorkFailed, WorkReport
 from fleet_protocol.messages import ServerMessage
 
-__all__ = ["NEVER", "DeviceState"]
-
 NEVER = float("inf")
 
 

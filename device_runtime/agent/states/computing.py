@@ -19,8 +19,6 @@ from fleet_protocol.messages import (
     Progress,
 )
 
-__all__ = ["Measuring", "Training"]
-
 _PROGRESS_SECONDS = 0.5  # a tiny model finishes thousands of epochs a second; the server need not hear of each
 
 

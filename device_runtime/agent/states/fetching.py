@@ -19,8 +19,6 @@ from fleet_protocol.messages import (
     NeedChunks,
 )
 
-__all__ = ["Fetching"]
-
 
 class Fetching(DeviceState):
     """Collects the manifest, the graphs this board needs of it, and the weights."""

@@ -19,8 +19,6 @@ from fleet_protocol.messages import (
     UploadRefused,
 )
 
-__all__ = ["Uploading"]
-
 
 class Uploading(DeviceState):
     """Sends the update and announces it until the server has it."""

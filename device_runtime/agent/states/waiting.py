@@ -26,8 +26,6 @@ from fleet_protocol.errors import RefusalReason, StorageError
 from fleet_protocol.identity.opening import open_for
 from fleet_protocol.messages import Refuse
 
-__all__ = ["STATES"]
-
 _SESSION_EXPIRY_SECONDS = 3600
 
 

@@ -11,8 +11,6 @@ from device_runtime.training.backends.swapping import Sized, StepTensors, Swappi
 from fleet_protocol.manifest import noise_input, parameter_input, state_input
 from fleet_protocol.pair_manifest import SIDES, PairManifest, Side, loss_name, side_name
 
-__all__ = ["PairSession"]
-
 Array = NDArray[Any]
 Tensors = dict[str, NDArray[Any]]
 

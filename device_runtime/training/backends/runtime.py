@@ -13,8 +13,6 @@ from fleet_protocol.errors import BlobError
 from fleet_protocol.graphs.check import check_graph
 from fleet_protocol.manifest import GraphSpec
 
-__all__ = ["load_runtime", "open_session", "settle_allocator"]
-
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # from glibc's malloc.h
 _MMAP_BYTES = 64 * 1024  # below a chunk on the wire, so that chunks in the inbox leave nothing behind
 _ARENA_BYTES = 64 * 1024 * 1024

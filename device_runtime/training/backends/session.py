@@ -22,8 +22,6 @@ from fleet_protocol.manifest import (
 from fleet_protocol.metrics import summed_outputs
 from fleet_protocol.targets import Targets, counted
 
-__all__ = ["ForwardSession", "Sessions", "TrainSession", "step_graph_key"]
-
 Array = NDArray[Any]
 
 

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from device_runtime.training.backends.runtime import load_runtime, open_session
 from fleet_protocol.manifest import GraphSpec, next_name
 
-__all__ = ["Sized", "StepTensors", "SwappingStep"]
-
 Array = NDArray[Any]
 
 

@@ -12,8 +12,6 @@ from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.errors import StorageError
 from fleet_protocol.frozen import FrozenModel
 
-__all__ = ["ChooserMemory"]
-
 
 class _Stored(FrozenModel):
     """The file.

@@ -9,8 +9,6 @@ from typing import Generic, TypeVar
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import TrainSettings
 
-__all__ = ["Experience", "Rule", "Situation", "depth_of", "round_steps", "width_of"]
-
 SettingsT = TypeVar("SettingsT", bound=FrozenModel)
 MemoryT = TypeVar("MemoryT", bound=FrozenModel)
 

@@ -21,8 +21,6 @@ from device_runtime.training.choosers.rule import Experience, Rule, Situation, w
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.sizing import Sizing
 
-__all__ = ["RULE", "Memory"]
-
 
 class Memory(FrozenModel):
     """What must survive a restart.

@@ -33,8 +33,6 @@ from fleet_protocol.messages import Evaluation, Instructions
 from fleet_protocol.pair_manifest import PairManifest
 from fleet_protocol.weights import decode_weights
 
-__all__ = ["NAME", "ROUTINE", "MutualSettings"]
-
 NAME = "mutual"
 
 Tensors = dict[str, NDArray[Any]]

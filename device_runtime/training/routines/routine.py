@@ -13,8 +13,6 @@ from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.manifest import Manifest
 from fleet_protocol.messages import Evaluation, Instructions
 
-__all__ = ["NoSettings", "Phase", "Result", "Routine", "join_always", "missing_graph"]
-
 Phase = Literal["training", "measuring"]
 """Which state of the agent works on a routine."""
 

@@ -10,8 +10,6 @@ from device_runtime.training.task import Bench, Task
 from device_runtime.training.weights_file import read_weights
 from fleet_protocol.manifest import Manifest
 
-__all__ = ["ROUTINE"]
-
 
 def _graphs(manifest: Manifest, _bench: Bench) -> tuple[str, ...]:
     if STATS not in manifest.graphs:

@@ -18,8 +18,6 @@ from device_runtime.training.weights_file import read_weights
 from fleet_protocol.manifest import Manifest
 from fleet_protocol.messages import Evaluation
 
-__all__ = ["ROUTINE"]
-
 Tensors = dict[str, NDArray[Any]]
 
 

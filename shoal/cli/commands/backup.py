@@ -9,8 +9,6 @@ from shoal.cli.common import AsJson
 from shoal.cli.console import output_console, print_json
 from shoal.cli.extras import needs
 
-__all__ = ["app"]
-
 app = typer.Typer(add_completion=False)
 
 

@@ -12,8 +12,6 @@ from shoal.cli.common import AsJson
 from shoal.cli.extras import needs
 from shoal.cli.grouped import grouped
 
-__all__ = ["app"]
-
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 

@@ -7,8 +7,6 @@ import typer
 from shoal.cli.common import DEFAULT_STORE, AsJson, StoreFolder
 from shoal.cli.extras import needs
 
-__all__ = ["app"]
-
 app = typer.Typer(add_completion=False)
 Run = Annotated[str, typer.Argument(help="Id of a run, or its beginning.")]
 

@@ -9,8 +9,6 @@ import typer
 from fleet_protocol.errors import ConfigError
 from shoal.cli.console import output_console
 
-__all__ = ["app"]
-
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 

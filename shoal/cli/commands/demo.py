@@ -13,8 +13,6 @@ from shoal.cli.grouped import grouped
 if TYPE_CHECKING:
     from shoal.cli.demo import DemoConfig, Preset
 
-__all__ = ["app"]
-
 app = typer.Typer(add_completion=False)
 
 

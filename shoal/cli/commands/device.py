@@ -9,8 +9,6 @@ import typer
 from shoal.cli.common import AsJson
 from shoal.cli.extras import needs
 
-__all__ = ["app"]
-
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 

@@ -7,8 +7,6 @@ import typer
 from shoal.cli.common import DEFAULT_STORE, AsJson, RunId, StoreFolder
 from shoal.cli.extras import needs
 
-__all__ = ["app"]
-
 app = typer.Typer(add_completion=False, invoke_without_command=True, help=__doc__)
 
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from trainer_export.artifact_set import TierReport
     from trainer_export.start import Start
 
-__all__ = ["app"]
-
 app = typer.Typer(add_completion=False)
 
 

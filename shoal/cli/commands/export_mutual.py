@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from fleet_protocol.manifest import Manifest
     from fleet_protocol.pair_manifest import PairManifest
 
-__all__ = ["app"]
-
 app = typer.Typer(add_completion=False)
 
 

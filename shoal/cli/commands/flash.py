@@ -16,8 +16,6 @@ from shoal.flash.image import Card, make_card
 from shoal.flash.settings import ENROLMENT, load_flash_config
 from shoal.flash.writer import Disk
 
-__all__ = ["app"]
-
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 Config = Annotated[Path, typer.Option(help="What the board is to be, flash.toml.")]

@@ -9,8 +9,6 @@ from shoal.cli.common import DEFAULT_STORE, AsJson, RunId, StoreFolder
 from shoal.cli.console import output_console, print_json
 from shoal.cli.extras import needs
 
-__all__ = ["app", "choosing"]
-
 Number = Annotated[int, typer.Argument(min=0, help="Number of the version.")]
 
 

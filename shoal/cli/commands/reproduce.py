@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from simulation.results.history import RoundRow
     from simulation.tables import EngineTable
 
-__all__ = ["app"]
-
 app = typer.Typer(add_completion=False)
 
 

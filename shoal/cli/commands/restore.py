@@ -8,8 +8,6 @@ import typer
 from shoal.cli.console import output_console
 from shoal.cli.extras import needs
 
-__all__ = ["app"]
-
 app = typer.Typer(add_completion=False)
 
 

@@ -2,6 +2,4 @@
 
 from shoal.cli.commands.promote import choosing
 
-__all__ = ["app"]
-
 app = choosing("roll_back", __doc__)

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from simulation.results.history import RoundRow
     from simulation.settings import SimulationConfig
 
-__all__ = ["app"]
-
 app = typer.Typer(add_completion=False)
 
 

@@ -11,8 +11,6 @@ from shoal.cli.common import DEFAULT_STORE, BrokerUrl
 from shoal.cli.extras import needs
 from shoal.cli.grouped import grouped
 
-__all__ = ["app"]
-
 app = typer.Typer(add_completion=False)
 
 

@@ -21,8 +21,6 @@ from trainer_export.lowering.emitter import Emitter
 from trainer_export.lowering.values import Spec, Value, channels_last
 from trainer_export.lowering.windows import Convolution
 
-__all__ = ["LOWERINGS"]
-
 aten = torch.ops.aten
 
 # Nanoseconds, measured on two cores of an x86-64 server; only their ratios matter.

@@ -12,8 +12,6 @@ from fleet_protocol.errors import ExportError
 from trainer_export.lowering.emitter import Emitter
 from trainer_export.lowering.values import Dim, Spec, Value, numpy_dtype, overload
 
-__all__ = ["LOWERINGS", "multiply", "operand", "step"]
-
 aten = torch.ops.aten
 
 # HardSigmoid is max(0, min(1, alpha * x + beta)): with the largest slope a float holds it is the step function, in

@@ -12,8 +12,6 @@ from trainer_export.lowering.emitter import Emitter
 from trainer_export.lowering.rules.shape import padded, permuted
 from trainer_export.lowering.values import Dim, Spec, Value, overload
 
-__all__ = ["LOWERINGS"]
-
 aten = torch.ops.aten
 
 

@@ -17,8 +17,6 @@ from trainer_export.lowering.rules.elementwise import fill
 from trainer_export.lowering.values import Shape, Spec, Value
 from trainer_export.recurrence import CELLS, back, forth
 
-__all__ = ["LOWERINGS"]
-
 _BATCH = "batch"
 
 

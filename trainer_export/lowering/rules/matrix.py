@@ -10,8 +10,6 @@ from trainer_export.lowering.emitter import Emitter
 from trainer_export.lowering.rules.elementwise import multiply
 from trainer_export.lowering.values import Spec, Value
 
-__all__ = ["LOWERINGS", "matrix_product"]
-
 aten = torch.ops.aten
 
 

@@ -13,8 +13,6 @@ from trainer_export.lowering.emitter import Emitter
 from trainer_export.lowering.rules.elementwise import multiply
 from trainer_export.lowering.values import Dim, Spec, Value
 
-__all__ = ["LOWERINGS"]
-
 aten = torch.ops.aten
 
 _WIDE = 256  # channels from which a broadcast along them runs at full speed

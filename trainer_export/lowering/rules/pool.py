@@ -20,8 +20,6 @@ from trainer_export.lowering.rules.elementwise import multiply
 from trainer_export.lowering.values import Spec, Value, channels_last
 from trainer_export.lowering.windows import MaxWindow, MeanWindow, spread
 
-__all__ = ["LOWERINGS"]
-
 aten = torch.ops.aten
 
 

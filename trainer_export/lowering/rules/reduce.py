@@ -11,8 +11,6 @@ from trainer_export.lowering.emitter import Emitter
 from trainer_export.lowering.rules.elementwise import operand
 from trainer_export.lowering.values import Spec, Value, overload
 
-__all__ = ["LOWERINGS"]
-
 aten = torch.ops.aten
 
 

@@ -12,8 +12,6 @@ from trainer_export.lowering.emitter import Emitter
 from trainer_export.lowering.rules.elementwise import fill
 from trainer_export.lowering.values import Dim, Spec, Value, hint, overload
 
-__all__ = ["LOWERINGS", "padded", "permuted"]
-
 aten = torch.ops.aten
 
 _END = 2**62  # torch writes an open end of a slice as the largest int64
