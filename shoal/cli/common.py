@@ -12,6 +12,7 @@ RunId = Annotated[str | None, typer.Option(help="Id of a run, or its beginning; 
 FleetFile = Annotated[Path, typer.Option("--config", help="The configuration of the fleet and its runs, fleet.toml.")]
 RunName = Annotated[str, typer.Option("--run", help="Id of the run, or its beginning; by default the one in progress.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Watch = Annotated[bool, typer.Option("--watch", help="Show it again whenever it changes.")]
 BrokerUrl = Annotated[str | None, typer.Option(help="mqtt[s]://host:port instead of the configured broker.")]
 ModelsFile = Annotated[Path | None, typer.Option(help="Python file with architectures of your own.")]
 Settings = list[str] | None

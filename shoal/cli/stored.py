@@ -3,7 +3,7 @@
 import io
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,18 +14,19 @@ import numpy as np
 
 from broker_server.rounds.artifacts import TierArtifacts
 from broker_server.rounds.best import best_of
+from broker_server.rounds.stopping import stop_on_signals
 from broker_server.rounds.tier_version import tier_version
 from broker_server.settings.fleet import FleetConfig
 from broker_server.store import EventRecord, RoundRecord, Store, queries
 from broker_server.store.export import ExportedVersion, load_version
+from broker_server.store.following import changes
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.manifest import parameter_input
 from shoal.cli.console import bytes_text, output_console, print_json, print_rows, seconds_text
 from shoal.cli.extras import needs
 
-_LOOK_SECONDS = 1.0  # between two looks at a log that is followed
-_FOLLOWED = 10_000  # lines that may come between them
+_FOLLOWED = 10_000  # lines that may come between two looks at a log
 
 
 def _clock(seconds: float | None) -> str:
@@ -47,24 +48,50 @@ class Shown(Generic[_View]):
     look: Callable[[Store, str | None], _View]
     draw: Callable[[_View], None]
 
-    def show(self, store: Path, run: str | None, *, as_json: bool) -> None:
+    def show(self, store: Path, run: str | None, *, as_json: bool, watch: bool = False) -> None:
         """Print it.
 
         Args:
             store: folder of the store.
             run: id of the run, or its beginning; None for the newest.
-            as_json: print JSON.
+            as_json: print JSON; one line each time where it is watched.
+            watch: see `watched`; a terminal shows the newest alone.
 
         Raises:
             ConfigError: the store has no such run.
             StorageError: there is no store.
         """
         with closing(Store(store, read_only=True)) as opened:
-            view = self.look(opened, run)
-        if as_json:
-            print_json(queries.plain(view))
-        else:
-            self.draw(view)
+            for view in watched(opened, run, self.look) if watch else [self.look(opened, run)]:
+                if not as_json:
+                    if watch:
+                        output_console().clear()
+                    self.draw(view)
+                elif watch:
+                    print(json.dumps(queries.plain(view)), flush=True)
+                else:
+                    print_json(queries.plain(view))
+
+
+def watched(opened: Store, run: str | None, look: Callable[[Store, str | None], _View]) -> Iterator[_View]:
+    """What a look finds, again whenever the store was written, until the run has ended or the operator interrupts.
+
+    Args:
+        opened: the store.
+        run: id of the run, or its beginning; None for one that never ends.
+        look: at the store, with the run.
+
+    Raises:
+        ConfigError: the store has no such run.
+    """
+    over = threading.Event()
+    with stop_on_signals(over.set):
+        for _ in changes(opened.folder, over):
+            # Before the look: what came before the end is seen by it.
+            ended = run is not None and queries.find_run(opened, run).ended_at is not None
+            yield look(opened, run)
+            if ended:
+                return
 
 
 def _draw_status(view: queries.StatusView) -> None:
@@ -231,22 +258,19 @@ def show_log(store: Path, run: str | None, *, last: int, as_json: bool, follow: 
     if not follow:
         Shown(lambda opened, of: queries.log(opened, of, last=last), _draw_log).show(store, run, as_json=as_json)
         return
-    known, ended, clock = 0, False, threading.Event()
+    known = 0
+
+    def look(opened: Store, of: str | None) -> list[EventRecord]:
+        return queries.log(opened, of, last=last, after=known)
+
     with closing(Store(store, read_only=True)) as opened:
-        while True:
-            # Looked at before the lines are read: what came before the end is among them.
-            ended = run is not None and queries.find_run(opened, run).ended_at is not None
-            events = queries.log(opened, run, last=last, after=known)
+        for events in watched(opened, run, look):
             for event in events:
-                known = event.id
+                known, last = event.id, _FOLLOWED
                 if as_json:
                     print(json.dumps(queries.plain(event)), flush=True)
             if events and not as_json:
                 _draw_log(events)
-            if ended:
-                return
-            last = _FOLLOWED
-            clock.wait(_LOOK_SECONDS)
 
 
 def stored_version(store: Path, run: str | None, version: int | None, *, best: bool = False) -> ExportedVersion:

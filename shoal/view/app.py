@@ -24,12 +24,12 @@ from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.tier_version import stored_context
 from broker_server.store import EventRecord, Store, TaskRecord, queries
 from broker_server.store.explaining import DeviceInRound, explain_round
+from broker_server.store.following import LOOK_SECONDS, stamp
 from fleet_protocol.errors import ConfigError, PlanError, ShoalError
 from fleet_protocol.manifest import Manifest
 from shoal.view.access import guarded
 
-_LOOK_SECONDS = 1.0  # between two looks at the store for those who follow it
-_FOLLOWED = 10_000  # lines that may come between them
+_FOLLOWED = 10_000  # lines that may come between two looks at the store
 
 ViewT = TypeVar("ViewT")
 First = Annotated[int, Query(ge=1, description="None before this round.")]
@@ -146,9 +146,9 @@ def _tasks_of(store: Store, device: str, run: str) -> list[TaskRecord]:
 
 async def _follow(store: Path, known: int, over: threading.Event) -> AsyncIterator[str]:
     """Look at the files' times, which costs nothing, and into the store where they have changed."""
-    seen: list[int] = []
+    seen = None
     while not over.is_set():
-        now = [_changed(store / name) for name in ("shoal.db", "shoal.db-wal")]
+        now = stamp(store)
         if now != seen:
             seen = now
             with suppress(ShoalError):  # it is being moved or copied
@@ -156,14 +156,7 @@ async def _follow(store: Path, known: int, over: threading.Event) -> AsyncIterat
                     known = event.id
                     yield f"id: {event.id}\nevent: line\ndata: {json.dumps(queries.plain(event))}\n\n"
             yield "event: change\ndata: {}\n\n"
-        await asyncio.sleep(_LOOK_SECONDS)
-
-
-def _changed(path: Path) -> int:
-    try:
-        return path.stat().st_mtime_ns
-    except OSError:
-        return 0
+        await asyncio.sleep(LOOK_SECONDS)
 
 
 def _since(store: Path, known: int) -> list[EventRecord]:

@@ -15,7 +15,7 @@ def _log(
     store: StoreFolder = DEFAULT_STORE,
     run: RunId = None,
     last: Annotated[int, typer.Option(min=1, help="So many of the newest lines.")] = 50,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", "--watch", help="Go on with what comes.")] = False,
     as_json: AsJson = False,
 ) -> None:
     with needs("server"):

@@ -2,15 +2,15 @@
 
 import typer
 
-from shoal.cli.common import DEFAULT_STORE, AsJson, StoreFolder
+from shoal.cli.common import DEFAULT_STORE, AsJson, StoreFolder, Watch
 from shoal.cli.extras import needs
 
 app = typer.Typer(add_completion=False)
 
 
 @app.command(help=__doc__)
-def _runs(store: StoreFolder = DEFAULT_STORE, as_json: AsJson = False) -> None:
+def _runs(store: StoreFolder = DEFAULT_STORE, as_json: AsJson = False, watch: Watch = False) -> None:
     with needs("server"):
         from shoal.cli.stored import RUNS
 
-    RUNS.show(store, None, as_json=as_json)
+    RUNS.show(store, None, as_json=as_json, watch=watch)

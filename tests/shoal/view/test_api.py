@@ -219,7 +219,7 @@ def test_looking_changes_nothing(client, store):
 
 def test_lines_come_as_they_are_written(tmp_path, monkeypatch):
     """Those after the last one that was heard, then every new one, with its id to go on from."""
-    monkeypatch.setattr(view_app, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(view_app, "LOOK_SECONDS", 0.01)
 
     async def heard():
         with closing(Store(tmp_path)) as store:
