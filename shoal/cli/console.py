@@ -22,6 +22,11 @@ def error_console() -> Console:
     return Console(stderr=True, width=None if sys.stderr.isatty() else PIPE_WIDTH)
 
 
+def say(text: str) -> None:
+    """Print a sentence as it is: no markup, no colours, and cut nowhere."""
+    output_console().print(text, highlight=False, markup=False, soft_wrap=True)
+
+
 def print_json(value: Any) -> None:
     """Print a value for a program to read."""
     json.dump(value, sys.stdout, indent=2, default=str)

@@ -8,7 +8,7 @@ from broker_server.store import Store
 from broker_server.store.explaining import DeviceInRound, explain_round
 from broker_server.store.queries import find_run, plain
 from fleet_protocol.errors import ConfigError
-from shoal.cli.console import output_console, print_json, print_rows, seconds_text
+from shoal.cli.console import print_json, print_rows, say, seconds_text
 
 
 def show_round(store: Path, number: int, run: str | None, *, as_json: bool) -> None:
@@ -30,17 +30,16 @@ def show_round(store: Path, number: int, run: str | None, *, as_json: bool) -> N
     if as_json:
         print_json(plain(rows))
         return
-    console = output_console()
     ended = "" if record.ending is None else f", ended by {record.ending.value}"
     took = "" if record.collect_seconds is None else f" after {record.collect_seconds:.2f} s"
-    console.print(f"round {number} of run {record.run}: {record.state.value}{ended}{took}", highlight=False)
+    say(f"round {number} of run {record.run}: {record.state.value}{ended}{took}")
     wanted = "" if record.wanted is None else f"{record.wanted} updates wanted, "
-    console.print(f"  {wanted}{record.quorum} make a quorum", highlight=False)
+    say(f"  {wanted}{record.quorum} make a quorum")
     if record.reason or record.note:
-        console.print(f"  {record.reason or record.note}", highlight=False, markup=False)
+        say(f"  {record.reason or record.note}")
     print_rows("devices", [_cells(row) for row in rows], empty="no device was asked")
     if record.left_out is not None and record.left_out.more:
-        console.print(f"and {record.left_out.more} more that were not asked", highlight=False)
+        say(f"and {record.left_out.more} more that were not asked")
 
 
 def _cells(row: DeviceInRound) -> dict[str, str]:
@@ -83,4 +82,4 @@ def release_device(store: Path, device: str, run: str | None) -> None:
                 f"nothing of device {device!r} was refused in run {found.id}, so it is in no quarantine; the devices"
                 " are listed by `shoal devices`"
             )
-    output_console().print(f"{device} is asked again from the next round of run {found.id}", highlight=False)
+    say(f"{device} is asked again from the next round of run {found.id}")

@@ -4,6 +4,7 @@ import ast
 import importlib
 import pkgutil
 from importlib.util import find_spec
+from types import ModuleType
 from typing import Any
 
 import typer
@@ -45,9 +46,19 @@ class CommandFolder(TyperGroup):
         name, found, rest = super().resolve_command(ctx, args)
         if name is None or found is None:
             return name, found, rest
-        command = typer.main.get_command(importlib.import_module(_module(name)).app)
+        command = typer.main.get_command(_app(importlib.import_module(_module(name)), name))
         command.name = name
         return name, command, rest
+
+
+def _app(module: ModuleType, name: str) -> typer.Typer:
+    """A module's own application, or one of its single function: that of its name with an underscore before it."""
+    if hasattr(module, "app"):
+        found: typer.Typer = module.app
+        return found
+    made = typer.Typer(add_completion=False)
+    made.command(help=module.__doc__)(getattr(module, f"_{name.replace('-', '_')}"))
+    return made
 
 
 def _module(name: str) -> str:

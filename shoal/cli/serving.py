@@ -12,7 +12,7 @@ from broker_server.settings.fleet import BrokerConfig, FleetConfig, ViewConfig
 from fleet_protocol import control
 from fleet_protocol.configuration import load_config
 from fleet_protocol.requests import Wish
-from shoal.cli.console import error_console, output_console, print_json
+from shoal.cli.console import error_console, print_json, say
 from shoal.cli.extras import needs
 from shoal.cli.progress import RunDisplay
 
@@ -87,7 +87,7 @@ def steer_run(settings: FleetConfig, wish: Wish, run: str, done: str) -> None:
     Raises:
         ShoalError: no server answers, or no such run is in progress.
     """
-    output_console().print(f"run {steer(settings, wish, run)} {done}", highlight=False, markup=False)
+    say(f"run {steer(settings, wish, run)} {done}")
 
 
 def do_run(settings: FleetConfig, *, as_json: bool) -> int:
@@ -109,11 +109,7 @@ def do_run(settings: FleetConfig, *, as_json: bool) -> int:
     else:
         accuracy = "" if finished.evaluation is None else f", {finished.evaluation.summary}"
         why = f": {finished.error or finished.early}" if finished.error or finished.early else ""
-        output_console().print(
-            f"run {finished.run} {finished.status} after {finished.rounds} rounds{accuracy}{why}",
-            highlight=False,
-            markup=False,
-        )
+        say(f"run {finished.run} {finished.status} after {finished.rounds} rounds{accuracy}{why}")
     return finished.exit_code
 
 

@@ -15,7 +15,7 @@ from reproduction.catalogue import TABLES, find_experiment
 from reproduction.report import write_table
 from reproduction.running import Part, collect, jobs, run_job, table_folder
 from reproduction.stored import rows_of
-from shoal.cli.commands.reproduce import app
+from shoal.cli.main import app
 from simulation.data.datasets import DATASETS
 from simulation.results.history import write_history
 from tests.reproduction.test_rendering import row
@@ -132,7 +132,7 @@ def test_tables_and_arms_are_listed(typed):
 
 
 def reproduce(*arguments):
-    done = CliRunner().invoke(app, list(map(str, arguments)))
+    done = CliRunner().invoke(app, ["reproduce", *map(str, arguments)])
     assert done.exit_code == 0, done.exception
     return done
 

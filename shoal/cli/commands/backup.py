@@ -6,13 +6,10 @@ from typing import Annotated
 import typer
 
 from shoal.cli.common import AsJson
-from shoal.cli.console import output_console, print_json
+from shoal.cli.console import print_json, say
 from shoal.cli.extras import needs
 
-app = typer.Typer(add_completion=False)
 
-
-@app.command(help=__doc__)
 def _backup(
     store: Annotated[Path, typer.Argument(help="Folder of the server's store.")],
     file: Annotated[Path, typer.Argument(help="File to write, for example store.zip.")],
@@ -25,4 +22,4 @@ def _backup(
     if as_json:
         print_json({"path": str(file), "blobs": blobs, "bytes": file.stat().st_size})
         return
-    output_console().print(f"{store} with {blobs} blobs is in {file}", highlight=False, markup=False, soft_wrap=True)
+    say(f"{store} with {blobs} blobs is in {file}")

@@ -7,11 +7,9 @@ import typer
 from shoal.cli.common import DEFAULT_STORE, AsJson, StoreFolder
 from shoal.cli.extras import needs
 
-app = typer.Typer(add_completion=False)
 Run = Annotated[str, typer.Argument(help="Id of a run, or its beginning.")]
 
 
-@app.command(help=__doc__)
 def _compare(one: Run, other: Run, store: StoreFolder = DEFAULT_STORE, as_json: AsJson = False) -> None:
     with needs("server"):
         from shoal.cli.stored import comparison

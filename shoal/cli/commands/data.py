@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fleet_protocol.errors import ConfigError
-from shoal.cli.console import output_console
+from shoal.cli.console import say
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -28,4 +28,4 @@ def _fetch(
     if folder is None:
         raise ConfigError("shoal data fetch: name a folder with --to, or set SHOAL_DATA")
     fetch(name, folder)
-    output_console().print(f"{name} is in {folder}", highlight=False)
+    say(f"{name} is in {folder}")

@@ -13,8 +13,6 @@ from shoal.cli.grouped import grouped
 if TYPE_CHECKING:
     from shoal.cli.demo import DemoConfig, Preset
 
-app = typer.Typer(add_completion=False)
-
 
 @dataclass(frozen=True)
 class _Options:
@@ -30,7 +28,6 @@ class _Options:
     runs: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("runs")
 
 
-@app.command(help=__doc__)
 @grouped(_Options)
 def _demo(options: _Options) -> None:
     with needs("demo"):

@@ -9,12 +9,7 @@ import typer
 from shoal.cli.common import AsJson
 from shoal.cli.extras import needs
 
-app = typer.Typer(no_args_is_help=True, add_completion=False)
-
-
-@app.callback(help=__doc__)
-def _device() -> None: ...
-
+app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 
 Enrolment = Annotated[Path | None, typer.Option(help="The file that `shoal enroll` wrote for this board.")]
 

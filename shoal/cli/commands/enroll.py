@@ -5,13 +5,10 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.console import output_console
+from shoal.cli.console import say
 from shoal.cli.extras import needs
 
-app = typer.Typer(add_completion=False)
 
-
-@app.command(help=__doc__)
 def _enroll(
     name: Annotated[str, typer.Argument(help="Id of the device; `server` gives the server a new key.")],
     folder: Annotated[Path, typer.Option(help="The fleet's folder, as `shoal init` made it.")] = Path(),
@@ -22,10 +19,7 @@ def _enroll(
 
     path = renew_server(folder) if name == SERVER else enroll(folder, name, days=days)
     if name == SERVER:
-        output_console().print(f"{path}: the server has a new key; restart it", highlight=False)
+        say(f"{path}: the server has a new key; restart it")
         return
-    output_console().print(
-        f"{path}: copy it to the board, then: shoal device run --config device.toml --enrolment {path.name}",
-        highlight=False,
-    )
-    output_console().print("an embedded broker that is up lets it in when `shoal up` is started again", highlight=False)
+    say(f"{path}: copy it to the board, then: shoal device run --config device.toml --enrolment {path.name}")
+    say("an embedded broker that is up lets it in when `shoal up` is started again")

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from trainer_export.artifact_set import TierReport
     from trainer_export.start import Start
 
-app = typer.Typer(add_completion=False)
-
 
 @dataclass(frozen=True)
 class _Options:
@@ -91,7 +89,6 @@ class _Options:
     as_json: AsJson = False
 
 
-@app.command(help=__doc__)
 @grouped(_Options)
 def _export(options: _Options) -> None:
     with needs("export"):

@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shoal.cli.common import AsJson, ModelsFile, Settings
-from shoal.cli.console import bytes_text, error_console, output_console, print_json, print_rows
+from shoal.cli.console import bytes_text, error_console, print_json, print_rows, say
 from shoal.cli.extras import needs
 from shoal.cli.grouped import grouped
 
 if TYPE_CHECKING:
     from fleet_protocol.manifest import Manifest
     from fleet_protocol.pair_manifest import PairManifest
-
-app = typer.Typer(add_completion=False)
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,6 @@ class _Options:
     as_json: AsJson = False
 
 
-@app.command(help=__doc__)
 @grouped(_Options)
 def _export_mutual(options: _Options) -> None:
     with needs("export"):
@@ -88,12 +85,7 @@ def _export_mutual(options: _Options) -> None:
         print_json({"set": str(report.folder), **found, "worst_deviation": report.worst_deviation})
         return
     print_rows(f"mutual set {report.folder}", _rows(found), empty="nothing was exported")
-    output_console().print(
-        f'copy this folder to the board and name it in its device.toml: [own_model] set = "{report.folder}"',
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
-    )
+    say(f'copy this folder to the board and name it in its device.toml: [own_model] set = "{report.folder}"')
 
 
 def _found(manifest: "PairManifest") -> dict[str, Any]:

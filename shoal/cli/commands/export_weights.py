@@ -11,8 +11,6 @@ from shoal.cli.common import DEFAULT_STORE, AsJson, RunId, StoreFolder
 from shoal.cli.extras import needs
 from shoal.cli.grouped import grouped
 
-app = typer.Typer(add_completion=False)
-
 
 @dataclass(frozen=True)
 class _Options:
@@ -26,7 +24,6 @@ class _Options:
     as_json: AsJson = False
 
 
-@app.command(help=__doc__)
 @grouped(_Options)
 def _export_weights(options: _Options) -> None:
     with needs("server"):
@@ -34,7 +31,7 @@ def _export_weights(options: _Options) -> None:
         from broker_server.store.export import export_safetensors
         from shoal.cli.stored import save_onnx, save_torch, stored_tier, stored_version
 
-    from shoal.cli.console import output_console, print_json
+    from shoal.cli.console import print_json, say
 
     if options.best and options.version is not None:
         raise ConfigError("--best and --version both say which version; give one of the two")
@@ -53,4 +50,4 @@ def _export_weights(options: _Options) -> None:
         print_json({"path": str(path), "arch": exported.arch, **queries.plain(record)})
         return
     accuracy = "" if record.evaluation is None else f", {record.evaluation.text()}"
-    output_console().print(f"version {record.number} of run {record.run}{accuracy}: {path}", highlight=False)
+    say(f"version {record.number} of run {record.run}{accuracy}: {path}")

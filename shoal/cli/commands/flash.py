@@ -7,7 +7,7 @@ import typer
 from rich.progress import Progress
 
 from fleet_protocol.identity.enrolment import write_secret
-from shoal.cli.console import bytes_text, error_console, output_console
+from shoal.cli.console import bytes_text, error_console, say
 from shoal.cli.grouped import grouped
 from shoal.flash.batch import Batch, seed_all
 from shoal.flash.bundle import bundle, pack_runtime
@@ -16,15 +16,11 @@ from shoal.flash.image import Card, make_card
 from shoal.flash.settings import ENROLMENT, load_flash_config
 from shoal.flash.writer import Disk
 
-app = typer.Typer(no_args_is_help=True, add_completion=False)
+app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 
 Config = Annotated[Path, typer.Option(help="What the board is to be, flash.toml.")]
 Out = Annotated[Path | None, typer.Option(help="File to write; by default named after the board.")]
 Wheels = Annotated[Path | None, typer.Option(help="Folder to keep wheels in; by default in the user's cache.")]
-
-
-@app.callback(help=__doc__)
-def _flash() -> None: ...
 
 
 @app.command("bundle")
@@ -34,8 +30,8 @@ def _bundle(config: Config = Path("flash.toml"), out: Out = None, wheels: Wheels
     path, data = out or Path(f"shoal-{board.host}.tar"), bundle(board, pack_runtime(board, wheels))
     write_secret(path, data)
     secret = "; it holds this board's key" if board.enrolment else ""
-    _say(f"{path}: {bytes_text(len(data))} for {board.target.machine} and Python {board.target.python}{secret}")
-    _say(f"on the board: tar -xf {path.name} && sudo ./shoal-{board.host}/install.sh")
+    say(f"{path}: {bytes_text(len(data))} for {board.target.machine} and Python {board.target.python}{secret}")
+    say(f"on the board: tar -xf {path.name} && sudo ./shoal-{board.host}/install.sh")
 
 
 @app.command("deb")
@@ -45,9 +41,9 @@ def _deb(config: Config = Path("flash.toml"), out: Out = None, wheels: Wheels = 
     path = out or Path(f"shoal-device_{ARCHITECTURES[board.target.machine]}.deb")
     data = debian_package(board, wheels)
     write_secret(path, data)
-    _say(f"{path}: {bytes_text(len(data))}; on the board: sudo apt install ./{path.name}")
+    say(f"{path}: {bytes_text(len(data))}; on the board: sudo apt install ./{path.name}")
     if ENROLMENT in board.device_toml():
-        _say(f"then its file of `shoal enroll`, as {ENROLMENT}, and: sudo /opt/shoal/setup.sh start")
+        say(f"then its file of `shoal enroll`, as {ENROLMENT}, and: sudo /opt/shoal/setup.sh start")
 
 
 @app.command("seed")
@@ -58,7 +54,7 @@ def _seed(batch: Batch) -> None:
     A fleet without --image gets a folder for each card, for the boot partition of a system that has cloud-init.
     """
     for said in seed_all(batch):
-        _say(said)
+        say(said)
 
 
 @app.command("image")
@@ -79,8 +75,4 @@ def _image(card: Card) -> None:
         for said in make_card(
             card, confirm, lambda what, done, size: bar.update(shown, description=what, completed=done, total=size)
         ):
-            _say(said)
-
-
-def _say(text: str) -> None:
-    output_console().print(text, highlight=False, markup=False, soft_wrap=True)
+            say(said)

@@ -5,13 +5,10 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.console import output_console
+from shoal.cli.console import say
 from shoal.cli.extras import needs
 
-app = typer.Typer(add_completion=False)
 
-
-@app.command(help=__doc__)
 def _init(
     fleet: Annotated[str, typer.Argument(help="Name of the fleet.")],
     host: Annotated[str, typer.Option(help="Name or address under which boards reach the broker.")],
@@ -29,7 +26,6 @@ def _init(
 
     place = folder or Path(fleet)
     found_fleet(place, Founding(fleet, host, port, broker))
-    print_next = output_console().print
-    print_next(f"fleet {fleet} in {place}; operator.pem and ca.key are secrets", highlight=False)
-    print_next(f"start it:       shoal up --config {place / 'fleet.toml'}", highlight=False)
-    print_next(f"add a device:   shoal enroll NAME --folder {place}", highlight=False)
+    say(f"fleet {fleet} in {place}; operator.pem and ca.key are secrets")
+    say(f"start it:       shoal up --config {place / 'fleet.toml'}")
+    say(f"add a device:   shoal enroll NAME --folder {place}")

@@ -7,10 +7,7 @@ import typer
 from shoal.cli.common import DEFAULT_STORE, AsJson, RunId, StoreFolder
 from shoal.cli.extras import needs
 
-app = typer.Typer(add_completion=False)
 
-
-@app.command(help=__doc__)
 def _log(
     store: StoreFolder = DEFAULT_STORE,
     run: RunId = None,

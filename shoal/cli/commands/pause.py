@@ -1,14 +1,9 @@
 """Hold the run in progress after the round it is in."""
 
-import typer
-
 from shoal.cli.common import BrokerUrl, FleetFile, RunName
 from shoal.cli.extras import needs
 
-app = typer.Typer(add_completion=False)
 
-
-@app.command(help=__doc__)
 def _pause(config: FleetFile, run: RunName = "", broker: BrokerUrl = None) -> None:
     with needs("server"):
         from shoal.cli.serving import read_fleet, steer_run

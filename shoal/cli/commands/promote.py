@@ -1,30 +1,26 @@
 """Make a global version the one that export-weights takes; its weights are kept."""
 
+from collections.abc import Callable
 from contextlib import closing
 from typing import Annotated
 
 import typer
 
 from shoal.cli.common import DEFAULT_STORE, AsJson, RunId, StoreFolder
-from shoal.cli.console import output_console, print_json
+from shoal.cli.console import print_json, say
 from shoal.cli.extras import needs
 
 Number = Annotated[int, typer.Argument(min=0, help="Number of the version.")]
 
 
-def choosing(how: str, text: str | None) -> typer.Typer:
+def choosing(how: str) -> Callable[..., None]:
     """A command that says which version counts.
 
     Args:
         how: function of `broker_server.store.choosing` that does so.
-        text: the help.
     """
-    made = typer.Typer(add_completion=False)
 
-    @made.command(help=text)
-    def _choose(
-        version: Number, store: StoreFolder = DEFAULT_STORE, run: RunId = None, as_json: AsJson = False
-    ) -> None:
+    def choose(version: Number, store: StoreFolder = DEFAULT_STORE, run: RunId = None, as_json: AsJson = False) -> None:
         with needs("server"):
             from broker_server.store import Store, choosing, queries
             from shoal.cli.stored import stored_version
@@ -36,9 +32,9 @@ def choosing(how: str, text: str | None) -> typer.Typer:
             print_json(queries.plain(chosen))
             return
         done = "is promoted" if chosen is found else f"is version {version} again; the next round starts there"
-        output_console().print(f"version {chosen.number} of run {chosen.run} {done}", highlight=False, soft_wrap=True)
+        say(f"version {chosen.number} of run {chosen.run} {done}")
 
-    return made
+    return choose
 
 
-app = choosing("promote", __doc__)
+_promote = choosing("promote")

@@ -14,7 +14,7 @@ import typer
 
 from fleet_protocol.errors import ConfigError
 from shoal.cli.common import AsJson
-from shoal.cli.console import error_console, output_console, print_json, print_rows, seconds_text
+from shoal.cli.console import error_console, print_json, print_rows, say, seconds_text
 from shoal.cli.extras import needs
 from shoal.cli.grouped import grouped
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from reproduction.running import Job
     from simulation.results.history import RoundRow
     from simulation.tables import EngineTable
-
-app = typer.Typer(add_completion=False)
 
 
 @dataclass(frozen=True)
@@ -50,7 +48,6 @@ class _Options:
     as_json: AsJson = False
 
 
-@app.command(help=__doc__)
 @grouped(_Options)
 def _reproduce(options: _Options) -> None:
     with needs("simulate"):
@@ -141,7 +138,7 @@ def _report(experiment: "Experiment", scale: "Scale", folder: Path, *, as_json: 
     claims = [claim_cells(item) for item in judged(experiment, written.rows) if item.claim.says and item.by_seed]
     print_rows("verdicts", claims, empty="none of the claims has both of its arms")
     for path in written.paths:
-        output_console().print(f"{path}", highlight=False, soft_wrap=True)
+        say(str(path))
     return {}
 
 
@@ -153,7 +150,7 @@ def _publish(chosen: "Sequence[Experiment]", scale: "Scale", folder: Path, repor
     for experiment in chosen:
         if results := collect(experiment, scale, folder):
             write_table(experiment, scale, results, report / experiment.table)
-    output_console().print(f"{write_index(report, TABLES)}", highlight=False, soft_wrap=True)
+    say(str(write_index(report, TABLES)))
 
 
 def _engine(options: _Options) -> "EngineTable":

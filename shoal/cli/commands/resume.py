@@ -1,14 +1,9 @@
 """Go on with a run that is held."""
 
-import typer
-
 from shoal.cli.common import BrokerUrl, FleetFile, RunName
 from shoal.cli.extras import needs
 
-app = typer.Typer(add_completion=False)
 
-
-@app.command(help=__doc__)
 def _resume(config: FleetFile, run: RunName = "", broker: BrokerUrl = None) -> None:
     with needs("server"):
         from shoal.cli.serving import read_fleet, steer_run

@@ -5,13 +5,10 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.console import output_console
+from shoal.cli.console import say
 from shoal.cli.extras import needs
 
-app = typer.Typer(add_completion=False)
 
-
-@app.command(help=__doc__)
 def _revoke(
     name: Annotated[str, typer.Argument(help="Id of the device.")],
     folder: Annotated[Path, typer.Option(help="The fleet's folder, as `shoal init` made it.")] = Path(),
@@ -20,8 +17,7 @@ def _revoke(
         from broker_server.service.authority import revoke
 
     revoke(folder, name)
-    output_console().print(
+    say(
         f"{name} is revoked: a server that is up takes nothing more of it; an embedded broker shuts it out when "
-        "`shoal up` is started again",
-        highlight=False,
+        "`shoal up` is started again"
     )

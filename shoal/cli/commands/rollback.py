@@ -2,4 +2,4 @@
 
 from shoal.cli.commands.promote import choosing
 
-app = choosing("roll_back", __doc__)
+_rollback = choosing("roll_back")

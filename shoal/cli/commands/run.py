@@ -5,10 +5,7 @@ import typer
 from shoal.cli.common import AsJson, BrokerUrl, FleetFile
 from shoal.cli.extras import needs
 
-app = typer.Typer(add_completion=False)
 
-
-@app.command(help=__doc__)
 def _run(
     config: FleetFile,
     broker: BrokerUrl = None,

@@ -1,14 +1,9 @@
 """List the runs of a store, newest first."""
 
-import typer
-
 from shoal.cli.common import DEFAULT_STORE, AsJson, StoreFolder, Watch
 from shoal.cli.extras import needs
 
-app = typer.Typer(add_completion=False)
 
-
-@app.command(help=__doc__)
 def _runs(store: StoreFolder = DEFAULT_STORE, as_json: AsJson = False, watch: Watch = False) -> None:
     with needs("server"):
         from shoal.cli.stored import RUNS

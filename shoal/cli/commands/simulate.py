@@ -10,15 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from shoal.cli.common import AsJson
-from shoal.cli.console import error_console, output_console, print_json, seconds_text
+from shoal.cli.console import error_console, print_json, say, seconds_text
 from shoal.cli.extras import needs
 from shoal.cli.grouped import grouped
 
 if TYPE_CHECKING:
     from simulation.results.history import RoundRow
     from simulation.settings import SimulationConfig
-
-app = typer.Typer(add_completion=False)
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,6 @@ class _Options:
     as_json: AsJson = False
 
 
-@app.command(help=__doc__)
 @grouped(_Options)
 def _simulate(options: _Options) -> None:
     with needs("simulate"):
@@ -57,7 +54,7 @@ def _simulate(options: _Options) -> None:
     else:
         print_rounds(result.rounds, config.strategy.name)
         for path in (result.folder / "metrics.parquet", *plots):
-            output_console().print(f"{path}", highlight=False, soft_wrap=True)
+            say(str(path))
     if result.finished.early:
         console.print(f"the simulation ended early: {result.finished.early}", highlight=False)
     if result.finished.status != "finished":

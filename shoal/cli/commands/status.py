@@ -1,14 +1,9 @@
 """Show how a run stands."""
 
-import typer
-
 from shoal.cli.common import DEFAULT_STORE, AsJson, RunId, StoreFolder, Watch
 from shoal.cli.extras import needs
 
-app = typer.Typer(add_completion=False)
 
-
-@app.command(help=__doc__)
 def _status(
     store: StoreFolder = DEFAULT_STORE, run: RunId = None, as_json: AsJson = False, watch: Watch = False
 ) -> None:

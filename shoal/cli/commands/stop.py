@@ -7,10 +7,7 @@ import typer
 from shoal.cli.common import BrokerUrl, FleetFile, RunName
 from shoal.cli.extras import needs
 
-app = typer.Typer(add_completion=False)
 
-
-@app.command(help=__doc__)
 def _stop(
     config: FleetFile,
     run: RunName = "",

@@ -11,8 +11,6 @@ from shoal.cli.common import DEFAULT_STORE, BrokerUrl
 from shoal.cli.extras import needs
 from shoal.cli.grouped import grouped
 
-app = typer.Typer(add_completion=False)
-
 
 @dataclass(frozen=True)
 class _Options:
@@ -28,7 +26,6 @@ class _Options:
     view: Annotated[int | None, typer.Option(min=0, max=65535, help="Serve the page of the store on this port.")] = None
 
 
-@app.command(help=__doc__)
 @grouped(_Options)
 def _up(options: _Options) -> None:
     with needs("server"):

@@ -8,10 +8,7 @@ import typer
 from shoal.cli.common import DEFAULT_STORE
 from shoal.cli.extras import needs
 
-app = typer.Typer(add_completion=False)
 
-
-@app.command(help=__doc__)
 def _view(
     store: Annotated[Path, typer.Argument(help="Folder of the store.")] = DEFAULT_STORE,
     host: Annotated[str, typer.Option(help="Address to listen on; beyond loopback a token is needed.")] = "127.0.0.1",
