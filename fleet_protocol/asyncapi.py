@@ -96,6 +96,9 @@ def _channels() -> dict[str, Any]:
         "deviceStatus": _channel(
             address(topics.status("{device}")), ("DeviceStatus",), description="Retained presence, with a will."
         ),
+        "deviceProfile": _channel(
+            address(topics.profile("{device}")), ("DeviceProfile",), description="What a device is, retained."
+        ),
         "deviceTask": _channel(
             address(topics.task("{device}")),
             tuple(model.__name__ for model in _SERVER_TO_DEVICE),
@@ -140,6 +143,7 @@ def document() -> dict[str, Any]:
     """
     models = (
         messages.DeviceStatus,
+        messages.DeviceProfile,
         messages.ServerStatus,
         *_SERVER_TO_DEVICE,
         *_DEVICE_TO_SERVER,

@@ -1,6 +1,7 @@
 """The topics of one fleet: spelled and parsed in one place.
 
 shoal/v1/<fleet>/devices/<id>/status    device -> all, retained, with a will
+shoal/v1/<fleet>/devices/<id>/profile   device -> all, retained
 shoal/v1/<fleet>/devices/<id>/task      server -> device
 shoal/v1/<fleet>/devices/<id>/reply     device -> server
 shoal/v1/<fleet>/blobs/<digest>/<i>     server -> all devices that wait for the blob
@@ -43,11 +44,11 @@ class DeviceTopic:
 
     Attributes:
         device: id of the device, as the topic says; who really sent the message is another question.
-        channel: ``status`` and ``reply`` come from the device, ``task`` goes to it.
+        channel: ``status``, ``profile`` and ``reply`` come from the device, ``task`` goes to it.
     """
 
     device: str
-    channel: Literal["status", "task", "reply"]
+    channel: Literal["status", "profile", "task", "reply"]
 
 
 @dataclass(frozen=True)
@@ -113,8 +114,12 @@ class Topics:
         return f"shoal/v1/{self.fleet}"
 
     def status(self, device: str) -> str:
-        """Retained presence and profile of a device."""
+        """Retained presence of a device."""
         return f"{self.root}/devices/{device}/status"
+
+    def profile(self, device: str) -> str:
+        """What a device is, retained."""
+        return f"{self.root}/devices/{device}/profile"
 
     def task(self, device: str) -> str:
         """Messages from the server to one device."""
@@ -140,6 +145,11 @@ class Topics:
     def all_status(self) -> str:
         """Subscription to the presence of every device."""
         return self.status("+")
+
+    @property
+    def all_profiles(self) -> str:
+        """Subscription to what every device is."""
+        return self.profile("+")
 
     @property
     def all_replies(self) -> str:
@@ -183,7 +193,7 @@ class Topics:
         if not topic.startswith(prefix):
             return None
         match topic[len(prefix) :].split("/"):
-            case ["devices", device, "status" | "task" | "reply" as channel]:
+            case ["devices", device, "status" | "profile" | "task" | "reply" as channel]:
                 return DeviceTopic(device, channel)
             case ["blobs", digest, index]:
                 return BlobTopic(digest, index)

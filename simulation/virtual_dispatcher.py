@@ -102,7 +102,8 @@ class VirtualDispatcher:
         self.steering = Steering()
         self.fleet = Fleet()
         for board in fleet.boards:
-            self.fleet.see(board.status("simulation"))
+            self.fleet.see(board.profile())
+            self.fleet.see(board.status())
         self.blobs = _Counted()
         self.reporter = records.reporter
         self._boards = {board.id: board for board in fleet.boards}
@@ -218,9 +219,9 @@ class VirtualDispatcher:
                 self._waiting[result.task] = result
             elif isinstance(result, Finished):
                 self._records.updates.remove(result.update.digest)
-            self.fleet.see(self._boards[device].status("simulation"))
+            self.fleet.see(self._boards[device].status())
         for task in self._collection.tasks.values() if self._collection is not None else ():
-            self.fleet.see(self._boards[task.record.device].status("simulation"))
+            self.fleet.see(self._boards[task.record.device].status())
         self._collection, self._computing, self._ahead, self._now = None, set(), [], 0.0
 
     def pump(self, until: float) -> None:
@@ -241,7 +242,7 @@ class VirtualDispatcher:
             at, device, happening = heapq.heappop(self._ahead)
             self._now = max(self._now, at)
             if happening is None:
-                self.fleet.see(self._boards[device].status("simulation").model_copy(update={"online": False}))
+                self.fleet.see(self._boards[device].status(online=False))
             else:
                 self._take(self._collection.tasks[happening.task], happening)
         else:

@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from device_runtime.board import installed_backends, runtime_version
-from fleet_protocol.messages import DeviceStatus, Profile
+from fleet_protocol.messages import DeviceProfile, DeviceStatus, Profile
 from models.layout import Layout
 from simulation.board_times import BoardTimes
 from simulation.clock import Clock
 from simulation.tables import DevicesTable
+
+_FLEET = "simulation"
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,12 @@ class VirtualBoard:
         draw = random.Random(f"{seed}/drop-out/{self.id}/{number}")  # noqa: S311  (a reproducible draw, not a secret)
         return draw.random() if draw.random() < self.dropout else None
 
-    def status(self, fleet: str) -> DeviceStatus:
-        """What it would say about itself."""
+    def status(self, *, online: bool = True) -> DeviceStatus:
+        """What it would say it does."""
+        return DeviceStatus(fleet=_FLEET, device=self.id, online=online, state="idle")
+
+    def profile(self) -> DeviceProfile:
+        """What it would say it is."""
         profile = Profile(
             arch="virtual",
             system="simulation",
@@ -52,7 +58,7 @@ class VirtualBoard:
             max_depth=self.max_depth,
             examples=self.examples,
         )
-        return DeviceStatus(fleet=fleet, seq=0, device=self.id, online=True, state="idle", profile=profile)
+        return DeviceProfile(fleet=_FLEET, device=self.id, profile=profile)
 
 
 @dataclass(frozen=True)

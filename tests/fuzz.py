@@ -36,7 +36,13 @@ from fleet_protocol.identity.envelope import Signer, Verifier
 from fleet_protocol.identity.marks import Marks
 from fleet_protocol.identity.sealing import Purpose, public_key, seal, unseal
 from fleet_protocol.manifest import parse_manifest
-from fleet_protocol.messages import DeviceStatus, parse_device_message, parse_server_message, parse_status
+from fleet_protocol.messages import (
+    DeviceProfile,
+    DeviceStatus,
+    parse_device_message,
+    parse_presence,
+    parse_server_message,
+)
 from fleet_protocol.topics import Topics
 from fleet_protocol.weights import decode_weights, encode_weights, read_metadata
 from tests.device_runtime.test_graph_check import GOOD
@@ -144,7 +150,10 @@ def targets() -> Iterator[list[Target]]:
 
         return Target(name, samples, read)
 
-    status = DeviceStatus(fleet="lab", device="pi", online=True, state="idle", profile=PROFILE)
+    presence = [
+        DeviceStatus(fleet="lab", device="pi", online=True, state="idle"),
+        DeviceProfile(fleet="lab", device="pi", profile=PROFILE),
+    ]
     run = {"run": "r1", "seconds": 1.5}
     events = [
         control.RunStarted(**run, request="q", arch="mlp", strategy="heterofl", rounds=3, closed=0),
@@ -203,7 +212,7 @@ def targets() -> Iterator[list[Target]]:
         yield [
             messages("messages to a device", parse_server_message, SERVER),
             messages("messages of a device", parse_device_message, DEVICE),
-            messages("statuses", parse_status, [status]),
+            messages("words of presence", parse_presence, presence),
             messages("events of a run", control.parse_run_event, events),
             messages("requests", requests.parse_request, asked),
             messages_of_manifest(manifest),

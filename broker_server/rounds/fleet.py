@@ -10,7 +10,7 @@ from broker_server.settings.assignment import assign_dynamic, assign_fix, parse_
 from broker_server.settings.fleet import TiersConfig
 from broker_server.store import DeviceRecord
 from fleet_protocol.errors import ConfigError, PlanError
-from fleet_protocol.messages import DeviceStatus, Profile
+from fleet_protocol.messages import DeviceProfile, DeviceStatus, Profile
 
 _WIDTH_SLACK = 1e-9  # a device may write 0.3333 for a third
 
@@ -39,17 +39,19 @@ class Fleet:
         self._profiles: dict[str, Profile | None] = {device.id: device.profile for device in known}
         self._online: set[str] = set()
 
-    def see(self, status: DeviceStatus) -> bool:
-        """Take a status message.
+    def see(self, said: DeviceStatus | DeviceProfile) -> bool:
+        """Take what a device says of itself.
 
         Returns:
             True if the device came or went.
         """
-        before = status.device in self._online
-        if status.profile is not None or status.device not in self._profiles:
-            self._profiles[status.device] = status.profile
-        (self._online.add if status.online else self._online.discard)(status.device)
-        return before != status.online
+        if isinstance(said, DeviceProfile):
+            self._profiles[said.device] = said.profile
+            return False
+        before = said.device in self._online
+        self._profiles.setdefault(said.device)
+        (self._online.add if said.online else self._online.discard)(said.device)
+        return before != said.online
 
     def knows(self, device: str) -> bool:
         """Whether the device ever announced itself."""

@@ -19,7 +19,7 @@ from broker_server.service.limits import Limits
 from broker_server.service.replies import Replies
 from broker_server.service.run_parts import RunParts
 from fleet_protocol.errors import RefusalReason, RefusedError, StorageError
-from fleet_protocol.messages import parse_status
+from fleet_protocol.messages import DeviceProfile, parse_presence
 from fleet_protocol.topics import DeviceTopic, ServerTopic, Topic, UploadTopic
 from fleet_protocol.transport import Connected, Disconnected, Event, Received, Rejected
 
@@ -153,8 +153,8 @@ class MqttDispatcher:
             if isinstance(topic, DeviceTopic):
                 self._limits.check(topic.device, topic.channel, time.monotonic())
             match topic:
-                case DeviceTopic(device, "status"):
-                    self._status(device, event.payload)
+                case DeviceTopic(device, "status" | "profile"):
+                    self._presence(device, event.payload)
                 case DeviceTopic(device, "reply"):
                     self._replies.take(device, event.payload, self._open)
                 case UploadTopic(task):
@@ -186,22 +186,24 @@ class MqttDispatcher:
 
     # Presence.
 
-    def _status(self, device: str, payload: bytes) -> None:
-        status = parse_status(payload)
-        if (status.fleet, status.device) != (self._topics.fleet, device):
+    def _presence(self, device: str, payload: bytes) -> None:
+        said = parse_presence(payload)
+        if (said.fleet, said.device) != (self._topics.fleet, device):
             raise RefusedError(
                 RefusalReason.UNKNOWN_DEVICE,
-                f"a status of {status.device} in fleet {status.fleet} came on the topic of {device}",
+                f"a {said.type} of {said.device} in fleet {said.fleet} came on the topic of {device}",
             )
-        changed = self.fleet.see(status)
-        self._store.see_device(status)
-        if not status.online:
+        changed = self.fleet.see(said)
+        self._store.see_device(said)
+        if isinstance(said, DeviceProfile):
+            return
+        if not said.online:
             self.blobs.forget(device)
         elif self._collection is not None:
             for task in self._collection.of_device(device):
                 if changed:
                     self._offer(task)
-                elif status.state == _IDLE:
+                elif said.state == _IDLE:
                     # Either our offer and this message have crossed, or a broker's restart swallowed the offer.
                     due = time.monotonic() - self._nudge_seconds + CROSSING_SECONDS
                     task.offered, task.heard = min(task.offered, due), min(task.heard, due)

@@ -69,14 +69,15 @@ class Limits:
     def __init__(self, knows: Callable[[str], bool]) -> None:
         self._knows = knows
         self._devices: dict[str, Bucket] = {}  # of known ones, so no more than there are
-        self._strange = {"reply": Bucket(STRANGE_REPLIES), "status": Bucket(STRANGE_STATUSES)}
+        statuses = Bucket(STRANGE_STATUSES)
+        self._strange = {"reply": Bucket(STRANGE_REPLIES), "status": statuses, "profile": statuses}
 
     def check(self, device: str, channel: str, now: float) -> None:
         """See that a message may be read.
 
         Args:
             device: on whose topic it came.
-            channel: ``status`` or ``reply``.
+            channel: ``status``, ``profile`` or ``reply``.
             now: ``time.monotonic()``.
 
         Raises:

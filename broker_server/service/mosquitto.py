@@ -86,6 +86,7 @@ def access_rules(fleet: str, members: Iterable[str]) -> str:
             if name == _SERVER
             else [
                 f"write {topics.status(name)}",
+                f"write {topics.profile(name)}",
                 f"write {topics.reply(name)}",
                 f"read {topics.task(name)}",
                 f"read {topics.root}/blobs/#",

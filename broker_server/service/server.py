@@ -49,7 +49,7 @@ from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import ConfigError, RefusedError, ShoalError, StorageError
 from fleet_protocol.frozen import problems
 from fleet_protocol.identity.opening import open_for
-from fleet_protocol.messages import ServerStatus, parse_status
+from fleet_protocol.messages import ServerStatus, parse_presence
 from fleet_protocol.topics import DeviceTopic, ServerTopic, Topics
 from fleet_protocol.transport import (
     Connected,
@@ -111,6 +111,7 @@ class Server:
             stack.callback(self._link.close, farewell=self._farewell())
             for topic_filter in (
                 self._topics.all_status,
+                self._topics.all_profiles,
                 self._topics.all_replies,
                 self._topics.all_uploads,
                 self._topics.server_control,
@@ -319,12 +320,12 @@ class Server:
     def _idle(self, event: Received) -> None:
         topic = self._topics.parse(event.topic)
         try:
-            if isinstance(topic, DeviceTopic) and topic.channel == "status":
+            if isinstance(topic, DeviceTopic) and topic.channel in {"status", "profile"}:
                 self._limits.check(topic.device, topic.channel, time.monotonic())
-                status = parse_status(event.payload)
-                if (status.fleet, status.device) == (self.fleet, topic.device):
-                    self._known.see(status)
-                    self._store.see_device(status)
+                said = parse_presence(event.payload)
+                if (said.fleet, said.device) == (self.fleet, topic.device):
+                    self._known.see(said)
+                    self._store.see_device(said)
             elif topic == ServerTopic("control"):
                 self._requested(event.payload)
         except RefusedError as error:

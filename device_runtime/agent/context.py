@@ -134,7 +134,9 @@ class Context:
 
     def publish_status(self) -> None:
         """Tell the fleet what this device is and does."""
-        profile = None if self.bench is None else self.measured.profile(self.kit.config, self.bench.examples)
+        # What was measured during a task is told at its end, once.
+        bench = self.bench if self.state is State.IDLE or self.uplink.told is None else None
+        profile = None if bench is None else self.measured.profile(self.kit.config, bench.examples)
         self.uplink.publish_status(self.state.value, profile)
 
     def take(self, offer: Offer) -> None:

@@ -174,7 +174,8 @@ class Agent:
         first, self._greeted = not self._greeted, True
         if first:
             return  # probing has waited for it, and the state after it has said all there is to say
-        # Also with a kept session: the broker may have published the will.
+        # Also with a kept session: the broker may have published the will, and have lost what it had retained.
+        ctx.uplink.told = None
         ctx.publish_status()
         if not item.session_present and ctx.state in _BUSY:
             self._state.on_repeat()

@@ -6,7 +6,7 @@ from device_runtime.agent.journal import Journal
 from device_runtime.settings import DeviceConfig
 from fleet_protocol.errors import TransportError
 from fleet_protocol.frozen import FrozenModel
-from fleet_protocol.messages import DeviceStatus, Offer, Profile
+from fleet_protocol.messages import DeviceProfile, DeviceStatus, Offer, Profile
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import Farewell, Transport
 
@@ -21,6 +21,7 @@ class Uplink:
         config: the operator's.
         journal: the log.
         link: from probing on.
+        told: the profile that the fleet has; None when it may have none.
         unwanted: blobs whose subscription was given back because chunks came that nobody waits for.
     """
 
@@ -28,6 +29,7 @@ class Uplink:
     journal: Journal
     link: Transport | None = None
     unwanted: set[str] = field(default_factory=set)
+    told: Profile | None = None
     _seq: int = 0
 
     @property
@@ -90,24 +92,27 @@ class Uplink:
             self.unwanted.add(digest)
             self.unsubscribe_blob(digest)
 
-    def _status(self, state: str, profile: Profile | None, *, online: bool) -> bytes:
+    def _status(self, state: str, *, online: bool) -> bytes:
         return DeviceStatus(
             fleet=self.config.fleet,
             seq=self._next_seq(),
             device=self.config.device,
             online=online,
             state=state,
-            profile=profile,
         ).to_bytes()
 
     def farewell(self, state: str) -> Farewell:
         """The last status, published by the broker when this device vanishes and by itself when it leaves."""
-        return Farewell(self.topics.status(self.config.device), self._status(state, None, online=False))
+        return Farewell(self.topics.status(self.config.device), self._status(state, online=False))
 
     def publish_status(self, state: str, profile: Profile | None) -> None:
-        """Tell the fleet, retained, what this device is and does."""
-        topic, status = self.topics.status(self.config.device), self._status(state, profile, online=True)
+        """Tell the fleet, retained, what this device does, and what it is if that has changed since it was told."""
+        fleet, device = self.config.fleet, self.config.device
         try:
-            self.need().publish(topic, status, retain=True)
+            if profile is not None and profile != self.told:
+                said = DeviceProfile(fleet=fleet, seq=self._next_seq(), device=device, profile=profile)
+                self.need().publish(self.topics.profile(device), said.to_bytes(), retain=True)
+                self.told = profile
+            self.need().publish(self.topics.status(device), self._status(state, online=True), retain=True)
         except TransportError as error:
             self.journal.warning(f"cannot send the status: {error}")

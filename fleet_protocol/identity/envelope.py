@@ -155,7 +155,7 @@ def _may_say(topic: Topic | None, signer: Certificate) -> bool:
     match topic:
         case None:
             return False
-        case DeviceTopic(device, "status" | "reply"):
+        case DeviceTopic(device, "status" | "profile" | "reply"):
             return signer.role == "device" and signer.name == device
         case UploadTopic():
             return signer.role == "device"

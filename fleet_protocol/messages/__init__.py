@@ -6,8 +6,8 @@ carries the schema version, the fleet and a sequence number; task messages carry
 
 from fleet_protocol.messages.header import SCHEMA_VERSION
 from fleet_protocol.messages.instructions import Chooser, Instructions, TierChoice, TrainSettings
-from fleet_protocol.messages.parsing import parse_device_message, parse_server_message, parse_status
-from fleet_protocol.messages.presence import DeviceStatus, ServerStatus
+from fleet_protocol.messages.parsing import parse_device_message, parse_presence, parse_server_message
+from fleet_protocol.messages.presence import DeviceProfile, DeviceStatus, ServerStatus
 from fleet_protocol.messages.to_device import Cancel, Offer, ServerMessage, UploadAck, UploadMissing, UploadRefused
 from fleet_protocol.messages.to_server import Accept, DeviceMessage, Done, NeedChunks, Progress, Refuse
 from fleet_protocol.messages.values import BlobRef, Evaluation, Measured, Name, Profile, Ranges, TaskMetrics
@@ -19,6 +19,7 @@ __all__ = [
     "Cancel",
     "Chooser",
     "DeviceMessage",
+    "DeviceProfile",
     "DeviceStatus",
     "Done",
     "Evaluation",
@@ -40,6 +41,6 @@ __all__ = [
     "UploadMissing",
     "UploadRefused",
     "parse_device_message",
+    "parse_presence",
     "parse_server_message",
-    "parse_status",
 ]

@@ -6,7 +6,7 @@ from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages.bounds import Count, Positive
 from fleet_protocol.messages.values import Name
 
-SCHEMA_VERSION = 4  # 4: offers say how updates are encoded
+SCHEMA_VERSION = 5  # 5: a device says what it is apart from what it does
 
 
 class Message(FrozenModel):
@@ -18,7 +18,7 @@ class Message(FrozenModel):
         seq: counts the sender's messages, for the log.
     """
 
-    schema_version: Literal[4] = 4
+    schema_version: Literal[5] = 5
     fleet: Name
     seq: Count = 0
 

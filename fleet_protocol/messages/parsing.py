@@ -6,7 +6,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.frozen import problems
-from fleet_protocol.messages.presence import DeviceStatus
+from fleet_protocol.messages.presence import DeviceProfile, DeviceStatus, Presence
 from fleet_protocol.messages.to_device import ServerMessage
 from fleet_protocol.messages.to_server import DeviceMessage
 
@@ -14,7 +14,7 @@ MESSAGE_LIMIT_BYTES = 256 * 1024  # the largest control message is a chunk list 
 
 _SERVER_MESSAGES: TypeAdapter[ServerMessage] = TypeAdapter(ServerMessage)
 _DEVICE_MESSAGES: TypeAdapter[DeviceMessage] = TypeAdapter(DeviceMessage)
-_STATUSES = TypeAdapter(DeviceStatus)
+_PRESENCES: TypeAdapter[Presence] = TypeAdapter(Presence)
 
 MessageT = TypeVar("MessageT")
 
@@ -43,8 +43,8 @@ def parse_device_message(payload: bytes) -> DeviceMessage:
     return _parse(_DEVICE_MESSAGES, payload)
 
 
-def parse_status(payload: bytes) -> DeviceStatus:
-    """Read the retained status of a device.
+def parse_presence(payload: bytes) -> DeviceStatus | DeviceProfile:
+    """Read what a device says of itself, retained.
 
     Args:
         payload: JSON bytes.
@@ -52,7 +52,7 @@ def parse_status(payload: bytes) -> DeviceStatus:
     Raises:
         RefusedError: the message is malformed or oversized.
     """
-    return _parse(_STATUSES, payload)
+    return _parse(_PRESENCES, payload)
 
 
 def check_size(payload: bytes, what: str) -> None:

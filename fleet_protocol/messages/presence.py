@@ -1,10 +1,25 @@
 """Retained messages that say who is there."""
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from fleet_protocol.messages.bounds import Word
 from fleet_protocol.messages.header import Message
 from fleet_protocol.messages.values import Name, Profile
+
+
+class DeviceProfile(Message):
+    """What a device is: retained, and published again only when it has changed.
+
+    Attributes:
+        device: id of the device.
+        profile: what the board is.
+    """
+
+    type: Literal["profile"] = "profile"
+    device: Name
+    profile: Profile
 
 
 class DeviceStatus(Message):
@@ -14,14 +29,15 @@ class DeviceStatus(Message):
         device: id of the device.
         online: connected now.
         state: state of the agent's machine.
-        profile: what the board is, absent in the will.
     """
 
     type: Literal["status"] = "status"
     device: Name
     online: bool
     state: Word
-    profile: Profile | None = None
+
+
+Presence = Annotated[DeviceProfile | DeviceStatus, Field(discriminator="type")]
 
 
 class ServerStatus(Message):

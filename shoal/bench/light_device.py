@@ -9,6 +9,7 @@ from fleet_protocol.messages import (
     Accept,
     BlobRef,
     Cancel,
+    DeviceProfile,
     DeviceStatus,
     Done,
     NeedChunks,
@@ -43,8 +44,8 @@ _PROFILE = Profile(
 )
 
 
-def _status(topics: Topics, device: str, state: str, profile: Profile | None, *, online: bool = True) -> bytes:
-    return DeviceStatus(fleet=topics.fleet, device=device, online=online, state=state, profile=profile).to_bytes()
+def _status(topics: Topics, device: str, state: str, *, online: bool = True) -> bytes:
+    return DeviceStatus(fleet=topics.fleet, device=device, online=online, state=state).to_bytes()
 
 
 class LightDevice:
@@ -71,6 +72,8 @@ class LightDevice:
     def on_connected(self) -> None:
         """Listen for tasks and say what this device is."""
         self._member.subscribe(self._topics.task(self._member.name))
+        said = DeviceProfile(fleet=self._topics.fleet, device=self._member.name, profile=_PROFILE)
+        self._member.publish(self._topics.profile(self._member.name), said.to_bytes(), retain=True)
         self._say("idle")
 
     def on_message(self, topic: str, payload: bytes) -> None:
@@ -100,7 +103,7 @@ class LightDevice:
     # The protocol.
 
     def _say(self, state: str) -> None:
-        status = _status(self._topics, self._member.name, state, _PROFILE)
+        status = _status(self._topics, self._member.name, state)
         self._member.publish(self._topics.status(self._member.name), status, retain=True)
 
     def _send(self, kind: type[Accept | NeedChunks | Done], **fields: object) -> None:
@@ -213,7 +216,7 @@ class LightDevice:
 
 def light_member(topics: Topics, name: str, whole: dict[str, bytes]) -> Member:
     """A light device with its connection."""
-    will = Farewell(topics.status(name), _status(topics, name, "gone", None, online=False))
+    will = Farewell(topics.status(name), _status(topics, name, "gone", online=False))
     member = Member(topics, name, will)
     member.behaviour = LightDevice(member, whole)
     return member

@@ -24,6 +24,7 @@ from fleet_protocol.messages import (
     Accept,
     BlobRef,
     Cancel,
+    DeviceProfile,
     DeviceStatus,
     Done,
     NeedChunks,
@@ -159,12 +160,11 @@ class Peer:
         self.link.close(farewell=Farewell(self.topics.status(self.device), self._status(online=False)))
 
     def _status(self, *, online: bool) -> bytes:
-        shown = self._profile if online else None
-        return DeviceStatus(
-            fleet=self.topics.fleet, device=self.device, online=online, state="idle", profile=shown
-        ).to_bytes()
+        return DeviceStatus(fleet=self.topics.fleet, device=self.device, online=online, state="idle").to_bytes()
 
     def say_hello(self) -> None:
+        said = DeviceProfile(fleet=self.topics.fleet, device=self.device, profile=self._profile)
+        self.link.publish(self.topics.profile(self.device), said.to_bytes(), retain=True)
         self.link.publish(self.topics.status(self.device), self._status(online=True), retain=True)
 
     def wait_for(self, predicate: "Callable[[Peer], bool]", timeout_seconds: float = 20.0) -> None:

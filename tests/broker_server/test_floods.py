@@ -29,7 +29,7 @@ DEVICES = 5_000
 FLOOD = """
 import itertools, queue, sys, time
 from fleet_protocol.link import Link
-from fleet_protocol.messages import DeviceStatus
+from fleet_protocol.messages import DeviceProfile, DeviceStatus
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import BrokerAddress
 from tests.broker_server.peer import profile
@@ -42,8 +42,9 @@ began = time.monotonic()
 for number in range(count):
     name = f"invented-{number}"
     if kind == "devices":
-        payload = DeviceStatus(fleet=fleet, device=name, online=True, state="idle", profile=known).to_bytes()
+        payload = DeviceStatus(fleet=fleet, device=name, online=True, state="idle").to_bytes()
         link.publish(topics.status(name), payload)
+        link.publish(topics.profile(name), DeviceProfile(fleet=fleet, device=name, profile=known).to_bytes())
     else:
         where = (topics.reply(name), topics.status(name), topics.upload(name, 0))[number % 3]
         link.publish(where, b'{"type": "nonsense"}' * 5)

@@ -17,7 +17,7 @@ from broker_server.strategies.strategy import PlanRequest
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.configuration import parse_config
 from fleet_protocol.errors import ConfigError, PlanError
-from fleet_protocol.messages import DeviceStatus, parse_server_message
+from fleet_protocol.messages import DeviceProfile, DeviceStatus, parse_server_message
 from fleet_protocol.topics import Topics
 from tests.broker_server.artifacts import ARCH, export_tiny, tiny_layout
 from tests.broker_server.methods import built
@@ -106,10 +106,12 @@ def test_devices_are_drawn_by_seed_and_round(tiers):
 
 
 def test_presence_follows_the_status_messages():
-    """A will without a profile takes a device offline and keeps what is known about it."""
+    """A device is known by either word; its will takes it offline and keeps what is known about it."""
     fleet = Fleet()
-    assert fleet.see(DeviceStatus(fleet="lab", device="a", online=True, state="idle", profile=profile()))
-    assert not fleet.see(DeviceStatus(fleet="lab", device="a", online=True, state="training", profile=profile()))
+    assert fleet.see(DeviceStatus(fleet="lab", device="a", online=True, state="idle"))
+    assert fleet.profiles() == {}
+    assert not fleet.see(DeviceProfile(fleet="lab", device="a", profile=profile()))
+    assert not fleet.see(DeviceStatus(fleet="lab", device="a", online=True, state="training"))
     assert list(fleet.profiles()) == ["a"]
     assert fleet.see(DeviceStatus(fleet="lab", device="a", online=False, state="gone"))
     assert fleet.profiles() == {}

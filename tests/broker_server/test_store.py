@@ -8,7 +8,7 @@ from broker_server.store import Outcome, RoundRecord, RunRecord, Screening, Stor
 from broker_server.store.machine import RoundEvent, RoundState, RoundTransitionError
 from fleet_protocol.control import VersionEvaluation
 from fleet_protocol.errors import RefusalReason, StorageError
-from fleet_protocol.messages import BlobRef, DeviceStatus, Evaluation
+from fleet_protocol.messages import BlobRef, DeviceProfile, DeviceStatus, Evaluation
 from tests.broker_server.peer import profile
 from tests.broker_server.test_folding import metrics
 
@@ -43,8 +43,8 @@ def test_what_may_be_lost_waits_for_a_commit(store):
     """Presence, the log and counts are seen by the writer at once, and by others with the next commit or flush."""
     other = Store(store.folder, read_only=True)
     for state in ("idle", "training", "idle"):
-        store.see_device(DeviceStatus(fleet="lab", device="a", online=True, state=state, profile=profile()))
-        store.see_device(DeviceStatus(fleet="lab", device="a", online=state == "idle", state=state))
+        store.see_device(DeviceStatus(fleet="lab", device="a", online=True, state=state))
+        store.see_device(DeviceProfile(fleet="lab", device="a", profile=profile()))
     store.log("said", "something")
     store.count_refusal("", "a", RefusalReason.MALFORMED, "server", 2)
     assert (other.devices(), other.events(), other.refusals()) == ([], [], [])
@@ -100,7 +100,8 @@ def test_what_has_not_come_when_a_round_ends_is_missed(begun):
 
 def test_a_device_keeps_its_profile_when_its_will_speaks(store):
     """The will has no profile; what the board is stays known."""
-    store.see_device(DeviceStatus(fleet="lab", device="a", online=True, state="idle", profile=profile()))
+    store.see_device(DeviceProfile(fleet="lab", device="a", profile=profile()))
+    store.see_device(DeviceStatus(fleet="lab", device="a", online=True, state="idle"))
     store.see_device(DeviceStatus(fleet="lab", device="a", online=False, state="gone"))
     (device,) = store.devices("lab")
     assert (device.online, device.state, device.profile) == (False, "gone", profile())

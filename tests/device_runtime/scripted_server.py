@@ -15,10 +15,12 @@ from fleet_protocol.link import Link
 from fleet_protocol.messages import (
     Accept,
     Cancel,
+    DeviceProfile,
     DeviceStatus,
     Done,
     NeedChunks,
     Offer,
+    Profile,
     Progress,
     Ranges,
     Refuse,
@@ -27,7 +29,7 @@ from fleet_protocol.messages import (
     UploadAck,
     UploadMissing,
     parse_device_message,
-    parse_status,
+    parse_presence,
 )
 from fleet_protocol.topics import Topics, UploadTopic
 from fleet_protocol.transport import BrokerAddress, Received
@@ -67,6 +69,7 @@ class ScriptedServer:
         self.blobs = blobs
         self.messages: list[Any] = []
         self.statuses: list[DeviceStatus] = []
+        self.profiles: list[Profile] = []
         self.chunks: dict[str, dict[int, bytes]] = {}
         self.updates: dict[str, bytes] = {}
         self.chunk_bytes = 1024
@@ -81,7 +84,12 @@ class ScriptedServer:
 
     def start(self) -> None:
         self._link.connect(20)
-        for topic in (self._topics.all_status, self._topics.all_replies, self._topics.all_uploads):
+        for topic in (
+            self._topics.all_status,
+            self._topics.all_profiles,
+            self._topics.all_replies,
+            self._topics.all_uploads,
+        ):
             self._link.subscribe(topic)
         self._thread.start()
 
@@ -108,8 +116,12 @@ class ScriptedServer:
             else:
                 self._sizes[topic.task] = (chunk.size, chunk.chunk_bytes)
                 self.chunks.setdefault(topic.task, {})[chunk.index] = bytes(chunk.payload)
-        elif topic.channel == "status":
-            self.statuses.append(parse_status(event.payload))
+        elif topic.channel in {"status", "profile"}:
+            said = parse_presence(event.payload)
+            if isinstance(said, DeviceProfile):
+                self.profiles.append(said.profile)
+            else:
+                self.statuses.append(said)
         else:
             message = parse_device_message(event.payload)
             self.messages.append(message)

@@ -114,7 +114,7 @@ def test_a_board_trains_an_exported_set(board_python, exported, broker, tmp_path
         device.start()
         try:
             server.wait_state("idle", device.id)
-            assert server.statuses[-1].profile.backends["onnx"].startswith("onnxruntime ")
+            assert server.profiles[-1].backends["onnx"].startswith("onnxruntime ")
             server.offer(device.id, choice, round=2, train=TRAIN)
             update = decode_weights(server.wait_update("t1"))
             done = server.heard(Done)[0]

@@ -12,11 +12,12 @@ from fleet_protocol.messages import (
     SCHEMA_VERSION,
     BlobRef,
     DeviceMessage,
+    DeviceProfile,
     DeviceStatus,
     ServerMessage,
     ServerStatus,
     parse_device_message,
-    parse_status,
+    parse_presence,
 )
 
 HUGE = 10**400
@@ -65,7 +66,7 @@ def unbounded(schema: dict, definitions: dict, path: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("message", [DeviceMessage, ServerMessage, DeviceStatus, ServerStatus])
+@pytest.mark.parametrize("message", [DeviceMessage, ServerMessage, DeviceStatus, DeviceProfile, ServerStatus])
 def test_every_field_has_a_bound(message):
     """Labels have theirs in the manifest, against which an update is checked."""
     schema = TypeAdapter(message).json_schema()
@@ -74,19 +75,12 @@ def test_every_field_has_a_bound(message):
 
 
 @pytest.mark.parametrize("field", ["cores", "ram_bytes", "free_ram_bytes", "examples", "step_seconds", "max_depth"])
-def test_a_status_with_a_number_beyond_all_bounds_is_refused(field):
+def test_a_profile_with_a_number_beyond_all_bounds_is_refused(field):
     """It raised OverflowError where devices are chosen, and as it was retained, after every restart again."""
-    status = {
-        "schema_version": SCHEMA_VERSION,
-        "type": "status",
-        "fleet": "lab",
-        "device": "pi",
-        "online": True,
-        "state": "idle",
-    }
-    assert parse_status(json.dumps({**status, "profile": PROFILE}).encode()).profile is not None
+    said = {"schema_version": SCHEMA_VERSION, "type": "profile", "fleet": "lab", "device": "pi"}
+    assert parse_presence(json.dumps({**said, "profile": PROFILE}).encode()).profile.arch == PROFILE["arch"]
     with pytest.raises(RefusedError, match=field):
-        parse_status(json.dumps({**status, "profile": {**PROFILE, field: HUGE}}).encode())
+        parse_presence(json.dumps({**said, "profile": {**PROFILE, field: HUGE}}).encode())
 
 
 @pytest.mark.parametrize("field", ["examples", "batches", "mean_loss", "train_seconds", "resident_bytes"])

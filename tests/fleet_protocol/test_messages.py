@@ -77,7 +77,7 @@ def test_bad_messages_are_refused_with_a_reason(change, reason):
 @pytest.mark.parametrize("payload", [b"", b"{", b"null", b"[1]", b"\xff\xfe", b'{"type":"accept"}'])
 def test_noise_is_refused(payload):
     """Bytes that are no message are a refusal, not a crash."""
-    for parse in (m.parse_device_message, m.parse_server_message, m.parse_status):
+    for parse in (m.parse_device_message, m.parse_server_message, m.parse_presence):
         with pytest.raises(RefusedError):
             parse(payload)
 
@@ -129,6 +129,7 @@ def test_topics_of_another_fleet_are_foreign():
     ("topic", "value"),
     [
         (Topics("lab").status("pi"), DeviceTopic("pi", "status")),
+        (Topics("lab").profile("pi"), DeviceTopic("pi", "profile")),
         (Topics("lab").task("pi"), DeviceTopic("pi", "task")),
         (Topics("lab").blob("ab", 3), BlobTopic("ab", "3")),
         (Topics("lab").upload("t1", 0), UploadTopic("t1", "0")),
