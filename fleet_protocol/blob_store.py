@@ -68,9 +68,10 @@ class BlobStore:
 
     def __init__(self, root: Path, *, durable: bool = True) -> None:
         self.root = root
+        self._objects = root / "objects"
         self._durable = durable
         try:
-            (root / "objects").mkdir(parents=True, exist_ok=True)
+            self._objects.mkdir(parents=True, exist_ok=True)
             (root / "parts").mkdir(exist_ok=True)
         except OSError as error:
             raise storage_error("make", root, error) from error
@@ -82,7 +83,7 @@ class BlobStore:
             BlobError: this is no digest, so it must not become a path.
         """
         try:
-            return self.root / "objects" / place_of(digest)
+            return self._objects / place_of(digest)
         except ValueError as error:
             raise BlobError(str(error)) from error
 

@@ -19,7 +19,6 @@ import os
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from io import RawIOBase
 from pathlib import Path
 
 from fleet_protocol.digests import blob_digest, chunk_digest, file_matches
@@ -154,11 +153,12 @@ def storage_error(action: str, path: Path, error: OSError) -> StorageError:
     return StorageError(f"cannot {action} {path}: {error.strerror or error}")
 
 
-def _write_all(file: RawIOBase, data: bytes | memoryview) -> None:
+def _write_all(descriptor: int, data: bytes | memoryview, at: int) -> None:
     """Write everything; a disk with little room may take only a part at a time before it refuses."""
     left = memoryview(data)
     while left:
-        left = left[file.write(left) :]
+        written = os.pwrite(descriptor, left, at)
+        left, at = left[written:], at + written
 
 
 class PartFile:
@@ -223,10 +223,8 @@ class PartFile:
         if chunk.index in self._have:
             return False
         try:
-            self._file.seek(chunk.index * chunk.chunk_bytes)
-            _write_all(self._file, chunk.payload)
-            self._file.seek(self.ref.size + chunk.index)
-            _write_all(self._file, _MARK)
+            _write_all(self._file.fileno(), chunk.payload, chunk.index * chunk.chunk_bytes)
+            _write_all(self._file.fileno(), _MARK, self.ref.size + chunk.index)
         except OSError as error:
             raise storage_error("write", self.path, error) from error
         self._have.add(chunk.index)

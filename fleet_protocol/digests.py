@@ -103,4 +103,4 @@ def place_of(digest: str) -> Path:
     """
     if not re.fullmatch(DIGEST_PATTERN, digest):
         raise ValueError(f"{digest!r} is no digest of a blob")
-    return Path(digest[-64:-62]) / digest
+    return Path(digest[-64:-62], digest)

@@ -13,11 +13,11 @@ import ssl
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import paho.mqtt.client as paho
-from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
@@ -76,6 +76,27 @@ def _why(error: BaseException | None) -> str:
             return str(error)
 
 
+class _Client(paho.Client):
+    """paho's client, which makes no tables of properties for a message that has none: most of what reading it costs.
+
+    It stands on the names of paho's own methods. Where a later paho has others, messages take paho's way.
+    """
+
+    plain: Callable[[str, bytes, bool], None]  # takes topic, payload, and whether it was retained
+
+    def _handle_publish(self) -> MQTTErrorCode:
+        packet, command = self._in_packet["packet"], self._in_packet["command"]
+        end = 2 + int.from_bytes(packet[:2], "big")
+        if command >> 1 & 3 != 1 or len(packet) < end + 3 or packet[end + 2]:
+            return super()._handle_publish()
+        try:
+            topic = packet[2:end].decode()
+        except UnicodeDecodeError:
+            return super()._handle_publish()
+        self.plain(topic, bytes(memoryview(packet)[end + 3 :]), bool(command & 1))
+        return self._send_puback(int.from_bytes(packet[end : end + 2], "big"))
+
+
 class Link:
     """A `fleet_protocol.transport.Transport` over MQTT; arguments are those of `open_transport`.
 
@@ -105,9 +126,7 @@ class Link:
         self._sent = 0
         self._received = 0
         self._session_expiry_seconds = session_expiry_seconds
-        self._client = paho.Client(
-            CallbackAPIVersion.VERSION2, client_id=client_id, protocol=paho.MQTTv5, manual_ack=False
-        )
+        self._client = _Client(CallbackAPIVersion.VERSION2, client_id=client_id, protocol=paho.MQTTv5, manual_ack=False)
         if will is not None:
             self._client.will_set(will.topic, will.payload, qos=1, retain=True)
         if address.username is not None:
@@ -119,6 +138,7 @@ class Link:
         self._client.on_connect_fail = self._on_connect_fail
         self._client.on_disconnect = self._on_disconnect
         self._client.on_message = self._on_message
+        self._client.plain = self._take
         self._client.on_publish = self._on_publish
         self._client.on_subscribe = self._on_subscribe
 
@@ -170,10 +190,12 @@ class Link:
         self._inbox.put(Disconnected(str(reason)))
 
     def _on_message(self, _client: paho.Client, _data: object, message: paho.MQTTMessage) -> None:
-        size = publish_packet_bytes(message.topic, len(message.payload), message.qos)
-        self._received += size
-        self._sent += PUBACK_BYTES if message.qos else 0
-        self._inbox.put(Received(message.topic, bytes(message.payload), bool(message.retain)))
+        self._take(message.topic, bytes(message.payload), bool(message.retain), message.qos)
+
+    def _take(self, topic: str, payload: bytes, retained: bool, qos: int = 1) -> None:
+        self._received += publish_packet_bytes(topic, len(payload), qos)
+        self._sent += PUBACK_BYTES if qos else 0
+        self._inbox.put(Received(topic, payload, retained))
 
     def _on_publish(self, _client: paho.Client, _data: object, mid: int, _reason: Any, _properties: Any) -> None:
         with self._changed:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.weights import weights_parts
 from models.slicing import Tensors
 from models.tier import Tier
+
+_MOST_SENT = 16  # slices that stay mapped while updates made from them are folded
 
 
 def begin_folding(
@@ -56,8 +59,10 @@ def begin_folding(
             metrics=record.metrics,
         )
 
+    sent = lru_cache(_MOST_SENT)(lambda digest: open_tensors(services.blobs.path(digest)))
+
     def measure(task: str, update: Contribution) -> Measured:
-        norm, values = difference(update.weights, sent_to(services, current(task)))
+        norm, values = difference(update.weights, sent(current(task).weights.digest))
         announced = services.dispatcher.fleet.announced(update.device)
         return Measured(current(task).tier, norm, values, update.metrics.examples, announced)
 

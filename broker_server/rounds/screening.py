@@ -26,7 +26,7 @@ COLOSSAL = 1e30
 """Norms beyond are refused in any case: a sum of such updates may be no float any more."""
 
 _PEERS = 3  # norms that a tier needs for a median of its own
-_BLOCK = 64 * 1024  # values whose differences are taken at once, in float64
+_BLOCK = 8 * 1024  # values whose differences are taken at once, in float64: too few for BLAS to wake its threads
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from fleet_protocol.errors import BlobError, RefusalReason, RefusedError
 from fleet_protocol.messages import BlobRef, Ranges
 
 UNKNOWN_DIGEST = "0" * 64
-_OPEN_FILES = 64  # each part is two files; far below the usual limit of 1024 for a process
+_OPEN_FILES = 512  # half of what a process may usually have open
 _MAX_CHUNK_BYTES = 16 * 1024 * 1024
 
 

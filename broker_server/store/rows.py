@@ -1,6 +1,8 @@
 """Records to rows and back: enums by their value, messages as JSON, everything else as it is."""
 
+from collections.abc import Callable
 from dataclasses import fields
+from functools import cache, lru_cache
 from typing import Any, TypeVar
 
 from pydantic import BaseModel
@@ -18,8 +20,6 @@ _PARSED: dict[str, type[BaseModel]] = {
     "profile": Profile,
     "evaluation": VersionEvaluation,
     "metrics": TaskMetrics,
-    "artifact_set": BlobRef,
-    "weights": BlobRef,
     "others": Alternatives,
     "left_out": LeftOut,
     "timing": Timing,
@@ -38,16 +38,27 @@ def from_row(kind: type[RecordT], row: Row[Any]) -> RecordT:
         kind: of record; its fields are columns of the row.
         row: what a query found.
     """
+    found = row._mapping  # noqa: SLF001  (SQLAlchemy's public access by name)
     values: dict[str, Any] = {}
-    enums = _ENUMS.get(kind, {})
-    for name in (item.name for item in fields(kind)):  # type: ignore[arg-type]  # every record is a dataclass
-        value = row._mapping[name]  # noqa: SLF001  (SQLAlchemy's public access by name)
-        if value is not None and name in _PARSED:
-            value = _PARSED[name].model_validate_json(value)
-        elif value is not None and name in enums:
-            value = enums[name](value)
-        values[name] = value
+    for name, convert in _columns(kind):  # type: ignore[arg-type]  # a type is hashable
+        value = found[name]
+        values[name] = value if value is None or convert is None else convert(value)
     return kind(**values)
+
+
+@cache
+def _columns(kind: type) -> tuple[tuple[str, Callable[[Any], Any] | None], ...]:
+    """The fields of a record, and what makes each of its column."""
+    made: dict[str, Callable[[Any], Any]] = dict(_ENUMS.get(kind, {}))
+    made |= {name: model.model_validate_json for name, model in _PARSED.items()}
+    made |= dict.fromkeys(("artifact_set", "weights"), _blob_ref)
+    return tuple((item.name, made.get(item.name)) for item in fields(kind))
+
+
+@lru_cache(maxsize=256)
+def _blob_ref(text: str) -> BlobRef:
+    """The same few for all tasks of a round."""
+    return BlobRef.model_validate_json(text)
 
 
 def to_row(record: object) -> dict[str, Any]:

@@ -9,6 +9,8 @@ import threading
 import time
 
 import pytest
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
 
 from broker_server.service.certificates import Authority
 from fleet_protocol.errors import ConfigError, TransportError
@@ -62,6 +64,35 @@ def test_large_payloads_pass(broker):
         receiver.subscribe("big")
         sender.publish("big", bytes(1_000_000))
         assert len(next_of(inbox, Received).payload) == 1_000_000
+
+
+def test_messages_of_every_form_are_read_alike(tmp_path):
+    """Plain ones past paho's tables of properties; those with properties or of quality 0 go its way."""
+    properties = Properties(PacketTypes.PUBLISH)
+    properties.ContentType = "text"
+    with mosquitto_broker(tmp_path) as broker, linked(broker.url, "a") as (sender, _), linked(broker.url, "b") as other:
+        receiver, inbox = other
+        by_paho = []
+        take = receiver._client.on_message
+        receiver._client.on_message = lambda client, data, message: (
+            by_paho.append(message.topic),
+            take(client, data, message),
+        )
+        receiver.subscribe("t/#")
+        sender.publish("t/plain", b"1")
+        sender.publish("t/empty/\u00e4", b"")
+        sender._client.publish("t/with", b"2", qos=1, properties=properties)
+        sender.publish("t/nought", b"3", qos=0)
+        sender.publish("t/large", bytes(300_000))
+        found = [next_of(inbox, Received) for _ in range(5)]
+    assert by_paho == ["t/with", "t/nought"]
+    assert {(item.topic, item.payload) for item in found} == {
+        ("t/plain", b"1"),
+        ("t/empty/\u00e4", b""),
+        ("t/with", b"2"),
+        ("t/nought", b"3"),
+        ("t/large", bytes(300_000)),
+    }
 
 
 def test_retained_status_and_farewell(broker):
