@@ -35,7 +35,7 @@ def guarded(app: FastAPI, token: str | None) -> None:
     @app.middleware("http")
     async def _guard(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
         given = request.headers.get("authorization", "").removeprefix("Bearer ") or request.cookies.get(_COOKIE, "")
-        if request.url.path.startswith("/api/") and not known(given):
+        if request.url.path.startswith(("/api/", "/metrics")) and not known(given):
             detail = "this needs the token of the server: the file that --token-file names has it"
             response: Response = JSONResponse({"detail": detail}, 401)
         else:

@@ -13,10 +13,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, FastAPI, Header, Query, Request
+from fastapi import APIRouter, FastAPI, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, StreamingResponse
 from fastapi.staticfiles import StaticFiles
+from prometheus_client.exposition import choose_encoder
 
 from broker_server.rounds.best import VersionView, versions
 from broker_server.rounds.coverage import Coverage, coverage
@@ -28,6 +29,7 @@ from broker_server.store.following import LOOK_SECONDS, stamp
 from fleet_protocol.errors import ConfigError, PlanError, ShoalError
 from fleet_protocol.manifest import Manifest
 from shoal.view.access import guarded
+from shoal.view.metrics import StoreMetrics
 
 _FOLLOWED = 10_000  # lines that may come between two looks at the store
 
@@ -49,6 +51,13 @@ def make_app(store: Path, token: str | None = None) -> FastAPI:
     app.state.over = threading.Event()  # set by whoever stops the server: it would wait for those who follow
     app.include_router(_api(store))
     guarded(app, token)
+
+    @app.get("/metrics", include_in_schema=False)
+    def _metrics(accept: Annotated[str, Header()] = "") -> Response:
+        encode, kind = choose_encoder(accept)
+        with closing(Store(store, read_only=True)) as opened:
+            return Response(encode(StoreMetrics(opened)), media_type=kind)
+
     app.mount("/", StaticFiles(directory=Path(__file__).parent / "static", html=True))
 
     @app.exception_handler(ShoalError)

@@ -1,0 +1,156 @@
+"""What Prometheus reads is what the store holds, bounded whatever devices say; deploy/ names metrics that there are."""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi")
+
+import yaml
+from fastapi.testclient import TestClient
+from prometheus_client.parser import text_string_to_metric_families
+from typer.main import get_command
+
+from broker_server.store import Store, queries
+from shoal.cli.main import app as command
+from shoal.view import metrics
+from shoal.view.app import make_app
+from tests.shoal.view.stores import HOSTILE, RUN, made
+
+ROOT = Path(__file__).parents[3]
+DEPLOY = ROOT / "deploy"
+NAME = re.compile(r"\bshoal_\w+")
+TOKEN = "a token of more than sixteen letters"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return made(tmp_path_factory.mktemp("fleet"), hostile=True)
+
+
+def read(store):
+    """Samples by name and labels, as Prometheus's own parser takes them from what is served."""
+    answer = TestClient(make_app(store), base_url="http://localhost").get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    families = text_string_to_metric_families(answer.text)
+    samples = [sample for family in families for sample in family.samples]
+    found = {(sample.name, *sorted(sample.labels.items())): sample.value for sample in samples}
+    assert len(found) == len(samples)  # Prometheus refuses all where one stands twice
+    return found
+
+
+def test_it_says_what_the_store_holds(store):
+    """Counted again from single tasks and rounds; a name that is markup comes through letter by letter."""
+    found = read(store)
+    with closing(Store(store, read_only=True)) as opened:
+        rounds, status, devices = queries.rounds(opened), queries.status(opened), queries.devices(opened)
+    took = [view.seconds for view in rounds if view.seconds]
+    assert found["shoal_round_seconds_sum",] == pytest.approx(sum(took)) == pytest.approx(200)
+    assert found["shoal_round_seconds_bucket", ("le", "15")] == 0
+    assert found["shoal_round_seconds_bucket", ("le", "60")] == found["shoal_round_seconds_count",] == 4
+    assert found["shoal_rounds_total", ("state", "closed")] == 4
+    assert found["shoal_model_accuracy", ("tier", "")] == status.evaluation.accuracy
+    assert found["shoal_model_accuracy", ("tier", "w0.50-d1")] == status.evaluation.tiers["w0.50-d1"].accuracy
+    assert found["shoal_refusals_total", ("reason", "forged")] == 2
+    assert found["shoal_bytes_total", ("kind", "wire")] == 5_200_000
+    assert found["shoal_devices", ("state", "offline")] == sum(not view.device.online for view in devices) == 1
+    for view in devices:
+        tasks = [task for item in rounds for task in item.tasks if task.device == view.device.id]
+        merged = found["shoal_device_updates_total", ("device", view.device.id), ("outcome", "merged")]
+        assert merged == sum(task.phase.value == "merged" for task in tasks)
+    assert ("shoal_device_online", ("device", HOSTILE)) in found
+
+
+def test_many_devices_are_few_rows(store, tmp_path, monkeypatch):
+    """Those beyond the bound are one row, and nothing is lost from the sums; states that devices invent likewise."""
+    whole = read(store)
+    monkeypatch.setattr(metrics, "MOST_DEVICES", 2)
+    monkeypatch.setattr(metrics, "MOST_STATES", 1)
+    bounded = read(store)
+
+    def of(found, name):
+        return {tuple(key[1:]): value for key, value in found.items() if key[0] == name}
+
+    for name in ("shoal_device_updates_total", "shoal_device_online", "shoal_devices"):
+        assert sum(of(bounded, name).values()) == sum(of(whole, name).values()) > 0
+    assert len(of(bounded, "shoal_device_online")) == 3
+    assert len(of(bounded, "shoal_device_accuracy")) <= 2
+    assert set(of(bounded, "shoal_devices")) == {(("state", "idle"),), (("state", "(others)"),)}
+
+
+def test_without_a_run_there_are_devices_alone(tmp_path):
+    """And without a store it is said, not left empty."""
+    Store(tmp_path).close()
+    assert read(tmp_path) == {}
+    (tmp_path / "shoal.db").unlink()
+    assert TestClient(make_app(tmp_path), base_url="http://localhost").get("/metrics").status_code == 503
+
+
+def test_the_token_is_asked_for(store):
+    """As Prometheus gives it with `authorization`; under no other spelling of the path is there anything."""
+    client = TestClient(make_app(store, TOKEN), base_url="http://lab.example")
+    assert [client.get(path).status_code for path in ("/metrics", "/metrics/", "/%6detrics")] == [401] * 3
+    answer = client.get("/metrics", headers={"Authorization": f"Bearer {TOKEN}"})
+    assert (answer.status_code, RUN in answer.text) == (200, True)
+
+
+def expressions():
+    rules = yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"]
+    panels = json.loads((DEPLOY / "grafana.json").read_text())["panels"]
+    return [rule["expr"] for group in rules for rule in group["rules"]] + [
+        target["expr"] for panel in panels for target in panel["targets"]
+    ]
+
+
+def test_rules_and_dashboard_name_metrics_that_there_are(store):
+    """With labels and values of labels that there are; and the documentation names each metric."""
+    found = read(store)
+    names, labels = {key[0] for key in found}, {label[0] for key in found for label in key[1:]}
+    values = {label for key in found for label in key[1:]}
+    for text in expressions():
+        assert NAME.findall(text) or text == 'up{job="shoal"} == 0'
+        assert set(NAME.findall(text)) <= names, text
+        for label, same, value in re.findall(r'(\w+)(=~?)"([^"]*)"', text):
+            if label in {"instance", "job"}:
+                continue
+            assert label in labels, text
+            given = value.split("|") if same == "=~" else [value]
+            known = {("state", "abandoned"), ("outcome", "missed"), *values}
+            assert {(label, item) for item in given} <= known, text
+    documented = set(NAME.findall((ROOT / "docs" / "page.md").read_text()))
+    assert documented == {re.sub(r"_(bucket|sum|count)$", "", name) for name in names}
+
+
+def test_the_commands_of_unit_and_container_are_commands():
+    """With options that there are; and what the container is given lies here."""
+    composed = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    unit = (DEPLOY / "shoal-server.service").read_text()
+    typed = [composed["shoal"]["command"], shlex.split(re.search(r"ExecStart=/opt/shoal/bin/shoal (.*)", unit)[1])]
+    for line in typed:
+        group = get_command(command)
+        _, up, rest = group.resolve_command(None, list(line))
+        assert up.make_context("up", rest).params["view"] == 8420
+    assert (DEPLOY / composed["shoal"]["build"]["context"] / composed["shoal"]["build"]["dockerfile"]).is_file()
+    mounted = [volume.split(":")[0] for volume in composed["prometheus"]["volumes"] if volume.startswith("./")]
+    assert {path for path in mounted if not (DEPLOY / path).is_file()} == {"./fleet"}  # `shoal init` makes it
+    scraped = yaml.safe_load((DEPLOY / "prometheus.yml").read_text())
+    assert scraped["scrape_configs"][0]["static_configs"][0]["targets"] == ["127.0.0.1:8420"]
+    assert scraped["rule_files"] == ["alerts.yml"]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_systemd_knows_every_line_of_the_unit(tmp_path):
+    """And rates what it exposes 2.0 or less of 10."""
+    unit = tmp_path / "shoal-server.service"
+    unit.write_text((DEPLOY / unit.name).read_text().replace("/opt/shoal/bin/shoal", "/bin/true"))
+    given = {"capture_output": True, "text": True, "timeout": 60}
+    done = subprocess.run(["systemd-analyze", "verify", "--man=no", unit], check=False, **given)
+    assert (done.returncode, done.stderr) == (0, "")
+    done = subprocess.run(["systemd-analyze", "security", "--offline=true", unit], check=False, **given)
+    assert float(re.search(r"exposure level for .*: ([0-9.]+)", done.stdout)[1]) <= 2.0
