@@ -14,7 +14,6 @@ import importlib.util
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -30,6 +29,7 @@ from broker_server.service.broker import EmbeddedBroker
 from broker_server.service.server import Server
 from broker_server.settings.fleet import FleetConfig
 from fleet_protocol.control import RunEvent, UpdateReceived
+from tests.brokers import free_port
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -95,12 +95,6 @@ def _python(code: str, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @contextlib.contextmanager
 def _device(python: Path, folder: Path, url: str, data: Path) -> Iterator[Path]:
     """A running device; yields its log."""
@@ -127,7 +121,7 @@ def _device(python: Path, folder: Path, url: str, data: Path) -> Iterator[Path]:
 def _device_megabytes(python: Path, work: Path, name: str) -> tuple[float, float]:
     """Peak resident memory of a device in MB, and seconds per step."""
     events: list[RunEvent] = []
-    with EmbeddedBroker(work / f"broker-{name}", port=_free_port()) as broker:
+    with EmbeddedBroker(work / f"broker-{name}", port=free_port()) as broker:
         config = FleetConfig.model_validate(
             {
                 "fleet": FLEET,

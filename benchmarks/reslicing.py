@@ -12,9 +12,9 @@ import numpy as np
 from benchmarks.merge import conv_layout
 from benchmarks.row import Row
 from broker_server.service.blob_service import BlobService
-from broker_server.store.mapped_tensors import open_tensors
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.blobs import DEFAULT_CHUNK_BYTES
+from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.messages import NeedChunks
 from fleet_protocol.messages.bounds import CHUNKS_LIMIT
 from fleet_protocol.topics import Topics

@@ -5,7 +5,8 @@ python -m fleet_protocol.asyncapi > docs/asyncapi.json
 
 import json
 import sys
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, get_args
 
 from pydantic import BaseModel
 
@@ -13,28 +14,16 @@ from fleet_protocol import control, messages, requests
 from fleet_protocol.blobs import DEFAULT_CHUNK_BYTES, FRAME_OVERHEAD
 from fleet_protocol.topics import NAME_PATTERN, Topics
 
-_SERVER_TO_DEVICE = (
-    messages.Offer,
-    messages.Cancel,
-    messages.UploadAck,
-    messages.UploadMissing,
-    messages.UploadRefused,
-)
-_DEVICE_TO_SERVER = (messages.Accept, messages.Progress, messages.NeedChunks, messages.Done, messages.Refuse)
-_RUN_EVENTS = (
-    control.RunStarted,
-    control.RunRejected,
-    control.FleetChanged,
-    control.RoundStarted,
-    control.DeviceAccepted,
-    control.DeviceProgressed,
-    control.UpdateReceived,
-    control.UpdateRefused,
-    control.StatisticsStarted,
-    control.RoundClosed,
-    control.RoundAbandoned,
-    control.RunFinished,
-)
+
+def _members(union: Any) -> tuple[type[BaseModel], ...]:
+    """The messages of a union with a discriminator."""
+    members: tuple[type[BaseModel], ...] = get_args(get_args(union)[0])
+    return members
+
+
+_SERVER_TO_DEVICE = _members(messages.ServerMessage)
+_DEVICE_TO_SERVER = _members(messages.DeviceMessage)
+_RUN_EVENTS = _members(control.RunEvent)
 _PARAMETERS = {
     "fleet": "name of the fleet",
     "device": "id of the device",
@@ -76,7 +65,8 @@ def _chunk(summary: str) -> dict[str, Any]:
     }
 
 
-def _channel(address: str, names: tuple[str, ...], *, description: str) -> dict[str, Any]:
+def _channel(topic: str, names: Iterable[str], description: str) -> dict[str, Any]:
+    address = topic.replace("FLEET", "{fleet}")
     used = {name: text for name, text in _PARAMETERS.items() if f"{{{name}}}" in address}
     return {
         "address": address,
@@ -88,50 +78,21 @@ def _channel(address: str, names: tuple[str, ...], *, description: str) -> dict[
 
 def _channels() -> dict[str, Any]:
     topics = Topics("FLEET")
-
-    def address(topic: str) -> str:
-        return topic.replace("FLEET", "{fleet}")
-
+    to_device, to_server, events = (
+        [model.__name__ for model in models] for models in (_SERVER_TO_DEVICE, _DEVICE_TO_SERVER, _RUN_EVENTS)
+    )
+    shared = "Chunks of a blob, published once for all the devices that wait for it."
+    asked = "The command line asks a running server."
     return {
-        "deviceStatus": _channel(
-            address(topics.status("{device}")), ("DeviceStatus",), description="Retained presence, with a will."
-        ),
-        "deviceProfile": _channel(
-            address(topics.profile("{device}")), ("DeviceProfile",), description="What a device is, retained."
-        ),
-        "deviceTask": _channel(
-            address(topics.task("{device}")),
-            tuple(model.__name__ for model in _SERVER_TO_DEVICE),
-            description="Server to one device, QoS 1.",
-        ),
-        "deviceReply": _channel(
-            address(topics.reply("{device}")),
-            tuple(model.__name__ for model in _DEVICE_TO_SERVER),
-            description="One device to the server, QoS 1.",
-        ),
-        "blob": _channel(
-            address(topics.root) + "/blobs/{digest}/{index}",
-            ("BlobChunk",),
-            description="Chunks of a blob, published once for all the devices that wait for it.",
-        ),
-        "upload": _channel(
-            address(topics.root) + "/uploads/{task}/{index}",
-            ("UploadChunk",),
-            description="Chunks of an update.",
-        ),
-        "serverStatus": _channel(
-            address(topics.server_status), ("ServerStatus",), description="Retained presence of the server."
-        ),
-        "serverControl": _channel(
-            address(topics.server_control),
-            ("RunRequest", "SteerRequest"),
-            description="The command line asks a running server.",
-        ),
-        "serverEvents": _channel(
-            address(topics.server_events),
-            tuple(model.__name__ for model in _RUN_EVENTS),
-            description="What a running server tells about its runs.",
-        ),
+        "deviceStatus": _channel(topics.status("{device}"), ["DeviceStatus"], "Retained presence, with a will."),
+        "deviceProfile": _channel(topics.profile("{device}"), ["DeviceProfile"], "What a device is, retained."),
+        "deviceTask": _channel(topics.task("{device}"), to_device, "Server to one device, QoS 1."),
+        "deviceReply": _channel(topics.reply("{device}"), to_server, "One device to the server, QoS 1."),
+        "blob": _channel(f"{topics.root}/blobs/{{digest}}/{{index}}", ["BlobChunk"], shared),
+        "upload": _channel(f"{topics.root}/uploads/{{task}}/{{index}}", ["UploadChunk"], "Chunks of an update."),
+        "serverStatus": _channel(topics.server_status, ["ServerStatus"], "Retained presence of the server."),
+        "serverControl": _channel(topics.server_control, ["RunRequest", "SteerRequest"], asked),
+        "serverEvents": _channel(topics.server_events, events, "What a running server tells about its runs."),
     }
 
 
@@ -141,7 +102,7 @@ def document() -> dict[str, Any]:
     Returns:
         An AsyncAPI 3.0 document as plain JSON values, seen from the server.
     """
-    models = (
+    models: tuple[type[BaseModel], ...] = (
         messages.DeviceStatus,
         messages.DeviceProfile,
         messages.ServerStatus,

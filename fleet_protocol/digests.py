@@ -14,7 +14,6 @@ from typing import Protocol
 from blake3 import blake3
 
 DIGEST_PATTERN = r"^(1e20)?[0-9a-f]{64}$"
-CHUNK_DIGEST_BYTES = 32
 
 _BLAKE3 = "1e20"
 _READ_BYTES = 1024 * 1024

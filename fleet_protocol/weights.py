@@ -15,8 +15,6 @@ from safetensors.numpy import load as safetensors_load
 
 from fleet_protocol.errors import BlobError
 
-WeightsDict = dict[str, NDArray[np.float32]]
-
 _DTYPES = {"float32": "F32", "float64": "F64", "int64": "I64", "float16": "F16", "int8": "I8"}
 _HEADER_LIMIT = 16 * 1024 * 1024  # a header of 100,000 parameters is 10 MB; larger is not a model
 

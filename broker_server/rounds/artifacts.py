@@ -7,10 +7,10 @@ from types import MappingProxyType
 
 import numpy as np
 
-from broker_server.store.mapped_tensors import open_tensors
 from fleet_protocol.blobs import blob_ref
 from fleet_protocol.errors import BlobError, ConfigError, PlanError
 from fleet_protocol.manifest import BASE, Manifest, parse_manifest
+from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.messages import BlobRef
 from models.layout import Layout
 from models.slicing import Tensors

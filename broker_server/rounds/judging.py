@@ -20,11 +20,11 @@ from broker_server.rounds.test_set import load_test_set
 from broker_server.rounds.tier_models import model_of
 from broker_server.store import RoundRecord, TaskPhase, VersionRecord
 from broker_server.store.machine import RoundEvent
-from broker_server.store.mapped_tensors import open_tensors
 from fleet_protocol import control
 from fleet_protocol.control import VersionEvaluation
 from fleet_protocol.data import DataConfig
 from fleet_protocol.errors import ConfigError, DataError
+from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.messages import BlobRef, Evaluation
 from fleet_protocol.weights import encode_weights
 

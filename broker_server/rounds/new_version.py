@@ -17,10 +17,10 @@ from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.screening import Measured, difference
 from broker_server.rounds.tier_models import open_model
 from broker_server.store import TaskRecord, VersionRecord
-from broker_server.store.mapped_tensors import open_tensors
 from broker_server.strategies.strategy import Contribution
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import RefusalReason, RefusedError
+from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.weights import weights_parts
 from models.slicing import Tensors
 from models.tier import Tier

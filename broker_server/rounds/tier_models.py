@@ -2,9 +2,9 @@
 
 from broker_server.rounds.run_context import RunContext
 from broker_server.store import VersionRecord
-from broker_server.store.mapped_tensors import open_state, open_tensors
 from broker_server.strategies.strategy import GlobalModel, PlanRequest
 from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.mapped_tensors import open_tensors
 from models.plan import compile_plan, make_plan
 from models.slicing import Tensors
 from models.tier import Tier
@@ -20,7 +20,8 @@ def open_model(blobs: BlobStore, version: VersionRecord) -> GlobalModel:
     Raises:
         BlobError: they cannot be read.
     """
-    return GlobalModel(open_tensors(blobs.path(version.digest)), open_state(blobs, version.state_digest))
+    state = {} if version.state_digest is None else open_tensors(blobs.path(version.state_digest))
+    return GlobalModel(open_tensors(blobs.path(version.digest)), state)
 
 
 def model_of(context: RunContext, tier: Tier, version: VersionRecord, blobs: BlobStore) -> Tensors:

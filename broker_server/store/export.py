@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 from broker_server.store import Store, VersionRecord
 from broker_server.store.choosing import promoted
-from broker_server.store.mapped_tensors import open_tensors
 from broker_server.store.queries import find_run
 from fleet_protocol.blob_store import BlobStore, write_atomically
 from fleet_protocol.errors import ConfigError
+from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.weights import encode_weights
 
 

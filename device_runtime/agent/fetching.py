@@ -42,8 +42,6 @@ class Fetch:
         self._tries: dict[str, int] = {}
         self.repair_at = float("inf")
         self.received_bytes = 0
-        self.refused_chunks = 0
-        self.repairs = 0
 
     @property
     def complete(self) -> bool:
@@ -109,8 +107,7 @@ class Fetch:
         try:
             new = part.add(decode_chunk(frame))
         except BlobError:
-            self.refused_chunks += 1  # not kept, so the next repair asks for it
-            return None
+            return None  # not kept, so the next repair asks for it
         self.repair_at = now + self._repair_seconds
         if not new:
             return None
@@ -145,7 +142,6 @@ class Fetch:
         """
         for digest in self._parts:
             self._ask(digest)
-        self.repairs += bool(self._parts)
         self.repair_at = now + self._repair_seconds
         return len(self._parts)
 

@@ -26,10 +26,6 @@ class Journal:
         one_line = " ".join(text.split())
         _LOG.log(level, "device=%s%s %s", self._device, where, one_line, exc_info=error)
 
-    def debug(self, text: str) -> None:
-        """Something only a developer wants to know."""
-        self._write(logging.DEBUG, text)
-
     def info(self, text: str) -> None:
         """Something that is as it should be."""
         self._write(logging.INFO, text)

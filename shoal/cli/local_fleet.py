@@ -5,7 +5,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from typing_extensions import Self
 
@@ -118,9 +117,7 @@ class LocalFleet:
                 tail = "\n  ".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES:])
                 raise TransportError(f"device {name} ended with exit code {code}; the end of {log}:\n  {tail}")
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for process in self._processes.values():
             process.terminate()
         deadline = time.monotonic() + _STOP_SECONDS

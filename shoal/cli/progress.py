@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -15,31 +14,14 @@ from typing_extensions import Self
 from fleet_protocol import control
 from shoal.cli.console import bytes_text
 
+if TYPE_CHECKING:
+    from trainer_export.progress import Progress as Stage
+
 _BUSY = {"train": "training", "statistics": "statistics"}
 
 
-class Stage(Protocol):
-    """What an export says of itself (`trainer_export.Progress`)."""
-
-    @property
-    def tier(self) -> str:
-        """Id of the tier being worked on."""
-
-    @property
-    def stage(self) -> str:
-        """What is being done."""
-
-    @property
-    def done(self) -> int:
-        """Finished stages over all tiers."""
-
-    @property
-    def total(self) -> int:
-        """All stages over all tiers."""
-
-
 @contextmanager
-def export_bar(console: Console, title: str) -> Iterator[Callable[[Stage], None]]:
+def export_bar(console: Console, title: str) -> "Iterator[Callable[[Stage], None]]":
     """Draw how far an export is; nothing where the console is no terminal.
 
     Yields:
@@ -50,7 +32,7 @@ def export_bar(console: Console, title: str) -> Iterator[Callable[[Stage], None]
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         shown = bar.add_task(title, total=None)
 
-        def show(state: Stage) -> None:
+        def show(state: "Stage") -> None:
             bar.update(shown, description=f"{state.tier}: {state.stage}", completed=state.done, total=state.total)
 
         yield show
@@ -87,11 +69,8 @@ class RunDisplay:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._console.is_terminal:
-            self._live.stop()
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
 
     def _render(self) -> RenderableType:
         table = Table.grid(padding=(0, 2))
@@ -101,10 +80,7 @@ class RunDisplay:
         return Group(self._bar, table, *lines)
 
     def _say(self, text: str) -> None:
-        if self._console.is_terminal:
-            self._live.console.print(text)
-        else:
-            self._console.print(text)
+        self._console.print(text)
 
     def _set(self, device: str, state: str, tier: str | None = None) -> None:
         known = self._devices.get(device, ("", ""))[0]
@@ -145,8 +121,7 @@ class RunDisplay:
                 self._say(f"[yellow]round {event.round} abandoned:[/] {escape(event.reason)}")
             case control.RunFinished() | control.RunRejected():
                 self._devices = {}
-        if self._console.is_terminal:
-            self._live.update(self._render())
+        self._live.update(self._render())
 
     def _closed(self, event: control.RoundClosed) -> None:
         self._bar.advance(self._rounds)

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from typing_extensions import Self
 
 from fleet_protocol import control
 from shoal.cli.console import bytes_text, output_console, seconds_text
@@ -27,7 +28,15 @@ class SimulationDisplay:
         self._bars = Progress(*columns, console=console)
         self._rounds = self._bars.add_task("rounds", total=rounds)
         self._tasks = self._bars.add_task("devices", total=None)
-        self.live = Live(self._bars, console=console, refresh_per_second=4, transient=True)
+        self._live = Live(self._bars, console=console, refresh_per_second=4, transient=True)
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
 
     def stage(self, text: str) -> None:
         """Show what is being prepared."""
@@ -54,7 +63,7 @@ class SimulationDisplay:
         self._say(text)
 
     def _say(self, text: str) -> None:
-        (self.live.console if self._console.is_terminal else self._console).print(text, highlight=False)
+        self._console.print(text, highlight=False)
 
 
 def print_rounds(rows: "Sequence[RoundRow]", title: str) -> None:

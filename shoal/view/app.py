@@ -11,7 +11,7 @@ from contextlib import closing, suppress
 from functools import lru_cache, partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from fastapi import APIRouter, FastAPI, Header, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
@@ -33,7 +33,6 @@ from shoal.view.metrics import StoreMetrics
 
 _FOLLOWED = 10_000  # lines that may come between two looks at the store
 
-ViewT = TypeVar("ViewT")
 First = Annotated[int, Query(ge=1, description="None before this round.")]
 Last = Annotated[int | None, Query(ge=0, description="None after this round.")]
 

@@ -11,9 +11,9 @@ import pytest
 
 from broker_server.store import Store, TaskPhase
 from broker_server.store.machine import RoundState
-from broker_server.store.mapped_tensors import open_tensors
 from fleet_protocol import control
 from fleet_protocol.digests import place_of
+from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.messages import Offer
 from fleet_protocol.weights import encode_weights
 from tests.broker_server.peer import Peer, honest, profile

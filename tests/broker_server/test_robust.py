@@ -15,10 +15,10 @@ from broker_server.rounds.quarantine import judged, quarantined
 from broker_server.rounds.screening import Measured, difference, lower_median, screen
 from broker_server.settings.robust import RobustConfig
 from broker_server.store import Store, TaskPhase
-from broker_server.store.mapped_tensors import open_tensors
 from fleet_protocol import control
 from fleet_protocol.digests import place_of
 from fleet_protocol.errors import ConfigError, PlanError, RefusalReason
+from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.weights import encode_weights
 from shoal.cli.main import app
 from tests.broker_server.artifacts import tiny_layout, tiny_weights

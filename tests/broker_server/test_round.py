@@ -11,10 +11,10 @@ from broker_server.rounds.evaluation import Evaluator
 from broker_server.rounds.statistics import over_batches
 from broker_server.rounds.test_set import load_test_set
 from broker_server.store import Store, TaskPhase
-from broker_server.store.mapped_tensors import open_tensors
 from fleet_protocol import control
 from fleet_protocol.digests import place_of
 from fleet_protocol.errors import ConfigError, RefusalReason
+from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.weights import encode_weights
 from models.plan import compile_plan, make_plan
 from shoal.cli.main import app

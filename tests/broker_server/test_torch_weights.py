@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from broker_server.store.mapped_tensors import open_tensors
 from fleet_protocol.errors import BlobError
+from fleet_protocol.mapped_tensors import open_tensors
 
 
 def test_a_file_of_torch_is_refused_with_the_command_that_converts_it(tmp_path):

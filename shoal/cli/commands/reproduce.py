@@ -172,17 +172,11 @@ def _run(job: "Job") -> None:
     from reproduction.running import run_job
     from shoal.cli.simulating import SimulationDisplay
 
-    console = error_console()
-    display = SimulationDisplay(console, job.config.round.rounds)
-
     def watch(row: "RoundRow") -> None:
         accuracy = "" if row.accuracy is None else f"accuracy {row.accuracy:.4f}, "
         display.closed(row.round, f"round {row.round}: {accuracy}{seconds_text(row.seconds)}")
 
-    if console.is_terminal:
-        with display.live:
-            run_job(job, listener=display.show, stage=display.stage, watch=watch)
-    else:
+    with SimulationDisplay(error_console(), job.config.round.rounds) as display:
         run_job(job, listener=display.show, stage=display.stage, watch=watch)
 
 

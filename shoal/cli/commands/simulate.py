@@ -38,15 +38,11 @@ def _simulate(options: _Options) -> None:
 
     config = _configured(options)
     console = error_console()
-    display = SimulationDisplay(console, config.round.rounds)
 
     def watch(row: "RoundRow") -> None:
         display.closed(row.round, _line(row))
 
-    if console.is_terminal:
-        with display.live:
-            result = simulate(config, listener=display.show, stage=display.stage, watch=watch)
-    else:
+    with SimulationDisplay(console, config.round.rounds) as display:
         result = simulate(config, listener=display.show, stage=display.stage, watch=watch)
     plots = plot_run(result.folder, result.rounds, title=config.strategy.name) if result.rounds else ()
     if options.as_json:
