@@ -228,6 +228,7 @@ class RoundClosed(_RunEvent):
         round_seconds: from the offers to here.
         wire_bytes: of the server's connection in the run so far.
         payload_bytes: see ``broker_server.rounds.accounting``, in the run so far.
+        epsilon: of a device's part in the run so far, None where nothing hides that.
     """
 
     type: Literal["round-closed"] = "round-closed"
@@ -240,6 +241,7 @@ class RoundClosed(_RunEvent):
     round_seconds: float
     wire_bytes: int
     payload_bytes: int
+    epsilon: float | None = None
 
 
 class RoundAbandoned(_RunEvent):

@@ -30,6 +30,7 @@ from broker_server.store.machine import RoundState
 from fleet_protocol import control
 from fleet_protocol.blob_store import BlobStore, write_atomically
 from fleet_protocol.errors import ConfigError
+from fleet_protocol.noise import seeded
 from simulation.clock import load_clock
 from simulation.data.held import Parts
 from simulation.engines import open_engine
@@ -154,7 +155,7 @@ class _Simulation:
             weights=self._fleet.model.weights,
         )
         known = self._store.runs()
-        context = prepare_run(known[0].id if known else new_run_id(), self._fleet, artifacts)
+        context = prepare_run(known[0].id if known else new_run_id(), self._fleet, artifacts, seeded)
         if not known:
             self._store.add_run(self._record(context), first_version(context, self._blobs))
         parts = Parts.load(self._prepared.parts)

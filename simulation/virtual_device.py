@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from device_runtime.board import installed_backends, peak_resident_bytes
 from device_runtime.training.backends import ForwardSession, Sessions, TrainSession
-from device_runtime.training.compute import compute, keep_update
+from device_runtime.training.compute import compute, keep_update, told
 from device_runtime.training.hooks import Hooks, SelfTested
 from device_runtime.training.labels import present_labels
 from device_runtime.training.own_model import OwnModel
@@ -25,6 +25,7 @@ from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import BlobError, RefusedError, ShoalError
 from fleet_protocol.manifest import Manifest, parse_manifest
 from fleet_protocol.messages import TaskMetrics
+from fleet_protocol.noise import seeded
 from simulation.data.held import VirtualData
 from simulation.orders import Failed, Finished, WorkerSetup, WorkItem, WorkOrder
 
@@ -132,6 +133,7 @@ class VirtualDevices:
             own_model=own,
             sessions=self._sessions,
             folder=self._setup.devices / item.device,
+            noise=seeded(f"{item.instructions.train.seed}/{item.device}/{item.round}"),
         )
 
     def _one(self, item: WorkItem) -> Finished | Failed:
@@ -196,8 +198,9 @@ class VirtualDevices:
                 train_seconds=seconds,
                 resident_bytes=peak_resident_bytes(),
             )
-            update = keep_update(_task(item, manifest, self._tested), bench, result.tensors)
-            found.append(Finished(task=item.task, update=update, metrics=metrics))
+            task = _task(item, manifest, self._tested)
+            update = keep_update(task, bench, result.tensors)
+            found.append(Finished(task=item.task, update=update, metrics=told(task, metrics)))
         return found
 
 

@@ -23,6 +23,7 @@ from broker_server.rounds.steering import Halted
 from broker_server.store import RoundRecord, TaskPhase, TaskRecord, VersionRecord
 from broker_server.store.choosing import promoted
 from broker_server.store.machine import FINAL, RoundEvent, RoundState
+from broker_server.store.privacy_spent import epsilons
 from fleet_protocol import control
 from fleet_protocol.errors import ShoalError, StorageError, TransportError
 
@@ -283,6 +284,7 @@ class Coordinator:
         run = self._store.run(record.run)
         found = judgement.evaluation
         shown = found.summary if found else judgement.note or "not evaluated"
+        epsilon = None if run is None else epsilons(self._store, run).get(record.number)
         merged = {task.device: task.tier for task in trained if task.phase is TaskPhase.MERGED}
         self._reporter.emit(
             control.RoundClosed(
@@ -297,8 +299,10 @@ class Coordinator:
                 round_seconds=time.monotonic() - self._round_began,
                 wire_bytes=run.wire_bytes if run is not None else 0,
                 payload_bytes=run.payload_bytes if run is not None else 0,
+                epsilon=epsilon,
             ),
-            f"version {version.number} from {len(merged)} updates; {shown}",
+            f"version {version.number} from {len(merged)} updates; {shown}"
+            + ("" if epsilon is None else f"; epsilon {epsilon:.4g}"),
         )
         self._tidy(record, tasks)
 

@@ -58,10 +58,11 @@ def count_updates(
     Raises:
         BlobError: an update on disk can no longer be read.
     """
-    config = context.config.robust
+    config, privacy = context.config.robust, context.config.privacy
     verdicts = screen(folding.measured, _earlier(services, old), config)
     chosen_out = _left_out(folding, verdicts, config.faulty) if config.merge == "krum" else ()
     outcomes = {task: _outcome(item, left_out=task in chosen_out) for task, item in verdicts.items()}
+    changed = any(_changes(outcomes[task]) for task in folding.folded)
 
     def treated(task: str, update: Contribution) -> Contribution | None:
         if outcomes[task].phase is not TaskPhase.MERGED:
@@ -73,8 +74,10 @@ def count_updates(
             update = replace(update, metrics=update.metrics.model_copy(update={"examples": screening.samples}))
         return update
 
-    if any(_changes(outcomes[task]) for task in folding.folded):
+    if changed:
         folding = folding.again(treated)
+    if privacy is not None and privacy.where == "central":  # by the merge itself; noted here
+        outcomes = {task: _clipped(item, privacy.clip) for task, item in outcomes.items()}
     refusals = {task: (item.reason, item.detail) for task, item in verdicts.items() if item.reason is not None}
     return Counted(folding, outcomes, refusals)
 
@@ -115,6 +118,11 @@ def _outcome(verdict: Verdict, *, left_out: bool) -> Outcome:
 def _changes(outcome: Outcome) -> bool:
     screening = outcome.screening
     return outcome.phase is not TaskPhase.MERGED or screening.scale < 1 or screening.samples < screening.declared
+
+
+def _clipped(outcome: Outcome, clip: float) -> Outcome:
+    noted = {"bound": clip, "scale": min(1.0, clip / max(outcome.screening.norm, clip))}
+    return replace(outcome, screening=outcome.screening.model_copy(update=noted))
 
 
 def _scaled(update: Tensors, sent: Tensors, scale: float) -> dict[str, NDArray[np.float32]]:

@@ -17,10 +17,12 @@ from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.screening import Measured, difference
 from broker_server.rounds.tier_models import open_model
 from broker_server.store import TaskRecord, VersionRecord
+from broker_server.strategies.private_merge import private_merge
 from broker_server.strategies.strategy import Contribution
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.mapped_tensors import open_tensors
+from fleet_protocol.noise import bounded
 from fleet_protocol.weights import weights_parts
 from models.slicing import Tensors
 from models.tier import Tier
@@ -45,6 +47,9 @@ def begin_folding(
         old: the version the round started from.
     """
     plans = compiled_plans(context, tasks)
+    privacy = context.config.privacy
+    if privacy is not None and privacy.where == "local":
+        privacy = None
 
     def load(task: str) -> Contribution:
         record = current(task)
@@ -68,6 +73,8 @@ def begin_folding(
 
     def moved(task: str, update: Contribution) -> Contribution:
         record = current(task)
+        if privacy is not None:
+            return replace(update, weights=bounded(update.weights, sent_to(services, record), privacy.clip))
         weight = _weight_of(context, record, old)
         if record.version == old.number:
             return update
@@ -78,7 +85,13 @@ def begin_folding(
         }
         return replace(update, key=f"{update.key}@{record.version}", weights=weights)
 
-    return Folding(context.strategy.merge, [task.id for task in tasks], load, measure, moved)
+    merge = context.strategy.merge
+    if privacy is not None:
+        asked = ((task.plan_key, plans[task.version, task.plan_key]) for task in tasks)
+        draw = context.noise(f"{context.config.seed}/merge/{old.number}")
+        deviation = privacy.clip * privacy.noise_multiplier
+        merge = private_merge(context.artifacts.layout, asked, deviation, context.config.server_optimizer, draw)
+    return Folding(merge, [task.id for task in tasks], load, measure, moved)
 
 
 def _weight_of(context: RunContext, task: TaskRecord, old: VersionRecord) -> float:

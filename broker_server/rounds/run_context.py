@@ -1,8 +1,9 @@
 """What is fixed for a run: its name, configuration, artifacts, tiers and strategy, found to go together."""
 
+import os
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -10,13 +11,16 @@ from broker_server.rounds.artifacts import Artifacts, TierArtifacts
 from broker_server.rounds.best import require_metric
 from broker_server.rounds.fleet import require_levels, usable_tiers
 from broker_server.settings.fleet import FleetConfig
+from broker_server.settings.pairs import require_pairs
+from broker_server.store.privacy_spent import require_accountant
 from broker_server.strategies.registry import build_strategy
 from broker_server.strategies.strategy import Average, PlanRequest, Strategy
 from fleet_protocol.encodings import LEVELS
 from fleet_protocol.errors import ConfigError, PlanError
 from fleet_protocol.manifest import Manifest
 from fleet_protocol.messages import Instructions, TrainSettings
-from fleet_protocol.messages.instructions import Ramp, Upload
+from fleet_protocol.messages.instructions import Hiding, Ramp, Upload
+from fleet_protocol.noise import Draw
 from fleet_protocol.recipe import RecipeTable
 
 
@@ -35,6 +39,7 @@ class RunContext:
         artifacts: of the architecture.
         tiers: in use, largest first.
         strategy: how to plan and merge.
+        noise: random bytes for what a name says; those of the operating system, which nobody can draw again.
     """
 
     run: str
@@ -42,6 +47,7 @@ class RunContext:
     artifacts: Artifacts
     tiers: tuple[TierArtifacts, ...]
     strategy: Strategy
+    noise: Callable[[str], Draw] = lambda _name: os.urandom
 
     @property
     def judged(self) -> TierArtifacts:
@@ -90,9 +96,11 @@ class RunContext:
             return Instructions(routine=kind, train=settings)
         encoding = self.config.upload.encoding
         feedback = encoding in LEVELS and _moving(self.strategy, self.tiers, self.config.seed) is None
-        asked = Instructions(
-            train=settings, stays=self.strategy.stays, upload=Upload(encoding=encoding, feedback=feedback)
-        )
+        privacy, hiding = self.config.privacy, None
+        if privacy is not None and privacy.where == "local":
+            hiding = Hiding(clip=privacy.clip, deviation=privacy.clip * privacy.noise_multiplier)
+        upload = Upload(encoding=encoding, feedback=feedback, hiding=hiding)
+        asked = Instructions(train=settings, stays=self.strategy.stays, upload=upload)
         return self.strategy.instruct(asked, closed_rounds)
 
     def _exported(self, key: str, wanted: str) -> TierArtifacts:
@@ -104,13 +112,16 @@ class RunContext:
         return found
 
 
-def prepare_run(run: str, config: FleetConfig, artifacts: Artifacts) -> RunContext:
+def prepare_run(
+    run: str, config: FleetConfig, artifacts: Artifacts, noise: Callable[[str], Draw] = lambda _name: os.urandom
+) -> RunContext:
     """Put together what is fixed for a run, and refuse what does not go together before anything is trained.
 
     Args:
         run: id.
         config: with absolute paths.
         artifacts: of the architecture.
+        noise: random bytes for what a name says.
 
     Raises:
         ConfigError: a name or number in the configuration is wrong.
@@ -119,8 +130,12 @@ def prepare_run(run: str, config: FleetConfig, artifacts: Artifacts) -> RunConte
     allowed = usable_tiers(artifacts.tiers, config.tiers)
     robust = config.robust
     average: Average = "mean" if robust.merge == "krum" else robust.merge
+    require_pairs(config)
+    settings = replace(config.strategy.settings, average=average, faulty=robust.faulty)
+    if config.privacy is not None:  # what the method would do by itself
+        settings = replace(settings, label_rule=False, weighting=settings.weighting or "uniform")
     prepared = build_strategy(
-        replace(config.strategy.settings, average=average, faulty=robust.faulty),
+        settings,
         artifacts.layout,
         [item.tier for item in allowed],
         config.server_optimizer,
@@ -135,10 +150,13 @@ def prepare_run(run: str, config: FleetConfig, artifacts: Artifacts) -> RunConte
         )
     if robust.merge == "krum":
         _require_shared_plans(prepared, tiers)
-    context = RunContext(run, config, artifacts, tiers, prepared)
+    context = RunContext(run, config, artifacts, tiers, prepared, noise)
     asked = context.instructions("train", 0)
     if config.round.buffer is not None:
-        _require_deltas(prepared, asked, robust.merge)
+        _require_deltas(prepared, asked, "round.buffer takes updates that were made from earlier versions", "buffer")
+    if config.privacy is not None:
+        require_accountant()
+        _require_hidden(context, asked)
     if asked.train.micro_batch is not None and asked.routine != "train":
         raise PlanError(f"train.micro_batch: the routine {asked.routine} takes whole batches; leave it out")
     for item in tiers:
@@ -166,17 +184,32 @@ def _moving(strategy: Strategy, tiers: Sequence[TierArtifacts], seed: int) -> st
     return next((tier for tier, plan in plans.items() if plan.kind != "static"), None)
 
 
-def _require_deltas(strategy: Strategy, asked: Instructions, merge: str) -> None:
-    """See that an update of an earlier version can be added to a later one."""
+def _require_deltas(strategy: Strategy, asked: Instructions, what: str, remove: str) -> None:
+    """See that the global model moves by a mean of what devices have changed, in tiers that they were given."""
     why = ""
     if not strategy.merge.deltas:
         why = f"{strategy.name} does not average entry by entry what its devices have changed; take heterofl or fedavg"
     elif asked.chooser is not None:
         why = f"with {strategy.name} devices choose their tier by rounds that all of them end together"
-    elif merge != "mean":
-        why = f'robust.merge = "{merge}" compares updates that were made from one version; leave it out'
     if why:
-        raise PlanError(f"round.buffer takes updates that were made from earlier versions: {why}, or remove buffer")
+        raise PlanError(f"{what}: {why}, or remove {remove}")
+
+
+def _require_hidden(context: RunContext, asked: Instructions) -> None:
+    """See that nothing of a device's samples passes the noise by."""
+    config = context.config
+    if config.privacy is not None and config.privacy.where == "central":
+        _require_deltas(context.strategy, asked, "privacy: the noise is made for a sum of changes", "[privacy]")
+    elif asked.chooser is not None:
+        raise PlanError(
+            f"privacy: with {context.strategy.name} devices choose their tier by their losses; take heterofl"
+        )
+    statistics = config.evaluation.data is not None and context.judged.manifest.statistics
+    if statistics and config.evaluation.statistics == "query":
+        raise PlanError(
+            "privacy: batch norm statistics of the devices have no noise; set evaluation.statistics ="
+            ' "server-batch", or take a norm without statistics'
+        )
 
 
 def _require_recipe(table: RecipeTable | None, manifest: Manifest) -> None:

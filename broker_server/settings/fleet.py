@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from broker_server.settings.assignment import parse_mix, scheduled_rate
 from broker_server.settings.evaluation import EvaluationConfig
 from broker_server.settings.method import StrategyConfig
+from broker_server.settings.privacy import PrivacyConfig
 from broker_server.settings.robust import RobustConfig
 from broker_server.settings.rounds import RoundConfig, UploadConfig
 from broker_server.strategies.server_optimizer import OptimizerSettings
@@ -21,6 +22,7 @@ __all__ = [
     "EvaluationConfig",
     "FleetConfig",
     "ModelConfig",
+    "PrivacyConfig",
     "RobustConfig",
     "RoundConfig",
     "RunKeys",
@@ -172,6 +174,7 @@ class RunKeys(FrozenModel):
         server_optimizer: what the server does with a merge; None for what the strategy does by itself.
         tiers: which device gets which tier.
         robust: what is done about updates that are unlike the others.
+        privacy: what hides one device's part; None for nothing.
     """
 
     keep_versions: int | None = Field(default=None, ge=1)
@@ -182,6 +185,7 @@ class RunKeys(FrozenModel):
     server_optimizer: OptimizerSettings | None = None
     tiers: TiersConfig = TiersConfig()
     robust: RobustConfig = RobustConfig()
+    privacy: PrivacyConfig | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> "RunKeys":

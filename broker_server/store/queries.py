@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from broker_server.settings.fleet import FleetConfig
 from broker_server.store import DeviceRecord, EventRecord, LeftOut, RoundRecord, RunRecord, Store, TaskPhase, TaskRecord
 from broker_server.store.choosing import chosen
+from broker_server.store.privacy_spent import epsilons
 from broker_server.store.remedies import SIMULATED, remedy, why_away
 from broker_server.store.task_records import DevicePart
 from fleet_protocol.control import VersionEvaluation
@@ -54,9 +55,10 @@ class StatusView:
         version: newest global version.
         evaluation: newest evaluation of the global model.
         online: devices that are connected, as last stored.
-        devices: devices that were ever seen.
+        devices: that were ever seen.
         refusals: how often what was refused in the run, by reason.
         insecure: whether it went over a network although nothing was signed.
+        epsilon: of a device's part in it so far, None where it is not known.
         runs: every run of the store, newest first.
     """
 
@@ -70,6 +72,7 @@ class StatusView:
     devices: int
     refusals: Mapping[str, int]
     insecure: bool
+    epsilon: float | None
     runs: tuple[RunRecord, ...]
 
 
@@ -111,8 +114,7 @@ class DeviceView:
         fetch_seconds: mean over its updates.
         resident_bytes: largest reported.
         examples: training samples, as last reported.
-        evaluation: on its own held-out samples, as last reported, if it keeps any: of the sub-model it trained, or
-            of its own model where the routine trains one.
+        evaluation: on its own held-out samples, if it keeps any, as in `TaskMetrics`.
         reason: why it takes no part, or took none in the newest round; empty where it does.
         remedy: what to do about that; empty where there is nothing to do, or the reason says it.
     """
@@ -141,11 +143,11 @@ class RoundView:
         phases: number of training tasks in each phase.
         seconds: from the first offers to its end.
         tasks: its training tasks, by device.
-        device_accuracy: mean of the accuracies that devices report of their own held-out samples, each device alike;
-            None if none does.
+        device_accuracy: mean over devices of their accuracies on their own held-out samples; None if none reports one.
         device_metrics: the recipe's metrics over the held-out samples of all devices together.
         sent_bytes: of the weights that its devices were offered; devices that share a plan are sent one copy.
         received_bytes: of the updates that came.
+        epsilon: as in `StatusView`, up to here.
     """
 
     round: RoundRecord
@@ -156,6 +158,7 @@ class RoundView:
     device_metrics: Mapping[str, float] = field(default_factory=dict)
     sent_bytes: int = 0
     received_bytes: int = 0
+    epsilon: float | None = None
 
 
 def find_run(store: Store, run: str | None = None) -> RunRecord:
@@ -191,18 +194,19 @@ def status(store: Store, run: str | None = None) -> StatusView:
     refusals: Counter[str] = Counter()
     for item in store.refusals(record.id) if record is not None else []:
         refusals[item.reason] += item.count
-    broker = FleetConfig.model_validate_json(record.config).broker if record is not None else None
+    config = FleetConfig.model_validate_json(record.config) if record is not None else None
     return StatusView(
         run=record,
         round=store.last_round(record.id) if record is not None else None,
         closed=max((version.number for version in versions), default=0),
-        rounds=FleetConfig.model_validate_json(record.config).round.rounds if record is not None else 0,
+        rounds=config.round.rounds if config is not None else 0,
         version=versions[-1].number if versions else None,
         evaluation=next((item.evaluation for item in reversed(versions) if item.evaluation), None),
         online=sum(device.online for device in known),
         devices=len(known),
         refusals=dict(sorted(refusals.items())),
-        insecure=broker is not None and broker.insecure and broker.identity is None,
+        insecure=config is not None and config.broker.insecure and config.broker.identity is None,
+        epsilon=max(epsilons(store, record).values(), default=None) if record is not None else None,
         runs=tuple(runs),
     )
 
@@ -340,15 +344,15 @@ def rounds(
     """
     if run is None and not store.runs():
         return []
-    views = []
-    for item in store.rounds(find_run(store, run).id):
-        if item.number < first or (last is not None and item.number > last):
+    views, record = [], find_run(store, run)
+    spent = epsilons(store, record)
+    for item in store.rounds(record.id):
+        if not first <= item.number <= (item.number if last is None else last):
             continue
         found = store.tasks(item.run, item.number, "train")
         own = [task.metrics.evaluation for task in found if task.metrics and task.metrics.evaluation]
         accuracies = [judged.accuracy for judged in own if judged.accuracy is not None]
-        left = item.left_out
-        if left is not None and not tasks:
+        if (left := item.left_out) is not None and not tasks:
             item = replace(item, left_out=LeftOut(reasons={}, more=left.more + len(left.reasons)))  # noqa: PLW2901
         views.append(
             RoundView(
@@ -360,6 +364,7 @@ def rounds(
                 device_metrics=joined(own),
                 sent_bytes=sum({task.weights.digest: task.weights.size for task in found}.values()),
                 received_bytes=sum(task.update_size or 0 for task in found),
+                epsilon=spent.get(item.number),
             )
         )
     return views

@@ -125,6 +125,21 @@ def fold(
                 boxes = tensor_regions(tensor, dict.fromkeys(axes, rows))
             for box in boxes:
                 _add(state.sums[name], box, update[name], weight, state.scratch)
+    count(state, key, plan, weight, rows)
+
+
+def count(
+    state: Accumulator, key: str, plan: CompiledPlan, weight: float = 1.0, rows: NDArray[np.int64] | None = None
+) -> None:
+    """Count an update in what entries are divided by.
+
+    Args:
+        state: changed in place.
+        key: name of the plan.
+        plan: what the update holds.
+        weight: of it.
+        rows: of the labels that it holds; None for all.
+    """
     group = state.groups.get(key)
     if group is None:
         group = state.groups[key] = _Group(plan, 0.0, np.zeros(state.layout.classes))
@@ -174,10 +189,10 @@ def coverage(state: Accumulator, name: str) -> Floats:
         not labelled[at] and all(tensor.runs[at] == (Run(0, 0, size),) for _, tensor in held)
         for at, size in enumerate(shape)
     ]
-    count = np.zeros([1 if alone else size for alone, size in zip(shared, shape, strict=True)], np.float32)
+    total = np.zeros([1 if alone else size for alone, size in zip(shared, shape, strict=True)], np.float32)
     for group, tensor in held:
-        _add_coverage(count, shared, labelled, group, tensor)
-    return count
+        _add_coverage(total, shared, labelled, group, tensor)
+    return total
 
 
 def _add_coverage(
@@ -221,12 +236,12 @@ def finish(state: Accumulator, old: Tensors) -> dict[str, NDArray[np.float32]]:
         raise PlanError("this accumulator was finished already")
     state.spent = True
     for name, total in state.sums.items():
-        count = coverage(state, name)
-        bare = count == 0
+        held = coverage(state, name)
+        bare = held == 0
         if bare.any():
-            count[bare] = 1
-            np.divide(total, count, out=total)
+            held[bare] = 1
+            np.divide(total, held, out=total)
             np.copyto(total, old[name], where=bare)
         else:
-            np.divide(total, count, out=total)
+            np.divide(total, held, out=total)
     return state.sums

@@ -23,7 +23,6 @@ from broker_server.strategies.strategy import (
     Strategy,
     stepped,
 )
-from fleet_protocol.errors import PlanError
 from fleet_protocol.frozen import FrozenModel
 from models.plan import make_plan
 
@@ -38,15 +37,8 @@ def build(basis: Basis[FrozenModel | None]) -> Strategy:
 
     Args:
         basis: plan kind; ``weighting`` defaults to uniform, ``label_rule`` to on.
-
-    Raises:
-        PlanError: weights by samples are configured with a merge that counts every device alike.
     """
     by_samples = (basis.weighting or "uniform") == "samples"
-    if by_samples and basis.average != "mean":
-        raise PlanError(
-            f'robust.merge = "{basis.average}" counts every device alike; remove strategy.weighting = "samples"'
-        )
     label_rule = basis.label_rule is not False
 
     def plan(request: PlanRequest) -> PlannedTier:

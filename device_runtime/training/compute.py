@@ -22,6 +22,8 @@ from fleet_protocol.encodings import LEVELS, decode, encode
 from fleet_protocol.errors import BlobError
 from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.messages import BlobRef, TaskMetrics
+from fleet_protocol.messages.instructions import Hiding
+from fleet_protocol.noise import bounded, gaussian
 from fleet_protocol.weights import encode_weights
 
 
@@ -75,7 +77,15 @@ def compute(task: Task, bench: Bench, hooks: Hooks) -> Outcome:
         evaluation=result.evaluation,
     )
     trained = routine.phase == "training"
-    return Outcome(update, metrics, result.seconds / max(result.batches, 1) if trained else None)
+    return Outcome(update, told(task, metrics), result.seconds / max(result.batches, 1) if trained else None)
+
+
+def told(task: Task, metrics: TaskMetrics) -> TaskMetrics:
+    """What is said of a task: where something hides the device's part, no loss, no evaluation and no labels."""
+    if task.instructions.upload.hiding is None:
+        return metrics
+    hidden = {"labels": (), "train_loss": None, "mean_loss": None, "evaluation": None}
+    return metrics.model_copy(update=hidden)
 
 
 def _labels(task: Task, bench: Bench) -> tuple[int, ...]:
@@ -103,11 +113,25 @@ def keep_update(task: Task, bench: Bench, tensors: Mapping[str, NDArray[Any]]) -
         "version": str(task.version),
         "tier": task.tier,
     }
+    if task.instructions.upload.hiding is not None:
+        tensors = _hidden(task, bench, tensors, task.instructions.upload.hiding)
     if task.instructions.upload.encoding != "fp32":
         tensors = _encoded(task, bench, tensors)
     data = encode_weights(tensors, metadata)
     parts = (data,) if task.seal is None else task.seal(data)
     return BlobRef(digest=bench.blobs.put(*parts), size=sum(map(len, parts)), chunk_bytes=task.weights.chunk_bytes)
+
+
+def _hidden(
+    task: Task, bench: Bench, tensors: Mapping[str, NDArray[Any]], hiding: Hiding
+) -> dict[str, NDArray[np.float32]]:
+    """The update with its difference bounded and noise on every entry."""
+    sent = open_tensors(bench.blobs.path(task.weights.digest))
+    change = bounded(tensors, sent, hiding.clip)
+    return {
+        name: (sent[name] + value + hiding.deviation * gaussian(bench.noise, value.shape)).astype(np.float32)
+        for name, value in change.items()
+    }
 
 
 def _encoded(task: Task, bench: Bench, tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

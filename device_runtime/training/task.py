@@ -1,5 +1,6 @@
 """One device's part in a round, and the board it is done on, as the training room sees them: frozen values."""
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.manifest import BASE, Manifest
 from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.messages import BlobRef, Instructions
+from fleet_protocol.noise import Draw
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,7 @@ class Bench:
         folder: where files lie between rounds, None where nothing can be kept.
         sessions: opens the graphs; None opens each anew on `threads`.
         parts: training and held-out indices to use instead of a split by `holdout`.
+        noise: random bytes for what hides its part.
     """
 
     data: DataSet
@@ -45,6 +48,7 @@ class Bench:
     folder: Path | None = None
     sessions: Sessions | None = None
     parts: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
+    noise: Draw = os.urandom
 
     @property
     def examples(self) -> int:

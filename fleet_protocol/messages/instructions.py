@@ -79,6 +79,18 @@ class Chooser(FrozenModel):
     settings: Mapping[str, JsonValue] = Field(default_factory=dict)
 
 
+class Hiding(FrozenModel):
+    """What a device does to its update before anybody sees it (`fleet_protocol.noise`).
+
+    Attributes:
+        clip: the largest norm of its difference to what was sent.
+        deviation: of the noise that is added to every entry of the difference.
+    """
+
+    clip: PositiveMeasure
+    deviation: PositiveMeasure
+
+
 class Upload(FrozenModel):
     """How an update travels.
 
@@ -86,10 +98,12 @@ class Upload(FrozenModel):
         encoding: see `fleet_protocol.encodings`; a device that does not know it refuses the offer.
         feedback: whether the device keeps what was lost in rounding and adds it to its next update of the same tier.
             Without, because the next slice may have other units, it rounds at random.
+        hiding: what hides the device's part, None for nothing. With it neither losses nor labels are told.
     """
 
     encoding: Name = "fp32"
     feedback: bool = True
+    hiding: Hiding | None = None
 
 
 class Instructions(FrozenModel):

@@ -82,6 +82,7 @@ class Arm(Heading):
         payload_bytes: bytes of the blobs inside them.
         seconds: whole run.
         refusals: refused messages and updates, by reason.
+        epsilon: of a device's part in it, None where nothing hides that.
     """
 
     rounds: tuple[RoundPoint, ...]
@@ -89,6 +90,7 @@ class Arm(Heading):
     payload_bytes: int
     seconds: float
     refusals: Mapping[str, int]
+    epsilon: float | None = None
 
     @property
     def accuracy(self) -> float | None:
@@ -180,6 +182,7 @@ def _table(report: Report) -> list[dict[str, str]]:
             "wire": bytes_text(arm.wire_bytes),
             "payload": bytes_text(arm.payload_bytes),
             "round_seconds": seconds_text(_mean([point.seconds for point in arm.rounds])),
+            "epsilon": "" if arm.epsilon is None else f"{arm.epsilon:.4g}",
             "refusals": ", ".join(f"{count} {reason}" for reason, count in arm.refusals.items()) or "none",
         }
         for arm in report.arms

@@ -108,6 +108,8 @@ def _draw_status(view: queries.StatusView) -> None:
     if view.run.detail:
         console.print(f"  {view.run.detail}", highlight=False, markup=False)
     console.print(f"  {view.closed} of {view.rounds} rounds closed, {accuracy}", highlight=False)
+    if view.epsilon is not None:
+        console.print(f"  epsilon {view.epsilon:.4g} for the device that was asked most often", highlight=False)
     if view.round is not None:
         console.print(f"  round {view.round.number} is {view.round.state.value}", highlight=False)
     console.print(f"  {view.online} of {view.devices} devices online when last heard of", highlight=False)
@@ -172,6 +174,7 @@ def _draw_rounds(views: Sequence[queries.RoundView]) -> None:
             "on devices": _number(view.device_accuracy),
             **{f"{name} on devices": _number(view.device_metrics.get(name)) for name in on_devices},
             **{tier: _tier_accuracy(view.round, tier) for tier in tiers},
+            **({"epsilon": f"{view.epsilon:.4g}"} if view.epsilon is not None else {}),
             "updates": ", ".join(f"{count} {phase}" for phase, count in view.phases.items()),
             "time": seconds_text(view.seconds),
             "note": view.round.reason or view.round.note or "",

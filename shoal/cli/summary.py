@@ -5,6 +5,7 @@ from pathlib import Path
 
 from broker_server.store import RoundRecord, Store, TaskRecord
 from broker_server.store.machine import RoundState
+from broker_server.store.privacy_spent import epsilons
 from shoal.cli.report import Arm, DevicePoint, Heading, RoundPoint
 
 
@@ -53,6 +54,7 @@ def summarise(store_folder: Path, run: str, heading: Heading, seconds: float) ->
         refusals: Counter[str] = Counter()
         for refusal in store.refusals(run):
             refusals[str(getattr(refusal.reason, "value", refusal.reason))] += refusal.count
+        spent = epsilons(store, record) if record is not None else {}
     finally:
         store.close()
     return Arm(
@@ -64,4 +66,5 @@ def summarise(store_folder: Path, run: str, heading: Heading, seconds: float) ->
         payload_bytes=record.payload_bytes if record else 0,
         seconds=seconds,
         refusals=dict(refusals),
+        epsilon=max(spent.values(), default=None),
     )

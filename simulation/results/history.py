@@ -50,6 +50,7 @@ class RoundRow:
         local_accuracy: mean over the devices' own held-out samples, weighted by their number.
         matthews: correlation of its predictions with two labels, if that was asked for.
         perplexity: of that version on the server's test set, if that was asked for.
+        epsilon: of a device's part in the run so far, None where nothing hides that.
     """
 
     round: int
@@ -66,6 +67,7 @@ class RoundRow:
     local_accuracy: float | None
     matthews: float | None = None
     perplexity: float | None = None
+    epsilon: float | None = None
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 from broker_server.rounds.run_context import RunContext
 from broker_server.store import RoundRecord, Store, TaskPhase
+from broker_server.store.privacy_spent import epsilons
+from broker_server.store.queries import find_run
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.messages import Evaluation, TrainSettings
 from simulation.clock import round_seconds
@@ -78,6 +80,7 @@ class RowMaker:
             local_accuracy=self._local_accuracy(
                 record, [task.metrics.evaluation for task in tasks if task.kind == "train" and task.metrics is not None]
             ),
+            epsilon=epsilons(self._store, find_run(self._store, record.run)).get(record.number),
             **self._judged(record),
         )
         return row, tuple(devices)

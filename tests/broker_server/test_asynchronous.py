@@ -175,8 +175,6 @@ def test_nothing_is_stale_where_all_are_waited_for(url, config, running, fleet):
         ({"strategy": {"name": "inclusivefl"}}, "inclusivefl does not average entry by entry"),
         ({"strategy": {"name": "fedmedian"}}, "fedmedian does not average"),
         ({"strategy": {"name": "fedrolex", "fedrolex": {"weighting": "width"}}}, "does not average"),
-        ({"robust": {"merge": "trimmed_mean"}}, "does not average"),
-        ({"robust": {"merge": "krum"}}, 'robust.merge = "krum" compares'),
         ({"strategy": {"name": "whalefl"}}, "choose their tier by rounds"),
     ],
 )

@@ -1,5 +1,8 @@
 """Updates in an encoding: what rounding loses comes with the next update, on this board, in this run and tier alone."""
 
+import os
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,7 +13,7 @@ from fleet_protocol.data import make_dataset
 from fleet_protocol.encodings import decode
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.messages import Done, Instructions, TrainSettings
-from fleet_protocol.messages.instructions import Upload
+from fleet_protocol.messages.instructions import Hiding, Upload
 from fleet_protocol.weights import decode_weights
 from tests.brokers import embedded_broker
 from tests.device_runtime.device_process import DeviceProcess
@@ -140,3 +143,40 @@ def test_what_was_lost_survives_a_kill(tiny, bench, tmp_path):
             device.kill()
         told = {message.task: message.update.digest for message in server.heard(Done)}
     assert [told["t1"], told["t2"]] == expected
+
+
+def hiding(clip=0.5, deviation=0.25):
+    return Hiding(clip=clip, deviation=deviation)
+
+
+def test_a_device_hides_its_part_before_anybody_sees_it(tiny, bench):
+    """The difference has the bound's norm and noise of the asked size, anew each time; nothing tells its samples."""
+    asked = task(tiny, 1, encoding="fp32", hiding=hiding())
+    before = initial_weights()
+    after = {name: value + np.float32(7) for name, value in before.items()}
+
+    def change(draws):
+        update = keep_update(asked, replace(bench, noise=draws), after)
+        found = decode_weights(bench.blobs.path(update.digest).read_bytes())
+        return np.concatenate([(found[name] - value).reshape(-1) for name, value in before.items()])
+
+    entries = change(
+        lambda count: b"\x00" * count
+    )  # noise of one size everywhere: radius of the smallest uniform value
+    assert np.ptp(entries) == pytest.approx(0.25 * np.sqrt(-2 * np.log(2.0**-54)), rel=1e-3)
+    one, other = change(os.urandom), change(os.urandom)
+    assert not np.array_equal(one, other)
+    assert np.std(one - other) == pytest.approx(0.25 * np.sqrt(2), rel=0.25)
+    middle = np.mean([change(os.urandom) for _ in range(200)], axis=0)
+    np.testing.assert_allclose(middle, 0.5 / np.sqrt(len(middle)), atol=0.25 * 5 / np.sqrt(200))
+
+
+@pytest.mark.parametrize("hidden", [None, hiding()])
+def test_what_is_told_beside_a_hidden_update(tiny, bench, hidden):
+    """Labels, losses and evaluation are told, or none of them."""
+    asked = task(tiny, 1, encoding="fp32", hiding=hidden)
+    metrics = compute(asked, replace(bench, holdout=0.2), Hooks()).metrics
+    assert [bool(metrics.labels), metrics.train_loss is not None, metrics.evaluation is not None] == 3 * [
+        hidden is None
+    ]
+    assert metrics.examples > 0

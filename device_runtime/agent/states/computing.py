@@ -78,7 +78,8 @@ class _Computing(DeviceState):
 
     def _tell(self, report: EpochReport) -> None:
         self._told_at = time.monotonic()
-        self.ctx.send(Progress, epoch=report.epoch, epochs=report.epochs, step=report.step, loss=report.loss)
+        loss = report.loss if self.ctx.need_task().record.offer.upload.hiding is None else None
+        self.ctx.send(Progress, epoch=report.epoch, epochs=report.epochs, step=report.step, loss=loss)
 
     @override
     def on_work(self, event: WorkReport | WorkDone | WorkFailed) -> None:

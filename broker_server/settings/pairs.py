@@ -1,0 +1,98 @@
+"""Which settings do not go with which: a table that is held against a run when it is planned.
+
+`docs/privacy.md` shows it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from broker_server.settings.fleet import FleetConfig
+from fleet_protocol.errors import PlanError
+
+USED: Mapping[str, Callable[[FleetConfig], bool]] = MappingProxyType(
+    {
+        "norm bound": lambda run: run.robust.norm_bound > 0,
+        "refused weights": lambda run: run.robust.beyond_weight == "refuse",
+        "median or trimmed mean": lambda run: run.robust.merge in {"median", "trimmed_mean"},
+        "krum": lambda run: run.robust.merge == "krum",
+        "weights by samples": lambda run: run.strategy.weighting == "samples",
+        "label rule": lambda run: run.strategy.label_rule is True,
+        "encoding": lambda run: run.upload.encoding != "fp32",
+        "buffer": lambda run: run.round.buffer is not None,
+        "central noise": lambda run: run.privacy is not None and run.privacy.where == "central",
+        "local noise": lambda run: run.privacy is not None and run.privacy.where == "local",
+    }
+)
+"""What the table of pairs is about, and how a configuration says that it is wanted."""
+
+
+@dataclass(frozen=True)
+class WrongPair:
+    """Two that do not go together.
+
+    Attributes:
+        pair: their names in `USED`.
+        why: what would be wrong.
+        remedy: what to set instead.
+    """
+
+    pair: tuple[str, str]
+    why: str
+    remedy: str
+
+
+_MEAN = 'set robust.merge = "mean"'
+WRONG = (
+    WrongPair(
+        ("norm bound", "central noise"),
+        "whether an update counts would depend on the others', beyond what the noise hides",
+        "set robust.norm_bound = 0: privacy.clip bounds every update",
+    ),
+    WrongPair(
+        ("refused weights", "central noise"),
+        "whether an update counts would depend on the others' samples",
+        'set robust.beyond_weight = "clip"',
+    ),
+    WrongPair(
+        ("median or trimmed mean", "central noise"), "the noise is made for a sum, of which clip bounds a part", _MEAN
+    ),
+    WrongPair(("krum", "central noise"), "who is left out would depend on the others' updates", _MEAN),
+    WrongPair(("median or trimmed mean", "buffer"), "it compares updates of one version", _MEAN),
+    WrongPair(("krum", "buffer"), "it compares updates of one version", _MEAN),
+    WrongPair(
+        ("weights by samples", "median or trimmed mean"),
+        "it counts every device alike",
+        'set strategy.weighting = "uniform"',
+    ),
+    WrongPair(
+        ("weights by samples", "central noise"),
+        "weights are taken from the samples, which the noise does not hide",
+        'set strategy.weighting = "uniform"',
+    ),
+    WrongPair(
+        ("label rule", "central noise"),
+        "which rows move, and by whom they are divided, would tell labels",
+        "set strategy.label_rule = false",
+    ),
+    WrongPair(
+        ("label rule", "local noise"), "devices do not tell their labels then", "set strategy.label_rule = false"
+    ),
+    WrongPair(
+        ("buffer", "central noise"),
+        "by how many a sum is divided must be known before anyone answers",
+        "remove round.buffer",
+    ),
+)
+"""Every pair of `USED` that is not here goes together."""
+
+
+def require_pairs(config: FleetConfig) -> None:
+    """See that a configuration has no pair of `WRONG`.
+
+    Raises:
+        PlanError: it has one.
+    """
+    for wrong in WRONG:
+        if all(USED[name](config) for name in wrong.pair):
+            raise PlanError(f"{' and '.join(wrong.pair)} do not go together: {wrong.why}; {wrong.remedy}")

@@ -1,0 +1,24 @@
+"""What hides one device's part in a run, ``[privacy]``, in a fleet and in a simulation."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from fleet_protocol.frozen import FrozenModel
+
+
+class PrivacyConfig(FrozenModel):
+    """Differential privacy: how much one device's samples may show in what the run lets out.
+
+    Attributes:
+        where: ``central``: the server bounds every update, adds noise to their sum, and lets out nothing else;
+            ``local``: every device bounds its update and adds the noise before it is sent.
+        clip: the largest Euclidean norm of an update's difference to what was sent.
+        noise_multiplier: standard deviation of the noise in every entry, as a multiple of ``clip``.
+        delta: of the (epsilon, delta) that is told after every round; less than one over the number of devices.
+    """
+
+    where: Literal["central", "local"] = "central"
+    clip: float = Field(gt=0, le=1e15)
+    noise_multiplier: float = Field(gt=0, le=1e6)
+    delta: float = Field(default=1e-5, gt=0, lt=1)

@@ -1,0 +1,285 @@
+"""One device's part is bounded and hidden by noise, what it costs is told, and what would pass it by is refused."""
+
+import contextlib
+import itertools
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from dp_accounting import GaussianDpEvent
+from dp_accounting.pld import PLDAccountant
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from broker_server.settings import pairs
+from broker_server.settings.fleet import FleetConfig, PrivacyConfig
+from broker_server.store import Store, privacy_spent, queries
+from broker_server.strategies.private_merge import private_merge
+from broker_server.strategies.strategy import GlobalModel
+from fleet_protocol import control
+from fleet_protocol.digests import place_of
+from fleet_protocol.errors import ConfigError, PlanError, RefusalReason
+from fleet_protocol.mapped_tensors import open_tensors
+from fleet_protocol.noise import bounded, gaussian, seeded
+from models.slicing import Tensors
+from shoal.cli.main import app
+from tests.broker_server.artifacts import tiny_layout, tiny_weights
+from tests.broker_server.peer import Peer, honest
+from tests.broker_server.test_fedmedian import LAYOUT, OLD, update
+from tests.broker_server.test_merge import plan_of
+from tests.broker_server.test_refused_runs import prepare
+
+HIDDEN = {"clip": 1.0, "noise_multiplier": 1.0}
+BY_THE_SERVER = {"evaluation": {"statistics": "server-batch"}}
+CENTRAL = {"privacy": HIDDEN, "robust": {"norm_bound": 0}, **BY_THE_SERVER}
+LOCAL = {"privacy": {**HIDDEN, "where": "local"}, **BY_THE_SERVER}
+
+
+# Bound and noise.
+
+
+def norm(tensors: Tensors) -> float:
+    return math.sqrt(sum(float((value.astype(np.float64) ** 2).sum()) for value in tensors.values()))
+
+
+@settings(max_examples=40)
+@given(size=st.floats(1e-6, 1e6), clip=st.floats(1e-3, 1e3), seed=st.integers(0, 99))
+def test_no_update_moves_further_than_the_bound(size, clip, seed):
+    """Whatever a device sends; what is within the bound is as it was."""
+    rng = np.random.default_rng(seed)
+    sent = {"w": rng.normal(size=(5, 7)).astype(np.float32), "b": rng.normal(size=3).astype(np.float32)}
+    change = {name: (size * rng.normal(size=value.shape)).astype(np.float32) for name, value in sent.items()}
+    new = {name: sent[name] + value for name, value in change.items()}
+    found = bounded(new, sent, clip)
+    assert norm(found) <= clip
+    exact = {name: new[name] - sent[name] for name in sent}
+    if norm(exact) <= clip * (1 - 2e-6):
+        assert all((found[name] == exact[name]).all() for name in exact)
+    else:
+        assert norm(found) == pytest.approx(clip, rel=1e-5)
+        for name, value in found.items():
+            np.testing.assert_allclose(
+                value * norm(exact), exact[name] * clip, rtol=1e-4, atol=1e-4 * norm(exact) * clip
+            )
+
+
+def test_noise_is_normal_and_of_the_operating_system():
+    """Its distribution is that of Kolmogorov's test; two draws differ, those of one text do not."""
+    from scipy.stats import kstest  # noqa: PLC0415
+
+    values = gaussian(seeded("a"), (100, 501)).reshape(-1)
+    assert kstest(values, "norm").pvalue > 0.01
+    assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 0.01
+    assert (gaussian(seeded("a"), (7,)) == values[:7]).all() or len(values) % 2 == 0
+    assert not np.array_equal(gaussian(seeded("a"), (8,)), gaussian(seeded("b"), (8,)))
+
+
+# The merge.
+
+
+def finish(updates, asked, deviation, draw=None):
+    merge = private_merge(LAYOUT, asked, deviation, None, draw or seeded("x"))
+    sums = merge.start()
+    for item in updates:
+        merge.fold(sums, item)
+    return merge.finish(sums, GlobalModel(OLD, {})).weights
+
+
+def test_changes_are_divided_by_those_who_were_asked():
+    """Two whole and one half model asked, of which a whole one is silent: entries of all move by sums over three."""
+    whole, half = plan_of(LAYOUT, 1.0), plan_of(LAYOUT, 0.5)
+    updates = [update("a", 1.0, 1), update("b", 0.5, 2, labels=(0,))]
+    found = finish(updates, [("1.0", whole), ("1.0", whole), ("0.5", half)], 0.0)
+    total, count = ({name: np.zeros(old.shape) for name, old in OLD.items()} for _ in range(2))
+    for plan in (whole, whole, half):
+        plan.scatter_add(count, {name: np.ones(item.local_shape) for name, item in plan.tensors.items()})
+    for item in updates:
+        item.plan.scatter_add(total, {name: value.astype(np.float64) for name, value in item.weights.items()})
+    for name, old in OLD.items():
+        np.testing.assert_allclose(found[name], old + total[name] / count[name], rtol=1e-6)
+
+
+def test_the_noise_of_an_entry_is_that_of_its_sum():
+    """Standard deviation z C over the number asked, on every entry that anybody was asked for, and nowhere else."""
+    half = plan_of(LAYOUT, 0.5)
+    draws = [finish([], [("0.5", half)] * 4, 3.0, seeded(f"{i}")) for i in range(300)]
+    moved = np.stack([found["w"] - OLD["w"] for found in draws])
+    assert moved[:, :4].std() == pytest.approx(3 / 4, rel=0.02)
+    assert (moved[:, 4:] == 0).all()
+    assert abs(moved[:, :4].mean()) < 0.02
+
+
+# What it costs.
+
+
+@pytest.mark.parametrize(("noise", "times", "delta"), [(60.0, 100, 1e-6), (20.0, 5, 1e-5)])
+def test_epsilon_is_that_of_the_composed_mechanism(noise, times, delta):
+    """As the accountant that composes privacy loss distributions finds it; local noise is held to half."""
+    oracle = PLDAccountant()
+    oracle.compose(GaussianDpEvent(noise), times)
+    config = PrivacyConfig(clip=1.0, noise_multiplier=noise, delta=delta)
+    assert privacy_spent.epsilon_after(config, times) == pytest.approx(oracle.get_epsilon(delta), rel=1e-5)
+    local = PrivacyConfig(clip=1.0, noise_multiplier=2 * noise, delta=delta, where="local")
+    assert privacy_spent.epsilon_after(local, times) == privacy_spent.epsilon_after(config, times)
+
+
+def test_a_run_without_the_accountant_does_not_begin(config, monkeypatch):
+    """It says what to install."""
+    prepare(config, **CENTRAL)
+    monkeypatch.setattr(privacy_spent, "find_spec", lambda _name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'shoal\[privacy\]'"):
+        prepare(config, **CENTRAL)
+
+
+# What goes together.
+
+USES = {
+    "norm bound": {"robust": {"norm_bound": 5}},
+    "refused weights": {"robust": {"beyond_weight": "refuse"}},
+    "median or trimmed mean": {"robust": {"merge": "median"}},
+    "krum": {"robust": {"merge": "krum"}},
+    "weights by samples": {"strategy": {"weighting": "samples"}},
+    "label rule": {"strategy": {"label_rule": True}},
+    "encoding": {"upload": {"encoding": "int8"}},
+    "buffer": {"round": {"buffer": 2}},
+    "central noise": {"privacy": HIDDEN},
+    "local noise": LOCAL,
+}
+NAMES = {
+    "norm bound": "`norm_bound`",
+    "refused weights": '`beyond_weight = "refuse"`',
+    "median or trimmed mean": '`merge = "median"`, `"trimmed_mean"`',
+    "krum": '`merge = "krum"`',
+    "weights by samples": '`weighting = "samples"`',
+    "label rule": "`label_rule = true`",
+    "encoding": "`encoding`",
+    "buffer": "`buffer`",
+    "central noise": '`where = "central"`',
+    "local noise": '`where = "local"`',
+}
+
+
+def both(one, other):
+    tables = {"robust": {"norm_bound": 0}, **BY_THE_SERVER}
+    for name in (one, other):
+        for key, value in USES[name].items():
+            tables[key] = {**tables.get(key, {}), **value}
+    return tables
+
+
+@pytest.mark.parametrize("wrong", pairs.WRONG, ids=lambda wrong: "-".join(wrong.pair))
+def test_a_wrong_pair_is_refused_and_its_remedy_works(config, wrong):
+    """When it is planned; what the remedy says to set makes a run of it."""
+    tables = both(*wrong.pair)
+    with pytest.raises(PlanError) as found:
+        prepare(config, **tables)
+    assert wrong.remedy in str(found.value)
+    if wrong.remedy == "remove round.buffer":
+        del tables["round"]["buffer"]
+    else:
+        key, value = wrong.remedy.removeprefix("set ").partition(":")[0].split(" = ")
+        table, name = key.split(".")
+        tables[table][name] = json.loads(value)
+    assert prepare(config, **tables).strategy.name == "heterofl"
+
+
+def test_every_other_pair_is_planned(config):
+    """What the table does not name goes together."""
+    wrong = {frozenset(item.pair) for item in pairs.WRONG}
+    assert set(USES) == set(pairs.USED)
+    for one, other in itertools.combinations(USES, 2):
+        if frozenset((one, other)) not in wrong and {one, other} not in (
+            {"median or trimmed mean", "krum"},
+            {"central noise", "local noise"},
+        ):
+            context = prepare(config, **both(one, other))
+            assert all(pairs.USED[name](context.config) for name in (one, other)), (one, other)
+
+
+def test_the_page_shows_the_table():
+    """docs/privacy.md has the pairs that are refused, with reason and remedy."""
+    page = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    told = [f"| {NAMES[a.pair[0]]} | {NAMES[a.pair[1]]} | {a.why} | {a.remedy} |" for a in pairs.WRONG]
+    assert [row for row in rows if row.count("|") == 5] == told
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ({**CENTRAL, "strategy": {"name": "fedmedian"}}, "does not average"),
+        ({**CENTRAL, "strategy": {"name": "whalefl"}}, "choose their tier"),
+        ({**LOCAL, "strategy": {"name": "whalefl"}}, "choose their tier"),
+        ({**CENTRAL, "evaluation": {}}, 'set evaluation.statistics = "server-batch"'),
+        ({**LOCAL, "evaluation": {}}, 'set evaluation.statistics = "server-batch"'),
+    ],
+)
+def test_what_passes_the_noise_by_is_refused(config, tables, message):
+    """Methods that merge or choose by something else than bounded sums."""
+    with pytest.raises(PlanError, match=message):
+        prepare(config, **tables)
+
+
+def test_the_method_is_asked_to_look_at_no_samples(config):
+    """Labels and numbers of samples count for nothing unless somebody says so, who is refused."""
+    context = prepare(config, **CENTRAL, strategy={"name": "fedavg"})
+    assert context.instructions("train", 0).upload.hiding is None
+    local = prepare(config, **LOCAL, upload={"encoding": "int8"})
+    assert local.instructions("train", 0).upload.hiding.deviation == 1.0
+    assert isinstance(local.config, FleetConfig)
+    plan, labels = plan_of(LAYOUT, 1.0), [(0,), (0, 1)]
+    few, many = (replace(update("a", 1.0, 1), metrics=update("a", 1.0, 1, labels=item).metrics) for item in labels)
+    one, other = (finish([item], [("1.0", plan)], 1.0) for item in (few, many))
+    assert all((one[name] == other[name]).all() for name in OLD)
+
+
+# A whole run over a broker.
+
+
+def away(peer, work):
+    peer.refuse(work, RefusalReason.UNSUPPORTED)
+
+
+def test_a_run_hides_bounds_and_tells(url, config, running, fleet):
+    """Two of three move by ten in every entry: the model moves by two bounds over three, and epsilon is told."""
+    tables = {"privacy": {"clip": 3.0, "noise_multiplier": 1e-4}, "robust": {"norm_bound": 0}}
+    rounds = {"rounds": 2, "min_devices": 3, "quorum": 0.6}
+    made = config(**tables, round=rounds, evaluation={"data": None})
+    with contextlib.ExitStack() as stack:
+        for name, script in {"a": honest(10.0), "b": honest(10.0), "c": away}.items():
+            stack.enter_context(Peer(fleet, name, url, script))
+        server = running(made, url)
+        finished = server.wait()
+    assert finished.status == "finished", finished.error
+    with contextlib.closing(Store(made.store, read_only=True)) as store:
+        versions = [
+            open_tensors(made.store / "blobs" / "objects" / place_of(v.digest)) for v in store.versions(finished.run)
+        ]
+        tasks = {task.device: task for task in store.tasks(finished.run, 2, "train")}
+        status, listed = queries.status(store), queries.rounds(store)
+    before = tiny_weights(tiny_layout())
+    entries = sum(value.size for value in before.values())
+    moved = {name: versions[1][name] - value for name, value in before.items()}
+    assert norm(moved) == pytest.approx(2 / 3 * 3.0, rel=1e-3)
+    assert norm({name: value - 2 / 3 * 3 / math.sqrt(entries) for name, value in moved.items()}) > 0  # there is noise
+    assert tasks["a"].screening.norm == pytest.approx(10 * math.sqrt(entries), rel=1e-4)
+    assert tasks["a"].screening.bound == 3.0
+    assert tasks["a"].screening.scale == pytest.approx(3 / tasks["a"].screening.norm)
+    told = [event.epsilon for event in server.of(control.RoundClosed)]
+    assert told == [privacy_spent.epsilon_after(made.privacy, times) for times in (1, 2)]
+    assert [view.epsilon for view in listed] == told
+    assert status.epsilon == told[-1]
+    shown = CliRunner().invoke(app, ["status", "--store", str(made.store)]).output
+    assert f"epsilon {told[-1]:.4g}" in shown
+    as_json = json.loads(CliRunner().invoke(app, ["rounds", "--store", str(made.store), "--json"]).output)
+    assert [item["epsilon"] for item in as_json] == told
+
+
+def test_noise_of_a_fleet_is_drawn_anew(config):
+    """Two contexts of one run draw different bytes; those of a simulation are of its seed."""
+    one, other = prepare(config, **CENTRAL), prepare(config, **CENTRAL)
+    assert one.noise("1/merge/0")(32) != other.noise("1/merge/0")(32)
