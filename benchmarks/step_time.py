@@ -1,138 +1,219 @@
-"""Time of a training step on two threads: the portable graph against PyTorch eager, in turns in one process.
+"""Time of a training step as a board runs it, beside PyTorch eager and, where it is installed, onnxruntime-training.
 
-Many short turns are taken one after the other, so that what else the machine does weighs on all alike, and each side's
-time is the fastest tenth of its steps: on a busy machine that is what it can do when it gets both cores. Both reuse
-their buffers: PyTorch its parameters, the session its bound inputs and outputs, as the device runtime does. The time
-of onnxruntime-training's own gradient graph stands beside it without a budget.
+The device's own path: a `TrainSession` with the runtime's settings on a board, one thread, no spinning, buffers that
+swap. Beside it the same session with all its inputs and outputs bound once, which is what the runtime alone takes. All
+take short turns one after the other in one process, and a turn's figure is the median of the processor time of its
+steps, so that what else the machine does weighs on none; a row is the median of the ratios of neighbouring turns, with
+their quartiles.
 """
 
 import statistics
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import torch
-from torch import nn
+from numpy.typing import NDArray
 
 from benchmarks.row import Row
-from fleet_protocol.manifest import parameter_input, state_input
-from models import Registry, build
-from models.zoo import set_mode
+from device_runtime.training.backends import TrainSession, step_graph_key
+from device_runtime.training.backends.runtime import open_session
+from fleet_protocol.manifest import noise_input, parameter_input, state_input
+from models import Registry
+from models.registry import infer_layout
 from trainer_export.batches import SizedBatches, vocabulary_of
-from trainer_export.check import open_session
+from trainer_export.check import calm_torch
+from trainer_export.exported import Export
+from trainer_export.footprint import Footprint
 from trainer_export.formats import ort_training
+from trainer_export.formats.files import SetFile
 from trainer_export.formats.onnx import write_train_graph
-from trainer_export.model_inputs import Signature
+from trainer_export.loss import Answer
+from trainer_export.manifests import Facts, manifest_of
+from trainer_export.model_inputs import model_noise
 from trainer_export.recipe import Recipe
+from trainer_export.reference import Reference
 
-THREADS = 2
-BATCH = 32
-TURNS = 8
-TURN_SECONDS = 0.15
-SETTLE = 2  # steps at the start of a turn that are not counted: the other side's threads still spin
-BUDGETS = {"mlp": 1.0, "lenet5": 1.0, "text_encoder": 1.0, "conv": 1.3}
-CASES: tuple[tuple[str, float, int | None], ...] = (
-    ("mlp", 1.0, None),
-    ("mlp", 0.25, None),
-    ("lenet5", 1.0, None),
-    ("lenet5", 0.25, None),
-    ("text_encoder", 1.0, 4),
-    ("text_encoder", 0.5, 4),
-    ("text_encoder", 0.25, 2),
-    ("conv", 1.0, None),
-    ("conv", 0.5, None),
-    ("conv", 0.25, None),
-    ("conv", 0.125, None),
-    ("conv", 0.0625, None),
+TURNS = 12
+TURN_SECONDS = 0.08
+OPENINGS = 5
+Array = NDArray[Any]
+Step = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model to time.
+
+    Attributes:
+        arch: of the zoo.
+        width: of the tier.
+        batch: samples of a step.
+        budget: the device's step over PyTorch's.
+        label: where the settings are others than the architecture's.
+        settings: that are others.
+    """
+
+    arch: str
+    width: float = 1.0
+    batch: int = 32
+    budget: float = 0.7
+    label: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """For the table."""
+        return f"{self.label or self.arch} width {self.width:g} batch {self.batch}"
+
+
+_DEMO: Any = {"channels": [32, 64], "input_shape": (1, 8, 8)}
+CASES = (
+    *(Case("conv", width, 10, 0.22, "demo", _DEMO) for width in (1.0, 0.5, 0.125)),
+    *(Case("conv", width, 10, 0.22) for width in (0.125, 0.0625)),
+    Case("conv"),
+    Case("mlp", budget=0.55),
+    Case("mlp", 0.25, budget=0.55),
+    Case("lenet5"),
+    Case("cnn1"),
+    Case("cnn2"),
+    Case("har_cnn"),
+    Case("preresnet18", batch=8),
+    Case("text_encoder", budget=0.8),
+    Case("text_encoder", 0.25),
+    Case("next_word", batch=8),
+    Case("transformer_mlm", batch=4, budget=0.8),
+    Case("token_classifier", batch=4, budget=0.8),
 )
 
 
 def rows() -> list[Row]:
-    """One row per model and width against the budget, and one for onnxruntime-training without."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(THREADS)
-    try:
-        return [row for case in CASES for row in measure(*case)]
-    finally:
-        torch.set_num_threads(threads)
+    """Of every model the device's step over the others', and what it takes to open its graph."""
+    with calm_torch():
+        return [row for case in CASES for row in measured(case)]
 
 
-def measure(name: str, width: float, depth: int | None) -> list[Row]:
-    """Times of one model."""
-    arch = Registry.zoo().get(name)
-    settings = arch.settings()
-    torch.manual_seed(0)
-    module = build(arch, width, depth)
-    signature = Signature(tuple(settings["input_shape"]), arch.input_dtype, settings["classes"])
-    graphs = {"portable": write_train_graph(module, signature, Recipe()).data}
-    if ort_training.is_installed():
-        graphs["ort-training"] = ort_training.write_artifacts(module, signature, Recipe())[-1].data
-    steps = [torch_step(module, signature)]
-    steps += [session_step(open_session(graph, THREADS), module, signature) for graph in graphs.values()]
-    times: list[list[float]] = [[] for _ in steps]
+def measured(case: Case) -> list[Row]:
+    """The rows of one model."""
+    with tempfile.TemporaryDirectory() as folder:
+        subjects = Subjects(case, Path(folder))
+        steps = subjects.steps()
+        turns = turns_of(steps)
+        found = [
+            _row(case.name, turns, "eager", case.budget),
+            _row(case.name, turns, "static", 1.05),
+            *([_row(case.name, turns, "ort-training", 0.9)] if "ort-training" in steps else []),
+        ]
+        return [*found, Row(f"opens its step graph, {case.name}", subjects.opening() * 1e3, "ms, processor")]
+
+
+def turns_of(steps: Mapping[str, Step]) -> dict[str, list[float]]:
+    """Seconds of the processor that each takes for a step, turn by turn."""
+    for step in steps.values():
+        step()
+    turns: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(TURNS):
-        for step, kept in zip(steps, times, strict=True):
-            kept.extend(turn(step))
-    label = f"{name} width {width:g}" + ("" if depth is None else f" depth {depth}")
-    eager, *others = (statistics.quantiles(kept, n=10)[0] * 1e3 for kept in times)
-    found = []
-    for other, runtime in zip(others, graphs, strict=True):
-        what = f"step time {runtime}/PyTorch {label} ({other:.2f} / {eager:.2f} ms)"
-        found.append(Row(what, other / eager, "ratio", BUDGETS[name] if runtime == "portable" else None))
-    return found
+        for name, step in steps.items():
+            turns[name].append(_turn(step))
+    return turns
 
 
-def turn(step: Callable[[], None]) -> list[float]:
-    """Seconds of each step over a short while."""
-    for _ in range(SETTLE):
-        step()
-    times: list[float] = []
-    end = time.perf_counter() + TURN_SECONDS
+def _turn(step: Step) -> float:
+    step()  # what the other left in the caches
+    times, end = list[float](), time.perf_counter() + TURN_SECONDS
     while time.perf_counter() < end or len(times) < 3:
-        start = time.perf_counter()
+        start = time.process_time()
         step()
-        times.append(time.perf_counter() - start)
-    return times
+        times.append(time.process_time() - start)
+    return statistics.median(times)
 
 
-def torch_step(module: nn.Module, signature: Signature) -> Callable[[], None]:
-    """A step of PyTorch eager with the default recipe."""
-    set_mode(module, "train")
-    recipe = Recipe()
-    optimizer = recipe.optimizer.pytorch(list(module.parameters()), 0.01)
-    x, y = next(SizedBatches(signature, vocabulary_of(module), (BATCH,)).take(1))
-    mask = torch.ones(signature.classes)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(module(x) * mask, y).backward()
-        nn.utils.clip_grad_norm_(module.parameters(), recipe.clip_norm or 1.0)
-        optimizer.step()
-
-    return step
+def _row(name: str, turns: Mapping[str, list[float]], other: str, budget: float) -> Row:
+    ratios = [mine / theirs for mine, theirs in zip(turns["device"], turns[other], strict=True)]
+    low, ratio, high = statistics.quantiles(ratios, n=4)
+    mine, theirs = (statistics.median(turns[side]) * 1e3 for side in ("device", other))
+    text = f"step device/{other}, {name} ({mine:.2f} / {theirs:.2f} ms, quartiles {low:.3f} to {high:.3f})"
+    return Row(text, ratio, "ratio, processor", budget)
 
 
-def session_step(session: onnxruntime.InferenceSession, module: nn.Module, signature: Signature) -> Callable[[], None]:
-    """A step of a graph with bound inputs and outputs."""
-    x, y = next(SizedBatches(signature, vocabulary_of(module), (BATCH,)).take(1))
-    feed: dict[str, Any] = {"x": x.numpy(), "y": y.numpy(), "mask": np.ones(signature.classes, np.float32)}
-    feed["lr"] = np.array(0.01, np.float32)
-    for name, parameter in module.named_parameters():
-        feed[parameter_input(name)] = parameter.detach().numpy().copy()
-        feed[state_input(name)] = np.zeros(tuple(parameter.shape), np.float32)
-    binding = session.io_binding()
-    kept = [feed]
-    for item in session.get_inputs():
-        binding.bind_cpu_input(item.name, np.ascontiguousarray(feed[item.name]))
-    for item in session.get_outputs():
-        array = np.empty(item.shape, np.float32)
-        kept.append({item.name: array})
-        binding.bind_output(item.name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
+class Subjects:
+    """What trains one model.
 
-    def step() -> None:
-        session.run_with_iobinding(binding)
-        assert kept  # the bound arrays live as long as the step does
+    Args:
+        case: the model.
+        folder: for its graphs.
+    """
 
-    return step
+    def __init__(self, case: Case, folder: Path) -> None:
+        self._folder, arch = folder, Registry.zoo().get(case.arch)
+        layout = infer_layout(arch, dict(case.settings) or None)
+        export, tier = Export(arch, layout, Recipe()), layout.tier(case.width)
+        self._module, self._signature = export.module(tier), export.signature
+        self._signature = self._signature.with_places_of(self._module)
+        files: list[SetFile] = [write_train_graph(self._module, self._signature, export.recipe)]
+        if ort_training.is_installed():
+            files += ort_training.write_artifacts(self._module, self._signature, export.recipe)
+        for file in files:
+            (folder / file.path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / file.path).write_bytes(file.data)
+        noise = model_noise(self._module, self._signature)
+        facts = Facts(self._signature, noise, (), Footprint(layout.parameter_count(tier), 0, 0, 0))
+        self.manifest = manifest_of(export, tier, files, facts)
+        batches = SizedBatches(self._signature, vocabulary_of(self._module), (case.batch,))
+        self._x, self._y = next(batches.take(1))
+        self._noise = batches.noise(noise, case.batch, 0)
+        self._mask = torch.ones(self._signature.classes)
+
+    def steps(self) -> dict[str, Step]:
+        """A step of each: ``device``, ``static``, ``eager`` and, where it is installed, ``ort-training``."""
+        runs: dict[str, Step] = {"device": self._device("onnx"), "static": self._static(), "eager": self._eager()}
+        if ort_training.is_installed():
+            runs["ort-training"] = self._device("ort-training")
+        return runs
+
+    def opening(self) -> float:
+        """Seconds of the processor to open the step graph."""
+        times = []
+        for _ in range(OPENINGS):
+            start = time.process_time()
+            TrainSession(self.manifest, self._graph("onnx"))
+            times.append(time.process_time() - start)
+        return statistics.median(times)
+
+    def _graph(self, backend: str) -> Path:
+        return self._folder / self.manifest.graphs[str(step_graph_key(backend, self.manifest))].path
+
+    def _device(self, backend: str) -> Step:
+        session = TrainSession(self.manifest, self._graph(backend))
+        session.load({name: value.detach().numpy() for name, value in self._module.named_parameters()})
+        noise = {layer: value.numpy() for layer, value in self._noise.items()}
+        return partial(session.step, self._x.numpy(), self._y.numpy(), self._mask.numpy(), 0.01, noise)
+
+    def _static(self) -> Step:
+        session = open_session(self._graph("onnx"), self.manifest.graphs.values())
+        feed: dict[str, Any] = {"x": self._x.numpy(), "y": self._y.numpy(), "mask": self._mask.numpy()}
+        feed["lr"] = np.array(0.01, np.float32)
+        feed |= {noise_input(layer): value.numpy() for layer, value in self._noise.items()}
+        feed |= {parameter_input(name): value.detach().numpy() for name, value in self._module.named_parameters()}
+        feed |= {state_input(spec.name): np.zeros(spec.shape, np.float32) for spec in self.manifest.states}
+        binding, kept = session.io_binding(), [feed]
+        for item in session.get_inputs():
+            binding.bind_cpu_input(item.name, np.ascontiguousarray(feed[item.name]))
+        for item in session.get_outputs():
+            array = np.empty(item.shape, np.float32)
+            kept.append({item.name: array})
+            binding.bind_output(item.name, "cpu", 0, np.float32, array.shape, array.ctypes.data)
+
+        def step() -> None:
+            session.run_with_iobinding(binding)
+            assert kept  # the bound arrays live as long as the step does
+
+        return step
+
+    def _eager(self) -> Step:
+        return partial(Reference(self._module, Recipe()).step, self._x, Answer(self._y, self._mask), self._noise)
