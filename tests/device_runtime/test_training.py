@@ -65,6 +65,24 @@ def test_steps_equal_numpy(tiny):
         np.testing.assert_allclose(value, weights[name], atol=1e-5)
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_batch_may_come_in_the_same_array_again(tiny, turned):
+    """An array that is bound already is read anew, also one that the runtime can only take a copy of."""
+    session = TrainSession(tiny.manifest, tiny.graph("onnx/train"))
+    weights = initial_weights()
+    session.load(weights)
+    states = {name: np.zeros_like(value) for name, value in weights.items()}
+    x, y = samples(9)
+    mask = ALL.copy()
+    held = np.asfortranarray(x) if turned else x.copy()
+    for step in range(6):
+        held[...], y[:] = samples(9, seed=step)
+        mask[step % CLASSES] = step % 2
+        loss = session.step(held, y, mask, 0.1)
+        expected, weights, states = reference_step(weights, states, held, y, mask, 0.1)
+        assert loss == pytest.approx(expected, abs=1e-5)
+
+
 @pytest.mark.parametrize("in_place", [False, True])
 def test_a_device_holds_any_states_that_an_optimizer_has(tmp_path, in_place):
     """Two states for each parameter and a counter of steps: kept from step to step, begun anew with each task."""

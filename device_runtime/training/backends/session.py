@@ -59,11 +59,11 @@ class TrainSession:
             moving={**{parameter_input(spec.name): spec for spec in manifest.parameters}, **states},
             scalars=("loss",),
             fixed={anchor_input(spec.name): spec for spec in manifest.parameters},
+            settings=("lr", "mu", "share", "last"),
             in_place=frozenset(states) if manifest.states_in_place else frozenset(),
             given={parameter_input(name): array for name, array in (base or {}).items()},
         )
         self._step = SwappingStep(graph, manifest.graphs.values(), tensors, threads=threads)
-        self._mu = np.zeros((), np.float32)
         self._piece: int | None = None
 
     def reset(self) -> dict[str, NDArray[np.float32]]:
@@ -131,7 +131,7 @@ class TrainSession:
         for name, value in self.parameters().items():
             if anchor_input(name) in anchors:
                 np.copyto(anchors[anchor_input(name)], value)
-        self._mu = np.array(mu, np.float32)
+        self._step.set("mu", mu)
 
     def load(self, weights: Mapping[str, Array], mu: float = 0.0) -> None:
         """Take new parameters; the optimizer starts from its initial states.
@@ -164,15 +164,21 @@ class TrainSession:
         Returns:
             Mean loss of the batch before the step.
         """
-        whole, size, loss = counted(y), self._piece or len(y), 0.0
-        fixed = {"mask": mask, "lr": np.array(learning_rate, np.float32), "mu": self._mu}
-        for first in range(0, len(y), size):
+        whole, size, loss = len(y), self._piece or len(y), 0.0
+        self._step.set("lr", learning_rate)
+        feeds = {"x": x, "y": y, "mask": mask, **{noise_input(layer): value for layer, value in (noise or {}).items()}}
+        if size >= whole:
+            self._step.set("share", 1.0)
+            self._step.set("last", 1.0)
+            return self._step.run(feeds)[0]
+        count = max(counted(y), 1)
+        for first in range(0, whole, size):
             part = slice(first, first + size)
-            share = 1.0 if size >= len(y) else counted(y[part]) / max(whole, 1)
-            feeds = fixed | {"x": x[part], "y": y[part], "share": np.array(share, np.float32)}
-            feeds |= {"last": np.array(part.stop >= len(y), np.float32)}
-            feeds |= {noise_input(layer): numbers[part] for layer, numbers in (noise or {}).items()}
-            found = self._step.run(feeds)[0]
+            share = counted(y[part]) / count
+            self._step.set("share", share)
+            self._step.set("last", part.stop >= whole)
+            pieces = {name: value if name == "mask" else value[part] for name, value in feeds.items()}
+            found = self._step.run(pieces)[0]
             loss += found * share if share else 0.0
         return loss
 

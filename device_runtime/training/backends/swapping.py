@@ -1,6 +1,7 @@
 """A step graph whose tensors stay in place: it reads one set of buffers and writes the other, then they swap.
 
-Both bindings are made once, so a step copies no parameter and allocates none.
+Both bindings are made once, so a step copies no parameter, allocates none, and binds only what is another array than
+two steps ago.
 """
 
 from collections.abc import Iterable, Mapping
@@ -37,6 +38,7 @@ class StepTensors:
         moving: those that a step changes, by graph input; the outputs are `next_name` of these.
         scalars: outputs of one number each, which a step returns.
         fixed: inputs that no step changes, by graph input; those the graph lacks are left out.
+        settings: inputs of one number each, float32, which `SwappingStep.set` writes; those the graph lacks as well.
         in_place: of the tensors that a step changes, those whose next value may be written over them.
         given: inputs that are in memory already, by graph input; read where they are.
     """
@@ -44,6 +46,7 @@ class StepTensors:
     moving: Mapping[str, Sized]
     scalars: tuple[str, ...]
     fixed: Mapping[str, Sized] = field(default_factory=dict)
+    settings: tuple[str, ...] = ()
     in_place: frozenset[str] = frozenset()
     given: Mapping[str, Array] = field(default_factory=dict)
 
@@ -65,24 +68,28 @@ class SwappingStep:
         runtime = load_runtime()
         self._session = open_session(graph, specs, threads=threads)
         self._inputs = {spec.name for spec in self._session.get_inputs()}
-        self._scalars = tensors.scalars
+        shapes = {spec.name: spec.shape for spec in self._session.get_outputs()}
+        self._scalars = {name: np.zeros(shapes[name], np.float32) for name in tensors.scalars}
+        self._settings = {name: np.zeros((), np.float32) for name in tensors.settings if name in self._inputs}
         first = _zeros(tensors.moving)
         second = {name: array if name in tensors.in_place else np.zeros_like(array) for name, array in first.items()}
         self._buffers: tuple[dict[str, Array], dict[str, Array]] = (first, second)
         self._fixed = _zeros({name: sized for name, sized in tensors.fixed.items() if name in self._inputs})
         self._given = {name: array for name, array in tensors.given.items() if name in self._inputs}
         # An OrtValue made from an array shares its memory; the arrays above keep it alive.
-        self._values, self._fixed_values = (
+        staying = {**self._fixed, **self._given, **self._settings}
+        self._values, self._fixed_values, self._scalar_values = (
             [{name: runtime.OrtValue.ortvalue_from_numpy(array) for name, array in arrays.items()} for arrays in sets]
-            for sets in (self._buffers, [{**self._fixed, **self._given}])
+            for sets in (self._buffers, [staying], [self._scalars])
         )
         self._bindings = (self._bind(0), self._bind(1))
+        self._bound: tuple[dict[str, Array], dict[str, Array]] = ({}, {})
         self._current = 0
 
     def _bind(self, source: int) -> Any:
         binding = self._session.io_binding()
-        for name in self._scalars:
-            binding.bind_output(name, "cpu")  # first, so that they are the first outputs
+        for name, value in self._scalar_values[0].items():
+            binding.bind_ortvalue_output(name, value)
         for name, value in self._fixed_values[0].items():
             binding.bind_ortvalue_input(name, value)
         for name, value in self._values[source].items():
@@ -106,24 +113,30 @@ class SwappingStep:
         given = {name: self._fixed_values[0][name].data_ptr() for name in self._given}
         return {name: array.ctypes.data for name, array in self.current.items()} | given
 
+    def set(self, name: str, number: float) -> None:
+        """Give one of the settings its value, for all steps until it is given another."""
+        if name in self._settings:
+            self._settings[name][()] = number
+
     def run(self, feeds: Mapping[str, Array]) -> list[float]:
         """One step.
 
         Args:
             feeds: all other inputs; one that the graph lacks is left out, because an exporter may drop an input
-                that the step does not use.
+                that the step does not use. An array that was fed before may have other numbers in it now.
 
         Returns:
             The scalars, in order.
         """
-        binding = self._bindings[self._current]
+        binding, bound = self._bindings[self._current], self._bound[self._current]
         for name, value in feeds.items():
-            if name in self._inputs:
+            known = bound.get(name) is value and value.flags.c_contiguous  # the runtime copies what is not
+            if not known and name in self._inputs:
                 binding.bind_cpu_input(name, value)
+                bound[name] = value
         self._session.run_with_iobinding(binding)
         self._current = 1 - self._current
-        outputs = binding.get_outputs()
-        return [float(outputs[i].numpy().reshape(())) for i in range(len(self._scalars))]
+        return [float(array.reshape(())) for array in self._scalars.values()]
 
 
 def _zeros(tensors: Mapping[str, Sized]) -> dict[str, Array]:
