@@ -14,8 +14,10 @@ from benchmarks.row import Row
 from broker_server.strategies.accumulator import finish, fold, start
 from models.axes import Axis, AxisKind
 from models.dims import Dim
+from models.draws import PlanKind
 from models.layout import HEAD, Layout, Parameter, block_name
-from models.plan import CompiledPlan, PlanKind, compile_plan, make_plan
+from models.plan import compile_plan, make_plan
+from models.slicing import CompiledPlan
 
 CHANNELS = (176, 352, 704, 1408)  # 11.7 million parameters, 47 MB: the size DESIGN decision 6 was measured with
 WIDTHS = (1.0, 0.5, 0.25)

@@ -17,35 +17,7 @@ from pydantic import Field, JsonValue, ValidationError, model_validator
 from fleet_protocol.digests import DIGEST_PATTERN
 from fleet_protocol.errors import BlobError
 from fleet_protocol.frozen import FrozenModel, problems
-from fleet_protocol.recipe_spec import Grown, LossSpec, OptimizerSpec, RecipeSpec
-
-__all__ = [
-    "BASE",
-    "FORMAT_VERSION",
-    "NO_PARTS",
-    "CheckSpec",
-    "FileSpec",
-    "GraphSpec",
-    "LossSpec",
-    "Manifest",
-    "NoiseSpec",
-    "OptimizerSpec",
-    "ParameterSpec",
-    "Parts",
-    "RecipeSpec",
-    "StateSpec",
-    "StatisticSpec",
-    "TensorSpec",
-    "anchor_input",
-    "digest_of",
-    "next_name",
-    "noise_input",
-    "parameter_input",
-    "parse_manifest",
-    "state_input",
-    "statistic_mean",
-    "statistic_variance",
-]
+from fleet_protocol.recipe_spec import Grown, RecipeSpec
 
 FORMAT_VERSION = 2
 

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet_protocol.manifest import RecipeSpec
 from fleet_protocol.messages.values import Evaluation, Measured
+from fleet_protocol.recipe_spec import RecipeSpec
 
 Sums = Mapping[str, NDArray[np.float64]]
 EXAMPLES = "examples"

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import Field, JsonValue, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from fleet_protocol.frozen import FrozenModel
-from fleet_protocol.manifest import RecipeSpec
+from fleet_protocol.recipe_spec import RecipeSpec
 
 
 class Part(FrozenModel):

@@ -4,20 +4,11 @@ from models.architecture import Architecture, architecture, build
 from models.axes import Axis, AxisKind
 from models.cut import Cut
 from models.dims import Dim
+from models.draws import Window
 from models.layout import Layout, Parameter, Statistic
-from models.plan import (
-    CompiledPlan,
-    Plan,
-    Region,
-    Window,
-    compile_plan,
-    make_plan,
-    regions,
-    scatter,
-    scatter_add,
-    slice_weights,
-)
+from models.plan import Plan, compile_plan, make_plan, regions, scatter, scatter_add, slice_weights
 from models.registry import Registry, infer_layout
+from models.slicing import CompiledPlan, Region
 from models.tier import Tier
 
 __all__ = [

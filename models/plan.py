@@ -19,20 +19,6 @@ from models.layout import STEM, Layout, Parameter, Statistic
 from models.slicing import CompiledPlan, Region, Rows, Tensors, compile_tensor, tensor_regions
 from models.tier import Tier
 
-__all__ = [
-    "CompiledPlan",
-    "Plan",
-    "PlanKind",
-    "Region",
-    "Window",
-    "compile_plan",
-    "make_plan",
-    "regions",
-    "scatter",
-    "scatter_add",
-    "slice_weights",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class Plan:

@@ -167,7 +167,7 @@ class VirtualDevices:
         return self._trainers[item.tier]
 
     def _with_torch(self, items: Sequence[WorkItem]) -> list[Finished | Failed]:
-        from simulation.torch_backend.trainer import TorchJob  # noqa: PLC0415
+        from simulation.torch_backend.batches import TorchJob  # noqa: PLC0415  (torch)
 
         try:
             manifest = self._manifest(items[0])

@@ -39,8 +39,6 @@ from trainer_export.recipe import Recipe
 from trainer_export.start import Start
 from trainer_export.tier_set import Format, TierSets
 
-__all__ = ["FORMATS", "Format", "Others", "TierReport", "export_architecture", "installed_formats"]
-
 FORMATS: tuple[Format, ...] = ("onnx", "ort-training")
 Others = Literal["refuse", "add", "replace"]
 """What becomes of tiers that are there and not asked for: an error, they stay, or they go."""

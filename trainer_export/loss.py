@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fleet_protocol.discovery import discover
-from fleet_protocol.manifest import LossSpec
+from fleet_protocol.recipe_spec import LossSpec
 from trainer_export.numbers import check_numbers, made
 
 Dtype = Literal["float32", "int64"]

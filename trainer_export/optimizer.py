@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from fleet_protocol.discovery import discover
-from fleet_protocol.manifest import OptimizerSpec, StateSpec
+from fleet_protocol.manifest import StateSpec
+from fleet_protocol.recipe_spec import OptimizerSpec
 from trainer_export.numbers import check_numbers, made
 
 STEP = "step"

@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from fleet_protocol.manifest import RecipeSpec, StateSpec
+from fleet_protocol.manifest import StateSpec
 from fleet_protocol.recipe import RecipeTable
+from fleet_protocol.recipe_spec import RecipeSpec
 from trainer_export.loss import Answer, Loss, loss_named
 from trainer_export.losses.cross_entropy import MaskedCrossEntropy
 from trainer_export.losses.own import OwnLoss

@@ -16,7 +16,8 @@ from broker_server.strategies.strategy import PlanRequest
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.messages import BlobRef
 from fleet_protocol.weights import weights_parts
-from models.plan import CompiledPlan, compile_plan
+from models.plan import compile_plan
+from models.slicing import CompiledPlan
 from models.tier import Tier
 
 

@@ -17,22 +17,6 @@ from fleet_protocol.messages import Name
 from fleet_protocol.recipe import RecipeTable
 from fleet_protocol.schedule import RateSchedule
 
-__all__ = [
-    "BrokerConfig",
-    "EvaluationConfig",
-    "FleetConfig",
-    "ModelConfig",
-    "PrivacyConfig",
-    "RobustConfig",
-    "RoundConfig",
-    "RunKeys",
-    "StrategyConfig",
-    "TiersConfig",
-    "TrainConfig",
-    "UploadConfig",
-    "ViewConfig",
-]
-
 Share = Annotated[float, Field(gt=0, le=1)]
 
 

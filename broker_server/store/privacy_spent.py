@@ -11,7 +11,8 @@ from collections import Counter
 from functools import lru_cache
 from importlib.util import find_spec
 
-from broker_server.settings.fleet import FleetConfig, PrivacyConfig
+from broker_server.settings.fleet import FleetConfig
+from broker_server.settings.privacy import PrivacyConfig
 from broker_server.store import RunRecord, Store
 from broker_server.store.machine import RoundState
 from fleet_protocol.errors import ConfigError

@@ -25,8 +25,7 @@ from numpy.typing import NDArray
 
 from fleet_protocol.errors import PlanError
 from models.layout import Layout
-from models.plan import CompiledPlan
-from models.slicing import CompiledTensor, Region, Run, Tensors, tensor_regions
+from models.slicing import CompiledPlan, CompiledTensor, Region, Run, Tensors, tensor_regions
 
 _SCRATCH_VALUES = 256 * 1024  # 1 MB of products: they are added while they are still in the second-level cache
 

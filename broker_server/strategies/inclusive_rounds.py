@@ -36,8 +36,8 @@ from broker_server.strategies.strategy import (
 from fleet_protocol.errors import PlanError
 from fleet_protocol.frozen import FrozenModel
 from models.layout import Layout
-from models.plan import CompiledPlan, make_plan
-from models.slicing import Tensors
+from models.plan import make_plan
+from models.slicing import CompiledPlan, Tensors
 from models.tier import Tier
 
 Weights = dict[str, NDArray[np.float32]]

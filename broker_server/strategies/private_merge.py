@@ -21,8 +21,7 @@ from broker_server.strategies.server_optimizer import OptimizerSettings
 from broker_server.strategies.strategy import Contribution, Merge, stepped
 from fleet_protocol.noise import Draw, gaussian
 from models.layout import Layout
-from models.plan import CompiledPlan
-from models.slicing import Tensors
+from models.slicing import CompiledPlan, Tensors
 
 
 def private_merge(

@@ -19,8 +19,8 @@ from broker_server.strategies.server_optimizer import OptimizerSettings, server_
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import Instructions, TaskMetrics
 from models.layout import Layout
-from models.plan import CompiledPlan, Plan
-from models.slicing import Tensors
+from models.plan import Plan
+from models.slicing import CompiledPlan, Tensors
 from models.tier import Tier
 
 OwnT = TypeVar("OwnT", bound=FrozenModel | None)

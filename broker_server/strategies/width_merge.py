@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from fleet_protocol.errors import ConfigError
 from models.layout import Layout, Parameter
-from models.plan import CompiledPlan
-from models.slicing import Tensors
+from models.slicing import CompiledPlan, Tensors
 
 Weighting = Literal["avg", "width", "updates", "updates_width"]
 _BY_WIDTH = frozenset({"width", "updates_width"})

@@ -4,13 +4,14 @@ Control messages are small and readable with ``mosquitto_sub``; tensors travel a
 carries the schema version, the fleet and a sequence number; task messages carry run, round and task as well.
 """
 
+from fleet_protocol.messages.bounds import Ranges
 from fleet_protocol.messages.header import SCHEMA_VERSION
 from fleet_protocol.messages.instructions import Chooser, Instructions, TierChoice, TrainSettings
 from fleet_protocol.messages.parsing import parse_device_message, parse_presence, parse_server_message
 from fleet_protocol.messages.presence import DeviceProfile, DeviceStatus, ServerStatus
 from fleet_protocol.messages.to_device import Cancel, Offer, ServerMessage, UploadAck, UploadMissing, UploadRefused
 from fleet_protocol.messages.to_server import Accept, DeviceMessage, Done, NeedChunks, Progress, Refuse
-from fleet_protocol.messages.values import BlobRef, Evaluation, Measured, Name, Profile, Ranges, TaskMetrics
+from fleet_protocol.messages.values import BlobRef, Evaluation, Measured, Name, Profile, TaskMetrics
 
 __all__ = [
     "SCHEMA_VERSION",

@@ -8,10 +8,8 @@ from pydantic import Field, model_validator
 from fleet_protocol.digests import DIGEST_PATTERN
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.labels import Labels
-from fleet_protocol.messages.bounds import CHUNKS_LIMIT, Count, Loss, Measure, Positive, Ranges, SizeBytes, Text, Word
+from fleet_protocol.messages.bounds import CHUNKS_LIMIT, Count, Loss, Measure, Positive, SizeBytes, Text, Word
 from fleet_protocol.topics import NAME_PATTERN
-
-__all__ = ["BlobRef", "Digest", "Evaluation", "Name", "Profile", "Ranges", "TaskMetrics"]
 
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 Digest = Annotated[str, Field(pattern=DIGEST_PATTERN)]

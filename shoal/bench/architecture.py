@@ -4,7 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fleet_protocol.manifest import Manifest, OptimizerSpec, ParameterSpec, RecipeSpec
+from fleet_protocol.manifest import Manifest, ParameterSpec
+from fleet_protocol.recipe_spec import OptimizerSpec, RecipeSpec
 from fleet_protocol.weights import encode_weights
 from models.axes import Axis, AxisKind
 from models.dims import Dim

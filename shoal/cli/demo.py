@@ -14,15 +14,9 @@ from pydantic import Field
 from rich.table import Table
 
 from broker_server.service.server import Server
-from broker_server.settings.fleet import (
-    BrokerConfig,
-    EvaluationConfig,
-    FleetConfig,
-    ModelConfig,
-    RoundConfig,
-    TiersConfig,
-    TrainConfig,
-)
+from broker_server.settings.evaluation import EvaluationConfig
+from broker_server.settings.fleet import BrokerConfig, FleetConfig, ModelConfig, TiersConfig, TrainConfig
+from broker_server.settings.rounds import RoundConfig
 from fleet_protocol import control
 from fleet_protocol.configuration import load_config, parse_config
 from fleet_protocol.data import NpzData

@@ -16,8 +16,6 @@ from simulation.data.sentences import cola, sst2
 from simulation.data.watch import watch
 from simulation.data.wikitext import wikitext2
 
-__all__ = ["DATASETS", "Dataset", "load_dataset"]
-
 DATASETS: Mapping[str, Callable[..., Dataset]] = MappingProxyType(
     {
         "digits": digits,

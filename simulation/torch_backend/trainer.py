@@ -41,8 +41,6 @@ from simulation.torch_backend.batches import TorchJob, pieces
 from simulation.torch_backend.model import Alone, Batch, Stepper, Together, losses_of, make_model, used_parameters
 from simulation.torch_backend.rows import Layout, Pull, Rows, Rule
 
-__all__ = ["TorchJob", "TorchResult", "TorchTrainer"]
-
 # Up to here ten devices together took 0.4 to 0.96 of the CPU time they took one by one (convolutions, perceptrons and
 # encoders, batch 10); at 1.5 times as much the grouped convolutions of `conv` already took 1.1.
 _SMALL_STEP_FLOPS = 1e8

@@ -14,9 +14,7 @@ from onnx import TensorProto, helper
 from fleet_protocol.manifest import (
     GraphSpec,
     Manifest,
-    OptimizerSpec,
     ParameterSpec,
-    RecipeSpec,
     StatisticSpec,
     TensorSpec,
     digest_of,
@@ -24,6 +22,7 @@ from fleet_protocol.manifest import (
     statistic_mean,
     statistic_variance,
 )
+from fleet_protocol.recipe_spec import OptimizerSpec, RecipeSpec
 from fleet_protocol.weights import encode_weights
 from models.axes import Axis, AxisKind
 from models.dims import Dim

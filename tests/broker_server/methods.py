@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from broker_server.settings.fleet import StrategyConfig
+from broker_server.settings.method import StrategyConfig
 from broker_server.strategies.accumulator import finish, fold, start
 from broker_server.strategies.registry import build_strategy
 from broker_server.strategies.server_optimizer import OptimizerSettings

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from broker_server.settings import pairs
-from broker_server.settings.fleet import FleetConfig, PrivacyConfig
+from broker_server.settings.fleet import FleetConfig
+from broker_server.settings.privacy import PrivacyConfig
 from broker_server.store import Store, privacy_spent, queries
 from broker_server.strategies.private_merge import private_merge
 from broker_server.strategies.strategy import GlobalModel

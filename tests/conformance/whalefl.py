@@ -3,7 +3,8 @@
 from types import MappingProxyType
 from typing import Any
 
-from device_runtime.training.choosers.adaptive import SizingConstants, choose, initial, normalise, observe, quantise
+from device_runtime.training.choosers.adaptive import choose, initial, normalise, observe, quantise
+from fleet_protocol.sizing import SizingConstants
 from simulation.clock import Clock, ClockConfig, ClockTable, DeviceType, Load, round_seconds
 from tests.conformance.entry import Check, Entry
 

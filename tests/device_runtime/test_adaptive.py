@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from device_runtime.training.choosers import adaptive
 from device_runtime.training.choosers.adaptive import (
     Progress,
-    SizingConstants,
     choose,
     fit,
     initial,
@@ -23,6 +22,7 @@ from device_runtime.training.choosers.adaptive import (
     utility,
 )
 from fleet_protocol.errors import ConfigError
+from fleet_protocol.sizing import SizingConstants
 
 SETTINGS = SizingConstants(alpha=2.0, target_loss=0.5, stall=0.1, step=0.25, gamma=2.0, theta=4.0)
 TIMES = st.floats(0.001, 100)

@@ -25,17 +25,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.blobs import blob_ref
-from fleet_protocol.manifest import (
-    GraphSpec,
-    Manifest,
-    OptimizerSpec,
-    ParameterSpec,
-    RecipeSpec,
-    StateSpec,
-    StatisticSpec,
-    TensorSpec,
-)
+from fleet_protocol.manifest import GraphSpec, Manifest, ParameterSpec, StateSpec, StatisticSpec, TensorSpec
 from fleet_protocol.messages import TierChoice
+from fleet_protocol.recipe_spec import OptimizerSpec, RecipeSpec
 from fleet_protocol.weights import encode_weights
 
 FEATURES, CLASSES = 12, 4

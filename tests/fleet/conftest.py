@@ -11,14 +11,9 @@ from broker_server.rounds.artifacts import load_artifacts
 from broker_server.rounds.evaluation import Evaluator
 from broker_server.rounds.test_set import load_test_set
 from broker_server.service.server import Server
-from broker_server.settings.fleet import (
-    BrokerConfig,
-    EvaluationConfig,
-    FleetConfig,
-    ModelConfig,
-    RoundConfig,
-    TrainConfig,
-)
+from broker_server.settings.evaluation import EvaluationConfig
+from broker_server.settings.fleet import BrokerConfig, FleetConfig, ModelConfig, TrainConfig
+from broker_server.settings.rounds import RoundConfig
 from fleet_protocol import control
 from fleet_protocol.data import NpzData
 from models.plan import compile_plan, make_plan

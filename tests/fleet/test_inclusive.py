@@ -11,13 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from broker_server.settings.fleet import (
-    BrokerConfig,
-    EvaluationConfig,
-    FleetConfig,
-    ModelConfig,
-    TrainConfig,
-)
+from broker_server.settings.evaluation import EvaluationConfig
+from broker_server.settings.fleet import BrokerConfig, FleetConfig, ModelConfig, TrainConfig
 from fleet_protocol import control
 from fleet_protocol.data import NpzData
 from models.registry import Registry, infer_layout

@@ -3,14 +3,9 @@
 import numpy as np
 import pytest
 
-from broker_server.settings.fleet import (
-    BrokerConfig,
-    EvaluationConfig,
-    FleetConfig,
-    ModelConfig,
-    RoundConfig,
-    TrainConfig,
-)
+from broker_server.settings.evaluation import EvaluationConfig
+from broker_server.settings.fleet import BrokerConfig, FleetConfig, ModelConfig, TrainConfig
+from broker_server.settings.rounds import RoundConfig
 from fleet_protocol import control
 from fleet_protocol.data import NpzData
 from fleet_protocol.errors import PlanError, RefusalReason

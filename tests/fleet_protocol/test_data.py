@@ -13,7 +13,8 @@ from pydantic import TypeAdapter
 
 from fleet_protocol.data import DataConfig, load_data, make_dataset
 from fleet_protocol.errors import ConfigError, DataError
-from fleet_protocol.manifest import LossSpec, Manifest, OptimizerSpec, RecipeSpec
+from fleet_protocol.manifest import Manifest
+from fleet_protocol.recipe_spec import LossSpec, OptimizerSpec, RecipeSpec
 
 CONFIG = TypeAdapter(DataConfig)
 

@@ -11,7 +11,9 @@ from fleet_protocol.errors import ConfigError, DataError
 from reproduction.catalogue import TABLES, find_experiment
 from reproduction.figures import judged, mean_and_spread, plain
 from reproduction.measures import GLOBAL, LOCAL, OWN, PERPLEXITY, ROUNDS_TO_BEST, Reading, measure_named
-from reproduction.report import as_markdown, write_index, write_table
+from reproduction.report.index import write_index
+from reproduction.report.markdown import as_markdown
+from reproduction.report.writing import write_table
 from reproduction.running import ArmResult
 from reproduction.stored import as_csv, read_rows, rows_of, stated
 from simulation.results.history import RoundRow

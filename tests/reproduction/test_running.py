@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from fleet_protocol.errors import ConfigError, DataError
 from reproduction.catalogue import TABLES, find_experiment
-from reproduction.report import write_table
+from reproduction.report.writing import write_table
 from reproduction.running import Part, collect, jobs, run_job, table_folder
 from reproduction.stored import rows_of
 from shoal.cli.main import app

@@ -5,8 +5,9 @@ from itertools import pairwise
 
 import pytest
 
-from device_runtime.training.choosers.adaptive import SizingConstants, choose, initial
+from device_runtime.training.choosers.adaptive import choose, initial
 from fleet_protocol.errors import ConfigError
+from fleet_protocol.sizing import SizingConstants
 from simulation.clock import ClockConfig, DynamicsConfig, Load, load_clock
 from simulation.dynamics import Conditions
 from simulation.results.history import read_devices

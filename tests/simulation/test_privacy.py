@@ -2,7 +2,7 @@
 
 import pytest
 
-from broker_server.settings.fleet import PrivacyConfig
+from broker_server.settings.privacy import PrivacyConfig
 from broker_server.store.privacy_spent import epsilon_after
 from simulation.results.history import read_history
 from simulation.runner import simulate

@@ -24,10 +24,10 @@ from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.messages import TrainSettings
 from models import Architecture, Registry, Tier, build
 from simulation.torch_backend import trainer as torch_backend
-from simulation.torch_backend.batches import stretches
+from simulation.torch_backend.batches import TorchJob, stretches
 from simulation.torch_backend.model import Alone, Together
 from simulation.torch_backend.rows import Layout
-from simulation.torch_backend.trainer import TorchJob, TorchResult, TorchTrainer
+from simulation.torch_backend.trainer import TorchResult, TorchTrainer
 from tests.adapted import adapted
 from tests.trainer_export.helpers import TINY, shaken
 from trainer_export.artifact_set import export_architecture

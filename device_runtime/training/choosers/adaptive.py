@@ -22,21 +22,6 @@ from fleet_protocol.errors import ConfigError
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.sizing import Combination, Efficiency, SizingConstants
 
-__all__ = [
-    "CUTS",
-    "Choice",
-    "Progress",
-    "SizingConstants",
-    "choose",
-    "fit",
-    "initial",
-    "normalise",
-    "observe",
-    "quantise",
-    "system_efficiency",
-    "utility",
-]
-
 CUTS = ((0.8, 1.0), (0.6, 0.5), (0.4, 0.25), (0.2, 0.125))
 """Least normalised utility of each width; the lower edge belongs to the width."""
 

@@ -20,7 +20,7 @@ from shoal.cli.grouped import grouped
 
 if TYPE_CHECKING:
     from reproduction.experiment import Experiment, Scale
-    from reproduction.report import Written
+    from reproduction.report.writing import Written
     from reproduction.running import Job
     from simulation.results.history import RoundRow
     from simulation.tables import EngineTable
@@ -107,7 +107,7 @@ class _Budget:
 
 
 def _run_all(todo: "Sequence[Job]", budget: _Budget, folder: Path) -> None:
-    from reproduction.report import duration_text
+    from reproduction.report.cells import duration_text
     from reproduction.stored import seconds_of_runs
 
     for number, job in enumerate(todo, 1):
@@ -125,7 +125,7 @@ def _run_all(todo: "Sequence[Job]", budget: _Budget, folder: Path) -> None:
 def _report(experiment: "Experiment", scale: "Scale", folder: Path, *, as_json: bool) -> dict[str, Any]:
     """Print a table, unless its values are to be printed as JSON."""
     from reproduction.figures import figures, judged, plain
-    from reproduction.report import claim_cells, figure_cells
+    from reproduction.report.cells import claim_cells, figure_cells
 
     written = _write(experiment, scale, folder)
     if written is None:
@@ -144,7 +144,8 @@ def _report(experiment: "Experiment", scale: "Scale", folder: Path, *, as_json: 
 
 def _publish(chosen: "Sequence[Experiment]", scale: "Scale", folder: Path, report: Path) -> None:
     from reproduction.catalogue import TABLES
-    from reproduction.report import write_index, write_table
+    from reproduction.report.index import write_index
+    from reproduction.report.writing import write_table
     from reproduction.running import collect
 
     for experiment in chosen:
@@ -181,7 +182,7 @@ def _run(job: "Job") -> None:
 
 
 def _write(experiment: "Experiment", scale: "Scale", folder: Path) -> "Written | None":
-    from reproduction.report import write_table
+    from reproduction.report.writing import write_table
     from reproduction.running import collect, table_folder
 
     results = collect(experiment, scale, folder)
@@ -189,7 +190,7 @@ def _write(experiment: "Experiment", scale: "Scale", folder: Path) -> "Written |
 
 
 def _table_row(experiment: "Experiment", scale: "Scale", folder: Path) -> dict[str, str]:
-    from reproduction.report import duration_text
+    from reproduction.report.cells import duration_text
     from reproduction.stored import seconds_of_runs
 
     arms, seeds = experiment.chosen(scale), experiment.seeds[scale]
@@ -206,7 +207,7 @@ def _table_row(experiment: "Experiment", scale: "Scale", folder: Path) -> dict[s
 
 
 def _arm_rows(experiment: "Experiment", scale: "Scale", folder: Path) -> list[dict[str, str]]:
-    from reproduction.report import duration_text
+    from reproduction.report.cells import duration_text
     from reproduction.stored import seconds_of_runs
 
     known = seconds_of_runs(folder, experiment, scale)
