@@ -37,12 +37,12 @@ class SizedBatches:
     steps: int = 6
 
     def sized_for(self, flops: int) -> "SizedBatches":
-        """Less of them for a large model.
+        """Less of them for a large model: a step from the start and one from where it led, each of another size.
 
         Args:
             flops: of a training step, per sample.
         """
-        return replace(self, sizes=(3, 2), steps=4) if flops > _LARGE_FLOPS else self
+        return replace(self, sizes=(3, 2), steps=2) if flops > _LARGE_FLOPS else self
 
     def take(self, count: int) -> Iterator[tuple[Tensor, Tensor]]:
         """That many pairs of samples and targets."""

@@ -125,12 +125,14 @@ def _uncollected() -> Iterator[None]:
     """While this holds, cycles of objects are not looked for: a trace makes millions of them, which go at the end."""
     enabled = gc.isenabled()
     gc.disable()
+    gc.freeze()  # what was there before is not looked through at the end
     try:
         yield
     finally:
         if enabled:
             gc.enable()
         gc.collect()
+        gc.unfreeze()
 
 
 def _try_out(module: nn.Module, recipe: Recipe, batches: SizedBatches) -> None:

@@ -92,7 +92,7 @@ def trace_program(
     # PyTorch's C++ decompositions (chunk, pad, ...) would fix the batch size; those in Python keep it a symbol.
     with mode, enable_python_dispatcher(), traceback.preserve_node_meta(), sdpa_kernel(SDPBackend.MATH):
         try:
-            program = _without_mutation(make_fx(function, decomposition_table=table)(*fakes), fakes, table)
+            program = _without_mutation(_recorded(function, table)(*fakes), fakes, table)
         except ExportError:
             raise
         except Exception as error:
@@ -125,7 +125,12 @@ def _without_mutation(program: fx.GraphModule, fakes: Sequence[Tensor], table: A
     targets = [node.target for node in program.graph.nodes]
     if not any(isinstance(t, torch._ops.OpOverload) and t._schema.is_mutable for t in targets):  # noqa: SLF001 - no public name
         return program
-    return make_fx(functionalize(fx.Interpreter(program).run, remove="mutations"), decomposition_table=table)(*fakes)
+    return _recorded(functionalize(fx.Interpreter(program).run, remove="mutations"), table)(*fakes)
+
+
+def _recorded(function: Callable[..., Any], table: Any) -> Callable[..., fx.GraphModule]:
+    """`make_fx` that does not note which Python function an operator comes from, which takes time and nobody reads."""
+    return make_fx(function, decomposition_table=table, _disable_torch_fn_metadata_mode=True)
 
 
 def _symbols(size: Any) -> set[Any]:
