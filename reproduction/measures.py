@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from fleet_protocol.errors import ConfigError
-from simulation.results.history import RoundRow, rounds_to_accuracy, time_to_accuracy
-from simulation.results.quantity import ACCURACY, Quantity
+from simulation.results.history import ACCURACY, Quantity, RoundRow, rounds_to_accuracy, time_to_accuracy
 
 Value = Callable[[RoundRow], float | None]
 

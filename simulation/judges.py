@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from broker_server.rounds.evaluation import Evaluator
+from broker_server.rounds.evaluation import Evaluator, load_test_set
 from broker_server.rounds.run_context import RunContext
-from broker_server.rounds.test_set import load_test_set
 from broker_server.rounds.tier_models import judged_model
 from broker_server.store import VersionRecord
 from fleet_protocol.blob_store import BlobStore

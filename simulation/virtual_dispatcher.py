@@ -22,8 +22,7 @@ from broker_server.rounds.collecting import Collection, OpenTask
 from broker_server.rounds.decoding import take_update
 from broker_server.rounds.fleet import Fleet
 from broker_server.rounds.reporting import Reporter
-from broker_server.rounds.steering import Steering
-from broker_server.rounds.stopping import StopRequested
+from broker_server.rounds.stopping import Steering, StopRequested
 from broker_server.store import Store, TaskPhase, TaskRecord
 from device_runtime.training.choosers import Experience, Situation, TierChooser, chooser_of
 from fleet_protocol.blob_store import BlobStore

@@ -19,7 +19,7 @@ from broker_server.rounds.planning import open_collection, plan_round, tasks_of
 from broker_server.rounds.recruiting import recruit
 from broker_server.rounds.retention import drop_old_weights
 from broker_server.rounds.run_context import RunContext
-from broker_server.rounds.steering import Halted
+from broker_server.rounds.stopping import Halted
 from broker_server.store import RoundRecord, TaskPhase, TaskRecord, VersionRecord
 from broker_server.store.choosing import promoted
 from broker_server.store.machine import FINAL, RoundEvent, RoundState

@@ -13,7 +13,7 @@ from broker_server.rounds.closing import Decision, decide
 from broker_server.rounds.collecting import Collection
 from broker_server.rounds.fleet import Fleet
 from broker_server.rounds.reporting import Reporter
-from broker_server.rounds.steering import Steering
+from broker_server.rounds.stopping import Steering
 from broker_server.store import Store, TaskPhase
 from broker_server.store.machine import RoundEvent
 from fleet_protocol.blob_store import BlobStore

@@ -12,11 +12,10 @@ from broker_server.rounds.artifacts import TierArtifacts
 from broker_server.rounds.closing import ClosingRule
 from broker_server.rounds.collecting import Collection
 from broker_server.rounds.dispatch import Services, gather
-from broker_server.rounds.evaluation import Evaluator
+from broker_server.rounds.evaluation import Evaluator, load_test_set
 from broker_server.rounds.planning import open_collection, statistics_tasks, tasks_of
 from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.statistics import combine, has_statistics, over_batches
-from broker_server.rounds.test_set import load_test_set
 from broker_server.rounds.tier_models import model_of
 from broker_server.store import RoundRecord, TaskPhase, VersionRecord
 from broker_server.store.machine import RoundEvent

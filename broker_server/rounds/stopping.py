@@ -1,11 +1,43 @@
-"""Stopping a run in the middle, so that it is gone on with later: on request, and on the signals of a terminal."""
+"""What an operator wants of a run that goes on: to be held or ended, or to stop in the middle and be gone on with."""
 
 import contextlib
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
+
+from fleet_protocol.requests import Wish
+
+
+class Halted(Exception):  # noqa: N818  (no error: an operator wants it)
+    """Whoever waits for devices before a round shall wait no longer."""
+
+
+@dataclass
+class Steering:
+    """The newest wish; a run looks at it between rounds, while it waits for devices, and while it collects.
+
+    Attributes:
+        wish: go on; hold after the round in progress; end the run after it; end the run and give the round up.
+    """
+
+    wish: Wish = "go"
+
+    def look(self) -> None:
+        """Ask before a round is planned.
+
+        Raises:
+            Halted: no further round is wanted now.
+        """
+        if self.wish != "go":
+            raise Halted
+
+    @property
+    def given_up(self) -> str:
+        """Why the round in progress is worth nothing more; empty where it is to be finished."""
+        return "the run was stopped by its operator" if self.wish == "abandon" else ""
 
 
 class StopRequested(Exception):  # noqa: N818  (not an error: the operator wants the run to stop)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from broker_server.rounds.fleet import Fleet
 from broker_server.rounds.reporting import Reporter
-from broker_server.rounds.steering import Steering
+from broker_server.rounds.stopping import Steering
 from broker_server.service.blob_service import BlobService
 from broker_server.service.uploads import Uploads
 from broker_server.store import Store

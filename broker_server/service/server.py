@@ -28,8 +28,7 @@ from broker_server.rounds.judging import Evaluators, open_evaluators
 from broker_server.rounds.new_version import first_version
 from broker_server.rounds.reporting import Listener, Reporter
 from broker_server.rounds.run_context import RunContext, new_run_id, prepare_run
-from broker_server.rounds.steering import Steering
-from broker_server.rounds.stopping import StopRequested
+from broker_server.rounds.stopping import Steering, StopRequested
 from broker_server.service.blob_service import BlobService
 from broker_server.service.broker import ChildBroker
 from broker_server.service.connection import Connection, Stop

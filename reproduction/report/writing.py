@@ -9,8 +9,8 @@ from reproduction.experiment import Experiment, Scale
 from reproduction.report.markdown import as_markdown
 from reproduction.running import ArmResult
 from reproduction.stored import Row, as_csv, read_rows, rows_of, stated
+from simulation.results.history import Quantity
 from simulation.results.plots import Curve, accuracy_over_time, over_rounds, save
-from simulation.results.quantity import Quantity
 
 EARLIER = "stated-"
 """Begins the name of a folder with what was written when the table's file stated something else."""

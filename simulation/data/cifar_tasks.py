@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_protocol.errors import ConfigError
-from simulation.data.cifar100 import cifar100
 from simulation.data.dataset import Dataset
-from simulation.data.images import cifar10
+from simulation.data.images import cifar10, cifar100
 
 _TENS, _HUNDREDS = 10, 100
 CIFAR_TASKS = (

@@ -1,5 +1,6 @@
 """What every data set is once it is loaded, and what its loaders share."""
 
+import gzip
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,6 +87,19 @@ def read_arrays(path: Path, names: tuple[str, ...]) -> tuple[NDArray[Any], ...]:
             return tuple(stored[name] for name in names)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"cannot read {', '.join(names)} from {path}: {error}") from error
+
+
+def read_packed(path: Path) -> bytes:
+    """Read a file, or the one of its name with ``.gz`` where it is not there.
+
+    Raises:
+        DataError: both are missing, or what is there is damaged.
+    """
+    packed = path.with_name(f"{path.name}.gz")
+    try:
+        return path.read_bytes() if path.is_file() else gzip.decompress(packed.read_bytes())
+    except (OSError, EOFError) as error:
+        raise DataError(f"cannot read {path} or {packed.name}: {error}") from error
 
 
 def evenly(count: int, limit: int | None) -> NDArray[np.int64]:

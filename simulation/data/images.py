@@ -1,7 +1,12 @@
-"""Image data sets: digits, MNIST and CIFAR-10, normalised as HeteroFL does (specification 1.8)."""
+"""Image data sets: digits, MNIST, CIFAR-10 and CIFAR-100, normalised as HeteroFL does (specification 1.8).
+
+Krizhevsky: "Learning Multiple Layers of Features from Tiny Images", 2009. The specification gives one normalisation for
+both sets of CIFAR.
+"""
 
 import importlib
 import io
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +15,37 @@ from numpy.typing import NDArray
 
 from fleet_protocol.data.readers import read_idx_file
 from fleet_protocol.errors import DataError
-from simulation.data.dataset import Dataset, dataset_folder, evenly, read_arrays
+from simulation.data.dataset import Dataset, dataset_folder, evenly, read_arrays, read_packed
 
-_MNIST_MEAN, _MNIST_STD = 0.1307, 0.3081
-CIFAR_MEAN, CIFAR_STD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
-CIFAR_SIDE = 32
 _DIGITS_TEST_SHARE = 0.2
+_SIDE = 32  # of the images of CIFAR
+_CLASSES, _LABELS = 100, 2  # of CIFAR-100; an image has a coarse and a fine label
+_RECORD = _LABELS + 3 * _SIDE * _SIDE
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Mean and standard deviation of each channel, of values in [0, 1]."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def normalised(self, raw: NDArray[Any]) -> NDArray[np.float32]:
+        """Images of values up to 255, [n, channels, height, width]; float32 ones are changed in place."""
+        images: NDArray[np.float32] = raw.astype(np.float32, copy=False)
+        images /= 255.0
+        images -= np.array(self.mean, np.float32)[:, None, None]
+        images /= np.array(self.std, np.float32)[:, None, None]
+        return images
+
+    @property
+    def black(self) -> tuple[float, ...]:
+        """A black pixel, normalised."""
+        return tuple((-np.array(self.mean, np.float32) / np.array(self.std, np.float32)).tolist())
+
+
+_MNIST = Scale((0.1307,), (0.3081,))
+CIFAR = Scale((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))
 
 
 def digits(_root: Path | None) -> Dataset:
@@ -55,14 +85,9 @@ def mnist(root: Path | None, *, limit: int | None = None) -> Dataset:
         if len(raw) != len(labels):
             raise DataError(f"{folder} has {len(raw)} images and {len(labels)} labels of {stem}; fetch MNIST again")
         kept = evenly(len(labels), limit)
-        images = raw[kept].astype(np.float32)[:, None]
-        images /= 255.0
-        images -= _MNIST_MEAN
-        images /= _MNIST_STD
-        return images, labels[kept].astype(np.int64)
+        return _MNIST.normalised(raw[kept][:, None]), labels[kept].astype(np.int64)
 
-    black = -np.float32(_MNIST_MEAN) / np.float32(_MNIST_STD)
-    return Dataset("mnist", *split("train"), *split("t10k"), 10, black=float(black))
+    return Dataset("mnist", *split("train"), *split("t10k"), 10, black=_MNIST.black[0])
 
 
 def cifar10(root: Path | None, *, limit: int | None = None) -> Dataset:
@@ -86,17 +111,13 @@ def cifar10(root: Path | None, *, limit: int | None = None) -> Dataset:
         path = folder / f"{stem}.npz"
         jpeg, offset, label = read_arrays(path, ("jpeg", "offset", "label"))
         kept = evenly(len(label), limit)
-        images = np.empty((len(kept), 3, CIFAR_SIDE, CIFAR_SIDE), np.float32)
+        images = np.empty((len(kept), 3, _SIDE, _SIDE), np.float32)
         for position, index in enumerate(kept):
             code = jpeg[offset[index] : offset[index + 1]].tobytes()
             images[position] = _decoded(code, f"image {index} of {path}").transpose(2, 0, 1)
-        images /= 255.0
-        images -= np.array(CIFAR_MEAN, np.float32)[:, None, None]
-        images /= np.array(CIFAR_STD, np.float32)[:, None, None]
-        return images, label[kept].astype(np.int64)
+        return CIFAR.normalised(images), label[kept].astype(np.int64)
 
-    black = -np.array(CIFAR_MEAN, np.float32) / np.array(CIFAR_STD, np.float32)
-    return Dataset("cifar10", *split("train"), *split("test"), 10, black=tuple(black.tolist()))
+    return Dataset("cifar10", *split("train"), *split("test"), 10, black=CIFAR.black)
 
 
 def _decoded(code: bytes, what: str) -> NDArray[np.uint8]:
@@ -109,6 +130,42 @@ def _decoded(code: bytes, what: str) -> NDArray[np.uint8]:
             pixels = np.asarray(image.convert("RGB"), np.uint8)
     except (OSError, ValueError) as error:
         raise DataError(f"{what} is not a JPEG image: {error}") from error
-    if pixels.shape != (CIFAR_SIDE, CIFAR_SIDE, 3):
-        raise DataError(f"{what} has shape {pixels.shape}, not {CIFAR_SIDE}x{CIFAR_SIDE}")
+    if pixels.shape != (_SIDE, _SIDE, 3):
+        raise DataError(f"{what} has shape {pixels.shape}, not {_SIDE}x{_SIDE}")
     return pixels
+
+
+def cifar100(root: Path | None, *, limit: int | None = None) -> Dataset:
+    """Load CIFAR-100 with its 100 fine labels, from the two files of its binary version.
+
+    A record is one byte for the coarse label, one for the fine label, and 32 x 32 pixels of red, then green, then blue.
+
+    Args:
+        root: folder that holds ``cifar100/`` with ``train.bin`` and ``test.bin``, gzipped or not.
+        limit: samples of each split at most, evenly spread; all if omitted. All take 740 MB.
+
+    Returns:
+        50,000 and 10,000 images, float32 [n, 3, 32, 32], 100 classes.
+
+    Raises:
+        DataError: a file is missing or damaged.
+    """
+    folder = dataset_folder(root, "cifar100", "train.bin and test.bin")
+
+    def split(stem: str) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        records = _records(folder / f"{stem}.bin")
+        kept = records[evenly(len(records), limit)]
+        images = kept[:, _LABELS:].reshape(-1, 3, _SIDE, _SIDE)
+        return CIFAR.normalised(images), kept[:, _LABELS - 1].astype(np.int64)
+
+    return Dataset("cifar100", *split("train"), *split("test"), _CLASSES, black=CIFAR.black)
+
+
+def _records(path: Path) -> NDArray[Any]:
+    raw = read_packed(path)
+    if not raw or len(raw) % _RECORD:
+        raise DataError(f"{path} has {len(raw)} bytes, which are no whole records of {_RECORD}; fetch CIFAR-100 again")
+    records = np.frombuffer(raw, np.uint8).reshape(-1, _RECORD)
+    if records[:, _LABELS - 1].max() >= _CLASSES:
+        raise DataError(f"{path} has a label above {_CLASSES - 1}; it is no binary file of CIFAR-100")
+    return records

@@ -1,6 +1,5 @@
 """Texts as token ids: a small vocabulary of words built from training texts, or MiniLM's word pieces."""
 
-import gzip
 import importlib
 import re
 from collections import Counter
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from fleet_protocol.errors import ConfigError, DataError
 from models.pretrained import minilm_file
+from simulation.data.dataset import read_packed
 
 PAD, UNKNOWN = 0, 1
 """Token ids of padding and of words outside a vocabulary."""
@@ -37,12 +37,10 @@ def read_lines(path: Path) -> list[str]:
     Raises:
         DataError: the file is missing or damaged.
     """
-    packed = path.with_name(f"{path.name}.gz")
     try:
-        raw = path.read_bytes() if path.is_file() or not packed.is_file() else gzip.decompress(packed.read_bytes())
-        lines = raw.decode("utf-8").split("\n")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read {path} or {packed.name}: {error}") from error
+        lines = read_packed(path).decode("utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise DataError(f"cannot read {path}: {error}") from error
     return [line.rstrip("\r") for line in (lines if lines[-1] else lines[:-1])]
 
 

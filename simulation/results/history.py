@@ -97,6 +97,27 @@ class DeviceRow:
     payload_bytes: int
 
 
+@dataclass(frozen=True)
+class Quantity:
+    """What a plot shows on its vertical axis, and a measure is read from.
+
+    Attributes:
+        name: part of a file's name.
+        label: of the axis.
+        value: finds it in a round; None where it was not evaluated.
+        share: whether it is a share, in [0, 1], to be shown in %.
+    """
+
+    name: str
+    label: str
+    value: Callable[[RoundRow], float | None]
+    share: bool = False
+
+
+ACCURACY = Quantity("accuracy", "test accuracy", lambda row: row.accuracy, share=True)
+"""Of the merged model on the whole test set."""
+
+
 _TYPES: Mapping[Any, Any] = MappingProxyType(
     {
         int: pa.int64(),

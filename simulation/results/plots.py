@@ -22,8 +22,7 @@ from numpy.typing import NDArray
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.errors import DataError
 from models.tier import Tier
-from simulation.results.history import RoundRow
-from simulation.results.quantity import ACCURACY, Quantity
+from simulation.results.history import ACCURACY, Quantity, RoundRow
 
 # Okabe and Ito's palette stays apart for colour-blind readers; yellow is left out, which is faint on white. When the
 # picture is grey the line styles tell curves apart; there are as many pairs as both have no common divisor.

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from broker_server.rounds.artifacts import load_artifacts
-from broker_server.rounds.evaluation import Evaluator
-from broker_server.rounds.test_set import load_test_set
+from broker_server.rounds.evaluation import Evaluator, load_test_set
 from broker_server.service.server import Server
 from broker_server.settings.evaluation import EvaluationConfig
 from broker_server.settings.fleet import BrokerConfig, FleetConfig, ModelConfig, TrainConfig

@@ -7,7 +7,7 @@ import pytest
 
 from fleet_protocol.errors import DataError
 from simulation.data.datasets import load_dataset
-from simulation.data.images import CIFAR_MEAN, CIFAR_STD
+from simulation.data.images import CIFAR
 
 
 def records(labels, seed):
@@ -35,7 +35,7 @@ def test_records_become_normalised_images_with_their_fine_labels(folder):
     assert data.input_shape == (3, 32, 32)
     raw = records([3, 99, 0, 41], 1)
     pixel = raw[1, 2 + 1024 + 5 * 32 + 7]  # sample 1, green, row 5, column 7
-    assert data.train_x[1, 1, 5, 7] == pytest.approx((pixel / 255 - CIFAR_MEAN[1]) / CIFAR_STD[1], rel=1e-5)
+    assert data.train_x[1, 1, 5, 7] == pytest.approx((pixel / 255 - CIFAR.mean[1]) / CIFAR.std[1], rel=1e-5)
     assert data.train_x.dtype == np.float32
 
 

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 from fleet_protocol.errors import DataError
-from simulation.results.history import RoundRow
+from simulation.results.history import Quantity, RoundRow
 from simulation.results.plots import Curve, accuracy_over_time, over_rounds, plot_run, save, tier_counts
-from simulation.results.quantity import Quantity
 
 
 def a_run(accuracies, *, seconds: float = 10.0, tiers=None) -> list[RoundRow]:
