@@ -7,8 +7,11 @@ from device_runtime.board import installed_backends
 from device_runtime.training.backends import TrainSession, choose_backend, step_graph_key
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.manifest import parse_manifest
+from fleet_protocol.mapped_tensors import open_tensors
+from models import infer_layout
 from models.registry import Registry
 from models.tier import Tier
+from tests.adapted import adapted
 from trainer_export.artifact_set import export_architecture
 from trainer_export.recipe import Recipe
 
@@ -49,3 +52,26 @@ def test_both_flavours_agree(name, tmp_path):
     np.testing.assert_allclose(results[0][0], results[1][0], atol=1e-4)
     for name_, value in results[0][1].items():
         np.testing.assert_allclose(results[1][1][name_], value, atol=1e-4, err_msg=name_)
+
+
+@pytest.mark.ort_training
+def test_both_backends_train_beside_the_same_mapped_base(tmp_path):
+    """Adapters beside frozen layers: the runtime is given the mapping itself, and both end in the same place."""
+    layout = infer_layout(adapted)
+    export_architecture(adapted, {}, [layout.tier(0.5)], Recipe(), tmp_path)
+    folder = tmp_path / "adapted" / layout.tier(0.5).id
+    manifest = parse_manifest((folder / "manifest.json").read_bytes())
+    base = open_tensors(folder / "base.safetensors")
+    rng = np.random.default_rng(1)
+    start = {spec.name: rng.normal(0, 0.1, spec.shape).astype(np.float32) for spec in manifest.parameters}
+    x, y = rng.random((8, 1, 8, 8), np.float32), np.arange(8) % 10
+    ended = []
+    for key in ("onnx/train", "ort-training/step"):
+        session = TrainSession(manifest, folder / manifest.graphs[key].path, base=base)
+        session.load(start)
+        losses = [session.step(x, y, np.ones(10, np.float32), 0.1) for _ in range(3)]
+        assert losses[-1] < losses[0]
+        assert all(session.addresses()[f"param.{name}"] == value.ctypes.data for name, value in base.items())
+        ended.append({name: value.copy() for name, value in session.parameters().items()})
+    for name, value in ended[0].items():
+        np.testing.assert_allclose(ended[1][name], value, rtol=1e-4, atol=1e-6)

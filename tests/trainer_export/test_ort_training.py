@@ -26,6 +26,25 @@ def test_step_and_official_set_train_as_pytorch_does(name: str, width: float) ->
     assert max(report.worst_absolute for report in reports) <= 1e-5
 
 
+@pytest.mark.parametrize("base", [True, False])
+def test_frozen_parameters_train_nothing(base: bool) -> None:
+    """In the base they go in and never come out; else, as where a width cuts them, they come out as they went in."""
+    module = nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+    frozen = ("0.weight", "1.weight", "1.bias", "3.weight")
+    for name in frozen:
+        module.get_parameter(name).requires_grad_(False)
+    signature = Signature((6,), "float32", 3, base=frozen if base else ())
+    recipe = Recipe(proximal=True)
+    files = ort_training.write_artifacts(module, signature, recipe)
+    step = onnx.load_model_from_string(next(file.data for file in files if file.key == "ort-training/step"))
+    came_out = {name for name in frozen if f"next.param.{name}" in {value.name for value in step.graph.output}}
+    assert came_out == (set() if base else set(frozen))
+    assert {f"param.{name}" for name in frozen} <= {value.name for value in step.graph.input}
+    with calm_torch():
+        reports = ort_training.check_artifacts(files, module, recipe, batches_for(module, signature))
+    assert max(report.worst_absolute for report in reports) <= 1e-5
+
+
 def test_models_are_of_a_version_the_runtime_reads() -> None:
     """IR 9 for all of them, the generated optimizer model included."""
     files = ort_training.write_artifacts(*tiny("mlp"), Recipe())

@@ -44,6 +44,7 @@ from trainer_export.model_inputs import (
     batch_ports,
     model_noise,
     noise_ports,
+    parameter_ports,
 )
 from trainer_export.optimizers.sgd import Sgd
 from trainer_export.recipe import Recipe
@@ -101,17 +102,13 @@ def write_artifacts(module: nn.Module, signature: Signature, recipe: Recipe) -> 
 
     Raises:
         ExportError: an operator cannot be exported, or onnxruntime-training is not installed.
-        UnavailableError: the runtime has no gradient for an operator, or a parameter is frozen.
+        UnavailableError: the runtime has no gradient for an operator.
     """
-    frozen = next((name for name, p in module.named_parameters() if not p.requires_grad), None)
-    if frozen is not None:
-        raise UnavailableError(f"parameter {frozen} is frozen")
-    shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
     forward = _forward_model(module, signature, recipe)
-    files = _official_files(forward, list(shapes))
+    files = _official_files(forward, module)
     training = onnx.load_model_from_string(files[0].data)
     batch = (*batch_ports(signature, recipe.loss), *noise_ports(model_noise(module, signature)))
-    return (*files, _step_file(training, batch, shapes, recipe))
+    return (*files, _step_file(training, batch, module, signature.base, recipe))
 
 
 def check_artifacts(
@@ -162,16 +159,23 @@ def _forward_model(module: nn.Module, signature: Signature, recipe: Recipe) -> o
     return graph.model()
 
 
-def _official_files(forward: onnx.ModelProto, trained: list[str]) -> list[SetFile]:
+def _official_files(forward: onnx.ModelProto, module: nn.Module) -> list[SetFile]:
     if not is_installed():
         raise ExportError(NOT_INSTALLED)
     from onnxruntime.training import artifacts  # noqa: PLC0415 - only in onnxruntime-training
 
+    kinds: dict[bool, list[str]] = {True: [], False: []}
+    for key, parameter in module.named_parameters():
+        kinds[parameter.requires_grad].append(key)
     with tempfile.TemporaryDirectory() as name, _silent_stderr():
         folder = Path(name)
         try:
             artifacts.generate_artifacts(
-                forward, requires_grad=trained, optimizer=artifacts.OptimType.SGD, artifact_directory=folder
+                forward,
+                requires_grad=kinds[True],
+                frozen_params=kinds[False],
+                optimizer=artifacts.OptimType.SGD,
+                artifact_directory=folder,
             )
         except Exception as error:
             unknown = _NO_GRADIENT.search(str(error))
@@ -226,7 +230,8 @@ def _check_official(files: Sequence[SetFile], module: nn.Module, recipe: Recipe,
     from onnxruntime.training import api  # noqa: PLC0415 - only in onnxruntime-training
 
     worst, shapes = check.Worst(), model_noise(module, batches.signature)
-    reference = Reference(module, Recipe(Sgd(momentum=0.0, weight_decay=0.0), recipe.loss, clip_norm=None))
+    plain = Recipe(Sgd(momentum=0.0, weight_decay=0.0), recipe.loss, clip_norm=None)
+    reference = Reference(module, plain, base=batches.signature.base)
     with tempfile.TemporaryDirectory() as name, _silent_stderr():
         paths = {file.key.split("/")[1]: Path(name) / Path(file.path).name for file in files}
         for file in files:
@@ -254,22 +259,26 @@ def _check_official(files: Sequence[SetFile], module: nn.Module, recipe: Recipe,
 
 
 def _step_file(
-    training: onnx.ModelProto, batch: Sequence[Port], shapes: Mapping[str, tuple[int, ...]], recipe: Recipe
+    training: onnx.ModelProto, batch: Sequence[Port], module: nn.Module, base: Sequence[str], recipe: Recipe
 ) -> GraphFile:
+    """The whole step; frozen tensors of the base go in alone, any other comes out as it went in."""
     graph = GraphBuilder("step")
+    shapes = {name: tuple(p.shape) for name, p in module.named_parameters()}
+    held = parameter_ports({name: shapes.pop(name) for name in base})
+    free = {name: shape for name, shape in shapes.items() if module.get_parameter(name).requires_grad}
     changing, extras = changing_ports(shapes, recipe), extra_ports(shapes, recipe)
-    inputs = [*changing, *batch, Port("lr", "float32", ()), *extras]
+    inputs = [*changing, *held, *batch, Port("lr", "float32", ()), *extras]
     for port in inputs:
         graph.input(port)
-    _append_gradients(graph, training, list(shapes), [port.name for port in batch])
+    _append_gradients(graph, training, [*shapes, *base], [port.name for port in batch])
     emitter = Emitter(graph, "x")
     outputs = [
         Port("loss", "float32", ()),
         *(Port(next_name(p.name), p.dtype, p.shape) for p in changing),
     ]
-    trace = trace_optimizer(shapes, recipe)
+    trace = trace_optimizer(shapes, recipe, list(free))
     known = [_value(emitter, p.name, p.shape) for p in changing]
-    known += [_value(emitter, _inner(f"{name}_grad"), shape) for name, shape in shapes.items()]
+    known += [_value(emitter, _inner(f"{name}_grad"), shape) for name, shape in free.items()]
     known += [_value(emitter, "lr", ()), *(_value(emitter, p.name, p.shape) for p in extras)]
     moved = lower(emitter, trace, known)
     for port, name in zip(outputs, [_inner("loss"), *(emitter.plain(v) for v in moved)], strict=True):

@@ -126,21 +126,23 @@ def trace_loss(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace:
     return trace_program("loss", loss, inputs, (Port("loss", "float32", ()), *output_ports(signature)))
 
 
-def trace_optimizer(shapes: Mapping[str, tuple[int, ...]], recipe: Recipe) -> Trace:
+def trace_optimizer(shapes: Mapping[str, tuple[int, ...]], recipe: Recipe, free: Sequence[str]) -> Trace:
     """Clipping and optimizer alone.
 
-    Inputs ``param.*``, ``state.*``, ``grad.*``, ``lr``, and the extras of `trace_train`; outputs ``next.*``.
+    Inputs ``param.*``, ``state.*``, ``grad.*`` of the parameters that are `free`, ``lr``, and the extras of
+    `trace_train`; outputs ``next.*``.
     """
     changing = changing_ports(shapes, recipe)
+    places = [place for place, name in enumerate(shapes) if name in free]
 
     def step(*tensors: Tensor) -> list[Tensor]:
-        place = len(changing) + len(shapes)  # of the learning rate
-        gradients = dict(enumerate(tensors[len(changing) : place]))
+        place = len(changing) + len(places)  # of the learning rate
+        gradients = dict(zip(places, tensors[len(changing) : place], strict=True))
         return stepped(tensors[: len(changing)], gradients, tensors[place], tensors[place + 1 :], recipe)
 
     inputs = (
         *changing,
-        *(Port(f"grad.{name}", "float32", shape) for name, shape in shapes.items()),
+        *(Port(f"grad.{name}", "float32", shapes[name]) for name in free),
         Port("lr", "float32", ()),
         *extra_ports(shapes, recipe),
     )
