@@ -1,28 +1,33 @@
-"""What identities cost: signing and sealing an update, beside the TLS wire that carries it."""
+"""What identities cost: an update put into sealed envelopes and taken out, beside the TLS wire that carries it."""
 
 import contextlib
 import os
 import queue
 import tempfile
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from benchmarks.row import Row
 from broker_server.service.authority import Founding, enroll, found_fleet
 from broker_server.service.membership import hosted_broker
 from broker_server.settings.fleet import BrokerConfig
 from fleet_protocol.blobs import DEFAULT_CHUNK_BYTES, decode_chunk, iter_chunks
+from fleet_protocol.identity.certificate import read_certificate
+from fleet_protocol.identity.chunks import ChunkSigner, ChunkVerifier
 from fleet_protocol.identity.enrolment import read_enrolment
-from fleet_protocol.identity.envelope import Signer, Verifier
+from fleet_protocol.identity.envelope import Verifier
+from fleet_protocol.identity.group import Keys
 from fleet_protocol.identity.marks import Marks
-from fleet_protocol.identity.sealing import Purpose, public_key, seal, unseal
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import Received, open_transport
 from tests.brokers import free_port
 
-UPDATE_BYTES, REPEATS = 4_000_000, 5
+UPDATE_BYTES, REPEATS = 4_000_000, 20
 TOPICS = Topics("bench")
 
 
@@ -41,12 +46,12 @@ def rows() -> list[Row]:
 
     There is no budget, as a wire is cheaper than any signature.
     """
-    data, purpose = os.urandom(UPDATE_BYTES), Purpose("bench", "r1", 1, "t1", "pi-1", "1e20" + "0" * 64)
+    data = os.urandom(UPDATE_BYTES)
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
-    def framed() -> list[tuple[str, bytes]]:
-        chunks = iter_chunks(data, DEFAULT_CHUNK_BYTES, ((0, 2**20),))
-        return [(TOPICS.upload("t1", index), frame) for index, frame in chunks]
+    def framed(*, digests: bool = True) -> Iterator[tuple[str, bytes]]:
+        for index, frame in iter_chunks(data, DEFAULT_CHUNK_BYTES, ((0, 2**20),), digests=digests):
+            yield TOPICS.upload("t1", index), frame
 
     def carry() -> None:
         left = sender.publish_stream(framed(), time.monotonic() + 60)
@@ -69,17 +74,28 @@ def rows() -> list[Row]:
             link.connect(10)
         receiver.subscribe(TOPICS.all_uploads)
         wire = _cpu_ms(carry)
-    signer, verifier, reader = Signer(device, 1), Verifier(server, Marks()), public_key(server.sealing[0])
-    signed = [(topic, signer.seal(topic, frame)) for topic, frame in framed()]
-    sealed = b"".join(seal(data, reader, purpose))
-    frames = framed()
+    keys = Keys(device)
+    operator = Ed25519PublicKey.from_public_bytes(bytes.fromhex(server.operator))
+    keys.hear(read_certificate(bytes.fromhex(server.certificate), operator))
+
+    def sealed() -> Iterator[tuple[str, bytes]]:
+        signer = ChunkSigner(device, keys)  # with a key of its own, as for every update
+        return ((topic, signer.to_server(topic, frame)) for topic, frame in framed(digests=False))
+
+    def opened() -> None:
+        verifier = ChunkVerifier(server, Verifier(server, Marks()), Keys(server))
+        for topic, envelope in envelopes:
+            decode_chunk(verifier.open(topic, envelope).payload)
+
+    frames, envelopes = list(framed()), list(sealed())
     parts = {
-        "sign": _cpu_ms(lambda: [signer.seal(topic, frame) for topic, frame in frames]),
-        "verify": _cpu_ms(lambda: [verifier.open(topic, envelope) for topic, envelope in signed]),
-        "seal": _cpu_ms(lambda: seal(data, reader, purpose)),
-        "open": _cpu_ms(lambda: unseal(sealed, server.sealing, purpose)),
+        "cut": _cpu_ms(lambda: deque(framed(), 0)),
+        "cut, signed and sealed": _cpu_ms(lambda: deque(sealed(), 0)),
+        "taken": _cpu_ms(lambda: [decode_chunk(frame) for _, frame in frames]),
+        "opened, verified and taken": _cpu_ms(opened),
     }
+    cut, cut_sealed, taken, taken_sealed = parts.values()
     found = [(name, value, "ms CPU") for name, value in {"wire, TLS": wire, **parts}.items()]
-    found.append(("sign, verify, seal, open", sum(parts.values()) / wire, "x wire"))
+    found.append(("what signing and sealing add", (cut_sealed - cut + taken_sealed - taken) / wire, "x wire"))
     what = f"update of {UPDATE_BYTES / 1e6:.0f} MB"
     return [Row(f"{what}: {name}", value, unit) for name, value, unit in found]

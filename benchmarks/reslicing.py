@@ -30,6 +30,7 @@ class _Sink:
     """A transport that takes everything and sends nothing."""
 
     taken = 0
+    authentic = False
 
     def publish_stream(self, messages: Iterable[tuple[str, bytes]], deadline: float) -> int:
         """Take payloads."""

@@ -7,7 +7,7 @@ A chunk travels as one binary payload, all integers big-endian:
     4       4      index of the chunk
     8       8      size of the blob
     16      4      payload bytes of every chunk but the last
-    20      32     BLAKE3 of the payload
+    20      32     BLAKE3 of the payload; zeros where the transport vouches for it
     52      ...    payload
 
 Brokers drop queued messages silently when a queue overflows, so completeness is ours: the receiver keeps what it has,
@@ -31,6 +31,7 @@ _MAGIC = b"SHC2"
 _HEADER = struct.Struct(">4sIQI32s")
 FRAME_OVERHEAD = _HEADER.size
 _MARK = b"\x01"
+_NO_DIGEST = bytes(32)
 
 
 @dataclass(frozen=True)
@@ -60,25 +61,30 @@ def blob_ref(data: bytes | memoryview, chunk_bytes: int = DEFAULT_CHUNK_BYTES) -
     return BlobRef(digest=blob_digest(data), size=len(data), chunk_bytes=chunk_bytes)
 
 
-def encode_chunk(data: bytes | memoryview, index: int, chunk_bytes: int) -> bytes:
+def encode_chunk(data: bytes | memoryview, index: int, chunk_bytes: int, *, digest: bool = True) -> bytes:
     """Frame one chunk of a blob.
 
     Args:
         data: the whole blob.
         index: which chunk, from 0.
         chunk_bytes: payload bytes per chunk.
+        digest: whether it needs one of its own.
     """
     payload = memoryview(data)[index * chunk_bytes : (index + 1) * chunk_bytes]
-    return b"".join((_HEADER.pack(_MAGIC, index, len(data), chunk_bytes, chunk_digest(payload)), payload))
+    found = chunk_digest(payload) if digest else _NO_DIGEST
+    return b"".join((_HEADER.pack(_MAGIC, index, len(data), chunk_bytes, found), payload))
 
 
-def iter_chunks(data: bytes | memoryview, chunk_bytes: int, ranges: Ranges) -> Iterator[tuple[int, bytes]]:
+def iter_chunks(
+    data: bytes | memoryview, chunk_bytes: int, ranges: Ranges, *, digests: bool = True
+) -> Iterator[tuple[int, bytes]]:
     """Frame the chunks of some ranges, in order.
 
     Args:
         data: the whole blob.
         chunk_bytes: payload bytes per chunk.
         ranges: half-open ranges of indices; parts beyond the blob are skipped.
+        digests: whether chunks need digests of their own.
 
     Yields:
         Index and frame.
@@ -86,7 +92,7 @@ def iter_chunks(data: bytes | memoryview, chunk_bytes: int, ranges: Ranges) -> I
     count = -(-len(data) // chunk_bytes)
     for start, stop in ranges:
         for index in range(max(start, 0), min(stop, count)):
-            yield index, encode_chunk(data, index, chunk_bytes)
+            yield index, encode_chunk(data, index, chunk_bytes, digest=digests)
 
 
 def decode_chunk(frame: bytes) -> Chunk:
@@ -107,7 +113,7 @@ def decode_chunk(frame: bytes) -> Chunk:
     expected = min(chunk_bytes, size - index * chunk_bytes)
     if len(payload) != expected:
         raise BlobError(f"chunk {index} carries {len(payload)} bytes instead of {expected}")
-    if chunk_digest(payload) != digest:
+    if digest != _NO_DIGEST and chunk_digest(payload) != digest:  # without one, that of the whole blob must do
         raise BlobError(f"chunk {index} does not match its digest")
     return Chunk(index=index, size=size, chunk_bytes=chunk_bytes, payload=payload)
 

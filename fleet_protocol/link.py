@@ -104,6 +104,8 @@ class Link:
         ConfigError: a certificate file of the address cannot be read.
     """
 
+    authentic = False
+
     def __init__(
         self,
         address: BrokerAddress,

@@ -4,6 +4,7 @@ shoal/v1/<fleet>/devices/<id>/status    device -> all, retained, with a will
 shoal/v1/<fleet>/devices/<id>/profile   device -> all, retained
 shoal/v1/<fleet>/devices/<id>/task      server -> device
 shoal/v1/<fleet>/devices/<id>/reply     device -> server
+shoal/v1/<fleet>/devices/<id>/key       server -> device, retained; where the fleet has identities
 shoal/v1/<fleet>/blobs/<digest>/<i>     server -> all devices that wait for the blob
 shoal/v1/<fleet>/uploads/<task>/<i>     device -> server
 shoal/v1/<fleet>/server/status          server -> all, retained, with a will
@@ -44,11 +45,11 @@ class DeviceTopic:
 
     Attributes:
         device: id of the device, as the topic says; who really sent the message is another question.
-        channel: ``status``, ``profile`` and ``reply`` come from the device, ``task`` goes to it.
+        channel: ``status``, ``profile`` and ``reply`` come from the device, ``task`` and ``key`` go to it.
     """
 
     device: str
-    channel: Literal["status", "profile", "task", "reply"]
+    channel: Literal["status", "profile", "task", "reply", "key"]
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,10 @@ class Topics:
         """Messages from one device to the server."""
         return f"{self.root}/devices/{device}/reply"
 
+    def key(self, device: str) -> str:
+        """The key under which a device reads what is for all."""
+        return f"{self.root}/devices/{device}/key"
+
     def blob(self, digest: str, index: int) -> str:
         """One chunk of a blob on its way to the devices."""
         return f"{self.root}/blobs/{digest}/{index}"
@@ -193,7 +198,7 @@ class Topics:
         if not topic.startswith(prefix):
             return None
         match topic[len(prefix) :].split("/"):
-            case ["devices", device, "status" | "profile" | "task" | "reply" as channel]:
+            case ["devices", device, "status" | "profile" | "task" | "reply" | "key" as channel]:
                 return DeviceTopic(device, channel)
             case ["blobs", digest, index]:
                 return BlobTopic(digest, index)

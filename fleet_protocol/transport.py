@@ -157,14 +157,12 @@ class Received:
         payload: bytes.
         retained: it was stored by the broker before we subscribed.
         signer: the member of the fleet that signed it; None where nothing is signed.
-        sealing: public key to which the signer wants to be sent sealed updates, as its certificate says.
     """
 
     topic: str
     payload: bytes
     retained: bool = False
     signer: str | None = None
-    sealing: str | None = None
 
 
 @dataclass(frozen=True)
@@ -213,8 +211,13 @@ class Transport(Protocol):
     """A connection to a broker that outlives the broker.
 
     It delivers at least once, reconnects by itself, subscribes again with every connection, and puts every event
-    into the inbox it was opened with. Integrity and completeness are not its business: blobs have digests.
+    into the inbox it was opened with. Completeness is not its business: blobs have digests.
+
+    Attributes:
+        authentic: what arrives is what a member has sent, so that chunks need no digests of their own.
     """
+
+    authentic: bool
 
     @property
     def address(self) -> BrokerAddress:
@@ -271,10 +274,10 @@ class Transport(Protocol):
         """
 
     def publish_stream(self, messages: Iterable[tuple[str, bytes]], deadline: float) -> int:
-        """Send many payloads without ever holding more than a window of them in memory.
+        """Send the chunks of a blob without ever holding more than a window of them in memory.
 
         Args:
-            messages: topic and payload, taken one at a time.
+            messages: topic and payload, taken a window at a time.
             deadline: ``time.monotonic()`` after which to give up.
 
         Returns:

@@ -31,10 +31,13 @@ from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.blobs import blob_ref, iter_chunks
 from fleet_protocol.errors import BlobError, RefusedError
 from fleet_protocol.graphs.check import check_structure
+from fleet_protocol.identity.certificate import Ed25519PublicKey, read_certificate
+from fleet_protocol.identity.chunks import ChunkSigner, ChunkVerifier, place_of
 from fleet_protocol.identity.enrolment import read_enrolment
 from fleet_protocol.identity.envelope import Signer, Verifier
+from fleet_protocol.identity.group import Group, Handover, Keys
 from fleet_protocol.identity.marks import Marks
-from fleet_protocol.identity.sealing import Purpose, public_key, seal, unseal
+from fleet_protocol.identity.sealing import public_key, seal, unseal
 from fleet_protocol.manifest import parse_manifest
 from fleet_protocol.messages import (
     DeviceProfile,
@@ -169,15 +172,13 @@ def targets() -> Iterator[list[Target]]:
     ref, frames = blob_ref(blob, CHUNK_BYTES), tuple(f for _, f in iter_chunks(blob, CHUNK_BYTES, ((0, 3),)))
     arrays = {"w": np.ones((3, 5), np.float32), "b": np.zeros(4, np.float16)}
     weights = tuple(encode_weights(arrays, {"task": task}) for task in ("t1", "t" * 6000))  # room for NESTED
-    purpose = Purpose("lab", "r1", 3, "t1", "pi", "0" * 64)
     memory = "/dev/shm"  # a file is removed for every reading of chunks
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=memory if Path(memory).is_dir() else None)))
         found_fleet(folder / "lab", Founding("lab", "127.0.0.1"))
         server = read_enrolment(folder / "lab" / "server.enrolment")
         device = read_enrolment(enroll(folder / "lab", "pi"))
-        said = [(TOPICS.task("pi"), server, SERVER[0].to_bytes()), (TOPICS.upload("t1", 0), device, frames[0])]
-        said.append((TOPICS.reply("pi"), device, DEVICE[3].to_bytes()))
+        said = [(TOPICS.task("pi"), server, SERVER[0].to_bytes()), (TOPICS.reply("pi"), device, DEVICE[3].to_bytes())]
         envelopes = tuple(Signer(member, 1).seal(topic, payload) for topic, member, payload in said)
         manifest = write_tiny_set(folder / "set").manifest.to_bytes()
         partial = stack.enter_context(contextlib.closing(PartialUploads(BlobStore(folder / "updates", durable=False))))
@@ -185,6 +186,20 @@ def targets() -> Iterator[list[Target]]:
         def opened(index: int, data: bytes) -> bytes:
             Verifier(server, Marks()).open(said[index][0], data)
             return data
+
+        keys, group = Keys(device), Group(1, bytes(32), {"pi": public_key(device.sealing[0])})
+        operator = Ed25519PublicKey.from_public_bytes(bytes.fromhex(device.operator))
+        keys.hear(read_certificate(bytes.fromhex(server.certificate), operator))
+        for topic, key in Handover(TOPICS).due(group):
+            keys.take(topic, key)
+        blobs = [(TOPICS.blob("0" * 64, i), frame) for i, frame in enumerate(frames)]
+        down = ChunkSigner(server, Keys(server)).listed(place_of(blobs[0][0]), blobs, group)
+        up = (TOPICS.upload("t1", 0), ChunkSigner(device, keys).to_server(TOPICS.upload("t1", 0), frames[0]))
+        chunks = [*zip((topic for topic, _ in blobs), down, strict=True), up]
+
+        def unwrapped(index: int, data: bytes) -> bytes:
+            member = server if index == len(frames) else device
+            return ChunkVerifier(member, Verifier(member, Marks()), keys).open(chunks[index][0], data).payload
 
         def collected(index: int, data: bytes) -> bytes:
             partial.drop("t1")
@@ -208,7 +223,7 @@ def targets() -> Iterator[list[Target]]:
             if sum(tensor.nbytes for tensor in found.values()) > len(data):
                 raise Corruption("tensors larger than the file that they were read from")
 
-        sealed = b"".join(seal(blob, public_key(server.sealing[0]), purpose))
+        sealed = seal(blob, public_key(server.sealing[0]), "there")
         yield [
             messages("messages to a device", parse_server_message, SERVER),
             messages("messages of a device", parse_device_message, DEVICE),
@@ -218,7 +233,8 @@ def targets() -> Iterator[list[Target]]:
             messages_of_manifest(manifest),
             only("envelopes", envelopes, opened, list(envelopes)),
             only("chunks", frames, collected, [blob] * 3),
-            only("sealed updates", (sealed,), lambda _, data: unseal(data, server.sealing, purpose), [blob]),
+            only("sealed chunks", tuple(data for _, data in chunks), unwrapped, [*frames, frames[0]]),
+            only("seals", (sealed,), lambda _, data: unseal(data, server.sealing, "there"), [blob]),
             Target("tensors", weights, tensors),
             Target("graphs", (GOOD,), lambda _, data: check_structure(memoryview(data)) and None),
         ]

@@ -27,6 +27,8 @@ def matches(topic_filter, topic):
 class MemoryLink:
     """One end of a hub, with the methods of `fleet_protocol.transport.Transport`."""
 
+    authentic = False
+
     def __init__(self, address, client_id, inbox, *, will=None, session_expiry_seconds=3600):
         self.address, self.client_id, self.session_expiry_seconds = address, client_id, session_expiry_seconds
         self._inbox, self._will, self._filters = inbox, will, set()

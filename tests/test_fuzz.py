@@ -4,6 +4,7 @@ import secrets
 
 import pytest
 
+from fleet_protocol.identity.chunks import ChunkVerifier
 from fleet_protocol.identity.envelope import Opened, Verifier
 from tests import fuzz as fuzzing
 
@@ -15,7 +16,7 @@ def test_half_a_minute_of_changed_bytes():
     print(f"seed {seed}")
     found = fuzzing.fuzz(10**9, 30.0, seed)
     assert found.count > 1000
-    assert len(found.refused) == 11
+    assert len(found.refused) == 12
 
 
 def believing(_verifier, _topic, envelope, **_):
@@ -26,10 +27,11 @@ def believing(_verifier, _topic, envelope, **_):
     ("where", "name", "broken", "seen"),
     [
         (Verifier, "open", believing, fuzzing.Corruption),
+        (ChunkVerifier, "open", lambda _verifier, _topic, envelope: Opened(envelope, None), fuzzing.Corruption),
         (fuzzing, "unseal", lambda data, *_: data, fuzzing.Corruption),
         (fuzzing, "decode_weights", lambda data: data[10**6], IndexError),
     ],
-    ids=["an envelope is believed", "a seal is believed", "a reader crashes"],
+    ids=["an envelope is believed", "a chunk is believed", "a seal is believed", "a reader crashes"],
 )
 def test_the_fuzz_sees_a_reader_that_is_broken(monkeypatch, where, name, broken, seen):
     """Within a thousand readings."""

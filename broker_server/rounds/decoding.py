@@ -1,50 +1,38 @@
-"""From an update as it travelled to one as it is checked and merged: opened, decoded where it is encoded, looked at."""
-
-from collections.abc import Callable
+"""From an update as it travelled to one as it is checked and merged: decoded where it is encoded, and looked at."""
 
 import numpy as np
 
 from broker_server.rounds.collecting import OpenTask
 from broker_server.rounds.validation import check_update, expected_shapes
-from broker_server.store import TaskRecord
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.encodings import decode
 from fleet_protocol.errors import BlobError, RefusalReason, RefusedError
 from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.weights import decode_weights, encode_weights, read_metadata
 
-Unseal = Callable[[bytes, TaskRecord], bytes]
-"""Opens a sealed update of a task; raises `RefusedError` with `BAD_SEAL`."""
 
-
-def take_update(
-    digest: str, task: OpenTask, blobs: BlobStore, updates: BlobStore, *, unseal: Unseal | None = None
-) -> str:
-    """Check an update, and replace one that is sealed or encoded by the weights that it says.
+def take_update(digest: str, task: OpenTask, blobs: BlobStore, updates: BlobStore) -> str:
+    """Check an update, and replace one that is encoded by the weights that it says.
 
     Args:
         digest: of the update, which is among the updates; it stays there only if it is taken as it is.
         task: that it answers.
         blobs: with the weights that its device was sent.
         updates: what devices sent; to be synced by the caller.
-        unseal: opens it; None where nothing is sealed.
 
     Returns:
         The digest of what is to be merged.
 
     Raises:
-        RefusedError: it cannot be opened or decoded, or is not what `check_update` lets pass.
+        RefusedError: it cannot be decoded, or is not what `check_update` lets pass.
         BlobError: the weights that were sent are damaged on disk.
         StorageError: the disk is full.
     """
     data = updates.path(digest).read_bytes()
-    as_it_is = unseal is None and task.instructions.upload.encoding == "fp32"
+    as_it_is = task.instructions.upload.encoding == "fp32"
     try:
         if not as_it_is:
             updates.remove(digest)
-        if unseal is not None:
-            data = unseal(data, task.record)
-        if task.instructions.upload.encoding != "fp32":
             data = _decoded(data, task, blobs)
         check_update(data, task.record, task.manifest, task.instructions.stays)
     except RefusedError:

@@ -147,13 +147,9 @@ def revoke(folder: Path, name: str) -> None:
     registry = read_registry(folder)
     entry = registry.members.get(name)
     if entry is None or name == SERVER:
-        raise ConfigError(f"{name!r} is no device of this fleet; there are {', '.join(_devices(registry)) or 'none'}")
+        raise ConfigError(f"{name!r} is no device of this fleet; there are {', '.join(registry.devices()) or 'none'}")
     members = {**registry.members, name: entry.model_copy(update={"revoked": True})}
-    registry.model_copy(update={"members": members}).write(folder)
-
-
-def _devices(registry: Registry) -> list[str]:
-    return [name for name, entry in registry.members.items() if entry.role == "device" and not entry.revoked]
+    registry.model_copy(update={"members": members, "epoch": registry.epoch + 1}).write(folder)
 
 
 def _add(folder: Path, name: str, role: Literal["server", "device"], *, days: int) -> Path:
@@ -164,8 +160,8 @@ def _add(folder: Path, name: str, role: Literal["server", "device"], *, days: in
     expires = int(time.time()) + days * _DAY_SECONDS if days else 0
     path = folder / "server.enrolment" if role == "server" else folder / "devices" / f"{name}.enrolment"
     before = read_enrolment(path).sealing[:1] if role == "server" and path.exists() else ()  # boards have tasks in hand
-    sealing = (new_key(), *before) if role == "server" else ()
-    opens = public_key(sealing[0]) if sealing else None
+    sealing = (new_key(), *before)
+    opens = public_key(sealing[0])
     certificate = Certificate(
         fleet=fleet, role=role, name=name, key=_public(key), serial=serial, expires=expires, sealing=opens
     )
@@ -185,9 +181,10 @@ def _add(folder: Path, name: str, role: Literal["server", "device"], *, days: in
         tls_certificate=tls_certificate,
         tls_key=tls_key,
     )
-    write_secret(path, enrolment.model_dump_json(indent=1, exclude=None if sealing else {"sealing"}))
-    entry = MemberEntry(role=role, serial=serial, token=token)
-    Registry(serial=serial, members={**registry.members, name: entry}).write(folder)
+    write_secret(path, enrolment.model_dump_json(indent=1))
+    entry = MemberEntry(role=role, serial=serial, token=token, sealing=opens)
+    epoch = registry.epoch + (name in registry.members)  # who has the old enrolment reads nothing any more
+    Registry(serial=serial, epoch=epoch, members={**registry.members, name: entry}).write(folder)
     return path
 
 

@@ -193,7 +193,7 @@ class BlobService:
     def _messages(
         self, data: memoryview, digest: str, chunk_bytes: int, chunks: set[int]
     ) -> Iterator[tuple[str, bytes]]:
-        for index, frame in iter_chunks(data, chunk_bytes, ranges_of(chunks)):
+        for index, frame in iter_chunks(data, chunk_bytes, ranges_of(chunks), digests=not self._link.authentic):
             yield self._topics.blob(digest, index), frame
 
     def take_payload_bytes(self) -> int:

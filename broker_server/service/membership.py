@@ -2,16 +2,15 @@
 
 from pathlib import Path
 
-from broker_server.rounds.decoding import Unseal
 from broker_server.service.broker import ChildBroker, EmbeddedBroker, Gate
 from broker_server.service.mosquitto import MosquittoBroker
 from broker_server.service.registry import RegistryReader, read_registry
 from broker_server.settings.fleet import BrokerConfig
-from broker_server.store import TaskRecord
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.identity.enrolment import read_enrolment
+from fleet_protocol.identity.group import Group
 from fleet_protocol.identity.member import Member
-from fleet_protocol.identity.sealing import Purpose, unseal
+from fleet_protocol.identity.sealing import derived
 from fleet_protocol.transport import BrokerAddress
 
 _ANYWHERE = {"0.0.0.0", "::", ""}  # noqa: S104  (compared, not bound)
@@ -59,20 +58,17 @@ def member_of(config: BrokerConfig) -> Member | None:
     if config.identity is None:
         return None
     folder = config.identity.parent
-    return Member(read_enrolment(config.identity), folder / "server", revoked=RegistryReader(folder).revoked)
+    enrolment, reader = read_enrolment(config.identity), RegistryReader(folder)
 
+    def group() -> Group | None:
+        registry = reader.current()
+        if registry.lacking or not enrolment.sealing:
+            return None
+        epoch = registry.epoch
+        key = derived(bytes.fromhex(enrolment.sealing[0]), b"shoal-epoch-1\0" + epoch.to_bytes(4, "big"))
+        return Group(epoch, key, registry.readers())
 
-def unsealing(member: Member | None) -> Unseal | None:
-    """How updates are opened; None where none is sealed: without identities, or before the server was renewed once."""
-    if member is None or not member.enrolment.sealing:
-        return None
-    fleet, keys = member.enrolment.fleet, member.enrolment.sealing
-
-    def opened(data: bytes, task: TaskRecord) -> bytes:
-        purpose = Purpose(fleet, task.run, task.round, task.id, task.device, task.artifact_set.digest)
-        return unseal(data, keys, purpose)
-
-    return opened
+    return Member(enrolment, folder / "server", revoked=reader.revoked, group=group)
 
 
 def _gate_of(config: BrokerConfig) -> Gate | None:

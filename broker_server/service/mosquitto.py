@@ -89,6 +89,7 @@ def access_rules(fleet: str, members: Iterable[str]) -> str:
                 f"write {topics.profile(name)}",
                 f"write {topics.reply(name)}",
                 f"read {topics.task(name)}",
+                f"read {topics.key(name)}",
                 f"read {topics.root}/blobs/#",
                 f"write {topics.root}/uploads/#",
             ]

@@ -26,12 +26,15 @@ class MemberEntry(FrozenModel):
         serial: of its newest certificate; older ones count for nothing.
         token: password at the broker.
         revoked: whether it is a member no longer.
+        sealing: of a device, the public key to which the group's key is sealed; None if it was enrolled before there
+            were such keys.
     """
 
     role: str
     serial: int
     token: str
     revoked: bool = False
+    sealing: str | None = None
 
 
 class Registry(FrozenModel):
@@ -39,11 +42,26 @@ class Registry(FrozenModel):
 
     Attributes:
         serial: of the newest certificate.
+        epoch: of the key under which blobs go down; it grows whenever an enrolment counts for nothing any more.
         members: by name.
     """
 
     serial: int = 0
+    epoch: int = 1
     members: Mapping[str, MemberEntry] = Field(default_factory=dict)
+
+    @property
+    def lacking(self) -> list[str]:
+        """Devices that could not read what is sealed to all: because of them nothing is."""
+        return [name for name, entry in self.devices().items() if entry.sealing is None]
+
+    def readers(self) -> dict[str, str]:
+        """Public keys of the devices, by name."""
+        return {name: entry.sealing for name, entry in self.devices().items() if entry.sealing is not None}
+
+    def devices(self) -> dict[str, MemberEntry]:
+        """Those that are members, by name."""
+        return {name: entry for name, entry in self.members.items() if entry.role == "device" and not entry.revoked}
 
     def logins(self) -> dict[str, str]:
         """Names and passwords that the broker lets in."""
@@ -82,8 +100,12 @@ class RegistryReader:
 
     def revoked(self, certificate: "Certificate") -> bool:
         """Whether a certificate counts for nothing: its member was revoked, or has a newer one."""
+        entry = self.current().members.get(certificate.name)
+        return entry is None or entry.revoked or certificate.serial != entry.serial
+
+    def current(self) -> Registry:
+        """The registry as it is now, or was a second ago."""
         if time.monotonic() - self._looked > _LOOK_SECONDS:
             self._looked = time.monotonic()
             self._registry = read_registry(self._folder)
-        entry = self._registry.members.get(certificate.name)
-        return entry is None or entry.revoked or certificate.serial != entry.serial
+        return self._registry

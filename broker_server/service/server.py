@@ -35,7 +35,7 @@ from broker_server.service.connection import Connection, Stop
 from broker_server.service.dispatcher import MqttDispatcher
 from broker_server.service.inbox import Inbox
 from broker_server.service.limits import LINES, Bucket, Limits
-from broker_server.service.membership import broker_address, hosted_broker, member_of, unsealing
+from broker_server.service.membership import broker_address, hosted_broker, member_of
 from broker_server.service.outbox import Outbox
 from broker_server.service.partial_uploads import PartialUploads
 from broker_server.service.run_parts import RunParts
@@ -227,8 +227,7 @@ class Server:
         record = self._store.run(context.run)
         steering = Steering("pause" if record is not None and record.status == "paused" else "go")
         partial = PartialUploads(self._updates)
-        unseal = unsealing(self._member)
-        uploads = Uploads(self._store, partial, self._blobs, self._outbox, reporter, unseal=unseal)
+        uploads = Uploads(self._store, partial, self._blobs, self._outbox, reporter)
         blobs = BlobService(self._link, self._topics, context.config.round.chunk_bytes)
         blobs.serve(context.artifacts.files)
         dispatcher = MqttDispatcher(

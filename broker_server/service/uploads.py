@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 
 from broker_server.rounds.collecting import OpenTask
-from broker_server.rounds.decoding import Unseal, take_update
+from broker_server.rounds.decoding import take_update
 from broker_server.rounds.reporting import Reporter
 from broker_server.rounds.validation import check_done, size_limit
 from broker_server.service.outbox import Outbox
@@ -40,7 +40,6 @@ class Uploads:
         blobs: with the weights that devices were sent.
         outbox: answers the device.
         reporter: tells about it.
-        unseal: opens updates; None for a fleet without identities.
     """
 
     def __init__(
@@ -50,15 +49,12 @@ class Uploads:
         blobs: BlobStore,
         outbox: Outbox,
         reporter: Reporter,
-        *,
-        unseal: Unseal | None = None,
     ) -> None:
         self._store = store
         self._partial = partial
         self._blobs = blobs
         self._outbox = outbox
         self._reporter = reporter
-        self._unseal = unseal
         self._payload_bytes = 0
         self._accepted: dict[str, tuple[OpenTask, Done, str]] = {}  # with the digest of what is merged
 
@@ -129,7 +125,7 @@ class Uploads:
                 return False
             return self._refuse(task, error)
         try:
-            merged = take_update(message.update.digest, task, self._blobs, self._partial.blobs, unseal=self._unseal)
+            merged = take_update(message.update.digest, task, self._blobs, self._partial.blobs)
         except RefusedError as error:
             return self._refuse(task, error)
         self._accepted[record.id] = (task, message, merged)

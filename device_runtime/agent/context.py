@@ -66,7 +66,6 @@ class Context:
         events: posted and not yet handled.
         outcomes: how recent tasks ended.
         refused: messages that were not from who may say them, by reason.
-        sealing: the server's public key for updates, as its last message said; None where nothing is sealed.
     """
 
     kit: Kit
@@ -80,7 +79,6 @@ class Context:
     events: deque[Event] = field(default_factory=deque)
     outcomes: deque[tuple[str, Event, Refusal | None]] = field(default_factory=lambda: deque(maxlen=_OUTCOMES_KEPT))
     refused: Counter[RefusalReason] = field(default_factory=Counter)
-    sealing: str | None = None
 
     def post(self, event: Event) -> None:
         """Tell the loop what a state has seen; it is handled before anything else from the inbox."""
@@ -151,7 +149,6 @@ class Context:
             offer=offer,
             tier=(choice or offer.choices[0]).tier,
             deadline_unix=time.time() + offer.seconds_left,
-            sealing=self.sealing,
         )
         self.task = TaskInHand(record, deadline=now + offer.seconds_left, started=now)
         self.kit.journal.follow(offer)

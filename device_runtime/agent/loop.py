@@ -182,7 +182,6 @@ class Agent:
 
     def _on_received(self, item: Received) -> None:
         ctx = self.ctx
-        ctx.sealing = item.sealing
         topic = ctx.uplink.topics.parse(item.topic)
         if isinstance(topic, BlobTopic):
             self._state.on_chunk(topic.digest, item.payload)

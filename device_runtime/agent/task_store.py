@@ -36,10 +36,9 @@ class StoredTask(FrozenModel):
         settled: the agent ended by itself, so coming back is no crash.
         update: the finished update, from uploading on.
         metrics: what goes with it.
-        sealing: public key to which the update is sealed; None where nothing is.
     """
 
-    version: Literal[2] = 2
+    version: Literal[3] = 3
     phase: Phase
     offer: Offer
     tier: str
@@ -48,7 +47,6 @@ class StoredTask(FrozenModel):
     settled: bool = False
     update: BlobRef | None = None
     metrics: TaskMetrics | None = None
-    sealing: str | None = None
 
     @property
     def choice(self) -> TierChoice:

@@ -1,10 +1,9 @@
-"""A finished update on its way to the server: sealed where the server wants that, and in chunks."""
+"""A finished update on its way to the server, in chunks."""
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from device_runtime.agent.task_store import StoredTask
 from device_runtime.training.hooks import TaskStopped
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.blobs import iter_chunks
@@ -32,18 +31,6 @@ class Upload:
     deadline: float
 
 
-def sealing_of(record: StoredTask, device: str) -> Callable[[bytes], tuple[bytes, bytes]] | None:
-    """What seals the update of a task, None where nothing is sealed."""
-    recipient, offer = record.sealing, record.offer
-    if recipient is None:
-        return None
-    from fleet_protocol.identity.sealing import Purpose, seal  # noqa: PLC0415  (needs cryptography)
-
-    digest = record.choice.artifact_set.digest
-    purpose = Purpose(offer.fleet, offer.run, offer.round, offer.task, device, digest)
-    return lambda update: seal(update, recipient, purpose)
-
-
 def send_chunks(link: Transport, blobs: BlobStore, upload: Upload, *, stopped: Callable[[], bool]) -> int:
     """Send some chunks, a window at a time, waiting out a broker that is away.
 
@@ -56,7 +43,8 @@ def send_chunks(link: Transport, blobs: BlobStore, upload: Upload, *, stopped: C
         BlobError: the update is no longer intact on disk.
     """
     count, update = 0, upload.update
-    for index, frame in iter_chunks(blobs.read(update.digest), update.chunk_bytes, upload.ranges):
+    data, digests = blobs.read(update.digest), not link.authentic
+    for index, frame in iter_chunks(data, update.chunk_bytes, upload.ranges, digests=digests):
         _wait(link, SEND_WINDOW - 1, upload.deadline, stopped)
         link.publish(upload.topic(index), frame)
         count += 1

@@ -118,8 +118,7 @@ def keep_update(task: Task, bench: Bench, tensors: Mapping[str, NDArray[Any]]) -
     if task.instructions.upload.encoding != "fp32":
         tensors = _encoded(task, bench, tensors)
     data = encode_weights(tensors, metadata)
-    parts = (data,) if task.seal is None else task.seal(data)
-    return BlobRef(digest=bench.blobs.put(*parts), size=sum(map(len, parts)), chunk_bytes=task.weights.chunk_bytes)
+    return BlobRef(digest=bench.blobs.put(data), size=len(data), chunk_bytes=task.weights.chunk_bytes)
 
 
 def _hidden(

@@ -1,7 +1,6 @@
 """One device's part in a round, and the board it is done on, as the training room sees them: frozen values."""
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,7 +93,6 @@ class Task:
         weights: the plan's slice of the global weights.
         tested: graphs that passed their self-test here, with the runtime.
         fetch_seconds: from the offer to the weights on disk, for the metrics.
-        seal: makes the update one that only the server can read, in two parts; None where nothing is sealed.
     """
 
     run: str
@@ -107,7 +105,6 @@ class Task:
     weights: BlobRef
     tested: frozenset[str] = frozenset()
     fetch_seconds: float = 0.0
-    seal: Callable[[bytes], tuple[bytes, bytes]] | None = None
 
     def course(self, bench: Bench) -> Course:
         """What the task trains on."""

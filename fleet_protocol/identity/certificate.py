@@ -28,7 +28,8 @@ class Certificate(FrozenModel):
         serial: grows with every certificate the operator issues; of a server's, an older one is refused by whoever
             has seen a newer one.
         expires: seconds since 1970 after which the server takes nothing more; 0 for never.
-        sealing: of a server, the X25519 key to which updates are sealed, 32 bytes in hexadecimal.
+        sealing: X25519 key to which is sealed what is for it alone, 32 bytes in hexadecimal: of a server updates, of a
+            device the key of its group.
     """
 
     fleet: Name

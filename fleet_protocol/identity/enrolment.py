@@ -29,7 +29,7 @@ class Enrolment(FrozenModel):
         operator: public key that vouches for every member, 32 bytes in hexadecimal.
         certificate: signed by the operator; see `fleet_protocol.identity.certificate`.
         key: private key of this member, 32 bytes in hexadecimal.
-        sealing: of a server, the private keys that open updates: its own and the one before it was renewed.
+        sealing: private keys that open what is sealed to it: its own, and of a server the one before it was renewed.
         token: password at the broker; the login is the name.
         ca: certificate of the fleet's own authority, which vouches for the broker; None without TLS.
         tls_certificate: client certificate for brokers that ask for one.

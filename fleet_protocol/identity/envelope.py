@@ -1,6 +1,7 @@
 """The envelope of an enrolled fleet: who says it, where, as which of his messages, and a signature over all of that.
 
-Every message of every kind travels in one, chunks too. All integers are big-endian:
+Every message of every kind travels in one but chunks, which have `fleet_protocol.identity.chunks`. All integers are
+big-endian:
 
     bytes  content
     4      magic "SHE2"
@@ -11,8 +12,7 @@ Every message of every kind travels in one, chunks too. All integers are big-end
     64     Ed25519 signature over purpose, topic, all of the above, and the BLAKE3 digest of the payload
     ...    payload
 
-The topic names fleet, device, blob or task, so nothing can be moved elsewhere; the counter grows, so nothing can be
-said again. Chunks may be repeated: they are named by content and change nothing the second time.
+The topic names fleet and device, so nothing can be moved elsewhere; the counter grows, so nothing can be said again.
 """
 
 import functools
@@ -30,7 +30,7 @@ from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.identity.certificate import CERTIFICATE_LIMIT, SIGNATURE_BYTES, Certificate, read_certificate
 from fleet_protocol.identity.enrolment import Enrolment
 from fleet_protocol.identity.marks import Marks
-from fleet_protocol.topics import BlobTopic, DeviceTopic, Topic, Topics, UploadTopic
+from fleet_protocol.topics import DeviceTopic, Topic, Topics, UploadTopic
 
 _MAGIC = b"SHE2"
 _PURPOSE = b"shoal-envelope-2\0"
@@ -119,25 +119,38 @@ class Verifier:
         start = _HEAD.size + length + SIGNATURE_BYTES
         if kind > 1 or length > CERTIFICATE_LIMIT or len(envelope) < start:
             raise RefusedError(RefusalReason.FORGED, f"a message on {topic} in a broken envelope")
-        signer = self._certified(envelope[_HEAD.size : _HEAD.size + length])
-        signed = _signed(
-            topic, envelope[: _HEAD.size], envelope[_HEAD.size : start - SIGNATURE_BYTES], memoryview(envelope)[start:]
-        )
-        try:
-            Ed25519PublicKey.from_public_bytes(bytes.fromhex(signer.key)).verify(
-                envelope[start - SIGNATURE_BYTES : start], signed
-            )
-        except InvalidSignature as error:
-            raise RefusedError(
-                RefusalReason.FORGED, f"a message on {topic} whose signature is not that of {signer.name}"
-            ) from error
-        self._check(topic, signer)
-        if not _repeatable(self._topics.parse(topic)):
-            self._marks.pass_on(signer, topic, counter, farewell=bool(kind), retained=retained)
+        certificate = envelope[_HEAD.size : _HEAD.size + length]
+        signed = _signed(topic, envelope[: _HEAD.size], certificate, memoryview(envelope)[start:])
+        signer = self.vouched(certificate, envelope[start - SIGNATURE_BYTES : start], signed, f"a message on {topic}")
+        self.check(topic, signer)
+        self._marks.pass_on(signer, topic, counter, farewell=bool(kind), retained=retained)
         return Opened(envelope[start:], signer)
 
-    def _check(self, topic: str, signer: Certificate) -> None:
-        """See that a member may speak on a topic, and that it still is one."""
+    def vouched(self, certificate: bytes, signature: bytes, signed: bytes, what: str) -> Certificate:
+        """Who signed something.
+
+        Args:
+            certificate: of the signer, as it came.
+            signature: 64 bytes.
+            signed: what it should be of.
+            what: that is, for the refusal.
+
+        Raises:
+            RefusedError: with `FORGED`.
+        """
+        signer = self._certified(certificate)
+        try:
+            Ed25519PublicKey.from_public_bytes(bytes.fromhex(signer.key)).verify(signature, signed)
+        except InvalidSignature as error:
+            raise RefusedError(RefusalReason.FORGED, f"{what} whose signature is not that of {signer.name}") from error
+        return signer
+
+    def check(self, topic: str, signer: Certificate) -> None:
+        """See that a member may speak on a topic, and that it still is one.
+
+        Raises:
+            RefusedError: with `FORGED` or `REVOKED`.
+        """
         if signer.fleet != self._fleet or not _may_say(self._topics.parse(topic), signer):
             raise RefusedError(
                 RefusalReason.FORGED, f"a message on {topic}, where {signer.role} {signer.name} has nothing to say"
@@ -161,7 +174,3 @@ def _may_say(topic: Topic | None, signer: Certificate) -> bool:
             return signer.role == "device"
         case _:
             return signer.role == "server"
-
-
-def _repeatable(topic: Topic | None) -> bool:
-    return isinstance(topic, BlobTopic | UploadTopic)

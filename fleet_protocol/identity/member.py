@@ -9,10 +9,15 @@ from fleet_protocol.identity.enrolment import Enrolment
 
 if TYPE_CHECKING:
     from fleet_protocol.identity.certificate import Certificate
+    from fleet_protocol.identity.group import Group
 
 
 def _nobody(_certificate: "Certificate") -> bool:
     return False
+
+
+def _open_to_all() -> None:
+    return None
 
 
 @dataclass(frozen=True)
@@ -24,9 +29,11 @@ class Member:
         folder: where it keeps what makes a repetition one; made for its owner alone.
         remembers: whether counters it has heard survive a restart, as they must on a board.
         revoked: whether another is no longer a member.
+        group: who reads what this member sends to all, and under which key; None for everybody.
     """
 
     enrolment: Enrolment
     folder: Path
     remembers: bool = False
     revoked: "Callable[[Certificate], bool]" = _nobody
+    group: "Callable[[], Group | None]" = _open_to_all

@@ -1,17 +1,15 @@
-"""Updates that only the server can read: sealed to its X25519 key before they are cut into chunks and signed.
+"""What only its reader opens: X25519 keys (RFC 7748), and ChaCha20-Poly1305 (RFC 8439) under what two of them agree on.
 
     bytes  content
-    4      magic "SHS1"
-    32     X25519 key made for this update alone
-    ...    the update under ChaCha20-Poly1305, 16 bytes longer
+    4      magic "SHS2"
+    32     X25519 key made for this alone
+    ...    what is sealed, 16 bytes longer
 
-The key of the cipher is HKDF-SHA256 (RFC 5869) of what the two keys agree on (RFC 7748), bound to both. It serves once,
-so the nonce is zero (RFC 8439). What the update is for is authenticated with it: for another task it does not open.
+Keys of ciphers are HKDF-SHA256 (RFC 5869) of a secret, bound to what they are for. That of a seal serves once, so its
+nonce is zero; where it may be said is authenticated with it.
 """
 
-import json
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -21,21 +19,11 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fleet_protocol.errors import RefusalReason, RefusedError
 
-_MAGIC = b"SHS1"
-_KEY_BYTES = 32
+KEY_BYTES = 32
+_MAGIC = b"SHS2"
+_PURPOSE = b"shoal-seal-2\0"
 _NONCE = bytes(12)
-OVERHEAD_BYTES = len(_MAGIC) + _KEY_BYTES + 16
-
-
-class Purpose(NamedTuple):
-    """What an update is for: fleet, ids of run, task and device, and the digest of the manifest that it took."""
-
-    fleet: str
-    run: str
-    round: int
-    task: str
-    device: str
-    artifact_set: str
+_START = len(_MAGIC) + KEY_BYTES
 
 
 def new_key() -> str:
@@ -43,64 +31,64 @@ def new_key() -> str:
     return X25519PrivateKey.generate().private_bytes_raw().hex()
 
 
-def public_key(private: str) -> str:
-    """What is sealed to for the owner of a private key; both 32 bytes in hexadecimal."""
-    return _private(private).public_key().public_bytes_raw().hex()
-
-
-def _private(key: str) -> X25519PrivateKey:
+def private_key(key: str) -> X25519PrivateKey:
+    """A private key of 32 bytes in hexadecimal."""
     return X25519PrivateKey.from_private_bytes(bytes.fromhex(key))
 
 
-def _cipher(shared: bytes, ephemeral: bytes, recipient: bytes) -> ChaCha20Poly1305:
-    info = b"shoal-seal-1\0" + ephemeral + recipient
-    return ChaCha20Poly1305(HKDF(SHA256(), _KEY_BYTES, salt=None, info=info).derive(shared))
+def public_key(private: str) -> str:
+    """What is sealed to for the owner of a private key; both 32 bytes in hexadecimal."""
+    return private_key(private).public_key().public_bytes_raw().hex()
 
 
-def seal(data: bytes, recipient: str, purpose: Purpose) -> tuple[bytes, bytes]:
-    """Seal an update.
+def derived(secret: bytes, purpose: bytes) -> bytes:
+    """A key of 32 bytes that follows from a secret and serves one purpose."""
+    return HKDF(SHA256(), KEY_BYTES, salt=None, info=purpose).derive(secret)
+
+
+def agreed(own: X25519PrivateKey, other: bytes, purpose: bytes) -> ChaCha20Poly1305:
+    """The cipher of two who know each other's public keys.
 
     Args:
-        data: the update, less than 2 GiB.
-        recipient: public key, 32 bytes in hexadecimal.
-        purpose: what it is for.
-
-    Returns:
-        Its two parts; a board that trains has no room for copies.
+        own: private key.
+        other: public key of the other, 32 bytes.
+        purpose: what the cipher is for.
 
     Raises:
-        RefusedError: the update is too large.
+        ValueError: a key on which nothing can be agreed (RFC 7748, section 6.1).
     """
-    key, reader = X25519PrivateKey.generate(), bytes.fromhex(recipient)
-    ephemeral = key.public_key().public_bytes_raw()
-    cipher = _cipher(key.exchange(X25519PublicKey.from_public_bytes(reader)), ephemeral, reader)
-    try:
-        return _MAGIC + ephemeral, cipher.encrypt(_NONCE, data, json.dumps(purpose).encode())
-    except OverflowError as error:
-        text = f"an update of {len(data)} bytes; what is sealed must be below 2 GiB, so take a smaller tier"
-        raise RefusedError(RefusalReason.OVERSIZED, text) from error
+    return ChaCha20Poly1305(derived(own.exchange(X25519PublicKey.from_public_bytes(other)), purpose))
 
 
-def unseal(data: bytes, keys: Sequence[str], purpose: Purpose) -> bytes:
-    """Open a sealed update.
+def seal(data: bytes, recipient: str, place: str) -> bytes:
+    """Seal something small.
+
+    Args:
+        data: what.
+        recipient: public key, 32 bytes in hexadecimal.
+        place: topic on which it is said.
+    """
+    own, reader = X25519PrivateKey.generate(), bytes.fromhex(recipient)
+    public = own.public_key().public_bytes_raw()
+    return _MAGIC + public + agreed(own, reader, _PURPOSE + public + reader).encrypt(_NONCE, data, place.encode())
+
+
+def unseal(data: bytes, keys: Sequence[str], place: str) -> bytes:
+    """Open what was sealed.
 
     Args:
         data: as it came.
         keys: private keys to try, 32 bytes in hexadecimal.
-        purpose: what it is for.
+        place: topic on which it came.
 
     Raises:
-        RefusedError: it is not sealed, to none of these keys, for something else, or was changed.
+        RefusedError: it is not sealed, to none of these keys, for another place, or was changed.
     """
-    if not data.startswith(_MAGIC) or len(data) < OVERHEAD_BYTES:
-        raise RefusedError(RefusalReason.BAD_SEAL, "an update that is not sealed, as all of this fleet's must be")
-    ephemeral, sealed = data[len(_MAGIC) : len(_MAGIC) + _KEY_BYTES], memoryview(data)[len(_MAGIC) + _KEY_BYTES :]
-    for key in map(_private, keys):
+    public, sealed = data[len(_MAGIC) : _START], data[_START:]
+    for key in map(private_key, keys if data.startswith(_MAGIC) else ()):
         try:
-            shared = key.exchange(X25519PublicKey.from_public_bytes(ephemeral))
-            cipher = _cipher(shared, ephemeral, key.public_key().public_bytes_raw())
-            return cipher.decrypt(_NONCE, sealed, json.dumps(purpose).encode())
+            reader = key.public_key().public_bytes_raw()
+            return agreed(key, public, _PURPOSE + public + reader).decrypt(_NONCE, sealed, place.encode())
         except (InvalidTag, ValueError):  # another key's, or one on which nothing can be agreed
             continue
-    text = "a sealed update that does not open: it was changed, or is for another task or an older key of the server"
-    raise RefusedError(RefusalReason.BAD_SEAL, text)
+    raise RefusedError(RefusalReason.BAD_SEAL, f"what was sealed for {place} does not open with the keys that are here")

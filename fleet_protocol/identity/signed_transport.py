@@ -1,15 +1,27 @@
-"""A transport on which everything is signed: the border at which an enrolled member puts on and opens envelopes."""
+"""A transport on which everything is signed: the border at which an enrolled member puts on and opens envelopes.
 
+What goes to all devices is sealed to their group, what goes to the server to the server; whoever sends or takes it does
+not know.
+"""
+
+import itertools
 import queue
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from fleet_protocol.errors import RefusedError
+from fleet_protocol.identity.chunks import ChunkSigner, ChunkVerifier, UntoldError, place_of
+from fleet_protocol.identity.enrolment import Enrolment
 from fleet_protocol.identity.envelope import Signer, Verifier
+from fleet_protocol.identity.group import Group, Handover, Keys
 from fleet_protocol.identity.marks import Marks, next_session
 from fleet_protocol.identity.member import Member
+from fleet_protocol.topics import BlobTopic, Topics, UploadTopic
 from fleet_protocol.transport import (
+    SEND_WINDOW,
     BrokerAddress,
+    Connected,
     Event,
     Farewell,
     Received,
@@ -25,25 +37,52 @@ class OpeningInbox(queue.SimpleQueue):  # type: ignore[type-arg]
 
     Args:
         inbox: the owner's.
-        verifier: opens envelopes.
+        enrolment: of the owner.
+        verifier: opens messages.
+        keys: of others, noted as they are heard.
+        handover: begun again with every connection.
     """
 
-    def __init__(self, inbox: queue.SimpleQueue[Event], verifier: Verifier) -> None:
+    def __init__(
+        self, inbox: queue.SimpleQueue[Event], enrolment: Enrolment, verifier: Verifier, keys: Keys, handover: Handover
+    ) -> None:
         super().__init__()
         self._inbox = inbox
+        self._topics = Topics(enrolment.fleet)
+        self._key_topic = self._topics.key(enrolment.name)
         self._verifier = verifier
+        self._chunks = ChunkVerifier(enrolment, verifier, keys)
+        self._keys = keys
+        self._handover = handover
+        self._early: deque[Received] = deque()  # chunks that came before their key: brokers keep the order of one topic
 
     def put(self, item: Event, block: bool = True, timeout: float | None = None) -> None:
         """Take an event from the network; called in its thread."""
-        if isinstance(item, Received):
-            try:
+        if isinstance(item, Connected):
+            self._handover.again()
+        if not isinstance(item, Received):
+            self._inbox.put(item, block, timeout)
+            return
+        try:
+            if isinstance(self._topics.parse(item.topic), BlobTopic | UploadTopic):
+                opened = self._chunks.open(item.topic, item.payload)
+            else:
                 opened = self._verifier.open(item.topic, item.payload, retained=item.retained)
-            except RefusedError as error:
-                self._inbox.put(Rejected(item.topic, error), block, timeout)
+                self._keys.hear(opened.signer)
+            if item.topic == self._key_topic:
+                self._keys.take(item.topic, opened.payload)
+                early, self._early = self._early, deque()
+                for chunk in early:
+                    self.put(chunk)
                 return
-            signer = opened.signer
-            item = replace(item, payload=opened.payload, signer=signer.name, sealing=signer.sealing)
-        self._inbox.put(item, block, timeout)
+        except UntoldError as error:
+            self._early.append(item)
+            if len(self._early) > SEND_WINDOW:
+                self._inbox.put(Rejected(self._early.popleft().topic, error), block, timeout)
+        except RefusedError as error:
+            self._inbox.put(Rejected(item.topic, error), block, timeout)
+        else:
+            self._inbox.put(replace(item, payload=opened.payload, signer=opened.signer.name), block, timeout)
 
 
 class SignedTransport:
@@ -51,12 +90,22 @@ class SignedTransport:
 
     Args:
         inner: carries the envelopes; opened with an `OpeningInbox`.
+        member: who speaks.
         signer: signs.
+        keys: of others.
+        handover: of the group's keys.
     """
 
-    def __init__(self, inner: Transport, signer: Signer) -> None:
+    authentic = True
+
+    def __init__(self, inner: Transport, member: Member, signer: Signer, keys: Keys, handover: Handover) -> None:
         self._inner = inner
+        self._enrolment = member.enrolment
+        self._group: Callable[[], Group | None] = member.group
+        self._topics = Topics(member.enrolment.fleet)
         self._signer = signer
+        self._chunks = ChunkSigner(member.enrolment, keys)
+        self._handover = handover
 
     @property
     def address(self) -> BrokerAddress:
@@ -76,6 +125,8 @@ class SignedTransport:
     def connect(self, timeout_seconds: float = 30.0) -> None:
         """Connect for the first time."""
         self._inner.connect(timeout_seconds)
+        if self._enrolment.role == "device" and self._enrolment.sealing:
+            self._inner.subscribe(self._topics.key(self._enrolment.name))
 
     def subscribe(self, topic_filter: str, qos: int = 1, timeout_seconds: float = 10.0) -> None:
         """Subscribe, now and after every reconnect."""
@@ -86,12 +137,25 @@ class SignedTransport:
         self._inner.unsubscribe(topic_filter)
 
     def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> None:
-        """Sign and send a message."""
-        self._inner.publish(topic, self._signer.seal(topic, payload), qos=qos, retain=retain)
+        """Sign and send a message, or seal and send a chunk of an update."""
+        if isinstance(self._topics.parse(topic), UploadTopic):
+            envelope = self._chunks.to_server(topic, payload)
+        else:
+            envelope = self._signer.seal(topic, payload)
+        self._inner.publish(topic, envelope, qos=qos, retain=retain)
 
     def publish_stream(self, messages: Iterable[tuple[str, bytes]], deadline: float) -> int:
-        """Sign and send many payloads, one at a time."""
-        return self._inner.publish_stream(((t, self._signer.seal(t, payload)) for t, payload in messages), deadline)
+        """Sign and send chunks of a blob for the devices, a window of them at a time."""
+        return self._inner.publish_stream(self._listed(messages), deadline)
+
+    def _listed(self, messages: Iterable[tuple[str, bytes]]) -> Iterator[tuple[str, bytes]]:
+        for place, chunks in itertools.groupby(messages, lambda message: place_of(message[0])):
+            while window := tuple(itertools.islice(chunks, SEND_WINDOW)):
+                group = self._group()  # somebody may have been revoked since the last window
+                for topic, key in self._handover.due(group) if group is not None else ():
+                    self.publish(topic, key, retain=True)
+                topics = (topic for topic, _ in window)
+                yield from zip(topics, self._chunks.listed(place, window, group), strict=True)
 
     def drain(self, deadline: float, at_most: int = 0) -> None:
         """Wait until the broker has acknowledged what was sent."""
@@ -124,13 +188,18 @@ def open_signed(
         ConfigError: as for `open_transport`.
         StorageError: the member's folder cannot be written.
     """
-    signer = Signer(member.enrolment, next_session(member.folder / "session.json"))
-    marks = Marks(member.folder / "heard.json" if member.remembers else None)
+    enrolment, folder = member.enrolment, member.folder
+    signer = Signer(enrolment, next_session(folder / "session.json"))
+    marks = Marks(folder / "heard.json" if member.remembers else None)
+    keys, handover = (
+        Keys(enrolment, folder / "keys.json" if member.remembers else None),
+        Handover(Topics(enrolment.fleet)),
+    )
     inner = open_transport(
         address,
         client_id,
-        OpeningInbox(inbox, Verifier(member.enrolment, marks, member.revoked)),
+        OpeningInbox(inbox, enrolment, Verifier(enrolment, marks, member.revoked), keys, handover),
         will=SignedTransport.sealed(signer, will),
         session_expiry_seconds=session_expiry_seconds,
     )
-    return SignedTransport(inner, signer)
+    return SignedTransport(inner, member, signer, keys, handover)

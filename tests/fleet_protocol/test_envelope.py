@@ -65,7 +65,7 @@ def test_each_speaks_under_its_own_name_and_the_server_everywhere_else(fleet):
 
 
 def test_a_message_is_taken_once_and_in_order(fleet):
-    """Said again, or after a later one, it is a replay; on another topic a forgery. A chunk may come again."""
+    """Said again, or after a later one, it is a replay; on another topic a forgery."""
     _, server, one, _ = fleet
     verifier, signer = Verifier(one, Marks()), Signer(server, 7)
     first, second = signer.seal(TASK, b"1"), signer.seal(TASK, b"2")
@@ -74,9 +74,6 @@ def test_a_message_is_taken_once_and_in_order(fleet):
     verifier.open(TASK, second)
     assert refused(verifier, TASK, first) is RefusalReason.REPLAYED
     assert refused(verifier, TOPICS.task("pi-2"), second) is RefusalReason.FORGED
-    chunk = signer.seal(TOPICS.blob("0" * 64, 0), b"chunk")
-    for _ in range(3):
-        verifier.open(TOPICS.blob("0" * 64, 0), chunk)
 
 
 def test_what_the_broker_kept_may_be_the_last_message_again(fleet):

@@ -1,4 +1,7 @@
-"""Sealed updates: only the server reads them, only for the task that they are for."""
+"""Chunks in sealed envelopes: only their reader opens them, only where they are for, only their sender makes them."""
+
+import contextlib
+import queue
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -8,104 +11,269 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_server.service.authority import Founding, enroll, found_fleet, renew_server
-from broker_server.service.membership import unsealing
-from broker_server.store import TaskRecord
-from fleet_protocol.errors import RefusalReason, RefusedError
-from fleet_protocol.identity.certificate import read_certificate
+from broker_server.service.authority import Founding, enroll, found_fleet, renew_server, revoke
+from broker_server.service.membership import member_of
+from broker_server.service.registry import read_registry
+from broker_server.settings.fleet import BrokerConfig
+from fleet_protocol.digests import chunk_digest
+from fleet_protocol.errors import RefusalReason, RefusedError, TransportError
+from fleet_protocol.identity.chunks import ChunkSigner, ChunkVerifier, UntoldError, place_of
 from fleet_protocol.identity.enrolment import read_enrolment
-from fleet_protocol.identity.envelope import Ed25519PublicKey
-from fleet_protocol.identity.member import Member
-from fleet_protocol.identity.sealing import OVERHEAD_BYTES, Purpose, new_key, public_key, unseal
-from fleet_protocol.identity.sealing import seal as seal_in_parts
-from fleet_protocol.messages import BlobRef
+from fleet_protocol.identity.envelope import Signer, Verifier
+from fleet_protocol.identity.group import Handover, Keys
+from fleet_protocol.identity.marks import Marks
+from fleet_protocol.identity.sealing import new_key, public_key, seal, unseal
+from fleet_protocol.identity.signed_transport import OpeningInbox
+from fleet_protocol.topics import Topics
+from fleet_protocol.transport import Received, Rejected
 
 KEY = new_key()
-PURPOSE = Purpose("lab", "r1", 3, "t1", "pi-1", "1e20" + "0" * 64)
-UPDATE = b"weights of a board"
+TOPICS = Topics("lab")
+UPLOAD, BLOB = TOPICS.upload("t1", 0), TOPICS.blob("0" * 64, 0)
+FRAME = b"weights of a board"
 
 
-def seal(*arguments):
-    return b"".join(seal_in_parts(*arguments))
+class Board:
+    """A device of a fleet at its end of the wire."""
 
+    def __init__(self, enrolment, server):
+        self.enrolment, self.keys = enrolment, Keys(enrolment)
+        self.verifier = Verifier(enrolment, Marks())
+        self.chunks, self.signer = ChunkVerifier(enrolment, self.verifier, self.keys), ChunkSigner(enrolment, self.keys)
+        topic = TOPICS.task(enrolment.name)
+        self.keys.hear(self.verifier.open(topic, Signer(server, 1).seal(topic, b"hello")).signer)
 
-def refused(data, keys=(KEY,), purpose=PURPOSE):
-    with pytest.raises(RefusedError) as caught:
-        unseal(data, keys, purpose)
-    return caught.value.reason
-
-
-def test_a_sealed_update_opens_for_its_reader_and_its_task_alone():
-    """Two seals of one update share nothing; whoever lacks the key, or has another task for it, is refused."""
-    one, two = (seal(UPDATE, public_key(KEY), PURPOSE) for _ in range(2))
-    assert unseal(one, [KEY], PURPOSE) == unseal(two, [new_key(), KEY], PURPOSE) == UPDATE
-    assert len(one) == len(UPDATE) + OVERHEAD_BYTES
-    assert one[4:] != two[4:]
-    assert UPDATE not in one
-    assert refused(one, [new_key()]) is RefusalReason.BAD_SEAL
-    others = {
-        "fleet": "lib",
-        "run": "r2",
-        "round": 4,
-        "task": "t2",
-        "device": "pi-2",
-        "artifact_set": "1e20" + "1" * 64,
-    }
-    for name, value in others.items():
-        assert refused(one, purpose=PURPOSE._replace(**{name: value})) is RefusalReason.BAD_SEAL
-
-
-def test_what_is_not_sealed_is_refused_and_so_is_a_key_on_which_nothing_can_be_agreed():
-    """The neutral element of the curve would make a cipher that everybody knows (RFC 7748, section 6.1)."""
-    for data in (UPDATE, b"", b"SHS1", b"SHS1" + bytes(32) + bytes(40)):
-        assert refused(data) is RefusalReason.BAD_SEAL
-
-
-@given(at=st.integers(0, len(UPDATE) + OVERHEAD_BYTES - 1), flip=st.integers(1, 255))
-def test_no_changed_seal_opens(at, flip):
-    """Whichever byte is changed."""
-    data = bytearray(seal(UPDATE, public_key(KEY), PURPOSE))
-    data[at] ^= flip
-    assert refused(bytes(data)) is RefusalReason.BAD_SEAL
-
-
-def test_the_format_is_the_one_that_is_written_down():
-    """Opened here from the RFCs alone."""
-    data, mine = seal(UPDATE, public_key(KEY), PURPOSE), X25519PrivateKey.from_private_bytes(bytes.fromhex(KEY))
-    shared = mine.exchange(X25519PublicKey.from_public_bytes(data[4:36]))
-    info = b"shoal-seal-1\0" + data[4:36] + mine.public_key().public_bytes_raw()
-    cipher = ChaCha20Poly1305(HKDF(SHA256(), 32, salt=None, info=info).derive(shared))
-    said = b'["lab", "r1", 3, "t1", "pi-1", "1e20' + b"0" * 64 + b'"]'
-    assert cipher.decrypt(bytes(12), data[36:], said) == UPDATE
-
-
-def test_a_renewed_server_opens_what_was_sealed_to_the_key_before_and_to_no_older_one(tmp_path, task_record):
-    """The key is the operator's word, in the server's certificate; that of a device has none."""
-    folder = tmp_path / "lab"
-    found_fleet(folder, Founding("lab", "127.0.0.1"))
-    first = read_enrolment(folder / "server.enrolment")
-    device = read_enrolment(enroll(folder, "pi-1"))
-    assert '"sealing"' not in (folder / "devices" / "pi-1.enrolment").read_text()
-    operator = Ed25519PublicKey.from_public_bytes(bytes.fromhex(first.operator))
-    certified = [read_certificate(bytes.fromhex(member.certificate), operator).sealing for member in (first, device)]
-    assert certified == [public_key(first.sealing[0]), None]
-    assert b"sealing" not in bytes.fromhex(device.certificate)  # boards of before it read others' certificates still
-    task = task_record
-    purpose = Purpose("lab", task.run, task.round, task.id, task.device, task.artifact_set.digest)
-    old = seal(UPDATE, certified[0], purpose)
-    for renewals in (1, 2):
-        server = Member(read_enrolment(renew_server(folder)), folder)
-        new = seal(UPDATE, public_key(server.enrolment.sealing[0]), purpose)
-        assert unsealing(server)(new, task) == UPDATE
-        if renewals == 1:
-            assert unsealing(server)(old, task) == UPDATE
-    with pytest.raises(RefusedError, match="older key"):
-        unsealing(server)(old, task)
-    assert unsealing(None) is None
-    assert unsealing(Member(device, folder)) is None
+    def told(self, group):
+        topic = TOPICS.key(self.enrolment.name)
+        payload = dict(Handover(TOPICS).due(group)).get(topic)
+        if payload is not None:
+            self.keys.take(topic, payload)
+        return self
 
 
 @pytest.fixture
-def task_record():
-    ref = BlobRef(digest="0" * 64, size=1, chunk_bytes=1024)
-    return TaskRecord("t1", "r1", 3, "pi-1", "train", "w1.00-d1", "p", 2, ref, ref)
+def folder(tmp_path):
+    folder = tmp_path / "lab"
+    found_fleet(folder, Founding("lab", "127.0.0.1"))
+    return folder
+
+
+def server_of(folder):
+    return member_of(BrokerConfig(identity=folder / "server.enrolment"))
+
+
+def opener(enrolment):
+    return ChunkVerifier(enrolment, Verifier(enrolment, Marks()), Keys(enrolment))
+
+
+def listed(member, topic=BLOB, *frames, group=True):
+    chunks = [(topic.rpartition("/")[0] + f"/{i}", frame) for i, frame in enumerate(frames or (FRAME,))]
+    signer = ChunkSigner(member.enrolment, Keys(member.enrolment))
+    return list(signer.listed(place_of(topic), chunks, member.group() if group else None))
+
+
+def refused(work, *arguments):
+    with pytest.raises(RefusedError) as caught:
+        work(*arguments)
+    return caught.value.reason
+
+
+def test_a_chunk_of_an_update_opens_for_the_server_and_its_place_alone(folder):
+    """One signature serves for all of them; the body is another every time, and what changed on its way is refused."""
+    server = server_of(folder).enrolment
+    one, two = (Board(read_enrolment(enroll(folder, f"pi-{i}")), server) for i in (1, 2))
+    first, again = (one.signer.to_server(UPLOAD, FRAME) for _ in range(2))
+    reader = opener(server)
+    for envelope in (first, again, first):  # a chunk may come again
+        opened = reader.open(UPLOAD, envelope)
+        assert (opened.payload, opened.signer.name) == (FRAME, "pi-1")
+        assert FRAME not in envelope
+    assert first[-len(FRAME) - 16 :] != again[-len(FRAME) - 16 :]
+    assert first[13 : -len(FRAME) - 16] == again[13 : -len(FRAME) - 16]  # certificate, keys and signature
+    for topic in (TOPICS.upload("t1", 1), TOPICS.upload("t2", 0), BLOB):
+        assert refused(reader.open, topic, first) is RefusalReason.FORGED
+    assert refused(two.chunks.open, UPLOAD, first) is RefusalReason.BAD_SEAL
+    assert refused(reader.open, UPLOAD, Signer(one.enrolment, 1).seal(UPLOAD, FRAME)) is RefusalReason.FORGED
+    mine = two.signer.to_server(UPLOAD, b"evil")
+    assert reader.open(UPLOAD, mine).signer.name == "pi-2"  # who owns the task is the server's business
+
+
+@given(data=st.data())
+def test_no_changed_chunk_opens(data, envelopes):
+    """Whichever byte of whichever envelope is changed, and whatever is cut off."""
+    reader, topic, envelope = data.draw(st.sampled_from(envelopes))
+    at, flip = data.draw(st.integers(0, len(envelope) - 1)), data.draw(st.integers(1, 255))
+    changed = bytearray(envelope)
+    changed[at] ^= flip
+    for wrong in (bytes(changed), envelope[:at]):
+        with pytest.raises(RefusedError):
+            reader.open(topic, wrong)
+
+
+@pytest.fixture(scope="module")
+def envelopes(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("fleet") / "lab"
+    found_fleet(folder, Founding("lab", "127.0.0.1"))
+    board = read_enrolment(enroll(folder, "pi-1"))
+    server = server_of(folder)
+    board = Board(board, server.enrolment).told(server.group())
+    return [
+        (opener(server.enrolment), UPLOAD, board.signer.to_server(UPLOAD, FRAME)),
+        (board.chunks, BLOB, listed(server)[0]),
+        (board.chunks, BLOB, listed(server, group=False)[0]),
+    ]
+
+
+def test_blobs_are_read_by_members_and_made_by_the_server_alone(folder):
+    """Who has the group's key reads; neither another member nor whoever repeats the server's list adds a chunk."""
+    one, two = (read_enrolment(enroll(folder, f"pi-{i}")) for i in (1, 2))
+    server = server_of(folder)
+    one, two = (Board(member, server.enrolment).told(server.group()) for member in (one, two))
+    sent = listed(server, BLOB, FRAME, b"more")
+    assert [one.chunks.open(f"{place_of(BLOB)}/{i}", envelope).payload for i, envelope in enumerate(sent)] == [
+        FRAME,
+        b"more",
+    ]
+    assert not any(FRAME in envelope for envelope in sent)
+    assert refused(one.chunks.open, f"{place_of(BLOB)}/1", sent[0]) is RefusalReason.FORGED
+    assert refused(one.chunks.open, TOPICS.blob("1" * 64, 0), sent[0]) is RefusalReason.FORGED
+    insider = ChunkSigner(two.enrolment, two.keys)
+    forged = next(insider.listed(place_of(BLOB), ((BLOB, b"evil"),), server.group()))
+    assert refused(one.chunks.open, BLOB, forged) is RefusalReason.FORGED
+    # The insider knows the key and the salt, so it can seal a body of its own under the server's list.
+    certified = len(bytes.fromhex(server.enrolment.certificate))
+    salt = sent[0][13 + certified + 4 :][:16]
+    key = HKDF(SHA256(), 32, salt=None, info=b"shoal-group-1\0" + salt + place_of(BLOB).encode()).derive(
+        server.group().key
+    )
+    body = ChaCha20Poly1305(key).encrypt(bytes(12), FRAME[::-1], BLOB.encode())
+    assert refused(one.chunks.open, BLOB, sent[0][: -len(body)] + body) is RefusalReason.FORGED
+    assert ChaCha20Poly1305(key).decrypt(bytes(12), sent[0][-len(body) :], BLOB.encode()) == FRAME
+
+
+def test_a_revoked_device_reads_nothing_that_is_sent_from_then_on(folder):
+    """The key changes with the revocation, and is told to those who are left; so it is when somebody enrols again."""
+    gone, left = (read_enrolment(enroll(folder, name)) for name in ("gone", "left"))
+    server = server_of(folder)
+    first = server.group()
+    boards = [Board(member, server.enrolment).told(first) for member in (gone, left)]
+    revoke(folder, "gone")
+    second = server_of(folder).group()
+    assert second.epoch == first.epoch + 1
+    assert second.key != first.key
+    assert set(second.readers) == {"left"}
+    for board in boards:
+        board.told(second)
+    sent = listed(server_of(folder))[0]
+    assert boards[1].chunks.open(BLOB, sent).payload == FRAME
+    with pytest.raises(UntoldError):
+        boards[0].chunks.open(BLOB, sent)
+    enroll(folder, "left")
+    renew_server(folder)
+    third = server_of(folder).group()
+    assert third.epoch == second.epoch + 2
+    assert boards[1].keys.group(first.epoch) == first.key  # of chunks on their way
+
+
+def test_a_chunk_that_comes_before_its_key_waits_for_it(folder):
+    """A broker keeps the order of one topic only; what waits is bounded; the rest is refused, and asked for again."""
+    enrolment = read_enrolment(enroll(folder, "pi-1"))
+    server = server_of(folder)
+    inbox = queue.SimpleQueue()
+    opening = OpeningInbox(inbox, enrolment, Verifier(enrolment, Marks()), Keys(enrolment), Handover(Topics("lab")))
+    for number in range(20):
+        topic = TOPICS.blob("0" * 64, number)
+        chunk = next(
+            ChunkSigner(server.enrolment, Keys(server.enrolment)).listed(
+                place_of(topic), ((topic, b"%d" % number),), server.group()
+            )
+        )
+        opening.put(Received(topic, chunk))
+    ((topic, payload),) = Handover(TOPICS).due(server.group())
+    opening.put(Received(topic, Signer(server.enrolment, 1).seal(topic, payload)))
+    got = []
+    with contextlib.suppress(queue.Empty):
+        while True:
+            got.append(inbox.get_nowait())
+    assert [type(event) for event in got] == [Rejected] * 4 + [Received] * 16
+    assert [event.payload for event in got[4:]] == [b"%d" % number for number in range(4, 20)]
+
+
+def test_keys_survive_a_restart_and_nothing_is_sent_before_the_server_is_heard(folder, tmp_path):
+    """The broker need not repeat what it told; without a server's key an update stays where it is."""
+    enrolment = read_enrolment(enroll(folder, "pi-1"))
+    server = server_of(folder)
+    path = tmp_path / "keys.json"
+    with pytest.raises(TransportError, match="not heard"):
+        ChunkSigner(enrolment, Keys(enrolment, path)).to_server(UPLOAD, FRAME)
+    keys = Keys(enrolment, path)
+    ((topic, payload),) = Handover(TOPICS).due(server.group())
+    keys.take(topic, payload)
+    assert path.stat().st_mode & 0o077 == 0
+    again = Keys(enrolment, path)
+    assert again.group(server.group().epoch) == server.group().key
+    assert refused(again.take, topic, b"123") is RefusalReason.BAD_SEAL
+    assert refused(again.take, TOPICS.key("pi-2"), payload) is RefusalReason.BAD_SEAL
+
+
+def test_a_renewed_server_opens_what_was_sealed_to_the_key_before_and_to_no_older_one(folder):
+    """A board that heard the new key seals to it; what is not sealed at all is refused, too."""
+    enrolment = read_enrolment(enroll(folder, "pi-1"))
+    server = server_of(folder)
+    old = Board(enrolment, server.enrolment).signer.to_server(UPLOAD, FRAME)
+    for renewals in (1, 2):
+        renewed = read_enrolment(renew_server(folder))
+        new = Board(enrolment, renewed).signer.to_server(UPLOAD, FRAME)
+        assert opener(renewed).open(UPLOAD, new).payload == FRAME
+        if renewals == 1:
+            assert opener(renewed).open(UPLOAD, old).payload == FRAME
+    assert refused(opener(renewed).open, UPLOAD, old) is RefusalReason.BAD_SEAL
+    bare = next(ChunkSigner(enrolment, Keys(enrolment)).listed(place_of(UPLOAD), ((UPLOAD, FRAME),), None))
+    assert refused(opener(renewed).open, UPLOAD, bare) is RefusalReason.BAD_SEAL
+
+
+def test_a_fleet_with_an_enrolment_of_before_goes_on_without_seals_until_it_is_renewed(folder):
+    """A device without a key reads what the server signs; nothing is sealed to anybody while there is one."""
+    old = read_enrolment(enroll(folder, "old"))
+    enroll(folder, "new")
+    registry = read_registry(folder)
+    members = {**registry.members, "old": registry.members["old"].model_copy(update={"sealing": None})}
+    registry.model_copy(update={"members": members}).write(folder)
+    server = server_of(folder)
+    assert read_registry(folder).lacking == ["old"]
+    assert server.group() is None
+    sent = listed(server)[0]
+    assert Board(old.model_copy(update={"sealing": ()}), server.enrolment).chunks.open(BLOB, sent).payload == FRAME
+    enroll(folder, "old")
+    assert set(server_of(folder).group().readers) == {"old", "new"}
+
+
+def test_the_formats_are_those_that_are_written_down(folder):
+    """Opened here from the RFCs alone."""
+    mine = X25519PrivateKey.from_private_bytes(bytes.fromhex(KEY))
+    data = seal(FRAME, public_key(KEY), "place")
+    info = b"shoal-seal-2\0" + data[4:36] + mine.public_key().public_bytes_raw()
+    shared = mine.exchange(X25519PublicKey.from_public_bytes(data[4:36]))
+    cipher = ChaCha20Poly1305(HKDF(SHA256(), 32, salt=None, info=info).derive(shared))
+    assert cipher.decrypt(bytes(12), data[36:], b"place") == FRAME == unseal(data, [new_key(), KEY], "place")
+    for wrong in (FRAME, b"", b"SHS2", b"SHS2" + bytes(32) + bytes(40), data[:-1] + bytes(1)):
+        # The neutral element of the curve would make a cipher that everybody knows (RFC 7748, section 6.1).
+        assert refused(unseal, wrong, [KEY], "place") is RefusalReason.BAD_SEAL
+    enrolment = read_enrolment(enroll(folder, "pi-1"))
+    server = server_of(folder).enrolment
+    envelope = Board(enrolment, server).signer.to_server(UPLOAD, FRAME)
+    certified = len(bytes.fromhex(enrolment.certificate))
+    assert envelope[:13] == b"SHK1\x02" + certified.to_bytes(2, "big") + b"\0\x40" + b"\0\0\0\1"
+    claim = envelope[13 + certified :][:64]
+    key = X25519PrivateKey.from_private_bytes(bytes.fromhex(server.sealing[0]))
+    shared = key.exchange(X25519PublicKey.from_public_bytes(claim[:32]))
+    info = b"shoal-stream-1\0" + claim + b"shoal/v1/lab/uploads/t1"
+    cipher = ChaCha20Poly1305(HKDF(SHA256(), 32, salt=None, info=info).derive(shared))
+    body = envelope[13 + certified + 64 + 64 :]
+    assert cipher.decrypt(bytes(11) + b"\1", body, UPLOAD.encode()) == FRAME
+    server = server_of(folder)
+    envelope = listed(server, group=False)[0]
+    certified = len(bytes.fromhex(server.enrolment.certificate))
+    assert envelope[13 + certified :][:4] == bytes(4)
+    assert envelope[13 + certified + 20 :][:32] == chunk_digest(FRAME)
+    assert envelope.endswith(FRAME)

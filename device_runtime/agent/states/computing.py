@@ -8,7 +8,6 @@ from device_runtime.agent.choosing import remember_round
 from device_runtime.agent.context import Context
 from device_runtime.agent.machine import Event
 from device_runtime.agent.states.base import NEVER, DeviceState
-from device_runtime.agent.uploading import sealing_of
 from device_runtime.agent.worker import Job, WorkDone, WorkFailed, WorkReport
 from device_runtime.training.compute import Outcome, compute
 from device_runtime.training.hooks import EpochReport, Hooks, SelfTested, TaskStopped
@@ -58,7 +57,6 @@ class _Computing(DeviceState):
             weights=task.record.choice.weights,
             tested=ctx.kit.cache.tested(task.record.choice.artifact_set.digest),
             fetch_seconds=task.fetch_seconds,
-            seal=sealing_of(task.record, ctx.kit.config.device),
         )
 
         def run(job: Job) -> Outcome:

@@ -1,0 +1,221 @@
+"""Envelopes of chunks: what is signed serves many of them, and nobody reads them but whom they are for.
+
+All integers are big-endian:
+
+    bytes  content
+    4      magic "SHK1"
+    1      what the sender signs: 1 a list, 2 a key
+    2, 2   bytes of the certificate, and of what is signed
+    4      number of the chunk in the list, or under the key
+    ...    certificate, signed by the operator
+    ...    a list: epoch of the group's key (4; 0 where nothing is sealed), salt (16), a BLAKE3 for each body;
+           a key: X25519 key that the sender made for this blob (32), and that of its reader, the server (32)
+    64     Ed25519 signature over purpose, the topic but for its last level, and all of the above but for the number
+    ...    body: the frame of the chunk, under ChaCha20-Poly1305 with the topic where it is sealed
+
+Down, the server signs what it sends, a window at a time, so that no member says anything in its place. Up, the device
+signs a key for its update: what opens under the key that this and the server's agree on comes from the device. So a
+signature is verified once for many chunks, each of them stands for itself, and chunks need no digests of their own.
+"""
+
+import functools
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+from fleet_protocol.digests import CHUNK_DIGEST_BYTES, chunk_digest
+from fleet_protocol.errors import RefusalReason, RefusedError, TransportError
+from fleet_protocol.identity.certificate import CERTIFICATE_LIMIT, SIGNATURE_BYTES, Certificate
+from fleet_protocol.identity.enrolment import Enrolment
+from fleet_protocol.identity.envelope import Opened, Verifier
+from fleet_protocol.identity.group import Group, Keys
+from fleet_protocol.identity.sealing import KEY_BYTES, agreed, derived, private_key
+
+_MAGIC = b"SHK1"
+_PURPOSE = b"shoal-chunks-1\0"
+_START = struct.Struct(">4sBHHI")
+_LIST, _KEY = 1, 2
+_GROUP = struct.Struct(">I16s")
+_CLAIM_LIMIT = 4096
+_KNOWN_HEADS = 1024
+
+
+class UntoldError(RefusedError):
+    """A chunk is sealed under a key that is still on its way."""
+
+
+class _Head(NamedTuple):
+    signer: Certificate
+    digests: bytes | None  # of the bodies, by number; None where the cipher proves who sent them
+    cipher: ChaCha20Poly1305 | None
+
+
+def place_of(topic: str) -> str:
+    """What the chunks of one blob or update have in common."""
+    return topic.rpartition("/")[0]
+
+
+def _signed(place: str, what: int, certificate: bytes, claim: bytes) -> bytes:
+    sizes = struct.pack(">BHHH", what, len(place.encode()), len(certificate), len(claim))
+    return b"".join((_PURPOSE, sizes, place.encode(), certificate, claim))
+
+
+def _group_cipher(key: bytes, salt: bytes, place: str) -> ChaCha20Poly1305:
+    return ChaCha20Poly1305(derived(key, b"shoal-group-1\0" + salt + place.encode()))
+
+
+def _stream_purpose(claim: bytes, place: str) -> bytes:
+    return b"shoal-stream-1\0" + claim + place.encode()
+
+
+def _nonce(number: int) -> bytes:
+    return number.to_bytes(12, "big")
+
+
+class ChunkSigner:
+    """Puts chunks of a member into envelopes.
+
+    Args:
+        enrolment: of the member.
+        keys: that it has been told.
+    """
+
+    def __init__(self, enrolment: Enrolment, keys: Keys) -> None:
+        self._key = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(enrolment.key))
+        self._certificate = bytes.fromhex(enrolment.certificate)
+        self._keys = keys
+        self._stream: tuple[tuple[str, str], bytes, ChaCha20Poly1305] | None = None
+        self._number = 0
+
+    def _head(self, place: str, what: int, claim: bytes) -> bytes:
+        return self._certificate + claim + self._key.sign(_signed(place, what, self._certificate, claim))
+
+    def _start(self, what: int, claim_bytes: int, number: int) -> bytes:
+        return _START.pack(_MAGIC, what, len(self._certificate), claim_bytes, number)
+
+    def listed(self, place: str, chunks: Sequence[tuple[str, bytes]], group: Group | None) -> Iterator[bytes]:
+        """Sign a list of chunks.
+
+        Args:
+            place: that their topics have in common.
+            chunks: topic and frame of each, a window of them.
+            group: who may read them; None for everybody.
+        """
+        salt, bodies = os.urandom(16), [frame for _, frame in chunks]
+        if group is not None:
+            cipher = _group_cipher(group.key, salt, place)  # of this list alone
+            bodies = [cipher.encrypt(_nonce(i), frame, topic.encode()) for i, (topic, frame) in enumerate(chunks)]
+        claim = _GROUP.pack(0 if group is None else group.epoch, salt) + b"".join(map(chunk_digest, bodies))
+        head = self._head(place, _LIST, claim)
+        for number, body in enumerate(bodies):
+            yield b"".join((self._start(_LIST, len(claim), number), head, body))
+
+    def to_server(self, topic: str, frame: bytes) -> bytes:
+        """Seal a chunk to the server.
+
+        Args:
+            topic: it will be published on.
+            frame: of the chunk.
+
+        Raises:
+            TransportError: the server was never heard, so its key is not known.
+        """
+        place, server = place_of(topic), self._keys.server
+        if server is None:
+            raise TransportError("the server was not heard yet, so nothing can be sealed to it; it asks again")
+        if not server:
+            return next(self.listed(place, ((topic, frame),), None))
+        if self._stream is None or self._stream[0] != (place, server):
+            own = X25519PrivateKey.generate()
+            claim = own.public_key().public_bytes_raw() + bytes.fromhex(server)
+            cipher = agreed(own, bytes.fromhex(server), _stream_purpose(claim, place))
+            self._stream, self._number = ((place, server), self._head(place, _KEY, claim), cipher), 0
+        _, head, cipher = self._stream
+        self._number += 1
+        body = cipher.encrypt(_nonce(self._number), frame, topic.encode())
+        return b"".join((self._start(_KEY, 2 * KEY_BYTES, self._number), head, body))
+
+
+class ChunkVerifier:
+    """Opens chunks, and refuses those that are not from who may send them there, or not sealed as they must be.
+
+    Args:
+        enrolment: of the member that listens.
+        verifier: of its messages.
+        keys: that it has been told.
+    """
+
+    def __init__(self, enrolment: Enrolment, verifier: Verifier, keys: Keys) -> None:
+        self._verifier = verifier
+        self._keys = keys
+        own = enrolment.sealing if enrolment.role == "server" else ()
+        self._own = {key.public_key().public_bytes_raw(): key for key in map(private_key, own)}
+        self._heads = functools.lru_cache(_KNOWN_HEADS)(self._verified)
+
+    def open(self, topic: str, envelope: bytes) -> Opened:
+        """Verify a chunk.
+
+        Args:
+            topic: it came on.
+            envelope: as it came.
+
+        Returns:
+            Its frame, and who sent it.
+
+        Raises:
+            UntoldError: the key of its group was not told yet.
+            RefusedError: with `FORGED`, `REVOKED` or `BAD_SEAL`.
+        """
+        forged = RefusedError(RefusalReason.FORGED, f"a chunk on {topic} that nobody has signed")
+        if len(envelope) < _START.size or not envelope.startswith(_MAGIC):
+            raise forged
+        _, what, certified, claimed, number = _START.unpack_from(envelope)
+        at = _START.size + certified + claimed + SIGNATURE_BYTES
+        if certified > CERTIFICATE_LIMIT or claimed > _CLAIM_LIMIT or len(envelope) < at:
+            raise forged
+        head = self._heads(place_of(topic), what, certified, envelope[_START.size : at])
+        self._verifier.check(topic, head.signer)
+        self._keys.hear(head.signer)
+        body = memoryview(envelope)[at:]
+        if head.digests is not None:
+            expected = head.digests[CHUNK_DIGEST_BYTES * number : CHUNK_DIGEST_BYTES * (number + 1)]
+            if chunk_digest(body) != expected:
+                raise RefusedError(RefusalReason.FORGED, f"a chunk on {topic} that {head.signer.name} has not listed")
+        try:
+            frame = bytes(body) if head.cipher is None else head.cipher.decrypt(_nonce(number), body, topic.encode())
+        except InvalidTag as error:
+            text = f"a chunk on {topic} that was changed after {head.signer.name} had sealed it"
+            raise RefusedError(RefusalReason.FORGED, text) from error
+        return Opened(frame, head.signer)
+
+    def _verified(self, place: str, what: int, certified: int, data: bytes) -> _Head:
+        certificate, claim, signature = data[:certified], data[certified:-SIGNATURE_BYTES], data[-SIGNATURE_BYTES:]
+        signed = _signed(place, what, certificate, claim)
+        signer = self._verifier.vouched(certificate, signature, signed, f"chunks on {place}")
+        if what == _LIST and len(claim) >= _GROUP.size:
+            return _Head(signer, claim[_GROUP.size :], self._of_group(place, *_GROUP.unpack_from(claim)))
+        if what == _KEY and len(claim) == 2 * KEY_BYTES and (own := self._own.get(claim[KEY_BYTES:])) is not None:
+            try:
+                return _Head(signer, None, agreed(own, claim[:KEY_BYTES], _stream_purpose(claim, place)))
+            except ValueError as error:  # nothing can be agreed on
+                raise self._bad(place, "under no key at all") from error
+        raise self._bad(place, f"sealed by {signer.name} to a key that is not here: an older one, or another's")
+
+    def _of_group(self, place: str, epoch: int, salt: bytes) -> ChaCha20Poly1305 | None:
+        if not epoch and self._own:
+            raise self._bad(place, "that are not sealed, as all of this fleet's must be")
+        key = self._keys.group(epoch)
+        if epoch and key is None:
+            text = f"chunks on {place} under key {epoch} of the fleet, which was not told here"
+            raise UntoldError(RefusalReason.BAD_SEAL, text)
+        return None if key is None else _group_cipher(key, salt, place)
+
+    @staticmethod
+    def _bad(place: str, why: str) -> RefusedError:
+        return RefusedError(RefusalReason.BAD_SEAL, f"chunks on {place} {why}")

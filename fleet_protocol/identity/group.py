@@ -1,0 +1,115 @@
+"""The key under which blobs go down: one for all members of a fleet, until one of them is none any more.
+
+Each epoch has a key of its own. The server tells it to each device alone, sealed to the device's key, on a topic of the
+device, where the broker keeps it:
+
+    bytes  content
+    4      number of the epoch, big-endian
+    ...    the key of 32 bytes, sealed as `fleet_protocol.identity.sealing` says
+"""
+
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import TypeAdapter, ValidationError
+
+from fleet_protocol.errors import RefusalReason, RefusedError
+from fleet_protocol.identity.certificate import Certificate
+from fleet_protocol.identity.enrolment import Enrolment, write_secret
+from fleet_protocol.identity.sealing import seal, unseal
+from fleet_protocol.topics import Topics
+
+_EPOCH = struct.Struct(">I")
+_EPOCHS_KEPT = 2  # chunks of the one before are still on their way when it changes
+_FILE = TypeAdapter(dict[str, str])
+
+
+class Group(NamedTuple):
+    """Who reads what the server sends to all.
+
+    Attributes:
+        epoch: number of the key, from 1; it grows whenever somebody is a member no longer.
+        key: 32 bytes.
+        readers: public keys of the devices by name, 32 bytes in hexadecimal each.
+    """
+
+    epoch: int
+    key: bytes
+    readers: Mapping[str, str]
+
+
+class Handover:
+    """Tells every device the key of its group, once for each epoch and connection."""
+
+    def __init__(self, topics: Topics) -> None:
+        self._topics = topics
+        self._told: dict[str, tuple[int, str]] = {}
+
+    def due(self, group: Group) -> Iterator[tuple[str, bytes]]:
+        """Topic and payload for every device that was not told."""
+        for name, reader in group.readers.items():
+            if self._told.get(name) != (group.epoch, reader):
+                topic = self._topics.key(name)
+                yield topic, _EPOCH.pack(group.epoch) + seal(group.key, reader, topic)
+                self._told[name] = (group.epoch, reader)
+
+    def again(self) -> None:
+        """Tell everybody again: the broker may have lost what it kept."""
+        self._told = {}
+
+
+class Keys:
+    """What a member has been told of the keys of others: the server's, and the group's.
+
+    Args:
+        enrolment: of the member.
+        path: where they survive a restart, as the broker need not say them again; None for a member that may forget.
+    """
+
+    def __init__(self, enrolment: Enrolment, path: Path | None = None) -> None:
+        self._enrolment = enrolment
+        self._path = path
+        self._known: dict[str, str] = {}
+        if path is not None:
+            try:
+                self._known = _FILE.validate_json(path.read_bytes())
+            except (OSError, ValidationError):  # the first start, or a power cut
+                self._known = {}
+
+    @property
+    def server(self) -> str | None:
+        """The server's public key; empty if it has none, None while it was not heard."""
+        return self._known.get("server")
+
+    def hear(self, signer: Certificate) -> None:
+        """Note who said something."""
+        if signer.role == "server" and self._enrolment.role == "device":
+            self._keep("server", signer.sealing or "")
+
+    def group(self, epoch: int) -> bytes | None:
+        """The key of an epoch, None if it was not told."""
+        key = self._known.get(str(epoch))
+        return None if key is None else bytes.fromhex(key)
+
+    def take(self, topic: str, payload: bytes) -> None:
+        """Note the key of an epoch.
+
+        Raises:
+            RefusedError: it is not sealed to this member.
+        """
+        if len(payload) < _EPOCH.size:
+            raise RefusedError(RefusalReason.BAD_SEAL, f"no key of a group on {topic}")
+        key = unseal(payload[_EPOCH.size :], self._enrolment.sealing, topic)
+        self._keep(str(_EPOCH.unpack_from(payload)[0]), key.hex())
+
+    def _keep(self, name: str, value: str) -> None:
+        if self._known.get(name) == value:
+            return
+        known = {**self._known, name: value}
+        old = sorted((int(other) for other in known if other != "server"), reverse=True)[_EPOCHS_KEPT:]
+        self._known = {other: key for other, key in known.items() if other == "server" or int(other) not in old}
+        if self._path is not None:
+            write_secret(self._path, json.dumps(self._known))
