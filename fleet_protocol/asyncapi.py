@@ -50,19 +50,24 @@ def _message(model: type[BaseModel]) -> dict[str, Any]:
     }
 
 
-def _chunk(summary: str) -> dict[str, Any]:
+def _binary(name: str, summary: str, description: str) -> dict[str, Any]:
     return {
-        "name": "Chunk",
-        "title": "Chunk",
+        "name": name,
+        "title": name,
         "summary": summary,
-        "description": (
-            "Binary, big-endian: magic SHC2, index (4 bytes), size of the blob (8), bytes per chunk (4), BLAKE3 of "
-            f"the payload (32), payload; {FRAME_OVERHEAD} bytes before the payload. The default chunk is "
-            f"{DEFAULT_CHUNK_BYTES} bytes."
-        ),
+        "description": f"Binary, big-endian: {description}",
         "contentType": "application/octet-stream",
         "payload": {"type": "string", "format": "binary"},
     }
+
+
+def _chunk(summary: str) -> dict[str, Any]:
+    text = (
+        "magic SHC2, index (4 bytes), size of the blob (8), bytes per chunk (4), BLAKE3 of the payload (32), payload; "
+        f"{FRAME_OVERHEAD} bytes before the payload. The default chunk is {DEFAULT_CHUNK_BYTES} bytes. In an enrolled "
+        "fleet the digest is zeros, and the whole is in an envelope of magic SHK1."
+    )
+    return _binary("Chunk", summary, text)
 
 
 def _channel(topic: str, names: Iterable[str], description: str) -> dict[str, Any]:
@@ -88,6 +93,7 @@ def _channels() -> dict[str, Any]:
         "deviceProfile": _channel(topics.profile("{device}"), ["DeviceProfile"], "What a device is, retained."),
         "deviceTask": _channel(topics.task("{device}"), to_device, "Server to one device, QoS 1."),
         "deviceReply": _channel(topics.reply("{device}"), to_server, "One device to the server, QoS 1."),
+        "deviceKey": _channel(topics.key("{device}"), ["GroupKey"], "To one device of an enrolled fleet, retained."),
         "blob": _channel(f"{topics.root}/blobs/{{digest}}/{{index}}", ["BlobChunk"], shared),
         "upload": _channel(f"{topics.root}/uploads/{{task}}/{{index}}", ["UploadChunk"], "Chunks of an update."),
         "serverStatus": _channel(topics.server_status, ["ServerStatus"], "Retained presence of the server."),
@@ -115,7 +121,8 @@ def document() -> dict[str, Any]:
     schemas: dict[str, Any] = {}
     for model in models:
         schemas.update(model.model_json_schema(ref_template="#/components/schemas/{model}").get("$defs", {}))
-    sent = {"deviceTask", "blob", "serverStatus", "serverEvents"}
+    key = "number of the epoch (4 bytes), and the key of 32 bytes, sealed (magic SHS2)."
+    sent = {"deviceTask", "deviceKey", "blob", "serverStatus", "serverEvents"}
     channels = _channels()
     return {
         "asyncapi": "3.0.0",
@@ -142,6 +149,7 @@ def document() -> dict[str, Any]:
                 **{model.__name__: _message(model) for model in models},
                 "BlobChunk": _chunk("One chunk of a blob on its way to the devices."),
                 "UploadChunk": _chunk("One chunk of an update on its way to the server."),
+                "GroupKey": _binary("GroupKey", "The key under which a device reads blobs.", key),
             },
             "schemas": dict(sorted(schemas.items())),
         },

@@ -71,6 +71,21 @@ def member_of(config: BrokerConfig) -> Member | None:
     return Member(enrolment, folder / "server", revoked=reader.revoked, group=group)
 
 
+def why_unsealed(config: BrokerConfig) -> str | None:
+    """What keeps blobs and updates of an enrolled fleet from being sealed, and what to do; None where they are.
+
+    Raises:
+        ConfigError: the enrolment or the registry beside it cannot be read.
+    """
+    if config.identity is None:
+        return None
+    if not read_enrolment(config.identity).sealing:
+        return "nothing is sealed, as the server was enrolled before there were seals: `shoal enroll server`"
+    lacking = read_registry(config.identity.parent).lacking
+    again = "enrolled before there were seals: enrol again, and carry the new files to them"
+    return f"blobs are not sealed because of devices {', '.join(lacking)}, {again}" if lacking else None
+
+
 def _gate_of(config: BrokerConfig) -> Gate | None:
     """How a broker that is started here lets members in, None for anybody."""
     if config.identity is None:

@@ -35,7 +35,7 @@ from broker_server.service.connection import Connection, Stop
 from broker_server.service.dispatcher import MqttDispatcher
 from broker_server.service.inbox import Inbox
 from broker_server.service.limits import LINES, Bucket, Limits
-from broker_server.service.membership import broker_address, hosted_broker, member_of
+from broker_server.service.membership import broker_address, hosted_broker, member_of, why_unsealed
 from broker_server.service.outbox import Outbox
 from broker_server.service.partial_uploads import PartialUploads
 from broker_server.service.run_parts import RunParts
@@ -121,6 +121,8 @@ class Server:
                 self._link, self._topics, self._outbox, self._inbox, self._stopping, self._revive_broker
             )
             self._outbox.status(None)
+            if (why := why_unsealed(self._broker_config)) is not None:
+                self._store.log("unsealed", why)
             self._stack = stack.pop_all()
         return self
 

@@ -13,26 +13,28 @@ from collections import Counter
 import pytest
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from broker_server.service.authority import Founding, enroll, found_fleet, renew_server
+from broker_server.service.authority import Founding, enroll, found_fleet, renew_server, revoke
 from broker_server.service.launch import submit
 from broker_server.service.membership import broker_address, hosted_broker
 from broker_server.service.server import Server
 from broker_server.settings.fleet import BrokerConfig
 from broker_server.store import Store, queries
 from fleet_protocol import control, requests
+from fleet_protocol.blobs import decode_chunk
 from fleet_protocol.errors import RefusalReason, TransportError
 from fleet_protocol.identity.certificate import issue, read_certificate
-from fleet_protocol.identity.chunks import ChunkSigner, place_of
+from fleet_protocol.identity.chunks import ChunkSigner, ChunkVerifier, UntoldError, place_of
 from fleet_protocol.identity.enrolment import Enrolment, read_enrolment, write_secret
-from fleet_protocol.identity.envelope import Signer
+from fleet_protocol.identity.envelope import Signer, Verifier
 from fleet_protocol.identity.group import Keys
+from fleet_protocol.identity.marks import Marks
 from fleet_protocol.identity.sealing import new_key
 from fleet_protocol.link import Link
 from fleet_protocol.messages import Cancel, Offer, Refuse
 from fleet_protocol.topics import BlobTopic, DeviceTopic, Topics, UploadTopic
 from fleet_protocol.transport import BrokerAddress, Received
 from shoal.cli.local_fleet import LocalDevice
-from tests.brokers import free_port, mosquitto_broker
+from tests.brokers import embedded_broker, free_port, mosquitto_broker
 from tests.fleet.conftest import WIDTHS, Watcher
 
 TOPICS = Topics("test")
@@ -219,6 +221,58 @@ def test_whatever_is_said_in_anothers_place_is_refused_and_counted(ground, tmp_p
     assert "refused, forged" in logs
     assert "refused, replayed" in logs
     assert not any(event.device in enrolments for event in watcher.of(control.UpdateRefused))
+
+
+@pytest.mark.slow  # tests/fleet_protocol/test_sealing.py sees what opens and what does not
+@pytest.mark.parametrize("broker_of", [embedded_broker, mosquitto_broker])
+def test_a_broker_reads_sizes_only_and_a_revoked_device_nothing_more(ground, tmp_path, broker_of):
+    """Whoever hears every topic reads no chunk; who was a member, and kept its key, none of a round after that."""
+    with broker_of(tmp_path) as broker:
+        folder, enrolments = founded(ground, broker.port)
+        gone, inbox = read_enrolment(enroll(folder, "gone")), queue.SimpleQueue()
+        config = identified(ground, folder, BrokerConfig(url=broker.url))
+        closed: list[control.RoundClosed] = []
+
+        def listen(event):
+            if isinstance(event, control.RoundClosed):
+                closed.append(event)
+                if len(closed) == 1:
+                    revoke(folder, "gone")
+                    threading.Event().wait(1.1)  # the server looks once a second
+
+        spy = Link(BrokerAddress.parse(broker.url), "spy", inbox)
+        spy.connect(10)
+        spy.subscribe(f"{TOPICS.root}/#")
+        with (
+            Server(config.fleet, config.store, config.broker, listener=listen) as server,
+            ground.fleet(broker.url, members(ground, enrolments)) as fleet,
+        ):
+            assert server.run(config).status == "finished"
+            fleet.check()
+        spy.close()
+    assert [len(event.merged) for event in closed] == [len(WIDTHS)] * 3
+    heard = []
+    with contextlib.suppress(queue.Empty):
+        while True:
+            heard.append(inbox.get_nowait())
+    keys, read, unread = Keys(gone), set(), set()
+    verifier = Verifier(gone, Marks())
+    for event in heard:
+        if isinstance(event, Received) and event.topic == TOPICS.key("gone"):
+            keys.take(event.topic, verifier.open(event.topic, event.payload).payload)
+    chunks = ChunkVerifier(gone, verifier, keys)
+    plain = (b"__metadata__", b"data_offsets", b"format_version")  # what weights and manifests say that can be read
+    for event in heard:
+        topic = TOPICS.parse(event.topic) if isinstance(event, Received) else None
+        if isinstance(topic, BlobTopic | UploadTopic):
+            assert not any(word in event.payload for word in plain)
+        if isinstance(topic, BlobTopic):
+            try:
+                read.add(decode_chunk(chunks.open(event.topic, event.payload).payload).size)
+            except UntoldError:
+                unread.add(topic.digest)
+    assert len(read) > len(WIDTHS)  # of the first round: graphs, manifests and weights
+    assert len(unread) == 2 * len(set(WIDTHS))  # weights of the other two
 
 
 @pytest.mark.slow  # tests/fleet_protocol/test_sealing.py sees what opens and what does not

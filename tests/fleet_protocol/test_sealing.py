@@ -2,6 +2,7 @@
 
 import contextlib
 import queue
+from dataclasses import replace
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from broker_server.service.authority import Founding, enroll, found_fleet, renew_server, revoke
-from broker_server.service.membership import member_of
+from broker_server.service.membership import member_of, why_unsealed
 from broker_server.service.registry import read_registry
 from broker_server.settings.fleet import BrokerConfig
 from fleet_protocol.digests import chunk_digest
@@ -23,9 +24,10 @@ from fleet_protocol.identity.envelope import Signer, Verifier
 from fleet_protocol.identity.group import Handover, Keys
 from fleet_protocol.identity.marks import Marks
 from fleet_protocol.identity.sealing import new_key, public_key, seal, unseal
-from fleet_protocol.identity.signed_transport import OpeningInbox
+from fleet_protocol.identity.signed_transport import OpeningInbox, SignedTransport
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import Received, Rejected
+from tests.memory_transport import MemoryLink
 
 KEY = new_key()
 TOPICS = Topics("lab")
@@ -199,6 +201,47 @@ def test_a_chunk_that_comes_before_its_key_waits_for_it(folder):
     assert [event.payload for event in got[4:]] == [b"%d" % number for number in range(4, 20)]
 
 
+class Wire(MemoryLink):
+    """A transport that notes what is published."""
+
+    def __init__(self):
+        self.said = []
+
+    def publish(self, topic, payload, *, qos=1, retain=False):
+        self.said.append(Received(topic, payload, retain))
+
+
+def test_a_download_goes_on_when_the_key_changes_within_it(folder):
+    """A revocation between two windows: whoever is left takes every chunk once, who was revoked those before it."""
+    enrolments = [read_enrolment(enroll(folder, name)) for name in ("gone", "left")]
+    server, wire = server_of(folder), Wire()
+    groups = iter([server.group()])
+    revoke(folder, "gone")
+    after = server_of(folder).group()
+    rotating = replace(server, group=lambda: next(groups, after))
+    signed = SignedTransport(
+        wire, rotating, Signer(server.enrolment, 1), Keys(server.enrolment), Handover(Topics("lab"))
+    )
+    chunks = [(TOPICS.blob("0" * 64, number), b"%d" % number) for number in range(40)]
+    assert signed.publish_stream(chunks, 0.0) == 40
+    assert [event.topic for event in wire.said if event.retained] == [
+        TOPICS.key("gone"),
+        TOPICS.key("left"),
+        TOPICS.key("left"),
+    ]
+    taken = {}
+    for enrolment in enrolments:
+        inbox = queue.SimpleQueue()
+        opening = OpeningInbox(inbox, enrolment, Verifier(enrolment, Marks()), Keys(enrolment), Handover(TOPICS))
+        for event in wire.said:
+            if not event.retained or event.topic == TOPICS.key(enrolment.name):
+                opening.put(event)
+        events = [inbox.get_nowait() for _ in range(inbox.qsize())]
+        taken[enrolment.name] = [event.payload for event in events if isinstance(event, Received)]
+        assert all(event.error.reason is RefusalReason.BAD_SEAL for event in events if isinstance(event, Rejected))
+    assert taken == {"left": [frame for _, frame in chunks], "gone": [frame for _, frame in chunks[:16]]}
+
+
 def test_keys_survive_a_restart_and_nothing_is_sent_before_the_server_is_heard(folder, tmp_path):
     """The broker need not repeat what it told; without a server's key an update stays where it is."""
     enrolment = read_enrolment(enroll(folder, "pi-1"))
@@ -242,10 +285,12 @@ def test_a_fleet_with_an_enrolment_of_before_goes_on_without_seals_until_it_is_r
     server = server_of(folder)
     assert read_registry(folder).lacking == ["old"]
     assert server.group() is None
+    assert "old" in why_unsealed(BrokerConfig(identity=folder / "server.enrolment"))
     sent = listed(server)[0]
     assert Board(old.model_copy(update={"sealing": ()}), server.enrolment).chunks.open(BLOB, sent).payload == FRAME
     enroll(folder, "old")
     assert set(server_of(folder).group().readers) == {"old", "new"}
+    assert why_unsealed(BrokerConfig(identity=folder / "server.enrolment")) is None
 
 
 def test_the_formats_are_those_that_are_written_down(folder):
