@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from fleet_protocol.digests import CHUNK_DIGEST_BYTES, chunk_digest
+from fleet_protocol.digests import chunk_digest
 from fleet_protocol.errors import RefusalReason, RefusedError, TransportError
 from fleet_protocol.identity.certificate import CERTIFICATE_LIMIT, SIGNATURE_BYTES, Certificate
 from fleet_protocol.identity.enrolment import Enrolment
@@ -42,6 +42,7 @@ _PURPOSE = b"shoal-chunks-1\0"
 _START = struct.Struct(">4sBHHI")
 _LIST, _KEY = 1, 2
 _GROUP = struct.Struct(">I16s")
+_DIGEST_BYTES = 32
 _CLAIM_LIMIT = 4096
 _KNOWN_HEADS = 1024
 
@@ -184,7 +185,7 @@ class ChunkVerifier:
         self._keys.hear(head.signer)
         body = memoryview(envelope)[at:]
         if head.digests is not None:
-            expected = head.digests[CHUNK_DIGEST_BYTES * number : CHUNK_DIGEST_BYTES * (number + 1)]
+            expected = head.digests[_DIGEST_BYTES * number : _DIGEST_BYTES * (number + 1)]
             if chunk_digest(body) != expected:
                 raise RefusedError(RefusalReason.FORGED, f"a chunk on {topic} that {head.signer.name} has not listed")
         try:
