@@ -6,6 +6,7 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,16 +20,19 @@ from broker_server.settings import pairs
 from broker_server.settings.fleet import FleetConfig
 from broker_server.settings.privacy import PrivacyConfig
 from broker_server.store import Store, privacy_spent, queries
+from broker_server.store.machine import RoundState
 from broker_server.strategies.private_merge import private_merge
-from broker_server.strategies.strategy import GlobalModel
+from broker_server.strategies.strategy import Contribution, GlobalModel
 from fleet_protocol import control
 from fleet_protocol.digests import place_of
 from fleet_protocol.errors import ConfigError, PlanError, RefusalReason
 from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.noise import bounded, gaussian, seeded
+from models.plan import compile_plan, make_plan
 from models.slicing import Tensors
 from shoal.cli.main import app
 from tests.broker_server.artifacts import tiny_layout, tiny_weights
+from tests.broker_server.methods import merged
 from tests.broker_server.peer import Peer, honest
 from tests.broker_server.test_fedmedian import LAYOUT, OLD, update
 from tests.broker_server.test_merge import plan_of
@@ -126,6 +130,20 @@ def test_epsilon_is_that_of_the_composed_mechanism(noise, times, delta):
     assert privacy_spent.epsilon_after(config, times) == pytest.approx(oracle.get_epsilon(delta), rel=1e-5)
     local = PrivacyConfig(clip=1.0, noise_multiplier=2 * noise, delta=delta, where="local")
     assert privacy_spent.epsilon_after(local, times) == privacy_spent.epsilon_after(config, times)
+
+
+@pytest.mark.parametrize(("where", "times"), [("central", (1, 1, 2)), ("local", (1, 2, 3))])
+def test_what_counts_is_how_often_the_most_asked_was_asked(config, where, times):
+    """A sum that was given up is let out to nobody; an update with noise of its own is."""
+    made = config(privacy={**HIDDEN, "where": where})
+    states = [RoundState.CLOSED, RoundState.ABANDONED, RoundState.COLLECTING]
+    asked = [(1, "a"), (2, "a"), (3, "a"), (1, "b")]
+    store = SimpleNamespace(
+        planned=lambda _run: [SimpleNamespace(round=number, device=device) for number, device in asked],
+        rounds=lambda _run: [SimpleNamespace(number=at, state=state) for at, state in enumerate(states, 1)],
+    )
+    found = privacy_spent.epsilons(store, SimpleNamespace(id="r", config=made.model_dump_json()))
+    assert found == {at: privacy_spent.epsilon_after(made.privacy, n) for at, n in enumerate(times, 1)}
 
 
 def test_a_run_without_the_accountant_does_not_begin(config, monkeypatch):
@@ -232,6 +250,11 @@ def test_the_method_is_asked_to_look_at_no_samples(config):
     local = prepare(config, **LOCAL, upload={"encoding": "int8"})
     assert local.instructions("train", 0).upload.hiding.deviation == 1.0
     assert isinstance(local.config, FleetConfig)
+    layout, silent = tiny_layout(), update("a", 1.0, 1, labels=()).metrics
+    whole = compile_plan(layout, make_plan(layout, layout.tier(1.0)))
+    told = {name: np.full_like(value, 5) for name, value in tiny_weights(layout).items()}
+    new = merged(local.strategy, [Contribution("a", layout.tier(1.0), "w", whole, told, silent)], tiny_weights(layout))
+    assert all((value == 5).all() for value in new.values())
     plan, labels = plan_of(LAYOUT, 1.0), [(0,), (0, 1)]
     few, many = (replace(update("a", 1.0, 1), metrics=update("a", 1.0, 1, labels=item).metrics) for item in labels)
     one, other = (finish([item], [("1.0", plan)], 1.0) for item in (few, many))

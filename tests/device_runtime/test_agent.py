@@ -88,12 +88,16 @@ def test_a_task_from_offer_to_acknowledgement(tmp_path, broker, tiny):
         assert (done.metrics.examples, done.metrics.batches, done.metrics.labels) == (45, 12, (0, 1, 2, 3))
         assert done.metrics.evaluation.examples == 5
         assert [m.epoch for m in server.heard(Progress, "t1")][-1] == 2
+        assert server.heard(Progress, "t1")[-1].loss is not None
         server.offer(device.id, tiny.choice(new), round=3, task="t2", routine="statistics")
         statistics = decode_weights(server.wait_update("t2"))
         assert sorted(statistics) == ["stat.norm.mean", "stat.norm.var"]
         assert server.heard(Done, "t2")[0].metrics.batches == 6
-        server.offer(device.id, tiny.choice(new), round=4, task="t3")
+        hiding = {"hiding": {"clip": 1.0, "deviation": 1.0}}
+        server.offer(device.id, tiny.choice(new), round=4, task="t3", upload=hiding)
         server.wait_update("t3")
+        assert {m.loss for m in server.heard(Progress, "t3")} == {None}  # nor that, where its part is hidden
+        assert server.wait_message(Done, "t3").metrics.labels == ()
         manifest = tiny.choice(new).artifact_set.digest
         assert len([m for m in server.heard(NeedChunks) if m.digest == manifest]) == 1
         device.wait_log("the server has the update", times=3)

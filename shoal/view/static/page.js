@@ -189,6 +189,7 @@ function fleet() {
     part("glance", "", [status, state.rounds.size], () => tiles({
       run: run.status, rounds: `${status.closed} of ${status.rounds}`, "newest model": status.evaluation ? (status.evaluation.accuracy !== null ? `accuracy ${number(status.evaluation.accuracy)}` : `loss ${number(status.evaluation.loss)}`) : "not judged",
       "devices online": devices.some((view) => view.device.state === "simulated") ? `${devices.length} simulated` : `${status.online} of ${status.devices}`, "on the wire": size(run.wire_bytes),
+      ...(status.epsilon === null ? {} : { epsilon: number(status.epsilon) }),
     }));
     if (status.insecure) part("insecure", "", 1, () => el("p", { class: "error" }, "Nothing is signed here: whoever reaches the broker can run graphs on the boards."));
     const found = advice();
