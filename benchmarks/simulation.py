@@ -33,7 +33,7 @@ from models import Registry, build
 from models.plan import compile_plan, make_plan
 from models.registry import infer_layout
 from models.tier import Tier
-from models.zoo import set_mode
+from models.zoo.layers import set_mode
 from simulation.data.held import Parts
 from simulation.preparing import prepare
 from simulation.results.history import read_devices

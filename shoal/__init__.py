@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from models.tier import Tier
     from simulation.runner import simulate
     from simulation.settings import SimulationConfig
-    from trainer_export import Recipe, export_architecture
+    from trainer_export.artifact_set import export_architecture
     from trainer_export.losses.own import loss
     from trainer_export.metrics.own import metric
+    from trainer_export.recipe import Recipe
 
 __all__ = [
     "Cut",
@@ -54,11 +55,11 @@ __all__ = [
     "slice_weights",
 ]
 
-# Where each name is defined, and what it is called there if that is another name.
+# Where each name is defined.
 _PLACES = {
     "Cut": "models.cut",
     "Layout": "models.layout",
-    "Recipe": "trainer_export",
+    "Recipe": "trainer_export.recipe",
     "Registry": "models.registry",
     "ShoalError": "fleet_protocol.errors",
     "SimulationConfig": "simulation.settings",
@@ -68,7 +69,7 @@ _PLACES = {
     "architecture": "models.architecture",
     "build": "models.architecture",
     "compile_plan": "models.plan",
-    "export_architecture": "trainer_export",
+    "export_architecture": "trainer_export.artifact_set",
     "infer_layout": "models.registry",
     "load_version": "broker_server.store.export",
     "loss": "trainer_export.losses.own",
@@ -92,9 +93,9 @@ def __getattr__(name: str) -> Any:
     problem = hidden_package()
     if problem:
         raise ImportError(problem)
-    module, _, there = _PLACES[name].partition(":")
+    module = _PLACES[name]
     try:
-        found = globals()[name] = getattr(import_module(module), there or name)
+        found = globals()[name] = getattr(import_module(module), name)
     except ModuleNotFoundError as error:
         extra = _EXTRAS.get(module.partition(".")[0], "export")
         raise ModuleNotFoundError(

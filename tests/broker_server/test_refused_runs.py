@@ -21,7 +21,8 @@ from tests.broker_server.methods import built
 from tests.broker_server.peer import profile
 from tests.models.layouts import make_layout
 from tests.trainer_export.helpers import TINY
-from trainer_export import Recipe, export_architecture
+from trainer_export.artifact_set import export_architecture
+from trainer_export.recipe import Recipe
 
 CHUNK = 1024
 

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional
 
 from fleet_protocol.errors import ConfigError
-from models.zoo import Scaler, StaticBatchNorm, set_mode
+from models.zoo.layers import Scaler, StaticBatchNorm, set_mode
 
 
 def random_norm(channels: int) -> StaticBatchNorm:

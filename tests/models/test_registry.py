@@ -8,7 +8,7 @@ import pytest
 
 from fleet_protocol.errors import ConfigError, PlanError
 from models import Architecture, Cut, Registry, Tier, architecture, build, infer_layout, make_plan, slice_weights
-from models.zoo import initial_weights
+from models.zoo.inference import initial_weights
 
 USER_FILE = '''
 """A user's model: two branches that add, then a classifier."""

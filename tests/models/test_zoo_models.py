@@ -10,8 +10,8 @@ from torch.nn import functional
 from fleet_protocol.errors import ConfigError
 from models import Registry, build, infer_layout, make_plan, scatter_add, slice_weights
 from models.pretrained import minilm_file, minilm_weights
-from models.zoo import initial_weights, set_mode
-from models.zoo.layers import Norming
+from models.zoo.inference import initial_weights
+from models.zoo.layers import Norming, set_mode
 from models.zoo.preresnet import PreActivationBlock
 
 ZOO = Registry.zoo()

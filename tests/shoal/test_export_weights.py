@@ -22,7 +22,8 @@ from models.tier import Tier
 from models.zoo.inference import initial_weights
 from models.zoo.layers import StaticBatchNorm, set_mode
 from shoal.cli.main import main
-from trainer_export import Recipe, export_architecture
+from trainer_export.artifact_set import export_architecture
+from trainer_export.recipe import Recipe
 
 SETTINGS = {"input_shape": (1, 8, 8), "classes": 5, "channels": (8, 12)}
 TIERS = (Tier(1.0, 1), Tier(0.5, 1))

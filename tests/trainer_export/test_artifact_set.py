@@ -14,10 +14,11 @@ from fleet_protocol.manifest import Manifest, parse_manifest
 from fleet_protocol.weights import decode_weights, encode_weights
 from models import Cut, Layout, Tier, architecture, make_plan, slice_weights
 from tests.trainer_export.helpers import TINY, ZOO, tiny
-from trainer_export import FORMATS, Progress, Recipe, TierReport, export_architecture
-from trainer_export.artifact_set import installed_formats
+from trainer_export.artifact_set import FORMATS, TierReport, export_architecture, installed_formats
 from trainer_export.check import open_session, run_session
 from trainer_export.formats import ort_training
+from trainer_export.progress import Progress
+from trainer_export.recipe import Recipe
 
 TIERS = [Tier(1.0, 1), Tier(0.5, 1)]
 OTHER_STEPS = ("ort-training/step",) if "ort-training" in installed_formats() else ()

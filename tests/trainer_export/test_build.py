@@ -18,9 +18,9 @@ from models.tier import Tier
 from tests.marking import mostly_slow
 from tests.trainer_export.helpers import TINY
 from tests.trainer_export.test_artifact_set import files_under
-from trainer_export import Recipe, TierReport, export_architecture
-from trainer_export.artifact_set import Others
+from trainer_export.artifact_set import Others, TierReport, export_architecture
 from trainer_export.optimizers.sgd import Sgd
+from trainer_export.recipe import Recipe
 
 WIDTHS = (1.0, 0.5, 0.25)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.zoo import StaticBatchNorm
+from models.zoo.layers import StaticBatchNorm
 from tests.trainer_export.helpers import shaken, train_report
 from trainer_export.model_inputs import Signature
 
