@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from broker_server.settings.robust import RobustConfig
 from broker_server.store import Store, TaskPhase
+from fleet_protocol.errors import ConfigError
 
 RELEASED = "released"
 """Kind of the line in the log that releases a device."""
@@ -58,14 +59,16 @@ def judged(
     return until
 
 
-def release(store: Store, run: str, device: str) -> bool:
+def release(store: Store, run: str, device: str) -> None:
     """Let a device take part again.
 
-    Returns:
-        Whether anything of it was ever refused.
+    Raises:
+        ConfigError: nothing of it was refused in the run.
     """
     if not any(name == device for name, _, _ in store.refused_devices(run)):
-        return False
+        raise ConfigError(
+            f"nothing of device {device!r} was refused in run {run}, so it is in no quarantine; the devices are listed"
+            " by `shoal devices`"
+        )
     last = store.last_round(run)
     store.log(RELEASED, f"{device} is asked again", run=run, number=last.number if last else 0, device=device)
-    return True

@@ -59,11 +59,13 @@ class ViewConfig(FrozenModel):
         port: of the page; 0 takes a free one.
         host: address it listens on; ``0.0.0.0`` lets others on the network look, with the token.
         token_file: has the token that is asked for, and is made; by default ``view.token`` in the store.
+        actions: whether operators act on the page, with the token in ``operator.token`` of the store, which is made.
     """
 
     port: int = Field(default=8420, ge=0, le=65535)
     host: str = "127.0.0.1"
     token_file: Path | None = None
+    actions: bool = False
 
 
 class ModelConfig(FrozenModel):

@@ -7,7 +7,6 @@ from broker_server.rounds.quarantine import release
 from broker_server.store import Store
 from broker_server.store.explaining import DeviceInRound, explain_round
 from broker_server.store.queries import find_run, plain
-from fleet_protocol.errors import ConfigError
 from shoal.cli.console import print_json, print_rows, say, seconds_text
 
 
@@ -77,9 +76,5 @@ def release_device(store: Path, device: str, run: str | None) -> None:
     Store(store, read_only=True).close()  # a store is not made by this
     with contextlib.closing(Store(store)) as opened:
         found = find_run(opened, run)
-        if not release(opened, found.id, device):
-            raise ConfigError(
-                f"nothing of device {device!r} was refused in run {found.id}, so it is in no quarantine; the devices"
-                " are listed by `shoal devices`"
-            )
+        release(opened, found.id, device)
     say(f"{device} is asked again from the next round of run {found.id}")

@@ -68,7 +68,11 @@ def serve(fleet: str, store: Path, broker: BrokerConfig, view: ViewConfig | None
             with needs("view"):
                 from shoal.view.serving import serving  # noqa: PLC0415  (an extra of its own)
             token_file = view.token_file or store / "view.token"
-            address = page.enter_context(serving(store, view.host, view.port, token_file))
+
+            def asked(settings: FleetConfig, wish: Wish, run: str) -> str:
+                return steer(settings.model_copy(update={"fleet": fleet, "broker": broker}), wish, run)
+
+            address = page.enter_context(serving(store, view, token_file, asked))
             text = f"page at [bold]{address}[/]; log in with the token in {token_file}"
             console.print(text, highlight=False, soft_wrap=True)
         serve_fleet(fleet, store, broker, listener=show, on_ready=ready)

@@ -29,6 +29,7 @@ from broker_server.store.following import LOOK_SECONDS, stamp
 from fleet_protocol.errors import ConfigError, PlanError, ShoalError
 from fleet_protocol.manifest import Manifest
 from shoal.view.access import guarded
+from shoal.view.actions import Steer, acting
 from shoal.view.metrics import StoreMetrics
 
 _FOLLOWED = 10_000  # lines that may come between two looks at the store
@@ -37,19 +38,22 @@ First = Annotated[int, Query(ge=1, description="None before this round.")]
 Last = Annotated[int | None, Query(ge=0, description="None after this round.")]
 
 
-def make_app(store: Path, token: str | None = None) -> FastAPI:
+def make_app(store: Path, token: str | None = None, operator: str | None = None, steer: Steer | None = None) -> FastAPI:
     """The application.
 
     Args:
-        store: folder of the store; it is read, and never changed.
+        store: folder of the store; it is read, and changed by operators alone.
         token: what whoever reads the API must have; None lets everybody read who asks for this machine by name.
+        operator: what whoever acts must have; None lets nobody act.
+        steer: see `shoal.view.actions.acting`.
     """
-    about = "What a store of Shoal holds: the same values that the commands print with `--json`. Nothing is changed."
+    about = "What a store of Shoal holds: the same values that the commands print with `--json`; and their verbs."
     app = FastAPI(title="Shoal", version=version("shoal"), description=about, docs_url=None, redoc_url=None,
                   openapi_url="/api/v1/openapi.json")  # fmt: skip
     app.state.over = threading.Event()  # set by whoever stops the server: it would wait for those who follow
     app.include_router(_api(store))
-    guarded(app, token)
+    app.include_router(acting(store, steer))
+    guarded(app, token, operator)
 
     @app.get("/metrics", include_in_schema=False)
     def _metrics(accept: Annotated[str, Header()] = "") -> Response:

@@ -10,23 +10,27 @@ from pathlib import Path
 
 import uvicorn
 
+from broker_server.settings.fleet import ViewConfig
 from fleet_protocol.errors import ConfigError, TransportError
 from fleet_protocol.identity.enrolment import write_secret
+from shoal.view.actions import Steer
 from shoal.view.app import make_app
 
 _STOP_SECONDS = 5.0
 
 
 @contextlib.contextmanager
-def serving(store: Path, host: str, port: int, token_file: Path | None = None) -> Iterator[str]:
+def serving(
+    store: Path, where: ViewConfig, token_file: Path | None = None, steer: Steer | None = None
+) -> Iterator[str]:
     """Serve the page of a store while the block lasts.
 
     Args:
         store: its folder.
-        host: address to listen on.
-        port: likewise; 0 takes a free one.
+        where: address to listen on, and whether operators act with the token in ``operator.token`` of the store.
         token_file: holds the token that is asked for; it is made, for its owner alone, where there is none. None asks
             for no token, which goes on loopback alone.
+        steer: see `shoal.view.actions.acting`.
 
     Yields:
         The page's address.
@@ -35,18 +39,20 @@ def serving(store: Path, host: str, port: int, token_file: Path | None = None) -
         ConfigError: others could reach it without a token, or could read the token.
         TransportError: the address is taken, or not one of this machine.
     """
+    host, port = where.host, where.port
     if token_file is None and not _loopback(host):
         raise ConfigError(
             f"whoever reaches {host}:{port} could read the fleet: name a file with --token-file, which is made with a"
             " new token where there is none, or leave --host out"
         )
     token = None if token_file is None else _token(token_file)
+    operator = _token(store / "operator.token") if where.actions else None
     try:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listening = socket.create_server((host, port), family=family)
     except OSError as error:
         raise TransportError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
-    app = make_app(store, token)
+    app = make_app(store, token, operator, steer)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=3))
     thread = threading.Thread(target=server.run, args=([listening],), name="shoal-view", daemon=True)
     with listening:

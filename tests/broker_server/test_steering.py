@@ -130,3 +130,21 @@ def test_a_run_that_waits_for_devices_can_be_stopped(url, settings):
             assert run.heard.wait_for(lambda: "fleet-changed" in run.events, 30)
         steer(settings, "stop")
         assert run.finished().status == "stopped"
+
+
+def test_a_run_is_stopped_from_the_page(url, settings):
+    """An operator's click reaches the server over its broker, and both note it."""
+    testing, app = pytest.importorskip("fastapi.testclient"), pytest.importorskip("shoal.view.app")
+    token = "the token of whoever acts"
+    client = testing.TestClient(app.make_app(settings.store, None, token, steer), base_url="http://localhost")
+    with Serving(settings, url):
+        run = Followed(settings)
+        with run.heard:
+            assert run.heard.wait_for(lambda: "fleet-changed" in run.events, 30)
+        found = stored(settings).run
+        client.headers["Authorization"] = f"Bearer {token}"
+        answer = client.post(f"/api/v1/runs/{found.id}/stop")
+        assert (answer.status_code, answer.json()) == (200, {"done": "stop"})
+        assert run.finished().status == "stopped"
+    kinds = [event["kind"] for event in client.get("/api/v1/log").json()]
+    assert kinds.index("asked") < kinds.index("run-steered") < kinds.index("run-finished")

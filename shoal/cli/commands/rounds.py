@@ -4,26 +4,11 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.common import DEFAULT_STORE, AsJson, RunId, StoreFolder, Watch
+from shoal.cli.common import DEFAULT_STORE, AsJson, RunId, StoreFolder
 from shoal.cli.extras import needs
+from shoal.cli.listing import listing
 
-app = typer.Typer(add_completion=False, invoke_without_command=True, help=__doc__)
-
-
-@app.callback()
-def _rounds(
-    context: typer.Context,
-    store: StoreFolder = DEFAULT_STORE,
-    run: RunId = None,
-    as_json: AsJson = False,
-    watch: Watch = False,
-) -> None:
-    if context.invoked_subcommand is not None:
-        return
-    with needs("server"):
-        from shoal.cli.stored import ROUNDS
-
-    ROUNDS.show(store, run, as_json=as_json, watch=watch)
+app = listing("ROUNDS", __doc__, group=True)
 
 
 @app.command("show")

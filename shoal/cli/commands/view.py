@@ -1,4 +1,4 @@
-"""Show a store as a page in the browser, and as an API; nothing in it is changed."""
+"""Show a store as a page in the browser, and as an API; nothing in it is changed, but by operators."""
 
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +14,9 @@ def _view(
     host: Annotated[str, typer.Option(help="Address to listen on; beyond loopback a token is needed.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8420,
     token_file: Annotated[Path | None, typer.Option(help="Ask for the token in this file; it is made.")] = None,
+    actions: Annotated[
+        bool, typer.Option("--actions", help="Let act whoever has operator.token of the store.")
+    ] = False,
 ) -> None:
     with needs("view"):
         from shoal.view.serving import serving
@@ -21,12 +24,16 @@ def _view(
     import threading
 
     from broker_server.rounds.stopping import stop_on_signals
+    from broker_server.settings.fleet import ViewConfig
     from broker_server.store import Store
     from shoal.cli.console import error_console
 
     Store(store, read_only=True).close()  # a store that cannot be read is said here, not in the page
     done = threading.Event()
-    with serving(store, host, port, token_file) as address, stop_on_signals(done.set):
+    with (
+        serving(store, ViewConfig(port=port, host=host, actions=actions), token_file) as address,
+        stop_on_signals(done.set),
+    ):
         error_console().print(f"{store} at [bold]{address}[/]; stop with Ctrl-C", highlight=False, soft_wrap=True)
         if token_file is not None:
             error_console().print(f"log in with the token in {token_file}", highlight=False, soft_wrap=True)

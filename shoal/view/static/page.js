@@ -148,6 +148,31 @@ function paint(canvas, width, axes, most) {
 
 const exporting = (version) => `shoal export-weights --store ${state.status.run.config.store} --run ${version.run} --version ${version.number}`;
 
+// ---- what operators do, once they have said that they mean it
+
+const acts = () => Boolean(state.access?.acts);
+
+function verb(name, text, question, more = {}) {
+  return el("button", { type: "button", onclick: async () => {
+    if (!confirm(question)) return;
+    const answer = await fetch(`api/v1/${of(`/${name}`)}?${new URLSearchParams(more)}`, { method: "POST" }).catch(() => null);
+    const found = (await answer?.json().catch(() => null)) ?? { detail: "the server does not answer" };
+    at("said").className = answer?.ok ? "good" : "error";
+    at("said").textContent = answer?.ok ? `Done: ${found.done}.` : `Not done: ${found.detail}`;
+    if (answer?.status === 401 || answer?.status === 403) login();
+    else { state.busy = false; refresh(); } // nobody waits to see what he did
+  } }, text);
+}
+
+function steering(run) {
+  const can = { running: [["pause", "Pause", "Hold the run after the round it is in?"], ["stop", "Stop", "End the run after the round it is in? It cannot go on afterwards."]],
+    paused: [["resume", "Resume", "Let the run go on?"], ["stop", "Stop", "End the run? It cannot go on afterwards."]] }[run.status];
+  if (acts() && state.access.steers && can) part("steering", "", run.status, () => el("p", { class: "row" }, can.map((given) => verb(...given))));
+  else at("steering")?.remove();
+}
+
+const releasing = (view) => (acts() && view.reason.startsWith("in quarantine") ? verb("release", "Release", `Ask ${view.device.id} again from the next round?`, { device: view.device.id }) : "");
+
 // ---- what to do next: a few rules, each with its evidence
 
 function advice() {
@@ -198,12 +223,12 @@ function fleet() {
   const wanted = devices.filter((view) => !state.filter || `${view.device.id} ${view.tier} ${view.reason}`.toLowerCase().includes(state.filter));
   const waits = (view) => view.reason === "not drawn", rank = (view) => (view.reason ? (waits(view) ? 1 : 2) : 0);
   const rows = wanted.sort((a, b) => rank(b) - rank(a) || (a.device.id < b.device.id ? -1 : 1));
-  part("devices", "Devices", [rows, state.all.has("devices")], () => [
+  part("devices", "Devices", [rows, state.all.has("devices"), acts()], () => [
     el("p", { class: "row" }, el("label", {}, "Find ", el("input", { id: "find", type: "search", value: state.filter, oninput: (event) => { state.filter = event.target.value.toLowerCase(); draw(); const box = at("find"); box.setSelectionRange(box.value.length, box.value.length); } }))),
     table("devices", "Every device, those that do not train first", [
       ["device", (view) => link({ view: "device", device: view.device.id }, view.device.id)],
       ["trains", (view) => el("span", { class: waits(view) ? "" : view.reason ? "warn" : "good" }, waits(view) ? "waits" : view.reason ? "no" : "yes")],
-      ["tier", (view) => view.tier ?? "-", "id"], ["why not", (view) => view.reason || "-", "long"], ["what to do", (view) => sentence(view.remedy || "-"), "long"],
+      ["tier", (view) => view.tier ?? "-", "id"], ["why not", (view) => view.reason || "-", "long"], ["what to do", (view) => [...sentence(view.remedy || "-"), " ", releasing(view)], "long"],
       ["merged", (view) => view.merged, "n"], ["missed", (view) => view.missed, "n"], ["refused", (view) => view.refused, "n"], ["samples", (view) => view.examples ?? "-", "n"],
       ["own accuracy", (view) => number(view.evaluation?.accuracy), "n"], ["training", (view) => seconds(view.train_seconds), "n"], ["memory", (view) => size(view.resident_bytes), "n"],
     ], rows, true)]);
@@ -226,6 +251,7 @@ function run() {
   const x = rounds.map((view) => view.round.number), judged = (read) => rounds.map((view) => (view.round.evaluation ? read(view.round.evaluation) ?? null : null));
   const tiers = [...new Set(rounds.flatMap((view) => Object.keys(view.round.evaluation?.tiers ?? {})))];
   const metrics = [...new Set(rounds.flatMap((view) => view.round.evaluation?.metrics.map((item) => item.name) ?? []))];
+  steering(record);
   part("curves", "Curves", 1, () => el("div", { class: "charts" }));
   const box = at("curves").querySelector(".charts"), show = (...given) => { const made = chart(...given); if (made.parentNode !== box) box.append(made); };
   show("accuracy", "Accuracy of the merged model", x, [["whole model", judged((found) => found.accuracy)], ...tiers.map((tier) => [tier, judged((found) => found.tiers[tier]?.accuracy)]), ["mean on devices", rounds.map((view) => view.device_accuracy)]]);
@@ -268,8 +294,8 @@ function round() {
 
 function device() {
   const name = place().device, view = state.devices.find((found) => found.device.id === name), tasks = state.detail.tasks;
-  part("device", "", view, () => [
-    el("p", { class: view.reason ? "" : "good" }, view.reason === "not drawn" ? "Waits: it was not drawn in the newest round." : view.reason ? `Does not train: ${view.reason}. ` : "Takes part.", ...sentence(view.reason === "not drawn" ? "" : capital(view.remedy))),
+  part("device", "", [view, acts()], () => [
+    el("p", { class: view.reason ? "" : "good" }, view.reason === "not drawn" ? "Waits: it was not drawn in the newest round." : view.reason ? `Does not train: ${view.reason}. ` : "Takes part.", ...sentence(view.reason === "not drawn" ? "" : capital(view.remedy)), " ", releasing(view)),
     tiles({ tier: view.tier ?? "-", merged: view.merged, missed: view.missed, refused: view.refused, samples: view.examples ?? "-", memory: size(view.resident_bytes), "last seen": clock(view.device.last_seen_at),
       ...(view.device.profile ? { board: `${view.device.profile.arch}, ${view.device.profile.cores} cores`, runtime: view.device.profile.runtime_version, temperature: view.device.profile.temperature_celsius === null ? "-" : `${number(view.device.profile.temperature_celsius, 1)} °C` } : {}) })]);
   part("learns", "", 1, () => el("div", { class: "charts" }));
@@ -320,11 +346,13 @@ function models() {
   const { versions, runs } = state, other = place().other, tiers = [...new Set(versions.flatMap((view) => Object.keys(view.version.evaluation?.tiers ?? {})))];
   const counts = runs.find((view) => view.run.id === state.status.run.id)?.versions ?? {};
   const judging = state.status.run.config.evaluation, metric = judging.metric ?? "accuracy, or loss", best = versions.reduce((a, b) => (b.score !== null && (!a || b.score >= a.score) ? b : a), null);
-  part("versions", "Versions", [versions, counts, state.all.has("versions")], () => table("versions", `Newest first; the best is judged by ${metric}${judging.metric && (judging.direction ? judging.direction === "lower" : LOWER.includes(metric)) ? ", lower is better" : ""}`, [
+  const choose = (name, text, { number }) => verb(name, text, { promote: `Make version ${number} the one that is exported?`, rollback: `Let the next round start from version ${number} again?` }[name], { version: number });
+  part("versions", "Versions", [versions, counts, state.all.has("versions"), acts()], () => table("versions", `Newest first; the best is judged by ${metric}${judging.metric && (judging.direction ? judging.direction === "lower" : LOWER.includes(metric)) ? ", lower is better" : ""}`, [
     ["version", (view) => String(view.version.number), "n"], ["judged", (view) => (view === best ? el("strong", { class: "good" }, "best") : view.score === null ? "no" : "yes")], ["counts as", (view) => Object.keys(counts).filter((name) => counts[name] === view.version.number).join(", ") || "-"], ["made", (view) => clock(view.version.created_at)],
     ["accuracy", (view) => number(view.version.evaluation?.accuracy), "n"], ["loss", (view) => number(view.version.evaluation?.loss), "n"], ...tiers.map((tier) => [tier, (view) => number(view.version.evaluation?.tiers[tier]?.accuracy ?? view.version.evaluation?.tiers[tier]?.loss), "n"]),
+    ...(acts() ? [["to choose it", (view) => (view.kept ? [choose("promote", "Promote", view.version), " ", choose("rollback", "Roll back", view.version)] : "-")]] : []),
     ["to take it", (view) => (view.kept ? el("code", {}, exporting(view.version)) : "its weights are not kept"), "long"],
-  ], [...versions].reverse(), true), "`shoal promote VERSION` makes a version the one that is exported by default, `shoal rollback VERSION` lets the next round start from it; this page changes nothing.");
+  ], [...versions].reverse(), true), "`shoal promote VERSION` makes a version the one that is exported by default, `shoal rollback VERSION` lets the next round start from it.");
   const rest = runs.filter((view) => view.run.id !== state.status.run.id);
   part("beside", "Beside another run", [rest.map((view) => view.run.id), other, state.detail?.comparison], () => rest.length ? [
     el("p", { class: "row" }, el("label", {}, "Run ", el("select", { id: "other", onchange: (event) => go({ other: event.target.value }) }, ["", ...rest.map((view) => view.run.id)].map((id) => el("option", { value: id, selected: id === (other ?? "") }, id || "none"))))),
@@ -379,8 +407,9 @@ async function detail() {
 
 async function read() {
   const wanted = place().run;
-  [state.runs, state.status] = await Promise.all([api("runs"), api(wanted ? `runs/${encodeURIComponent(wanted)}` : "status")]);
+  [state.access, state.runs, state.status] = await Promise.all([api("access"), api("runs"), api(wanted ? `runs/${encodeURIComponent(wanted)}` : "status")]);
   const run = state.status.run;
+  at("operator").hidden = acts() || !state.access.offered;
   if (state.of !== run?.id) { state.of = run?.id; state.rounds.clear(); state.devices = null; state.round = undefined; state.log = await api(`log?last=200${run ? `&run=${encodeURIComponent(run.id)}` : ""}`); }
   if (!run) { state.devices = []; state.versions = []; return; }
   if (state.devices && ["run", "round", "coverage", "artifacts"].includes(place().view)) return;
@@ -404,6 +433,7 @@ async function fetchRounds() {
 
 function draw(again = false) {
   const began = performance.now(), here = place(), view = DRAWN[here.view] ? here.view : "fleet", run = state.status.run;
+  if (state.login) return; // until somebody is in, or goes elsewhere
   if (run && state.detailOf !== location.hash) return; // it is drawn when what it needs has come
   const title = { round: `Round ${here.round}`, device: here.device }[view] ?? VIEWS[view];
   const key = `${view} ${here.device ?? ""} ${here.round ?? ""} ${run?.id}`;
@@ -432,10 +462,11 @@ function login() {
   const send = async (event) => {
     event.preventDefault();
     const answer = await fetch("login", { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ token: box.value }) });
-    if (answer.ok) start(); else { said.textContent = (await answer.json()).detail; box.select(); }
+    if (answer.ok) { state.login = false; state.of = undefined; state.busy = false; at("said").textContent = ""; start(); } else { said.textContent = (await answer.json()).detail; box.select(); }
   };
-  at("title").textContent = "Log in"; state.shown = "";
-  at("content").replaceChildren(el("form", { onsubmit: send }, el("p", { class: "note" }, "The token stands in the file that --token-file names."), el("p", { class: "row" }, el("label", {}, "Token ", box), el("button", {}, "Log in")), said));
+  const leave = () => { state.login = false; draw("fresh"); };
+  at("title").textContent = "Log in"; state.shown = ""; state.login = true;
+  at("content").replaceChildren(el("form", { onsubmit: send }, el("p", { class: "note" }, "The token stands in the file that --token-file names, that of operators in operator.token of the store."), el("p", { class: "row" }, el("label", {}, "Token ", box), el("button", {}, "Log in"), state.status ? el("button", { type: "button", onclick: leave }, "Cancel") : ""), said));
   box.focus();
 }
 
@@ -454,6 +485,7 @@ async function refresh() {
 }
 
 async function navigate() {
+  state.login = false;
   try {
     if (place().run && place().run !== state.of) await read();
     state.playing = false; state.round = undefined;
@@ -481,5 +513,6 @@ async function start() {
 addEventListener("hashchange", navigate);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => draw("fresh"));
 addEventListener("resize", () => { clearTimeout(state.resize); state.resize = setTimeout(() => draw("fresh"), 200); });
+at("operator").addEventListener("click", login);
 at("runs").addEventListener("change", (event) => go({ run: event.target.value }));
 start();

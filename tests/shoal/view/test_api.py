@@ -21,6 +21,7 @@ pytest.importorskip("fastapi")
 
 from fastapi.testclient import TestClient
 
+from broker_server.settings.fleet import ViewConfig
 from broker_server.store import Store, queries
 from broker_server.store.remedies import remedy
 from fleet_protocol.errors import ConfigError, ShoalError, TransportError
@@ -97,7 +98,7 @@ def test_the_document_is_what_the_code_says():
 def test_every_answer_is_of_the_form_that_the_document_says(client):
     """No path is left out, and no answer has a value of another type."""
     document = json.loads(DOCUMENT.read_text())
-    assert set(document["paths"]) == {f"/api/v1{path}" for path in (*PATHS, "/events")}
+    assert set(document["paths"]) == {f"/api/v1{path}" for path in (*PATHS, "/events", "/access", "/runs/{run}/{verb}")}
     for path, values in PATHS.items():
         names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
         schema = document["paths"][f"/api/v1{path}"]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
@@ -270,17 +271,17 @@ def test_a_token_is_asked_for(store):
 
 def test_beyond_loopback_a_token_is_needed_and_made(store, tmp_path):
     """It is made for its owner alone; one that others may read is not taken."""
-    with pytest.raises(ConfigError, match="--token-file"), serving(store, "0.0.0.0", 0):
+    with pytest.raises(ConfigError, match="--token-file"), serving(store, ViewConfig(host="0.0.0.0", port=0)):
         pass
     file = tmp_path / "token"
-    with serving(store, "0.0.0.0", 0, file) as address:
+    with serving(store, ViewConfig(host="0.0.0.0", port=0), file) as address:
         assert address.startswith("http://0.0.0.0:")
         port = int(address.rstrip("/").rpartition(":")[2])
-        with pytest.raises(TransportError, match="choose another --port"), serving(store, "127.0.0.1", port):
+        with pytest.raises(TransportError, match="choose another --port"), serving(store, ViewConfig(port=port)):
             pass
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     file.chmod(0o644)
-    with pytest.raises(ConfigError, match="chmod 600"), serving(store, "127.0.0.1", 0, file):
+    with pytest.raises(ConfigError, match="chmod 600"), serving(store, ViewConfig(port=0), file):
         pass
 
 

@@ -5,11 +5,16 @@ import shutil
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
+from sqlalchemy import update
 
 pytest.importorskip("fastapi")
 
-from broker_server.store import Store
+from broker_server.settings.fleet import ViewConfig
+from broker_server.store import Store, schema
+from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.weights import encode_weights
 from shoal.view.serving import serving
 from tests.shoal.view.stores import HOSTILE, RUN, TIERS, made
 
@@ -42,7 +47,7 @@ def browser():
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory):
     store = made(tmp_path_factory.mktemp("fleet"), hostile=True)
-    with serving(store, "127.0.0.1", 0) as address:
+    with serving(store, ViewConfig(port=0)) as address:
         yield address
 
 
@@ -61,10 +66,11 @@ def opened(browser):
         )
         page.add_init_script(path=AXE)
         page.goto(address)
-        page.get_by_role("status").get_by_text("live").wait_for()
+        page.get_by_role("status").get_by_text("live", exact=True).wait_for()
         pages.append(page)
         return page
 
+    make.complaints = complaints
     yield make
     for page in pages:
         page.close()
@@ -135,7 +141,7 @@ def test_what_is_written_meanwhile_appears(tmp_path, opened):
     """A store without a run, then with a line in its log; an unknown run is said, and the way back stays."""
     store = tmp_path / "store"
     Store(store).close()
-    with serving(store, "127.0.0.1", 0) as address:
+    with serving(store, ViewConfig(port=0)) as address:
         page = opened(address)
         page.get_by_text("No run yet.").wait_for()
         with closing(Store(store)) as writer:
@@ -146,7 +152,7 @@ def test_what_is_written_meanwhile_appears(tmp_path, opened):
 def test_without_the_token_there_is_nothing_to_see(fleet, browser, tmp_path):
     """A wrong one is refused, the right one lets in, and stays."""
     store = made(tmp_path)
-    with serving(store, "127.0.0.1", 0, tmp_path / "token") as address:
+    with serving(store, ViewConfig(port=0), tmp_path / "token") as address:
         page = browser.new_page()
         page.set_default_timeout(PATIENCE)
         page.goto(address)
@@ -168,7 +174,7 @@ def test_a_thousand_devices_and_five_hundred_rounds(tmp_path, opened, capsys):
     """Weight, first paint, and time to handle an update; printed, for docs/page.md."""
     store = made(tmp_path, devices=1000, rounds=500, asked=100)
     weight = sum(path.stat().st_size for path in (Path(__file__).parents[3] / "shoal/view/static").rglob("*.*"))
-    with serving(store, "127.0.0.1", 0) as address:
+    with serving(store, ViewConfig(port=0)) as address:
         page = opened(address)
         there = page.evaluate(
             "performance.getEntriesByName('update').map(entry => entry.startTime + entry.duration)[0]"
@@ -187,3 +193,46 @@ def test_a_thousand_devices_and_five_hundred_rounds(tmp_path, opened, capsys):
     assert painted <= 15_000
     assert updates
     assert min(updates) <= 500
+
+
+def test_an_operator_acts_once_it_is_confirmed(tmp_path, opened):
+    """No button before the login; a question answered with no does nothing; what was done, or why not, is said."""
+    store, asked = made(tmp_path), []
+    digest = BlobStore(store / "blobs").put(encode_weights({"w": np.zeros(2, np.float32)}))
+    with closing(Store(store)) as written, written._begin() as connection:
+        connection.execute(update(schema.versions).where(schema.versions.c.number == 2).values(digest=digest))
+    with serving(store, ViewConfig(port=0, actions=True), steer=lambda *wanted: asked.append(wanted[1:])) as address:
+        page = opened(address)
+        show(page, "view=models")
+        assert page.get_by_role("button", name="Promote").count() == 0
+        page.get_by_role("button", name="Act as operator").click()
+        page.get_by_label("Token").fill((store / "operator.token").read_text().strip())
+        page.get_by_role("button", name="Log in").click()
+        for width, scheme in ((390, "light"), (1280, "dark")):
+            page.set_viewport_size({"width": width, "height": 900})
+            page.emulate_media(color_scheme=scheme)
+            for view in ("view=run", "view=models"):
+                show(page, view)
+                page.get_by_role("button", name="Promote" if view == "view=models" else "Pause").wait_for()
+                assert page.evaluate("document.documentElement.scrollWidth") <= width, (view, width)
+                found = page.evaluate("axe.run().then(found => found.violations)")
+                assert [(item["id"], item["nodes"][0]["html"]) for item in found] == [], (view, width)
+        for verb, answer, said in (
+            ("Promote", "dismiss", ""),
+            ("Promote", "accept", "Done: promote 2."),
+            ("Roll back", "accept", "is going on; hold it with"),
+        ):
+            page.once("dialog", lambda dialog, answer=answer: getattr(dialog, answer)())
+            page.get_by_role("button", name=verb).click()
+            if said:
+                page.locator("#said").get_by_text(said).wait_for()
+            else:
+                assert page.locator("#said").inner_text() == ""
+        show(page, "view=run")
+        page.once("dialog", lambda dialog: dialog.accept())
+        page.get_by_role("button", name="Pause").click()
+        page.locator("#said").get_by_text("Done: pause.").wait_for()
+        show(page, "")
+        page.get_by_text("promote 2, on the page, from 127.0.0.1").first.wait_for()
+        assert asked == [("pause", RUN)]
+        opened.complaints[:] = [text for text in opened.complaints if "409" not in text]  # the refusal, by Chromium

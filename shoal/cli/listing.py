@@ -1,0 +1,32 @@
+"""Commands that list something of a store, each with the same options."""
+
+import typer
+
+from shoal.cli.common import DEFAULT_STORE, AsJson, RunId, StoreFolder, Watch
+from shoal.cli.extras import needs
+
+
+def listing(what: str, text: str | None, *, group: bool = False) -> typer.Typer:
+    """A command that lists something.
+
+    Args:
+        what: name of a `Shown` in `shoal.cli.stored`, which is imported when it is used.
+        text: the help.
+        group: let it have commands of its own beside.
+    """
+    made = typer.Typer(add_completion=False, invoke_without_command=group, help=text)
+
+    def _list(
+        context: typer.Context,
+        store: StoreFolder = DEFAULT_STORE,
+        run: RunId = None,
+        as_json: AsJson = False,
+        watch: Watch = False,
+    ) -> None:
+        if context.invoked_subcommand is None:
+            with needs("server"):
+                from shoal.cli import stored  # noqa: PLC0415  (an extra)
+            getattr(stored, what).show(store, run, as_json=as_json, watch=watch)
+
+    (made.callback() if group else made.command(help=text))(_list)
+    return made

@@ -1,0 +1,74 @@
+"""What an operator does on the page: the verbs of the command line, each with a line in the log that says who asked."""
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, HTTPException, Query, Request
+
+from broker_server.rounds.quarantine import release
+from broker_server.settings.fleet import FleetConfig
+from broker_server.store import Store, choosing, queries
+from broker_server.store.export import load_version
+from fleet_protocol.errors import ConfigError, ShoalError, StorageError, TransportError
+from fleet_protocol.requests import Wish
+
+Steer = Callable[[FleetConfig, Wish, str], str]
+Verb = Literal["stop", "abandon", "pause", "resume", "promote", "rollback", "release"]
+_CODES: dict[int | str, dict[str, Any]] = {
+    403: {"description": "not the operator's token, or asked from a page of another server"},
+    409: {"description": "it cannot be done; the answer says why"},
+    503: {"description": "the store cannot be written, or no server answers"},
+}
+_WISHES: dict[str, Wish] = {"stop": "stop", "abandon": "abandon", "pause": "pause", "resume": "go"}
+
+
+def acting(store: Path, steer: Steer | None) -> APIRouter:
+    """The verbs; whoever calls them was let in by `shoal.view.access`.
+
+    Args:
+        store: folder of the store; it is written.
+        steer: as `broker_server.service.launch.steer`; None where no server works on the store.
+    """
+    api = APIRouter(prefix="/api/v1")
+
+    @api.get("/access", summary="Whether whoever asks may act, and whether runs can be steered here.")
+    def _access(request: Request) -> dict[str, bool]:
+        return {"acts": request.state.acts, "offered": request.app.state.acts, "steers": steer is not None}
+
+    @api.post("/runs/{run}/{verb}", summary="Steer a run, choose a version, or release a device.", responses=_CODES)
+    def _act(
+        request: Request,
+        run: str,
+        verb: Verb,
+        version: Annotated[int | None, Query(ge=0, le=2**31, description="To promote or roll back to.")] = None,
+        device: Annotated[str | None, Query(max_length=64, description="To release.")] = None,
+    ) -> dict[str, str]:
+        Store(store, read_only=True).close()  # a store is not made by this
+        with closing(Store(store)) as opened:
+            record = queries.find_run(opened, run)
+            asked = f"{verb} {device or ''}{'' if version is None else version}".strip()
+            who = request.client.host if request.client else "somebody"
+            opened.log("asked", f"{asked}, on the page, from {who}", run=record.id, device=device)
+            opened.flush()
+            try:
+                if verb in _WISHES:
+                    if steer is None:
+                        raise ConfigError(
+                            "a page of `shoal up --view` does this, and so do `shoal stop`, pause and resume"
+                        )
+                    steer(FleetConfig.model_validate_json(record.config), _WISHES[verb], record.id)
+                elif verb == "release":
+                    release(opened, record.id, device or "")
+                elif version is None:
+                    raise ConfigError(f"{verb}: which version? Give ?version=N")
+                else:
+                    choose = choosing.promote if verb == "promote" else choosing.roll_back
+                    choose(opened, load_version(opened, record.id, version).record)
+            except ShoalError as error:
+                away = isinstance(error, (StorageError, TransportError))
+                raise HTTPException(503 if away else 409, str(error)) from error
+        return {"done": asked}
+
+    return api

@@ -1,0 +1,165 @@
+"""What operators do on the page: with their token alone, for half a day, for no foreign page, with an audit."""
+
+import time
+from contextlib import closing
+
+import numpy as np
+import pytest
+
+pytest.importorskip("fastapi")
+
+from fastapi.testclient import TestClient
+from sqlalchemy import insert
+
+from broker_server.settings.fleet import FleetConfig
+from broker_server.store import Store, TaskPhase, TaskRecord, VersionRecord, choosing, schema
+from broker_server.store.machine import RoundState
+from broker_server.store.records import RoundRecord, RunRecord
+from broker_server.store.rows import to_row
+from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.errors import TransportError
+from fleet_protocol.weights import encode_weights
+from shoal.view import access
+from shoal.view.app import make_app
+from tests.shoal.view.stores import HOSTILE, RUN, ref
+
+READER, OPERATOR = "the token of whoever reads", "the token of whoever acts"
+HERE = "http://localhost"
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A run that is held after a round: two versions with weights, and a device whose update was refused."""
+    config = FleetConfig.model_validate({"fleet": "lab", "model": {"arch": "mlp"}}).model_dump_json()
+    digests = [
+        BlobStore(tmp_path / "blobs").put(encode_weights({"w": np.full(2, number, np.float32)})) for number in (0, 1)
+    ]
+    first, second = (VersionRecord(RUN, at, at, digest, None, None, 1.0, None) for at, digest in enumerate(digests))
+    refused = TaskRecord("t", RUN, 1, "pi", "train", "w", "w", 0, ref("a"), ref("w"), phase=TaskPhase.REFUSED)
+    closed = RoundRecord(RUN, 1, RoundState.CLOSED, 0, 1, None, 1.0, 1.0, 2.0, None, None)
+    with closing(Store(tmp_path)) as opened:
+        opened.add_run(RunRecord(RUN, "lab", "mlp", config, "paused", None, 1.0, None, 0, 0), first)
+        with opened._begin() as connection:
+            for table, row in ((schema.rounds, closed), (schema.versions, second), (schema.tasks, refused)):
+                connection.execute(insert(table).values(to_row(row)))
+    return tmp_path
+
+
+def noted(store):
+    with closing(Store(store, read_only=True)) as opened:
+        return [(event.kind, event.detail) for event in opened.events()]
+
+
+def acting(store, token=OPERATOR, **given):
+    client = TestClient(make_app(store, READER, OPERATOR, **given), base_url=HERE)
+    client.headers["Authorization"] = f"Bearer {token}"
+    return client
+
+
+def post(client, path, **more):
+    answer = client.post(f"/api/v1/runs/{RUN[:8]}/{path}", **more)
+    return answer.status_code, answer.json().get("detail", "")
+
+
+def test_nobody_acts_without_the_operators_token(store):
+    """Not without one, nor with a reader's or a wrong one, nor where there is no operator; and nothing is written."""
+    for token, code in (("", 401), ("wrong", 401), (READER, 403)):
+        assert post(acting(store, token), "promote?version=0")[0] == code
+    for token in (None, READER):
+        client = TestClient(make_app(store, token), base_url=HERE, headers={"Authorization": f"Bearer {READER}"})
+        code, said = post(client, "promote?version=0")
+        assert (code, "shoal view --actions" in said) == (403, True)
+        assert client.get("/api/v1/access").json() == {"acts": False, "offered": False, "steers": False}
+    assert noted(store) == []
+
+
+def test_versions_are_chosen_and_devices_released(store):
+    """As by the commands; who asked stands before what was done."""
+    client = acting(store)
+    assert client.get("/api/v1/access").json() == {"acts": True, "offered": True, "steers": False}
+    assert client.post(f"/api/v1/runs/{RUN}/promote?version=0").json() == {"done": "promote 0"}
+    assert post(client, "rollback?version=0")[0] == post(client, "release?device=pi")[0] == 200
+    with closing(Store(store, read_only=True)) as opened:
+        assert choosing.chosen(opened, RUN) == {"newest": 2, "repeats": 0, "promoted": 0}
+        assert opened.newest_marks(RUN, "released") == {"pi": 1}
+    assert [kind for kind, _ in noted(store)] == ["asked", "promoted", "asked", "rolled-back", "asked", "released"]
+    assert noted(store)[0][1] == "promote 0, on the page, from testclient"
+
+
+@pytest.mark.parametrize(
+    ("path", "code", "said"),
+    [
+        ("promote?version=7", 409, "has no version 7; it has versions 0 to 1"),
+        ("promote", 409, "which version"),
+        ("promote?version=-1", 422, ""),
+        ("promote?version=99999999999999999999", 422, ""),
+        (f"release?device={HOSTILE}", 409, "nothing of device '<img src=x onerror=alert(1)>' was refused"),
+        ("release", 409, "nothing of device ''"),
+        ("release?device=" + 65 * "x", 422, ""),
+        ("stop", 409, "shoal up --view"),
+        ("format", 422, ""),
+        ("../nothing/stop", 404, "has no run nothing"),
+    ],
+)
+def test_what_cannot_be_done_is_said(store, path, code, said):
+    """With the reason; what was asked for is in the log also where it was refused for one."""
+    got, detail = post(acting(store), path)
+    assert (got, said in str(detail)) == (code, True), detail
+    assert [kind for kind, _ in noted(store)] == (["asked"] if code == 409 else [])
+
+
+def test_a_run_that_goes_on_is_not_rolled_back(store):
+    """The answer says how to hold it."""
+    with closing(Store(store)) as opened:
+        opened.set_status(RUN, "running")
+    code, said = post(acting(store), "rollback?version=0")
+    assert (code, "shoal pause" in said) == (409, True)
+
+
+def test_a_login_ends(store, monkeypatch):
+    """Half a day for operators; its end cannot be moved, nor can a reader's session act."""
+    client = TestClient(make_app(store, None, OPERATOR), base_url=HERE)
+    assert client.post("/login", json={"token": READER}).status_code == 401
+    assert client.post("/login", json={"token": OPERATOR}).status_code == 200
+    assert OPERATOR not in client.cookies["shoal"]
+    assert post(client, "promote?version=0")[0] == 200
+    until, _, mac = client.cookies["shoal"].partition(".")
+    for forged in (f"{int(until) + 1}.{mac}", f"{until}.{'0' * 64}", mac, ".", "\u00b2.x"):
+        given = {"Authorization": f"Bearer {forged}".encode()}
+        fresh = TestClient(make_app(store, None, OPERATOR), base_url=HERE)
+        assert post(fresh, "promote?version=0", headers=given)[0] == 403
+    now = time.time()
+    monkeypatch.setattr(access.time, "time", lambda: now + 13 * 3600)
+    assert post(client, "promote?version=0")[0] == 403
+    reader = TestClient(make_app(store, READER, OPERATOR), base_url=HERE)
+    assert reader.post("/login", json={"token": READER}).status_code == 200
+    assert reader.get("/api/v1/status").status_code == 200
+    assert post(reader, "promote?version=0")[0] == 403
+
+
+@pytest.mark.parametrize(
+    "origin", ["http://evil.example", "null", "http://localhost:81", "http://localhost.evil.example"]
+)
+def test_a_page_of_another_server_asks_in_vain(store, origin):
+    """A browser says where a request comes from; only this page's own are done."""
+    client = acting(store)
+    assert post(client, "promote?version=0", headers={"Origin": origin}) == (
+        403,
+        "a page of another server asked for this",
+    )
+    assert noted(store) == []
+    assert post(client, "promote?version=0", headers={"Origin": HERE})[0] == 200
+
+
+def test_the_server_is_asked_to_steer(store):
+    """With the run's whole id and the wish of the command; one that does not answer is said to be away."""
+    asked = []
+    client = acting(store, steer=lambda config, wish, run: asked.append((config.fleet, wish, run)))
+    for verb in ("pause", "resume", "stop", "abandon"):
+        assert post(client, verb)[0] == 200
+    assert asked == [("lab", wish, RUN) for wish in ("pause", "go", "stop", "abandon")]
+
+    def away(*_):
+        raise TransportError("no server answers")
+
+    assert post(acting(store, steer=away), "stop") == (503, "no server answers")
