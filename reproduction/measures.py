@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from fleet_protocol.errors import ConfigError
-from simulation.results.history import ACCURACY, Quantity, RoundRow, rounds_to_accuracy, time_to_accuracy
+from simulation.results.history import ACCURACY, Quantity, RoundRow, first_reaching
 
 Value = Callable[[RoundRow], float | None]
 
@@ -135,8 +135,8 @@ def _hours_to(target: float, name: str) -> Measure:
     def read(rows: Sequence[RoundRow], _last: int) -> Reading | None:
         if all(row.accuracy is None for row in rows):
             return None
-        seconds, number = time_to_accuracy(rows, target / 100.0), rounds_to_accuracy(rows, target / 100.0)
-        return Reading(None if seconds is None else seconds / 3600.0, number, None)
+        reached = first_reaching(rows, target / 100.0)
+        return Reading(reached.simulated_total / 3600.0, reached.round, None) if reached else Reading(None, None, None)
 
     return Measure(name, f"simulated hours to {target:g} %", "h", read, ACCURACY, target / 100.0)
 

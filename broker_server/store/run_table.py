@@ -23,27 +23,20 @@ class RunTable(Database):
 
     def end_run(self, run: str, status: str, detail: str | None) -> None:
         """Say how a run ended."""
-        with self._begin() as connection:
-            connection.execute(
-                update(schema.runs)
-                .where(schema.runs.c.id == run)
-                .values(status=status, detail=detail, ended_at=time.time())
-            )
+        self._set_run(run, status=status, detail=detail, ended_at=time.time())
 
     def set_status(self, run: str, status: str) -> None:
         """Say that a run which has not ended is held, or goes on."""
-        with self._begin() as connection:
-            connection.execute(update(schema.runs).where(schema.runs.c.id == run).values(status=status))
+        self._set_run(run, status=status)
 
     def add_bytes(self, run: str, *, wire: int, payload: int) -> None:
         """Add to a run's totals."""
-        table = schema.runs
+        known = schema.runs.c
+        self._set_run(run, wire_bytes=known.wire_bytes + wire, payload_bytes=known.payload_bytes + payload)
+
+    def _set_run(self, run: str, **values: object) -> None:
         with self._begin() as connection:
-            connection.execute(
-                update(table)
-                .where(table.c.id == run)
-                .values(wire_bytes=table.c.wire_bytes + wire, payload_bytes=table.c.payload_bytes + payload)
-            )
+            connection.execute(update(schema.runs).where(schema.runs.c.id == run).values(**values))
 
     def runs(self) -> list[RunRecord]:
         """Every run, newest first."""

@@ -23,7 +23,7 @@ from broker_server.store.following import changes
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.manifest import parameter_input
-from shoal.cli.console import bytes_text, output_console, print_json, print_rows, seconds_text
+from shoal.cli.console import bytes_text, output_console, print_json, print_rows, say, seconds_text
 from shoal.cli.extras import needs
 
 _FOLLOWED = 10_000  # lines that may come between two looks at a log
@@ -106,19 +106,16 @@ def _draw_status(view: queries.StatusView) -> None:
             "  [bold red]insecure[/]: nothing is signed; whoever reaches the broker can run graphs on the boards"
         )
     if view.run.detail:
-        console.print(f"  {view.run.detail}", highlight=False, markup=False)
-    console.print(f"  {view.closed} of {view.rounds} rounds closed, {accuracy}", highlight=False)
+        say(f"  {view.run.detail}")
+    say(f"  {view.closed} of {view.rounds} rounds closed, {accuracy}")
     if view.epsilon is not None:
-        console.print(f"  epsilon {view.epsilon:.4g} for the device that was asked most often", highlight=False)
+        say(f"  epsilon {view.epsilon:.4g} for the device that was asked most often")
     if view.round is not None:
-        console.print(f"  round {view.round.number} is {view.round.state.value}", highlight=False)
-    console.print(f"  {view.online} of {view.devices} devices online when last heard of", highlight=False)
-    console.print(
-        f"  {bytes_text(view.run.wire_bytes)} on the wire, {bytes_text(view.run.payload_bytes)} payload",
-        highlight=False,
-    )
+        say(f"  round {view.round.number} is {view.round.state.value}")
+    say(f"  {view.online} of {view.devices} devices online when last heard of")
+    say(f"  {bytes_text(view.run.wire_bytes)} on the wire, {bytes_text(view.run.payload_bytes)} payload")
     refused = ", ".join(f"{count} {reason}" for reason, count in view.refusals.items()) or "nothing"
-    console.print(f"  refused: {refused}", highlight=False)
+    say(f"  refused: {refused}")
 
 
 def _draw_devices(views: Sequence[queries.DeviceView]) -> None:
@@ -205,17 +202,11 @@ def _draw_runs(views: Sequence[queries.RunView]) -> None:
 
 
 def _draw_log(events: Sequence[EventRecord]) -> None:
-    console = output_console()
     for event in events:
         where = " ".join(part for part in (f"round {event.round}" if event.round else "", event.device or "") if part)
-        console.print(
-            f"{_clock(event.at)} {event.kind:18} {where:24} {event.detail}",
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
-        )
+        say(f"{_clock(event.at)} {event.kind:18} {where:24} {event.detail}")
     if not events:
-        console.print("the log is empty")
+        say("the log is empty")
 
 
 STATUS = Shown(queries.status, _draw_status)

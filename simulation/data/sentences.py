@@ -4,7 +4,7 @@ Socher et al.: "Recursive deep models for semantic compositionality over a senti
 Singh, Bowman: "Neural network acceptability judgments", TACL 2019.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -48,7 +48,7 @@ def sst2(
         raise ConfigError(f"SST-2 has no part {test!r} to test on; choose 'test' or 'dev'")
     folder = dataset_folder(root, "sst2", "train.tsv.gz, dev.tsv.gz and test.tsv.gz")
     parts = [_read(folder / f"{stem}.tsv", columns=2, text=0, label=1) for stem in ("train", test)]
-    return _encoded("sst2", parts[0], parts[1], _Encoding(tokens, length, vocab))
+    return _encoded("sst2", parts, tokens, length, vocab)
 
 
 def cola(
@@ -84,7 +84,7 @@ def cola(
     train, *tests = (_read(folder / f"{stem}.tsv", columns=4, text=3, label=1) for stem in stems)
     texts = [text for part, _ in tests for text in part]
     labels = np.concatenate([part for _, part in tests])
-    return _encoded("cola", train, (texts, labels), _Encoding(tokens, length, vocab))
+    return _encoded("cola", (train, (texts, labels)), tokens, length, vocab)
 
 
 def _read(path: Path, *, columns: int, text: int, label: int) -> _Labelled:
@@ -102,22 +102,14 @@ def _read(path: Path, *, columns: int, text: int, label: int) -> _Labelled:
     return texts, np.array(labels, np.int64)
 
 
-@dataclass(frozen=True)
-class _Encoding:
-    """How texts become token ids; as in `sst2`."""
-
-    tokens: Tokens
-    length: int
-    vocab: int
-
-
-def _encoded(name: str, train: _Labelled, test: _Labelled, encoding: _Encoding) -> Dataset:
-    tokens, length = encoding.tokens, encoding.length
+def _encoded(name: str, parts: Sequence[_Labelled], tokens: Tokens, length: int, vocab: int) -> Dataset:
+    """Training and test part as token ids; the options are those of `sst2`."""
+    train, test = parts
     if tokens not in ("words", "minilm") or length < 1:
         raise ConfigError(f"{name}: {length} tokens of kind {tokens!r} cannot be made; choose 'words' or 'minilm'")
     if tokens == "minilm":
         train_x, test_x, ids = encode_pieces(train[0], length), encode_pieces(test[0], length), MINILM_VOCAB
     else:
-        words = Vocabulary.of(train[0], encoding.vocab)
+        words = Vocabulary.of(train[0], vocab)
         train_x, test_x, ids = words.encode(train[0], length), words.encode(test[0], length), len(words)
     return Dataset(name, train_x, train[1], test_x, test[1], 2, tokens=ids)

@@ -252,35 +252,13 @@ class HistoryWriter:
         self._unwritten = False
 
 
-def rounds_to_accuracy(rows: Iterable[RoundRow], target: float) -> int | None:
-    """The first round whose model reaches an accuracy.
+def first_reaching(rows: Iterable[RoundRow], target: float) -> RoundRow | None:
+    """The first round whose model reaches an accuracy, whether or not it stays there; None if no evaluated one does.
 
     Args:
         rows: rounds in order.
         target: accuracy in [0, 1].
-
-    Returns:
-        Its number; None if no evaluated round reaches it.
     """
-    reached = _reaching(rows, target)
-    return reached.round if reached else None
-
-
-def time_to_accuracy(rows: Iterable[RoundRow], target: float) -> float | None:
-    """Emulated time until the model reaches an accuracy, for the first time and whether or not it stays there.
-
-    Args:
-        rows: rounds in order.
-        target: accuracy in [0, 1].
-
-    Returns:
-        Seconds to the end of that round; None if no evaluated round reaches it.
-    """
-    reached = _reaching(rows, target)
-    return reached.simulated_total if reached else None
-
-
-def _reaching(rows: Iterable[RoundRow], target: float) -> RoundRow | None:
     return next((row for row in rows if row.accuracy is not None and row.accuracy >= target), None)
 
 

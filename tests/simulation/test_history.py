@@ -13,10 +13,9 @@ from simulation.results.history import (
     DeviceRow,
     HistoryWriter,
     RoundRow,
+    first_reaching,
     read_devices,
     read_history,
-    rounds_to_accuracy,
-    time_to_accuracy,
     write_history,
 )
 
@@ -171,7 +170,8 @@ def test_what_cannot_be_read_is_explained(tmp_path):
 def test_time_to_accuracy():
     """The first round that reaches it counts, later drops do not; rounds without an evaluation cannot reach it."""
     rows = [a_round(1, 0.2), a_round(2), a_round(3, 0.9), a_round(4, 0.7), a_round(5, 0.95)]
-    assert (rounds_to_accuracy(rows, 0.9), time_to_accuracy(rows, 0.9)) == (3, 7.5)
-    assert (rounds_to_accuracy(rows, 0.1), time_to_accuracy(rows, 0.1)) == (1, 2.5)
-    assert (rounds_to_accuracy(rows, 0.96), time_to_accuracy(rows, 0.96)) == (None, None)
-    assert time_to_accuracy([], 0.0) is None
+    reached = {target: first_reaching(rows, target) for target in (0.9, 0.1, 0.96)}
+    assert (reached[0.9].round, reached[0.9].simulated_total) == (3, 7.5)
+    assert (reached[0.1].round, reached[0.1].simulated_total) == (1, 2.5)
+    assert reached[0.96] is None
+    assert first_reaching([], 0.0) is None

@@ -76,7 +76,7 @@ def _reproduce(options: _Options) -> None:
         seeds=parse_ints("--seeds", options.seeds) if options.seeds else (),
         arms=tuple(name.strip() for name in options.only.split(",")) if options.only else (),
     )
-    budget = _Budget(parse_seconds("--budget", options.budget) if options.budget else math.inf)
+    ends_at = time.monotonic() + (parse_seconds("--budget", options.budget) if options.budget else math.inf)
     ranked = sorted(chosen, key=lambda experiment: experiment.rank)
     # Folders of other configurations are refused before any work.
     todo = {
@@ -84,29 +84,13 @@ def _reproduce(options: _Options) -> None:
     }
     reports = []
     for experiment in ranked:
-        _run_all(todo[experiment.table], budget, folder)
+        _run_all(todo[experiment.table], ends_at, folder)
         reports.append(_report(experiment, scale, folder, as_json=options.as_json))
     if options.as_json:
         print_json([report for report in reports if report] if options.every else reports[0])
 
 
-class _Budget:
-    """How long runs may still take.
-
-    Args:
-        seconds: in all, from now on.
-    """
-
-    def __init__(self, seconds: float) -> None:
-        self._ends_at = time.monotonic() + seconds
-
-    @property
-    def left(self) -> float:
-        """Seconds, negative where it is spent."""
-        return self._ends_at - time.monotonic()
-
-
-def _run_all(todo: "Sequence[Job]", budget: _Budget, folder: Path) -> None:
+def _run_all(todo: "Sequence[Job]", ends_at: float, folder: Path) -> None:
     from reproduction.report.cells import duration_text
     from reproduction.stored import seconds_of_runs
 
@@ -114,7 +98,7 @@ def _run_all(todo: "Sequence[Job]", budget: _Budget, folder: Path) -> None:
         name = f"{job.experiment.table} {job.scale}, {number} of {len(todo)}: {job.arm.name}, seed {job.config.seed}"
         seconds = seconds_of_runs(folder, job.experiment, job.scale).get(job.arm.name)
         # What never ran may take any time; it is started as long as there is some.
-        if budget.left < (seconds or 0.0):
+        if ends_at - time.monotonic() < (seconds or 0.0):
             error_console().print(f"left out, since it takes {duration_text(seconds)}: {name}", highlight=False)
             continue
         error_console().print(f"[bold]{name}[/]", highlight=False)
