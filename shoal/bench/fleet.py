@@ -157,8 +157,8 @@ def _fleet(bench: FleetBench, url: str) -> tuple[_Watch, control.RunFinished, di
         keep_versions=1,
     )
     with (
-        device_processes("light", fleet, url, bench.devices, bench.processes) as processes,
+        device_processes("light", fleet, url, bench.devices, bench.processes) as exchanged,
         Server(fleet, config.store, config.broker, listener=watch) as server,
     ):
         finished = server.run(config)
-    return watch, finished, dict(sorted(processes.bytes_by_kind.items()))
+    return watch, finished, dict(sorted(exchanged.items()))
