@@ -67,8 +67,9 @@ arm: install  ## A card built from Debian packages, started in an emulated arm64
 	    cpio kmod fakeroot mtools dosfstools e2fsprogs fdisk xz-utils zstd mosquitto
 	$(BIN)/python -m pytest -m arm -rs $(TESTS)
 
-soak: install  ## RUNS runs (50) in which server, agents and Mosquitto are killed at random; each must end with the same bits.
+soak: install  ## RUNS runs (50) in which server, agents and Mosquitto are killed at random; then 30 rounds of chaos.
 	$(BIN)/python -m tests.fleet.soak --runs $(or $(RUNS),50)
+	$(BIN)/python -m tests.fleet.chaos
 
 mutants: $(MUTANTS_STAMP)  ## Mistakes put into merge, slicing, plan and adaptive sizing on purpose; prints what survives.
 	$(BIN)/python -m tests.mutants

@@ -14,7 +14,7 @@ COPIES_BUDGET = 1.02
 
 
 def rows() -> list[Row]:
-    """Measure over the embedded broker; the ratio of wall times has no budget, since cores are shared."""
+    """Measure over Mosquitto; the ratio of wall times has no budget, since cores are shared."""
     with tempfile.TemporaryDirectory() as folder:
         found = bench_fleet(FleetBench(Path(folder), devices=DEVICES, rounds=ROUNDS, port=free_port()))
     copies = found.bytes_by_kind["blobs received"] / (ROUNDS * DEVICES * found.update_bytes)

@@ -66,15 +66,18 @@ class LightDevice:
         self._refs: dict[str, BlobRef] = {}
         self._parts: dict[str, dict[int, bytes]] = {}
         self._moved = 0.0
+        self._patience = REPAIR_SECONDS
+        self._state = "idle"
 
     # What the swarm calls.
 
     def on_connected(self) -> None:
-        """Listen for tasks and say what this device is."""
-        self._member.subscribe(self._topics.task(self._member.name))
+        """Listen for tasks and for what is being fetched, and say what this device is: the session is a new one."""
+        for wanted in (self._topics.task(self._member.name), *map(self._topics.blob_filter, self._refs)):
+            self._member.subscribe(wanted)
         said = DeviceProfile(fleet=self._topics.fleet, device=self._member.name, profile=_PROFILE)
         self._member.publish(self._topics.profile(self._member.name), said.to_bytes(), retain=True)
-        self._say("idle")
+        self._say(self._state)
 
     def on_message(self, topic: str, payload: bytes) -> None:
         """A chunk, or a word of the server."""
@@ -96,13 +99,15 @@ class LightDevice:
         """Ask again for chunks, or announce again."""
         if self._done is not None and now - self._moved >= RETRY_SECONDS:
             self._announce()
-        elif self._refs and now - self._moved >= REPAIR_SECONDS:
+        elif self._refs and now - self._moved >= self._patience:
+            self._patience *= 2  # what is under way to many must not be asked for by each of them again and again
             for digest in list(self._refs):
                 self._ask(digest)
 
     # The protocol.
 
     def _say(self, state: str) -> None:
+        self._state = state
         status = _status(self._topics, self._member.name, state)
         self._member.publish(self._topics.status(self._member.name), status, retain=True)
 
@@ -162,6 +167,7 @@ class LightDevice:
                 return
             self._whole[digest] = data
         del self._refs[digest], self._parts[digest]
+        self._patience = REPAIR_SECONDS
         self._held = [*self._held[-3:], digest]
         self._member.unsubscribe(self._topics.blob_filter(digest))
         self._work()

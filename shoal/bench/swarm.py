@@ -1,5 +1,6 @@
 """Many MQTT clients in one thread: paho's own packets, driven by one selector instead of a thread for each client."""
 
+import contextlib
 import selectors
 import time
 from collections.abc import Callable, Iterable
@@ -10,11 +11,11 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
+from fleet_protocol.link import KEEP_ALIVE_SECONDS
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import BrokerAddress, Farewell
 
 TICK_SECONDS = 0.5
-KEEP_ALIVE_SECONDS = 60
 _IN_FLIGHT = 32
 
 
@@ -42,6 +43,10 @@ class Member:
         topics: of the fleet.
         name: id of the client.
         will: published by the broker when it vanishes.
+
+    Attributes:
+        away_until: ``time.monotonic()`` before which it does not connect again.
+        watched: the socket that its swarm waits for.
     """
 
     def __init__(self, topics: Topics, name: str, will: Farewell | None = None) -> None:
@@ -49,6 +54,8 @@ class Member:
         self.name = name
         self.behaviour: Behaviour | None = None
         self.bytes_by_kind: dict[str, int] = {}
+        self.away_until = 0.0
+        self.watched: Any = None
         self.client = paho.Client(
             CallbackAPIVersion.VERSION2, client_id=f"shoal-{topics.fleet}-{name}", protocol=paho.MQTTv5
         )
@@ -101,13 +108,11 @@ class Swarm:
         self._members = tuple(members)
         self._address = address
         self._selector = selectors.DefaultSelector()
-        self._writing: set[int] = set()
 
     def run(self, stop: Callable[[], bool]) -> None:
         """Work until ``stop`` says so, which is asked every half second."""
         for member in self._members:
-            member.connect(self._address)
-            self._selector.register(self._socket(member), selectors.EVENT_READ, member)
+            self._connect(member, 0.0)
         tick = time.monotonic()
         while not stop():
             self._turn(max(0.0, tick - time.monotonic()))
@@ -117,10 +122,6 @@ class Swarm:
         for member in self._members:
             member.client.disconnect()
 
-    @staticmethod
-    def _socket(member: Member) -> Any:
-        return member.client.socket()
-
     def _turn(self, wait: float) -> None:
         for key, events in self._selector.select(wait):
             member: Member = key.data
@@ -128,23 +129,34 @@ class Swarm:
                 member.client.loop_read()
             if events & selectors.EVENT_WRITE:
                 member.client.loop_write()
-            if not self._alive(member, key.fileobj):
-                continue
-            wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if member.client.want_write() else 0)
-            if wanted != key.events:
-                self._selector.modify(key.fileobj, wanted, member)
+            self._follow(member)
 
-    def _alive(self, member: Member, known: Any) -> bool:
-        """Connect a client again whose connection the broker closed."""
-        if self._socket(member) is known:
-            return True
-        self._selector.unregister(known)
-        member.connect(self._address)
-        self._selector.register(self._socket(member), selectors.EVENT_READ | selectors.EVENT_WRITE, member)
-        return False
+    def _follow(self, member: Member) -> None:
+        """Wait for what a client's connection waits for now, if it has one."""
+        socket = member.client.socket()
+        if socket is not member.watched:
+            if member.watched is not None:
+                self._selector.unregister(member.watched)
+            if socket is not None:
+                self._selector.register(socket, selectors.EVENT_READ, member)
+            member.watched = socket
+        if socket is None:
+            return
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if member.client.want_write() else 0)
+        if wanted != self._selector.get_key(socket).events:
+            self._selector.modify(socket, wanted, member)
+
+    def _connect(self, member: Member, now: float) -> None:
+        """Connect a client that is not, and is not to stay away; the broker may be gone, and is tried again."""
+        if member.client.socket() is None and now >= member.away_until:
+            with contextlib.suppress(OSError):
+                member.connect(self._address)
+        self._follow(member)
 
     def _tick(self, now: float) -> None:
         for member in self._members:
             member.client.loop_misc()
-            if member.behaviour is not None:
+            self._connect(member, now)
+            if member.behaviour is not None and member.client.is_connected():
                 member.behaviour.on_tick(now)
+                self._follow(member)

@@ -24,8 +24,10 @@ class _Options:
     devices: Annotated[int, typer.Option(min=1, help="Light devices, which speak the protocol but do not train.")] = 200
     rounds: Annotated[int, typer.Option(min=2, help="Rounds; the first warms up and is not counted.")] = 4
     payload: Annotated[int, typer.Option(min=1024, help="Bytes of an update, and of the weights sent.")] = 400_000
-    broker: Annotated[str, typer.Option(help="embedded, or mqtt://host:port of a running broker.")] = "embedded"
-    port: Annotated[int, typer.Option(help="Port of the embedded broker.")] = 18830
+    broker: Annotated[str, typer.Option(help="mosquitto, embedded, or mqtt://host:port of a running one.")] = (
+        "mosquitto"
+    )
+    port: Annotated[int, typer.Option(help="Port of a broker that is started.")] = 18830
     processes: Annotated[int, typer.Option(min=1, help="Processes that hold the devices.")] = 2
     deadline: Annotated[float, typer.Option(min=1, help="Seconds until a round closes without the missing.")] = 120.0
     folder: Annotated[Path, typer.Option(help="Folder for the store.")] = Path("runs/bench")
