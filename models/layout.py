@@ -97,8 +97,8 @@ class Layout:
         input_dtype: ``float32``, or ``int64`` for tokens.
         classes: number of labels.
         heads: tiers with a head of their own, which no other tier shares, by id: the number of their labels.
-        base: frozen tensors that no width cuts, in module order. They are the same in all tiers and rounds, so they are
-            in no weights, plan or merge: graphs take them from one file.
+        base: frozen tensors, in module order. They are the same in all rounds, so they are in no weights, plan or
+            merge: graphs take them from a file, which is one for all tiers unless a width cuts some of them.
     """
 
     arch: str
@@ -149,10 +149,15 @@ class Layout:
         checked = self.tier(tier.width, tier.depth)
         return frozenset({STEM, HEAD, *(block_name(number) for number in range(1, checked.depth + 1))})
 
-    def base_of(self, tier: Tier) -> tuple[Parameter, ...]:
-        """List the frozen tensors that a tier reads from the base, in registration order."""
+    def base_of(self, tier: Tier) -> dict[str, tuple[int, ...]]:
+        """Map the frozen tensors that a tier reads from its base to their local shapes, in registration order."""
         blocks = self.blocks(tier)
-        return tuple(item for item in self.base if item.block in blocks)
+        return {item.name: self.local_shape(item.dims, tier.width) for item in self.base if item.block in blocks}
+
+    @property
+    def cut_base(self) -> str | None:
+        """The first frozen tensor that a width cuts, None where there is none."""
+        return next((item.name for item in self.base if any(map(self.is_cut, item.dims))), None)
 
     def kept(self, tier: Tier) -> tuple[Parameter, ...]:
         """List the parameters a tier keeps, in registration order.

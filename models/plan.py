@@ -77,6 +77,13 @@ def make_plan(
             " do; choose a method with static plans, such as heterofl"
         )
 
+    if layout.cut_base is not None and rule.kind != "static":
+        raise PlanError(
+            f"{layout.arch}: {layout.cut_base} is frozen and a width cuts it: boards keep its leading units on disk,"
+            f" beside which {rule.kind} plans would move; build it with cut.whole(), let it train, or choose a method"
+            " with static plans, such as heterofl"
+        )
+
     def units(axis: Axis, label: str) -> Indices:
         if rule.kind == "random":
             return random_units(axis, tier.width, seed=seed, round_index=round_index, label=label)

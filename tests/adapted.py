@@ -7,7 +7,7 @@ from torch import nn
 from models import Cut, architecture
 from models.zoo.adapters import Adapters, with_adapters
 
-__all__ = ["BASE", "adapted"]
+__all__ = ["BASE", "adapted", "half_frozen"]
 
 BASE = ("1.weight", "1.bias", "3.weight", "3.bias")
 """The frozen tensors."""
@@ -21,3 +21,15 @@ def adapted(cut: Cut, *, input_shape: tuple[int, ...] = (1, 8, 8), classes: int 
     layers.append(nn.Linear(hidden, cut.classes(classes)))
     chosen = Adapters(rank=8, alpha=16, targets=("1", "3"), trained=("5.*",))
     return with_adapters(nn.Sequential(nn.Flatten(), *layers), chosen, cut)
+
+
+@architecture()
+def half_frozen(
+    cut: Cut, *, input_shape: tuple[int, ...] = (1, 8, 8), classes: int = 10, whole: bool = False, frozen: bool = True
+) -> nn.Module:
+    """Build a network whose first layer is frozen, and cut unless it is `whole`."""
+    first = cut.whole().width("first", 48) if whole else cut.width("first", 48)
+    second = cut.width("second", 24)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, first), nn.ReLU(), nn.Linear(first, second), nn.ReLU())
+    net[1].requires_grad_(not frozen)
+    return net.append(nn.Linear(second, cut.classes(classes)))

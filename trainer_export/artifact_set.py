@@ -3,7 +3,7 @@
     <out>/objects/<sha256[:2]>/<sha256>    every file by content
     <out>/<arch>/layout.json               axes of the global model
     <out>/<arch>/init.safetensors          initial global weights, in layout order
-    <out>/<arch>/<tier>/base.safetensors   frozen tensors, where there are any: one file under many names
+    <out>/<arch>/<tier>/base.safetensors   frozen tensors, where there are any: one file under many names, or a slice
     <out>/<arch>/<tier>/manifest.json      what a device must know
     <out>/<arch>/<tier>/head.safetensors   initial weights of a head of the tier's own, where it has one
     <out>/<arch>/<tier>/*.onnx             the portable graphs, hard links into objects
@@ -20,11 +20,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fleet_protocol.errors import ConfigError, PlanError, ShoalError, StorageError
 from fleet_protocol.manifest import BASE, Manifest, parse_manifest
 from fleet_protocol.weights import encode_weights
 from models.architecture import Architecture
 from models.layout import Layout
+from models.plan import make_plan, slice_weights
 from models.registry import infer_layout
 from models.tier import Tier
 from models.zoo.inference import initial_weights
@@ -158,11 +162,10 @@ def export_architecture(
             write_file(folder / "layout.json", layout.to_json().encode())
             weights = initial_weights(arch, settings, seed)
             weights = weights if start is None else start.put_into(weights)
-            frozen = {item.name: weights.pop(item.name) for item in layout.base}
+            bases = _bases(layout, {item.name: weights.pop(item.name) for item in layout.base}, wanted)
             write_file(folder / "init.safetensors", encode_weights(weights))
-            base = SetFile(BASE, "base.safetensors", encode_weights(frozen)) if frozen else None
-            del weights, frozen
-            sets = TierSets(export, chosen, base, folder)
+            del weights
+            sets = TierSets(export, chosen, bases, folder)
             taken = {tier for tier in wanted if tier in there and sets.take(tier, out / arch.name / tier.id)}
             todo = [sets.job(tier) for tier in wanted if tier not in taken]
             counter = Counter(progress, len(todo) * (1 + 2 * len(chosen)))
@@ -189,11 +192,27 @@ def _tiers_in(folder: Path) -> dict[Tier, int | None]:
     return found
 
 
+def _bases(layout: Layout, frozen: Mapping[str, NDArray[np.float32]], tiers: Sequence[Tier]) -> dict[float, SetFile]:
+    """The file of the frozen tensors for each width: the same for all unless a width cuts one of them."""
+    if not frozen:
+        return {}
+    widths = dict.fromkeys(tier.width for tier in tiers)
+    if layout.cut_base is None:
+        return dict.fromkeys(widths, SetFile(BASE, "base.safetensors", encode_weights(frozen)))
+    held = replace(layout, parameters=layout.base, base=(), statistics=(), heads={})
+    parts = {width: slice_weights(held, make_plan(held, held.tier(width)), frozen) for width in widths}
+    return {width: SetFile(BASE, "base.safetensors", encode_weights(part)) for width, part in parts.items()}
+
+
 def _refuse_uncut(layout: Layout, tiers: Sequence[Tier]) -> None:
     """Refuse tiers that the model cannot have, and narrow ones where none is narrower than the whole."""
-    whole = {tier: layout.shapes(layout.tier(1.0, tier.depth)) for tier in tiers}
+
+    def shapes(tier: Tier) -> dict[str, tuple[int, ...]]:
+        return {**layout.shapes(tier), **layout.base_of(tier)}
+
+    whole = {tier: shapes(layout.tier(1.0, tier.depth)) for tier in tiers}
     narrow = [tier for tier in tiers if tier.width < 1]
-    if narrow and all(layout.shapes(tier) == whole[tier] for tier in narrow):
+    if narrow and all(shapes(tier) == whole[tier] for tier in narrow):
         raise ConfigError(
             f"{layout.arch}: nothing is cut in {', '.join(tier.id for tier in narrow)}, whose parameters are those of"
             " the whole model; ask for the sizes that shall shrink, cut.width(name, size), or export width 1 alone"

@@ -81,7 +81,7 @@ class Export:
                         parameter.add_(0.1 * torch.randn_like(parameter))
             if tier.width < 1:
                 whole = build(self.arch, 1.0, tier.depth, self.settings(tier))
-                base = {item.name: item.shape for item in self.layout.base_of(tier)}
-                name, shapes = f"{self.arch.name}: {tier.id}", {**self.layout.shapes(tier), **base}
+                name = f"{self.arch.name}: {tier.id}"
+                shapes = {**self.layout.shapes(tier), **self.layout.base_of(tier)}
                 refuse_unlike(name, prepared(module, "eval"), whole, shapes, self.signature.samples(2))
         return module

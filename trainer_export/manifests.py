@@ -90,7 +90,7 @@ def manifest_of(export: Export, tier: Tier, files: Sequence[SetFile], facts: Fac
         ),
         graphs={file.key: graph_spec(file) for file in files if file.is_graph},
         files={file.key: FileSpec(**content_of(file)) for file in files if not file.is_graph},
-        base=tuple(TensorSpec(name=item.name, dtype="float32", shape=item.shape) for item in layout.base_of(tier)),
+        base=tuple(TensorSpec(name=n, dtype="float32", shape=shape) for n, shape in layout.base_of(tier).items()),
         noise=tuple(NoiseSpec(name=path, shape=shape) for path, shape in facts.noise.items()),
         flops_per_sample=facts.footprint.flops_per_sample,
         flops_per_step_sample=facts.footprint.flops_per_step_sample,

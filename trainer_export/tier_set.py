@@ -2,7 +2,7 @@
 
 import gc
 import shutil
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,13 +45,13 @@ class TierSets:
     Attributes:
         export: what is exported.
         formats: to be written.
-        base: the frozen parameters, if there are any.
+        bases: files of the frozen parameters by width, where there are any.
         folder: of the set that is being made.
     """
 
     export: Export
     formats: tuple[Format, ...]
-    base: SetFile | None
+    bases: Mapping[float, SetFile]
     folder: Path
 
     def take(self, tier: Tier, old: Path) -> bool:
@@ -77,14 +77,15 @@ class TierSets:
         return Job(tier.id, nbytes, lambda tell: self._write(tier, tell))
 
     def _facts(self, tier: Tier, module: nn.Module) -> dict[str, Any]:
-        return facts_of(self.export, tier, module, self.formats) | {"base": self.base and digest_of(self.base.data)}
+        base = self.bases.get(tier.width)
+        return facts_of(self.export, tier, module, self.formats) | {"base": base and digest_of(base.data)}
 
     def _write(self, tier: Tier, tell: Tell) -> None:
         export, folder = self.export, self.folder / tier.id
         head = export.head(tier)
         module, recipe = export.module(tier), export.recipe
         made_from = self._facts(tier, module)
-        names = tuple(item.name for item in export.layout.base_of(tier))
+        names, base = tuple(export.layout.base_of(tier)), self.bases.get(tier.width)
         signature = replace(export.signature, classes=export.layout.classes_of(tier), base=names)
         signature = signature.with_places_of(module)
         flops = count_flops(module, signature)
@@ -97,7 +98,7 @@ class TierSets:
             graphs = portable.write_graphs(module, signature, recipe)
         tell("checking against PyTorch")
         checks = list(portable.check_graphs(graphs, module, recipe, batches))
-        files: list[SetFile] = [*graphs, *([] if self.base is None else [self.base])]
+        files: list[SetFile] = [*graphs, *([] if base is None else [base])]
         skipped: dict[str, str] = {}
         if "ort-training" in self.formats:
             tell("writing onnxruntime-training artifacts")

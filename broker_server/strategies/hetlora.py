@@ -4,7 +4,7 @@ Yae Jee Cho, Luyang Liu, Zheng Xu, Aldi Fahrezi, Gauri Joshi: "Heterogeneous LoR
 Foundation Models", EMNLP 2024, https://arxiv.org/abs/2401.06432. A device of rank r is sent the first r units. Its
 update is padded to the whole rank with zeros and weighted by the Frobenius norm of up @ down (sparsity-weighted
 aggregation), each adapter by itself; all else that trains is averaged as in HeteroFL. That devices prune their own
-ranks is not part of it.
+ranks is not part of it: a rank belongs to a tier, whose graphs are made at export.
 """
 
 from dataclasses import replace

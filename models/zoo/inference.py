@@ -5,7 +5,7 @@ happen on torch's meta device and cost no memory.
 """
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -103,13 +103,13 @@ def _inferred(arch: Architecture, settings: Mapping[str, Any] | None, works: Cal
     blocks = _head_from_labels(shapes, dims) if by_depth is None else by_depth
     full = arch.settings(settings)
     parameters = [Parameter(name, shape, dims[name], blocks[name]) for name, shape in shapes.items()]
-    base = _frozen_and_whole(module, parameters, axes)
+    frozen = {name for name, value in module.named_parameters() if not value.requires_grad}
     return Layout(
         arch=arch.name,
         settings=full,
         axes=axes,
-        parameters=tuple(item for item in parameters if item not in base),
-        base=base,
+        parameters=tuple(item for item in parameters if item.name not in frozen),
+        base=tuple(item for item in parameters if item.name in frozen),
         statistics=tuple(
             Statistic(name, dims[f"{name}.weight"], blocks[f"{name}.weight"])
             for name, layer in module.named_modules()
@@ -121,19 +121,6 @@ def _inferred(arch: Architecture, settings: Mapping[str, Any] | None, works: Cal
         input_shape=arch.row(settings).shape,
         input_dtype=arch.row(settings).dtype,
         classes=axes[CLASSES].size,
-    )
-
-
-def _frozen_and_whole(
-    module: nn.Module, parameters: Iterable[Parameter], axes: Mapping[str, Axis]
-) -> tuple[Parameter, ...]:
-    """The base: what is frozen and the same in every tier. A frozen tensor that is cut goes with its tier's weights."""
-    frozen = {name for name, value in module.named_parameters() if not value.requires_grad}
-    cut = {name for name, axis in axes.items() if axis.kind is AxisKind.WIDTH}
-    return tuple(
-        item
-        for item in parameters
-        if item.name in frozen and not any(part.axis in cut for dim in item.dims for part in dim.segments)
     )
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from fleet_protocol.errors import ConfigError, PlanError
 from models import Cut, Layout, architecture, build, infer_layout, make_plan, slice_weights
 from models.zoo.adapters import Adapters, LoraLinear, with_adapters
-from tests.adapted import BASE, adapted
+from tests.adapted import BASE, adapted, half_frozen
 
 
 def test_what_is_frozen_and_whole_is_the_base_and_in_no_tiers_weights():
@@ -52,25 +52,19 @@ def test_a_narrow_tier_is_the_whole_model_without_the_other_units(width):
     torch.testing.assert_close(small(x), whole(x))
 
 
-def test_a_frozen_tensor_that_a_width_cuts_stays_with_the_weights():
-    """Which part of it a board needs is the plan's matter, so it is sent as before."""
-
-    class Cutter(nn.Module):
-        def __init__(self, hidden: int, classes: int) -> None:
-            super().__init__()
-            self.first, self.second = nn.Linear(6, hidden), nn.Linear(hidden, classes)
-            self.first.requires_grad_(False)
-
-        def forward(self, x):
-            return self.second(self.first(x).relu())
-
-    @architecture()
-    def cutter(cut: Cut, *, input_shape=(6,), classes=3):
-        return Cutter(cut.width("hidden", 8), cut.classes(classes))
-
-    layout = infer_layout(cutter)
-    assert not layout.base
-    assert "first.weight" in {item.name for item in layout.parameters}
+def test_a_frozen_tensor_that_a_width_cuts_has_the_leading_units_in_a_tiers_base():
+    """It is in no weights either; plans that move are refused, and what the message advises is not."""
+    layout = infer_layout(half_frozen)
+    tier = layout.tier(0.5)
+    assert "1.weight" not in layout.shapes(tier)
+    assert layout.base_of(tier) == {"1.weight": (24, 64), "1.bias": (24,)}
+    make_plan(layout, tier)
+    for kind in ("rolling", "random"):
+        with pytest.raises(PlanError, match=r"1\.weight is frozen and a width cuts it.*cut\.whole\(\), let it train"):
+            make_plan(layout, tier, kind)
+        for remedy in ({"whole": True}, {"frozen": False}):
+            other = infer_layout(half_frozen, remedy)
+            make_plan(other, other.tier(0.5), kind, round_index=1)
 
 
 def test_patterns_that_match_nothing_are_refused_and_list_what_there_is():

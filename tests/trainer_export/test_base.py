@@ -18,8 +18,8 @@ from fleet_protocol.manifest import BASE as FILE
 from fleet_protocol.manifest import Manifest
 from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.weights import encode_weights
-from models import build, infer_layout
-from tests.adapted import BASE, adapted
+from models import build, infer_layout, make_plan, slice_weights
+from tests.adapted import BASE, adapted, half_frozen
 from tests.marking import mostly_slow
 from trainer_export.artifact_set import export_architecture
 from trainer_export.loss import Answer
@@ -77,6 +77,39 @@ def test_a_board_trains_on_the_mapped_file_as_pytorch_does(exported, width):
         np.testing.assert_allclose(session.parameters()[name], value, rtol=1e-4, atol=1e-6)
     addresses = session.addresses()
     assert {name: addresses[f"param.{name}"] for name in BASE} == {name: base[name].ctypes.data for name in BASE}
+
+
+@pytest.fixture(scope="module")
+def cut_exported(tmp_path_factory):
+    """Two tiers of a model with a frozen layer that a width cuts."""
+    out = tmp_path_factory.mktemp("half_frozen")
+    layout = infer_layout(half_frozen)
+    export_architecture(half_frozen, None, [layout.tier(1.0), layout.tier(0.5)], Recipe(), out, formats=("onnx",))
+    return load_artifacts(out, "half_frozen", chunk_bytes=1024)
+
+
+def test_a_width_that_cuts_frozen_tensors_leaves_each_tier_its_leading_units(cut_exported):
+    """On disk, once; what travels in a round is what trains, and a narrow board trains as PyTorch with that slice."""
+    artifacts = cut_exported
+    layout, tier = artifacts.layout, artifacts.layout.tier(0.5)
+    item, whole = artifacts.tiers[tier.id], artifacts.full.base()
+    base = item.base()
+    assert set(base) == {"1.weight", "1.bias"}
+    assert all(np.array_equal(value, whole[name][:24]) for name, value in base.items())
+    sent = slice_weights(layout, make_plan(layout, tier), artifacts.initial_weights())
+    assert not set(base) & {*sent, *(spec.name for spec in (*item.manifest.parameters, *item.manifest.states))}
+    assert sum(value.nbytes for value in sent.values()) == 4 * (12 * 24 + 12 + 10 * 12 + 10)
+    module = build(half_frozen, 0.5)
+    module.load_state_dict({name: torch.tensor(value) for name, value in {**base, **sent}.items()})
+    session = Sessions().train(item.manifest, item.folder / "train.onnx", base)
+    session.load(sent)
+    reference = Reference(module, Recipe(), base=tuple(base))
+    for seed in range(3):
+        x, y = torch.randn(5, 1, 8, 8, generator=torch.manual_seed(seed)), torch.arange(5) % 10
+        loss = session.step(x.numpy(), y.numpy(), np.ones(10, np.float32), LEARNING_RATE)
+        assert loss == pytest.approx(float(reference.step(x, Answer(y, torch.ones(10)))), rel=1e-5)
+    for name, value in reference.snapshot()[0].items():
+        np.testing.assert_allclose(session.parameters()[name], value, rtol=1e-4, atol=1e-6)
 
 
 def test_a_server_judges_with_the_base(exported):
