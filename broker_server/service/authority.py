@@ -2,6 +2,7 @@
 
 <folder>/operator.pem       signs members (Ed25519); needed to enrol and revoke alone, and may be kept elsewhere
 <folder>/ca.pem, ca.key     the fleet's own certificate authority, for TLS alone
+<folder>/crl.pem            client certificates that count for nothing any more
 <folder>/server.enrolment   the server as a member
 <folder>/broker.pem, .key   the broker's certificate
 <folder>/registry.json      members, their logins, who was revoked
@@ -18,7 +19,7 @@ from typing import Literal
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from broker_server.service.certificates import Authority
+from broker_server.service.certificates import Authority, serial_of
 from broker_server.service.registry import MemberEntry, Registry, read_registry
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.identity.certificate import Certificate, issue
@@ -138,7 +139,7 @@ def renew_server(folder: Path) -> Path:
 
 
 def revoke(folder: Path, name: str) -> None:
-    """Make a device no member any more; a running server knows within a second, the embedded broker when it restarts.
+    """Make a device no member any more; a running server knows within a second, and the broker that it hosts.
 
     Raises:
         ConfigError: there is no such member, or no fleet's folder.
@@ -148,8 +149,12 @@ def revoke(folder: Path, name: str) -> None:
     entry = registry.members.get(name)
     if entry is None or name == SERVER:
         raise ConfigError(f"{name!r} is no device of this fleet; there are {', '.join(registry.devices()) or 'none'}")
-    members = {**registry.members, name: entry.model_copy(update={"revoked": True})}
-    registry.model_copy(update={"members": members, "epoch": registry.epoch + 1}).write(folder)
+    _keep(folder, registry.without(name))
+
+
+def _keep(folder: Path, registry: Registry) -> None:
+    registry.write(folder)  # first: it counts even where the authority's key is kept elsewhere
+    write_secret(folder / "crl.pem", Authority.read(folder).revoked(registry.withdrawn))
 
 
 def _add(folder: Path, name: str, role: Literal["server", "device"], *, days: int) -> Path:
@@ -182,9 +187,9 @@ def _add(folder: Path, name: str, role: Literal["server", "device"], *, days: in
         tls_key=tls_key,
     )
     write_secret(path, enrolment.model_dump_json(indent=1))
-    entry = MemberEntry(role=role, serial=serial, token=token, sealing=opens)
-    epoch = registry.epoch + (name in registry.members)  # who has the old enrolment reads nothing any more
-    Registry(serial=serial, epoch=epoch, members={**registry.members, name: entry}).write(folder)
+    entry = MemberEntry(role=role, serial=serial, token=token, sealing=opens, tls=serial_of(tls_certificate))
+    left = registry.without(name)  # who has an old enrolment reads nothing any more
+    _keep(folder, left.model_copy(update={"serial": serial, "members": {**left.members, name: entry}}))
     return path
 
 

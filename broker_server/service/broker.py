@@ -27,6 +27,7 @@ from fleet_protocol.errors import ConfigError, TransportError
 from fleet_protocol.identity.enrolment import write_secret
 
 _DYING_SECONDS = 1.0
+_LOOK_SECONDS = 1.0
 
 MAX_PAYLOAD_BYTES = 16 * 1024 * 1024
 START_SECONDS = 15.0
@@ -75,12 +76,14 @@ class Gate:
         certificate: file of its certificate, in PEM.
         key: file of its key.
         authority: file of the certificate that vouches for members.
-        logins: names and passwords, asked whenever the broker starts.
+        withdrawn: file of the list of certificates that count for nothing any more.
+        logins: names and passwords, asked whenever the broker starts, and every second.
     """
 
     certificate: Path
     key: Path
     authority: Path
+    withdrawn: Path
     logins: Callable[[], Mapping[str, str]]
 
 
@@ -100,6 +103,8 @@ class ChildBroker(ABC):
         self._gate = gate
         self._folder = folder
         self._process: subprocess.Popen[bytes] | None = None
+        self._changing = threading.RLock()
+        self._renewed = False
 
     @property
     def url(self) -> str:
@@ -127,6 +132,7 @@ class ChildBroker(ABC):
             ConfigError: the broker is not installed, or its address cannot be listened on.
             TransportError: the port is taken, or the broker does not come up.
         """
+        known = None if self._gate is None else self._gate.logins()
         command = self._command()
         self._check_port()
         log = self._folder / "broker.log"
@@ -139,6 +145,24 @@ class ChildBroker(ABC):
                 start_new_session=True,
             )
         self._wait_until_listening(log)
+        if known is not None:
+            watch = threading.Thread(target=self._watch, args=(self._process, known), name="member-watch", daemon=True)
+            watch.start()
+
+    def _watch(self, process: "subprocess.Popen[bytes]", known: Mapping[str, str]) -> None:
+        """Start it again when its members are others, as brokers read them when they start."""
+        while self._gate is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_LOOK_SECONDS)
+                return
+            with contextlib.suppress(ConfigError, TransportError):  # whoever asks next for it tries again, and says why
+                if self._gate.logins() != known:
+                    with self._changing:
+                        if self._process is process:
+                            self._renewed = True
+                            self.stop()
+                            self.start()
+                    return
 
     @abstractmethod
     def _command(self) -> list[str]:
@@ -178,20 +202,22 @@ class ChildBroker(ABC):
         """Start it again if it has died.
 
         Returns:
-            True if it had to be started.
+            True if it had to be started, now or since the last call.
 
         Raises:
             TransportError: it does not come up.
         """
-        if self._process is not None:
-            # Its connections are closed a moment before a process that dies is gone.
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_DYING_SECONDS)
-            if self._process.poll() is None:
-                return False
-        self.stop()
-        self.start()
-        return True
+        with self._changing:
+            renewed, self._renewed = self._renewed, False
+            if self._process is not None:
+                # Its connections are closed a moment before a process that dies is gone.
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(_DYING_SECONDS)
+                if self._process.poll() is None:
+                    return renewed
+            self.stop()
+            self.start()
+            return True
 
     def stop(self, timeout_seconds: float = 5.0) -> None:
         """Stop it and free the port; stopping twice is no error.
@@ -199,17 +225,18 @@ class ChildBroker(ABC):
         Args:
             timeout_seconds: how long to wait before it is killed.
         """
-        process, self._process = self._process, None
-        if process is None:
-            return
-        if process.stdin is not None:
-            process.stdin.close()  # iotcore's own way out waits for connections that are open
-        process.terminate()
-        try:
-            process.wait(timeout_seconds)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(timeout_seconds)
+        with self._changing:
+            process, self._process = self._process, None
+            if process is None:
+                return
+            if process.stdin is not None:
+                process.stdin.close()  # iotcore's own way out waits for connections that are open
+            process.terminate()
+            try:
+                process.wait(timeout_seconds)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(timeout_seconds)
 
     def __enter__(self) -> Self:
         self.start()

@@ -92,10 +92,7 @@ class Authority:
         Returns:
             Certificate and private key, in PEM.
         """
-        parent = serialization.load_pem_private_key(self.key.encode(), None)
-        if not isinstance(parent, ec.EllipticCurvePrivateKey):
-            raise ConfigError("the key of the certificate authority is not of the kind that `shoal init` makes")
-        issuer = x509.load_pem_x509_certificate(self.certificate.encode())
+        parent, issuer = self._parent()
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         names = [_alternative(host) for host in dict.fromkeys(hosts)]
@@ -111,6 +108,32 @@ class Authority:
             builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         built = builder.sign(parent, hashes.SHA256())
         return built.public_bytes(serialization.Encoding.PEM).decode(), _pem(key)
+
+    def revoked(self, serials: Iterable[str]) -> str:
+        """The list of certificates that count for nothing any more (RFC 5280), in PEM.
+
+        Args:
+            serials: their numbers, as `serial_of` says.
+        """
+        parent, issuer = self._parent()
+        now = dt.datetime.now(dt.timezone.utc)
+        until = now + dt.timedelta(days=365 * _YEARS)
+        builder = x509.CertificateRevocationListBuilder(issuer.subject, now - _EARLY, until)
+        for serial in serials:
+            gone = x509.RevokedCertificateBuilder(int(serial, 16), now - _EARLY).build()
+            builder = builder.add_revoked_certificate(gone)
+        return builder.sign(parent, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
+
+    def _parent(self) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+        key = serialization.load_pem_private_key(self.key.encode(), None)
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise ConfigError("the key of the certificate authority is not of the kind that `shoal init` makes")
+        return key, x509.load_pem_x509_certificate(self.certificate.encode())
+
+
+def serial_of(certificate: str) -> str:
+    """The number of a certificate in PEM, in hexadecimal."""
+    return f"{x509.load_pem_x509_certificate(certificate.encode()).serial_number:x}"
 
 
 def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:

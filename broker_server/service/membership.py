@@ -90,8 +90,13 @@ def _gate_of(config: BrokerConfig) -> Gate | None:
     """How a broker that is started here lets members in, None for anybody."""
     if config.identity is None:
         return None
-    folder = config.identity.parent
-    return Gate(folder / "broker.pem", folder / "broker.key", folder / "ca.pem", lambda: read_registry(folder).logins())
+    folder, server = config.identity.parent, read_enrolment(config.identity)
+
+    def logins() -> dict[str, str]:
+        """Of the members now; of the server as it was when it started, as it may be renewed while it runs."""
+        return read_registry(folder).logins() | {server.name: server.token}
+
+    return Gate(folder / "broker.pem", folder / "broker.key", folder / "ca.pem", folder / "crl.pem", logins)
 
 
 def hosted_broker(config: BrokerConfig, fleet: str, folder: Path) -> ChildBroker | None:

@@ -59,6 +59,8 @@ def configuration(folder: Path, port: int, listen: str, gate: Gate | None) -> st
     if gate is not None:
         files = {"authority": gate.authority, "certificate": gate.certificate, "key": gate.key}
         doors = _GATE.format(rules=folder / "acl", **files)
+        if gate.withdrawn.exists():  # not in a folder from before there were such lists
+            doors += f"crlfile {gate.withdrawn}\n"
     return _CONFIG.format(
         port=port,
         listen=listen,
@@ -99,7 +101,7 @@ def access_rules(fleet: str, members: Iterable[str]) -> str:
 
 
 class MosquittoBroker(ChildBroker):
-    """Mosquitto as a child of the server; the access rules are those of the members when it starts.
+    """Mosquitto as a child of the server; with the access rules of the members when it starts.
 
     Args:
         folder: for its configuration, log and messages; it is made.

@@ -28,6 +28,7 @@ class MemberEntry(FrozenModel):
         revoked: whether it is a member no longer.
         sealing: of a device, the public key to which the group's key is sealed; None if it was enrolled before there
             were such keys.
+        tls: number of its client certificate, in hexadecimal.
     """
 
     role: str
@@ -35,6 +36,7 @@ class MemberEntry(FrozenModel):
     token: str
     revoked: bool = False
     sealing: str | None = None
+    tls: str | None = None
 
 
 class Registry(FrozenModel):
@@ -43,11 +45,13 @@ class Registry(FrozenModel):
     Attributes:
         serial: of the newest certificate.
         epoch: of the key under which blobs go down; it grows whenever an enrolment counts for nothing any more.
+        withdrawn: numbers of client certificates of devices that count for nothing any more.
         members: by name.
     """
 
     serial: int = 0
     epoch: int = 1
+    withdrawn: tuple[str, ...] = ()
     members: Mapping[str, MemberEntry] = Field(default_factory=dict)
 
     @property
@@ -66,6 +70,17 @@ class Registry(FrozenModel):
     def logins(self) -> dict[str, str]:
         """Names and passwords that the broker lets in."""
         return {name: entry.token for name, entry in self.members.items() if not entry.revoked}
+
+    def without(self, name: str) -> "Registry":
+        """The same, with all that a member has so far counting for nothing; of one that is none, the same."""
+        entry = self.members.get(name)
+        if entry is None:
+            return self
+        gone = entry.model_copy(update={"revoked": True})
+        # The server that runs keeps its way into the broker until it starts again.
+        withdrawn = (entry.tls,) if entry.tls is not None and entry.role == "device" else ()
+        changes = {"withdrawn": (*self.withdrawn, *withdrawn), "members": {**self.members, name: gone}}
+        return self.model_copy(update={**changes, "epoch": self.epoch + 1})
 
     def write(self, folder: Path) -> None:
         """Keep it in the fleet's folder.

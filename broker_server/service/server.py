@@ -273,8 +273,8 @@ class Server:
     # The broker.
 
     def _revive_broker(self) -> None:
-        if self._broker is not None and not self._stopping.is_set():
-            self._broker.ensure()
+        if self._broker is not None and not self._stopping.is_set() and self._broker.ensure():
+            self._store.log("broker-started", "the broker had ended, or the fleet has other members now")
 
     # Requests.
 

@@ -32,7 +32,7 @@ from fleet_protocol.identity.sealing import new_key
 from fleet_protocol.link import Link
 from fleet_protocol.messages import Cancel, Offer, Refuse
 from fleet_protocol.topics import BlobTopic, DeviceTopic, Topics, UploadTopic
-from fleet_protocol.transport import BrokerAddress, Received
+from fleet_protocol.transport import BrokerAddress, Connected, Disconnected, Received
 from shoal.cli.local_fleet import LocalDevice
 from tests.brokers import embedded_broker, free_port, mosquitto_broker
 from tests.fleet.conftest import WIDTHS, Watcher
@@ -319,6 +319,60 @@ def test_an_update_that_is_not_sealed_to_the_server_is_refused_and_counted(groun
     refused = watcher.of(control.UpdateRefused)
     assert {event.reason for event in refused} == {RefusalReason.BAD_SEAL}
     assert counted(config)["bad-seal"] >= len(NAMES)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("url", ["embedded", "mosquitto"])
+def test_a_broker_that_runs_learns_who_is_a_member(ground, url):
+    """Who is enrolled gets in within seconds; who is revoked, or has an old enrolment, is put out and stays out."""
+    if url == "mosquitto" and not shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin"):
+        pytest.skip("mosquitto is not installed")
+    port, folder = free_port(), ground.folder / "lab"
+    found_fleet(folder, Founding("test", "127.0.0.1", port, url))
+    config = identified(ground, folder, BrokerConfig(url=url, port=port))
+    first = read_enrolment(enroll(folder, "device-0"))
+    inboxes: list[queue.SimpleQueue] = []
+
+    def link(enrolment, name):
+        inboxes.append(queue.SimpleQueue())
+        return Link(enrolment.address(ground.folder / name), name, inboxes[-1])
+
+    def out(enrolment, name):
+        with pytest.raises(TransportError):
+            link(enrolment, name).connect(2.0)
+
+    def heard(inbox, kind):
+        while not isinstance(inbox.get(timeout=20), kind):
+            pass
+
+    with Server(config.fleet, config.store, config.broker) as server, contextlib.ExitStack() as stack:
+        serving = threading.Thread(target=server.serve)
+        serving.start()
+        stack.callback(serving.join, 30)
+        stack.callback(server.stop)
+        known = link(first, "known")
+        stack.callback(known.close)
+        known.connect(10)
+        enroll(folder, "device-1")
+        heard(inboxes[0], Disconnected)
+        second = link(read_enrolment(folder / "devices" / "device-1.enrolment"), "second")
+        stack.callback(second.close)
+        second.connect(20)
+        heard(inboxes[0], Connected)
+        renewed = read_enrolment(enroll(folder, "device-0"))
+        revoke(folder, "device-1")
+        for inbox in inboxes:
+            heard(inbox, Disconnected)
+        link_again = link(renewed, "renewed")
+        stack.callback(link_again.close)
+        link_again.connect(20)
+        out(first, "first")
+        out(read_enrolment(folder / "devices" / "device-1.enrolment"), "revoked")
+        assert not known.connected
+        assert not second.connected
+    with contextlib.closing(Store(config.store, read_only=True)) as store:
+        assert "broker-started" in {event.kind for event in queries.log(store)}
 
 
 def test_mosquitto_keeps_a_device_to_its_own_topics_and_dies_with_its_server(tmp_path):

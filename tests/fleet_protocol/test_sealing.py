@@ -5,6 +5,7 @@ import queue
 from dataclasses import replace
 
 import pytest
+from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
@@ -175,6 +176,19 @@ def test_a_revoked_device_reads_nothing_that_is_sent_from_then_on(folder):
     third = server_of(folder).group()
     assert third.epoch == second.epoch + 2
     assert boards[1].keys.group(first.epoch) == first.key  # of chunks on their way
+
+
+def test_client_certificates_of_devices_that_are_none_any_more_are_on_a_list(folder):
+    """Signed by the fleet's authority; the server's is not on it, as the one that runs gets in with it."""
+    old, gone, left = (read_enrolment(enroll(folder, name)) for name in ("old", "gone", "left"))
+    enroll(folder, "old")
+    revoke(folder, "gone")
+    renew_server(folder)
+    listed = x509.load_pem_x509_crl((folder / "crl.pem").read_bytes())
+    authority = x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())
+    assert listed.is_signature_valid(authority.public_key())
+    numbers = [x509.load_pem_x509_certificate(one.tls_certificate.encode()).serial_number for one in (old, gone, left)]
+    assert [entry.serial_number for entry in listed] == numbers[:2]
 
 
 def test_a_chunk_that_comes_before_its_key_waits_for_it(folder):
