@@ -72,7 +72,8 @@ def print_rounds(rows: "Sequence[RoundRow]", title: str) -> None:
     if not judged:
         return
     best = max(judged, key=lambda row: row.accuracy or 0.0)
-    table = Table("rounds", "accuracy", "best", "simulated", "real", "payload", title=title)
+    hidden = {} if rows[-1].epsilon is None else {"epsilon": f"{rows[-1].epsilon:.4g}"}
+    table = Table("rounds", "accuracy", "best", "simulated", "real", "payload", *hidden, title=title)
     table.add_row(
         str(len(rows)),
         f"{judged[-1].accuracy:.4f}",
@@ -80,5 +81,6 @@ def print_rounds(rows: "Sequence[RoundRow]", title: str) -> None:
         seconds_text(rows[-1].simulated_total),
         seconds_text(sum(row.seconds for row in rows)),
         bytes_text(sum(row.payload_bytes for row in rows)),
+        *hidden.values(),
     )
     output_console().print(table)

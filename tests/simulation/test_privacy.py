@@ -1,10 +1,13 @@
 """Noise in a simulation follows from the seed, hides what it does in a fleet, and its epsilon is in the history."""
 
+from dataclasses import replace
+
 import pytest
 
 from broker_server.settings.privacy import PrivacyConfig
 from broker_server.store.privacy_spent import epsilon_after
-from simulation.results.history import read_history
+from shoal.cli.simulating import print_rounds
+from simulation.results.history import RoundRow, read_history
 from simulation.runner import simulate
 from tests.simulation.simulations import settings, tensors
 
@@ -38,3 +41,12 @@ def test_noise_follows_from_the_seed(where, tmp_path):
     assert rows[0].epsilon == epsilon_after(config, 1)
     assert rows[1].epsilon in {epsilon_after(config, 1), epsilon_after(config, 2)}
     assert (rows[0].train_loss is None) == (where == "local")
+
+
+def test_the_line_of_a_simulation_has_its_epsilon(capsys):
+    """Where something hides a device's part, and not elsewhere."""
+    row = RoundRow(1, 1, 0.5, 1.0, None, 3, {}, 1.0, 1.0, 1.0, 10, None)
+    print_rounds([row], "plain")
+    assert "epsilon" not in capsys.readouterr().out
+    print_rounds([row, replace(row, round=2, epsilon=17.8566)], "hidden")
+    assert "17.86" in capsys.readouterr().out
