@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TESTS_STAMP := $(VENV)/.installed-tests
 MUTANTS_STAMP := $(VENV)/.installed-mutants
+SCHEMATHESIS := .venv-schemathesis
 EXTRAS := demo,simulate,view,dev
 TRAINING := .venv-training
 TRAINING_STAMP := $(TRAINING)/.installed
@@ -15,7 +16,7 @@ SIDE_BY_SIDE := -n logical --maxprocesses 4 --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE
 test test-slow test-installed test-training: export OMP_NUM_THREADS = 1
 
-.PHONY: soak install demo test test-slow test-installed test-training mutants fuzz conformance check format bench docs clean arm
+.PHONY: soak install demo test test-slow test-installed test-training mutants fuzz fuzz-api conformance check format bench docs clean arm
 
 install: $(STAMP) $(TESTS_STAMP)
 
@@ -88,6 +89,14 @@ check: $(STAMP)  ## Format, lint, types.
 format: $(STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# It brings a pytest and a hypothesis of its own.
+$(SCHEMATHESIS)/bin/st:
+	$(PYTHON) -m venv $(SCHEMATHESIS)
+	$(SCHEMATHESIS)/bin/python -m pip install --quiet schemathesis==4.32.5
+
+fuzz-api: install $(SCHEMATHESIS)/bin/st  ## The API, asked at random for what its document allows, and for what it does not.
+	$(BIN)/python -m tests.shoal.view.fuzzed $(CURDIR)/$(SCHEMATHESIS)/bin/st
 
 bench: $(STAMP)  ## Budgets as ratios measured in one run; writes benchmarks/out/bench.json.
 	$(BIN)/python -m benchmarks.run

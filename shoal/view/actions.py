@@ -18,6 +18,7 @@ Steer = Callable[[FleetConfig, Wish, str], str]
 Verb = Literal["stop", "abandon", "pause", "resume", "promote", "rollback", "release"]
 _CODES: dict[int | str, dict[str, Any]] = {
     403: {"description": "not the operator's token, or asked from a page of another server"},
+    404: {"description": "no such run"},
     409: {"description": "it cannot be done; the answer says why"},
     503: {"description": "the store cannot be written, or no server answers"},
 }
@@ -37,7 +38,7 @@ def acting(store: Path, steer: Steer | None) -> APIRouter:
     def _access(request: Request) -> dict[str, bool]:
         return {"acts": request.state.acts, "offered": request.app.state.acts, "steers": steer is not None}
 
-    @api.post("/runs/{run}/{verb}", summary="Steer a run, choose a version, or release a device.", responses=_CODES)
+    @api.post("/runs/{run}/actions/{verb}", summary="Steer a run, choose a version, free a device.", responses=_CODES)
     def _act(
         request: Request,
         run: str,

@@ -143,7 +143,7 @@ def test_a_run_is_stopped_from_the_page(url, settings):
             assert run.heard.wait_for(lambda: "fleet-changed" in run.events, 30)
         found = stored(settings).run
         client.headers["Authorization"] = f"Bearer {token}"
-        answer = client.post(f"/api/v1/runs/{found.id}/stop")
+        answer = client.post(f"/api/v1/runs/{found.id}/actions/stop")
         assert (answer.status_code, answer.json()) == (200, {"done": "stop"})
         assert run.finished().status == "stopped"
     kinds = [event["kind"] for event in client.get("/api/v1/log").json()]

@@ -155,7 +155,7 @@ const acts = () => Boolean(state.access?.acts);
 function verb(name, text, question, more = {}) {
   return el("button", { type: "button", onclick: async () => {
     if (!confirm(question)) return;
-    const answer = await fetch(`api/v1/${of(`/${name}`)}?${new URLSearchParams(more)}`, { method: "POST" }).catch(() => null);
+    const answer = await fetch(`api/v1/${of(`/actions/${name}`)}?${new URLSearchParams(more)}`, { method: "POST" }).catch(() => null);
     const found = (await answer?.json().catch(() => null)) ?? { detail: "the server does not answer" };
     at("said").className = answer?.ok ? "good" : "error";
     at("said").textContent = answer?.ok ? `Done: ${found.done}.` : `Not done: ${found.detail}`;

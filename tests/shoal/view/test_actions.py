@@ -57,7 +57,7 @@ def acting(store, token=OPERATOR, **given):
 
 
 def post(client, path, **more):
-    answer = client.post(f"/api/v1/runs/{RUN[:8]}/{path}", **more)
+    answer = client.post(f"/api/v1/runs/{RUN[:8]}/actions/{path}", **more)
     return answer.status_code, answer.json().get("detail", "")
 
 
@@ -77,7 +77,7 @@ def test_versions_are_chosen_and_devices_released(store):
     """As by the commands; who asked stands before what was done."""
     client = acting(store)
     assert client.get("/api/v1/access").json() == {"acts": True, "offered": True, "steers": False}
-    assert client.post(f"/api/v1/runs/{RUN}/promote?version=0").json() == {"done": "promote 0"}
+    assert client.post(f"/api/v1/runs/{RUN}/actions/promote?version=0").json() == {"done": "promote 0"}
     assert post(client, "rollback?version=0")[0] == post(client, "release?device=pi")[0] == 200
     with closing(Store(store, read_only=True)) as opened:
         assert choosing.chosen(opened, RUN) == {"newest": 2, "repeats": 0, "promoted": 0}
@@ -98,7 +98,7 @@ def test_versions_are_chosen_and_devices_released(store):
         ("release?device=" + 65 * "x", 422, ""),
         ("stop", 409, "shoal up --view"),
         ("format", 422, ""),
-        ("../nothing/stop", 404, "has no run nothing"),
+        ("../../nothing/actions/stop", 404, "has no run nothing"),
     ],
 )
 def test_what_cannot_be_done_is_said(store, path, code, said):

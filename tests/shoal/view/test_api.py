@@ -98,7 +98,9 @@ def test_the_document_is_what_the_code_says():
 def test_every_answer_is_of_the_form_that_the_document_says(client):
     """No path is left out, and no answer has a value of another type."""
     document = json.loads(DOCUMENT.read_text())
-    assert set(document["paths"]) == {f"/api/v1{path}" for path in (*PATHS, "/events", "/access", "/runs/{run}/{verb}")}
+    assert set(document["paths"]) == {
+        f"/api/v1{path}" for path in (*PATHS, "/events", "/access", "/runs/{run}/actions/{verb}")
+    }
     for path, values in PATHS.items():
         names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
         schema = document["paths"][f"/api/v1{path}"]["get"]["responses"]["200"]["content"]["application/json"]["schema"]
