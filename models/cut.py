@@ -55,6 +55,12 @@ class Cut:
         self._blocks: int | None = None
         self._instead: Axis | None = None
 
+    def forget(self) -> None:
+        """Take back what was asked, for a builder that is called anew."""
+        self._axes.clear()
+        self._labels.clear()
+        self._blocks = None
+
     def declare(self, axis: Axis) -> None:
         """Take the axis of this name to be another than the builder asks for, of as many units or of groups of them."""
         self._instead = axis

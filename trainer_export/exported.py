@@ -7,15 +7,18 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
+from torch.func import functional_call
 
-from fleet_protocol.errors import ConfigError
+from fleet_protocol.errors import ConfigError, ExportError
 from models.architecture import Architecture, build
 from models.layout import Layout
 from models.tier import Tier
+from models.zoo.exchange import samples
 from models.zoo.inference import initial_weights
+from models.zoo.layers import set_mode
 from trainer_export.likeness import refuse_unlike
-from trainer_export.model_inputs import Signature, prepared
+from trainer_export.model_inputs import Signature, heads_of, prepared
 from trainer_export.progress import Counter
 from trainer_export.recipe import Recipe
 
@@ -70,7 +73,7 @@ class Export:
         """The sub-model with weights that hide nothing, as a scale of 1, a shift of 0 or a matrix of zeros would.
 
         Raises:
-            ExportError: it is another model than the whole one, not only a narrower one.
+            ExportError: it is another model each time it is built, or than the whole one, not only a narrower one.
         """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
@@ -79,9 +82,25 @@ class Export:
                 for parameter in module.parameters():
                     if parameter.dim() < 2 or not parameter.any():
                         parameter.add_(0.1 * torch.randn_like(parameter))
+            name, x = f"{self.arch.name}: {tier.id}", samples(module, self.arch.row(self.layout.settings))
+            _refuse_drawn(name, prepared(module, "eval"), build(self.arch, tier, settings=self.settings(tier)), x)
             if tier.width < 1:
                 whole = build(self.arch, 1.0, tier.depth, self.settings(tier))
-                name = f"{self.arch.name}: {tier.id}"
                 shapes = {**self.layout.shapes(tier), **self.layout.base_of(tier)}
                 refuse_unlike(name, prepared(module, "eval"), whole, shapes, self.signature.samples(2))
         return module
+
+
+def _refuse_drawn(name: str, module: nn.Module, again: nn.Module, x: Tensor) -> None:
+    """See that a tier built twice is one model, since each is built anew and given its parameters, nothing else."""
+    with torch.no_grad():
+        first = heads_of(module(x)).values()
+        second = heads_of(functional_call(set_mode(again, "eval"), dict(module.named_parameters()), (x,))).values()
+    if not all(torch.allclose(a, b, equal_nan=True) for a, b in zip(first, second, strict=True)):
+        pairs = zip(module.named_buffers(), again.named_buffers(), strict=True)
+        odd = next((f"buffer {path}" for (path, a), (_, b) in pairs if not torch.equal(a, b)), "what is no parameter")
+        raise ExportError(
+            f"{name}: built a second time the model computes something else with the same parameters, so that tiers"
+            f" would not be parts of one model: {odd} is drawn at random; make it a parameter with"
+            " requires_grad=False, which all tiers share"
+        )

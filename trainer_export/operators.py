@@ -7,6 +7,7 @@ was written.
 """
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -140,13 +141,8 @@ def _group_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, *sizes: A
     return normal, mean.squeeze(2), inverse.squeeze(2)
 
 
-def _remainder(x: Tensor, divisor: Any) -> Tensor:
-    found: Tensor = x - torch.div(x, divisor, rounding_mode="floor") * divisor
-    return found
-
-
-def _fmod(x: Tensor, divisor: Any) -> Tensor:
-    found: Tensor = x - torch.div(x, divisor, rounding_mode="trunc") * divisor
+def _rest(rounding: str, x: Tensor, divisor: Any) -> Tensor:
+    found: Tensor = x - torch.div(x, divisor, rounding_mode=rounding) * divisor
     return found
 
 
@@ -163,11 +159,12 @@ DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         torch.ops.aten.eye.m: _eye,
         torch.ops.aten.trunc.default: lambda x: torch.sign(x) * torch.floor(torch.abs(x)),
         torch.ops.aten.hypot.default: lambda x, y: torch.sqrt(x * x + y * y),
+        torch.ops.aten.isinf.default: lambda x: torch.abs(x) == math.inf,
         torch.ops.aten.erfc.default: lambda x: 1 - torch.erf(x),
-        torch.ops.aten.fmod.Scalar: _fmod,
-        torch.ops.aten.fmod.Tensor: _fmod,
-        torch.ops.aten.remainder.Scalar: _remainder,
-        torch.ops.aten.remainder.Tensor: _remainder,
+        torch.ops.aten.fmod.Scalar: functools.partial(_rest, "trunc"),
+        torch.ops.aten.fmod.Tensor: functools.partial(_rest, "trunc"),
+        torch.ops.aten.remainder.Scalar: functools.partial(_rest, "floor"),
+        torch.ops.aten.remainder.Tensor: functools.partial(_rest, "floor"),
     }
 )
 """Operators to take apart while tracing, beyond those PyTorch takes apart into its core set."""

@@ -26,7 +26,7 @@ from trainer_export.passes import simplify
 from trainer_export.rewriting import Rewriting, at_line_of, place_of
 
 BATCH = "batch"
-_EXAMPLE_BATCH = 5  # any size above 1; no size of a model may happen to depend on it
+_EXAMPLE_BATCH, _OTHER_BATCH = 5, 7  # above 1; the other for models that have the one among their own sizes
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,11 @@ class Trace:
 
 
 def trace_program(
-    name: str, function: Callable[..., list[Tensor]], inputs: tuple[Port, ...], outputs: tuple[Port, ...]
+    name: str,
+    function: Callable[..., list[Tensor]],
+    inputs: tuple[Port, ...],
+    outputs: tuple[Port, ...],
+    example: int = _EXAMPLE_BATCH,
 ) -> Trace:
     """Trace a function of tensors with a dynamic batch.
 
@@ -81,13 +85,14 @@ def trace_program(
         function: takes one tensor per input, returns one per output; must be pure.
         inputs: names, types and shapes of what goes in.
         outputs: the same of what comes out.
+        example: batch size that the function sees.
 
     Raises:
         ExportError: the function cannot be traced with a dynamic batch.
     """
     environment = ShapeEnv()
     mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
-    fakes = _fake_inputs(mode, inputs)
+    fakes = _fake_inputs(mode, inputs, example)
     table = _decompositions()
     # PyTorch's C++ decompositions (chunk, pad, ...) would fix the batch size; those in Python keep it a symbol.
     with mode, enable_python_dispatcher(), traceback.preserve_node_meta(), sdpa_kernel(SDPBackend.MATH):
@@ -103,6 +108,8 @@ def trace_program(
             ) from error
     symbols = {s for fake in fakes for size in fake.shape for s in _symbols(size)}
     if any(BATCH in port.shape for port in inputs) and not symbols - set(environment.replacements):
+        if example != _OTHER_BATCH:
+            return trace_program(name, function, inputs, outputs, _OTHER_BATCH)
         raise ExportError(f"the {name} graph works for one batch size only; do not use the batch size as a number")
     simplify(program)
     specs = tuple(Spec(tuple(dim_of(s) for s in fake.shape), fake.dtype) for fake in fakes)
@@ -137,13 +144,13 @@ def _symbols(size: Any) -> set[Any]:
     return set(size.node.expr.free_symbols) if isinstance(size, torch.SymInt) else set()
 
 
-def _fake_inputs(mode: FakeTensorMode, ports: Sequence[Port]) -> list[Tensor]:
+def _fake_inputs(mode: FakeTensorMode, ports: Sequence[Port], batch_size: int) -> list[Tensor]:
     fakes: list[Tensor] = []
     batch: Any = None
     for port in ports:
         dtype = torch.int64 if port.dtype == "int64" else torch.float32
         if BATCH in port.shape and batch is None:
-            example = torch.zeros(_sizes(port, _EXAMPLE_BATCH), dtype=dtype)
+            example = torch.zeros(_sizes(port, batch_size), dtype=dtype)
             dynamic = [DimDynamic.DYNAMIC if s == BATCH else DimDynamic.STATIC for s in port.shape]
             context: Any = StatelessSymbolicContext(dynamic_sizes=dynamic)
             fakes.append(mode.from_tensor(example, symbolic_context=context))

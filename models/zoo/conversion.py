@@ -16,7 +16,7 @@ from fleet_protocol.errors import ConfigError
 from models.architecture import Architecture, call_builder
 from models.cut import Cut
 from models.zoo.dropout import ChannelDropout, Dropout, SampleDropout
-from models.zoo.layers import StaticBatchNorm
+from models.zoo.layers import SpectralNorm, StaticBatchNorm
 from models.zoo.separate_layers import Attention, RecurrentStack
 
 
@@ -66,6 +66,10 @@ _RULES: Mapping[type[nn.Module], tuple[_Rule, str]] = MappingProxyType(
             (lambda layer: ChannelDropout(layer.p), "ChannelDropout: its random numbers are an input of the graph"),
         ),
         nn.MultiheadAttention: (Attention, "Attention: a projection each for queries, keys and values"),
+        nn.utils.parametrizations._SpectralNorm: (  # noqa: SLF001 - no public name
+            lambda layer: SpectralNorm(layer.dim),
+            "SpectralNorm: its vectors are found anew each time",
+        ),
         nn.RNNBase: (_stack, "RecurrentStack: a layer each, with Dropout between them"),
     }
 )
@@ -87,6 +91,12 @@ def _counterpart(layer: nn.Module) -> tuple[nn.Module, str] | None:
             made = rule(layer)
             return None if made is None else (made, meaning)
     return None
+
+
+def _with_plain_masks(layer: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Told that its mask is any mask, a stack does not look at its values, which no trace knows."""
+    name = "is_causal" if isinstance(layer, nn.TransformerEncoder) else "tgt_is_causal"
+    return args, {**kwargs, name: kwargs.get(name) or False}
 
 
 def convert(module: nn.Module) -> tuple[nn.Module, tuple[Replacement, ...]]:
@@ -121,6 +131,8 @@ def convert(module: nn.Module) -> tuple[nn.Module, tuple[Replacement, ...]]:
             done.append(Replacement(path, f"{type(layer).__name__}(inplace=True)", "the same with a result of its own"))
         if isinstance(layer, nn.TransformerEncoder):
             layer.use_nested_tensor = False  # its shortcut knows PyTorch's own attention alone
+        if isinstance(layer, (nn.TransformerEncoder, nn.TransformerDecoder)):
+            layer.register_forward_pre_hook(_with_plain_masks, with_kwargs=True)
         for name, child in list(layer.named_children()):
             setattr(layer, name, walk(child, f"{path}.{name}" if path else name))
         return layer

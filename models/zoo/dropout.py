@@ -17,12 +17,15 @@ Only torch's training flag counts (`set_mode` sets it): in the modes ``eval`` an
 the identity.
 """
 
+import math
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
 from fleet_protocol.errors import ConfigError, ExportError
+
+_ROW = 2  # dimensions of noise that lies sample by sample in a row, for one use behind the other
 
 
 class NoiseLayer(nn.Module):
@@ -31,6 +34,7 @@ class NoiseLayer(nn.Module):
     Attributes:
         rate: share of entries that it changes, in [0, 1); 0 makes it the identity.
         noise: uniform in [0, 1), set by `feed_noise`; None to draw it here.
+        taken: numbers of each sample that were used since.
         seen: shapes of the inputs since `noise_shapes` began to record; None when it does not.
     """
 
@@ -48,6 +52,7 @@ class NoiseLayer(nn.Module):
             raise ConfigError(f"a share of {rate} cannot be dropped or masked; choose one in [0, 1)")
         self.rate = rate
         self.noise: Tensor | None = None
+        self.taken = 0
         self.seen: list[tuple[int, ...]] | None = None
 
     @property
@@ -66,7 +71,12 @@ class NoiseLayer(nn.Module):
         """
         if self.seen is not None:
             self.seen.append(tuple(x.shape))
-        return torch.rand(x.shape, device=x.device) if self.noise is None else self.noise
+        if self.noise is None:
+            return torch.rand(x.shape, device=x.device)
+        if self.noise.dim() != _ROW:
+            return self.noise
+        start, self.taken = self.taken, self.taken + x.numel() // self.noise.shape[0]
+        return self.noise[:, start : self.taken].reshape(x.shape)
 
 
 class Dropout(NoiseLayer):
@@ -153,30 +163,42 @@ def noise_shapes(module: nn.Module, x: Tensor) -> dict[str, tuple[int, ...]]:
         x: a batch of samples.
 
     Returns:
-        For each layer of `noise_layers`, the shape of its noise without the leading batch dimension.
+        For each layer of `noise_layers` that is used, the shape of its noise without the leading batch dimension: that
+        of its input, or a row of numbers where it is used several times, or not with the batch first.
 
     Raises:
-        ExportError: if a layer is used more or less than once in a forward pass, or does not keep the batch first.
+        ExportError: if a layer is used on something that does not grow with the batch.
     """
+    few = _uses(module, x)
+    if all(len(seen) == 1 and seen[0][:1] == x.shape[:1] for seen in few.values()):
+        return {name: seen[0][1:] for name, seen in few.items()}
+    many, found = _uses(module, torch.cat([x, x[:1]])), dict[str, tuple[int, ...]]()
+    for name, seen in few.items():
+        sizes = [math.prod(shape) for shape in seen]
+        if [size * len(x) + size for size in sizes] != [math.prod(shape) * len(x) for shape in many[name]]:
+            raise ExportError(
+                f"layer {name} draws noise for {', '.join(map(str, seen))} with a batch of {len(x)}, which is not so"
+                " much for each sample; use it on what has the batch among its dimensions, or give it rate 0"
+            )
+        is_plain = len(seen) == 1 and (seen[0][0], many[name][0][0]) == (len(x), len(x) + 1)
+        found[name] = seen[0][1:] if is_plain else (sum(sizes) // len(x),)
+    return found
+
+
+def _uses(module: nn.Module, x: Tensor) -> dict[str, list[tuple[int, ...]]]:
+    """The shapes of what each layer gets, by running the model once."""
     layers = noise_layers(module)
-    if not layers:
-        return {}
     uses: dict[str, list[tuple[int, ...]]] = {name: [] for name in layers}
     try:
         for name, layer in layers.items():
             layer.seen = uses[name]
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            module(x)
+        if layers:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                module(x)
     finally:
         for layer in layers.values():
             layer.seen = None
-    for name, seen in uses.items():
-        if len(seen) != 1 or seen[0][:1] != x.shape[:1]:
-            raise ExportError(
-                f"layer {name} was used {len(seen)} times with inputs {seen} for a batch of {x.shape[0]}; a layer that"
-                " needs noise must be used once in a forward pass, with the batch first: give each place its own layer"
-            )
-    return {name: seen[0][1:] for name, seen in uses.items()}
+    return {name: seen for name, seen in uses.items() if seen}
 
 
 def feed_noise(module: nn.Module, noise: Mapping[str, Tensor]) -> None:
@@ -195,4 +217,4 @@ def feed_noise(module: nn.Module, noise: Mapping[str, Tensor]) -> None:
     if unknown:
         raise ExportError(f"the model has no layer {min(unknown)!r} that takes noise; it has {', '.join(layers)}")
     for name, layer in layers.items():
-        layer.noise = noise.get(name)
+        layer.noise, layer.taken = noise.get(name), 0

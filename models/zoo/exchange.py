@@ -19,6 +19,7 @@ from fleet_protocol.errors import ConfigError
 from models.axes import Axis
 from models.dims import Dim
 from models.inputs import Row
+from models.zoo.dropout import NoiseLayer
 from models.zoo.layers import set_mode
 
 Dims = Mapping[str, Sequence[Dim | None]]
@@ -51,17 +52,21 @@ class Subject:
     """A model to run with other parameters, and its samples.
 
     Attributes:
-        module: in mode statistics: no dropout, norms by the batch.
+        module: its norms are by the batch, and no layer of ours draws noise.
         state: random parameters, no two units alike.
         x: a batch of samples.
+        training: whether the module is told that it trains.
     """
 
     module: nn.Module
     state: State
     x: Tensor
+    training: bool = False
 
     def run(self, state: State | None = None, *, gradients: bool = True) -> Run:
         """Compute outputs and gradients, or outputs alone, with some parameters, its own by default."""
+        for layer in self.module.modules():
+            layer.training = self.training and not isinstance(layer, NoiseLayer)
         if not gradients:
             with torch.no_grad():
                 return Run(tuple(_tensors(functional_call(self.module, dict(state or self.state), (self.x,)))), {})
@@ -159,4 +164,6 @@ def _tensors(value: Any) -> list[Tensor]:
         value = list(value.values())
     if isinstance(value, (list, tuple)):
         return [tensor for item in value for tensor in _tensors(item)]
-    raise ConfigError(f"a model must return tensors, not {type(value).__name__}")
+    raise ConfigError(
+        f"a model must return tensors, or a tuple, list or dictionary of them, not {type(value).__name__}"
+    )

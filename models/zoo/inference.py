@@ -28,12 +28,13 @@ from models.dims import Dim
 from models.layout import HEAD, STEM, Layout, Parameter, Statistic, block_name
 from models.zoo.arranging import whole_axes
 from models.zoo.doubts import explained
-from models.zoo.exchange import samples, subject_of
+from models.zoo.exchange import Run, samples, subject_of
 from models.zoo.layers import StaticBatchNorm
 from models.zoo.probing import Growth, Shapes, grown_with
 from models.zoo.proof import Case, Doubt, View, proved_dims
 
 _NARROW = (0.7, 0.5, 0.75, 0.3)  # odd sizes first: they tell most
+_WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel, torch.jit.ScriptModule)
 _FILLS = frozenset({Tensor.normal_, Tensor.uniform_, Tensor.fill_, Tensor.zero_})
 _LARGE = 1_000_000  # parameters; beyond, gradients are compared on a narrower model alone, for a tenth of the cost
 
@@ -52,16 +53,12 @@ def initial_weights(
         Float32 arrays in registration order; a function of the arguments for one release of torch.
 
     Raises:
-        ConfigError: if a setting is unknown or the model has a parameter that is not float32.
+        ConfigError: if a setting is unknown.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         module = _module(arch, Cut(), settings)
-    weights = {name: value.detach().numpy().copy() for name, value in module.named_parameters()}
-    for name, value in weights.items():
-        if value.dtype != np.float32:
-            raise ConfigError(f"{arch.name}: parameter {name} is {value.dtype}; parameters must be float32")
-    return weights
+    return {name: value.detach().numpy().copy() for name, value in module.named_parameters()}
 
 
 def infer_layout(arch: Architecture, settings: Mapping[str, Any] | None = None) -> Layout:
@@ -94,7 +91,8 @@ def _inferred(arch: Architecture, settings: Mapping[str, Any] | None, works: Cal
     depth = 1 if cut.blocks is None else cut.blocks
     by_depth = None if cut.blocks is None else _blocks_by_depth(arch, settings, shapes, depth)
     growth = grown_with(arch.name, axes, lambda enlarge: _shapes(_meta_module(arch, Cut(enlarge=enlarge), settings)))
-    case = Case(tuple(_views(arch, settings, module, axes, growth)), growth)
+    views = tuple(_views(arch, settings, module, axes, growth))
+    case = Case((*views, *_in_training(arch, views[0])), growth)
     found = proved_dims(case)
     if isinstance(found, Doubt):
         raise ConfigError(f"{arch.name}: {explained(found, case, works)}")
@@ -132,8 +130,15 @@ def _module(arch: Architecture, cut: Cut, settings: Mapping[str, Any] | None) ->
 
 
 def _meta_module(arch: Architecture, cut: Cut, settings: Mapping[str, Any] | None) -> nn.Module:
-    with torch.device("meta"), _Undrawn():
-        return _module(arch, cut, settings)
+    try:
+        with torch.device("meta"), _Undrawn():
+            return _module(arch, cut, settings)
+    except ConfigError as error:
+        if "meta tensor" not in str(error.__cause__):
+            raise
+    cut.forget()  # the builder computes with values, such as rates that grow with the depth
+    with torch.random.fork_rng(devices=[]):
+        return _module(arch, cut, settings).to("meta")
 
 
 class _Undrawn(TorchFunctionMode):
@@ -168,6 +173,11 @@ def _shapes(module: nn.Module) -> Shapes:
 
 def _refuse_unsliceable(arch: Architecture, module: nn.Module) -> None:
     for name, layer in module.named_modules():
+        if isinstance(layer, _WRAPPERS) or hasattr(layer, "_orig_mod"):
+            raise ConfigError(
+                f"{arch.name}: {name or 'the model'} is a {type(layer).__name__} around the module that is wanted;"
+                " return that one, without DataParallel, torch.compile or torch.jit"
+            )
         if isinstance(layer, _BatchNorm):
             raise ConfigError(
                 f"{arch.name}: {name} is a {type(layer).__name__}, whose running averages cannot be merged across"
@@ -176,6 +186,8 @@ def _refuse_unsliceable(arch: Architecture, module: nn.Module) -> None:
     for name, value in module.named_parameters():
         if isinstance(value, UninitializedParameter):
             raise ConfigError(f"{arch.name}: parameter {name} has no shape yet; use no lazy layers")
+        if value.dtype != torch.float32:
+            raise ConfigError(f"{arch.name}: parameter {name} is {value.dtype}; parameters must be float32")
 
 
 def _views(
@@ -195,6 +207,34 @@ def _views(
             other = {name: replace(axis, size=sizes[name]) for name, axis in axes.items()}
             yield _view(_Built(arch, settings, _meta_module(arch, cut(), settings), other, cut), gradients=True)
             return
+
+
+def _in_training(arch: Architecture, view: View) -> Iterator[View]:
+    """The whole model as it trains, if it computes something else then, the same each time; no buffer may move."""
+    subject = replace(view.subject, training=True)
+    before = {name: value.clone() for name, value in subject.module.named_buffers()}
+    with torch.random.fork_rng(devices=[]):
+        try:
+            first, again = (subject.run(gradients=False) for _ in range(2))
+        except Exception:  # noqa: BLE001 - the export runs it so, and says what is wrong
+            return
+    for name, value in subject.module.named_buffers():
+        if not torch.equal(before[name].nan_to_num(), value.nan_to_num()):
+            path = name.rpartition(".")[0]
+            kind = type(subject.module.get_submodule(path)).__name__
+            raise ConfigError(
+                f"{arch.name}: buffer {name} of module {path or '(the model itself)'} ({kind}) changes while the model"
+                " trains, and graphs return parameters alone; a norm of PyTorch takes track_running_stats=False,"
+                " spectral norm as a parametrization `shoal export --convert`; compute anything else from the batch"
+                " each time"
+            )
+    if _agree(first, again) and not _agree(first, view.before):
+        yield replace(view, subject=subject, before=subject.run(gradients=bool(view.before.gradients)))
+
+
+def _agree(one: Run, other: Run) -> bool:
+    pairs = [*zip(one.outputs, other.outputs, strict=False)]
+    return all(ours.shape == theirs.shape and torch.allclose(ours, theirs) for ours, theirs in pairs)
 
 
 def _more(axes: Mapping[str, Axis], rate: float) -> dict[str, int]:
@@ -235,6 +275,8 @@ def _view(built: _Built, *, gradients: bool) -> View:
     subject = subject_of(real, samples(real, row))
     try:
         return View(subject, shapes, built.axes, subject.run(gradients=gradients))
+    except ConfigError as error:
+        raise ConfigError(f"{arch.name}: {error}") from error
     except Exception as error:
         raise ConfigError(
             f"{arch.name}: the model fails on a batch of samples of shape {list(row.shape)}: {error!r}; its forward"

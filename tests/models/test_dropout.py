@@ -96,19 +96,40 @@ def test_fed_noise_decides_a_training_step(width, embed, ffn):
     assert all(layer.noise is None for layer in noise_layers(model).values())
 
 
-def test_a_random_layer_used_twice_is_refused():
-    """One noise input cannot serve two places, and noise for an unknown layer is an error."""
+class Twice(nn.Module):
+    """One layer on words, on windows of them with the words first, and another that is never called."""
 
-    class Twice(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.dropout = Dropout(0.5)
+    def __init__(self):
+        super().__init__()
+        self.dropout, self.idle = Dropout(0.5), Dropout(0.5)
 
+    def forward(self, x):
+        return self.dropout(self.dropout(x).reshape(-1, 2, 3).transpose(0, 1))
+
+
+def test_a_random_layer_used_twice_takes_its_noise_in_a_row():
+    """Each use has numbers of its own, wherever the batch is, and one that is never called needs none."""
+    model, x = Twice(), torch.ones(2, 4, 3)
+    assert noise_shapes(model, x) == {"dropout": (24,)}
+    noise = torch.rand(2, 24)
+    for _ in range(2):
+        feed_noise(model, {"dropout": noise})
+        first = x * 2 * (noise[:, :12].reshape(2, 4, 3) >= 0.5)
+        kept = noise[:, 12:].reshape(2, 4, 3) >= 0.5
+        assert torch.equal(model(x), first.reshape(-1, 2, 3).transpose(0, 1) * 2 * kept)
+    with pytest.raises(RuntimeError, match="shape"):
+        model(x)
+
+
+def test_noise_that_no_sample_has_is_refused():
+    """Of a tensor without a batch there is no share for each sample; nor has a layer noise that is not there."""
+
+    class Places(Twice):
         def forward(self, x):
-            return self.dropout(self.dropout(x))
+            return x + self.dropout(torch.ones(4, 3))
 
-    with pytest.raises(ExportError, match="dropout was used 2 times"):
-        noise_shapes(Twice(), torch.ones(2, 3))
+    with pytest.raises(ExportError, match=r"dropout draws noise for .* which is not so much for each sample"):
+        noise_shapes(Places(), torch.ones(2, 4, 3))
     with pytest.raises(ExportError, match="no layer 'drop' that takes noise; it has dropout"):
         feed_noise(Twice(), {"drop": torch.ones(1)})
 

@@ -55,3 +55,37 @@ def test_deciding_by_the_whole_sizes(tmp_path: Path) -> None:
     """What the refusal advises is exported."""
     settings = {"kind": "sizes of the whole"}
     assert export_architecture(shortcut, settings, [Tier(1 / 16, 1)], Recipe(), tmp_path, ("onnx",))
+
+
+class Features(nn.Module):
+    """Random features of the inputs, as a buffer, as what nobody knows of, or as a parameter that is not trained."""
+
+    def __init__(self, hidden: int, classes: int, kind: str) -> None:
+        super().__init__()
+        drawn = torch.randn(5, 4)
+        if kind == "buffer":
+            self.register_buffer("drawn", drawn)
+        else:
+            self.drawn = nn.Parameter(drawn, requires_grad=False) if kind == "parameter" else drawn
+        self.layer, self.head = nn.Linear(4, hidden), nn.Linear(hidden, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(torch.tanh(self.layer(x @ self.drawn)))
+        return out
+
+
+@architecture()
+def features(cut: Cut, *, input_shape: tuple[int, ...] = (5,), classes: int = 3, kind: str = "buffer") -> nn.Module:
+    return Features(cut.width("hidden", 4), cut.classes(classes), kind)
+
+
+@pytest.mark.parametrize(("kind", "named"), [("buffer", "buffer drawn"), ("attribute", "what is no parameter")])
+def test_what_is_drawn_when_a_tier_is_built(kind: str, named: str, tmp_path: Path) -> None:
+    """Each tier would have random features of its own, so that its weights are no part of the whole model's."""
+    with pytest.raises(ExportError, match=rf"w0\.50-d1: built a second time .*: {named} is drawn at random"):
+        export_architecture(features, {"kind": kind}, [Tier(0.5, 1)], Recipe(), tmp_path, ("onnx",))
+
+
+def test_drawn_features_as_a_frozen_parameter(tmp_path: Path) -> None:
+    """What the refusal advises is exported."""
+    assert export_architecture(features, {"kind": "parameter"}, [Tier(0.5, 1)], Recipe(), tmp_path, ("onnx",))

@@ -121,23 +121,18 @@ def _batch_norm(*_: Any, **__: Any) -> Any:
     )
 
 
-def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+def _dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False, *, what: str = "dropout") -> Any:
     del x, inplace
     if not training or p == 0:
         return NotImplemented
     raise ExportError(
-        "dropout that draws its own numbers cannot be exported: a graph takes them as an input; `shoal export"
-        " --convert` replaces dropout layers by Dropout of models.zoo.dropout, or use that, or probability 0"
+        f"{what} that draws its own numbers cannot be exported: a graph takes them as an input; use nn.Dropout and"
+        " `shoal export --convert`, or Dropout of models.zoo.dropout, or probability 0"
     )
 
 
 def _alpha_dropout(x: Tensor, p: float = 0.5, training: bool = False, inplace: bool = False) -> Any:
-    del x, inplace
-    if not training or p == 0:
-        return NotImplemented
-    raise ExportError(
-        "alpha dropout cannot be exported; use nn.Dropout and `shoal export --convert`, which gives it random numbers"
-    )
+    return _dropout(x, p, training, inplace, what="alpha dropout")
 
 
 FUNCTIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
@@ -154,13 +149,7 @@ FUNCTIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         torch.cdist: _cdist,
         functional.batch_norm: _batch_norm,
         **dict.fromkeys(
-            (
-                functional.dropout,
-                functional.dropout1d,
-                functional.dropout2d,
-                functional.dropout3d,
-            ),
-            _dropout,
+            (functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d), _dropout
         ),
         functional.alpha_dropout: _alpha_dropout,
         functional.feature_alpha_dropout: _alpha_dropout,

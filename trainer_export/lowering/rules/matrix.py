@@ -73,7 +73,9 @@ def _baddbmm(e: Emitter, out: Spec, added: Value, a: Value, b: Value, **scales: 
 
 
 def _mv(e: Emitter, out: Spec, a: Value, vector: Value) -> Value:
-    return e.value(e.graph.node("MatMul", e.plain(a), e.plain(vector)), out.shape)
+    # As matrices: the runtime folds a Transpose into a MatMul, and then reads a vector wrongly.
+    rows = a if a.rank > 1 else e.view(a, (1, *a.shape))
+    return e.view(matrix_product(e, rows, e.view(vector, (*vector.shape, 1))), out.shape)
 
 
 LOWERINGS: dict[Any, Callable[..., Any]] = {
