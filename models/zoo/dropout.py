@@ -164,7 +164,7 @@ def noise_shapes(module: nn.Module, x: Tensor) -> dict[str, tuple[int, ...]]:
 
     Returns:
         For each layer of `noise_layers` that is used, the shape of its noise without the leading batch dimension: that
-        of its input, or a row of numbers where it is used several times, or not with the batch first.
+        of its input, or a row of numbers in models that use one several times, or not with the batch first.
 
     Raises:
         ExportError: if a layer is used on something that does not grow with the batch.
@@ -172,17 +172,14 @@ def noise_shapes(module: nn.Module, x: Tensor) -> dict[str, tuple[int, ...]]:
     few = _uses(module, x)
     if all(len(seen) == 1 and seen[0][:1] == x.shape[:1] for seen in few.values()):
         return {name: seen[0][1:] for name, seen in few.items()}
-    many, found = _uses(module, torch.cat([x, x[:1]])), dict[str, tuple[int, ...]]()
+    many = _uses(module, torch.cat([x, x[:1]]))
     for name, seen in few.items():
-        sizes = [math.prod(shape) for shape in seen]
-        if [size * len(x) + size for size in sizes] != [math.prod(shape) * len(x) for shape in many[name]]:
+        if [math.prod(shape) * (len(x) + 1) for shape in seen] != [math.prod(shape) * len(x) for shape in many[name]]:
             raise ExportError(
                 f"layer {name} draws noise for {', '.join(map(str, seen))} with a batch of {len(x)}, which is not so"
                 " much for each sample; use it on what has the batch among its dimensions, or give it rate 0"
             )
-        is_plain = len(seen) == 1 and (seen[0][0], many[name][0][0]) == (len(x), len(x) + 1)
-        found[name] = seen[0][1:] if is_plain else (sum(sizes) // len(x),)
-    return found
+    return {name: (sum(map(math.prod, seen)) // len(x),) for name, seen in few.items()}
 
 
 def _uses(module: nn.Module, x: Tensor) -> dict[str, list[tuple[int, ...]]]:

@@ -45,6 +45,18 @@ class Residual(nn.Module):
         return self.conv2(torch.relu(self.norm2(self.conv1(o)))) + self.shortcut(o)
 
 
+class Written(nn.Module):
+    """Writes into parts of a copy of its map, steps between them too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.clone()
+        y += 1
+        y[:, :, 0] = 0
+        y[:, :, 1:3] *= 2
+        y[:, :, 2, ::2] = x[:, :, 0, ::2]
+        return y
+
+
 class Selfish(nn.Module):
     """Attention through PyTorch's own fused function, with a large vocabulary."""
 
@@ -88,6 +100,7 @@ IMAGE_BODIES: dict[str, Callable[[], nn.Module]] = {
     "leaky": lambda: Mean(nn.Sequential(nn.Conv2d(2, 4, 3), nn.LeakyReLU(0.2), nn.Hardswish()), 4),
     "in place": lambda: Mean(nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(inplace=True), nn.Hardtanh()), 4),
     "residual": lambda: Mean(Residual(), 4),
+    "written": lambda: Mean(nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), Written()), 4),
     "wide": lambda: Mean(
         nn.Sequential(nn.Conv2d(2, 40, 3, padding=1), StaticBatchNorm(40), nn.ReLU(), nn.Conv2d(40, 48, 3, padding=1)),
         48,

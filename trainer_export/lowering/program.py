@@ -21,7 +21,9 @@ _NO_RANDOM_NUMBERS = (
 _SUGGESTIONS: Mapping[str, str] = MappingProxyType(
     {
         "dropout": "Dropout of models.zoo.dropout (`shoal export --convert` puts it there), or probability 0",
-        **dict.fromkeys(("bernoulli", "rand", "normal_", "uniform_", "empty"), _NO_RANDOM_NUMBERS),
+        **dict.fromkeys(
+            ("bernoulli", "exponential", "rrelu", "rand", "normal_", "uniform_", "empty"), _NO_RANDOM_NUMBERS
+        ),
         "atan2": "torch.atan of a quotient",
         "prod": "multiplications, or torch.exp of a sum of torch.log",
         "grid_sampler": "torch.nn.functional.grid_sample, which is written in simpler operators",

@@ -326,5 +326,6 @@ LOWERINGS: dict[Any, Callable[..., Any]] = {
     aten.gather.default: _gather,
     aten.index_select.default: _index_select,
     aten.new_empty.default: _filled_shape,
+    aten.new_empty_strided.default: _filled_shape,
     aten.empty_like.default: _filled_shape,
 }
