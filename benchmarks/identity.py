@@ -78,14 +78,16 @@ def rows() -> list[Row]:
     operator = Ed25519PublicKey.from_public_bytes(bytes.fromhex(server.operator))
     keys.hear(read_certificate(bytes.fromhex(server.certificate), operator))
 
+    verifier = Verifier(server, Marks())
+
     def sealed() -> Iterator[tuple[str, bytes]]:
         signer = ChunkSigner(device, keys)  # with a key of its own, as for every update
         return ((topic, signer.to_server(topic, frame)) for topic, frame in framed(digests=False))
 
     def opened() -> None:
-        verifier = ChunkVerifier(server, Verifier(server, Marks()), Keys(server))
+        reader = ChunkVerifier(server, verifier, Keys(server))  # which has not heard of this update before
         for topic, envelope in envelopes:
-            decode_chunk(verifier.open(topic, envelope).payload)
+            decode_chunk(reader.open(topic, envelope).payload)
 
     frames, envelopes = list(framed()), list(sealed())
     parts = {

@@ -301,7 +301,9 @@ def test_a_fleet_with_an_enrolment_of_before_goes_on_without_seals_until_it_is_r
     assert server.group() is None
     assert "old" in why_unsealed(BrokerConfig(identity=folder / "server.enrolment"))
     sent = listed(server)[0]
-    assert Board(old.model_copy(update={"sealing": ()}), server.enrolment).chunks.open(BLOB, sent).payload == FRAME
+    board = Board(old.model_copy(update={"sealing": ()}), server.enrolment)
+    assert board.chunks.open(BLOB, sent).payload == FRAME
+    assert refused(board.chunks.open, TOPICS.blob("1" * 64, 0), sent) is RefusalReason.FORGED
     enroll(folder, "old")
     assert set(server_of(folder).group().readers) == {"old", "new"}
     assert why_unsealed(BrokerConfig(identity=folder / "server.enrolment")) is None
