@@ -2,7 +2,8 @@
 
 Requests for one blob are collected until every device that was offered it has asked, or has said that it will not; or,
 where one stays silent, until no request has come for a moment. Then the union of the wanted chunks is published. A
-chunk lost on the way is asked for again by whoever misses it.
+chunk lost on the way is asked for again by whoever misses it, and published again when those before it have reached
+everybody: a thousand devices that wait must not each bring about another thousand copies.
 """
 
 import mmap
@@ -23,6 +24,7 @@ from fleet_protocol.transport import Transport
 WINDOW_SECONDS = 0.15  # without a request, after which those that came are served
 PROMISED_SECONDS = 0.5  # the same where somebody who was offered the blob has not answered yet
 LONGEST_SECONDS = 2.0  # after the first request, however many still come
+FAN_OUT_BYTES = 50e6  # that a broker hands out in a second at least; until then what is published is on its way
 PUBLISH_SECONDS = 10.0  # a broker that takes nothing for so long is away; the devices ask again
 
 
@@ -89,6 +91,7 @@ class BlobService:
         self._wanted: dict[str, Wanted] = {}
         self._asked: set[tuple[str, str]] = set()
         self._published: dict[str, set[int]] = {}
+        self._under_way: dict[str, float] = {}
         self._payload_bytes = 0
 
     def serve(self, files: Mapping[str, Path]) -> None:
@@ -110,6 +113,7 @@ class BlobService:
             self._expected.pop(digest, None)
             self._wanted.pop(digest, None)
             self._published.pop(digest, None)
+            self._under_way.pop(digest, None)
         self._asked = {key for key in self._asked if key[0] not in gone}
 
     def expect(self, digest: str, device: str) -> None:
@@ -158,6 +162,9 @@ class BlobService:
         return min((self._due(digest, wanted) for digest, wanted in self._wanted.items()), default=None)
 
     def _due(self, digest: str, wanted: Wanted) -> float:
+        return max(self._under_way.get(digest, 0.0), self._complete(digest, wanted))
+
+    def _complete(self, digest: str, wanted: Wanted) -> float:
         if digest not in self._expected:  # a graph: nobody knows who will ask, a board may have it
             return min(wanted.last + self._window, wanted.since + LONGEST_SECONDS)
         if not self._expected[digest]:
@@ -184,6 +191,8 @@ class BlobService:
                         self._messages(data, digest, served.chunk_bytes, wanted.chunks),
                         time.monotonic() + PUBLISH_SECONDS,
                     )
+                size = _payload_bytes(wanted.chunks, served.size, served.chunk_bytes)
+                self._under_way[digest] = now + size * len(wanted.devices) / FAN_OUT_BYTES
                 self._payload_bytes += _payload_bytes(wanted.chunks - known, served.size, served.chunk_bytes)
                 known |= wanted.chunks
             except (TransportError, BlobError) as error:

@@ -13,7 +13,7 @@ from typing_extensions import override
 from fleet_protocol.transport import Received
 
 LIMIT_BYTES = 64 * 1024 * 1024
-_PATIENCE_SECONDS = 0.5  # the thread also keeps the connection alive
+_PATIENCE_SECONDS = 5.0  # a quarter of the keep-alive: the thread also keeps the connection
 _SMALL_BYTES = 4096  # control messages are smaller, chunks larger
 
 
@@ -22,14 +22,16 @@ class Inbox(queue.SimpleQueue[Any]):
 
     Args:
         limit_bytes: of payloads that wait; small messages may take as much again.
+        patience_seconds: that the thread that puts waits for room, before it drops what is large.
 
     Attributes:
         dropped: messages that found no room.
     """
 
-    def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
+    def __init__(self, limit_bytes: int = LIMIT_BYTES, patience_seconds: float = _PATIENCE_SECONDS) -> None:
         super().__init__()
         self._limit = limit_bytes
+        self._patience_seconds = patience_seconds
         self._put_bytes = 0  # written by the thread that puts, the other by the one that takes
         self._taken_bytes = 0
         self._room = threading.Event()
@@ -58,7 +60,7 @@ class Inbox(queue.SimpleQueue[Any]):
         if self._patient:
             self._room.clear()
             if self.waiting_bytes + size > limit:
-                self._room.wait(_PATIENCE_SECONDS)
+                self._room.wait(self._patience_seconds)
             self._patient = self.waiting_bytes + size <= limit
         return self.waiting_bytes + size <= limit
 

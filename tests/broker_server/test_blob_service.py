@@ -1,6 +1,7 @@
 """What the server publishes of a blob, and how often it reads a file to see whether it is still what it was."""
 
 import math
+import time
 from collections.abc import Iterable
 
 import pytest
@@ -72,3 +73,26 @@ def test_chunks_are_sent_as_asked_and_a_whole_file_again(service, broker, tmp_pa
     assert ask(service, digest, (0, 3)) == []
     assert matches(b"".join(broker.chunks[index] for index in range(3)), digest)
     assert service.take_payload_bytes() == len(data) - DEFAULT_CHUNK_BYTES, "what was sent before counts once"
+
+
+@pytest.mark.parametrize(("devices", "seconds"), [(1, 0.005), (1000, 5.2)])
+def test_what_is_on_its_way_to_many_is_not_published_again_for_each(service, broker, tmp_path, devices, seconds):
+    """A repeated request waits as long as a broker takes to hand the blob to everybody who asked; for one, no time."""
+    blobs = BlobStore(tmp_path)
+    digest = blobs.put(bytes(range(256)) * 1024)
+    service.serve({digest: blobs.path(digest)})
+
+    def ask_as(number: int) -> None:
+        service.need(NeedChunks.model_validate({**HEAD, "device": f"d{number}", "digest": digest, "ranges": ((0, 3),)}))
+
+    for number in range(devices):
+        service.expect(digest, f"d{number}")
+    for number in range(devices):
+        ask_as(number)
+    now = time.monotonic()
+    assert service.flush(now) == []
+    assert len(broker.chunks) == 3
+    ask_as(0)
+    due = service.next_due()
+    assert due is not None
+    assert due - now == pytest.approx(seconds, abs=0.1)

@@ -155,7 +155,7 @@ def test_a_bucket_holds_its_rate():
 
 def test_an_inbox_takes_no_more_than_it_holds():
     """A full inbox lets the network wait a moment, then drops large messages; small ones may take as much again."""
-    inbox = Inbox(limit_bytes=100_000)
+    inbox = Inbox(limit_bytes=100_000, patience_seconds=0.5)
     large, small = Received("t", bytes(10_000)), Received("t", bytes(1_000))
     for _ in range(20):
         inbox.put(large)
