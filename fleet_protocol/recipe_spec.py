@@ -44,9 +44,11 @@ class LossSpec(Grown):
         ignored: label that counts for nothing, which boards and server hand to the graphs as -1.
         bounds: where targets that are numbers must lie.
         parts: numbers of each target of a sample, in order, where there are several.
+        whole: which of them are labels though they travel as float32, with the smallest and the largest label that the
+            loss takes, and one beyond them that counts for nothing, if there is one; an empty name is the only target.
     """
 
-    later: ClassVar[frozenset[str]] = frozenset({"settings", "ignored", "bounds", "parts"})
+    later: ClassVar[frozenset[str]] = frozenset({"settings", "ignored", "bounds", "parts", "whole"})
 
     name: str = "masked-cross-entropy"
     target: Literal["float32", "int64"] = "int64"
@@ -56,6 +58,7 @@ class LossSpec(Grown):
     ignored: int | None = None
     bounds: tuple[float, float] | None = None
     parts: Mapping[str, int] = Field(default_factory=dict)
+    whole: Mapping[str, tuple[int, ...]] = Field(default_factory=dict)
 
 
 class MetricSpec(FrozenModel):

@@ -5,7 +5,9 @@ from numpy.typing import NDArray
 
 from fleet_protocol.errors import DataError
 from fleet_protocol.manifest import Manifest
+from fleet_protocol.recipe_spec import LossSpec
 
+EXACT = 2**24  # whole numbers up to here are exact as float32
 Targets = NDArray[np.int64] | NDArray[np.float32]
 
 
@@ -58,6 +60,7 @@ def fit_targets(source: str, y: Targets, manifest: Manifest) -> Targets:
             + _remedy(y, manifest)
         )
     if loss.target == "float32":
+        _check_whole(source, y, loss)
         numbers = y.astype(np.float32, copy=False)
         if loss.bounds is not None and len(numbers):
             low, high = loss.bounds
@@ -75,10 +78,27 @@ def fit_targets(source: str, y: Targets, manifest: Manifest) -> Targets:
     labels = y.astype(np.int64, copy=False)
     if loss.ignored is not None:
         ignored = labels == loss.ignored
-        check_labels(source, labels[~ignored], manifest.classes)
+        check_labels(source, np.where(ignored, 0, labels), manifest.classes)
         return np.where(ignored, -1, labels)
     check_labels(source, labels, manifest.classes)
     return labels
+
+
+def _check_whole(source: str, y: Targets, loss: LossSpec) -> None:
+    """See that targets that a loss takes as labels are those that it knows, which stay whole as float32."""
+    flat, start = y.reshape(len(y), -1), 0
+    for name, size in (loss.parts or {"": flat.shape[1]}).items():
+        part, start = flat[:, start : start + size], start + size
+        if name not in loss.whole:
+            continue
+        low, high, *ignored = loss.whole[name]
+        wrong = np.argwhere((part != np.floor(part)) | (((part < low) | (part > high)) & ~np.isin(part, ignored)))
+        if len(wrong):
+            raise DataError(
+                f"label {part[tuple(wrong[0])]:g} of sample {wrong[0][0]} in {source} is no whole number from {low} to "
+                f"{high}, as the loss {loss.name} takes{' for ' + name if name else ''} ({len(wrong)} such labels); "
+                "number labels from 0, give the model more `classes`, or declare targets that are numbers as float32"
+            )
 
 
 def _remedy(y: Targets, manifest: Manifest) -> str:

@@ -22,6 +22,7 @@ from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.data.dataset import check_parts
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.manifest import parse_manifest
+from fleet_protocol.targets import fit_targets
 from models.layout import Layout
 from models.registry import Registry
 from simulation.data.dataset import Dataset, evenly
@@ -98,6 +99,9 @@ def prepare(config: SimulationConfig, stage: Stage = lambda _text: None) -> Prep
     artifacts = export_tiers(model, config.model, place, registry.own)
     manifest = parse_manifest(next((artifacts / config.model.arch).glob("*/manifest.json")).read_bytes())
     check_parts("[data.train]", data.parts, manifest.parts)
+    if data.content and config.own_models is None:
+        fit_targets("[data.train]", data.train_y, manifest)
+        fit_targets("[data.test]", data.test_y, manifest)
     pairs = tuple(
         export_pair(
             _pair(model, Chosen.of(registry.get(own.arch), own.settings, data), own.classes, config.strategy),

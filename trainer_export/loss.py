@@ -143,12 +143,14 @@ class Loss(ABC):
         del output, answer
         return None
 
-    def spec(self, output: tuple[int, ...]) -> LossSpec:
+    def spec(self, output: tuple[int, ...], zeros: Any = None) -> LossSpec:
         """This loss as the manifest states it.
 
         Args:
             output: shape of the model's output for one sample.
+            zeros: in the form of all its outputs for one sample; with them a loss of the user's is asked for its range.
         """
+        del zeros
         return LossSpec(
             name=self.name,
             target=self.target(output).dtype,

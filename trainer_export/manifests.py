@@ -77,7 +77,7 @@ def manifest_of(export: Export, tier: Tier, files: Sequence[SetFile], facts: Fac
         input_shape=layout.input_shape,
         input_dtype=layout.input_dtype,
         label_shape=recipe.loss.target(output).shape,
-        recipe=recipe.spec(output),
+        recipe=recipe.spec(output, facts.signature.outputs(1)),
         parameters=parameters,
         states=recipe.state_specs({spec.name: spec.shape for spec in parameters}),
         states_in_place=all(

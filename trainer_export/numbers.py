@@ -88,9 +88,22 @@ def made(
     known = {**known, **added}
     if name not in known:
         raise ConfigError(f"no {kind} {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}")
-    numbers = [item.name for item in dataclasses.fields(known[name])]  # type: ignore[arg-type]
-    for key in settings or {}:
+    defaults = {item.name: item.default for item in dataclasses.fields(known[name])}  # type: ignore[arg-type]
+    numbers, given = [*defaults], freeze(dict(settings or {}))
+    for key in given:
         if key not in numbers:
             has = f"it has {', '.join(numbers)}" if numbers else "it has no settings"
             raise ConfigError(f"the {kind} {name} has no {key!r}{did_you_mean(key, numbers)}; {has}")
-    return known[name](**freeze(dict(settings or {})))
+        if not _alike(given[key], defaults[key]):
+            wanted = {bool: "true or false", tuple: "a list of numbers"}.get(type(defaults[key]), "a number")
+            raise ConfigError(f"{key} of the {kind} {name} is {given[key]!r}, not {wanted}; write it without quotes")
+    return known[name](**given)
+
+
+def _alike(value: Any, default: Any) -> bool:
+    """Whether a setting is of the kind of its default: yes or no, a list of numbers, or a number."""
+    if isinstance(default, tuple):
+        return isinstance(value, tuple) and all(isinstance(item, tuple) or _alike(item, 0) for item in value)
+    if isinstance(default, bool) or isinstance(value, bool):
+        return isinstance(value, bool) and isinstance(default, bool)
+    return isinstance(value, (int, float)) or (value is None and default is None)

@@ -98,15 +98,11 @@ class Recipe:
         sums = (StateSpec(name=f"gradient_sum.{name}", shape=shape) for name, shape in shapes.items())
         return (*self.optimizer.state_specs(shapes), *(sums if self.accumulate else ()))
 
-    def spec(self, output: tuple[int, ...]) -> RecipeSpec:
-        """This recipe as the manifest states it.
-
-        Args:
-            output: shape of the model's output for one sample.
-        """
+    def spec(self, output: tuple[int, ...], zeros: Any = None) -> RecipeSpec:
+        """This recipe as the manifest states it; arguments as of `Loss.spec`."""
         return RecipeSpec(
             optimizer=self.optimizer.spec(),
-            loss=self.loss.spec(output),
+            loss=self.loss.spec(output, zeros),
             clip_norm=self.clip_norm,
             proximal=self.proximal,
             clip_value=self.clip_value,

@@ -190,22 +190,30 @@ def _check_finite(source: str, x: NDArray[Any]) -> None:
     if not np.issubdtype(x.dtype, np.floating):
         return
     for start in range(0, len(x), _CHECK_ROWS):
-        piece = np.isfinite(x[start : start + _CHECK_ROWS])
+        piece = _fits(x[start : start + _CHECK_ROWS])
         if not piece.all():
             row = start + int(np.argwhere(~piece)[0][0])
-            raise DataError(f"sample {row} in {source} has a value that is not finite; clean the data")
+            raise DataError(f"sample {row} in {source} has a value that is not finite as float32; clean the data")
+
+
+def _fits(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Which values are finite, and stay so as float32."""
+    return np.asarray(np.abs(values) <= np.finfo(np.float32).max)
 
 
 def _targets(source: str, y: NDArray[Any]) -> Targets:
     """Whole numbers as int64, which a loss of numbers takes as well; others as float32."""
     if np.issubdtype(y.dtype, np.integer) or y.dtype == np.bool_:
+        if y.dtype == np.uint64 and y.size and y.max() > np.iinfo(np.int64).max:
+            raise DataError(f"labels in {source} go up to {y.max()}, beyond int64; number them from 0")
         return y.astype(np.int64)
     if not np.issubdtype(y.dtype, np.floating):
         raise DataError(f"labels in {source} are {y.dtype}; expected whole numbers from 0, or numbers as targets")
-    if not np.isfinite(y).all():
-        row = int(np.argwhere(~np.isfinite(y))[0][0])
-        raise DataError(f"the target of sample {row} in {source} is not finite; clean the data")
-    return y.astype(np.int64) if bool((y == np.floor(y)).all()) else y.astype(np.float32)
+    if not _fits(y).all():
+        row = int(np.argwhere(~_fits(y))[0][0])
+        raise DataError(f"the target of sample {row} in {source} is not finite as float32; clean the data")
+    whole = bool(((y == np.floor(y)) & (np.abs(y) < 2.0**53)).all())
+    return y.astype(np.int64) if whole else y.astype(np.float32)
 
 
 def _per_channel(source: str, key: str, value: float | Sequence[float], shape: Sequence[int]) -> NDArray[np.float32]:

@@ -5,8 +5,9 @@ import gzip
 import importlib
 import math
 import struct
+import zlib
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -34,6 +35,15 @@ def _open(path: Path) -> IO[bytes]:
         return gzip.GzipFile(path, "rb") if packed else path.open("rb")  # type: ignore[return-value]
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _lines(path: Path) -> Iterator[str]:
+    """The lines of a text file, plain or gzipped."""
+    try:
+        with _open(path) as raw:
+            yield from (line.decode("utf-8-sig", errors="replace") for line in raw)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} is truncated or damaged: {error}; copy it again") from error
 
 
 def _need(path: Path, *, folder: bool = False) -> None:
@@ -145,16 +155,15 @@ def _listed(config: ImagesData) -> list[tuple[Path, Any]]:
     assert table is not None
     _need(table)
     found: list[tuple[Path, Any]] = []
-    with _open(table) as raw:
-        rows = csv.reader(line.decode("utf-8-sig", errors="replace") for line in raw)
-        for row in (row for row in rows if row):
-            try:
-                numbers = [float(field) for field in row[1:]]
-            except ValueError as error:
-                raise DataError(f"line {rows.line_num} of {table}: {error}; expected numbers") from error
-            if not numbers or (found and len(np.atleast_1d(found[0][1])) != len(numbers)):
-                raise DataError(f"line {rows.line_num} of {table} has {len(numbers)} numbers; all need equally many")
-            found.append((config.path / row[0], numbers if len(numbers) > 1 else numbers[0]))
+    rows = csv.reader(_lines(table))
+    for row in (row for row in rows if row):
+        try:
+            numbers = [float(field) for field in row[1:]]
+        except ValueError as error:
+            raise DataError(f"line {rows.line_num} of {table}: {error}; expected numbers") from error
+        if not numbers or (found and len(np.atleast_1d(found[0][1])) != len(numbers)):
+            raise DataError(f"line {rows.line_num} of {table} has {len(numbers)} numbers; all need equally many")
+        found.append((config.path / row[0], numbers if len(numbers) > 1 else numbers[0]))
     return found
 
 
@@ -181,29 +190,27 @@ def read_csv(config: CsvData) -> Arrays:
     _need(config.path)
     values, labels = array("f"), array("d")
     targets, used, width = [0], [0], 0
-    with _open(config.path) as raw:
-        lines = (line.decode("utf-8-sig", errors="replace") for line in raw)
-        rows = csv.reader(lines, delimiter=config.delimiter)
-        names: list[str] | None = None
-        for row in rows:
-            if not row:
+    rows = csv.reader(_lines(config.path), delimiter=config.delimiter)
+    names: list[str] | None = None
+    for row in rows:
+        if not row:
+            continue
+        if not width:
+            width = len(row)
+            names = [field.strip() for field in row] if config.header else None
+            wanted = config.label_columns or (config.label_column,)
+            targets = [_column(config.path, column, names, width) for column in wanted]
+            chosen = config.columns or tuple(i for i in range(width) if i not in targets)
+            used = [_column(config.path, column, names, width) for column in chosen]
+            if config.header:
                 continue
-            if not width:
-                width = len(row)
-                names = [field.strip() for field in row] if config.header else None
-                wanted = config.label_columns or (config.label_column,)
-                targets = [_column(config.path, column, names, width) for column in wanted]
-                chosen = config.columns or tuple(i for i in range(width) if i not in targets)
-                used = [_column(config.path, column, names, width) for column in chosen]
-                if config.header:
-                    continue
-            if len(row) != width:
-                raise DataError(f"line {rows.line_num} of {config.path} has {len(row)} fields instead of {width}")
-            try:
-                values.extend(float(row[i]) for i in used)
-                labels.extend(float(row[i]) for i in targets)
-            except ValueError as error:
-                raise DataError(f"line {rows.line_num} of {config.path}: {error}; expected numbers") from error
+        if len(row) != width:
+            raise DataError(f"line {rows.line_num} of {config.path} has {len(row)} fields instead of {width}")
+        try:
+            values.extend(float(row[i]) for i in used)
+            labels.extend(float(row[i]) for i in targets)
+        except ValueError as error:
+            raise DataError(f"line {rows.line_num} of {config.path}: {error}; expected numbers") from error
     if not labels:
         raise DataError(f"{config.path} is empty: it holds no line of data")
     y = np.frombuffer(labels, np.float64).reshape(-1, len(targets))
@@ -260,5 +267,8 @@ def read_python(config: PythonData) -> Arrays:
         raise DataError(f"{config.entry_point} failed: {type(error).__name__}: {error}") from error
     if not isinstance(result, tuple) or len(result) != 2:
         raise DataError(f"{config.entry_point} returned {type(result).__name__}; expected a pair (x, y) of arrays")
-    x, y = (part if isinstance(part, dict) else np.asarray(part) for part in result)
+    try:
+        x, y = (part if isinstance(part, dict) else np.asarray(part) for part in result)
+    except ValueError as error:
+        raise DataError(f"{config.entry_point} returned no arrays: {error}; make all samples of one shape") from error
     return x, y

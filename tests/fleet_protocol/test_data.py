@@ -352,3 +352,51 @@ def test_images_without_pillow_name_the_extra(tmp_path):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert ConfigError.__name__ in done.stderr
     assert "pip install 'shoal[images]'" in done.stderr
+
+
+def test_labels_of_an_own_loss_are_those_it_takes():
+    """They travel as float32, and a graph would cut fractions off and read negative ones from the end."""
+    wanted = model((3,), "float32", 3, name="focal", target="float32", whole={"": (0, 2, -100)})
+    x = np.zeros((3, 3), np.float32)
+    fine = make_dataset("d", x, np.array([2, -100, 0])).fitted(wanted).y
+    assert (fine.dtype, fine.tolist()) == (np.float32, [2, -100, 0])
+    for label in (-1, 3, 0.5, 2.0**25):
+        with pytest.raises(DataError, match=r"label \S+ of sample 1 in d is no whole number from 0 to 2.*focal"):
+            make_dataset("d", x, np.array([2, label, 0])).fitted(wanted)
+    several = model((3,), "float32", 3, (3,), target="float32", parts={"box": 2, "label": 1}, whole={"label": (0, 2)})
+    assert make_dataset("d", x, np.full((3, 3), [0.5, -9, 2])).fitted(several).y[0].tolist() == [0.5, -9, 2]
+    with pytest.raises(DataError, match=r"label 9 of sample 0 .* for label"):
+        make_dataset("d", x, np.full((3, 3), [0.5, -9, 9])).fitted(several)
+
+
+def test_numbers_that_a_type_does_not_hold_are_refused_or_stay_numbers():
+    """Whole numbers beyond int64 are targets, not labels of another sign; what float32 does not hold is not finite."""
+    x = np.zeros((2, 3))
+    assert make_dataset("d", x, np.array([1e30, 2])).y.tolist() == [np.float32(1e30), 2]
+    with pytest.raises(DataError, match="go up to 9223372036854775808, beyond int64"):
+        make_dataset("d", x, np.array([2**63, 0], np.uint64))
+    with pytest.raises(DataError, match="target of sample 0 in d is not finite as float32"):
+        make_dataset("d", x, np.array([1e300, 0.5]))
+    x[1, 2] = -1e39
+    with pytest.raises(DataError, match="sample 1 in d has a value that is not finite as float32"):
+        make_dataset("d", x, np.array([0, 1]))
+
+
+def test_an_ignored_label_hides_no_other():
+    """The sample that is named is the user's, and of several labels negative ones do not count here either."""
+    wanted = model((3,), "float32", 3, ignored=255)
+    with pytest.raises(DataError, match="label 9 of sample 2 in d"):
+        make_dataset("d", np.zeros((3, 3)), np.array([255, 1, 9])).fitted(wanted)
+    places = model((3,), "float32", 3, (2,), ignored=255)
+    assert make_dataset("d", np.zeros((1, 3)), np.array([[255, -7]])).fitted(places).y.max() < 0
+
+
+def test_a_damaged_table_and_ragged_samples_are_named(tmp_path):
+    """An archive that ends early must not pass for an interrupt, which is how a command line takes its error."""
+    for cut in (b"\x1f\x8bgarbage", gzip.compress(b"a,label\n" + b"1,0\n" * 99)[:-12]):
+        (tmp_path / "t.csv").write_bytes(cut)
+        with pytest.raises(DataError, match=r"t.csv is truncated or damaged: .*copy it again"):
+            load(tmp_path, kind="csv", path="t.csv")
+    (tmp_path / "mine.py").write_text("def f():\n    return [[1, 2], [1]], [0, 1]\n")
+    with pytest.raises(DataError, match=r"mine.py:f returned no arrays: .*one shape"):
+        load(tmp_path, kind="python", entry_point="mine.py:f")

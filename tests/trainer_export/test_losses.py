@@ -9,6 +9,7 @@ from device_runtime.training.backends import ForwardSession
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.manifest import next_name, parameter_input, parse_manifest, state_input
 from fleet_protocol.metrics import evaluation_of
+from fleet_protocol.recipe import RecipeTable
 from models.architecture import architecture, build
 from models.tier import Tier
 from models.zoo.layers import set_mode
@@ -251,3 +252,21 @@ def test_what_cannot_be_learnt_is_refused(tmp_path):
         Recipe(metrics=(metric_named("mae"),))
     with pytest.raises(ConfigError, match=r"no metric 'mean-iuo' .did you mean 'mean-iou'"):
         metric_named("mean-iuo")
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"loss": {"name": "cross-entropy", "class_weights": 2.0}}, "class_weights .* is 2.0, not a list of numbers"),
+        ({"loss": {"name": "cross-entropy", "class_weights": ["1", 2]}}, "not a list of numbers"),
+        ({"loss": {"name": "cross-entropy", "ignore_label": "x"}}, "ignore_label .* is 'x', not a number"),
+        ({"loss": {"name": "cross-entropy", "ignore_label": 1.5}}, "ignore_label 1.5 is no label"),
+        ({"loss": {"name": "own_cross_entropy", "smoothing": "0.1"}}, "smoothing .* is '0.1', not a number"),
+        ({"optimizer": {"name": "sgd", "nesterov": "no"}}, "nesterov of the optimizer sgd is 'no', not true or false"),
+        ({"optimizer": {"name": "adam", "eps": True}}, "eps .* is True, not a number"),
+    ],
+)
+def test_a_setting_of_another_kind_is_refused(table, message):
+    """A text that says no would have been true."""
+    with pytest.raises(ConfigError, match=message):
+        Recipe.of(RecipeTable.model_validate(table), OWN)

@@ -212,3 +212,30 @@ def test_what_is_no_function_of_outputs_and_targets_is_refused(tmp_path):
         Recipe.of(RecipeTable.model_validate({"loss": "huber"}), own)
     with pytest.raises(ConfigError, match=r"the loss focal has no 'gama' .did you mean 'gamma'"):
         Recipe.of(RecipeTable.model_validate({"loss": {"name": "focal", "gama": 1}}), {"focal": focal})
+
+
+@loss({"label": "int64", "box": "float32"}, {"box": (2,)})
+def both(outputs, targets, *, ignore=7):
+    """Labels that PyTorch's own function takes, and numbers of any size."""
+    named = functional.cross_entropy(outputs["label"], targets["label"], reduction="none", ignore_index=ignore)
+    return named + (outputs["box"] - targets["box"]).abs().mean(1)
+
+
+@loss("int64")
+def any_sign(outputs, targets):
+    """Hinge of labels -1 and 1."""
+    return (1 - outputs[:, 0] * targets).clamp(min=0)
+
+
+@loss("int64")
+def gathered(outputs, targets):
+    """A graph would take label -1 for the last class."""
+    return -torch.log_softmax(outputs, 1).gather(1, targets[:, None])[:, 0]
+
+
+def test_the_labels_that_a_function_takes_are_found_with_it():
+    """The manifest states them, so that boards and server refuse others before anything is trained."""
+    heads = {"label": torch.zeros(1, 5), "box": torch.zeros(1, 2)}
+    assert both().spec((), heads).whole == {"label": (0, 4, 7)}
+    assert gathered().spec((3,), torch.zeros(1, 3)).whole == {"": (0, 2)}
+    assert any_sign().spec((1,), torch.zeros(1, 1)).whole == {"": (-(2**24), 2**24)}

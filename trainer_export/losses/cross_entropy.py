@@ -133,6 +133,8 @@ class MaskedCrossEntropy(Loss):
         super().__post_init__()
         if any(weight < 0 for weight in self.class_weights) or (self.class_weights and not any(self.class_weights)):
             raise ConfigError(f"class_weights {list(self.class_weights)} must not be negative, nor all 0")
+        if self.ignore_label is not None and self.ignore_label != int(self.ignore_label):
+            raise ConfigError(f"ignore_label {self.ignore_label} is no label; give a whole number")
 
     @property
     def ignored(self) -> int | None:

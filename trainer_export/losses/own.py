@@ -1,5 +1,6 @@
 """Losses that are functions of the user's file, for any outputs and targets; traced, and checked like all others."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,8 +10,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fleet_protocol.errors import ConfigError
+from fleet_protocol.errors import ConfigError, ExportError
 from fleet_protocol.recipe_spec import LossSpec
+from fleet_protocol.targets import EXACT
 from models.inputs import Row
 from trainer_export.loss import Answer, Dtype, Loss, Target
 from trainer_export.own_function import OwnFunction, one_of, record_of
@@ -33,10 +35,31 @@ class OwnLoss(OwnFunction, Loss):
         del output
         return Target("float32", self.row.shape)
 
-    def spec(self, output: tuple[int, ...]) -> LossSpec:
-        """With the numbers of each target, where there are several."""
+    def spec(self, output: tuple[int, ...], zeros: Any = None) -> LossSpec:
+        """With the numbers of each target, where there are several, and the range of those that are labels."""
         parts = {name: math.prod(shape) for name, shape in self.row.shapes.items()} if self.row.named else {}
-        return super().spec(output).model_copy(update={"parts": parts})
+        labels = [name for name, dtype in self.row.dtypes.items() if dtype == "int64" and zeros is not None]
+        whole = {name: self._range(name, zeros) for name in labels}
+        return super().spec(output).model_copy(update={"parts": parts, "whole": whole})
+
+    def _range(self, name: str, zeros: Any) -> tuple[int, ...]:
+        """The smallest and largest label that the function takes in PyTorch, where a graph reads -1 as the last."""
+
+        def takes(label: int) -> bool:
+            parts = self.row.parts(torch.zeros((1, *self.row.shape)))
+            parts[name] = torch.full_like(parts[name], label)
+            try:
+                self.call(zeros, parts if self.row.named else parts[""])
+            except ExportError:
+                return False
+            return True
+
+        sizes = {size for head in tree_leaves(zeros) for size in head.shape[1:]}
+        low = next((least for least in (0, -1) if takes(least) and not takes(least - 1)), -EXACT)
+        high = next((size - 1 for size in sizes if takes(size - 1) and not takes(size)), EXACT)
+        known = [getattr(self, item.name) for item in dataclasses.fields(self)] + [-100, 255]  # usual ones
+        beyond = [item for item in known if isinstance(item, int) and not low <= item <= high and takes(item)]
+        return (low, high, *beyond[:1])
 
     def targets(self, answer: Answer) -> Any:
         """What the function takes."""
