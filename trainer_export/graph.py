@@ -10,6 +10,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from fleet_protocol.errors import ExportError
+
 OPSET = 18  # what onnxruntime 1.14 and later, and every converter we know, read
 IR_VERSION = 9  # older runtimes on boards refuse newer files
 
@@ -87,7 +89,15 @@ class GraphBuilder:
         Args:
             array: the content, any shape.
             name: a name of its own (a parameter kept in the graph); such a constant is never shared.
+
+        Raises:
+            ExportError: it has double precision.
         """
+        if array.dtype == np.float64:
+            raise ExportError(
+                "double precision cannot be exported, as boards compute in float32; call .float() on what comes in,"
+                " and leave .double() and torch.float64 out"
+            )
         if name is not None:
             self._constants[name] = array
             return name

@@ -152,12 +152,19 @@ def _eye(rows: int, columns: int | None = None, *, dtype: torch.dtype | None = N
     return places.to(dtype or torch.get_default_dtype())
 
 
+def _atan2(y: Tensor, x: Tensor) -> Tensor:
+    angle = torch.atan(y / torch.where(x == 0, 1, x))
+    behind = angle + torch.where(y < 0, -math.pi, math.pi)
+    return torch.where(x == 0, torch.sign(y) * (math.pi / 2), torch.where(x < 0, behind, angle))
+
+
 DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
     {
         torch.ops.aten.native_group_norm.default: _group_norm,
         torch.ops.aten.eye.default: _eye,
         torch.ops.aten.eye.m: _eye,
         torch.ops.aten.trunc.default: lambda x: torch.sign(x) * torch.floor(torch.abs(x)),
+        torch.ops.aten.atan2.default: _atan2,
         torch.ops.aten.hypot.default: lambda x, y: torch.sqrt(x * x + y * y),
         torch.ops.aten.isinf.default: lambda x: torch.abs(x) == math.inf,
         torch.ops.aten.erfc.default: lambda x: 1 - torch.erf(x),

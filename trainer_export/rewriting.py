@@ -73,8 +73,11 @@ def at_line_of(error: BaseException) -> str:
 
 def line_of(frame: FrameType | None) -> str:
     """The innermost line that is neither PyTorch's nor the exporter's; empty where there is none below the exporter."""
-    while frame is not None and not frame.f_code.co_filename.startswith(_FOREIGN[1]):
-        if not frame.f_code.co_filename.startswith((_FOREIGN[0], "<")):
+    while frame is not None:
+        is_ours = frame.f_code.co_filename.startswith(_FOREIGN[1])
+        if is_ours and frame.f_code.co_name != "__torch_function__":  # which stands between what the model calls
+            return ""
+        if not is_ours and not frame.f_code.co_filename.startswith((_FOREIGN[0], "<")):
             return f"line {frame.f_lineno} of {Path(frame.f_code.co_filename).name}"
         frame = frame.f_back
     return ""

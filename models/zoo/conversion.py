@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
+from torch.nn.utils.weight_norm import WeightNorm
 
 from fleet_protocol.errors import ConfigError
 from models.architecture import Architecture, call_builder
@@ -99,6 +100,15 @@ def _with_plain_masks(layer: nn.Module, args: tuple[Any, ...], kwargs: Mapping[s
     return args, {**kwargs, name: kwargs.get(name) or False}
 
 
+def _new_weight_norms(layer: nn.Module) -> bool:
+    """Make PyTorch's older weight norms, whose result no copy can have, the newer ones; whether there were any."""
+    old = [hook for hook in layer._forward_pre_hooks.values() if isinstance(hook, WeightNorm)]  # noqa: SLF001 - no public name
+    for hook in old:
+        nn.utils.remove_weight_norm(layer, hook.name)
+        nn.utils.parametrizations.weight_norm(layer, hook.name, hook.dim)
+    return bool(old)
+
+
 def convert(module: nn.Module) -> tuple[nn.Module, tuple[Replacement, ...]]:
     """Replace what cannot be exported.
 
@@ -126,6 +136,8 @@ def convert(module: nn.Module) -> tuple[nn.Module, tuple[Replacement, ...]]:
             made[id(layer)] = new
             return new
         made[id(layer)] = layer
+        if _new_weight_norms(layer):
+            done.append(Replacement(path, "weight_norm", "weight_norm of torch.nn.utils.parametrizations"))
         if getattr(layer, "inplace", False) is True:
             cast("Any", layer).inplace = False
             done.append(Replacement(path, f"{type(layer).__name__}(inplace=True)", "the same with a result of its own"))

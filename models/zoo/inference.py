@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import UninitializedParameter
+from torch.nn.utils.weight_norm import WeightNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from typing_extensions import override
@@ -177,6 +178,12 @@ def _refuse_unsliceable(arch: Architecture, module: nn.Module) -> None:
             raise ConfigError(
                 f"{arch.name}: {name or 'the model'} is a {type(layer).__name__} around the module that is wanted;"
                 " return that one, without DataParallel, torch.compile or torch.jit"
+            )
+        if any(isinstance(hook, WeightNorm) for hook in layer._forward_pre_hooks.values()):  # noqa: SLF001 - no public name
+            raise ConfigError(
+                f"{arch.name}: {name or 'the model'} ({type(layer).__name__}) has torch.nn.utils.weight_norm, whose"
+                " result no copy can have; use torch.nn.utils.parametrizations.weight_norm, which `shoal export"
+                " --convert` puts there"
             )
         if isinstance(layer, _BatchNorm):
             raise ConfigError(

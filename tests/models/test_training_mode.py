@@ -7,7 +7,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from fleet_protocol.errors import ConfigError
 from models import architecture, infer_layout
-from models.zoo.conversion import converted
+from models.zoo.conversion import convert, converted
 from models.zoo.layers import SpectralNorm, set_mode
 
 
@@ -95,6 +95,27 @@ def test_spectral_norm_is_converted():
     for mode in ("train", "eval"):
         found = set_mode(SpectralNorm(1), mode)(weight)
         torch.testing.assert_close(found, weight / torch.linalg.matrix_norm(rows, 2), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm")
+def test_the_older_weight_norm_is_refused_or_converted():
+    """By what the message names, which computes the same."""
+    for norm, is_old in ((nn.utils.parametrizations.weight_norm, False), (nn.utils.weight_norm, True)):
+        arch = arch_of(
+            lambda hidden, classes, norm=norm: nn.Sequential(norm(nn.Linear(4, hidden)), nn.Linear(hidden, classes))
+        )
+        if is_old:
+            with pytest.raises(
+                ConfigError, match=r"0 \(Linear\) has .*parametrizations\.weight_norm, which .*--convert"
+            ):
+                infer_layout(arch)
+        assert infer_layout(converted(arch) if is_old else arch)
+    layer, x = nn.utils.weight_norm(nn.Linear(4, 6), dim=1), torch.randn(5, 4)
+    expected = layer(x)
+    made, done = convert(layer)
+    assert [item.old for item in done] == ["weight_norm"]
+    torch.testing.assert_close(made(x), expected)
+    assert "parametrizations.weight.original0" in dict(made.named_parameters())
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script")

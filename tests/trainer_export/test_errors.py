@@ -179,17 +179,47 @@ def _cosines(x: Tensor) -> Tensor:
     return x @ torch.cos(2 * torch.pi / 6 * steps[:, None] * steps)
 
 
+def _masked(x: Tensor) -> Tensor:
+    y, mask = x.clone(), x > 0
+    y[mask] = 0.1 * y[mask]
+    return y
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.sum(0).view(2, 3) * torch.tensor([[1.0], [0.1]])
+
+
+def _bounded(x: Tensor) -> Tensor:
+    rows = functional.embedding((x > 0).long(), _rows(x))
+    return (rows * (1.0 / rows.norm(dim=-1, keepdim=True).clamp(min=1.0))).sum(2)
+
+
 REMEDIES: Mapping[str, tuple[Callable[[Tensor], Tensor], str, Callable[[Tensor], Tensor]]] = {
     "norm": (lambda x: x.norm(3, 1, keepdim=True), "use order 1 or 2", lambda x: x.norm(1, 1, keepdim=True)),
     "roll": (lambda x: x.roll(1), "name the dimension", lambda x: x.roll(1, 1)),
     "flip": (lambda x: x.flip(0), "name another dimension", lambda x: x.flip(1)),
     "mask": (lambda x: x[x > 0].sum(), "multiply by it", lambda x: (x * (x > 0)).sum(1, keepdim=True)),
+    "masked": (_masked, r"write torch\.where\(mask, new, old\)", lambda x: torch.where(x > 0, 0.1 * x, x)),
     "product": (
-        lambda x: x.sigmoid().prod(1, keepdim=True),
-        "exp of a sum of torch.log",
-        lambda x: x.sigmoid().log().sum(1, keepdim=True).exp(),
+        lambda x: x.sigmoid().prod(),
+        "prod or cumprod along one dimension",
+        lambda x: x.sigmoid().prod(1, keepdim=True) + x.cumprod(1),
     ),
-    "angle": (lambda x: torch.atan2(x, x * x + 1), "torch.atan of a quotient", lambda x: torch.atan(x / (x * x + 1))),
+    "double": (
+        lambda x: (x.double() / 3).float(),
+        r"double precision cannot be exported.*\.float\(\)",
+        lambda x: x.double().float() / 3,
+    ),
+    "doubled": (
+        lambda x: (x * torch.tensor([1.5], dtype=torch.float64)).float(),
+        r"double precision cannot be exported.*\.float\(\)",
+        lambda x: x * torch.tensor([1.5]),
+    ),
+    "bounded": (
+        lambda x: functional.embedding((x > 0).long(), _rows(x), max_norm=1.0).sum(2),
+        r"max_norm cannot.*rows \* \(max_norm / rows\.norm\(dim=-1, keepdim=True\)\.clamp\(min=max_norm\)\)",
+        _bounded,
+    ),
     "fourier": (lambda x: torch.fft.fft(x).real, "tables of cosines and sines", _cosines),
     "sampled": (lambda x: _sampled(x, "nearest"), "use mode='bilinear'", lambda x: _sampled(x, "bilinear")),
     "unpooled": (_unpooled, "use Upsample or a transposed", lambda x: nn.Upsample((2, 3))(_image(x)).flatten(1)),

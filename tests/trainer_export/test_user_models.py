@@ -57,6 +57,18 @@ class Written(nn.Module):
         return y
 
 
+class Counted(nn.Module):
+    """Places, products, angles and middles of what it gets, and numbers where a mask is true."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.clone()
+        y[y < 0.1] = 0.2
+        y[(y.sum(3) > 2) & (y.amin(3) > -1)] = -0.3
+        least = x.flatten(2).argmin(2).to(x.dtype)[..., None, None]
+        angle = torch.atan2(x, y.flip(3)) + torch.atan2(torch.zeros_like(x), torch.sign(x))
+        return y * least + angle + x.cumprod(3) + y.prod(2, keepdim=True) - x.median(3, keepdim=True)[0]
+
+
 class Selfish(nn.Module):
     """Attention through PyTorch's own fused function, with a large vocabulary."""
 
@@ -87,6 +99,15 @@ class Patchwork(nn.Module):
         return self.head(torch.cat([gated, extra / (1 + extra.abs())], 1).tanh())
 
 
+def _averages() -> nn.Sequential:
+    return nn.Sequential(
+        nn.AvgPool2d(2, ceil_mode=True, divisor_override=3),
+        nn.AvgPool2d(3, 1, 1, count_include_pad=False),
+        nn.AvgPool2d((2, 3), 1, (1, 0), divisor_override=5),
+        nn.AvgPool2d(2, divisor_override=3),
+    )
+
+
 IMAGE_BODIES: dict[str, Callable[[], nn.Module]] = {
     "strided": lambda: Mean(nn.Sequential(nn.Conv2d(2, 5, 3, stride=2), nn.ReLU(), nn.Conv2d(5, 4, 2)), 4),
     "dilated": lambda: Mean(nn.Sequential(nn.Conv2d(2, 6, 3, padding=2, dilation=2), nn.SiLU()), 6),
@@ -96,6 +117,8 @@ IMAGE_BODIES: dict[str, Callable[[], nn.Module]] = {
     "overlapping max-pool": lambda: Mean(nn.Sequential(nn.Conv2d(2, 4, 3), nn.MaxPool2d(3, 2, 1)), 4),
     "max-pool of three": lambda: Mean(nn.Sequential(nn.Conv2d(2, 4, 1), nn.ReLU(), nn.MaxPool2d((3, 2))), 4),
     "average pool": lambda: Mean(nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.AvgPool2d(2), nn.Softplus()), 4),
+    "padded average pool": lambda: Mean(nn.Sequential(nn.Conv2d(2, 4, 1), _averages()), 4),
+    "counted": lambda: Mean(nn.Sequential(nn.Conv2d(2, 4, 1), Counted()), 4),
     "group norm": lambda: Mean(nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.ELU()), 4),
     "leaky": lambda: Mean(nn.Sequential(nn.Conv2d(2, 4, 3), nn.LeakyReLU(0.2), nn.Hardswish()), 4),
     "in place": lambda: Mean(nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(inplace=True), nn.Hardtanh()), 4),

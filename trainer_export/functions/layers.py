@@ -1,7 +1,9 @@
 """Layers of other layers: bags of embeddings, norms of single samples, activations; and those that cannot be had."""
 
+import functools
+import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -114,6 +116,45 @@ def _cdist(left: Tensor, right: Tensor, p: float = 2.0, compute_mode: Any = None
     return distance
 
 
+def _embedding(
+    tokens: Tensor, weight: Tensor, padding_idx: int | None = None, max_norm: float | None = None, *_: Any, **__: Any
+) -> Any:
+    del tokens, weight, padding_idx
+    if max_norm is None:
+        return NotImplemented
+    raise ExportError(
+        "embedding with max_norm cannot be exported, as it changes its table while it reads; leave it out, and divide"
+        " what was read: rows * (max_norm / rows.norm(dim=-1, keepdim=True).clamp(min=max_norm))"
+    )
+
+
+def _parts(x: Tensor, dim: Any) -> Sequence[Tensor] | None:
+    """The slices along a dimension whose size is known."""
+    return x.unbind(dim) if isinstance(dim, int) and isinstance(x.shape[dim], int) else None
+
+
+def _prod(x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
+    parts = _parts(x, dim)
+    if parts is None or dtype is not None:
+        return NotImplemented
+    found = functools.reduce(torch.mul, parts)
+    return found.unsqueeze(dim) if keepdim else found
+
+
+def _cumprod(x: Tensor, dim: Any, *, dtype: Any = None) -> Any:
+    parts = _parts(x, dim)
+    if parts is None or dtype is not None:
+        return NotImplemented
+    return torch.stack([*itertools.accumulate(parts, torch.mul)], dim)
+
+
+def _median(x: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
+    if dim is None:
+        return NotImplemented
+    value, place = (part.narrow(dim, (x.shape[dim] - 1) // 2, 1) for part in x.sort(dim=dim, stable=True))
+    return torch.return_types.median((value, place) if keepdim else (value.squeeze(dim), place.squeeze(dim)))
+
+
 def _batch_norm(*_: Any, **__: Any) -> Any:
     raise ExportError(
         "batch norm cannot be exported: running averages of unequal sub-models cannot be merged; `shoal export"
@@ -148,6 +189,10 @@ FUNCTIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         torch.diag_embed: _diag_embed,
         torch.cdist: _cdist,
         functional.batch_norm: _batch_norm,
+        functional.embedding: _embedding,
+        **dict.fromkeys((torch.prod, torch.Tensor.prod), _prod),
+        **dict.fromkeys((torch.cumprod, torch.Tensor.cumprod), _cumprod),
+        **dict.fromkeys((torch.median, torch.Tensor.median), _median),
         **dict.fromkeys(
             (functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d), _dropout
         ),

@@ -112,15 +112,16 @@ def _average(rank: int) -> Callable[..., Tensor]:
         kernel, pads = _each(kernel_size, rank), _each(padding, rank)
         steps = kernel if stride is None or stride == () else _each(stride, rank)
         tiling = steps == kernel and not any(pads) and not ceil_mode
-        if x.dim() != rank + 2 or divisor_override or (tiling and rank < 3):
+        summed = divisor_override is not None
+        if x.dim() != rank + 2 or (tiling and rank < 3 and not summed):
             return NotImplemented
 
         def shrink(axis: int) -> Callable[[Tensor], Tensor]:
-            return lambda eye: functional.avg_pool1d(
-                eye.flatten(1).unsqueeze(1), kernel[axis], steps[axis], pads[axis], ceil_mode, count_include_pad
-            )
+            settings = (kernel[axis], 1), (steps[axis], 1), (pads[axis], 0), ceil_mode, count_include_pad
+            return lambda eye: functional.avg_pool2d(eye.flatten(1)[:, None, :, None], *settings, 1 if summed else None)
 
-        return along_axes(x, [shrink(axis) for axis in range(rank)])
+        means = along_axes(x, [shrink(axis) for axis in range(rank)])
+        return means / divisor_override if divisor_override is not None else means
 
     return pool
 

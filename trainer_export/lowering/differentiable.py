@@ -41,8 +41,6 @@ def _max_pool(e: Emitter, out: Sequence[Spec], x: Value, *settings: Any) -> tupl
 
 def _average_pool(e: Emitter, out: Spec, x: Value, *settings: Any) -> Value:
     mean = MeanWindow(*settings)
-    if mean.divisor_override is not None:
-        raise ExportError("avg_pool2d(divisor_override=...) cannot be exported; multiply the result instead")
     name = e.graph.node(
         "AveragePool", e.plain(x), **mean.window.attributes, count_include_pad=int(mean.count_include_pad)
     )

@@ -24,8 +24,7 @@ _SUGGESTIONS: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(
             ("bernoulli", "exponential", "rrelu", "rand", "normal_", "uniform_", "empty"), _NO_RANDOM_NUMBERS
         ),
-        "atan2": "torch.atan of a quotient",
-        "prod": "multiplications, or torch.exp of a sum of torch.log",
+        "prod": "prod or cumprod along one dimension of fixed size",
         "grid_sampler": "torch.nn.functional.grid_sample, which is written in simpler operators",
         "nonzero": "a mask and a multiplication: sizes must not depend on values",
         "linalg": "additions and matrix products",
@@ -83,7 +82,10 @@ def lower(
         if node.op == "placeholder":
             known[node] = next(waiting)
         elif node.op == "get_attr":
-            known[node] = _constant(emitter, getattr(trace.program, str(node.target)))
+            try:
+                known[node] = _constant(emitter, getattr(trace.program, str(node.target)))
+            except ExportError as error:
+                raise ExportError(f"{trace.where(next(iter(node.users), node))}: {error}") from error
         elif node.op == "output":
             return [_resolve(known, value) for value in node.args[0]]
         else:

@@ -67,7 +67,10 @@ def _places(e: Emitter, sizes: Sequence[Dim], indices: Sequence[Value]) -> Value
     flat: Value | None = None
     for number, (size, index) in enumerate(zip(sizes, indices, strict=True)):
         if index.dtype == torch.bool:
-            raise ExportError("indexing by a mask cannot be exported: sizes must not depend on values; multiply by it")
+            raise ExportError(
+                "indexing by a mask cannot be exported: sizes must not depend on values; multiply by it, or write"
+                " torch.where(mask, new, old)"
+            )
         place = e.cast(index, torch.int64)
         if isinstance(size, int):
             low = e.pointwise("Less", place, e.scalar(0, torch.int64), dtype=torch.bool)
@@ -108,7 +111,14 @@ def _index(e: Emitter, out: Spec, x: Value, indices: Sequence[Value | None]) -> 
 def _index_put(
     e: Emitter, out: Spec, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False
 ) -> Value:
-    """Serial, as the look-up's gradient in `shape`: the runtime's parallel scatter loses sums of repeated places."""
+    """Serial, as the look-up's gradient in `shape`: the runtime's parallel scatter loses sums of repeated places.
+
+    One number where a mask is true is a choice.
+    """
+    mask = indices[0]
+    if len(indices) == 1 and mask is not None and mask.dtype == torch.bool and not values.rank and not accumulate:
+        over = e.view(mask, (*mask.shape, *(1,) * (x.rank - mask.rank)))
+        return e.pointwise("Where", over, values, x, dtype=out.dtype)
     chosen, rest, together = _indexed(x, indices)
     sizes = [x.shape[d] for d in chosen]
     flat = _places(e, sizes, [i for i in indices if i is not None])
@@ -130,7 +140,6 @@ def _index_put(
     name = e.graph.node("ScatterElements", target, wide, updates, axis=0, reduction=reduction)
     back = e.view(e.value(name, (rows, width), x.dtype), (*sizes, *kept))
     dims = [*chosen, *rest]
-    del out
     return permuted(back, [dims.index(d) for d in range(x.rank)])
 
 

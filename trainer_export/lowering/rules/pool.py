@@ -144,7 +144,7 @@ def _tiling_of_average(settings: Sequence[Any]) -> tuple[tuple[int, ...], int]:
         raise ExportError(
             "average pooling with overlapping or padded windows cannot be exported; use stride = kernel size"
         )
-    return mean.window.size, mean.divisor_override or math.prod(mean.window.size)
+    return mean.window.size, math.prod(mean.window.size)
 
 
 def _open_windows(sizes: Sequence[int], kernel: Sequence[int]) -> list[int]:

@@ -72,11 +72,14 @@ def _var_mean(
     return _var(e, out[0], x, dim, correction, keepdim), e.reduce("ReduceMean", x, axes, keep=keepdim)
 
 
-def _argmax(e: Emitter, out: Spec, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
-    if dim is None:
-        x, dim = e.view(x, (math.prod(x.shape),)), 0
-    name = e.graph.node("ArgMax", e.plain(x), axis=dim % x.rank, keepdims=int(keepdim))
-    return e.value(name, out.shape, torch.int64)
+def _place(op_type: str) -> Callable[..., Value]:
+    def lower(e: Emitter, out: Spec, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+        if dim is None:
+            x, dim = e.view(x, (math.prod(x.shape),)), 0
+        name = e.graph.node(op_type, e.plain(x), axis=dim % x.rank, keepdims=int(keepdim))
+        return e.value(name, out.shape, torch.int64)
+
+    return lower
 
 
 def _vector_norm(e: Emitter, out: Spec, x: Value, *args: Any, **_: object) -> Value:
@@ -103,7 +106,8 @@ LOWERINGS: dict[Any, Callable[..., Any]] = {
     aten.amin.default: _reduction("ReduceMin"),
     aten.sum.default: _total("ReduceSum"),
     aten.mean.default: _total("ReduceMean"),
-    aten.argmax.default: _argmax,
+    aten.argmax.default: _place("ArgMax"),
+    aten.argmin.default: _place("ArgMin"),
     aten.var.correction: _var,
     aten.var_mean.correction: _var_mean,
     aten.any.default: _any,
