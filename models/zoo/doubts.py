@@ -24,8 +24,23 @@ def explained(doubt: Doubt, case: Case, works: Callable[[Axis], bool]) -> str:
         case: the model.
         works: whether the architecture can be cut with another form of an axis.
     """
-    first, again = case.views[0].before.outputs, case.views[0].subject.run(gradients=False).outputs
+    subject = case.views[0].subject
+    lost = next((row for row in _numbers(subject, subject.state) if bool(row[2].isnan().any())), None)
+    if lost is not None:
+        return (
+            "NaN arises from ordinary numbers, with which layouts are proved, in or before module"
+            f" {lost[0] or 'the model'} ({lost[1]}); keep what goes into logarithms, roots and"
+            " broken powers above 0, as x.clamp(min=1e-6) does"
+        )
+    first, kept, state = case.views[0].before.outputs, _kept(subject.module), torch.get_rng_state()
+    again = subject.run(gradients=False).outputs
     if not all(torch.allclose(one, other) for one, other in zip(first, again, strict=True)):
+        moved = [name for name, value in _kept(subject.module).items() if kept.get(name) != value]
+        if moved and torch.equal(state, torch.get_rng_state()):
+            return (
+                f"the model computes something else each time it runs, and {moved[0]} changes with each; a graph keeps"
+                " nothing between two batches, so compute from the batch alone"
+            )
         return (
             "the model computes something else each time it runs, so it draws random numbers; let a NoiseLayer of"
             " models.zoo.dropout draw them, and only in training: its uniform(x) becomes an input of the graph"
@@ -50,6 +65,18 @@ def explained(doubt: Doubt, case: Case, works: Callable[[Axis], bool]) -> str:
         )
         last = "declare it with leading=True if its leading units alone make sense (for static plans, no others)"
     return f"{what}; {', or '.join([*_remedies(case, axis, works), last])}"
+
+
+def _kept(module: nn.Module) -> dict[str, Any]:
+    """What the modules keep beside parameters, buffers and PyTorch's own, to be compared."""
+    return {
+        f"{name} of module {path or 'the model'} ({type(layer).__name__})": id(value)
+        if isinstance(value, Tensor)
+        else repr(value)
+        for path, layer in module.named_modules()
+        for name, value in vars(layer).items()
+        if not name.startswith("_") and not isinstance(value, nn.Module)
+    }
 
 
 def _remedies(case: Case, axis: Axis, works: Callable[[Axis], bool]) -> Iterator[str]:

@@ -97,6 +97,37 @@ def test_spectral_norm_is_converted():
         torch.testing.assert_close(found, weight / torch.linalg.matrix_norm(rows, 2), rtol=1e-3, atol=1e-4)
 
 
+class Between(nn.Sequential):
+    """A function between two layers, which may count its calls."""
+
+    def __init__(self, hidden, classes, function):
+        super().__init__(nn.Linear(4, hidden), nn.Linear(hidden, classes))
+        self.function, self.calls = function, 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self[1](self.function(self[0](x), self.calls))
+
+
+@pytest.mark.parametrize(
+    ("function", "message", "instead"),
+    [
+        (
+            lambda y, _: y.log(),
+            r"NaN arises .* in or before module 1 \(Linear\).*clamp",
+            lambda y, _: y.clamp(min=1e-6).log(),
+        ),
+        (lambda y, calls: y * calls, r"calls of module the model \(Between\) changes", lambda y, _: y * y.mean()),
+        (lambda y, _: y + torch.rand_like(y), "draws random numbers", lambda y, _: y + 1),
+    ],
+)
+def test_a_model_that_computes_no_numbers_or_others_each_time(function, message, instead):
+    """What is at fault is named, and what it is advised holds."""
+    with pytest.raises(ConfigError, match=message):
+        infer_layout(arch_of(lambda *sizes: Between(*sizes, function)))
+    assert infer_layout(arch_of(lambda *sizes: Between(*sizes, instead)))
+
+
 @pytest.mark.filterwarnings("ignore:.*weight_norm")
 def test_the_older_weight_norm_is_refused_or_converted():
     """By what the message names, which computes the same."""
