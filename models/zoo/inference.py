@@ -5,9 +5,12 @@ happen on torch's meta device and cost no memory.
 """
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -172,6 +175,21 @@ def _shapes(module: nn.Module) -> Shapes:
     return {name: tuple(value.shape) for name, value in module.named_parameters()}
 
 
+def _functions(layer: nn.Module) -> Iterator[tuple[str, str]]:
+    """The hooks and attributes of a layer that are functions with a module or tensor in them: no copy replaces it."""
+    hooks = [*layer._forward_hooks.values(), *layer._forward_pre_hooks.values()]  # noqa: SLF001 - no public name
+    given: list[tuple[str, Any, tuple[type, ...]]] = [
+        ("a hook", hook, (nn.Module, Tensor, list, dict)) for hook in hooks
+    ]
+    given += [(f"attribute {name}", value, (nn.Module, Tensor)) for name, value in vars(layer).items()]
+    for what, function, kinds in given:
+        if isinstance(function, FunctionType):
+            held = [*inspect.getclosurevars(function).nonlocals.values(), *(function.__defaults__ or ())]
+            if any(isinstance(value, kinds) for value in held):
+                code = function.__code__
+                yield what, f"line {code.co_firstlineno} of {Path(code.co_filename).name}"
+
+
 def _refuse_unsliceable(arch: Architecture, module: nn.Module) -> None:
     for name, layer in module.named_modules():
         if isinstance(layer, _WRAPPERS) or hasattr(layer, "_orig_mod"):
@@ -184,6 +202,12 @@ def _refuse_unsliceable(arch: Architecture, module: nn.Module) -> None:
                 f"{arch.name}: {name or 'the model'} ({type(layer).__name__}) has torch.nn.utils.weight_norm, whose"
                 " result no copy can have; use torch.nn.utils.parametrizations.weight_norm, which `shoal export"
                 " --convert` puts there"
+            )
+        for what, function in _functions(layer):
+            raise ConfigError(
+                f"{arch.name}: {what} of {name or 'the model'} ({type(layer).__name__}), {function}, holds a"
+                " module, a tensor or a collection from outside, which stays the original's in every copy of the model;"
+                " make it a method of the module (register_forward_hook(self.keep), say), whose copy has its own"
             )
         if isinstance(layer, _BatchNorm):
             raise ConfigError(

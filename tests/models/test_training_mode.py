@@ -167,3 +167,38 @@ def test_a_wrapper_is_refused(wrap, kind):
     with pytest.raises(ConfigError, match=rf"{kind} .*return that one, without DataParallel, torch\.compile or"):
         infer_layout(arch_of(lambda *sizes: wrap(bare(*sizes))))
     assert infer_layout(arch_of(bare))
+
+
+class Listening(nn.Module):
+    """Multiplies its output by what a hook of its first layer kept."""
+
+    def __init__(self, hidden, classes, how):
+        super().__init__()
+        self.first, self.last, self.gate = nn.Linear(4, hidden), nn.Linear(hidden, classes), nn.Linear(4, hidden)
+        self.kept = {}
+        if how == "hook":
+            self.first.register_forward_hook(lambda _, given, result: result * self.gate(given[0]).sigmoid())
+        elif how == "dictionary":
+            kept = self.kept
+            self.first.register_forward_hook(lambda _, given, result: kept.update(x=result))
+        elif how == "attribute":
+            self.act = lambda x: x * self.gate.weight.sum(1)
+        else:
+            self.first.register_forward_hook(self.gated)
+
+    def gated(self, _, given, result):
+        return result * self.gate(given[0]).sigmoid()
+
+    def forward(self, x):
+        y = self.first(x)
+        return self.last(self.act(y) if hasattr(self, "act") else y + self.kept.get("x", 0))
+
+
+@pytest.mark.parametrize("how", ["hook", "dictionary", "attribute"])
+def test_functions_that_hold_the_model_they_were_made_for(how):
+    """A copy would compute with what the original has; the method that the message asks for goes with it."""
+    with pytest.raises(
+        ConfigError, match=r"line \d+ of test_training_mode.py, holds .* make it a method of the module"
+    ):
+        infer_layout(arch_of(lambda *sizes: Listening(*sizes, how)))
+    assert infer_layout(arch_of(lambda *sizes: Listening(*sizes, "method")))
