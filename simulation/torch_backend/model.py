@@ -215,7 +215,7 @@ def _noise_layers(module: nn.Module, manifest: Manifest) -> list[NoiseLayer]:
 def _fed(layers: Sequence[NoiseLayer], noise: Sequence[Tensor]) -> Iterator[None]:
     """Give layers their random numbers for one forward pass."""
     for layer, numbers in zip(layers, noise, strict=True):
-        layer.noise = numbers
+        layer.noise, layer.taken = numbers, 0
     try:
         yield
     finally:
