@@ -1,11 +1,15 @@
 """What a user reads when a layout does not hold: the axis, the tensor, the module, and a remedy that was tried."""
 
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from typing_extensions import override
 
 from models.axes import Axis
 from models.dims import Dim
@@ -14,6 +18,29 @@ from models.zoo.exchange import Dims, Subject, exchanged, turned
 from models.zoo.proof import ALIKE, Case, Doubt, proved_dims
 
 _MOST_TRIALS = 16
+_TORCH = str(Path(torch.__file__).parent)
+
+
+class _Drawing(TorchFunctionMode):
+    """Notes which line of the user's file moves torch's random state first.
+
+    Attributes:
+        where: for a message; empty before.
+    """
+
+    where = ""
+
+    @override
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        state = torch.get_rng_state()
+        result = func(*args, **(kwargs or {}))
+        if not self.where and not torch.equal(state, torch.get_rng_state()):
+            frames = reversed(traceback.extract_stack()[:-1])
+            frame = next((item for item in frames if not item.filename.startswith(_TORCH)), None)
+            if frame is not None:
+                name = getattr(func, "__name__", str(func))
+                self.where = f" ({name} in line {frame.lineno} of {Path(frame.filename).name})"
+        return result
 
 
 def explained(doubt: Doubt, case: Case, works: Callable[[Axis], bool]) -> str:
@@ -33,7 +60,9 @@ def explained(doubt: Doubt, case: Case, works: Callable[[Axis], bool]) -> str:
             " broken powers above 0, as x.clamp(min=1e-6) does"
         )
     first, kept, state = case.views[0].before.outputs, _kept(subject.module), torch.get_rng_state()
-    again = subject.run(gradients=False).outputs
+    drawing = _Drawing()
+    with drawing:
+        again = subject.run(gradients=False).outputs
     if not all(torch.allclose(one, other) for one, other in zip(first, again, strict=True)):
         moved = [name for name, value in _kept(subject.module).items() if kept.get(name) != value]
         if moved and torch.equal(state, torch.get_rng_state()):
@@ -42,8 +71,9 @@ def explained(doubt: Doubt, case: Case, works: Callable[[Axis], bool]) -> str:
                 " nothing between two batches, so compute from the batch alone"
             )
         return (
-            "the model computes something else each time it runs, so it draws random numbers; let a NoiseLayer of"
-            " models.zoo.dropout draw them, and only in training: its uniform(x) becomes an input of the graph"
+            f"the model computes something else each time it runs, so it draws random numbers{drawing.where}; let a"
+            " NoiseLayer of models.zoo.dropout draw them, and only in training: its uniform(x) becomes an input of the"
+            " graph"
         )
     axis = case.axes[doubt.axis]
     carriers = [place for place, moved in case.growth.items() if axis.name in moved]
@@ -64,6 +94,9 @@ def explained(doubt: Doubt, case: Case, works: Callable[[Axis], bool]) -> str:
             f" value), first in {module}"
         )
         last = "declare it with leading=True if its leading units alone make sense (for static plans, no others)"
+        fixed = next((name for name, value in subject.module.named_buffers() if axis.size in value.shape), None)
+        if fixed is not None:
+            last += f", or make buffer {fixed} a parameter with requires_grad=False, whose places go with the units"
     return f"{what}; {', or '.join([*_remedies(case, axis, works), last])}"
 
 

@@ -44,10 +44,41 @@ def variational(
 
 def test_a_model_that_draws_random_numbers() -> None:
     """The message says what it is, and with a layer for the numbers the model is cut and trains as in PyTorch."""
-    with pytest.raises(ConfigError, match="draws random numbers; let a NoiseLayer"):
+    with pytest.raises(
+        ConfigError, match=r"numbers \(randn_like in line \d+ of test_random_models.py\); let a NoiseLayer"
+    ):
         infer_layout(variational)
     advised = {"as_advised": True}
     assert infer_layout(variational, advised).axes["code"].size == 8
     torch.manual_seed(3)
     module = build(variational, 0.5, settings=advised)
     assert train_report(module, Signature((5,), "float32", 3), sizes=(3, 2)).worst_absolute <= 1e-5
+
+
+class FixedFeatures(nn.Module):
+    """Multiplies its units by numbers that were drawn once, for ever."""
+
+    def __init__(self, units: int, classes: int, *, as_advised: bool) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(5, units), nn.Linear(units, classes)
+        drawn = torch.linspace(0.5, 2, units)
+        if as_advised:
+            self.scale = nn.Parameter(drawn, requires_grad=False)
+        else:
+            self.register_buffer("scale", drawn)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.decoder((self.encoder(x) * self.scale).relu())
+
+
+@architecture()
+def fixed(cut: Cut, *, input_shape: tuple[int, ...] = (5,), classes: int = 3, as_advised: bool = False) -> nn.Module:
+    """Build the model."""
+    return FixedFeatures(cut.width("units", 8), cut.classes(classes), as_advised=as_advised)
+
+
+def test_a_buffer_with_a_place_for_each_unit() -> None:
+    """As a frozen parameter it is cut with them."""
+    with pytest.raises(ConfigError, match="make buffer scale a parameter with requires_grad=False"):
+        infer_layout(fixed)
+    assert infer_layout(fixed, {"as_advised": True}).axes["units"].size == 8
