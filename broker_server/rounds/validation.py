@@ -39,7 +39,9 @@ def size_limit(task: TaskRecord, manifest: Manifest, stays: Collection[str] = ()
     return 4 * sum(math.prod(shape) for shape in shapes.values()) + HEADER_ALLOWANCE_BYTES
 
 
-def check_done(done: Done, task: TaskRecord, manifest: Manifest, stays: Collection[str] = ()) -> None:
+def check_done(
+    done: Done, task: TaskRecord, manifest: Manifest, stays: Collection[str] = (), *, hides: bool = False
+) -> None:
     """Check what a device says about its update.
 
     Args:
@@ -48,6 +50,7 @@ def check_done(done: Done, task: TaskRecord, manifest: Manifest, stays: Collecti
         manifest: of the task's tier.
         stays: parameters that stay on the device. If there are any, its labels stay as well: its head, and with it
             what a label means, may be its own.
+        hides: the device hides its part, and tells no labels.
 
     Raises:
         RefusedError: it is of another run, round or tier, too large, or has labels that do not exist.
@@ -70,7 +73,7 @@ def check_done(done: Done, task: TaskRecord, manifest: Manifest, stays: Collecti
             raise RefusedError(RefusalReason.BAD_LABELS, f"labels, which stay on the device with its {min(stays)}")
         return
     wrong = [label for label in done.metrics.labels if not 0 <= label < manifest.classes]
-    if wrong or not done.metrics.labels:
+    if wrong or not (done.metrics.labels or hides):
         found = f"label {wrong[0]}" if wrong else "no labels"
         raise RefusedError(RefusalReason.BAD_LABELS, f"{found}; the model has labels 0 to {manifest.classes - 1}")
 

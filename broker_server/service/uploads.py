@@ -105,7 +105,8 @@ class Uploads:
             self._store.take(task.record)
         record = task.record
         try:
-            check_done(message, record, task.manifest, task.instructions.stays)
+            asked = task.instructions
+            check_done(message, record, task.manifest, asked.stays, hides=asked.upload.hiding is not None)
             missing = self._partial.missing(record.id, message.update)
             if missing:
                 # Brokers keep the order of one topic only: the announcement may overtake the chunks.

@@ -303,6 +303,16 @@ def test_a_run_hides_bounds_and_tells(url, config, running, fleet):
     assert [item["epsilon"] for item in as_json] == told
 
 
+def test_updates_with_noise_of_the_boards_are_taken_without_labels(url, config, running, fleet):
+    """Boards that hide their part tell no labels, and are not refused for it."""
+    tables = {**LOCAL, "round": {"min_devices": 2}, "evaluation": {"data": None}}
+    with contextlib.ExitStack() as stack:
+        for name in ("a", "b"):
+            stack.enter_context(Peer(fleet, name, url, honest(1.0, labels=())))
+        finished = running(config(**tables), url).wait()
+    assert (finished.status, finished.rounds) == ("finished", 1), finished.error
+
+
 def test_noise_of_a_fleet_is_drawn_anew(config):
     """Two contexts of one run draw different bytes; those of a simulation are of its seed."""
     one, other = prepare(config, **CENTRAL), prepare(config, **CENTRAL)
