@@ -50,6 +50,16 @@ def test_a_fleet_ends_where_its_simulation_does(tmp_path, encoding, strategy, sh
 
 
 @pytest.mark.slow
+def test_boards_that_add_noise_themselves(tmp_path):
+    """They tell no labels, are taken all the same, and the run ends near its simulation, whose noise is another."""
+    tables = TINY | {"privacy": {"where": "local", "clip": 1.0, "noise_multiplier": 0.001, "delta": 1e-5}}
+    hidden = settings(tmp_path / "sim", tmp_path / "cache", **tables)
+    simulated, finished = simulate(hidden), as_a_fleet(hidden, tmp_path)
+    assert (finished.status, finished.rounds) == ("finished", 4), finished.error
+    assert finished.evaluation.loss == pytest.approx(simulated.finished.evaluation.loss, rel=0.02)
+
+
+@pytest.mark.slow
 def test_the_torch_backend_encodes_as_well(tmp_path):
     """Its updates have as many bytes, and it keeps what they lose."""
     tables = TINY | {"upload": {"encoding": "int8"}}
