@@ -287,6 +287,10 @@ Image.new("L", (4, 4)).save("pictures/cat/one.png")
 x, y = read_images(ImagesData(path=Path("pictures"), size=(2, 2), channels=1))
 print(x.shape == (1, 1, 2, 2))
 """,
+    "privacy": """
+from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
+print(4.3 < get_epsilon_gaussian(1.0, 1e-5) < 4.4)
+""",
     "ray": """
 from simulation.engines.cluster import connect, disconnect
 print(connect(None, workers=1))
