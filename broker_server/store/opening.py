@@ -80,15 +80,27 @@ def open_for_reading(path: Path) -> Engine:
 
 def _connect_to_read(path: Path) -> sqlite3.Connection:
     """Connect without leaving SQLite's ``-wal`` and ``-shm`` files behind, or changing those of a server."""
+    how = _how_to_read(path)
+    while True:
+        address = f"{path.absolute().as_uri()}?mode=ro{how}"
+        connection = sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
+        try:  # the files are opened by the first look, and from then on kept
+            connection.execute("SELECT 1 FROM sqlite_master").close()
+        except sqlite3.OperationalError:
+            connection.close()
+            if how == (how := _how_to_read(path)):
+                raise  # else a server has begun or ended its work meanwhile
+        else:
+            return connection
+
+
+def _how_to_read(path: Path) -> str:
     log, shared = (path.with_name(path.name + ending) for ending in ("-wal", "-shm"))
     if not log.is_file() or not log.stat().st_size:
-        how = "&immutable=1"  # the database file is whole: read it without locks, for which SQLite would make files
-    elif shared.is_file():
-        how = "&readonly_shm=1"  # use what the server left or is using, without a mark of our own in it
-    else:
-        how = ""  # a copy without its index, which SQLite must make anew
-    address = f"{path.absolute().as_uri()}?mode=ro{how}"
-    return sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
+        return "&immutable=1"  # the database file is whole: read it without locks, for which SQLite would make files
+    if shared.is_file():
+        return "&readonly_shm=1"  # use what the server left or is using, without a mark of our own in it
+    return ""  # a copy without its index, which SQLite must make anew
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from broker_server.rounds.advice import Advice, advice
 from broker_server.rounds.artifacts import TierArtifacts
 from broker_server.rounds.best import best_of
 from broker_server.rounds.stopping import stop_on_signals
@@ -118,6 +119,13 @@ def _draw_status(view: queries.StatusView) -> None:
     say(f"  refused: {refused}")
 
 
+def _draw_advice(found: Sequence[Advice]) -> None:
+    for item in found:
+        say(f"{item.title}\n  {item.evidence}\n  {item.remedy}")
+    if not found:
+        say("nothing: no rule finds anything wrong")
+
+
 def _draw_devices(views: Sequence[queries.DeviceView]) -> None:
     rows = []
     for view in views:
@@ -210,6 +218,7 @@ def _draw_log(events: Sequence[EventRecord]) -> None:
 
 
 STATUS = Shown(queries.status, _draw_status)
+ADVICE = Shown(advice, _draw_advice)
 DEVICES = Shown(queries.devices, _draw_devices)
 ROUNDS = Shown(queries.rounds, _draw_rounds)
 RUNS = Shown(queries.runs, _draw_runs)

@@ -19,6 +19,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from fastapi.staticfiles import StaticFiles
 from prometheus_client.exposition import choose_encoder
 
+from broker_server.rounds.advice import Advice, advice
 from broker_server.rounds.best import VersionView, versions
 from broker_server.rounds.coverage import Coverage, coverage
 from broker_server.rounds.run_context import RunContext
@@ -118,6 +119,10 @@ def _api(store: Path) -> APIRouter:
     @get("/runs/{run}/versions", list[VersionView], "The global versions of a run, with what they were judged.")
     def _versions(run: str) -> JSONResponse:
         return look(versions, run)
+
+    @get("/runs/{run}/advice", list[Advice], "What to do next, with the evidence.")
+    def _advice(run: str) -> JSONResponse:
+        return look(advice, run)
 
     @get("/runs/{run}/coverage", Coverage, "Which coordinates of the model the merged updates held.")
     def _coverage(run: str, last: Last = None, tier: str | None = None, device: str | None = None) -> JSONResponse:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from broker_server.store import Store
+from broker_server.store import Store, opening
 from broker_server.store.schema import SCHEMA_VERSION
 from fleet_protocol.errors import StorageError
 from tests.broker_server.store_fixture import restore
@@ -122,3 +122,21 @@ def test_reading_does_not_make_a_store(tmp_path):
     with pytest.raises(StorageError, match="no store in"):
         Store(tmp_path / "nothing", read_only=True)
     assert not (tmp_path / "nothing").exists()
+
+
+def test_a_server_that_ends_while_the_store_is_opened_disturbs_nobody(tmp_path, monkeypatch):
+    """What was there when a reader looked is gone when it opens: it looks again, and gives up where nothing changes."""
+    closed(tmp_path)
+    used, found = "&readonly_shm=1", []
+
+    def look(path, really=opening._how_to_read):
+        found.append(used if not found else really(path))
+        return found[-1]
+
+    monkeypatch.setattr(opening, "_how_to_read", look)
+    with contextlib.closing(Store(tmp_path, read_only=True)) as reading:
+        assert reading.events()[-1].detail == "before the end"
+    assert found[:2] == [used, "&immutable=1"]
+    monkeypatch.setattr(opening, "_how_to_read", lambda _path: used)
+    with pytest.raises(StorageError, match="unable to open"):
+        Store(tmp_path, read_only=True)

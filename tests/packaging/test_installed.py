@@ -68,6 +68,7 @@ LACKING = {
     "up --fleet t": "server",
     "run --config fleet.toml": "server",
     "status": "server",
+    "advice": "server",
     "devices": "server",
     "devices release d": "server",
     "rounds": "server",

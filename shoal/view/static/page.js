@@ -173,39 +173,6 @@ function steering(run) {
 
 const releasing = (view) => (acts() && view.reason.startsWith("in quarantine") ? verb("release", "Release", `Ask ${view.device.id} again from the next round?`, { device: view.device.id }) : "");
 
-// ---- what to do next: a few rules, each with its evidence
-
-function advice() {
-  const found = [], { status, devices, versions } = state, run = status.run, rounds = [...state.rounds.values()].sort((a, b) => a.round.number - b.round.number);
-  const say = (kind, title, evidence, remedy) => found.push({ kind, title, evidence, remedy });
-  const newest = rounds.at(-1)?.round, longest = run.config.round.deadline_seconds + run.config.round.wait_seconds + 60;
-  const still = Date.now() / 1000 - Math.max(run.created_at, newest?.ended_at ?? newest?.planned_at ?? 0);
-  if (run.status === "running" && still > longest) say("bad", "The run is in progress, and nothing happens", `Its rounds have not moved for ${seconds(still)}; one may take ${seconds(longest)}.`, "See whether its server is up; `shoal run` with the same configuration goes on with it.");
-  const last = rounds.filter((view) => view.round.ended_at).slice(-5), lost = last.filter((view) => view.round.state === "abandoned").at(-1);
-  if (lost) say("bad", "Rounds are abandoned", `Round ${lost.round.number}: ${lost.round.reason ?? "no reason was stored"}.`, `Look at \`shoal rounds show ${lost.round.number}\`; round.quorum says how many updates a round needs.`);
-  const count = (phase) => last.reduce((sum, view) => sum + (phase ? view.phases[phase] ?? 0 : Object.values(view.phases).reduce((a, b) => a + b, 0)), 0);
-  if (count("missed") && count("missed") >= 0.2 * count()) {
-    const worst = [...devices].sort((a, b) => b.missed - a.missed).slice(0, 3).filter((view) => view.missed).map((view) => `${view.device.id} (${view.missed})`);
-    say("bad", "Many devices do not answer in time", `${count("missed")} of ${count()} tasks of the last ${last.length} rounds were missed; in all rounds most by ${worst.join(", ")}.`, "Raise round.deadline_seconds, ask more with round.over_selection, or give these devices a smaller tier.");
-  }
-  const judged = versions.filter((view) => view.score !== null), best = judged.reduce((a, b) => (a && a.score > b.score ? a : b), null);
-  if (best && judged.length > 1) {
-    const end = judged.at(-1), since = judged.length - 1 - judged.indexOf(best), show = (view) => `version ${view.version.number} has ${number(Math.abs(view.score))}`;
-    const take = best.kept ? `Take it: \`${exporting(best.version)}\`.` : "Its weights are gone: keep_versions says how many stay.";
-    if (best.score - end.score > 0.1 * Math.abs(best.score)) say("bad", "The newest version is much worse than an earlier one", `The newest, ${show(end)}; ${show(best)}.`, take);
-    else if (since >= 5) say("", "The model has stopped getting better", `There were ${since} evaluations since the best one: ${show(best)}, and the newest, ${show(end)}.`, take);
-    else if (run.ended_at) say("", `Version ${best.version.number} is the one to take`, `Of ${judged.length} judged versions it is the best: ${show(best)}.`, take);
-  }
-  const own = devices.filter((view) => view.evaluation?.accuracy !== null && view.evaluation).sort((a, b) => a.evaluation.accuracy - b.evaluation.accuracy);
-  if (own.length > 2 && own.at(-1).evaluation.accuracy - own[0].evaluation.accuracy > 0.2) {
-    const show = (view) => `${view.device.id} (${view.tier}) has ${number(view.evaluation.accuracy)}`;
-    say("", "The model serves some devices much worse than others", `On their own samples ${show(own[0])}, and ${show(own.at(-1))}.`, "See under Coverage what its tier never trains, and in the table how many samples it has.");
-  }
-  const away = devices.filter((view) => view.reason && view.reason !== "not drawn" && !run.ended_at);
-  if (away.length) say("", `${away.length} of ${devices.length} devices take no part`, `For example ${away[0].device.id}: ${away[0].reason}.`, `${capital(away[0].remedy || "the reason says what to do")}.`);
-  return found;
-}
-
 // ---- the views
 
 function fleet() {
@@ -217,8 +184,8 @@ function fleet() {
       ...(status.epsilon === null ? {} : { epsilon: number(status.epsilon) }),
     }));
     if (status.insecure) part("insecure", "", 1, () => el("p", { class: "error" }, "Nothing is signed here: whoever reaches the broker can run graphs on the boards."));
-    const found = advice();
-    part("next", "What to do next", found, () => found.length ? el("ul", { class: "next" }, found.map((item) => el("li", { class: item.kind }, el("p", {}, item.title), el("p", {}, item.evidence), el("p", {}, sentence(item.remedy))))) : el("p", { class: "note" }, "Nothing: no rule finds anything wrong."));
+    const found = state.advice;
+    if (found) part("next", "What to do next", found, () => found.length ? el("ul", { class: "next" }, found.map((item) => el("li", { class: item.kind }, el("p", {}, item.title), el("p", {}, item.evidence), el("p", {}, sentence(item.remedy))))) : el("p", { class: "note" }, "Nothing: no rule finds anything wrong."));
   } else part("none", "", 1, () => el("p", { class: "note" }, sentence("No run yet. `shoal run` begins one; this page shows it as soon as it does.")));
   const wanted = devices.filter((view) => !state.filter || `${view.device.id} ${view.tier} ${view.reason}`.toLowerCase().includes(state.filter));
   const waits = (view) => view.reason === "not drawn", rank = (view) => (view.reason ? (waits(view) ? 1 : 2) : 0);
@@ -410,7 +377,7 @@ async function read() {
   [state.access, state.runs, state.status] = await Promise.all([api("access"), api("runs"), api(wanted ? `runs/${encodeURIComponent(wanted)}` : "status")]);
   const run = state.status.run;
   at("operator").hidden = acts() || !state.access.offered;
-  if (state.of !== run?.id) { state.of = run?.id; state.rounds.clear(); state.devices = null; state.round = undefined; state.log = await api(`log?last=200${run ? `&run=${encodeURIComponent(run.id)}` : ""}`); }
+  if (state.of !== run?.id) { state.of = run?.id; state.rounds.clear(); state.devices = state.advice = null; state.round = undefined; state.log = await api(`log?last=200${run ? `&run=${encodeURIComponent(run.id)}` : ""}`); }
   if (!run) { state.devices = []; state.versions = []; return; }
   if (state.devices && ["run", "round", "coverage", "artifacts"].includes(place().view)) return;
   [state.devices, state.versions] = await Promise.all([api(of("/devices")), api(of("/versions"))]);
@@ -420,7 +387,7 @@ async function read() {
 async function history() {
   if (state.loading) return;
   state.loading = true;
-  try { await fetchRounds(); } finally { state.loading = false; }
+  try { await fetchRounds(); if (!DRAWN[place().view] || place().view === "fleet") { state.advice = await api(of("/advice")); draw(); } } finally { state.loading = false; }
 }
 
 async function fetchRounds() {

@@ -45,6 +45,7 @@ PATHS = {
     "/runs/{run}/devices": [RUN],
     "/runs/{run}/devices/{device}": [RUN, "pi-0001"],
     "/runs/{run}/versions": [RUN],
+    "/runs/{run}/advice": [RUN],
     "/runs/{run}/coverage": [RUN],
     "/runs/{run}/artifacts": [RUN],
     "/compare/{one}/{other}": [RUN, RUN],
@@ -77,6 +78,7 @@ def get(client, path, **query):
         (f"/runs/{RUN}/rounds", ["rounds"]),
         (f"/runs/{RUN}/rounds/2", ["rounds", "show", "2"]),
         (f"/compare/{RUN}/{RUN}", ["compare", RUN, RUN]),
+        (f"/runs/{RUN}/advice", ["advice"]),
         ("/log", ["log"]),
     ],
 )

@@ -1,0 +1,103 @@
+"""Each rule of what to do next speaks when its evidence is there, and not before."""
+
+import time
+from contextlib import closing
+
+import pytest
+from sqlalchemy import update
+
+from broker_server.rounds.advice import advice
+from broker_server.rounds.best import versions
+from broker_server.store import Store, schema
+from tests.shoal.view.stores import RUN, evaluation, made
+
+UNFAIR = "The model serves some devices much worse than others"
+AWAY = "1 of 6 devices take no part"
+
+
+@pytest.fixture
+def opened(tmp_path):
+    with closing(Store(made(tmp_path, rounds=8))) as store:
+        yield store
+
+
+def change(store, table, where, **values):
+    with store._begin() as connection:
+        connection.execute(update(table).where(where).values(values))
+
+
+def judge(store, number, accuracy):
+    judged = evaluation(number, 8).model_copy(update={"accuracy": accuracy})
+    change(store, schema.versions, schema.versions.c.number == number, evaluation=judged.model_dump_json())
+
+
+def said(store, **named):
+    return {item.title: item for item in advice(store, **named)}
+
+
+def test_a_run_that_does_well_is_told_of_its_devices_alone(opened):
+    """Of who is served worse, with figures, and of who is away, with the remedy."""
+    change(opened, schema.tasks, schema.tasks.c.phase == "missed", phase="merged")
+    found = said(opened)
+    assert list(found) == [UNFAIR, AWAY]
+    assert "(w0.50-d1) has 0.5000, and pi-" in found[UNFAIR].evidence
+    assert found[AWAY].evidence == "For example pi-0004: offline."
+    assert found[AWAY].remedy.startswith("Look at its power and network; on the board run `shoal device doctor`")
+
+
+def test_a_run_that_stands_still_suffers_first(opened):
+    """Not within the deadline of 60 s, the waiting time of 60 s and a minute; afterwards before all else."""
+    title = "The run is in progress, and nothing happens"
+    assert title not in said(opened, now=time.time() + 100)
+    assert next(iter(said(opened, now=time.time() + 200))) == title
+    change(opened, schema.runs, schema.runs.c.id == RUN, status="paused")
+    assert title not in said(opened, now=time.time() + 200)
+
+
+def test_rounds_that_are_abandoned_or_missed_are_named(opened):
+    """An abandoned one with its reason; missed tasks with those who missed most, from a fifth on, of the last five."""
+    change(opened, schema.rounds, schema.rounds.c.number == 7, state="abandoned", reason="1 of 2 updates")
+    change(opened, schema.tasks, schema.tasks.c.phase == "missed", phase="merged")
+    found = said(opened)
+    assert found["Rounds are abandoned"].evidence == "Round 7: 1 of 2 updates."
+    assert "shoal rounds show 7" in found["Rounds are abandoned"].remedy
+    title = "Many devices do not answer in time"
+    for number, expected in ((3, False), (4, True)):
+        change(opened, schema.tasks, schema.tasks.c.round == number, phase="missed")
+        assert (title in said(opened)) is expected, number
+    assert said(opened)[title].evidence.startswith("4 of 20 tasks of the last 5 rounds were missed")
+    change(opened, schema.rounds, schema.rounds.c.number == 7, state="closed")
+    assert "Rounds are abandoned" not in said(opened)
+
+
+def test_versions_are_judged_by_the_best(opened):
+    """Much worse than it, no better for long, or the best of a run that has ended; the remedy names the store."""
+    kept = [view.kept for view in versions(opened)]
+    assert not any(kept)
+    judge(opened, 8, 0.5)
+    found = said(opened)["The newest version is much worse than an earlier one"]
+    assert found.kind == "bad"
+    assert found.evidence == "The newest has 0.5000; version 7 has 0.8250."
+    assert found.remedy.startswith("Its weights are gone")
+    for number in range(1, 9):
+        judge(opened, number, 0.8 if number == 3 else 0.79)
+    assert "There were 5 evaluations" in said(opened)["The model has stopped getting better"].evidence
+    for number in range(1, 9):
+        judge(opened, number, 0.8 - 0.01 * (8 - number))
+    assert not [title for title in said(opened) if "ersion" in title]
+    change(opened, schema.runs, schema.runs.c.id == RUN, status="finished", ended_at=time.time())
+    digest = next(view.version.digest for view in versions(opened) if view.version.number == 8)
+    place = opened.folder / "blobs" / "objects" / digest[:2] / digest
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_bytes(b"")
+    found = said(opened)
+    assert AWAY not in found
+    assert (
+        f"shoal export-weights --store {opened.folder} --run {RUN} --version 8"
+        in found["Version 8 is the one to take"].remedy
+    )
+
+
+def test_a_store_without_a_run_has_nothing_to_say(tmp_path):
+    with closing(Store(tmp_path)) as empty:
+        assert advice(empty) == []
