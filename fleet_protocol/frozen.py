@@ -1,6 +1,21 @@
 """The base of every value that crosses a border: frozen, strict about unknown keys, JSON both ways."""
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+import sys
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, JsonValue, ValidationError
+
+
+def _finite(value: JsonValue) -> JsonValue:
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _finite(item)
+    if isinstance(value, int | float) and not abs(value) <= sys.float_info.max:
+        raise ValueError("a number that is not finite, or beyond what a float holds")
+    return value
+
+
+Free = Annotated[JsonValue, AfterValidator(_finite)]
+"""JSON that somebody else reads, whose numbers are finite: a parser of JSON takes 1e999, and makes infinity of it."""
 
 
 class FrozenModel(BaseModel):

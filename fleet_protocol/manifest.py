@@ -12,11 +12,11 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, JsonValue, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from fleet_protocol.digests import DIGEST_PATTERN
 from fleet_protocol.errors import BlobError
-from fleet_protocol.frozen import FrozenModel, problems
+from fleet_protocol.frozen import Free, FrozenModel, problems
 from fleet_protocol.recipe_spec import Grown, RecipeSpec
 
 FORMAT_VERSION = 2
@@ -203,7 +203,7 @@ class Manifest(Grown):
 
     format_version: Literal[2] = 2
     arch: str
-    settings: Mapping[str, JsonValue]
+    settings: Mapping[str, Free]
     tier: str
     width: float = Field(gt=0, le=1)
     depth: int = Field(ge=1)

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import Field, JsonValue, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
-from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.frozen import Free, FrozenModel
 from fleet_protocol.recipe_spec import RecipeSpec
 
 
@@ -21,7 +21,7 @@ class Part(FrozenModel):
     """
 
     name: str
-    settings: Mapping[str, JsonValue] = Field(default_factory=dict)
+    settings: Mapping[str, Free] = Field(default_factory=dict)
 
     @model_validator(mode="before")
     @classmethod

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, JsonValue, SerializerFunctionWrapHandler, model_serializer
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
-from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.frozen import Free, FrozenModel
 
 
 class OptimizerSpec(FrozenModel):
@@ -17,7 +17,7 @@ class OptimizerSpec(FrozenModel):
     """
 
     name: str
-    settings: Mapping[str, JsonValue] = Field(default_factory=dict)
+    settings: Mapping[str, Free] = Field(default_factory=dict)
 
 
 class Grown(FrozenModel):
@@ -54,7 +54,7 @@ class LossSpec(Grown):
     target: Literal["float32", "int64"] = "int64"
     masked: bool = True
     metrics: tuple[str, ...] = ("loss_sum", "correct")
-    settings: Mapping[str, JsonValue] = Field(default_factory=dict)
+    settings: Mapping[str, Free] = Field(default_factory=dict)
     ignored: int | None = None
     bounds: tuple[float, float] | None = None
     parts: Mapping[str, int] = Field(default_factory=dict)

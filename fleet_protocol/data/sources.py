@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import Field
 from typing_extensions import Self
 
 from fleet_protocol.data.augment import Augment, FunctionName, based
-from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.frozen import Free, FrozenModel
 
 PerChannel = float | tuple[float, ...]
 Positive = Annotated[float, Field(gt=0)]
@@ -141,7 +141,7 @@ class PythonData(_Data):
 
     kind: Literal["python"] = "python"
     entry_point: FunctionName
-    options: Mapping[str, JsonValue] = Field(default_factory=dict)
+    options: Mapping[str, Free] = Field(default_factory=dict)
 
     def resolved(self, base: Path) -> Self:
         """The same source with the file taken from ``base``."""

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Literal
 
-from pydantic import Field, JsonValue
+from pydantic import Field
 
-from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.frozen import Free, FrozenModel
 from fleet_protocol.messages.bounds import Measure, Positive, PositiveMeasure, Word
 from fleet_protocol.messages.values import BlobRef, Name
 from fleet_protocol.schedule import RateSchedule
@@ -76,7 +76,7 @@ class Chooser(FrozenModel):
     """
 
     rule: Name
-    settings: Mapping[str, JsonValue] = Field(default_factory=dict)
+    settings: Mapping[str, Free] = Field(default_factory=dict)
 
 
 class Hiding(FrozenModel):
@@ -122,7 +122,7 @@ class Instructions(FrozenModel):
     """
 
     routine: Name = "train"
-    settings: Mapping[str, JsonValue] = Field(default_factory=dict)
+    settings: Mapping[str, Free] = Field(default_factory=dict)
     train: TrainSettings
     chooser: Chooser | None = None
     stays: tuple[Word, ...] = ()

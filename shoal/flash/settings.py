@@ -8,14 +8,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, JsonValue, SecretStr, model_validator
+from pydantic import Field, SecretStr, model_validator
 from typing_extensions import Self
 
 from device_runtime.settings import DeviceConfig
 from fleet_protocol.configuration import parse_config, read_toml, validate_config
 from fleet_protocol.data.sources import DataConfig
 from fleet_protocol.errors import ConfigError
-from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.frozen import Free, FrozenModel
 from fleet_protocol.identity.enrolment import read_enrolment
 from fleet_protocol.messages.values import Name
 
@@ -119,7 +119,7 @@ class FlashConfig(FrozenModel):
     insecure: bool = False
     files: tuple[Path, ...] = ()
     data: DataConfig
-    settings: Mapping[str, JsonValue] = Field(default_factory=dict)
+    settings: Mapping[str, Free] = Field(default_factory=dict)
     network: Network | None = None
     ssh: Ssh | None = None
 

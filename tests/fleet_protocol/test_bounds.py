@@ -8,6 +8,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fleet_protocol.blobs import PartFile
 from fleet_protocol.errors import RefusedError
+from fleet_protocol.manifest import Manifest
 from fleet_protocol.messages import (
     SCHEMA_VERSION,
     BlobRef,
@@ -19,6 +20,8 @@ from fleet_protocol.messages import (
     parse_device_message,
     parse_presence,
 )
+from fleet_protocol.messages.instructions import Chooser, Instructions
+from fleet_protocol.recipe_spec import LossSpec, OptimizerSpec
 
 HUGE = 10**400
 DEVICE = {"schema_version": SCHEMA_VERSION, "fleet": "lab", "device": "pi", "run": "r", "round": 1, "task": "t"}
@@ -117,3 +120,18 @@ def test_ranges_name_every_chunk_once(ranges):
     asked = {**DEVICE, "type": "need-chunks", "digest": "0" * 64, "ranges": ranges}
     with pytest.raises(RefusedError, match="ranges"):
         parse_device_message(json.dumps(asked).encode())
+
+
+@pytest.mark.parametrize("model", [Manifest, Instructions, Chooser, OptimizerSpec, LossSpec])
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "NaN", str(HUGE), "[[1, 1e999]]"])
+def test_settings_that_somebody_else_reads_are_finite(model, number):
+    """JSON has no word for infinity, but its parsers make one of 1e999."""
+
+    def wrong(value):
+        with pytest.raises(ValidationError) as caught:  # nothing else is said, so all else is missing
+            model.model_validate_json(f'{{"settings": {{"a": {value}}}, "no such": 1}}')
+        return [error["msg"] for error in caught.value.errors() if error["loc"][0] == "settings"]
+
+    assert wrong("[1e300, -3, true, null]") == []
+    (said,) = wrong(number)
+    assert "finite" in said
