@@ -56,6 +56,9 @@ RULES: Mapping[str, Callable[..., float]] = MappingProxyType(
 )
 
 
+_OF_CLASSES = frozenset({"f1", "iou", "matthews"})  # of their sums the first are hits, the last what is present
+
+
 def summed_outputs(recipe: RecipeSpec) -> tuple[str, ...]:
     """What an eval graph returns.
 
@@ -88,6 +91,21 @@ def evaluation_of(sums: Sums, examples: int, recipe: RecipeSpec) -> Evaluation:
 def _measured(name: str, rule: str, sums: Sequence[NDArray[np.float64]]) -> Measured:
     parts = tuple(tuple(np.atleast_1d(part).tolist()) for part in sums)
     return Measured(name=name, rule=rule, value=RULES[rule](*sums), sums=parts)
+
+
+def label_accuracies(found: Evaluation) -> tuple[float | None, ...]:
+    """The share of each label's samples that were taken for it (recall).
+
+    Args:
+        found: about a model.
+
+    Returns:
+        By label, None where the samples have none of it; empty where no metric counts classes.
+    """
+    counted = next((metric.sums for metric in found.metrics if metric.rule in _OF_CLASSES), None)
+    if counted is None:
+        return ()
+    return tuple(hit / there if there else None for hit, there in zip(counted[0], counted[2], strict=True))
 
 
 def joined(evaluations: Iterable[Evaluation]) -> dict[str, float]:

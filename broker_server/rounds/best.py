@@ -1,16 +1,18 @@
 """Which version of a run is the best by the metric that was chosen, and whether versions still get better."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from broker_server.settings.evaluation import EvaluationKeys
 from broker_server.settings.fleet import FleetConfig
 from broker_server.store import Store, VersionRecord
 from broker_server.store.queries import find_run
+from fleet_protocol.control import VersionEvaluation
 from fleet_protocol.digests import place_of
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.messages import Evaluation
+from fleet_protocol.metrics import label_accuracies
 from fleet_protocol.recipe_spec import RecipeSpec
 
 
@@ -90,11 +92,13 @@ class VersionView:
         version: what is stored.
         kept: whether its weights are still there.
         score: by the rule of the run, larger is better; None where it was not judged.
+        labels: accuracy of each label by tier, ``model`` for the whole one (`fleet_protocol.metrics.label_accuracies`).
     """
 
     version: VersionRecord
     kept: bool
     score: float | None
+    labels: Mapping[str, tuple[float | None, ...]]
 
 
 def versions(store: Store, run: str | None = None) -> list[VersionView]:
@@ -114,6 +118,12 @@ def versions(store: Store, run: str | None = None) -> list[VersionView]:
             version=item,
             kept=(blobs / place_of(item.digest)).is_file(),  # a `BlobStore` makes its folder, and this only looks
             score=score(judging, item.evaluation) if item.evaluation else None,
+            labels=_labels(item.evaluation) if item.evaluation else {},
         )
         for item in store.versions(record.id)
     ]
+
+
+def _labels(judged: VersionEvaluation) -> dict[str, tuple[float | None, ...]]:
+    found = {"model": judged, **judged.tiers}
+    return {name: shares for name, item in found.items() if (shares := label_accuracies(item))}

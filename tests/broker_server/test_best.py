@@ -2,13 +2,13 @@
 
 import pytest
 
-from broker_server.rounds.best import require_metric, score, stalled
+from broker_server.rounds.best import _labels, require_metric, score, stalled
 from broker_server.rounds.retention import kept
 from broker_server.settings.evaluation import EvaluationConfig, EvaluationKeys
 from broker_server.store import Store, VersionRecord
 from fleet_protocol.control import VersionEvaluation
 from fleet_protocol.errors import ConfigError
-from fleet_protocol.messages.values import Measured
+from fleet_protocol.messages import Evaluation, Measured
 from fleet_protocol.recipe_spec import MetricSpec, OptimizerSpec, RecipeSpec
 from fleet_protocol.weights import encode_weights
 from tests.broker_server.peer import Peer, honest
@@ -94,3 +94,11 @@ def test_a_run_ends_when_patience_does(url, config, running, fleet):
     assert (run.status, run.detail) == ("finished", finished.early)
     assert "loss did not get better by more than 0.001 in 2 evaluations" in finished.early
     store.close()
+
+
+def test_a_metric_of_classes_tells_the_accuracy_of_each_label():
+    """Of judged tiers, too; that of a label which no sample has is not known, nor any without such a metric."""
+    counted = Measured(name="own", rule="iou", value=0.5, sums=((3.0, 1.0, 0.0), (4.0, 5.0, 1.0), (4.0, 2.0, 0.0)))
+    plain = Evaluation(examples=6, loss=1.0, accuracy=0.5)
+    judged = VersionEvaluation(**dict(plain), tiers={"w0.50-d1": plain.model_copy(update={"metrics": (counted,)})})
+    assert _labels(judged) == {"w0.50-d1": (0.75, 0.5, None)}

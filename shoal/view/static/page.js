@@ -320,6 +320,11 @@ function models() {
     ...(acts() ? [["to choose it", (view) => (view.kept ? [choose("promote", "Promote", view.version), " ", choose("rollback", "Roll back", view.version)] : "-")]] : []),
     ["to take it", (view) => (view.kept ? el("code", {}, exporting(view.version)) : "its weights are not kept"), "long"],
   ], [...versions].reverse(), true), "`shoal promote VERSION` makes a version the one that is exported by default, `shoal rollback VERSION` lets the next round start from it.");
+  const told = [["best", best], ["newest", versions.filter((view) => view.score !== null).at(-1)]].filter(([, view], at) => view && (at === 0 || view !== best));
+  const columns = told.flatMap(([which, view]) => Object.entries(view.labels).map(([name, shares]) => [`${which}, ${name}`, shares]));
+  part("labels", "Accuracy by label", columns, () => columns.length ? table("labels", "Of the samples of each label, the share that was taken for it", [
+    ["label", (label) => String(label), "n"], ...columns.map(([name, shares]) => [name, (label) => number(shares[label]), "n"])], columns[0][1].map((_, label) => label))
+    : el("p", { class: "note" }, ...sentence("Not known: export with `--metrics f1`.")));
   const rest = runs.filter((view) => view.run.id !== state.status.run.id);
   part("beside", "Beside another run", [rest.map((view) => view.run.id), other, state.detail?.comparison], () => rest.length ? [
     el("p", { class: "row" }, el("label", {}, "Run ", el("select", { id: "other", onchange: (event) => go({ other: event.target.value }) }, ["", ...rest.map((view) => view.run.id)].map((id) => el("option", { value: id, selected: id === (other ?? "") }, id || "none"))))),

@@ -17,7 +17,7 @@ from broker_server.store.rows import to_row
 from broker_server.store.task_records import Screening, Timing
 from fleet_protocol.control import VersionEvaluation
 from fleet_protocol.errors import RefusalReason
-from fleet_protocol.messages import BlobRef, Evaluation, TaskMetrics
+from fleet_protocol.messages import BlobRef, Evaluation, Measured, TaskMetrics
 from tests.broker_server.artifacts import ARCH, CLASSES, export_tiny
 from tests.broker_server.peer import profile
 
@@ -86,7 +86,10 @@ def made(folder: Path, devices: int = 6, rounds: int = 4, asked: int = 4, *, hos
 def evaluation(number: int, rounds: int) -> VersionEvaluation:
     accuracy = 0.9 - 0.6 / (1 + number)
     tiers = {TIERS[1]: Evaluation(examples=100, loss=1.1, accuracy=accuracy - 0.1)}
-    return VersionEvaluation(examples=100, loss=2 / (1 + number), accuracy=accuracy, tiers=tiers)
+    present = (60.0, 40.0, *[0.0] * (CLASSES - 2))
+    hits = tuple(float(round(count * accuracy)) for count in present)
+    counted = Measured(name="f1", rule="f1", value=accuracy, sums=(hits, present, present))
+    return VersionEvaluation(examples=100, loss=2 / (1 + number), accuracy=accuracy, metrics=(counted,), tiers=tiers)
 
 
 def version(number: int, judged: VersionEvaluation | None, at: float) -> VersionRecord:

@@ -121,6 +121,9 @@ def test_it_says_who_learns_who_does_not_and_what_to_do(fleet, opened):
     assert page.get_by_role("img", name=f"Tier {TIERS[1]}: ").get_attribute("aria-label").count("of 8 units") == 2
     page.get_by_label("Up to round").fill("1")
     page.get_by_text("50 % of 16 coordinates covered by").first.wait_for()
+    show(page, "view=models")
+    shares = page.get_by_role("region", name="Of the samples of each label").get_by_role("row")
+    assert [row.inner_text().split("\t") for row in shares.all()[1:3]] == [["0", "0.7833"], ["1", "0.7750"]]
     show(page, "view=run")
     assert "whole model: 0.6000 at first" in page.get_by_role("img", name="Accuracy").get_attribute("aria-label")
 
