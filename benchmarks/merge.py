@@ -29,11 +29,7 @@ REPEATS = 5
 
 
 def conv_layout(channels: tuple[int, ...] = CHANNELS) -> Layout:
-    """A layout like the zoo's ``conv``: 3x3 convolutions with norms, then one linear layer.
-
-    Args:
-        channels: of each convolution.
-    """
+    """A layout like the zoo's ``conv``: 3x3 convolutions with norms, then one linear layer."""
     axes = {"image": Axis("image", 1, AxisKind.FIXED), "kernel": Axis("kernel", 3, AxisKind.FIXED)}
     axes["classes"] = Axis("classes", CLASSES, AxisKind.FIXED)
     parameters = []

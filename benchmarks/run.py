@@ -26,10 +26,7 @@ def _shown(value: float | None) -> str:
 
 
 def main(names: Sequence[str]) -> int:
-    """Run benchmarks.
-
-    Args:
-        names: which; all when empty.
+    """Run the named benchmarks; all when none is named.
 
     Returns:
         0 when every budget is met, 1 when one is missed, 2 for an unknown name.

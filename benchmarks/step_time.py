@@ -142,12 +142,7 @@ def _row(name: str, turns: Mapping[str, list[float]], other: str, budget: float)
 
 
 class Subjects:
-    """What trains one model.
-
-    Args:
-        case: the model.
-        folder: for its graphs.
-    """
+    """What trains one model."""
 
     def __init__(self, case: Case, folder: Path) -> None:
         self._folder, arch = folder, Registry.zoo().get(case.arch)

@@ -70,9 +70,6 @@ class Architecture:
     def row(self, settings: Mapping[str, Any] | None = None) -> Row:
         """What one sample is; of a model of one input a row of that alone, without a name.
 
-        Args:
-            settings: settings that differ from the defaults.
-
         Raises:
             ConfigError: a dtype is given for an input that there is not, or inputs have no names.
         """
@@ -161,14 +158,6 @@ def build(
 
 def call_builder(arch: Architecture, cut: Cut, settings: Mapping[str, Any] | None) -> Any:
     """Call a builder with a cut of one's own.
-
-    Args:
-        arch: the architecture.
-        cut: answers the builder, and remembers its questions.
-        settings: settings that differ from the defaults.
-
-    Returns:
-        What the builder returned.
 
     Raises:
         ConfigError: if a setting is unknown or the builder fails on it.

@@ -128,9 +128,6 @@ class Layout:
             width: share of the global width, in (0, 1].
             depth: number of blocks; all of them if omitted.
 
-        Returns:
-            The tier.
-
         Raises:
             PlanError: if the model cannot have this width or depth; the message names what it can have.
         """

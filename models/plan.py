@@ -118,10 +118,6 @@ def _output_dim(layout: Layout, parameter: Parameter) -> int | None:
 def compile_plan(layout: Layout, plan: Plan) -> CompiledPlan:
     """Find once what a plan moves, for use on many sets of weights.
 
-    Args:
-        layout: the global model.
-        plan: a plan of one of its tiers.
-
     Returns:
         The regions of every kept parameter, then of every kept statistic.
     """

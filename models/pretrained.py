@@ -35,12 +35,6 @@ _LAYER = {
 def minilm_file(name: str) -> Path:
     """Find a file of the MiniLM package, such as ``tokenizer.json`` or ``model.safetensors``.
 
-    Args:
-        name: file name in the package's model folder.
-
-    Returns:
-        Its path.
-
     Raises:
         ConfigError: if the package is not installed or lacks the file.
     """

@@ -128,13 +128,6 @@ class Registry:
 def infer_layout(arch: Architecture, settings: Mapping[str, Any] | None = None) -> Layout:
     """Infer the layout of an architecture's global model; imports torch.
 
-    Args:
-        arch: the architecture.
-        settings: settings that differ from the defaults.
-
-    Returns:
-        The layout.
-
     Raises:
         ConfigError: if a setting is unknown, or the model is built in a way that leaves its axes unclear.
     """

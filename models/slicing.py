@@ -171,9 +171,6 @@ def compile_tensor(
         name: the tensor's name.
         dims: the axis of each dimension.
         units: for each dimension the kept units of its axes, all of an axis that is not named.
-
-    Returns:
-        The tensor, ready to be moved.
     """
     shape = layout.local_shape(dims, 1.0)
     runs = tuple(
@@ -190,9 +187,6 @@ def tensor_regions(tensor: CompiledTensor, rows: Mapping[str, Indices] | None = 
     Args:
         tensor: a compiled tensor.
         rows: units to keep of label axes, ascending; axes not named are whole.
-
-    Returns:
-        Its boxes.
 
     Raises:
         PlanError: if a row lies outside its axis.

@@ -47,9 +47,6 @@ class Tier:
         Args:
             text: an id such as ``w0.50-d4``, in exactly the form `id` writes.
 
-        Returns:
-            The tier.
-
         Raises:
             PlanError: if the text is not the id of a tier.
         """

@@ -43,9 +43,6 @@ def differences(published: SimulationConfig, here: SimulationConfig) -> tuple[Di
 def grouped(by_arm: Mapping[str, Sequence[Difference]]) -> tuple[Difference, ...]:
     """Join the differences of several arms.
 
-    Args:
-        by_arm: what differs for each arm.
-
     Returns:
         Each difference once, sorted by key, with the arms it holds for; without arms where it holds for all.
     """

@@ -54,13 +54,7 @@ class Arm:
     published: Mapping[str, Published]
 
     def config(self, scale: Scale, seed: int, **run: Any) -> SimulationConfig:
-        """The configuration of one run.
-
-        Args:
-            scale: at which scale.
-            seed: of the run.
-            run: what does not belong to the experiment: ``out``, ``cache``, ``keep_versions``, ``engine``.
-        """
+        """The configuration of a run; `run` has ``out``, ``cache`` and what else does not belong to the table."""
         return SimulationConfig.model_validate(merged(self.settings(scale), {"seed": seed, **run}))
 
     @property
@@ -141,11 +135,7 @@ class Experiment:
         raise ConfigError(f"table {self.table} has no arm {name!r}{suggestion(name, names)}")
 
     def chosen(self, scale: Scale, only: Sequence[str] = ()) -> tuple[Arm, ...]:
-        """The arms to run, in the order of the table.
-
-        Args:
-            scale: at which scale.
-            only: names of arms; the scale's own selection if empty.
+        """The arms to run, in the order of the table: those that are named, or else the scale's own selection.
 
         Raises:
             ConfigError: an arm is unknown.

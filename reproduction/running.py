@@ -40,16 +40,7 @@ class StoppedError(ShoalError):
 
 
 class _Record(FrozenModel):
-    """``result.json``: that a run is complete, and what it was.
-
-    Attributes:
-        table: name of the table.
-        scale: at which scale.
-        arm: name of the arm.
-        config: the whole configuration.
-        versions: of what computed it.
-        machine: processor and number of cores.
-    """
+    """``result.json``: that a run is complete, and what it was."""
 
     table: str
     scale: Scale
@@ -61,15 +52,7 @@ class _Record(FrozenModel):
 
 @dataclass(frozen=True)
 class ArmResult:
-    """A complete run of an arm with one seed.
-
-    Attributes:
-        arm: the arm.
-        config: its configuration.
-        rows: its rounds.
-        versions: of what computed it.
-        machine: processor and number of cores.
-    """
+    """A complete run of an arm with one seed."""
 
     arm: Arm
     config: SimulationConfig
@@ -90,14 +73,7 @@ class ArmResult:
 
 @dataclass(frozen=True)
 class Job:
-    """One arm with one seed, to be run unless it is complete.
-
-    Attributes:
-        experiment: its table.
-        scale: at which scale.
-        arm: the arm.
-        config: its configuration.
-    """
+    """One arm with one seed, to be run unless it is complete."""
 
     experiment: Experiment
     scale: Scale
@@ -124,12 +100,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Part:
-    """What of a table is to be run.
-
-    Attributes:
-        seeds: those of the scale if empty.
-        arms: names; those of the scale if empty.
-    """
+    """What of a table is to be run; what is empty is as the scale has it."""
 
     seeds: tuple[int, ...] = ()
     arms: tuple[str, ...] = ()
@@ -182,13 +153,7 @@ def run_job(
     stage: Callable[[str], None] = lambda _text: None,
     watch: Watch = lambda _row: None,
 ) -> None:
-    """Run a job, or go on with it; does nothing if it is complete.
-
-    Args:
-        job: the job.
-        listener: called with every event of the run.
-        stage: told what is being prepared.
-        watch: called with every closed round.
+    """Run a job, or go on with it; does nothing if it is complete. Callbacks are as of `simulation.runner.simulate`.
 
     Raises:
         StoppedError: it was interrupted.

@@ -160,10 +160,7 @@ def table_names() -> tuple[str, ...]:
 
 
 def read_table(name: str) -> Experiment:
-    """A table.
-
-    Args:
-        name: one of `table_names`.
+    """Read one of `table_names`.
 
     Raises:
         ConfigError: a mistake in its files, such as an unknown key or word.

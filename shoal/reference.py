@@ -58,11 +58,7 @@ def keys_of(model: type[BaseModel]) -> Iterator[Key]:
 
 
 def page(name: str) -> str:
-    """The page of a file, as Markdown.
-
-    Args:
-        name: of the file, a key of `FILES`.
-    """
+    """The page of a file, a key of `FILES`, as Markdown."""
     model, about = FILES[name]
     lines = [f"# {name}", "", f"{about} Made from the code by `make docs`.", ""]
     table = None

@@ -156,11 +156,7 @@ class Clock:
     config: ClockConfig
 
     def device(self, type: str, link: str | float) -> DeviceClock:  # noqa: A002  (the word of the configuration)
-        """Look a device up.
-
-        Args:
-            type: name of a type.
-            link: name of a link, or a rate in Mbps.
+        """A device by the name of its type, on a link by name or of a rate in Mbps.
 
         Raises:
             ConfigError: the table has no such type or link, or the rate is not positive; the message says what it has.
@@ -168,10 +164,7 @@ class Clock:
         return DeviceClock(_known(self.table.types, type, "device type", "types"), self.mbps(link))
 
     def mbps(self, link: str | float) -> float:
-        """The rate of a link, in 10^6 bits per second.
-
-        Args:
-            link: name of a link, or a rate in Mbps.
+        """The rate of a link by name, or the rate itself, in 10^6 bits per second.
 
         Raises:
             ConfigError: the table has no such link, or the rate is not positive.
@@ -254,11 +247,7 @@ def load_clock(config: ClockConfig) -> Clock:
 
 
 def round_seconds(device_times: Iterable[float]) -> float:
-    """Time of a round: that of its slowest device, 0 if none took part.
-
-    Args:
-        device_times: time of each device that took part, seconds.
-    """
+    """Time of a round, in seconds: that of its slowest device, 0 if none took part."""
     return max(device_times, default=0.0)
 
 

@@ -19,11 +19,6 @@ Value = TypeVar("Value")
 class Conditions:
     """The clock of every device in every round.
 
-    Args:
-        clock: says what changes.
-        devices: their clocks where nothing changes.
-        seed: of the run.
-
     Raises:
         ConfigError: the clock has no such link, or a rate is not positive.
     """
@@ -37,12 +32,7 @@ class Conditions:
         self._draws: dict[int, np.random.Generator] = {}
 
     def of(self, index: int, number: int) -> DeviceClock:
-        """A device's clock in a round.
-
-        Args:
-            index: number of the device.
-            number: of the round, from 1.
-        """
+        """A device's clock in a round, counted from 1."""
         trace = self._traces.setdefault(index, [])
         while len(trace) < number:
             trace.append(self._next(index, trace[-1] if trace else None))

@@ -41,12 +41,7 @@ _INPUT_SETTINGS = {"input_shape": "input_shape", "classes": "classes", "vocab": 
 
 @dataclass(frozen=True)
 class Chosen:
-    """An architecture with its settings.
-
-    Attributes:
-        architecture: which.
-        settings: all of them.
-    """
+    """An architecture with all of its settings."""
 
     architecture: Architecture
     settings: Mapping[str, Any]
@@ -88,28 +83,14 @@ class ModelPair:
 
 @dataclass(frozen=True)
 class Place:
-    """Where exports are kept, and who hears of them.
-
-    Attributes:
-        cache: folder of the exports.
-        stage: told what is being done.
-    """
+    """Where exports are kept, and who hears what is being done."""
 
     cache: Path
     stage: Stage
 
 
 def export_tiers(model: Chosen, table: ModelTable, place: Place, own: Owned = MappingProxyType({})) -> Path:
-    """Export the tiers of the global model, unless they are there.
-
-    Args:
-        model: the global model.
-        table: widths, depths and recipe.
-        place: of the exports.
-        own: losses and metrics of the user's file.
-
-    Returns:
-        The folder of the artifact sets.
+    """Export the tiers of the global model, unless they are there; returns the folder of the artifact sets.
 
     Raises:
         PlanError: the model cannot have one of the tiers.
@@ -142,17 +123,7 @@ def export_tiers(model: Chosen, table: ModelTable, place: Place, own: Owned = Ma
 def export_pair(
     pair: ModelPair, recipe: RecipeTable, seed: int, place: Place, owned: Owned = MappingProxyType({})
 ) -> Path:
-    """Export the set of a pair of models, unless it is there.
-
-    Args:
-        pair: the two.
-        recipe: of a training step of both.
-        seed: of the own model's initial weights.
-        place: of the exports.
-        owned: losses and metrics of the user's file.
-
-    Returns:
-        The folder of the set.
+    """Export the set of a pair of models, unless it is there, with an own model drawn by the seed; returns its folder.
 
     Raises:
         ConfigError: the two models do not go together.
@@ -205,12 +176,7 @@ def _code(*functions: Callable[..., Any]) -> str:
 
 
 def initial_blob(model: Chosen, weights: Path | None, seed: int) -> bytes:
-    """The initial global weights as a file.
-
-    Args:
-        model: the global model.
-        weights: file to start from; drawn if there is none.
-        seed: of the draw.
+    """The initial global weights as a file: those of a file, or else drawn.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -226,11 +192,6 @@ def initial_blob(model: Chosen, weights: Path | None, seed: int) -> bytes:
 
 
 def cache_key(facts: Mapping[str, Any], name: str) -> str:
-    """A name for what depends on some facts.
-
-    Args:
-        facts: anything that JSON can hold.
-        name: for people, in front.
-    """
+    """A name for what depends on some facts, which JSON can hold; `name` stands in front, for people."""
     text = json.dumps(facts, sort_keys=True, default=str)
     return f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"

@@ -151,9 +151,5 @@ def _by_perplexity(context: RunContext, evaluator: Evaluator, count: int, sample
 
 
 def perplexity(losses: NDArray[np.floating]) -> float:
-    """The mean over chunks of exp(mean cross entropy of the chunk).
-
-    Args:
-        losses: mean cross entropy of each chunk, in nats.
-    """
+    """The mean over chunks of exp(mean cross entropy of the chunk, in nats)."""
     return float(np.exp(np.asarray(losses, np.float64)).mean())

@@ -49,20 +49,7 @@ class WorkerSetup(FrozenModel):
 
 
 class WorkItem(FrozenModel):
-    """One task of one virtual device.
-
-    Attributes:
-        task: id.
-        run: id.
-        round: number of the round.
-        device: id of the device.
-        index: its number.
-        version: global version that the weights were cut from.
-        tier: what it trains.
-        artifact_set: of the tier.
-        weights: the slice.
-        instructions: what the task asks of the device.
-    """
+    """One task of one virtual device; `weights` is the slice of the global version of that number."""
 
     task: str
     run: str
@@ -77,23 +64,13 @@ class WorkItem(FrozenModel):
 
 
 class WorkOrder(FrozenModel):
-    """Tasks that one worker does together, all of one tier and routine.
-
-    Attributes:
-        items: the tasks.
-    """
+    """Tasks that one worker does together, all of one tier and routine."""
 
     items: tuple[WorkItem, ...]
 
 
 class Finished(FrozenModel):
-    """A task is done; its update is among the updates.
-
-    Attributes:
-        task: id.
-        update: the blob.
-        metrics: as a device would send them.
-    """
+    """A task is done; its update is among the updates."""
 
     type: Literal["finished"] = "finished"
     task: str
@@ -126,20 +103,10 @@ class Engine(Protocol):
     """
 
     def submit(self, orders: Sequence[WorkOrder]) -> None:
-        """Give it work; returns at once.
-
-        Args:
-            orders: in the order in which they should be begun.
-        """
+        """Give it work, in the order in which it should be begun; returns at once."""
 
     def take(self, timeout_seconds: float) -> list[Finished | Failed]:
-        """Wait for results.
-
-        Args:
-            timeout_seconds: at most so long.
-
-        Returns:
-            What has come; empty after the timeout.
+        """Wait for results; none after the timeout.
 
         Raises:
             ShoalError: a worker died over an order for the second time, or cannot be started.

@@ -40,16 +40,7 @@ _TEST_DRAW = 1  # keeps the deal of test shards apart from that of the training 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Where everything lies.
-
-    Attributes:
-        artifacts: folder of the exported architecture.
-        data: folder of the arrays.
-        parts: file with the split.
-        weights: file with the initial global weights.
-        settings: of the architecture, complete.
-        pairs: sets of the devices' own models, in the order in which they are dealt.
-    """
+    """Where everything lies, with all settings; `pairs` of own models stand in the order in which they are dealt."""
 
     artifacts: Path
     data: Path
@@ -134,10 +125,6 @@ def _pair(model: Chosen, own: Chosen, classes: int | None, config: StrategyConfi
 
 def split_data(config: SimulationConfig, data: Dataset) -> Parts:
     """Deal training samples, and test samples of the same kind, to the devices.
-
-    Args:
-        config: partition, number of devices, seed.
-        data: what is dealt.
 
     Raises:
         ConfigError: the data cannot be dealt like this.

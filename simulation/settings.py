@@ -90,11 +90,7 @@ class SimulationConfig(RunKeys):
         return self
 
     def relative_to(self, folder: Path) -> "SimulationConfig":
-        """The same configuration with its relative paths taken from ``folder``.
-
-        Args:
-            folder: usually where the file lies.
-        """
+        """The same configuration with its relative paths taken from ``folder``."""
         model = {
             key: folder / value for key in ("models", "weights") if (value := getattr(self.model, key)) is not None
         }
@@ -109,13 +105,7 @@ class SimulationConfig(RunKeys):
         )
 
     def fleet(self, *, artifacts: Path, weights: Path, test_set: Path) -> FleetConfig:
-        """The configuration of the fleet that is simulated.
-
-        Args:
-            artifacts: folder that was exported.
-            weights: safetensors file with the initial global weights.
-            test_set: npz file.
-        """
+        """The configuration of the fleet that is simulated."""
         evaluation = self.evaluation.model_dump(include=set(EvaluationKeys.model_fields))
         # Where devices have tasks of their own, the global model has none that it could be judged by.
         tasks = self.own_models is not None and any(item.labels is not None for item in self.own_models.models)

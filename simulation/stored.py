@@ -12,12 +12,6 @@ def as_of_today(stored: Mapping[str, Any]) -> dict[str, Any]:
 
     Keys that came later have their defaults when it is parsed. One table had another name, and so had the clock's own
     table of boards; nothing else was ever renamed.
-
-    Args:
-        stored: what an earlier version wrote as JSON.
-
-    Returns:
-        Tables and keys for `SimulationConfig`.
     """
     found = dict(stored)
     for name in stored.keys() - SimulationConfig.model_fields.keys():

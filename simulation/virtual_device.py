@@ -34,12 +34,7 @@ if TYPE_CHECKING:
 
 
 class _SharedBlobs(BlobStore):
-    """The blobs of a simulation: graphs, global versions and slices are read where they lie, updates are added.
-
-    Args:
-        updates: folder that new blobs are put into.
-        others: folders of blobs that others wrote.
-    """
+    """The blobs of a simulation: what is in `others`, written by others, is read where it lies; updates are added."""
 
     def __init__(self, updates: Path, others: Sequence[Path]) -> None:
         super().__init__(updates, durable=False)

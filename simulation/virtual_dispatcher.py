@@ -47,14 +47,7 @@ class SimulationError(ShoalError):
 
 @dataclass(frozen=True)
 class Records:
-    """Where the tasks of a run and their updates are written down.
-
-    Attributes:
-        store: the run's store.
-        blobs: with the weights that devices are sent.
-        updates: where workers put updates.
-        reporter: tells about the run.
-    """
+    """Where the tasks of a run and their updates are written down; `blobs` has the weights that devices are sent."""
 
     store: Store
     blobs: BlobStore
@@ -139,11 +132,7 @@ class VirtualDispatcher:
     # The coordinator's side.
 
     def open(self, collection: Collection) -> None:
-        """Give every task that is not answered to the engine, the largest first.
-
-        Args:
-            collection: replaces the one before.
-        """
+        """Give every task that is not answered to the engine, the largest first; forgets the collection before."""
         self._collection = collection
         for task in collection.unanswered:
             chooser = chooser_of(task.instructions)

@@ -16,16 +16,7 @@ _FLEET = "simulation"
 
 @dataclass(frozen=True)
 class VirtualBoard:
-    """A virtual device.
-
-    Attributes:
-        id: its id.
-        index: its number.
-        examples: training samples it has.
-        max_width: widest sub-model it can train.
-        max_depth: deepest, None for any.
-        dropout: chance that it leaves in the middle of a round.
-    """
+    """A virtual device; `dropout` is the chance that it leaves in the middle of a round."""
 
     id: str
     index: int
@@ -63,12 +54,7 @@ class VirtualBoard:
 
 @dataclass(frozen=True)
 class VirtualFleet:
-    """All devices.
-
-    Attributes:
-        boards: in the order of their ids.
-        times: their clocks.
-    """
+    """All devices in the order of their ids, and their clocks."""
 
     boards: tuple[VirtualBoard, ...]
     times: BoardTimes
@@ -78,13 +64,6 @@ class VirtualFleet:
         cls, table: DevicesTable, examples: Sequence[int], clock: Clock, layout: Layout, *, seed: int
     ) -> "VirtualFleet":
         """The devices as configured.
-
-        Args:
-            table: how many there are, and of which kinds.
-            examples: training samples of each.
-            clock: types and links.
-            layout: the global model.
-            seed: of the run.
 
         Raises:
             ConfigError: the clock has no such type or link.

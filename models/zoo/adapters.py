@@ -57,13 +57,7 @@ class LoraLinear(nn.Linear):
     """
 
     def __init__(self, linear: nn.Linear, rank: int, scale: float) -> None:
-        """Take the parameters of a layer and freeze them.
-
-        Args:
-            linear: the layer.
-            rank: of this tier.
-            scale: of the output of the adapter.
-        """
+        """Take the parameters of a layer and freeze them."""
         nn.Module.__init__(self)
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.weight, self.bias = linear.weight, linear.bias

@@ -192,12 +192,6 @@ def dims_of(
 ) -> dict[str, list[Dim | None]]:
     """Join the blocks of some axes to dimensions.
 
-    Args:
-        shapes: of the parameters.
-        axes: what the builder asked for.
-        growth: which dimensions they move.
-        orders: the blocks of axes.
-
     Returns:
         The dimensions of each parameter; None for one that an axis moves but that has no blocks, or has them across one
         another.
@@ -213,12 +207,7 @@ def dims_of(
 
 
 def whole_axes(axes: Mapping[str, Axis], dims: Dims) -> dict[str, Axis]:
-    """Add the axes of entries that belong to none which a builder asked for.
-
-    Args:
-        axes: what the builder asked for.
-        dims: of each parameter.
-    """
+    """Add the axes of entries that belong to none which a builder asked for."""
     found = dict(axes)
     for part in (part for row in dims.values() for dim in row if dim is not None for part in dim.segments):
         if part.axis not in found:

@@ -54,15 +54,6 @@ class Conv(nn.Module):
     def __init__(
         self, inputs: int, channels: tuple[int, ...], classes: int, kernel: tuple[int, ...], norming: Norming
     ) -> None:
-        """Make the network.
-
-        Args:
-            inputs: channels of one sample.
-            channels: output channels of each unit.
-            classes: logits.
-            kernel: as in `ConvUnit`.
-            norming: as in `ConvUnit`.
-        """
         super().__init__()
         last = len(channels) - 1
         self.units = nn.ModuleList(

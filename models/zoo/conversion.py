@@ -153,11 +153,7 @@ def convert(module: nn.Module) -> tuple[nn.Module, tuple[Replacement, ...]]:
 
 
 def converted(arch: Architecture) -> Architecture:
-    """An architecture whose models are converted as they are built.
-
-    Args:
-        arch: the architecture; not changed.
-    """
+    """An architecture whose models are converted as they are built."""
 
     def build(cut: Any, **settings: Any) -> nn.Module:
         return convert(arch.build(cut, **settings))[0]
@@ -167,10 +163,6 @@ def converted(arch: Architecture) -> Architecture:
 
 def replacements(arch: Architecture, settings: Mapping[str, Any] | None = None) -> tuple[Replacement, ...]:
     """What :func:`converted` replaces in an architecture's global model.
-
-    Args:
-        arch: the architecture.
-        settings: settings that differ from its defaults.
 
     Raises:
         ConfigError: as for :func:`convert`, or the builder fails.

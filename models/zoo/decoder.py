@@ -147,14 +147,7 @@ class Decoder(nn.Module):
                 nn.init.normal_(part.weight, std=_DEVIATION)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Compute logits of the next token at every position.
-
-        Args:
-            tokens: token ids, int64 [batch, length].
-
-        Returns:
-            float32 [batch, length, vocab].
-        """
+        """Logits of the next tokens, float32 [batch, length, vocab], of token ids, int64 [batch, length]."""
         x = self.embed_tokens(tokens)
         half = self.shape.head_dim // 2
         waves = self.shape.theta ** (-torch.arange(half, device=x.device, dtype=x.dtype) / half)

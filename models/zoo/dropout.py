@@ -41,9 +41,6 @@ class NoiseLayer(nn.Module):
     def __init__(self, rate: float) -> None:
         """Make the layer.
 
-        Args:
-            rate: share of entries to change.
-
         Raises:
             ConfigError: if the share is outside [0, 1).
         """
@@ -61,14 +58,7 @@ class NoiseLayer(nn.Module):
         return self.training and self.rate > 0.0
 
     def uniform(self, x: Tensor) -> Tensor:
-        """Give the noise for an input.
-
-        Args:
-            x: the input, any shape and dtype.
-
-        Returns:
-            float32 of the shape of x, uniform in [0, 1).
-        """
+        """Give the noise for an input of any dtype: float32 of its shape, uniform in [0, 1)."""
         if self.seen is not None:
             self.seen.append(tuple(x.shape))
         if self.noise is None:

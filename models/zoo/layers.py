@@ -52,12 +52,7 @@ class StaticBatchNorm(nn.Module):
     running_var: Tensor
 
     def __init__(self, channels: int, eps: float = 1e-5) -> None:
-        """Make the layer with scale 1 and shift 0.
-
-        Args:
-            channels: size of the second dimension of what it normalises.
-            eps: added to the variance.
-        """
+        """Make the layer with scale 1 and shift 0."""
         super().__init__()
         self.mode: Mode = "train"
         self.eps = eps
@@ -121,11 +116,6 @@ class Scaler(nn.Module):
     """
 
     def __init__(self, rate: float) -> None:
-        """Make the layer.
-
-        Args:
-            rate: width share of the sub-model, in (0, 1]: the `rate` of a `Cut`.
-        """
         super().__init__()
         self.mode: Mode = "train"
         self.rate = rate
@@ -161,14 +151,7 @@ class Norming:
 
 
 def set_mode(module: ModuleT, mode: Mode) -> ModuleT:
-    """Set the mode of every layer of a model, and torch's own training flag with it.
-
-    Args:
-        module: the model; changed in place.
-        mode: ``train``, ``statistics`` or ``eval``.
-
-    Returns:
-        The same model.
+    """Set the mode of every layer of a model in place, and torch's own training flag with it; returns the model.
 
     Raises:
         ConfigError: if there is no such mode.

@@ -83,13 +83,9 @@ class MiniLm(nn.Module):
         return mean
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Compute logits of token ids, int64 [batch, length].
+        """Logits of token ids, int64 [batch, length], where 0 is padding.
 
-        Args:
-            tokens: token ids; 0 is padding.
-
-        Returns:
-            float32 [batch, classes], or [batch, length, classes] without pooling.
+        They are float32 [batch, classes], or [batch, length, classes] without pooling.
         """
         x = self.pool(self.encode(tokens), tokens)
         if self.pooler is not None:
@@ -143,13 +139,6 @@ class MiniLmSettings:
 
 def build_minilm(cut: Cut, settings: MiniLmSettings) -> MiniLm:
     """Build a MiniLM encoder with a head, and load the pre-trained weights into the whole model.
-
-    Args:
-        cut: names the axes.
-        settings: of the global model.
-
-    Returns:
-        The model.
 
     Raises:
         ConfigError: if the package of the pre-trained weights is missing.

@@ -20,12 +20,6 @@ class ScaledNorm(nn.Module):
     """Scaler, norm and ReLU, which stand before every convolution of a block."""
 
     def __init__(self, channels: int, norming: Norming) -> None:
-        """Make the layer.
-
-        Args:
-            channels: channels of its input.
-            norming: norm and Scaler.
-        """
         super().__init__()
         self.scaler = Scaler(norming.rate)
         self.norm = norming.layer(channels)

@@ -35,9 +35,6 @@ class Attention(nn.Module):
     def __init__(self, fused: nn.MultiheadAttention) -> None:
         """Take the weights of a fused layer.
 
-        Args:
-            fused: the layer; not changed.
-
         Raises:
             ConfigError: it has biases for keys and values of their own, or adds a token of zeros.
         """
@@ -86,19 +83,10 @@ class Attention(nn.Module):
 
 
 class RecurrentStack(nn.Module):
-    """What `torch.nn.LSTM`, `GRU` and `RNN` of several layers with dropout between them do.
-
-    Attributes:
-        layers: one of each, with their weights.
-        dropouts: behind all but the last.
-    """
+    """What `torch.nn.LSTM`, `GRU` and `RNN` of several layers with dropout between them do."""
 
     def __init__(self, whole: nn.RNNBase) -> None:
-        """Take the weights of a whole layer.
-
-        Args:
-            whole: the layer; not changed.
-        """
+        """Take the weights of a whole layer."""
         super().__init__()
         self.dropouts = nn.ModuleList(Dropout(whole.dropout) for _ in range(whole.num_layers - 1))
         self.layers = nn.ModuleList()

@@ -21,13 +21,6 @@ class TextEncoder(nn.Module):
     """Token and position embedding, encoder layers, mean over the tokens, a linear classifier."""
 
     def __init__(self, shape: TextShape, layers: Sequence[LayerShape], rate: float) -> None:
-        """Make the network.
-
-        Args:
-            shape: sizes around the encoder layers.
-            layers: sizes of each of them.
-            rate: width share for the Scalers.
-        """
         super().__init__()
         self.tokens = nn.Embedding(shape.vocab, shape.embed)
         self.positions = nn.Parameter(torch.empty(shape.length, shape.embed))

@@ -50,13 +50,7 @@ class TextShape:
 
 @dataclass(frozen=True)
 class LayerShape:
-    """Sizes of an encoder layer.
-
-    Attributes:
-        heads: number of heads.
-        head_dim: dimensions of each.
-        ffn: units of the feed-forward network.
-    """
+    """Sizes of an encoder layer."""
 
     heads: int
     head_dim: int
@@ -111,14 +105,9 @@ class Attention(nn.Module):
         self.scaler = Scaler(rate)
 
     def forward(self, x: Tensor, penalty: Tensor) -> Tensor:
-        """Attend.
+        """Attend: float32 [batch, length, embed] in and out.
 
-        Args:
-            x: float32 [batch, length, embed].
-            penalty: added to the scores, float32 that broadcasts to [batch, heads, length, length].
-
-        Returns:
-            float32 [batch, length, embed].
+        The penalty is added to the scores and broadcasts to [batch, heads, length, length].
         """
         query, key, value = (
             self.scaler(layer(x)).unflatten(-1, (self.heads, self.head_dim)).transpose(1, 2)
@@ -136,11 +125,6 @@ class EncoderLayer(nn.Module):
 
     def __init__(self, embed: int, shape: LayerShape, style: LayerStyle) -> None:
         """Make the layer.
-
-        Args:
-            embed: width of the residual stream.
-            shape: of this layer.
-            style: of all layers.
 
         Raises:
             ConfigError: if a share to drop is outside [0, 1).
@@ -190,12 +174,8 @@ def encoder_layers(cut: Cut, blocks: int, embed: int, shape: LayerShape, style: 
 
 
 def padding_penalty(present: Tensor) -> Tensor:
-    """Compute what keeps padding from being attended to.
+    """What hides padding from `Attention`, float32 [batch, 1, 1, length].
 
-    Args:
-        present: 1 for a token, 0 for padding, float32 [batch, length].
-
-    Returns:
-        float32 [batch, 1, 1, length] for `Attention`.
+    `present` is 1 for a token and 0 for padding, float32 [batch, length].
     """
     return ((1.0 - present) * MASKED_SCORE)[:, None, None, :]

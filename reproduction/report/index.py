@@ -34,9 +34,6 @@ def write_index(folder: Path, tables: Mapping[str, Experiment]) -> Path:
         folder: of the tables, each in a folder of its name.
         tables: by name.
 
-    Returns:
-        The page.
-
     Raises:
         DataError: a stored table is damaged.
         StorageError: a file cannot be written.

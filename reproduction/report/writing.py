@@ -18,12 +18,7 @@ EARLIER = "stated-"
 
 @dataclass(frozen=True)
 class Written:
-    """The files of a table, and the figures in them.
-
-    Attributes:
-        paths: Markdown for people, CSV with a line for each figure and seed, and plots.
-        rows: what the CSV has.
-    """
+    """The files of a table (Markdown, CSV and plots), and the rows of the CSV."""
 
     paths: tuple[Path, ...]
     rows: tuple[Row, ...]

@@ -49,12 +49,7 @@ def _status(topics: Topics, device: str, state: str, *, online: bool = True) -> 
 
 
 class LightDevice:
-    """One device.
-
-    Args:
-        member: its connection.
-        whole: blobs of this process that arrived whole, by digest: each is verified once for all its devices.
-    """
+    """One device; `whole` are the blobs of this process that arrived whole, each verified once for all its devices."""
 
     def __init__(self, member: Member, whole: dict[str, bytes]) -> None:
         self._member = member

@@ -29,11 +29,7 @@ class Behaviour(Protocol):
         """A message came."""
 
     def on_tick(self, now: float) -> None:
-        """Now and then: repeat what was not answered.
-
-        Args:
-            now: ``time.monotonic()``.
-        """
+        """Now and then, at ``time.monotonic()``: repeat what was not answered."""
 
 
 class Member:

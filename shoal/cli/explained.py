@@ -11,13 +11,7 @@ from shoal.cli.console import print_json, print_rows, say, seconds_text
 
 
 def show_round(store: Path, number: int, run: str | None, *, as_json: bool) -> None:
-    """Say what became of every device in a round, and why.
-
-    Args:
-        store: folder of the store.
-        number: of the round.
-        run: id of the run, or its beginning; None for the newest.
-        as_json: print JSON: a list of flat objects, one for each device.
+    """Say what became of every device in a round of a run (None for the newest), and why.
 
     Raises:
         ConfigError: the store has no such run or round.
@@ -62,12 +56,7 @@ def _number(value: float | None) -> str:
 
 
 def release_device(store: Path, device: str, run: str | None) -> None:
-    """Let a device out of quarantine; a running server asks it again in its next round.
-
-    Args:
-        store: folder of the store.
-        device: id.
-        run: id of the run, or its beginning; None for the newest.
+    """Let a device out of quarantine; a running server asks it again in its next round. None is the newest run.
 
     Raises:
         ConfigError: the store has no such run, or nothing of this device was refused in it.

@@ -34,15 +34,7 @@ class CommandFolder(TyperGroup):
         return command
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Import the command that is used.
-
-        Args:
-            ctx: of this group.
-            args: what was typed behind the group's own options.
-
-        Returns:
-            Name, command, and the arguments left for it.
-        """
+        """Import the command that is used."""
         name, found, rest = super().resolve_command(ctx, args)
         if name is None or found is None:
             return name, found, rest

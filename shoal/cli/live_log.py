@@ -31,9 +31,7 @@ class _Line(logging.Handler):
 def shown(name: str, *, quiet: bool) -> Iterator[None]:
     """Show a logger's events while something runs; with ``shoal --verbose`` they are lines on a terminal, too.
 
-    Args:
-        name: of the logger.
-        quiet: leave out what is as it should be.
+    Quietly it leaves out what is as it should be.
     """
     logger, console = logging.getLogger(name), error_console()
     lines = quiet or not console.is_terminal or logging.getLogger().isEnabledFor(logging.INFO)

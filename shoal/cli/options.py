@@ -17,10 +17,6 @@ from models.tier import Tier
 def parse_floats(option: str, text: str) -> tuple[float, ...]:
     """Read ``1,0.5,1/16``.
 
-    Args:
-        option: name of the option, for the message.
-        text: its value.
-
     Raises:
         ConfigError: a part is no number.
     """
@@ -37,10 +33,6 @@ def parse_floats(option: str, text: str) -> tuple[float, ...]:
 def parse_ints(option: str, text: str) -> tuple[int, ...]:
     """Read ``2,4``.
 
-    Args:
-        option: name of the option, for the message.
-        text: its value.
-
     Raises:
         ConfigError: a part is no whole number.
     """
@@ -51,11 +43,7 @@ def parse_ints(option: str, text: str) -> tuple[int, ...]:
 
 
 def parse_seconds(option: str, text: str) -> float:
-    """Read ``90m`` or ``8h``.
-
-    Args:
-        option: name of the option, for the message.
-        text: its value, in seconds, minutes or hours.
+    """Read ``90m`` or ``8h``, or ``30s``, as seconds.
 
     Raises:
         ConfigError: it is no duration.
@@ -106,10 +94,7 @@ def parse_heads(option: str, values: Sequence[str]) -> dict[Tier, int]:
 
 
 def read_recipe(path: Path | None) -> RecipeTable:
-    """Read ``[model.recipe]`` of a ``fleet.toml`` or ``sim.toml``.
-
-    Args:
-        path: the file; None for the default recipe.
+    """Read ``[model.recipe]`` of a ``fleet.toml`` or ``sim.toml``; without a path it is the default recipe.
 
     Raises:
         ConfigError: the file cannot be read, or the table is wrong.

@@ -42,10 +42,6 @@ class RunDisplay:
     """A live view of one run; give every event to :meth:`show`.
 
     Where the console is no terminal, one line per closed round is printed instead.
-
-    Args:
-        console: where to draw.
-        title: name of the run for people.
     """
 
     def __init__(self, console: Console, title: str) -> None:
@@ -87,11 +83,7 @@ class RunDisplay:
         self._devices[device] = (tier if tier is not None else known, state)
 
     def show(self, event: control.RunEvent) -> None:
-        """Take in one event.
-
-        Args:
-            event: of the run that is drawn.
-        """
+        """Take in one event."""
         match event:
             case control.RunStarted():
                 self._bar.update(self._rounds, total=event.rounds, completed=event.closed)

@@ -59,13 +59,7 @@ class RoundPoint:
 
 @dataclass(frozen=True)
 class Heading:
-    """What a run of the comparison is called.
-
-    Attributes:
-        key: name in the JSON (``global``, ``all_small``, ``exclusive``).
-        title: name for people.
-        about: one sentence on what it is.
-    """
+    """What a run of the comparison is called: its key in the JSON, a name for people, and what it is."""
 
     key: str
     title: str
@@ -101,18 +95,7 @@ class Arm(Heading):
 
 @dataclass(frozen=True)
 class Report:
-    """A comparison of runs on the same fleet and data.
-
-    Attributes:
-        title: headline.
-        data: name of the data set.
-        arch: name of the architecture.
-        devices: device to the tier it can hold.
-        seed: of data split, weights and shuffling.
-        seconds: whole comparison.
-        settings: what was configured, for the page.
-        arms: the runs, the main one first.
-    """
+    """Runs on the same fleet and data beside one another, the main one first; `devices` has the tier each holds."""
 
     title: str
     data: str

@@ -20,11 +20,7 @@ INTERRUPTED = 130
 
 
 def read_fleet(path: Path, broker: str | None) -> FleetConfig:
-    """Read fleet.toml.
-
-    Args:
-        path: the file; its relative paths are relative to its folder.
-        broker: instead of the configured address, if any.
+    """Read fleet.toml, whose relative paths are relative to its folder; `broker` counts instead of its address.
 
     Raises:
         ConfigError: the file is missing or wrong.
@@ -36,13 +32,7 @@ def read_fleet(path: Path, broker: str | None) -> FleetConfig:
 
 
 def serve(fleet: str, store: Path, broker: BrokerConfig, view: ViewConfig | None = None) -> None:
-    """Take run requests until stopped, and draw what happens.
-
-    Args:
-        fleet: its name.
-        store: folder of the store.
-        broker: which one, or how to start one.
-        view: where to serve the page of the store; None for nowhere.
+    """Take run requests until stopped, and draw what happens; without `view` no page is served.
 
     Raises:
         ShoalError: the server cannot go on.

@@ -277,13 +277,7 @@ def show_log(store: Path, run: str | None, *, last: int, as_json: bool, follow: 
 
 
 def stored_version(store: Path, run: str | None, version: int | None, *, best: bool = False) -> ExportedVersion:
-    """Read a global version.
-
-    Args:
-        store: folder of the store.
-        run: id of the run, or its beginning; None for the newest.
-        version: number; None for the one that was promoted, or else the newest.
-        best: take the one that was judged best by the run's rule instead, of equal ones the newest.
+    """Read a global version: of that number or the best, or else the promoted one, or else the newest.
 
     Raises:
         ConfigError: the store has no such version, or none was judged.

@@ -37,12 +37,6 @@ def _round(record: RoundRecord, tasks: list[TaskRecord]) -> RoundPoint:
 def summarise(store_folder: Path, run: str, heading: Heading, seconds: float) -> Arm:
     """Read a run.
 
-    Args:
-        store_folder: the server's store.
-        run: id of the run.
-        heading: what it is called in the report.
-        seconds: how long it took.
-
     Raises:
         ConfigError: the store has no such run.
     """

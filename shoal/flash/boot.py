@@ -23,11 +23,7 @@ _SECONDS = 300
 
 
 class Boot:
-    """A boot partition that is mounted.
-
-    Args:
-        folder: where.
-    """
+    """A boot partition that is mounted."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -53,10 +49,7 @@ class Boot:
 
 
 class FatBoot(Boot):
-    """The first FAT partition of an image.
-
-    Args:
-        image: uncompressed.
+    """The first FAT partition of an uncompressed image.
 
     Raises:
         ConfigError: it is no image of a card, or mtools are not installed.
@@ -99,10 +92,6 @@ class FatBoot(Boot):
 
 def copy_image(source: Path, target: Path) -> None:
     """Copy an image; one that is packed by xz is unpacked.
-
-    Args:
-        source: ``.img`` or ``.img.xz``.
-        target: the copy.
 
     Raises:
         ConfigError: the source is no image, or cut off.

@@ -53,11 +53,7 @@ _UNUSED = re.compile(
 
 
 def fetch_wheels(board: Board, folder: Path | None = None) -> list[Path]:
-    """The wheels for a kind of board; those that are there are not asked for again.
-
-    Args:
-        board: its kind.
-        folder: to keep them in; by default in the user's cache.
+    """The wheels for a kind of board; those that are in the folder, by default in the user's cache, are kept.
 
     Raises:
         ConfigError: pip cannot get them.

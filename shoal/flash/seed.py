@@ -54,12 +54,6 @@ def way_of(boot: Boot) -> Way:
 def seed(boot: Boot, config: FlashConfig, bundle: bytes, way: Way) -> None:
     """Put a card's first start on its boot partition.
 
-    Args:
-        boot: the partition.
-        config: of the board.
-        bundle: for it.
-        way: in which its system is told.
-
     Raises:
         StorageError: it does not fit.
     """

@@ -29,11 +29,7 @@ _BUCKETS = (1, 5, 15, 60, 300, 900, 3600, 14400)  # seconds of a round
 
 @dataclass(frozen=True)
 class StoreMetrics:
-    """A collector of prometheus-client over an open store.
-
-    Attributes:
-        store: the store.
-    """
+    """A collector of prometheus-client over an open store."""
 
     store: Store
 

@@ -105,9 +105,6 @@ def fetch(
         sources: what can be downloaded.
         timeout_seconds: longest silence of the server.
 
-    Returns:
-        The files.
-
     Raises:
         ConfigError: the set cannot be fetched; the message says where to get it.
         TransportError: the server cannot be reached or breaks off.

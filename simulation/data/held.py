@@ -26,12 +26,7 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Parts:
-    """Who holds which samples.
-
-    Attributes:
-        train: indices of the training samples, by device.
-        test: indices of the test samples that are like a device's training samples, by device.
-    """
+    """Who holds which samples: indices by device, of test samples those that are like its training samples."""
 
     train: tuple[Indices, ...]
     test: tuple[Indices, ...]
@@ -147,10 +142,6 @@ class VirtualData:
 
 def write_data(folder: Path, data: Dataset) -> None:
     """Write the arrays that `VirtualData` reads, unless they are there.
-
-    Args:
-        folder: where they go; it is made.
-        data: the data set.
 
     Raises:
         StorageError: the disk is full.

@@ -15,11 +15,6 @@ _TRIES = 1000
 def iid(samples: int, devices: int, seed: int) -> list[NDArray[np.int64]]:
     """Random equal disjoint parts, floor(samples / devices) each (specification 1.8).
 
-    Args:
-        samples: size of the set.
-        devices: number of parts.
-        seed: of the shuffle.
-
     Returns:
         One array of indices per device.
 
@@ -113,15 +108,7 @@ class Shards:
 
 
 def cut_shards(members: NDArray[np.int64], count: int) -> list[NDArray[np.int64]]:
-    """Cut the samples of a class into equal consecutive shards; what remains goes one each to the first shards.
-
-    Args:
-        members: indices of the samples.
-        count: number of shards.
-
-    Returns:
-        The shards.
-    """
+    """Cut the samples of a class into equal consecutive shards; what remains goes one each to the first shards."""
     return np.array_split(members, count)
 
 

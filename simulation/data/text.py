@@ -26,13 +26,7 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 
 
 def read_lines(path: Path) -> list[str]:
-    """Read the lines of a UTF-8 text file, gzipped or not.
-
-    Args:
-        path: the file; if it does not exist, the same name with ``.gz`` is tried.
-
-    Returns:
-        The lines without their ends.
+    """Read the lines of a UTF-8 text file, without their ends; where it does not exist, of the same name with ``.gz``.
 
     Raises:
         DataError: the file is missing or damaged.
@@ -71,9 +65,6 @@ class Vocabulary:
         Args:
             texts: the training texts.
             size: number of token ids, padding and unknown words included.
-
-        Returns:
-            The vocabulary.
 
         Raises:
             ConfigError: there is no room for a single word.

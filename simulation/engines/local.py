@@ -34,15 +34,7 @@ class WorkerDiedError(ShoalError):
 
 @dataclass
 class _Worker:
-    """One process, and the orders it has.
-
-    Attributes:
-        process: the process.
-        core: it is pinned to, None for none.
-        orders: in the order in which it works on them; the first is under way.
-        unread: bytes of an unfinished line.
-        answered: tasks of the first order that it has answered.
-    """
+    """One process, and the orders it has, the first of which is under way; `answered` are tasks of that."""
 
     process: subprocess.Popen[bytes]
     core: int | None
@@ -66,12 +58,7 @@ class _Worker:
 
 
 class LocalEngine:
-    """Workers on this machine.
-
-    Args:
-        workers: processes; 0 for one per core that this process may use.
-        setup: what they are told.
-    """
+    """Workers on this machine, each told the setup; 0 are one for each core that this process may use."""
 
     def __init__(self, workers: int, setup: WorkerSetup) -> None:
         self._setup = setup

@@ -15,9 +15,6 @@ _TEST = "test.npz"  # for workers that judge devices on their own part of it
 def packing_list(setup: WorkerSetup) -> dict[str, Path]:
     """The files a worker reads that stay the same for the whole simulation.
 
-    Args:
-        setup: where they lie.
-
     Returns:
         Their places, relative and with slashes, and where they lie.
 
@@ -75,9 +72,6 @@ def relocated(setup: WorkerSetup, shared: Path, own: Path) -> WorkerSetup:
 def read_state(folder: Path) -> dict[str, bytes]:
     """What a device keeps between rounds.
 
-    Args:
-        folder: of the device; it need not be there.
-
     Returns:
         The content of its files by name.
 
@@ -97,11 +91,7 @@ def read_state(folder: Path) -> dict[str, bytes]:
 
 
 def write_state(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Make a device's folder hold these files and no others.
-
-    Args:
-        folder: of the device; it is made.
-        files: content by name.
+    """Make a device's folder, and let it hold these files and no others.
 
     Raises:
         StorageError: the folder cannot be written.

@@ -40,14 +40,7 @@ _RESULT: TypeAdapter[Finished | Failed] = TypeAdapter(Finished | Failed)
 
 @dataclass
 class _Actor:
-    """One actor, and the orders it has.
-
-    Attributes:
-        handle: Ray's.
-        shares: whether it sees the simulation's folder.
-        machine: where it runs.
-        orders: with the reference of each answer, in the order in which it works on them; the first is under way.
-    """
+    """One actor, and the orders it has with the references of their answers; the first is under way."""
 
     handle: Any
     shares: bool = True
@@ -272,10 +265,6 @@ class RayEngine:
 
 def shares_of(config: EngineTable, resources: dict[str, float]) -> tuple[int, float]:
     """How many actors, and what share of a GPU each.
-
-    Args:
-        config: of the engine.
-        resources: of the cluster, as Ray tells them.
 
     Raises:
         ConfigError: there is no GPU where one is needed.

@@ -34,13 +34,7 @@ def versions() -> str:
 
 
 class Greeting(FrozenModel):
-    """What an actor says first.
-
-    Attributes:
-        versions: of the software on its machine.
-        machine: name of the machine.
-        shares: whether it sees the simulation's folder.
-    """
+    """What an actor says first: versions, its machine, and whether it sees the simulation's folder."""
 
     versions: str
     machine: str
@@ -63,11 +57,7 @@ class Answer:
 
 
 class RayWorker:
-    """Runs as a Ray actor.
-
-    Args:
-        session: name of the engine; actors of one session and machine share the files that stay the same.
-    """
+    """Runs as a Ray actor; those of one session and machine share the files that stay the same."""
 
     def __init__(self, session: str) -> None:
         self._folder = Path(tempfile.gettempdir()) / f"shoal-{session}"

@@ -146,11 +146,7 @@ def read_history(folder: Path) -> tuple[RoundRow, ...]:
 
 
 def write_history(folder: Path, rows: Sequence[RoundRow]) -> None:
-    """Replace the rounds of a simulation.
-
-    Args:
-        folder: where to; it is made.
-        rows: all the rounds, in order.
+    """Replace the rounds of a simulation, in a folder that is made.
 
     Raises:
         StorageError: the folder cannot be written.
@@ -211,11 +207,7 @@ class HistoryWriter:
         self.flush()
 
     def add(self, row: RoundRow, devices: Iterable[DeviceRow] = ()) -> None:
-        """Add a round.
-
-        Args:
-            row: the round, later than those that are here.
-            devices: what each device did in it.
+        """Add a round, later than those that are here, and what each device did in it.
 
         Raises:
             DataError: this round, or a later one, is here already; or a device's row is of another round.
@@ -253,12 +245,7 @@ class HistoryWriter:
 
 
 def first_reaching(rows: Iterable[RoundRow], target: float) -> RoundRow | None:
-    """The first round whose model reaches an accuracy, whether or not it stays there; None if no evaluated one does.
-
-    Args:
-        rows: rounds in order.
-        target: accuracy in [0, 1].
-    """
+    """The first round whose model reaches an accuracy, whether or not it stays there; None if no evaluated one does."""
     return next((row for row in rows if row.accuracy is not None and row.accuracy >= target), None)
 
 

@@ -63,16 +63,7 @@ class _Band:
 def over_rounds(
     curves: Sequence[Curve], *, quantity: Quantity = ACCURACY, targets: Iterable[float] = (), title: str = ""
 ) -> Figure:
-    """A quantity after each round in which it was evaluated.
-
-    Args:
-        curves: what to show.
-        quantity: of each round.
-        targets: values to mark with a line each.
-        title: above the plot.
-
-    Returns:
-        A figure.
+    """A quantity after each round in which it was evaluated; each of the targets is a line.
 
     Raises:
         DataError: no curve has an evaluated round.
@@ -118,13 +109,6 @@ def tier_counts(rows: Sequence[RoundRow], *, title: str = "") -> Figure:
     """How many devices trained each tier in each round, the largest tier at the bottom.
 
     Many rounds are shown as means over neighbouring ones; the axis says of how many.
-
-    Args:
-        rows: the rounds of one run, in order.
-        title: above the plot.
-
-    Returns:
-        A figure.
 
     Raises:
         DataError: there is no round.

@@ -29,12 +29,7 @@ class RowMaker:
         self._judges = judges
 
     def make(self, record: RoundRecord, simulated_before: float) -> tuple[RoundRow, tuple[DeviceRow, ...]]:
-        """The row of a round, and those of its devices.
-
-        Args:
-            record: a closed round.
-            simulated_before: emulated time up to its start, seconds.
-        """
+        """The row of a round, and those of its devices."""
         tasks = [
             task
             for task in (*self._store.tasks(record.run, record.number), *self._store.late(record.run, record.number))

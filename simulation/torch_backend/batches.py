@@ -25,12 +25,7 @@ _PIECE_BYTES = 32 << 20  # of samples and noise that are prepared at once
 
 @dataclass(frozen=True)
 class TorchJob:
-    """The training of one virtual device in one round.
-
-    Attributes:
-        weights: float32 arrays by parameter name.
-        course: what it trains on.
-    """
+    """The training of one virtual device in one round."""
 
     weights: Mapping[str, NDArray[np.float32]]
     course: Course
@@ -157,15 +152,7 @@ class _Batches(NamedTuple):
 def _batches(
     course: Course, plan: Sequence[Indices], moments: Sequence[Moment], dtype: str, layers: Sequence[NoiseSpec]
 ) -> _Batches:
-    """Batches of equal size.
-
-    Args:
-        course: whose.
-        plan: the indices of each.
-        moments: of each.
-        dtype: of the samples.
-        layers: that need noise.
-    """
+    """Batches of equal size."""
     shape = (len(plan), len(plan[0]))
     if not course.data.augment:
         x, y = course.data.batch(np.concatenate(plan), dtype)  # at once what `training_batch` does step by step

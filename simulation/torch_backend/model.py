@@ -51,13 +51,7 @@ def make_model(
     manifest: Manifest,
     base: Mapping[str, NDArray[Any]] | None = None,
 ) -> nn.Module:
-    """Build the module of an artifact set, in mode train.
-
-    Args:
-        architecture: what the set was exported from.
-        settings: those it was exported with.
-        manifest: of the set.
-        base: its frozen tensors by name, which become buffers.
+    """Build the module of an artifact set, in mode train, with its frozen tensors as buffers.
 
     Raises:
         ConfigError: the module does not have the parameters of the manifest.
@@ -225,10 +219,6 @@ def _fed(layers: Sequence[NoiseLayer], noise: Sequence[Tensor]) -> Iterator[None
 
 def losses_of(manifest: Manifest, own: Mapping[str, Any]) -> Losses:
     """The loss of a recipe, for one batch of each of some devices.
-
-    Args:
-        manifest: of the artifact set.
-        own: losses of the user's file by name.
 
     Returns:
         A function of outputs ``[k, batch, ...]``, targets ``[k, batch, ...]`` and masks ``[k, classes]`` (or None, for

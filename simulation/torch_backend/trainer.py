@@ -69,12 +69,7 @@ class _Ready:
 
 
 class _Tally:
-    """The losses of one device, kept as `device_runtime.training.epochs.train` keeps them.
-
-    Attributes:
-        steps: steps done.
-        failure: why the device has no result; None so far.
-    """
+    """The losses of one device, kept as `device_runtime.training.epochs.train` keeps them."""
 
     def __init__(self, job: TorchJob, manifest: Manifest) -> None:
         self._course, self._manifest = job.course, manifest
@@ -83,13 +78,7 @@ class _Tally:
         self.failure: ShoalError | None = None
 
     def add(self, epoch: int, losses: NDArray[np.float64], counts: NDArray[np.float64]) -> None:
-        """Take a pass over the samples into account.
-
-        Args:
-            epoch: number of the pass, from 0.
-            losses: of its steps; none for a device that has ended.
-            counts: labels that counted in each.
-        """
+        """Take a pass over the samples into account."""
         bad = np.flatnonzero(~np.isfinite(losses))
         if len(bad) and self.failure is None:
             step = self.steps + int(bad[0]) + 1

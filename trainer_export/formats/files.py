@@ -33,10 +33,6 @@ class SetFile:
 
 @dataclass(frozen=True)
 class GraphFile(SetFile):
-    """A graph that is still at hand as a model.
-
-    Attributes:
-        model: the parsed model; its serialization is ``data``.
-    """
+    """A graph that is still at hand as a parsed model, whose serialization is ``data``."""
 
     model: onnx.ModelProto = field(default_factory=onnx.ModelProto)

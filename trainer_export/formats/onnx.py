@@ -31,14 +31,6 @@ _CHECKS: Mapping[str, Callable[[bytes, nn.Module, Recipe, SizedBatches], CheckSp
 def write_graphs(module: nn.Module, signature: Signature, recipe: Recipe) -> tuple[GraphFile, ...]:
     """Write the train, eval, stats (with static batch norm only) and infer graphs of a model.
 
-    Args:
-        module: the sub-model; not changed.
-        signature: what it takes and returns.
-        recipe: loss and optimizer.
-
-    Returns:
-        The graphs.
-
     Raises:
         ExportError: an operator cannot be exported.
     """
@@ -75,9 +67,6 @@ def check_graphs(
         module: the sub-model as its author wrote it.
         recipe: what the train graph was made for.
         batches: random batches.
-
-    Returns:
-        One report per graph.
 
     Raises:
         ExportError: a graph deviates; the message names it and the tensor.

@@ -73,11 +73,7 @@ class UnavailableError(ExportError):
 
 
 class MissingGradientError(UnavailableError):
-    """onnxruntime-training cannot differentiate an operator of the model; the portable format does not need it.
-
-    Args:
-        operator: the ONNX operator without a gradient.
-    """
+    """onnxruntime-training cannot differentiate an operator of the model; the portable format does not need it."""
 
     def __init__(self, operator: str) -> None:
         super().__init__(f"no gradient for op {operator}")
@@ -96,9 +92,6 @@ def write_artifacts(module: nn.Module, signature: Signature, recipe: Recipe) -> 
         module: the sub-model; its weights become those of the checkpoint.
         signature: what it takes and returns.
         recipe: what the step graph does; the official optimizer is plain SGD.
-
-    Returns:
-        The files.
 
     Raises:
         ExportError: an operator cannot be exported, or onnxruntime-training is not installed.
@@ -121,9 +114,6 @@ def check_artifacts(
         module: the sub-model whose weights are in the checkpoint.
         recipe: what the step graph was made for.
         batches: random batches.
-
-    Returns:
-        Two reports.
 
     Raises:
         ExportError: one of them deviates; the message names the tensor.

@@ -14,12 +14,7 @@ class Elementwise(Loss):
 
     @abstractmethod
     def errors(self, output: Tensor, target: Tensor) -> Tensor:
-        """The loss of each output, in its shape.
-
-        Args:
-            output: of the model, float32 [batch, ...].
-            target: of the same shape.
-        """
+        """The loss of each output, float32 [batch, ...], in its shape."""
 
     @abstractmethod
     def slope(self, output: Tensor, target: Tensor) -> Tensor:

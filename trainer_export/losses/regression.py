@@ -57,11 +57,7 @@ class MeanAbsoluteError(Elementwise):
 
 @dataclass(frozen=True)
 class Huber(Elementwise):
-    """Half the squared error up to a distance, and linear beyond it.
-
-    Attributes:
-        delta: the distance.
-    """
+    """Half the squared error up to a distance `delta`, and linear beyond it."""
 
     name: ClassVar[str] = "huber"
 

@@ -14,11 +14,7 @@ Number = Annotated[int, typer.Argument(min=0, help="Number of the version.")]
 
 
 def choosing(how: str) -> Callable[..., None]:
-    """A command that says which version counts.
-
-    Args:
-        how: function of `broker_server.store.choosing` that does so.
-    """
+    """A command that calls a function of `broker_server.store.choosing`."""
 
     def choose(version: Number, store: StoreFolder = DEFAULT_STORE, run: RunId = None, as_json: AsJson = False) -> None:
         with needs("server"):
