@@ -185,7 +185,7 @@ function fleet() {
     }));
     if (status.insecure) part("insecure", "", 1, () => el("p", { class: "error" }, "Nothing is signed here: whoever reaches the broker can run graphs on the boards."));
     const found = state.advice;
-    if (found) part("next", "What to do next", found, () => found.length ? el("ul", { class: "next" }, found.map((item) => el("li", { class: item.kind }, el("p", {}, item.title), el("p", {}, item.evidence), el("p", {}, sentence(item.remedy))))) : el("p", { class: "note" }, "Nothing: no rule finds anything wrong."));
+    part("next", "What to do next", found, () => !found ? el("p", { class: "note" }, "Looking.") : found.length ? el("ul", { class: "next" }, found.map((item) => el("li", { class: item.kind }, el("p", {}, item.title), el("p", {}, item.evidence), el("p", {}, sentence(item.remedy))))) : el("p", { class: "note" }, "Nothing: no rule finds anything wrong."));
   } else part("none", "", 1, () => el("p", { class: "note" }, sentence("No run yet. `shoal run` begins one; this page shows it as soon as it does.")));
   const wanted = devices.filter((view) => !state.filter || `${view.device.id} ${view.tier} ${view.reason}`.toLowerCase().includes(state.filter));
   const waits = (view) => view.reason === "not drawn", rank = (view) => (view.reason ? (waits(view) ? 1 : 2) : 0);

@@ -115,7 +115,9 @@ def test_it_says_who_learns_who_does_not_and_what_to_do(fleet, opened):
     row = page.get_by_role("row", name="pi-0004").first
     assert "offline" in row.inner_text()
     assert "shoal device doctor" in row.inner_text()
-    assert page.get_by_text("The model serves some devices much worse than others").is_visible()
+    page.get_by_text("The model serves some devices much worse than others").wait_for()
+    titles = page.get_by_role("heading", level=2).all_inner_texts()
+    assert titles.index("What to do next") < titles.index("Devices")
     assert f"({TIERS[1]}) has 0.5000" in page.get_by_text("On their own samples").inner_text()
     show(page, "view=coverage")
     assert page.get_by_role("img", name=f"Tier {TIERS[1]}: ").get_attribute("aria-label").count("of 8 units") == 2
