@@ -71,22 +71,38 @@ def runtime_version() -> str:
         return "unknown"
 
 
-def _texts(paths: Iterator[Path]) -> Iterator[tuple[Path, str]]:
+def texts(paths: Iterator[Path]) -> Iterator[tuple[Path, str]]:
+    """Small files of the system that can be read, with their content."""
     for path in paths:
         with contextlib.suppress(OSError, UnicodeDecodeError):
             yield path, path.read_text(encoding="ascii").strip()
 
 
-def _temperature(sysfs: Path) -> float | None:
-    zones = [text for _, text in _texts(sysfs.glob("thermal/thermal_zone*/temp"))]
-    values = [int(text) / 1000 for text in zones if text.lstrip("-").isdigit()]
-    return max(values, default=None)
+def temperature(sysfs: Path) -> float | None:
+    """Of the hottest thermal zone, or without zones sensor, in degrees Celsius; `sysfs` as of `probe`."""
+    for pattern in ("thermal/thermal_zone*/temp", "hwmon/hwmon*/temp*_input"):
+        values = [int(text) / 1000 for _, text in texts(sysfs.glob(pattern)) if text.lstrip("-").isdigit()]
+        if values:
+            return max(values)
+    return None
 
 
-def _on_battery(sysfs: Path) -> bool | None:
-    batteries = [path.parent for path, text in _texts(sysfs.glob("power_supply/*/type")) if text == "Battery"]
-    states = [text for battery in batteries for _, text in _texts(battery.glob("status"))]
+def _of_batteries(sysfs: Path, name: str) -> list[str]:
+    """A file of each battery that feeds the board; those of a mouse or a pen say that they are a device's."""
+    found = [path.parent for path, text in texts(sysfs.glob("power_supply/*/type")) if text == "Battery"]
+    feeding = [path for path in found if "Device" not in [text for _, text in texts(path.glob("scope"))]]
+    return [text for path in feeding for _, text in texts(path.glob(name))]
+
+
+def on_battery(sysfs: Path) -> bool | None:
+    """Whether a battery discharges; `sysfs` as of `probe`."""
+    states = _of_batteries(sysfs, "status")
     return "Discharging" in states if states else None
+
+
+def charge(sysfs: Path) -> float | None:
+    """Of the emptiest battery, in [0, 1]; `sysfs` as of `probe`."""
+    return min((int(text) / 100 for text in _of_batteries(sysfs, "capacity") if text.isdigit()), default=None)
 
 
 def _proc_kilobytes(path: str, key: str) -> int:
@@ -138,6 +154,6 @@ def probe(sysfs: Path = _SYSFS) -> Board:
         free_ram_bytes=_proc_kilobytes("/proc/meminfo", "MemAvailable"),
         backends=installed_backends(),
         python=platform.python_version(),
-        temperature_celsius=_temperature(sysfs),
-        on_battery=_on_battery(sysfs),
+        temperature_celsius=temperature(sysfs),
+        on_battery=on_battery(sysfs),
     )

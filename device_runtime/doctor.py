@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from device_runtime.board import installed_backends, probe
+from device_runtime.conditions import Seen, Watch
 from device_runtime.self_test import self_test
 from device_runtime.settings import DeviceConfig, load_device_config
 from fleet_protocol.errors import ConfigError, ShoalError, StorageError, TransportError
@@ -73,6 +74,10 @@ def examine(config_path: Path, enrolment: Path | None = None) -> Iterator[Findin
     for config in configs:
         for name, look in _CONFIGURED:
             yield _found(name, partial(look, config))
+        watch = Watch(config.conditions)
+        watch.look(0.0)
+        for name, seen in watch.seen.items():
+            yield _found(f"condition {name}", partial(_condition, seen))
         reached = _found("network", partial(_reach, config))
         yield reached
         if reached.level == "ok":
@@ -184,6 +189,14 @@ def _data(config: DeviceConfig) -> str:
 
     data = load_data(config.data)
     return f"{len(data)} samples of shape {tuple(data.x.shape[1:])} in {data.source}"
+
+
+def _condition(seen: Seen) -> str:
+    if not seen.said:
+        raise _DoubtError("this board does not tell, so the condition always holds; take it out of [conditions]")
+    if seen.reason:
+        raise _DoubtError(f"{seen.said}; now it would pause: {seen.reason}")
+    return seen.said
 
 
 def _reach(config: DeviceConfig) -> str:

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from device_runtime.conditions import ConditionsConfig
 from device_runtime.training.own_model_files import KEPT_RUNS
 from fleet_protocol.configuration import read_toml, validate_config
 from fleet_protocol.data.sources import DataConfig
@@ -78,6 +79,7 @@ class DeviceConfig(FrozenModel):
         insecure: without an identity, connect over a network although whoever reaches the broker can give this board
             graphs to run.
         own_model: the board's own model, for methods that train one beside the fleet's.
+        conditions: when this board may train.
     """
 
     fleet: Name
@@ -98,6 +100,7 @@ class DeviceConfig(FrozenModel):
     identity: IdentityConfig | None = None
     insecure: bool = False
     own_model: OwnModelConfig | None = None
+    conditions: ConditionsConfig = ConditionsConfig()
 
     def address(self) -> BrokerAddress:
         """The broker with its certificate files.

@@ -16,6 +16,7 @@ from device_runtime.agent.task_in_hand import TaskInHand
 from device_runtime.agent.task_store import StoredTask, TaskStore
 from device_runtime.agent.uplink import Uplink
 from device_runtime.agent.worker import Worker
+from device_runtime.conditions import Watch
 from device_runtime.settings import DeviceConfig
 from device_runtime.training.task import Bench
 from fleet_protocol.blob_store import BlobStore
@@ -25,6 +26,7 @@ from fleet_protocol.messages import Offer
 
 _OUTCOMES_KEPT = 32
 _REFUSALS_LOGGED = 5
+_GIVEN_BACK = frozenset({State.FETCHING, State.TRAINING, State.MEASURING})  # a finished update is worth its upload
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ class Context:
     Attributes:
         kit: what it works with.
         uplink: what it says.
+        watch: looks at the operator's conditions.
         measured: what it has found out.
         state: of the machine; written by the agent's loop alone.
         bench: data and backend, from probing on.
@@ -70,6 +73,7 @@ class Context:
 
     kit: Kit
     uplink: Uplink
+    watch: Watch
     measured: Measured = field(default_factory=Measured)
     state: State = State.STARTING
     bench: Bench | None = None
@@ -137,6 +141,19 @@ class Context:
         profile = None if bench is None else self.measured.profile(self.kit.config, bench.examples)
         self.uplink.publish_status(self.state.value, profile)
 
+    def look(self) -> None:
+        """Look at the operator's conditions; where one does not hold, a task in hand is given back."""
+        before, self.measured.paused = self.measured.paused, self.watch.look(time.monotonic())
+        paused = self.measured.paused
+        if paused != before:
+            self.measured.look(self.kit.config.conditions.sysfs)
+            self.kit.journal.warning(paused or "no longer paused: the conditions hold again")
+        if paused and self.state in _GIVEN_BACK:
+            self.failure = (RefusalReason.BUSY, paused)
+            self.post(Event.FAILED)
+        elif paused != before and self.state is State.IDLE:
+            self.publish_status()
+
     def take(self, offer: Offer) -> None:
         """Make an offer the task in hand, or prepare its refusal; posts which."""
         now, config = time.monotonic(), self.kit.config
@@ -144,6 +161,8 @@ class Context:
             choice, problem = choose(offer, config, self.need_bench(), self.measured), None
         except RefusedError as error:
             choice, problem = None, (error.reason, str(error))
+        if self.measured.paused:
+            choice, problem = None, (RefusalReason.BUSY, self.measured.paused)
         record = StoredTask(
             phase="fetching",
             offer=offer,

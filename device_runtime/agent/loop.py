@@ -25,6 +25,7 @@ from device_runtime.agent.states.waiting import STATES
 from device_runtime.agent.task_store import TaskStore
 from device_runtime.agent.uplink import Uplink
 from device_runtime.agent.worker import WorkDone, Worker, WorkFailed, WorkReport
+from device_runtime.conditions import Watch
 from device_runtime.settings import DeviceConfig
 from device_runtime.training.backends import settle_allocator
 from fleet_protocol.blob_store import BlobStore
@@ -76,7 +77,7 @@ class Agent:
             cache=Cache(config.state_dir, blobs, config.max_cache_bytes),
             worker=Worker(inbox),
         )
-        self.ctx = Context(kit, Uplink(config, kit.journal))
+        self.ctx = Context(kit, Uplink(config, kit.journal), Watch(config.conditions))
         self._state: DeviceState = STATES[State.STARTING](self.ctx)
         self._greeted = False
         self._service = Service()
@@ -131,7 +132,8 @@ class Agent:
         deadline = ctx.task.deadline if ctx.task else float("inf")
         now = time.monotonic()
         self._service.alive()
-        wait = min(self._state.wake_at - now, deadline - now, _LONGEST_WAIT_SECONDS, self._service.alive_seconds)
+        own = min(self._state.wake_at, deadline, ctx.watch.look_at) - now
+        wait = min(own, _LONGEST_WAIT_SECONDS, self._service.alive_seconds)
         try:
             item = ctx.kit.inbox.get(timeout=max(0.0, wait))
         except queue.Empty:
@@ -140,6 +142,8 @@ class Agent:
             self._on_item(item)
             if not ctx.events:
                 self._on_time(time.monotonic())
+        if not ctx.events and time.monotonic() >= ctx.watch.look_at:
+            ctx.look()
         self._follow()
 
     def _on_time(self, now: float) -> None:

@@ -1,8 +1,9 @@
 """What an agent has measured of its board, its link and its training, and the profile that it tells the fleet."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from device_runtime.board import Board, runtime_version
+from device_runtime.board import Board, on_battery, runtime_version, temperature
 from device_runtime.settings import DeviceConfig
 from fleet_protocol.messages import Profile
 
@@ -16,12 +17,19 @@ class Measured:
         step_seconds: mean time of a training step in the last task.
         link_bytes_per_second: of the last download.
         unable: why the board cannot train; empty where it can.
+        paused: why it shall not train now; empty where it may.
     """
 
     board: Board | None = None
     step_seconds: float | None = None
     link_bytes_per_second: float | None = None
     unable: str = ""
+    paused: str = ""
+
+    def look(self, sysfs: Path) -> None:
+        """Read again what changes while a board runs; `sysfs` as of `probe`."""
+        if self.board is not None:
+            self.board = replace(self.board, temperature_celsius=temperature(sysfs), on_battery=on_battery(sysfs))
 
     def profile(self, config: DeviceConfig, examples: int) -> Profile | None:
         """What the device says about itself; None before the board is measured.
@@ -49,5 +57,5 @@ class Measured:
             link_bytes_per_second=self.link_bytes_per_second,
             temperature_celsius=board.temperature_celsius,
             on_battery=board.on_battery,
-            unable=self.unable,
+            unable=self.unable or self.paused,
         )

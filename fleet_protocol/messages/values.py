@@ -61,7 +61,7 @@ class Profile(FrozenModel):
         link_bytes_per_second: measured download speed, when known.
         temperature_celsius: of the processor, where the board tells.
         on_battery: power state, where the board tells.
-        unable: why it cannot train, with what to do; empty where it can.
+        unable: why it cannot train, or pauses now, with what to do; empty where it can.
     """
 
     arch: Word

@@ -63,7 +63,8 @@ class Probing(DeviceState):
     @override
     def enter(self) -> None:
         ctx, config = self.ctx, self.ctx.kit.config
-        ctx.measured.board = probe()
+        ctx.measured.board = probe(config.conditions.sysfs)
+        ctx.look()
         link = open_for(
             config.member(),
             config.address(),
