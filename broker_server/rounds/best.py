@@ -105,12 +105,14 @@ def versions(store: Store, run: str | None = None) -> list[VersionView]:
     """The global versions of a run, in order.
 
     Args:
-        store: the store.
+        store: the store; one without a run has none.
         run: id of a run, by default the newest.
 
     Raises:
         ConfigError: there is no such run.
     """
+    if run is None and not store.runs():
+        return []
     record, blobs = find_run(store, run), store.folder / "blobs" / "objects"
     judging = FleetConfig.model_validate_json(record.config).evaluation
     return [

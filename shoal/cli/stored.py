@@ -14,7 +14,7 @@ import numpy as np
 
 from broker_server.rounds.advice import Advice, advice
 from broker_server.rounds.artifacts import TierArtifacts
-from broker_server.rounds.best import best_of
+from broker_server.rounds.best import VersionView, best_of, versions
 from broker_server.rounds.stopping import stop_on_signals
 from broker_server.rounds.tier_version import tier_version
 from broker_server.settings.fleet import FleetConfig
@@ -209,6 +209,21 @@ def _draw_runs(views: Sequence[queries.RunView]) -> None:
     print_rows("runs", rows, empty="no run yet")
 
 
+def _draw_versions(views: Sequence[VersionView]) -> None:
+    best = max((view.score for view in views if view.score is not None), default=None)
+    rows = [
+        {
+            "version": str(view.version.number),
+            "made": _clock(view.version.created_at),
+            "judged": "-" if view.version.evaluation is None else view.version.evaluation.summary,
+            "best": "best" if best is not None and view.score == best else "",
+            "weights": "kept" if view.kept else "gone",
+        }
+        for view in views
+    ]
+    print_rows("versions", rows, empty="no run yet")
+
+
 def _draw_log(events: Sequence[EventRecord]) -> None:
     for event in events:
         where = " ".join(part for part in (f"round {event.round}" if event.round else "", event.device or "") if part)
@@ -222,6 +237,7 @@ ADVICE = Shown(advice, _draw_advice)
 DEVICES = Shown(queries.devices, _draw_devices)
 ROUNDS = Shown(queries.rounds, _draw_rounds)
 RUNS = Shown(queries.runs, _draw_runs)
+VERSIONS = Shown(versions, _draw_versions)
 
 
 def comparison(other: str) -> Shown[queries.Comparison]:

@@ -1,6 +1,7 @@
 """`shoal backup` and `restore`: a store is taken while its server works, and goes on elsewhere as it was."""
 
 import contextlib
+import json
 import shutil
 import signal
 import sqlite3
@@ -144,11 +145,12 @@ def test_the_commands_say_what_they_did(tmp_path, monkeypatch, capsys):
     file = tmp_path / "store.zip"
     assert shoal("backup", tmp_path / "store", file, "--json")[0] == 0
     assert shoal("restore", file, tmp_path / "copy") == (0, f"{tmp_path / 'copy'} is what {file} holds\n")
+    assert json.loads(shoal("restore", file, tmp_path / "again", "--json")[1]) == {"path": str(tmp_path / "again")}
     code, said = shoal("restore", file, tmp_path / "copy")
     assert (code, "there already; stop its server and move it away" in " ".join(said.split())) == (2, True), said
     code, said = shoal("backup", tmp_path / "none", tmp_path / "none.zip")
     assert (code, "there is no store" in said) == (7, True)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["copy", "store", "store.zip"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "copy", "store", "store.zip"]
 
 
 def test_restore_never_overwrites(tmp_path):

@@ -69,6 +69,7 @@ LACKING = {
     "run --config fleet.toml": "server",
     "status": "server",
     "advice": "server",
+    "versions": "server",
     "devices": "server",
     "devices release d": "server",
     "rounds": "server",

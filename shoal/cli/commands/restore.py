@@ -5,16 +5,21 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.console import say
+from shoal.cli.common import AsJson
+from shoal.cli.console import print_json, say
 from shoal.cli.extras import needs
 
 
 def _restore(
     file: Annotated[Path, typer.Argument(help="The backup.")],
     store: Annotated[Path, typer.Argument(help="Folder to make.")],
+    as_json: AsJson = False,
 ) -> None:
     with needs("server"):
         from broker_server.store.backup import restore
 
     restore(file, store)
-    say(f"{store} is what {file} holds")
+    if as_json:
+        print_json({"path": str(store)})
+    else:
+        say(f"{store} is what {file} holds")

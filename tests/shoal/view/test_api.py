@@ -79,6 +79,7 @@ def get(client, path, **query):
         (f"/runs/{RUN}/rounds/2", ["rounds", "show", "2"]),
         (f"/compare/{RUN}/{RUN}", ["compare", RUN, RUN]),
         (f"/runs/{RUN}/advice", ["advice"]),
+        (f"/runs/{RUN}/versions", ["versions"]),
         ("/log", ["log"]),
     ],
 )
