@@ -151,13 +151,15 @@ def _holds(case: Case, axis: Axis, times: int, parts: int) -> bool:
 
 def _where(case: Case, dims: Dims, axis: Axis, carriers: list[str]) -> tuple[str, str]:
     """The first module whose outputs are other numbers, and a tensor of it that carries the axis."""
-    before = _numbers(case.subject, case.subject.state)
-    units = {axis.name: turned(axis, 0)}
-    after = _numbers(case.subject, exchanged(case.subject.state, dims, whole_axes(case.axes, dims), units))
-    for (path, kind, old), (_, _, new) in zip(before, after, strict=False):
-        if old.shape != new.shape or float((old - new).abs().max()) > ALIKE * float(old.abs().max()):
-            own = [name for name in carriers if not path or name.startswith(f"{path}.")]
-            return f"module {path or 'the model'} ({kind})", (own or carriers)[0]
+    for view in case.views:
+        subject, units = view.subject, {axis.name: turned(view.axes[axis.name], 0)}
+        before = _numbers(subject, subject.state)
+        after = _numbers(subject, exchanged(subject.state, dims, whole_axes(view.axes, dims), units))
+        for (path, kind, old), (_, _, new) in zip(before, after, strict=False):
+            if old.shape != new.shape or float((old - new).abs().max()) > ALIKE * float(old.abs().max()):
+                own = [name for name in carriers if not path or name.startswith(f"{path}.")]
+                rare = "" if len(subject.x) == len(case.subject.x) else ", with numbers or tokens that are rare"
+                return f"module {path or 'the model'} ({kind}){rare}", (own or carriers)[0]
     return "the gradients of a training step", carriers[0]
 
 

@@ -6,7 +6,7 @@ gradients of one training step must change places as the parameters did.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -56,12 +56,14 @@ class Subject:
         state: random parameters, no two units alike.
         x: a batch of samples.
         training: whether the module is told that it trains.
+        buffers: to compute with instead of the module's.
     """
 
     module: nn.Module
     state: State
     x: Tensor
     training: bool = False
+    buffers: State = field(default_factory=dict)
 
     def run(self, state: State | None = None, *, gradients: bool = True) -> Run:
         """Compute outputs and gradients, or outputs alone, with some parameters, its own by default."""
@@ -69,7 +71,8 @@ class Subject:
             layer.training = self.training and not isinstance(layer, NoiseLayer)
         if not gradients:
             with torch.no_grad():
-                return Run(tuple(_tensors(functional_call(self.module, dict(state or self.state), (self.x,)))), {})
+                held = {**self.buffers, **(state or self.state)}
+                return Run(tuple(_tensors(functional_call(self.module, held, (self.x,)))), {})
         leaves = {name: value.detach().requires_grad_() for name, value in (state or self.state).items()}
         outputs = tuple(_tensors(functional_call(self.module, leaves, (self.x,))))
         total = sum((value * _noise(value)).sum() for value in outputs)
@@ -100,13 +103,37 @@ def subject_of(module: nn.Module, x: Tensor) -> Subject:
     return Subject(set_mode(module, "statistics"), state, x)
 
 
-def samples(module: nn.Module, row: Row) -> Tensor:
-    """A few random samples for a model: normal numbers, or tokens that all its embeddings know."""
+def samples(module: nn.Module, row: Row, count: int = _SAMPLES, scale: float = 1.0, shift: float = 0.0) -> Tensor:
+    """A few random samples for a model: normal numbers, or tokens that all its embeddings know.
+
+    Args:
+        module: the model.
+        row: what a sample is.
+        count: how many.
+        scale: standard deviation of the numbers; below 1 also the share of the tokens that may come, from the first.
+        shift: mean of the numbers.
+    """
     generator = torch.Generator().manual_seed(_SEED)
     known = min((item.num_embeddings for item in module.modules() if isinstance(item, nn.Embedding)), default=2)
+    known = max(1, int(known * min(scale, 1.0)))
     if row.dtype == "float32":
-        return row.with_tokens(torch.randn((_SAMPLES, *row.shape), generator=generator), known)  # type: ignore[no-any-return]
-    return torch.randint(0, known, (_SAMPLES, *row.shape), generator=generator)
+        numbers = torch.randn((count, *row.shape), generator=generator) * scale + shift
+        return row.with_tokens(numbers, known)  # type: ignore[no-any-return]
+    return torch.randint(0, known, (count, *row.shape), generator=generator)
+
+
+def stretched(subject: Subject, x: Tensor, gain: float, dtype: torch.dtype) -> Subject:
+    """A model with other samples and larger parameters, in some precision; to run without gradients.
+
+    Args:
+        subject: the model; not changed.
+        x: a batch of samples.
+        gain: what the parameters are multiplied by.
+        dtype: of parameters, buffers and samples, where they are no whole numbers.
+    """
+    state = {name: value.to(dtype) * gain for name, value in subject.state.items()}
+    buffers = {name: value.to(dtype) for name, value in subject.module.named_buffers() if value.is_floating_point()}
+    return replace(subject, state=state, x=x.to(dtype) if x.is_floating_point() else x, buffers=buffers)
 
 
 def turned(axis: Axis, seed: int) -> NDArray[np.int64]:

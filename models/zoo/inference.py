@@ -29,10 +29,11 @@ from models.architecture import Architecture, call_builder
 from models.axes import Axis, AxisKind
 from models.cut import CLASSES, Cut
 from models.dims import Dim
+from models.inputs import Row
 from models.layout import HEAD, STEM, Layout, Parameter, Statistic, block_name
 from models.zoo.arranging import whole_axes
 from models.zoo.doubts import explained
-from models.zoo.exchange import Run, samples, subject_of
+from models.zoo.exchange import Run, samples, stretched, subject_of
 from models.zoo.layers import StaticBatchNorm
 from models.zoo.probing import Growth, Shapes, grown_with
 from models.zoo.proof import Case, Doubt, View, proved_dims
@@ -40,6 +41,10 @@ from models.zoo.proof import Case, Doubt, View, proved_dims
 _NARROW = (0.7, 0.5, 0.75, 0.3)  # odd sizes first: they tell most
 _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel, torch.jit.ScriptModule)
 _FILLS = frozenset({Tensor.normal_, Tensor.uniform_, Tensor.fill_, Tensor.zero_})
+_STRETCHED = ((0.001, 0.0, 1.0), (1.0, 3.0, 1.0), (10.0, 0.0, 1.0), (1.0, 0.0, 10.0))
+"""Scale and shift of samples, and the gain of parameters, at which units may differ that are alike at usual sizes."""
+
+_MORE_SAMPLES = 4
 _LARGE = 1_000_000  # parameters; beyond, gradients are compared on a narrower model alone, for a tenth of the cost
 
 
@@ -96,7 +101,8 @@ def _inferred(arch: Architecture, settings: Mapping[str, Any] | None, works: Cal
     by_depth = None if cut.blocks is None else _blocks_by_depth(arch, settings, shapes, depth)
     growth = grown_with(arch.name, axes, lambda enlarge: _shapes(_meta_module(arch, Cut(enlarge=enlarge), settings)))
     views = tuple(_views(arch, settings, module, axes, growth))
-    case = Case((*views, *_in_training(arch, views[0])), growth)
+    row = arch.row(settings)
+    case = Case((*views, *_in_training(arch, views[0]), *_stretched(views[-1], row)), growth)
     found = proved_dims(case)
     if isinstance(found, Doubt):
         raise ConfigError(f"{arch.name}: {explained(found, case, works)}")
@@ -120,8 +126,8 @@ def _inferred(arch: Architecture, settings: Mapping[str, Any] | None, works: Cal
         depth=depth,
         depths=tuple(range(1, depth + 1)),
         label_axes=cut.label_axes,
-        input_shape=arch.row(settings).shape,
-        input_dtype=arch.row(settings).dtype,
+        input_shape=row.shape,
+        input_dtype=row.dtype,
         classes=axes[CLASSES].size,
     )
 
@@ -261,6 +267,21 @@ def _in_training(arch: Architecture, view: View) -> Iterator[View]:
             )
     if _agree(first, again) and not _agree(first, view.before):
         yield replace(view, subject=subject, before=subject.run(gradients=bool(view.before.gradients)))
+
+
+def _stretched(view: View, row: Row) -> Iterator[View]:
+    """The same model where rare values are common: a branch for large activations, or for padding, treats units too."""
+    for scale, shift, gain in _STRETCHED:
+        if row.dtype == "int64" and (scale > 1 or shift):  # no size of tokens; the gain is enough
+            continue
+        x = samples(view.subject.module, row, _MORE_SAMPLES, scale, shift)
+        for dtype in (torch.float64, torch.float32):  # the first has no rounding to speak of; some know the other alone
+            with contextlib.suppress(Exception), torch.random.fork_rng(devices=[]):
+                subject = stretched(view.subject, x, gain, dtype)
+                before = subject.run(gradients=False)
+                if all(bool(value.isfinite().all()) for value in before.outputs):
+                    yield replace(view, subject=subject, before=before)
+                break
 
 
 def _agree(one: Run, other: Run) -> bool:

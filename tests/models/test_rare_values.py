@@ -1,0 +1,93 @@
+"""Units must be interchangeable on values, too, that few samples have: large activations, shifted images, padding."""
+
+import pytest
+import torch
+from torch import nn
+
+from fleet_protocol.errors import ConfigError
+from models import architecture, infer_layout
+
+
+def arch_of(kind, shape, dtype="float32"):
+    @architecture(input_dtype=dtype)
+    def custom(cut, *, input_shape=shape, classes=3):
+        return kind(cut.width("hidden", 8), cut.classes(classes))
+
+    return custom
+
+
+class Layered(nn.Module):
+    def __init__(self, hidden, classes):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, hidden), nn.Linear(hidden, classes)
+
+    def placed(self, y):
+        return y * torch.linspace(0.5, 1.5, y.shape[-1])
+
+
+class Large(Layered):
+    """Scales large activations by their place; only what is twice as precise knows that it does."""
+
+    def forward(self, x):
+        y = torch.relu(self.first(x))
+        return self.last(torch.where(y > 6, self.placed(y), y))
+
+
+class LargeSingle(Layered):
+    """The same in a model that computes in one precision whatever it is given."""
+
+    def forward(self, x):
+        y = torch.relu(nn.functional.linear(x.float(), self.first.weight.float()))
+        y = torch.where(y > 6, self.placed(y), y) @ torch.eye(8)
+        return self.last(y)
+
+
+class LargeNormed(nn.Module):
+    """Reached by no size of samples, but by larger parameters."""
+
+    def __init__(self, hidden, classes):
+        super().__init__()
+        self.table, self.norm, self.last = nn.Embedding(50, hidden), nn.LayerNorm(hidden), nn.Linear(hidden, classes)
+
+    def forward(self, x):
+        y = self.norm(self.table(x)).mean(1)
+        return self.last(torch.where(y > 4, y.flip(1), y))
+
+
+class Padded(nn.Module):
+    """Treats the first of many tokens in another way."""
+
+    def __init__(self, hidden, classes):
+        super().__init__()
+        self.table, self.last = nn.Embedding(5000, hidden), nn.Linear(hidden, classes)
+
+    def forward(self, x):
+        y = self.table(x)
+        return self.last(torch.where((x == 0)[..., None], y.flip(2), y).mean(1))
+
+
+@pytest.mark.parametrize("kind", [Large, LargeSingle, LargeNormed, Padded])
+def test_units_that_have_places_on_rare_values_alone(kind):
+    """They would be sliced wrongly as soon as such a value comes."""
+    is_layered = issubclass(kind, Layered)
+    arch = arch_of(kind, (4,)) if is_layered else arch_of(kind, (6,), "int64")
+    with pytest.raises(ConfigError, match=r"axis hidden are not interch.*module last \(Linear\), with .*that are rare"):
+        infer_layout(arch)
+
+
+class Waves(Layered):
+    """Of large numbers: the last bit of what goes into the sine decides on the third of what comes out."""
+
+    def forward(self, x):
+        return torch.sin(300 * self.last(self.first(x)))
+
+
+class Overflowing(Layered):
+    def forward(self, x):
+        return self.last(self.first(x).exp().exp())
+
+
+@pytest.mark.parametrize("kind", [Waves, Overflowing])
+def test_waves_and_overflow_are_no_doubt(kind):
+    """No rounding error of large numbers looks like a place, and what overflows there proves nothing."""
+    assert infer_layout(arch_of(kind, (4,))).axes["hidden"].size == 8
