@@ -44,13 +44,7 @@ class CacheIndex(FrozenModel):
 
 
 class Cache:
-    """The blobs of an agent with an index that says what they are for.
-
-    Args:
-        folder: the agent's state folder.
-        blobs: its blobs.
-        max_bytes: bound of the blobs that no task uses.
-    """
+    """The blobs of an agent with an index that says what they are for; those that no task uses have a bound."""
 
     def __init__(self, folder: Path, blobs: BlobStore, max_bytes: int) -> None:
         self._path = folder / "cache.json"
@@ -70,13 +64,7 @@ class Cache:
             write_atomically(self._path, index.model_dump_json(indent=1).encode())
 
     def used(self, manifest: str, graphs: Collection[str], weights: str) -> None:
-        """Note what a task uses.
-
-        Args:
-            manifest: digest of the set's manifest.
-            graphs: digests of its graphs.
-            weights: digest of the weights.
-        """
+        """Note the digests of what a task uses."""
         old = next((entry for entry in self.index.sets if entry.manifest == manifest), None)
         entry = CachedSet(
             manifest=manifest,
@@ -85,42 +73,25 @@ class Cache:
         )
         others = tuple(e for e in self.index.sets if e.manifest != manifest)
         recent = tuple(w for w in self.index.weights if w != weights)
-        self._save(
-            CacheIndex(
-                sets=(*others, entry)[-_SETS_KEPT:],
-                weights=(*recent, weights)[-_WEIGHTS_KEPT:],
-            )
-        )
+        self._save(CacheIndex(sets=(*others, entry)[-_SETS_KEPT:], weights=(*recent, weights)[-_WEIGHTS_KEPT:]))
 
     def tested(self, manifest: str) -> frozenset[str]:
-        """What of a set passed its self-test on this board: graphs with the runtime.
-
-        Args:
-            manifest: digest of the manifest.
-        """
+        """What of a set passed its self-test on this board: graphs with the runtime."""
         return frozenset(name for entry in self.index.sets if entry.manifest == manifest for name in entry.tested)
 
     def mark_tested(self, manifest: str, graph: str) -> None:
         """Note that a graph of a set passed its self-test."""
-        self._save(
-            self.index.model_copy(
-                update={
-                    "sets": tuple(
-                        entry.model_copy(update={"tested": tuple(sorted({*entry.tested, graph}))})
-                        if entry.manifest == manifest
-                        else entry
-                        for entry in self.index.sets
-                    )
-                }
-            )
+        tested = tuple(sorted({*self.tested(manifest), graph}))
+        sets = (
+            entry.model_copy(update={"tested": tested}) if entry.manifest == manifest else entry
+            for entry in self.index.sets
         )
+        self._save(self.index.model_copy(update={"sets": tuple(sets)}))
 
     def evict(self, keep: Collection[str], *, everything: bool = False) -> int:
         """Delete blobs and parts that nothing needs, then the oldest until the rest fits the bound.
 
-        Args:
-            keep: digests the task in hand uses.
-            everything: delete all but those, because the disk is full.
+        What the task in hand uses is what to `keep`; `everything` else goes when the disk is full.
 
         Returns:
             Bytes freed.

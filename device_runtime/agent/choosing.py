@@ -18,12 +18,6 @@ def choose(offer: Offer, config: DeviceConfig, bench: Bench, measured: Measured)
 
     What only measures makes forward passes, so the limits of training do not count.
 
-    Args:
-        offer: from the server.
-        config: with the operator's limits.
-        bench: data and backend.
-        measured: what is known of the board.
-
     Returns:
         None where every tier offered is beyond the limits.
 
@@ -45,14 +39,7 @@ def choose(offer: Offer, config: DeviceConfig, bench: Bench, measured: Measured)
 
 
 def remember_round(record: StoredTask, config: DeviceConfig, measured: Measured, loss: float) -> None:
-    """Keep what the next choice of a tier needs to know of this round.
-
-    Args:
-        record: of the task.
-        config: names the folder.
-        measured: with the time of a step.
-        loss: mean over all training steps.
-    """
+    """Keep what the next choice of a tier needs to know of this round, whose mean loss over all steps is given."""
     offer, chooser = record.offer, chooser_of(record.offer)
     if chooser is None:
         return

@@ -126,12 +126,7 @@ class Context:
         task.record = record
 
     def send(self, kind: type[FrozenModel], **fields: object) -> None:
-        """Send a message about the task in hand; while the broker is away it waits.
-
-        Args:
-            kind: a device message.
-            fields: what it carries beside fleet, device, run, round and task.
-        """
+        """Send a device message about the task in hand; while the broker is away it waits."""
         self.uplink.send(self.need_task().offer, kind, **fields)
 
     def publish_status(self) -> None:

@@ -53,11 +53,7 @@ class Fetch:
         return digest in self._parts
 
     def want(self, refs: Iterable[BlobRef], now: float) -> None:
-        """Ask for the blobs that are not on disk, intact.
-
-        Args:
-            refs: the blobs.
-            now: ``time.monotonic()``.
+        """Ask for the blobs that are not on disk, intact; `now` is ``time.monotonic()``, here and below.
 
         Raises:
             StorageError: the disk is full or cannot be written.
@@ -87,12 +83,7 @@ class Fetch:
         self._request(digest, self._parts[digest].missing()[:_RANGES_PER_REQUEST])
 
     def on_chunk(self, digest: str, frame: bytes, now: float) -> str | None:
-        """Take a chunk.
-
-        Args:
-            digest: of the blob, from the topic.
-            frame: the payload as it came.
-            now: ``time.monotonic()``.
+        """Take a chunk of a blob as it came.
 
         Returns:
             The digest if the blob is complete now.
@@ -132,14 +123,7 @@ class Fetch:
         return True
 
     def repair(self, now: float) -> int:
-        """Ask again for everything that is missing.
-
-        Args:
-            now: ``time.monotonic()``.
-
-        Returns:
-            Number of blobs asked for.
-        """
+        """Ask again for everything that is missing, and return how many blobs that are."""
         for digest in self._parts:
             self._ask(digest)
         self.repair_at = now + self._repair_seconds

@@ -46,11 +46,7 @@ _OVER = frozenset({Event.ACKNOWLEDGED, Event.REJECTED, Event.CANCELLED, Event.SU
 
 @dataclass(frozen=True)
 class StopRequested:
-    """Someone wants the agent to end.
-
-    Attributes:
-        why: for the log.
-    """
+    """Someone wants the agent to end, and why."""
 
     why: str
 

@@ -32,12 +32,7 @@ class Measured:
             self.board = replace(self.board, temperature_celsius=temperature(sysfs), on_battery=on_battery(sysfs))
 
     def profile(self, config: DeviceConfig, examples: int) -> Profile | None:
-        """What the device says about itself; None before the board is measured.
-
-        Args:
-            config: the operator's.
-            examples: training samples.
-        """
+        """What the device with so many training samples says about itself; None before the board is measured."""
         board = self.board
         if board is None:
             return None

@@ -5,15 +5,11 @@ import errno
 from fleet_protocol.errors import BlobError, ConfigError, DataError, RefusalReason, RefusedError, StorageError
 
 Refusal = tuple[RefusalReason, str]
-"""A reason with its detail."""
+"""A reason with its detail, a text for the operator."""
 
 
 def refusal_of(error: Exception) -> Refusal:
-    """What to tell the server about a failure.
-
-    Returns:
-        The reason, and a text for the operator.
-    """
+    """What to tell the server about a failure."""
     if isinstance(error, RefusedError):
         return error.reason, str(error)
     if isinstance(error, StorageError):

@@ -40,11 +40,7 @@ class TaskInHand:
         return {choice.artifact_set.digest, choice.weights.digest, *files, *([update.digest] if update else [])}
 
     def files(self, graphs: Collection[str]) -> list[FileSpec]:
-        """The files of the set that some of its graphs need: themselves, and the frozen tensors that they take.
-
-        Args:
-            graphs: keys in the manifest, which is there.
-        """
+        """The files of the set that some of its graphs need: themselves, and the frozen tensors that they take."""
         if self.manifest is None:
             raise RuntimeError("the files of a task are asked for before its manifest is there; this is a bug")
         base = [self.manifest.files[BASE]] if self.manifest.base else []

@@ -60,11 +60,7 @@ class StoredTask(FrozenModel):
 
 
 class TaskStore:
-    """The record on disk.
-
-    Args:
-        folder: the agent's state folder; it must exist.
-    """
+    """The record on disk, in the agent's state folder."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "task.json"
@@ -114,12 +110,7 @@ def _version_of(text: bytes) -> object:
 
 
 def resume_event(record: StoredTask | None, blobs: BlobStore) -> Event:
-    """Where a restarted agent goes on: the recovery map.
-
-    Args:
-        record: as loaded, with the crash that led here already counted.
-        blobs: what is on disk.
-    """
+    """Where a restarted agent goes on, the crash that led here already counted: the recovery map."""
     if record is None:
         return Event.READY
     if record.seconds_left() <= 0:

@@ -48,13 +48,7 @@ class Uplink:
         return self._seq
 
     def send(self, offer: Offer, kind: type[FrozenModel], **fields: object) -> None:
-        """Send a message about a task; while the broker is away it waits.
-
-        Args:
-            offer: of the task.
-            kind: a device message.
-            fields: what it carries beside fleet, device, run, round and task.
-        """
+        """Send a device message about the task of an offer; while the broker is away it waits."""
         message = kind.model_validate(
             {
                 "fleet": self.config.fleet,
@@ -93,13 +87,8 @@ class Uplink:
             self.unsubscribe_blob(digest)
 
     def _status(self, state: str, *, online: bool) -> bytes:
-        return DeviceStatus(
-            fleet=self.config.fleet,
-            seq=self._next_seq(),
-            device=self.config.device,
-            online=online,
-            state=state,
-        ).to_bytes()
+        fleet, device = self.config.fleet, self.config.device
+        return DeviceStatus(fleet=fleet, seq=self._next_seq(), device=device, online=online, state=state).to_bytes()
 
     def farewell(self, state: str) -> Farewell:
         """The last status, published by the broker when this device vanishes and by itself when it leaves."""

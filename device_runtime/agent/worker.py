@@ -9,12 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class WorkReport:
-    """A job tells how far it is.
-
-    Attributes:
-        job: number of the job.
-        value: what it reports.
-    """
+    """A job, by its number, tells how far it is."""
 
     job: int
     value: object
@@ -22,12 +17,7 @@ class WorkReport:
 
 @dataclass(frozen=True)
 class WorkDone:
-    """A job has ended well.
-
-    Attributes:
-        job: number of the job.
-        result: what it returned.
-    """
+    """A job, by its number, has ended well and returned something."""
 
     job: int
     result: object
@@ -35,24 +25,14 @@ class WorkDone:
 
 @dataclass(frozen=True)
 class WorkFailed:
-    """A job has raised.
-
-    Attributes:
-        job: number of the job.
-        error: what it raised.
-    """
+    """A job, by its number, has raised."""
 
     job: int
     error: Exception
 
 
 class Job:
-    """What a job may ask and tell while it runs.
-
-    Args:
-        number: of the job.
-        inbox: where its reports go.
-    """
+    """What a job may ask and tell while it runs; its reports go to the inbox."""
 
     def __init__(self, number: int, inbox: queue.SimpleQueue[Any]) -> None:
         self.number = number
@@ -92,12 +72,7 @@ class Worker:
         return self._job.number if self._job else None
 
     def start(self, name: str, function: Callable[[Job], object]) -> None:
-        """Run a function in the worker thread.
-
-        Args:
-            name: of the thread, for debuggers.
-            function: called with its job.
-        """
+        """Run a function in the worker thread, which has a name for debuggers."""
         self.cancel()
         self._count += 1
         job = Job(self._count, self._inbox)
@@ -130,11 +105,7 @@ class Worker:
             self._job = None
 
     def join(self, timeout_seconds: float) -> bool:
-        """Wait for the thread to end.
-
-        Returns:
-            False if it still runs.
-        """
+        """Wait for the thread to end; False if it still runs."""
         if self._thread is None:
             return True
         self._thread.join(timeout_seconds)

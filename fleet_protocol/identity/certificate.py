@@ -42,21 +42,13 @@ class Certificate(FrozenModel):
 
 
 def issue(certificate: Certificate, operator: Ed25519PrivateKey) -> bytes:
-    """Sign a certificate.
-
-    Returns:
-        The signature, 64 bytes, and what it is of.
-    """
+    """Sign a certificate: the signature, 64 bytes, and what it is of."""
     said = certificate.model_dump_json(exclude_none=True).encode()
     return operator.sign(_PURPOSE + said) + said
 
 
 def read_certificate(data: bytes, operator: Ed25519PublicKey) -> Certificate:
-    """Verify a certificate.
-
-    Args:
-        data: as `issue` returned it.
-        operator: of the fleet.
+    """Verify a certificate, as `issue` returned it.
 
     Raises:
         RefusedError: it is malformed, or another's.

@@ -80,12 +80,7 @@ def _nonce(number: int) -> bytes:
 
 
 class ChunkSigner:
-    """Puts chunks of a member into envelopes.
-
-    Args:
-        enrolment: of the member.
-        keys: that it has been told.
-    """
+    """Puts chunks of a member into envelopes, under the keys that it has been told."""
 
     def __init__(self, enrolment: Enrolment, keys: Keys) -> None:
         self._key = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(enrolment.key))
@@ -118,11 +113,7 @@ class ChunkSigner:
             yield b"".join((self._start(_LIST, len(claim), number), head, body))
 
     def to_server(self, topic: str, frame: bytes) -> bytes:
-        """Seal a chunk to the server.
-
-        Args:
-            topic: it will be published on.
-            frame: of the chunk.
+        """Seal the frame of a chunk to the server.
 
         Raises:
             TransportError: the server was never heard, so its key is not known.
@@ -144,13 +135,7 @@ class ChunkSigner:
 
 
 class ChunkVerifier:
-    """Opens chunks, and refuses those that are not from who may send them there, or not sealed as they must be.
-
-    Args:
-        enrolment: of the member that listens.
-        verifier: of its messages.
-        keys: that it has been told.
-    """
+    """Opens chunks, and refuses those that are not from who may send them there, or not sealed as they must be."""
 
     def __init__(self, enrolment: Enrolment, verifier: Verifier, keys: Keys) -> None:
         self._verifier = verifier
@@ -160,14 +145,7 @@ class ChunkVerifier:
         self._heads = functools.lru_cache(_KNOWN_HEADS)(self._verified)
 
     def open(self, topic: str, envelope: bytes) -> Opened:
-        """Verify a chunk.
-
-        Args:
-            topic: it came on.
-            envelope: as it came.
-
-        Returns:
-            Its frame, and who sent it.
+        """Verify a chunk: its frame, and who sent it.
 
         Raises:
             UntoldError: the key of its group was not told yet.

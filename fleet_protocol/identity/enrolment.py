@@ -96,11 +96,7 @@ def read_enrolment(path: Path) -> Enrolment:
 
 
 def write_secret(path: Path, content: str | bytes) -> None:
-    """Write a file that only its owner may read; an existing one is replaced at once.
-
-    Args:
-        path: the file; its folder is made, for the owner alone.
-        content: what is in it.
+    """Write a file that only its owner may read; an existing one is replaced at once, its folder made for the owner.
 
     Raises:
         StorageError: it cannot be written.

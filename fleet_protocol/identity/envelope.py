@@ -41,12 +41,7 @@ _KNOWN_CERTIFICATES = 4096
 
 @dataclass(frozen=True)
 class Opened:
-    """A message whose envelope is in order.
-
-    Attributes:
-        payload: what was said.
-        signer: by whom.
-    """
+    """What was said in an envelope that is in order, and by whom."""
 
     payload: bytes
     signer: Certificate
@@ -71,13 +66,7 @@ class Signer:
         self._counters = itertools.count((session << _SESSION_BITS) + 1)  # `next` is atomic: workers send, too
 
     def seal(self, topic: str, payload: bytes, *, farewell: bool = False) -> bytes:
-        """Sign a message.
-
-        Args:
-            topic: it will be published on.
-            payload: what to say.
-            farewell: whether it is published when the member has gone.
-        """
+        """Sign a message; a farewell is published when the member has gone."""
         head = _HEAD.pack(_MAGIC, farewell, next(self._counters), len(self._certificate))
         signature = self._key.sign(_signed(topic, head, self._certificate, payload))
         return b"".join((head, self._certificate, signature, payload))
@@ -103,12 +92,7 @@ class Verifier:
         self._certified = functools.lru_cache(_KNOWN_CERTIFICATES)(lambda data: read_certificate(data, operator))
 
     def open(self, topic: str, envelope: bytes, *, retained: bool = False) -> Opened:
-        """Verify a message.
-
-        Args:
-            topic: it came on.
-            envelope: as it came.
-            retained: the broker had kept it, so it may be the last one again.
+        """Verify a message; one that the broker had retained may be the last one again.
 
         Raises:
             RefusedError: with `FORGED`, `REPLAYED` or `REVOKED`.
@@ -127,13 +111,7 @@ class Verifier:
         return Opened(envelope[start:], signer)
 
     def vouched(self, certificate: bytes, signature: bytes, signed: bytes, what: str) -> Certificate:
-        """Who signed something.
-
-        Args:
-            certificate: of the signer, as it came.
-            signature: 64 bytes.
-            signed: what it should be of.
-            what: that is, for the refusal.
+        """Who signed what; `what` says that in the refusal.
 
         Raises:
             RefusedError: with `FORGED`.

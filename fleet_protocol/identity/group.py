@@ -14,17 +14,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from pydantic import TypeAdapter, ValidationError
-
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.identity.certificate import Certificate
 from fleet_protocol.identity.enrolment import Enrolment, write_secret
+from fleet_protocol.identity.marks import read_kept
 from fleet_protocol.identity.sealing import seal, unseal
 from fleet_protocol.topics import Topics
 
 _EPOCH = struct.Struct(">I")
 _EPOCHS_KEPT = 2  # chunks of the one before are still on their way when it changes
-_FILE = TypeAdapter(dict[str, str])
 
 
 class Group(NamedTuple):
@@ -72,12 +70,7 @@ class Keys:
     def __init__(self, enrolment: Enrolment, path: Path | None = None) -> None:
         self._enrolment = enrolment
         self._path = path
-        self._known: dict[str, str] = {}
-        if path is not None:
-            try:
-                self._known = _FILE.validate_json(path.read_bytes())
-            except (OSError, ValidationError):  # the first start, or a power cut
-                self._known = {}
+        self._known = read_kept(path, dict[str, str])
 
     @property
     def server(self) -> str | None:

@@ -1,8 +1,10 @@
 """What has been heard last from whom, and how often this member has started: what makes a repetition one."""
 
+import contextlib
 import json
 import time
 from pathlib import Path
+from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -11,40 +13,35 @@ from fleet_protocol.identity.certificate import Certificate
 from fleet_protocol.identity.enrolment import write_secret
 
 _SESSION_BITS = 32
-_FILE = TypeAdapter(dict[str, int])
 
 
-def _read(path: Path) -> dict[str, int]:
-    try:
-        return _FILE.validate_json(path.read_bytes())
-    except (OSError, ValidationError):  # the first start, or a power cut; what is unknown is new
-        return {}
+Kept = TypeVar("Kept", dict[str, int], dict[str, str])
+
+
+def read_kept(path: Path | None, kind: type[Kept]) -> Kept:
+    """What a file keeps of names in JSON; nothing where there is no file."""
+    with contextlib.suppress(OSError, ValidationError):  # the first start, or a power cut; what is unknown is new
+        return TypeAdapter(kind).validate_json(path.read_bytes() if path is not None else "{}")
+    return kind()
 
 
 def next_session(path: Path) -> int:
-    """A number larger than any before: by the clock where it runs, by the file where it does not.
-
-    Args:
-        path: where the last one is kept.
+    """A number larger than any before: by the clock where it runs, by the file that keeps it where it does not.
 
     Raises:
         StorageError: it cannot be kept.
     """
-    session: int = max(int(time.time()), _read(path).get("session", 0) + 1) % 2**_SESSION_BITS
+    session: int = max(int(time.time()), read_kept(path, dict[str, int]).get("session", 0) + 1) % 2**_SESSION_BITS
     write_secret(path, json.dumps({"session": session}))
     return session
 
 
 class Marks:
-    """The highest counter of every signer on every topic.
-
-    Args:
-        path: where they survive a restart, None for a member that may forget them.
-    """
+    """The highest counter of every signer on every topic; a path is where they survive a restart."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
-        self._highest = _read(path) if path is not None else {}
+        self._highest = read_kept(path, dict[str, int])
 
     def pass_on(self, signer: Certificate, topic: str, counter: int, *, farewell: bool, retained: bool) -> None:
         """Note a message.

@@ -12,14 +12,6 @@ if TYPE_CHECKING:
     from fleet_protocol.identity.group import Group
 
 
-def _nobody(_certificate: "Certificate") -> bool:
-    return False
-
-
-def _open_to_all() -> None:
-    return None
-
-
 @dataclass(frozen=True)
 class Member:
     """Who speaks and listens.
@@ -35,5 +27,5 @@ class Member:
     enrolment: Enrolment
     folder: Path
     remembers: bool = False
-    revoked: "Callable[[Certificate], bool]" = _nobody
-    group: "Callable[[], Group | None]" = _open_to_all
+    revoked: "Callable[[Certificate], bool]" = lambda _: False
+    group: "Callable[[], Group | None]" = lambda: None

@@ -47,12 +47,7 @@ def derived(secret: bytes, purpose: bytes) -> bytes:
 
 
 def agreed(own: X25519PrivateKey, other: bytes, purpose: bytes) -> ChaCha20Poly1305:
-    """The cipher of two who know each other's public keys.
-
-    Args:
-        own: private key.
-        other: public key of the other, 32 bytes.
-        purpose: what the cipher is for.
+    """The cipher for one purpose of two who know each other's public keys.
 
     Raises:
         ValueError: a key on which nothing can be agreed (RFC 7748, section 6.1).
@@ -61,25 +56,14 @@ def agreed(own: X25519PrivateKey, other: bytes, purpose: bytes) -> ChaCha20Poly1
 
 
 def seal(data: bytes, recipient: str, place: str) -> bytes:
-    """Seal something small.
-
-    Args:
-        data: what.
-        recipient: public key, 32 bytes in hexadecimal.
-        place: topic on which it is said.
-    """
+    """Seal something small to a public key, 32 bytes in hexadecimal, for the topic on which it is said."""
     own, reader = X25519PrivateKey.generate(), bytes.fromhex(recipient)
     public = own.public_key().public_bytes_raw()
     return _MAGIC + public + agreed(own, reader, _PURPOSE + public + reader).encrypt(_NONCE, data, place.encode())
 
 
 def unseal(data: bytes, keys: Sequence[str], place: str) -> bytes:
-    """Open what was sealed.
-
-    Args:
-        data: as it came.
-        keys: private keys to try, 32 bytes in hexadecimal.
-        place: topic on which it came.
+    """Open what was sealed with one of some private keys, 32 bytes in hexadecimal each, where it came on its topic.
 
     Raises:
         RefusedError: it is not sealed, to none of these keys, for another place, or was changed.

@@ -86,15 +86,7 @@ class OpeningInbox(queue.SimpleQueue):  # type: ignore[type-arg]
 
 
 class SignedTransport:
-    """A transport whose messages are signed; see `fleet_protocol.transport.Transport`.
-
-    Args:
-        inner: carries the envelopes; opened with an `OpeningInbox`.
-        member: who speaks.
-        signer: signs.
-        keys: of others.
-        handover: of the group's keys.
-    """
+    """A `fleet_protocol.transport.Transport` whose messages are signed, around one with an `OpeningInbox`."""
 
     authentic = True
 
@@ -191,10 +183,8 @@ def open_signed(
     enrolment, folder = member.enrolment, member.folder
     signer = Signer(enrolment, next_session(folder / "session.json"))
     marks = Marks(folder / "heard.json" if member.remembers else None)
-    keys, handover = (
-        Keys(enrolment, folder / "keys.json" if member.remembers else None),
-        Handover(Topics(enrolment.fleet)),
-    )
+    keys = Keys(enrolment, folder / "keys.json" if member.remembers else None)
+    handover = Handover(Topics(enrolment.fleet))
     inner = open_transport(
         address,
         client_id,
