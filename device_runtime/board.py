@@ -141,11 +141,7 @@ def peak_resident_bytes() -> int:
 
 
 def probe(sysfs: Path = _SYSFS) -> Board:
-    """Look at the board.
-
-    Args:
-        sysfs: where the kernel shows its devices.
-    """
+    """Look at the board."""
     return Board(
         arch=platform.machine(),
         system=f"{platform.system()} {platform.release()}",

@@ -135,11 +135,7 @@ class DeviceConfig(FrozenModel):
         return Member(read_enrolment(self.identity.file), self.state_dir / "identity", remembers=True)
 
     def resolved(self, base: Path) -> "DeviceConfig":
-        """The same configuration with relative paths taken from ``base``.
-
-        Args:
-            base: usually the folder of the configuration file.
-        """
+        """The same configuration with relative paths taken from a folder, usually that of its file."""
         tls = self.tls
         if tls is not None:
             files = {name: base / path for name, path in tls if path is not None}

@@ -92,11 +92,7 @@ class BlobStore:
         return self.path(digest).is_file()
 
     def put(self, *parts: bytes | memoryview, durable: bool = True) -> str:
-        """Keep bytes.
-
-        Args:
-            parts: of them, in order.
-            durable: where the store is; without, `sync` waits for many at once.
+        """Keep bytes in parts; without `durable`, `sync` waits for many blobs at once.
 
         Returns:
             Their digest.
@@ -130,20 +126,11 @@ class BlobStore:
         return data
 
     def part(self, ref: BlobRef, key: str | None = None) -> PartFile:
-        """Open, or go on with, a blob that is arriving.
-
-        Args:
-            ref: the blob.
-            key: name of the part file, by default the digest.
-        """
+        """Open, or go on with, a blob that is arriving; its part file is named by its digest or another key."""
         return PartFile(ref, self.root / "parts" / (key or ref.digest))
 
     def adopt(self, part: PartFile, *, durable: bool = True) -> Path:
-        """Verify a finished part and move it to its place.
-
-        Args:
-            part: with every chunk.
-            durable: wait until it would survive a power cut; without, `sync` does so for many at once.
+        """Verify a finished part and move it to its place; without `durable`, `sync` waits for many blobs at once.
 
         Raises:
             BlobError: see :meth:`PartFile.finish`.
@@ -160,9 +147,6 @@ class BlobStore:
 
     def sync(self, digests: Collection[str]) -> None:
         """Wait until blobs would survive a power cut, side by side: a disk writes many in the time of a few.
-
-        Args:
-            digests: of blobs that are here.
 
         Raises:
             StorageError: the disk is full or cannot be written.

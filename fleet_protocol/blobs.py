@@ -52,24 +52,12 @@ class Chunk:
 
 
 def blob_ref(data: bytes | memoryview, chunk_bytes: int = DEFAULT_CHUNK_BYTES) -> BlobRef:
-    """Name a blob by its content.
-
-    Args:
-        data: the whole blob.
-        chunk_bytes: payload bytes per chunk.
-    """
+    """Name a whole blob by its content."""
     return BlobRef(digest=blob_digest(data), size=len(data), chunk_bytes=chunk_bytes)
 
 
 def encode_chunk(data: bytes | memoryview, index: int, chunk_bytes: int, *, digest: bool = True) -> bytes:
-    """Frame one chunk of a blob.
-
-    Args:
-        data: the whole blob.
-        index: which chunk, from 0.
-        chunk_bytes: payload bytes per chunk.
-        digest: whether it needs one of its own.
-    """
+    """Frame one chunk of a whole blob, with a digest of its own where it needs one."""
     payload = memoryview(data)[index * chunk_bytes : (index + 1) * chunk_bytes]
     found = chunk_digest(payload) if digest else _NO_DIGEST
     return b"".join((_HEADER.pack(_MAGIC, index, len(data), chunk_bytes, found), payload))
@@ -96,10 +84,7 @@ def iter_chunks(
 
 
 def decode_chunk(frame: bytes) -> Chunk:
-    """Verify one frame.
-
-    Args:
-        frame: the payload of one MQTT message.
+    """Verify the frame in one MQTT message.
 
     Raises:
         BlobError: the frame is truncated, foreign or corrupted.
@@ -145,13 +130,7 @@ def indices_of(ranges: Ranges, count: int) -> set[int]:
 
 
 def storage_error(action: str, path: Path, error: OSError) -> StorageError:
-    """Explain a failed disk operation.
-
-    Args:
-        action: what was tried, as in ``"write"``.
-        path: on what.
-        error: what the system said.
-    """
+    """Explain a failed disk operation, whose verb `action` is."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StorageError(
             f"the disk is full: cannot {action} {path}; free some space, nothing already stored is lost"
@@ -237,10 +216,7 @@ class PartFile:
         return True
 
     def finish(self, *, durable: bool = True) -> Path:
-        """Verify the whole and close the file.
-
-        Args:
-            durable: wait until it would survive a power cut; without, the caller sees to that.
+        """Verify the whole and close the file; without `durable` the caller sees that it would survive a power cut.
 
         Returns:
             The path, ready to be moved to its place.

@@ -20,11 +20,7 @@ _ROOT = str(Path(__file__).resolve().parents[1])
 
 
 def python_module(module: str, *arguments: str) -> list[str]:
-    """The command that runs a module with this Python, as ``python -m`` would, but not from the working folder.
-
-    Args:
-        module: dotted name of one of our modules.
-        arguments: for it.
+    """The command that runs one of our modules, as ``python -m`` would, but not from the working folder.
 
     Returns:
         Program and arguments, for ``subprocess``.

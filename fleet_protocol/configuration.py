@@ -63,12 +63,7 @@ def _describe(error: dict[str, Any], model: type[BaseModel]) -> str:
 
 
 def validate_config(document: Mapping[str, Any], model: type[ModelT], *, source: str) -> ModelT:
-    """Hold a document against a schema.
-
-    Args:
-        document: as TOML has it.
-        model: the schema; it should forbid extra keys.
-        source: name of the file, for the messages.
+    """Hold a TOML document against a schema that forbids extra keys; the file `source` is for the messages.
 
     Raises:
         ConfigError: it has a key that the schema does not know (with a suggestion), misses one, or a value of the wrong
@@ -82,12 +77,7 @@ def validate_config(document: Mapping[str, Any], model: type[ModelT], *, source:
 
 
 def parse_config(text: str, model: type[ModelT], *, source: str) -> ModelT:
-    """Read a configuration.
-
-    Args:
-        text: TOML.
-        model: the schema; it should forbid extra keys.
-        source: name of the file, for the messages.
+    """Read a configuration in TOML, as `validate_config` does.
 
     Raises:
         ConfigError: the text is no TOML, or wrong (see :func:`validate_config`).
@@ -118,11 +108,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def load_config(path: Path, model: type[ModelT]) -> ModelT:
-    """Read a configuration file.
-
-    Args:
-        path: the TOML file.
-        model: the schema; it should forbid extra keys.
+    """Read a configuration file in TOML, as `validate_config` does.
 
     Raises:
         ConfigError: the file cannot be read or its content is wrong (see :func:`validate_config`).

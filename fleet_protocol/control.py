@@ -309,9 +309,6 @@ _EVENTS: TypeAdapter[RunEvent] = TypeAdapter(RunEvent)
 def parse_run_event(payload: bytes) -> RunEvent:
     """Read an event of a server.
 
-    Args:
-        payload: JSON bytes.
-
     Raises:
         RefusedError: the event is malformed.
     """

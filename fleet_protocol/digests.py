@@ -30,11 +30,7 @@ def _is_blake3(digest: str) -> bool:
 
 
 def blob_digest(*parts: bytes | memoryview) -> str:
-    """The name of a new blob.
-
-    Args:
-        parts: of it, in order.
-    """
+    """The name of a new blob, given in parts."""
     hasher = blake3()
     for part in parts:
         hasher.update(part)
@@ -42,31 +38,17 @@ def blob_digest(*parts: bytes | memoryview) -> str:
 
 
 def chunk_digest(payload: bytes | memoryview) -> bytes:
-    """What a chunk travels with: 32 bytes of BLAKE3.
-
-    Args:
-        payload: of the chunk.
-    """
+    """What a chunk travels with: 32 bytes of BLAKE3."""
     return blake3(payload).digest()
 
 
 def matches(data: bytes | memoryview, digest: str) -> bool:
-    """Whether bytes are what a digest names.
-
-    Args:
-        data: the whole blob.
-        digest: of either form.
-    """
+    """Whether the bytes of a blob are what a digest of either form names."""
     return name_among(data, (digest,)) is not None
 
 
 def name_among(data: bytes | memoryview, digests: Iterable[str]) -> str | None:
-    """Which of some digests names the bytes; they are hashed once for each form of them.
-
-    Args:
-        data: the whole blob.
-        digests: of either form.
-    """
+    """Which of some digests names the bytes; they are hashed once for each form of them."""
     known = set(digests)
     forms = {_is_blake3(digest) for digest in known}
     names = {blob_digest(data) if is_new else hashlib.sha256(data).hexdigest() for is_new in forms}
@@ -74,11 +56,7 @@ def name_among(data: bytes | memoryview, digests: Iterable[str]) -> str | None:
 
 
 def file_matches(path: Path, digest: str) -> bool:
-    """Whether a file is what a digest names; it is read piece by piece.
-
-    Args:
-        path: of the file.
-        digest: of either form.
+    """Whether a file is what a digest of either form names; it is read piece by piece.
 
     Raises:
         OSError: it cannot be read.
@@ -92,10 +70,7 @@ def file_matches(path: Path, digest: str) -> bool:
 
 
 def place_of(digest: str) -> Path:
-    """Where a blob lies below the folder of all: one folder for each two first digits.
-
-    Args:
-        digest: of either form.
+    """Where a blob lies below the folder of all: one folder for each two first digits of its digest, of either form.
 
     Raises:
         ValueError: this is no digest, so it must not become a path.

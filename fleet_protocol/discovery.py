@@ -22,15 +22,11 @@ def modules_of(package: str) -> Iterator[ModuleType]:
 
 
 def discover(package: str, constant: str) -> Mapping[str, Any]:
-    """Join the tables that the modules of a package have under one name.
+    """Join the mappings that the modules of a package, given by its dotted name, have as one constant, if they have it.
 
     Example:
         >>> list(discover("broker_server.strategies", "STRATEGIES"))[:2]
         ['fedavg', 'fedmedian']
-
-    Args:
-        package: its dotted name.
-        constant: name of a mapping; modules without it are skipped.
 
     Returns:
         The entries of all of them, in the order of the modules' names; read-only.

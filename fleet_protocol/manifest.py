@@ -251,10 +251,7 @@ class Manifest(Grown):
 
 
 def parse_manifest(data: bytes) -> Manifest:
-    """Read a manifest.
-
-    Args:
-        data: the bytes of ``manifest.json``.
+    """Read ``manifest.json``.
 
     Raises:
         BlobError: the bytes are no manifest of a version this software reads; the message names the fields.

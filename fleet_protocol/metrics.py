@@ -60,11 +60,7 @@ _OF_CLASSES = frozenset({"f1", "iou", "matthews"})  # of their sums the first ar
 
 
 def summed_outputs(recipe: RecipeSpec) -> tuple[str, ...]:
-    """What an eval graph returns.
-
-    Args:
-        recipe: that it was exported with.
-    """
+    """What an eval graph returns that was exported with a recipe."""
     own = [name for metric in recipe.metrics for name in metric.sums if name != EXAMPLES]
     return tuple(dict.fromkeys((*recipe.loss.metrics, *own)))
 
@@ -109,11 +105,7 @@ def label_accuracies(found: Evaluation) -> tuple[float | None, ...]:
 
 
 def joined(evaluations: Iterable[Evaluation]) -> dict[str, float]:
-    """Each metric over the samples of several evaluations together; one that not all have is left out.
-
-    Args:
-        evaluations: of devices with the same recipe.
-    """
+    """Each metric over the samples of several evaluations together; one that not all have is left out."""
     found = list(evaluations)
     names = [metric.name for metric in found[0].metrics] if found else []
     values: dict[str, float] = {}

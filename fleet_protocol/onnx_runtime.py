@@ -36,10 +36,7 @@ def check_runtime() -> None:
 
 
 def load_runtime(missing: str) -> Any:
-    """The ``onnxruntime`` module, whichever distribution provides it, without torch or onnx.
-
-    Args:
-        missing: what to say where there is none.
+    """The ``onnxruntime`` module, whichever distribution provides it, without torch or onnx; or `missing` is said.
 
     Raises:
         ConfigError: there is none, or more than one, or it cannot be imported.

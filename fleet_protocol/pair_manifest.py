@@ -80,10 +80,7 @@ class PairManifest(FrozenModel):
 
 
 def parse_pair_manifest(data: bytes) -> PairManifest:
-    """Read the manifest of a pair.
-
-    Args:
-        data: the bytes of its ``manifest.json``.
+    """Read the ``manifest.json`` of a pair.
 
     Raises:
         BlobError: the bytes are no such manifest of a version this software reads; the message names the fields.

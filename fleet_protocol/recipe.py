@@ -78,9 +78,6 @@ class RecipeTable(FrozenModel):
     def difference(self, spec: RecipeSpec) -> str:
         """Where something was exported otherwise than this table says; what it leaves out may be anything.
 
-        Args:
-            spec: of an artifact set.
-
         Returns:
             Such as ``optimizer is sgd, not adamw``; empty if there is nothing.
         """

@@ -55,9 +55,6 @@ _REQUESTS: TypeAdapter[RunRequest | SteerRequest] = TypeAdapter(
 def parse_request(payload: bytes) -> RunRequest | SteerRequest:
     """Read a request to the server.
 
-    Args:
-        payload: JSON bytes.
-
     Raises:
         RefusedError: the request is malformed or oversized.
     """

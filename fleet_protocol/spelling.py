@@ -5,12 +5,7 @@ from collections.abc import Iterable
 
 
 def closest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """The known name that is most like another one.
-
-    Args:
-        name: as it was given.
-        known: what there is.
-        cutoff: how alike the two must be, in [0, 1].
+    """The known name that is most like another one, at least as much as a share in [0, 1].
 
     Returns:
         The name; None if none is alike.
@@ -20,10 +15,6 @@ def closest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | No
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """The closest known name as a parenthesis for a message, in front of which nothing needs to stand.
-
-    Args:
-        name: as it was given.
-        known: what there is.
 
     Returns:
         Such as `` (did you mean 'conv'?)``; empty if no name is alike.

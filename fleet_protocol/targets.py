@@ -23,11 +23,6 @@ def counted(y: Targets) -> int:
 def check_labels(source: str, y: NDArray[np.int64], classes: int) -> None:
     """See that labels lie in ``[0, classes)``; of several for a sample, negative ones are allowed and do not count.
 
-    Args:
-        source: where they are from, for messages.
-        y: ``[n]``, or ``[n, ...]`` with a label for each place.
-        classes: labels there are.
-
     Raises:
         DataError: the first label outside, with its position.
     """
@@ -40,12 +35,7 @@ def check_labels(source: str, y: NDArray[np.int64], classes: int) -> None:
 
 
 def fit_targets(source: str, y: Targets, manifest: Manifest) -> Targets:
-    """Targets as a model's loss takes them.
-
-    Args:
-        source: where they are from, for messages.
-        y: int64 or float32 ``[n, ...]``.
-        manifest: of the model.
+    """Targets, int64 or float32 ``[n, ...]``, as a model's loss takes them.
 
     Returns:
         Of the loss's type, ``[n, *label_shape]``; labels that the loss ignores are -1.

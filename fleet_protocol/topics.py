@@ -22,11 +22,7 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 
 
 def check_name(kind: str, name: str) -> str:
-    """Return a name that may stand in a topic.
-
-    Args:
-        kind: what the name is for, used in the message.
-        name: the name.
+    """Return a name that may stand in a topic; its kind goes into the message.
 
     Raises:
         ConfigError: the name has characters that a topic, a file name or a client id cannot carry.
@@ -182,14 +178,11 @@ class Topics:
         return f"{self.root}/server/events"
 
     def parse(self, topic: str) -> Topic | None:
-        """What a topic is for.
+        """What a full topic is for.
 
         Example:
             >>> Topics("lab").parse("shoal/v1/lab/devices/pi-1/reply")
             DeviceTopic(device='pi-1', channel='reply')
-
-        Args:
-            topic: a full topic.
 
         Returns:
             The topic as a value, None for one of another fleet or of no known form.

@@ -234,9 +234,6 @@ class Transport(Protocol):
     def connect(self, timeout_seconds: float = 30.0) -> None:
         """Connect for the first time.
 
-        Args:
-            timeout_seconds: how long to try.
-
         Raises:
             TransportError: nothing answered, or the broker did not let us in.
         """
@@ -254,11 +251,7 @@ class Transport(Protocol):
         """
 
     def unsubscribe(self, topic_filter: str) -> None:
-        """Forget a subscription.
-
-        Args:
-            topic_filter: as given to `subscribe`.
-        """
+        """Forget a topic filter, as given to `subscribe`."""
 
     def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> None:
         """Send a message; while the broker is away it waits here.

@@ -71,9 +71,6 @@ def weights_parts(
 def decode_weights(data: bytes) -> dict[str, NDArray[np.generic]]:
     """Read a blob written by :func:`encode_weights` or by any safetensors writer.
 
-    Args:
-        data: the whole blob.
-
     Returns:
         Name to array.
 
@@ -88,10 +85,7 @@ def decode_weights(data: bytes) -> dict[str, NDArray[np.generic]]:
 
 
 def read_metadata(data: bytes | memoryview) -> dict[str, str]:
-    """The strings in the header of a blob.
-
-    Args:
-        data: the blob, or at least its header.
+    """The strings in the header of a blob, of which no more is needed.
 
     Raises:
         BlobError: there is no readable header.

@@ -17,12 +17,7 @@ from fleet_protocol.recipe_spec import RecipeSpec
 
 
 def score(config: EvaluationKeys, found: Evaluation) -> float:
-    """What is larger is better.
-
-    Args:
-        config: which metric counts, and which way.
-        found: about a version.
-    """
+    """How good a version is by the metric that counts; what is larger is better."""
     if config.metric is None:
         return found.rank
     values = {"loss": found.loss, "accuracy": found.accuracy, **{item.name: item.value for item in found.metrics}}
@@ -37,13 +32,9 @@ def best_of(config: EvaluationKeys, versions: Sequence[VersionRecord]) -> Versio
 
 
 def stalled(config: EvaluationKeys, versions: Sequence[VersionRecord]) -> str | None:
-    """Why a run ends before its last round; None while it goes on.
+    """Why a run ends before its last round, from its versions in order; None while it goes on.
 
     It is a function of what is stored, so a server that is killed and started again decides alike.
-
-    Args:
-        config: the metric, the patience, and what counts as better.
-        versions: of the run, in order.
     """
     if config.patience is None:
         return None
@@ -63,11 +54,7 @@ def stalled(config: EvaluationKeys, versions: Sequence[VersionRecord]) -> str | 
 
 
 def require_metric(config: EvaluationKeys, recipe: RecipeSpec) -> None:
-    """See that evaluations have the metric that counts.
-
-    Args:
-        config: which counts.
-        recipe: of the judged tier.
+    """See that evaluations with a recipe have the metric that counts.
 
     Raises:
         ConfigError: they have not.
@@ -102,11 +89,7 @@ class VersionView:
 
 
 def versions(store: Store, run: str | None = None) -> list[VersionView]:
-    """The global versions of a run, in order.
-
-    Args:
-        store: the store; one without a run has none.
-        run: id of a run, by default the newest.
+    """The global versions of a run, by default the newest one, in order; a store without a run has none.
 
     Raises:
         ConfigError: there is no such run.

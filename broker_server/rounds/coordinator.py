@@ -29,13 +29,7 @@ from fleet_protocol.errors import ShoalError, StorageError, TransportError
 
 
 class Coordinator:
-    """Runs the rounds of one run.
-
-    Args:
-        context: the run; its record and initial version are in the store.
-        services: what to work with.
-        evaluators: what its versions are judged with.
-    """
+    """Runs the rounds of one run, whose record and initial version are in the store."""
 
     def __init__(self, context: RunContext, services: Services, evaluators: Evaluators) -> None:
         self._context = context

@@ -46,14 +46,7 @@ def count_updates(
     old: VersionRecord,
     sent: Callable[[str], Tensors],
 ) -> Counted:
-    """Judge the updates that were folded, and fold them again if not all of them count as they are.
-
-    Args:
-        context: the run.
-        services: knows what was taken in earlier rounds.
-        folding: with every update folded.
-        old: the version the round started from.
-        sent: the weights that a task's device was sent.
+    """Judge updates that were folded by what was sent, and fold them again if not all of them count as they are.
 
     Raises:
         BlobError: an update on disk can no longer be read.

@@ -68,10 +68,7 @@ class Dispatcher(Protocol):
         """Bytes that were exchanged since the last call, at first since the beginning."""
 
     def pump(self, until: float) -> None:
-        """Handle one event, or what is due, and return.
-
-        Args:
-            until: on the clock of `now`, to wait for at most.
+        """Handle one event, or what is due, and return; wait until a moment on the clock of `now` at most.
 
         Raises:
             StopRequested: the run shall stop here and be continued later.
@@ -100,12 +97,7 @@ def gather(
     collection: Collection,
     advance: Callable[[Mapping[str, TaskPhase]], None] = lambda _phases: None,
 ) -> Decision:
-    """Collect until the collection is over.
-
-    Args:
-        dispatcher: has opened it.
-        collection: in progress.
-        advance: told how far the tasks are, by id, whenever something has happened.
+    """Collect until the collection is over; `advance` is told how far the tasks are whenever something has happened.
 
     Returns:
         What ended it.

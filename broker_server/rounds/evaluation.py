@@ -18,11 +18,7 @@ from fleet_protocol.targets import counted
 
 
 def load_test_set(config: DataConfig, manifest: Manifest) -> DataSet:
-    """Read a test set.
-
-    Args:
-        config: what to read; samples have the model's shape where it names none.
-        manifest: of the tier that shall be judged by it.
+    """Read a test set for the tier that it judges; samples have the model's shape where the configuration names none.
 
     Raises:
         DataError: a file or array is missing, damaged or empty, or does not fit the model.
@@ -70,11 +66,7 @@ class Evaluator:
     def evaluate(
         self, weights: Mapping[str, NDArray[Any]], statistics: Mapping[str, NDArray[np.float32]]
     ) -> Evaluation:
-        """Loss and accuracy of a version.
-
-        Args:
-            weights: of the judged tier, float32.
-            statistics: of its static batch norms; empty if it has none.
+        """Loss and accuracy of a version: float32 weights of the judged tier, and what its static batch norms have.
 
         Returns:
             Means over all samples; with a label per token over all labels that count.

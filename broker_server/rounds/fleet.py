@@ -29,11 +29,7 @@ class Assignment:
 
 
 class Fleet:
-    """Presence as last heard; the retained status messages of the broker bring it up to date.
-
-    Args:
-        known: devices of the store; they count as offline until they say otherwise.
-    """
+    """Presence as last heard; known devices count as offline until the broker's retained messages say otherwise."""
 
     def __init__(self, known: Iterable[DeviceRecord] = ()) -> None:
         self._profiles: dict[str, Profile | None] = {device.id: device.profile for device in known}
@@ -113,13 +109,7 @@ def fits(profile: Profile, tier: TierArtifacts, memory_share: float) -> bool:
 
 
 def why_unfit(profile: Profile, tiers: Sequence[TierArtifacts], config: TiersConfig) -> str:
-    """Why a device cannot take part in a run, with what to do; empty where it can.
-
-    Args:
-        profile: what it says about itself.
-        tiers: in use, largest first.
-        config: restrictions.
-    """
+    """Why a device cannot take part in a run, with what to do; empty where it can."""
     if profile.unable:
         return profile.unable
     if not profile.backends:
@@ -188,10 +178,6 @@ def _limits(devices: Sequence[str], config: TiersConfig, seed: int, version: int
 
 def require_levels(tiers: Sequence[TierArtifacts], config: TiersConfig) -> None:
     """See that there is a tier for every level.
-
-    Args:
-        tiers: in use.
-        config: with the levels, if there are any.
 
     Raises:
         PlanError: a level that devices can be given has no tier of its width.

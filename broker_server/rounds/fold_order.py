@@ -50,10 +50,7 @@ class Folding:
         self.folded: list[str] = []
 
     def advance(self, phases: Mapping[str, TaskPhase]) -> None:
-        """Fold what is next in the order.
-
-        Args:
-            phases: of all tasks, by id.
+        """Fold what is next in the order, given the phases of all tasks.
 
         Raises:
             BlobError: an update on disk can no longer be read.
@@ -68,10 +65,7 @@ class Folding:
             self._done += 1
 
     def again(self, treated: Callable[[str, Contribution], Contribution | None]) -> "Folding":
-        """Fold the same updates anew.
-
-        Args:
-            treated: an update as it is to be folded, None for one that is left out.
+        """Fold the same updates anew, each as it is treated; None leaves it out.
 
         Raises:
             BlobError: an update on disk can no longer be read.
@@ -85,9 +79,5 @@ class Folding:
         return other
 
     def finish(self, old: GlobalModel) -> GlobalModel:
-        """The next global model; the accumulator's memory becomes its.
-
-        Args:
-            old: the model the round started from.
-        """
+        """The next global model after the old one; the accumulator's memory becomes its."""
         return self._merge.finish(self._sums, old)

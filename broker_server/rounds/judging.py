@@ -83,13 +83,7 @@ class Judgement:
 
 
 class Judge:
-    """Evaluates the global versions of one run.
-
-    Args:
-        context: the run.
-        services: asks the devices, and keeps what is found.
-        evaluators: what to judge with.
-    """
+    """Evaluates the global versions of one run."""
 
     def __init__(self, context: RunContext, services: Services, evaluators: Evaluators) -> None:
         self._context = context

@@ -22,10 +22,7 @@ _BLOCK = 32 * 1024  # values of every update that are compared at once, in float
 
 
 def squared_distances(updates: Mapping[str, Tensors]) -> NDArray[np.float64]:
-    """Squared distances between all pairs of updates.
-
-    Args:
-        updates: by task, with the same tensors.
+    """Squared distances between all pairs of updates with the same tensors.
 
     Returns:
         Symmetric, of as many rows as updates.

@@ -37,15 +37,7 @@ def begin_folding(
     services: Services,
     old: VersionRecord,
 ) -> Folding:
-    """An empty merge of a round's tasks.
-
-    Args:
-        context: the run.
-        tasks: the round's training tasks, by device.
-        current: the newest record of a task, which names its update once it is there.
-        services: where updates and what was sent are kept, and who knows the devices.
-        old: the version the round started from.
-    """
+    """An empty merge of a round's tasks, by device, from a version; `current` knows the newest record of each."""
     plans = compiled_plans(context, tasks)
     privacy = context.config.privacy
     if privacy is not None and privacy.where == "local":
@@ -136,13 +128,6 @@ def make_version(
     context: RunContext, services: Services, tasks: Mapping[str, TaskRecord], old: VersionRecord, folding: Folding
 ) -> VersionRecord | str:
     """Finish a merge and commit the new global version with what became of the updates.
-
-    Args:
-        context: the run.
-        services: the version's weights are kept in the blobs, then it is committed to the store.
-        tasks: of the round, by id.
-        old: the version the round started from.
-        folding: with every update folded.
 
     Returns:
         The new version, or why there is none.

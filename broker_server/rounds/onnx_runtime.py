@@ -10,11 +10,7 @@ _MISSING = "evaluating needs onnxruntime: pip install 'shoal[server]' (or 'shoal
 
 
 def open_graph(path: Path, *, threads: int = 0) -> Any:
-    """Open an ONNX graph.
-
-    Args:
-        path: the file.
-        threads: threads of one operator; 0 takes every core.
+    """Open an ONNX graph; with 0 threads an operator takes every core.
 
     Returns:
         An ``onnxruntime.InferenceSession``.

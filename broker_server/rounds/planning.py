@@ -32,13 +32,6 @@ def plan_round(
 ) -> tuple[RoundRecord, list[TaskRecord]]:
     """Cut the weights of a round and put them into the store's blobs.
 
-    Args:
-        context: the run.
-        chosen: devices with their tiers.
-        version: the global version to cut.
-        number: of the round.
-        blobs: where the slices are kept; nothing else is written.
-
     Returns:
         The records to commit.
 
@@ -119,13 +112,7 @@ def compiled_plans(context: RunContext, tasks: Sequence[TaskRecord]) -> dict[tup
 
 
 def tasks_of(context: RunContext, store: Store, number: int) -> list[TaskRecord]:
-    """The training tasks that a round has to do with, by device: its own, and those it took over from earlier ones.
-
-    Args:
-        context: the run.
-        store: the store.
-        number: of the round, which is the newest or the next.
-    """
+    """The training tasks that a round has to do with, by device: its own, and those it took over from earlier ones."""
     late = store.late(context.run, number, waiting=True) if context.config.round.buffer is not None else []
     return sorted([*store.tasks(context.run, number, "train"), *late], key=lambda task: task.device)
 
@@ -133,15 +120,7 @@ def tasks_of(context: RunContext, store: Store, number: int) -> list[TaskRecord]
 def statistics_tasks(
     context: RunContext, devices: Sequence[str], version: VersionRecord, number: int, weights: BlobRef
 ) -> list[TaskRecord]:
-    """Tasks that ask devices for batch norm statistics of what is judged of a global version.
-
-    Args:
-        context: the run.
-        devices: whom to ask, in order.
-        version: the version.
-        number: of the round that made it.
-        weights: the judged tier's part of it.
-    """
+    """Tasks that ask devices for batch norm statistics of what is judged of a version, by the round that made it."""
     judged = context.judged
     return [
         TaskRecord(
@@ -161,13 +140,7 @@ def statistics_tasks(
 
 
 def open_collection(context: RunContext, tasks: Sequence[TaskRecord], rule: ClosingRule) -> Collection:
-    """Put stored tasks into a collection.
-
-    Args:
-        context: the run.
-        tasks: of one kind, by device; at least one.
-        rule: when it closes.
-    """
+    """Put stored tasks of one kind, at least one, by device, into a collection."""
     manifests: Mapping[str, TierArtifacts] = context.artifacts.tiers
     kind = tasks[0].kind
     asked = {version: context.instructions(kind, version) for version in {task.version for task in tasks}}

@@ -20,11 +20,6 @@ _TAKEN = frozenset({TaskPhase.MERGED, TaskPhase.LEFT_OUT})
 def quarantined(store: Store, run: str, config: RobustConfig) -> dict[str, int]:
     """Devices in quarantine.
 
-    Args:
-        store: of the run.
-        run: id.
-        config: when, and for how long.
-
     Returns:
         The last round that each is not asked for.
     """

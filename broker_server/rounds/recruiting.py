@@ -31,13 +31,7 @@ class Recruits:
 
 
 def recruit(context: RunContext, services: Services, version: int, number: int) -> Recruits:
-    """Wait until enough devices are there, and draw those of a round.
-
-    Args:
-        context: the run.
-        services: its dispatcher knows who is there.
-        version: closed rounds.
-        number: of the round.
+    """Wait until enough devices are there, and draw those of a round; `version` counts the closed ones.
 
     Raises:
         TransportError: too few came in time.

@@ -17,13 +17,7 @@ _LOGGED_REFUSALS = 20  # of one device for one reason in a run; a broken board m
 
 
 class Reporter:
-    """Reports one run.
-
-    Args:
-        run: id of the run.
-        store: where the log is kept.
-        listener: takes every event, if anybody does.
-    """
+    """Reports one run."""
 
     def __init__(self, run: str, store: Store, listener: Listener | None = None) -> None:
         self.run = run
@@ -40,13 +34,7 @@ class Reporter:
         return time.monotonic() - self._began
 
     def emit(self, event: control.RunEvent, log: str | None = None, device: str | None = None) -> None:
-        """Tell what happened.
-
-        Args:
-            event: the value for displays.
-            log: a line for the log, if it is worth one.
-            device: whom the line is about.
-        """
+        """Tell displays what happened, and the log if it is worth a line, which may be about a device."""
         if log is not None:
             number = getattr(event, "round", None)
             self._store.log(event.type, log, run=self.run, number=number, device=device)
@@ -58,14 +46,7 @@ class Reporter:
         self._store.log(kind, detail, run=self.run, number=number, device=device)
 
     def received(self, task: TaskRecord, update: BlobRef, metrics: TaskMetrics, *, log: bool = True) -> None:
-        """Tell that an update is checked and on the disk.
-
-        Args:
-            task: it was asked for by.
-            update: its digest and size.
-            metrics: what the device measured.
-            log: whether that is worth a line of the log.
-        """
+        """Tell that an update is checked and on the disk, with a line of the log where it is worth one."""
         event = control.UpdateReceived(
             run=task.run,
             seconds=self.seconds,
@@ -81,15 +62,7 @@ class Reporter:
     def refused(
         self, reason: RefusalReason, detail: str, *, device: str | None, number: int | None, by_device: bool = False
     ) -> None:
-        """Count a refusal, and log and show it unless it has been seen too often.
-
-        Args:
-            reason: counted under its value.
-            detail: for the log.
-            device: who sent what was refused, or who refused, as far as it is known.
-            number: of the round.
-            by_device: the device refused its task.
-        """
+        """Count a refusal, and log and show it unless it has been seen too often."""
         by: Literal["server", "device"] = "device" if by_device else "server"
         key = (device or "", reason, by)
         self._seen[key] += 1

@@ -13,12 +13,7 @@ _BY_ACCURACY = EvaluationKeys()
 def kept(
     versions: Sequence[VersionRecord], newest: int | None, judging: EvaluationKeys = _BY_ACCURACY
 ) -> tuple[VersionRecord, ...]:
-    """The versions whose weights stay.
-
-    Args:
-        versions: of a run, in order.
-        newest: how many of the newest stay; None for all.
-        judging: what the best is.
+    """The versions of a run whose weights stay: the best, and so many of the newest, None for all.
 
     Returns:
         In order. Of versions that were judged equal, the newest counts as the best.

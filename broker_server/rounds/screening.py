@@ -66,10 +66,6 @@ class Verdict:
 def difference(update: Mapping[str, NDArray[Any]], sent: Mapping[str, NDArray[Any]]) -> tuple[float, int]:
     """How far an update is from what was sent.
 
-    Args:
-        update: float32 tensors by name.
-        sent: the same, of the same shapes; further tensors do not count.
-
     Returns:
         The Euclidean norm of the difference over all tensors, taken in float64, and the number of entries.
     """

@@ -13,10 +13,6 @@ from models.tier import Tier
 def open_model(blobs: BlobStore, version: VersionRecord) -> GlobalModel:
     """The global model of a version, as views of mapped files.
 
-    Args:
-        blobs: where its weights and state are kept.
-        version: the version.
-
     Raises:
         BlobError: they cannot be read.
     """
@@ -48,12 +44,7 @@ def model_of(context: RunContext, tier: Tier, version: VersionRecord, blobs: Blo
 
 
 def judged_model(context: RunContext, version: VersionRecord, blobs: BlobStore) -> tuple[Tensors, Tensors]:
-    """What judges a global version again: the weights of the judged tier, and the statistics of its norms.
-
-    Args:
-        context: the run.
-        version: that was judged before, so that its statistics are known.
-        blobs: where they lie.
+    """What judges a global version again: the weights of the judged tier, and the known statistics of its norms.
 
     Raises:
         BlobError: they cannot be read.

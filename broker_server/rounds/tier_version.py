@@ -14,11 +14,7 @@ from fleet_protocol.errors import ConfigError
 
 
 def stored_context(store: Store, run: str | None = None) -> RunContext:
-    """What was fixed for a stored run, from its configuration and the artifacts that it names.
-
-    Args:
-        store: the store.
-        run: id of a run, by default the newest.
+    """What was fixed for a stored run, by default the newest, from its configuration and the artifacts that it names.
 
     Raises:
         ConfigError: there is no such run, or its artifacts are no longer there.
@@ -33,12 +29,7 @@ def stored_context(store: Store, run: str | None = None) -> RunContext:
 def tier_version(
     store: Store, exported: ExportedVersion, tier: str | None
 ) -> tuple[ExportedVersion, TierArtifacts, FleetConfig]:
-    """A tier of a version.
-
-    Args:
-        store: where the version is.
-        exported: the whole version.
-        tier: id of an exported tier; None for the whole model.
+    """An exported tier of a version; None is the whole model.
 
     Returns:
         The version with the tier's weights, those that are frozen among them, and with the statistics that fit it; the

@@ -79,13 +79,7 @@ def check_done(
 
 
 def check_update(data: bytes, task: TaskRecord, manifest: Manifest, stays: Collection[str] = ()) -> None:
-    """Check the bytes of an update, whose digest is known to be right.
-
-    Args:
-        data: the whole blob.
-        task: the task it answers.
-        manifest: of the task's tier.
-        stays: parameters that stay on the device.
+    """Check the bytes of an update, whose digest is known to be right; see `expected_shapes`.
 
     Raises:
         RefusedError: it is no safetensors blob, belongs to another task or round, or has a tensor that is missing,

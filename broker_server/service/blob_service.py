@@ -58,13 +58,7 @@ class _Served:
 
 
 def _payload_bytes(chunks: Iterable[int], size: int, chunk_bytes: int) -> int:
-    """Payload bytes of some chunks of a blob.
-
-    Args:
-        chunks: indices.
-        size: bytes of the blob.
-        chunk_bytes: payload bytes of every chunk but the last.
-    """
+    """Payload bytes of some chunks of a blob."""
     return sum(max(0, min(chunk_bytes, size - index * chunk_bytes)) for index in chunks)
 
 
@@ -95,11 +89,7 @@ class BlobService:
         self._payload_bytes = 0
 
     def serve(self, files: Mapping[str, Path]) -> None:
-        """Offer files by digest.
-
-        Args:
-            files: digest to path; their content must not change.
-        """
+        """Offer files by digest; their content must not change."""
         for digest, path in files.items():
             known = self._served.get(digest)
             if known is None or known.path != path:
@@ -122,12 +112,7 @@ class BlobService:
         self._by_device.setdefault(device, set()).add(digest)
 
     def forget(self, device: str, but: Collection[str] = ()) -> None:
-        """Wait for no more requests of a device: it is gone, or has the blobs, or took another tier.
-
-        Args:
-            device: its id.
-            but: digests that it will ask for all the same.
-        """
+        """Wait for no more requests of a device, but for these: it is gone, or has the blobs, or took another tier."""
         for digest in self._by_device.pop(device, set()).difference(but):
             self._expected.get(digest, set()).discard(device)
 
@@ -136,10 +121,7 @@ class BlobService:
         return (digest, device) in self._asked
 
     def need(self, message: NeedChunks) -> bool:
-        """Take a request.
-
-        Args:
-            message: from a device that may have the blob.
+        """Take a request from a device that may have the blob.
 
         Returns:
             False if there is no such blob.
@@ -172,10 +154,7 @@ class BlobService:
         return min(wanted.last + PROMISED_SECONDS, wanted.since + LONGEST_SECONDS)
 
     def flush(self, now: float) -> list[str]:
-        """Publish everything that is due.
-
-        Args:
-            now: ``time.monotonic()``.
+        """Publish everything that is due; `now` is ``time.monotonic()``.
 
         Returns:
             Problems for the log: the broker does not take the chunks, or a file cannot be read. The devices ask

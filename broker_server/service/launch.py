@@ -98,12 +98,7 @@ def server_status(
 
 
 def submit(config: FleetConfig, address: BrokerAddress, *, listener: Listener | None = None) -> control.RunFinished:
-    """Ask a running server for a run and follow it to its end.
-
-    Args:
-        config: with absolute paths that the server can read.
-        address: the broker.
-        listener: called with every event of the run.
+    """Ask a running server, which can read all of its paths, for a run and follow it to its end.
 
     Returns:
         How it ended.
@@ -195,11 +190,7 @@ def _told(event: Event, topics: Topics) -> control.RunEvent | None:
 
 
 def run_fleet(config: FleetConfig, *, listener: Listener | None = None) -> control.RunFinished:
-    """Do one run: on the server that is up, or hosted here.
-
-    Args:
-        config: with absolute paths.
-        listener: called with every event of the run.
+    """Do one run: on the server that is up, or hosted here; paths are absolute.
 
     Returns:
         How it ended; its ``exit_code`` is the command line's.

@@ -30,11 +30,7 @@ LINES = Rate(5, 100)  # of the log, about what was refused
 
 
 class Bucket:
-    """Holds a rate.
-
-    Args:
-        rate: to hold.
-    """
+    """Holds a rate."""
 
     def __init__(self, rate: Rate) -> None:
         self._rate = rate
@@ -42,10 +38,7 @@ class Bucket:
         self._at: float | None = None
 
     def take(self, now: float) -> bool:
-        """Take one.
-
-        Args:
-            now: ``time.monotonic()``.
+        """Take one at a ``time.monotonic()``.
 
         Returns:
             Whether there was one left.

@@ -49,9 +49,6 @@ def broker_address(config: BrokerConfig) -> BrokerAddress:
 def member_of(config: BrokerConfig) -> Member | None:
     """The server as a member of its fleet, None for a fleet without identities.
 
-    Args:
-        config: with the server's enrolment.
-
     Raises:
         ConfigError: the enrolment or the registry beside it cannot be read.
     """

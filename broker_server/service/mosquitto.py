@@ -47,14 +47,7 @@ acl_file {rules}
 
 
 def configuration(folder: Path, port: int, listen: str, gate: Gate | None) -> str:
-    """The text of ``mosquitto.conf``.
-
-    Args:
-        folder: for what it keeps, and where the access rules are.
-        port: TCP port.
-        listen: address to listen on.
-        gate: certificates; None lets anybody in.
-    """
+    """The text of ``mosquitto.conf``; without a gate it lets anybody in."""
     doors = "allow_anonymous true\n"
     if gate is not None:
         files = {"authority": gate.authority, "certificate": gate.certificate, "key": gate.key}
@@ -74,12 +67,7 @@ def configuration(folder: Path, port: int, listen: str, gate: Gate | None) -> st
 
 
 def access_rules(fleet: str, members: Iterable[str]) -> str:
-    """The text of the access rules: a device speaks under its own name, reads what is for it, and nothing else.
-
-    Args:
-        fleet: name of the fleet.
-        members: names of the server and of the devices that are members.
-    """
+    """The text of the access rules: a device speaks under its own name, reads what is for it, and nothing else."""
     topics = Topics(fleet)
     lines = []
     for name in members:

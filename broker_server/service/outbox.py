@@ -47,11 +47,7 @@ class Outbox:
         }
 
     def status(self, run: str | None) -> None:
-        """Say, retained, that the server is here.
-
-        Args:
-            run: the run in progress.
-        """
+        """Say, retained, that the server is here, and with which run."""
         message = ServerStatus(fleet=self._topics.fleet, seq=next(self._numbers), online=True, run=run)
         with contextlib.suppress(TransportError):
             self._link.publish(self._topics.server_status, message.to_bytes(), retain=True)
@@ -92,13 +88,6 @@ class Outbox:
         self._send(task.device, UploadMissing.model_validate({**self._head(task), "ranges": ranges}))
 
     def refuse(self, task: TaskRecord, device: str, reason: RefusalReason, detail: str) -> None:
-        """Refuse an update.
-
-        Args:
-            task: as the sender named it.
-            device: who sent it; not always the owner of the task.
-            reason: why.
-            detail: for its log.
-        """
+        """Refuse an update to the device that sent it, which is not always the owner of the task."""
         message = UploadRefused.model_validate({**self._head(task), "reason": reason, "detail": detail})
         self._send(device, message)

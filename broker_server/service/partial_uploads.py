@@ -16,11 +16,7 @@ _MAX_CHUNK_BYTES = 16 * 1024 * 1024
 
 
 class PartialUploads:
-    """The parts of the updates that are arriving.
-
-    Args:
-        blobs: where parts and finished updates are kept.
-    """
+    """The parts of the updates that are arriving."""
 
     def __init__(self, blobs: BlobStore) -> None:
         self.blobs = blobs
@@ -55,12 +51,7 @@ class PartialUploads:
             raise RefusedError(RefusalReason.MALFORMED, f"a chunk of task {task}: {error}") from error
 
     def missing(self, task: str, ref: BlobRef) -> Ranges:
-        """Which chunks of an update are not here; a part of another size or cut is dropped.
-
-        Args:
-            task: id of an open task.
-            ref: the update as its device announced it.
-        """
+        """Which chunks of an update are not here; a part of another size or cut is dropped."""
         part = self._part(task, ref)
         if (part.ref.size, part.ref.chunk_bytes) != (ref.size, ref.chunk_bytes):
             self.drop(task)
@@ -69,10 +60,6 @@ class PartialUploads:
 
     def finish(self, task: str, ref: BlobRef) -> None:
         """Verify a complete update and put it in its place, where it is safe from a power cut after `sync`.
-
-        Args:
-            task: id of an open task.
-            ref: the update as its device announced it.
 
         Raises:
             BlobError: the whole does not match its digest; the part is dropped.

@@ -32,15 +32,7 @@ def refusal_of(detail: str | None) -> tuple[RefusalReason, str]:
 
 
 class Uploads:
-    """The server's side of every upload of a run.
-
-    Args:
-        store: where an accepted update is committed.
-        partial: where its bytes are kept.
-        blobs: with the weights that devices were sent.
-        outbox: answers the device.
-        reporter: tells about it.
-    """
+    """The server's side of every upload of a run."""
 
     def __init__(
         self,
@@ -84,11 +76,7 @@ class Uploads:
         task.announced, task.quiet = None, math.inf
 
     def done(self, task: OpenTask, message: Done) -> bool:
-        """Take the announcement of a complete update.
-
-        Args:
-            task: an open task of the device that sent the message.
-            message: the announcement.
+        """Take the announcement of a complete update of an open task from its device.
 
         Returns:
             True if the task is answered now, or with the next `commit`, and was not before.

@@ -101,10 +101,6 @@ def parse_mix(text: str, rates: Mapping[str, float] = LEVEL_RATES) -> Mix:
 def assign_fix(mix: Mix, devices: int) -> tuple[float, ...]:
     """Hand out levels once for the whole run: the first devices get the first level, and so on.
 
-    Args:
-        mix: the levels.
-        devices: how many.
-
     Returns:
         The rate of each device. ``floor(devices / total)`` devices count for a weight of 1; devices left over at
         the end get the last level (specification 1.1).

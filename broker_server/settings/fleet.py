@@ -202,11 +202,7 @@ class FleetConfig(RunKeys):
     view: ViewConfig | None = None
 
     def relative_to(self, folder: Path) -> "FleetConfig":
-        """The same configuration with its relative paths taken from ``folder``.
-
-        Args:
-            folder: usually where the file lies.
-        """
+        """The same configuration with its relative paths taken from a folder, usually that of its file."""
         evaluation = self.evaluation
         if evaluation.data is not None:
             by_tier = {tier: data.resolved(folder) for tier, data in evaluation.tier_data.items()}

@@ -23,11 +23,7 @@ _DATABASE, _ROOTS = "shoal.db", ("blobs", "updates")
 
 
 def back_up(store: Path, file: Path) -> int:
-    """Write a store to a file; a server that works on it waits for the moment that the links take.
-
-    Args:
-        store: its folder.
-        file: to write; one that is there is replaced once the new one is whole.
+    """Write a store to a file, which is replaced once it is whole; a server that works on it waits for the links.
 
     Returns:
         How many blobs are in it.

@@ -67,12 +67,7 @@ class DeviceInRound:
 
 
 def explain_round(store: Store, number: int, run: str | None = None) -> list[DeviceInRound]:
-    """The devices of a round: those that were asked, then those that were not.
-
-    Args:
-        store: the store.
-        number: of the round.
-        run: id of a run, by default the newest.
+    """The devices of a round of a run, by default the newest: those that were asked, then those that were not.
 
     Raises:
         ConfigError: there is no such run or round.

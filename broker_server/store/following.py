@@ -9,11 +9,7 @@ LOOK_SECONDS = 1.0  # between two looks at the files
 
 
 def stamp(store: Path) -> list[tuple[int, int]]:
-    """Times and sizes of the files that a commit changes.
-
-    Args:
-        store: its folder.
-    """
+    """Times and sizes of the files that a commit changes."""
     found = []
     for name in ("shoal.db", "shoal.db-wal"):
         with suppress(OSError):
@@ -23,12 +19,7 @@ def stamp(store: Path) -> list[tuple[int, int]]:
 
 
 def changes(store: Path, over: threading.Event) -> Iterator[None]:
-    """Once now, and again whenever the store was written since.
-
-    Args:
-        store: its folder.
-        over: ends it.
-    """
+    """Once now, and again whenever the store was written since, until it is over."""
     seen = None
     while not over.is_set():
         now = stamp(store)

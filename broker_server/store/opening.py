@@ -21,10 +21,7 @@ PATIENT_SECONDS = 60.0  # how long the server does: a backup of the database may
 
 
 def open_for_writing(path: Path) -> Engine:
-    """Open a database; it is made where there is none, and upgraded where it is older.
-
-    Args:
-        path: of the database; its folder is made.
+    """Open a database; it is made, with its folder, where there is none, and upgraded where it is older.
 
     Returns:
         An engine whose transactions are on the disk once they are committed.

@@ -30,12 +30,7 @@ def require_accountant() -> None:
 
 @lru_cache(maxsize=4096)
 def epsilon_after(config: PrivacyConfig, times: int) -> float:
-    """Epsilon of a device that was asked so many times.
-
-    Args:
-        config: the noise.
-        times: at least 0.
-    """
+    """Epsilon of a device that was asked so many times."""
     from dp_accounting.gaussian_mechanism import get_epsilon_gaussian  # noqa: PLC0415  (scipy: a second)
 
     if not times:
@@ -46,10 +41,6 @@ def epsilon_after(config: PrivacyConfig, times: int) -> float:
 
 def epsilons(store: Store, run: RunRecord) -> dict[int, float]:
     """Epsilon after every round of a run.
-
-    Args:
-        store: with its tasks.
-        run: the run.
 
     Returns:
         By number of the round; empty where nothing hides a device's part, or who looks has no accountant.

@@ -24,11 +24,7 @@ from fleet_protocol.metrics import joined
 
 
 def plain(value: Any) -> Any:
-    """A record as JSON values.
-
-    Args:
-        value: a record, a view, or a list of them.
-    """
+    """A record, a view, or a list of them as JSON values."""
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     if isinstance(value, Enum):
@@ -179,11 +175,7 @@ def find_run(store: Store, run: str | None = None) -> RunRecord:
 
 
 def status(store: Store, run: str | None = None) -> StatusView:
-    """The store at a glance.
-
-    Args:
-        store: the store.
-        run: id of a run, by default the newest.
+    """The store at a glance, with a run, by default the newest.
 
     Raises:
         ConfigError: there is no such run.
@@ -254,12 +246,7 @@ class Comparison:
 
 
 def compare(store: Store, one: str, other: str) -> Comparison:
-    """Two runs of a store side by side.
-
-    Args:
-        store: the store.
-        one: id of a run, or its beginning.
-        other: likewise.
+    """Two runs of a store side by side; ids may be cut short.
 
     Raises:
         ConfigError: there is no such run.
@@ -287,11 +274,7 @@ def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def devices(store: Store, run: str | None = None) -> list[DeviceView]:
-    """Every device that was ever seen, with its part in a run.
-
-    Args:
-        store: the store.
-        run: id of a run, by default the newest.
+    """Every device that was ever seen, with its part in a run, by default the newest.
 
     Raises:
         ConfigError: there is no such run.

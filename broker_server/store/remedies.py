@@ -43,12 +43,7 @@ def why_away(device: DeviceRecord, newest: TaskRecord | None, left_out: Mapping[
 
 
 def remedy(device: str, reason: str) -> str:
-    """What to do about a reason; empty where nothing is to be done, or the reason says it.
-
-    Args:
-        device: id.
-        reason: from `why_away`.
-    """
+    """What to do about a reason from `why_away`; empty where nothing is to be done, or the reason says it."""
     number, _, what = reason.removeprefix("round ").partition(": ") if reason.startswith("round ") else ("", "", reason)
     found = next((text for beginning, text in _REMEDIES if what.startswith(beginning)), "")
     return found.replace("{device}", device).replace("{round}", number)

@@ -32,12 +32,7 @@ _ENUMS: dict[type, dict[str, type[RoundState | RoundEvent | TaskPhase]]] = {
 
 
 def from_row(kind: type[RecordT], row: Row[Any]) -> RecordT:
-    """A row as a record.
-
-    Args:
-        kind: of record; its fields are columns of the row.
-        row: what a query found.
-    """
+    """A row as a record of a kind whose fields are columns."""
     found = row._mapping  # noqa: SLF001  (SQLAlchemy's public access by name)
     values: dict[str, Any] = {}
     for name, convert in _columns(kind):  # type: ignore[arg-type]  # a type is hashable
@@ -62,11 +57,7 @@ def _blob_ref(text: str) -> BlobRef:
 
 
 def to_row(record: object) -> dict[str, Any]:
-    """A record as the values of its row.
-
-    Args:
-        record: a dataclass whose fields are columns.
-    """
+    """A record, a dataclass whose fields are columns, as the values of its row."""
     values: dict[str, Any] = {}
     for item in fields(record):  # type: ignore[arg-type]  # every record is a dataclass
         value = getattr(record, item.name)

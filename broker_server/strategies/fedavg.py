@@ -16,10 +16,7 @@ from fleet_protocol.frozen import FrozenModel
 
 
 def build(basis: Basis[FrozenModel | None]) -> Strategy:
-    """The strategy as configured.
-
-    Args:
-        basis: ``weighting`` defaults to samples where a mean is taken, ``label_rule`` to off.
+    """The strategy as configured; ``weighting`` defaults to samples where a mean is taken, ``label_rule`` to off.
 
     Raises:
         PlanError: a plan is configured, which does not matter to the whole model; or the full tier is not there.

@@ -15,10 +15,7 @@ from fleet_protocol.frozen import FrozenModel
 
 
 def build(basis: Basis[FrozenModel | None]) -> Strategy:
-    """The strategy as configured.
-
-    Args:
-        basis: plan kind; ``label_rule`` defaults to on.
+    """The strategy as configured; ``label_rule`` defaults to on.
 
     Raises:
         PlanError: weights by samples, or another way to merge, are configured.

@@ -28,10 +28,7 @@ class FedProxSettings(FrozenModel):
 
 
 def build(basis: Basis[FedProxSettings]) -> Strategy:
-    """The strategy as configured.
-
-    Args:
-        basis: ``mu``; the rest as for FedAvg.
+    """The strategy as configured, with ``mu``; the rest is as for FedAvg.
 
     Raises:
         PlanError: as for FedAvg.

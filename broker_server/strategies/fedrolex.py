@@ -65,10 +65,9 @@ class DropoutSettings(FrozenModel):
 def build(basis: Basis[FedRolexSettings]) -> Strategy:
     """The strategy as configured: HeteroFL's merge, and windows that move.
 
-    The global model may be wider than the widest device: nothing asks for the full tier.
+    ``weighting`` defaults to uniform, ``label_rule`` to on.
 
-    Args:
-        basis: see `FedRolexSettings`; ``weighting`` defaults to uniform, ``label_rule`` to on.
+    The global model may be wider than the widest device: nothing asks for the full tier.
 
     Raises:
         PlanError: a plan is configured, or two ways of weighting are, or a window would leave units untrained.
@@ -94,13 +93,10 @@ def build(basis: Basis[FedRolexSettings]) -> Strategy:
 
 
 def build_dropout(basis: Basis[DropoutSettings]) -> Strategy:
-    """Federated Dropout: every device draws its own units in every round.
+    """Federated Dropout: every device draws its own units in every round; the rest is as for FedRolex.
 
     Sebastian Caldas, Jakub Konecny, H. Brendan McMahan, Ameet Talwalkar: "Expanding the Reach of Federated Learning by
     Reducing Client Resource Requirements", 2018, https://arxiv.org/abs/1812.07210.
-
-    Args:
-        basis: see `DropoutSettings`; the rest as for FedRolex.
 
     Raises:
         PlanError: a plan is configured.
@@ -151,15 +147,10 @@ def plan_window(layout: Layout, request: PlanRequest, window: Window) -> Planned
 
 
 def check_coverage(layout: Layout, width: float, window: Window) -> None:
-    """Refuse a window that would leave some units untrained for ever.
+    """Refuse a rolling window that would leave some units untrained for ever, at a share of the global width.
 
     Coverage is guaranteed when the step is no longer than the window, or has no factor in common with the size of
     the axis (specification 2.1).
-
-    Args:
-        layout: the global model.
-        width: share of the global width.
-        window: how units are chosen; only a rolling window can miss some for ever.
 
     Raises:
         PlanError: an axis would not be covered; the message names it.

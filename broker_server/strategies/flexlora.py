@@ -28,10 +28,7 @@ def _factored(mean: Pieces, old: Pair) -> Pair:
 
 
 def build(basis: Basis[FrozenModel | None]) -> Strategy:
-    """The strategy as configured.
-
-    Args:
-        basis: ``weighting`` defaults to samples, ``label_rule`` to on.
+    """The strategy as configured; ``weighting`` defaults to samples, ``label_rule`` to on.
 
     Raises:
         PlanError: the model has no adapters, the plan is not static, or the server has an optimizer: factors of

@@ -33,11 +33,7 @@ def seed_of(seed: int, device: str) -> int:
 
 
 def build(basis: Basis[FrozenModel | None]) -> Strategy:
-    """The strategy as configured.
-
-    Args:
-        basis: plan kind; ``weighting`` defaults to uniform, ``label_rule`` to on.
-    """
+    """The strategy as configured; ``weighting`` defaults to uniform, ``label_rule`` to on."""
     by_samples = (basis.weighting or "uniform") == "samples"
     label_rule = basis.label_rule is not False
 

@@ -28,10 +28,7 @@ def _norm(pair: Pair) -> float:
 
 
 def build(basis: Basis[FrozenModel | None]) -> Strategy:
-    """The strategy as configured.
-
-    Args:
-        basis: ``weighting`` defaults to uniform, ``label_rule`` to on.
+    """The strategy as configured; ``weighting`` defaults to uniform, ``label_rule`` to on.
 
     Raises:
         PlanError: the model has no adapters, or the plan is not static.

@@ -292,12 +292,7 @@ def state_tensors(state: InclusiveState) -> dict[str, Array]:
 
 
 def state_from_tensors(layout: Layout, depths: Mapping[str, int], tensors: Tensors) -> InclusiveState:
-    """Read a state back from what `state_tensors` made of it.
-
-    Args:
-        layout: the deepest model.
-        depths: by group, its number of layers.
-        tensors: the stored arrays.
+    """Read a state back from what `state_tensors` made of it, with the deepest model and each group's number of layers.
 
     Raises:
         PlanError: the arrays are not those of such groups.

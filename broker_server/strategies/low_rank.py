@@ -101,11 +101,7 @@ class _Sums:
 
 
 def merged_by(folding: Folding, basis: Basis[FrozenModel | None]) -> Strategy:
-    """HeteroFL with another merge of adapters.
-
-    Args:
-        folding: how adapters merge.
-        basis: of the strategy; ``weighting`` is uniform by default.
+    """HeteroFL with another merge of adapters; ``weighting`` is uniform by default.
 
     Raises:
         PlanError: the model has no adapters, or the plan is not static: narrow tiers have the leading units of a rank.

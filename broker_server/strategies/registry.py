@@ -22,12 +22,6 @@ def build_strategy(
 ) -> Strategy:
     """Build the configured strategy for a run.
 
-    Args:
-        settings: name it and set it up.
-        layout: the global model.
-        tiers: that are exported and allowed, largest first.
-        optimizer: of the server; None for what the strategy does by itself.
-
     Raises:
         ConfigError: there is none of that name.
         PlanError: settings, model, tiers and optimizer do not go together.

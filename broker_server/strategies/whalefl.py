@@ -24,10 +24,7 @@ _FLOAT_BYTES = 4
 
 
 def build(basis: Basis[SizingConstants]) -> Strategy:
-    """The strategy as configured.
-
-    Args:
-        basis: the constants that devices choose with; the rest as for HeteroFL.
+    """The strategy as configured: constants that devices choose with, and the rest as for HeteroFL.
 
     Raises:
         PlanError: plans other than leading units are configured.
@@ -46,13 +43,9 @@ def build(basis: Basis[SizingConstants]) -> Strategy:
 
 
 def offered(allowed: Sequence[Tier], maximum: Tier) -> tuple[Tier, ...]:
-    """The tiers a device may choose from, widest first.
+    """The tiers in use up to the largest that a device can train, which may choose from them, widest first.
 
     A device that does not size itself takes the first, which is HeteroFL's fixed assignment.
-
-    Args:
-        allowed: tiers in use.
-        maximum: the largest the device can train.
 
     Returns:
         The allowed tiers of the maximum's depth that are no wider than it.

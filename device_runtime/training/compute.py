@@ -45,11 +45,6 @@ class Outcome:
 def compute(task: Task, bench: Bench, hooks: Hooks) -> Outcome:
     """Do a task and keep its update.
 
-    Args:
-        task: what to do.
-        bench: what to do it with.
-        hooks: told of epochs and self-tests, asked when to stop.
-
     Raises:
         TaskStopped: the hooks said so.
         DataError: the data does not fit the model.
@@ -94,12 +89,7 @@ def _labels(task: Task, bench: Bench) -> tuple[int, ...]:
 
 
 def keep_update(task: Task, bench: Bench, tensors: Mapping[str, NDArray[Any]]) -> BlobRef:
-    """Put an update on the disk as it travels.
-
-    Args:
-        task: that it answers.
-        bench: with the weights that were sent, and what was kept of earlier rounds.
-        tensors: of the update, by name.
+    """Put the tensors of an update, by name, on the disk as it travels.
 
     Raises:
         RefusedError: what was learnt cannot be encoded, or nothing can be kept here.

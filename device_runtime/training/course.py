@@ -195,12 +195,7 @@ class Course:
         return self.chosen[sample_order(self.settings.seed, self.round, 0, len(self.chosen))]
 
     def moment(self, epoch: int, step: int) -> Moment:
-        """A step of this task.
-
-        Args:
-            epoch: from 0.
-            step: within the epoch, from 0.
-        """
+        """A step of this task."""
         return Moment(self.settings.seed, self.round, epoch, step)
 
     @property

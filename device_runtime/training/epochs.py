@@ -41,13 +41,7 @@ class TrainResult:
 
 
 def train(session: TrainSession, manifest: Manifest, course: Course, hooks: Hooks) -> TrainResult:
-    """Train for the epochs or steps of an offer.
-
-    Args:
-        session: with the weights loaded; it holds the result.
-        manifest: of the artifact set.
-        course: what to train on.
-        hooks: told after every epoch, asked before every step.
+    """Train for the epochs or steps of an offer; the session has the weights, and holds the result.
 
     Raises:
         TaskStopped: the hooks said so.
@@ -98,13 +92,7 @@ def loss_refused(loss: float, manifest: Manifest, moment: Moment, step: int) -> 
 def check_parameters(
     parameters: Mapping[str, NDArray[np.float32]], round_number: int, step: int, whose: str = ""
 ) -> None:
-    """See that training left every parameter finite.
-
-    Args:
-        parameters: by name.
-        round_number: number of the round.
-        step: steps done.
-        whose: they are, for the message, where there are several models.
+    """See that training left every parameter finite; `whose` they are is for the message.
 
     Raises:
         RefusedError: a parameter is not finite.
@@ -121,9 +109,7 @@ def check_parameters(
 def self_test(session: TrainSession, manifest: Manifest) -> None:
     """One step on made-up weights and samples; a set that fails must not be used on this board.
 
-    Args:
-        session: of the set; its parameters are overwritten.
-        manifest: of the set.
+    The parameters of the session are overwritten.
 
     Raises:
         RefusedError: the loss or a parameter is not finite.

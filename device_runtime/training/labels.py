@@ -48,13 +48,7 @@ def require_labels(data: DataSet, chosen: NDArray[np.int64]) -> None:
 
 
 def training_mask(data: DataSet, chosen: NDArray[np.int64], classes: int, *, masked: bool) -> NDArray[np.float32]:
-    """The label mask of a training.
-
-    Args:
-        data: the board's samples.
-        chosen: indices of the training samples.
-        classes: labels of the model.
-        masked: whether labels that do not occur are masked.
+    """The label mask of a training on chosen samples.
 
     Returns:
         ``[classes]``, 1 where the label counts.

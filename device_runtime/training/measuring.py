@@ -40,13 +40,7 @@ class HeldOut:
 
 
 def measure(session: ForwardSession, manifest: Manifest, course: Course, hooks: Hooks) -> tuple[Statistics, int]:
-    """Batch norm statistics of a model on the board's training samples.
-
-    Args:
-        session: the statistics graph with its parameters.
-        manifest: of the artifact set.
-        course: the samples; of its settings batch size and seed count.
-        hooks: asked before every batch.
+    """Batch norm statistics of a model on the board's training samples, by the batch size and the seed of its settings.
 
     Returns:
         ``stat.<norm>.mean`` and ``stat.<norm>.var`` as means over the batches, and the number of batches.
@@ -84,12 +78,7 @@ def check_measurable(course: Course) -> None:
 
 
 def mean_statistics(sums: Mapping[str, NDArray[np.float64]], count: int, round_number: int) -> Statistics:
-    """Batch norm statistics from their sums over the batches.
-
-    Args:
-        sums: float64 vectors by name.
-        count: batches, at least 1.
-        round_number: number of the round.
+    """Batch norm statistics from their sums over the batches, at least 1.
 
     Raises:
         RefusedError: a statistic is not finite.
@@ -102,13 +91,7 @@ def mean_statistics(sums: Mapping[str, NDArray[np.float64]], count: int, round_n
 
 
 def evaluate(session: ForwardSession, manifest: Manifest, held_out: HeldOut, hooks: Hooks) -> Evaluation:
-    """Loss and accuracy on held-out samples.
-
-    Args:
-        session: the evaluation graph with its parameters.
-        manifest: of the artifact set.
-        held_out: the samples; at least one of their labels counts.
-        hooks: asked before every batch.
+    """Loss and accuracy on held-out samples, of which at least one label counts.
 
     Returns:
         Means over the labels that count, and their number: one per sample, or with a label per token those that are
@@ -131,13 +114,6 @@ def judge(
     opened: Callable[[str], ForwardSession], manifest: Manifest, course: Course, held_out: HeldOut, hooks: Hooks
 ) -> Evaluation | None:
     """Loss and accuracy of a model on held-out samples, its norms fed with the board's own statistics.
-
-    Args:
-        opened: a forward graph of the model by its key, with the model's parameters.
-        manifest: of the model's set.
-        course: what it was trained on.
-        held_out: what it is judged by; its statistics are measured here.
-        hooks: asked before every batch.
 
     Returns:
         None where no held-out label counts, the set has no evaluation graph, or the statistics cannot be measured.

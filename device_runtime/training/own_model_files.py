@@ -82,11 +82,7 @@ class OwnModelFiles:
                 yield run, int(number), path
 
     def load(self, run: str, before: int) -> Kept | None:
-        """What the latest round before a round left; None if there was none.
-
-        Args:
-            run: id of the run.
-            before: number of the round that starts.
+        """What the latest round of a run before a round left; None if there was none.
 
         Raises:
             StorageError: the file cannot be read.

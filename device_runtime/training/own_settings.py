@@ -12,12 +12,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 def read_settings(model: type[ModelT], settings: Mapping[str, JsonValue], owner: str) -> ModelT:
-    """Read settings.
-
-    Args:
-        model: their schema; it should forbid extra keys.
-        settings: as they came.
-        owner: whose they are, for the message: ``routine train``.
+    """Read settings into a schema that forbids extra keys; `owner` is for the message, as in ``routine train``.
 
     Raises:
         RefusedError: a key is unknown, missing or has a wrong value; the message names it.

@@ -39,14 +39,7 @@ class PairResult:
 def train_pair(
     session: PairSession, manifest: PairManifest, course: Course, scalars: Mapping[str, float], hooks: Hooks
 ) -> PairResult:
-    """Train both models for the epochs or steps of an offer.
-
-    Args:
-        session: with the weights of both models loaded; it holds the result.
-        manifest: of the pair.
-        course: what to train on.
-        scalars: inputs of the step beside the batch and the learning rate.
-        hooks: told after every epoch, with the loss of the sent model; asked before every step.
+    """Train both models for the epochs or steps of an offer; hooks hear the loss of the sent model.
 
     Raises:
         TaskStopped: the hooks said so.

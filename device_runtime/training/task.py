@@ -59,11 +59,7 @@ class Bench:
         return self.parts or holdout_split(len(self.data), self.holdout)
 
     def files(self, prefix: str, runs: int = KEPT_RUNS) -> OwnModelFiles:
-        """What is kept between rounds, for runs that ask for it.
-
-        Args:
-            prefix: of the files' names, and what they are.
-            runs: so many runs are kept.
+        """What is kept between rounds, for so many runs, in files with a prefix that says what they are.
 
         Raises:
             RefusedError: nothing can be kept.

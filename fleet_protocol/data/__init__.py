@@ -22,10 +22,7 @@ __all__ = [
 
 
 def load_data(config: DataConfig) -> DataSet:
-    """Read data.
-
-    Args:
-        config: where it is, with absolute paths.
+    """Read data; paths are absolute.
 
     Raises:
         DataError: the data is missing, empty or malformed; the message names the path and what was expected.

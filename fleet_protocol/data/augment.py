@@ -70,22 +70,14 @@ def flip(images: NDArray[np.float32], generator: np.random.Generator) -> NDArray
 
 
 def based(base: Path, name: str) -> str:
-    """The name of a function with its file taken from a folder; other words stay.
-
-    Args:
-        base: usually the folder of the configuration file.
-        name: ``file.py:function``, or a word.
-    """
+    """The name of a function, ``file.py:function``, with its file taken from a folder; other words stay."""
     file, colon, function = name.rpartition(":")
     return f"{base / file}:{function}" if colon else name
 
 
 @functools.cache
 def user_function(name: str) -> Callable[..., Any]:
-    """A function of the user's; its file is run once in a process.
-
-    Args:
-        name: ``file.py:function``.
+    """A function of the user's, named ``file.py:function``; its file is run once in a process.
 
     Raises:
         DataError: the file or function is missing, or the file raises.

@@ -87,11 +87,7 @@ class DataSet:
         return values, self.y[indices]
 
     def augmented(self, x: NDArray[Any], generator: np.random.Generator) -> NDArray[Any]:
-        """A batch of training samples, changed at random.
-
-        Args:
-            x: as `batch` makes it; it may be changed in place.
-            generator: that every change draws from in turn.
+        """A batch of training samples as `batch` makes it, changed at random, and maybe in place.
 
         Raises:
             DataError: a function of the user's failed.

@@ -20,11 +20,7 @@ def _unsafe(what: str) -> RefusedError:
 
 
 def check_graph(data: Buffer, specs: Iterable[GraphSpec]) -> None:
-    """See that a graph may be run on this board's data.
-
-    Args:
-        data: bytes of the file.
-        specs: what the manifest says of its graphs; the one of this content must be among them.
+    """See that a graph is one that the manifest specifies, and may be run on this board's data.
 
     Raises:
         RefusedError: the manifest does not have it, its inputs or outputs are others than the manifest says, or it

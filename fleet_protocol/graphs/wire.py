@@ -55,12 +55,7 @@ def _number(data: memoryview, at: int) -> tuple[int, int]:
 
 
 def read(data: memoryview, fields: Mapping[int, Field], what: str) -> Message:
-    """Read one message; what it contains stays as it is.
-
-    Args:
-        data: its bytes.
-        fields: all that it may carry, by number.
-        what: it is, for the message.
+    """Read one message and the fields it may carry, by number; `what` it is goes into an error. What it contains stays.
 
     Returns:
         Values by field name in the order they came: numbers as they stand in the file, pieces as views of ``data``.

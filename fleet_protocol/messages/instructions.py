@@ -55,12 +55,7 @@ class TrainSettings(FrozenModel):
     ramp: Ramp | None = None
 
     def rate_at(self, step: int, steps: int) -> float:
-        """The learning rate of one step.
-
-        Args:
-            step: of the task, from 0.
-            steps: of the task in all.
-        """
+        """The learning rate of one step of a task, from 0."""
         if self.ramp is None:
             return self.learning_rate
         position = self.ramp.position + step / steps

@@ -22,9 +22,6 @@ MessageT = TypeVar("MessageT")
 def parse_server_message(payload: bytes) -> ServerMessage:
     """Read a message from the server to a device.
 
-    Args:
-        payload: JSON bytes.
-
     Raises:
         RefusedError: the message is malformed, oversized or of an unknown type.
     """
@@ -33,9 +30,6 @@ def parse_server_message(payload: bytes) -> ServerMessage:
 
 def parse_device_message(payload: bytes) -> DeviceMessage:
     """Read a message from a device to the server.
-
-    Args:
-        payload: JSON bytes.
 
     Raises:
         RefusedError: the message is malformed, oversized or of an unknown type.
@@ -46,9 +40,6 @@ def parse_device_message(payload: bytes) -> DeviceMessage:
 def parse_presence(payload: bytes) -> DeviceStatus | DeviceProfile:
     """Read what a device says of itself, retained.
 
-    Args:
-        payload: JSON bytes.
-
     Raises:
         RefusedError: the message is malformed or oversized.
     """
@@ -57,10 +48,6 @@ def parse_presence(payload: bytes) -> DeviceStatus | DeviceProfile:
 
 def check_size(payload: bytes, what: str) -> None:
     """See that a message is not too large to be read.
-
-    Args:
-        payload: JSON bytes.
-        what: it should be, for the message.
 
     Raises:
         RefusedError: it is oversized.
@@ -72,10 +59,6 @@ def check_size(payload: bytes, what: str) -> None:
 
 def read(adapter: TypeAdapter[MessageT], payload: bytes) -> MessageT:
     """Read a message of any size.
-
-    Args:
-        adapter: of its type.
-        payload: JSON bytes.
 
     Raises:
         RefusedError: it is malformed; the first things that are wrong are named.

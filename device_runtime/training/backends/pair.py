@@ -16,13 +16,7 @@ Tensors = dict[str, NDArray[Any]]
 
 
 class PairSession:
-    """Both models of a pair with their optimizer states.
-
-    Args:
-        manifest: of the pair.
-        graph: file of the step.
-        threads: threads of one operator; 0 takes every core.
-    """
+    """Both models of a pair with their optimizer states; with 0 threads an operator takes every core."""
 
     def __init__(self, manifest: PairManifest, graph: Path, *, threads: int = 1) -> None:
         self._manifest = manifest

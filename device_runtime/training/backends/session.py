@@ -28,10 +28,6 @@ Array = NDArray[Any]
 def step_graph_key(backend: str, manifest: Manifest) -> str | None:
     """Which graph of a set is the training step for a backend.
 
-    Args:
-        backend: ``onnx`` or ``ort-training``.
-        manifest: of the set.
-
     Returns:
         Key in ``manifest.graphs``, or None if the set has no step for this backend. onnxruntime-training takes the
         portable step where the set has no step of its own.
@@ -77,10 +73,7 @@ class TrainSession:
         return self.parameters()
 
     def load_states(self, states: Mapping[str, Array]) -> None:
-        """Go on with what an optimizer left.
-
-        Args:
-            states: all of them by name, or none to stay with what is there.
+        """Go on with what an optimizer left, all states by name, or with what is there if there are none.
 
         Raises:
             RefusedError: they are those of another recipe.
@@ -96,10 +89,7 @@ class TrainSession:
             np.copyto(self._step.current[state_input(spec.name)], value)
 
     def take_pieces(self, size: int | None) -> None:
-        """Take a batch in pieces from now on, so that no more samples are computed at once; still one step a batch.
-
-        Args:
-            size: samples of a piece; None for whole batches.
+        """Compute no more than so many samples at once from now on, so a batch in pieces; still one step a batch.
 
         Raises:
             RefusedError: the set was exported without sums of gradients.
@@ -113,10 +103,7 @@ class TrainSession:
         self._piece = size
 
     def anchor(self, mu: float) -> None:
-        """Pull the parameters towards what they are now, until the next call (FedProx).
-
-        Args:
-            mu: strength of the proximal term; 0 for none.
+        """Pull the parameters towards what they are now, until the next call (FedProx); 0 for not at all.
 
         Raises:
             RefusedError: a proximal term is wanted that the set was not exported with.
@@ -217,11 +204,7 @@ class ForwardSession:
         self.load(parameters)
 
     def load(self, parameters: Mapping[str, Array]) -> None:
-        """Read other parameters from now on.
-
-        Args:
-            parameters: parameter name to float32 array; read in place, not copied.
-        """
+        """Read other parameters, float32 by name, from now on; in place, not copied."""
         needed = [spec.name for spec in self._manifest.parameters] + [spec.name for spec in self._manifest.base]
         self._fixed = {parameter_input(name): parameters[name] for name in needed}
 
@@ -249,10 +232,7 @@ class ForwardSession:
         return {name: value.astype(np.float64) for name, value in zip(names, found, strict=True)}
 
     def statistics(self, x: Array) -> dict[str, NDArray[np.float32]]:
-        """Mean and unbiased variance of every static batch norm on one batch.
-
-        Args:
-            x: samples ``[B, ...]``.
+        """Mean and unbiased variance of every static batch norm on one batch ``[B, ...]``.
 
         Returns:
             ``stat.<norm>.mean`` and ``stat.<norm>.var`` to vectors of the norm's channels.
@@ -266,33 +246,18 @@ class ForwardSession:
 
 
 class Sessions:
-    """Opens the graphs of a task.
+    """Opens the graphs of a task; with 0 threads an operator takes every core.
 
     A board opens each anew, for memory; a simulation, which trains one tier for many devices, may keep them.
-
-    Args:
-        threads: threads of one operator; 0 takes every core.
     """
 
     def __init__(self, threads: int = 1) -> None:
         self.threads = threads
 
     def train(self, manifest: Manifest, graph: Path, base: Mapping[str, Array]) -> TrainSession:
-        """A session of a step graph; the caller loads weights.
-
-        Args:
-            manifest: of the artifact set.
-            graph: file of the step graph.
-            base: the set's frozen tensors by name.
-        """
+        """A session of a step graph; the caller loads weights."""
         return TrainSession(manifest, graph, threads=self.threads, base=base)
 
     def forward(self, manifest: Manifest, graph: Path, parameters: Mapping[str, Array]) -> ForwardSession:
-        """A session of a graph that changes nothing.
-
-        Args:
-            manifest: of the artifact set.
-            graph: file of the graph.
-            parameters: parameter name to float32 array, the set's frozen tensors among them.
-        """
+        """A session of a graph that changes nothing."""
         return ForwardSession(manifest, graph, parameters, threads=self.threads)

@@ -52,13 +52,7 @@ class StepTensors:
 
 
 class SwappingStep:
-    """A step graph with its tensors.
-
-    Args:
-        graph: file of the graph.
-        specs: what the manifest says of its graphs.
-        tensors: which of its tensors stay in memory.
-        threads: threads of one operator; 0 takes every core.
+    """A step graph with those of its tensors that stay in memory; with 0 threads an operator takes every core.
 
     Raises:
         RefusedError: the graph is not one that a board runs.

@@ -30,11 +30,7 @@ class TierChooser:
     settings: FrozenModel
 
     def choose(self, memory: FrozenModel | None, situation: Situation) -> str:
-        """Choose the tier of the coming round.
-
-        Args:
-            memory: what the rule has learnt; None before the first round.
-            situation: what the device knows now.
+        """Choose the tier of the coming round by what the device knows now; the memory is None before the first round.
 
         Returns:
             One of the tiers of the situation.
@@ -42,11 +38,7 @@ class TierChooser:
         return self.rule.choose(self.settings, memory, situation)
 
     def learn(self, memory: FrozenModel | None, experience: Experience) -> FrozenModel:
-        """Take a finished round into account.
-
-        Args:
-            memory: before it; None before the first round.
-            experience: of the round.
+        """Take a finished round into account; the memory is None before the first.
 
         Returns:
             The memory after it.

@@ -109,14 +109,9 @@ def choose(
 
 
 def observe(state: Progress, settings: SizingConstants, loss: float) -> Progress:
-    """Take the loss of a finished round into account.
+    """Take the mean training loss over all local iterations of a finished round into account.
 
     The training efficiency changes from the second observed loss on.
-
-    Args:
-        state: the record.
-        settings: the constants.
-        loss: mean training loss over all local iterations of the round.
 
     Returns:
         The record for the next round. A loss that is not finite leaves it as it was.
@@ -131,12 +126,7 @@ def observe(state: Progress, settings: SizingConstants, loss: float) -> Progress
 
 
 def system_efficiency(transmit_seconds: float, compute_seconds: float, form: Efficiency) -> float:
-    """SE, equation 3.
-
-    Args:
-        transmit_seconds: T_cm.
-        compute_seconds: T_cp.
-        form: which of the two.
+    """SE of T_cm and T_cp, equation 3.
 
     Raises:
         ConfigError: a time is not positive.
@@ -169,11 +159,6 @@ def quantise(share: float) -> float:
 
 
 def fit(width: float, offered: Sequence[float]) -> float:
-    """The offered width nearest to what the device wants, from below where there is one.
-
-    Args:
-        width: what it wants.
-        offered: widths it may take, at least one.
-    """
+    """The offered width nearest to what the device wants, from below where there is one."""
     narrower = [candidate for candidate in offered if candidate <= width]
     return max(narrower) if narrower else min(offered)

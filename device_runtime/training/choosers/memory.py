@@ -30,11 +30,7 @@ class _Stored(FrozenModel):
 
 
 class ChooserMemory:
-    """The memory of one board.
-
-    Args:
-        folder: the agent's state folder; it must exist.
-    """
+    """The memory of one board, in the agent's state folder."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "chooser.json"

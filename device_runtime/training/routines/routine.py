@@ -70,12 +70,7 @@ class Routine:
 
 
 def missing_graph(manifest: Manifest, what: str) -> RefusedError:
-    """The refusal of a set that lacks a graph.
-
-    Args:
-        manifest: of the set.
-        what: the graph would be for.
-    """
+    """The refusal of a set that lacks a graph for something."""
     return RefusedError(
         RefusalReason.UNSUPPORTED,
         f"artifact set {manifest.arch} {manifest.tier} has no graph for {what} "
