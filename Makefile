@@ -6,6 +6,7 @@ STAMP := $(VENV)/.installed
 TESTS_STAMP := $(VENV)/.installed-tests
 MUTANTS_STAMP := $(VENV)/.installed-mutants
 SCHEMATHESIS := .venv-schemathesis
+ZENSICAL := .venv-zensical
 EXTRAS := demo,simulate,view,dev
 TRAINING := .venv-training
 TRAINING_STAMP := $(TRAINING)/.installed
@@ -16,7 +17,7 @@ SIDE_BY_SIDE := -n logical --maxprocesses 4 --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE
 test test-slow test-installed test-training: export OMP_NUM_THREADS = 1
 
-.PHONY: soak install demo test test-slow test-installed test-training mutants fuzz fuzz-api conformance check format bench docs clean arm
+.PHONY: soak install demo test test-slow test-installed test-training mutants fuzz fuzz-api conformance check format bench docs site clean arm
 
 install: $(STAMP) $(TESTS_STAMP)
 
@@ -106,5 +107,15 @@ docs: $(STAMP)  ## Documents that are generated from the code.
 	$(BIN)/python -m shoal.view.app > docs/openapi.json
 	$(BIN)/python -m shoal.reference docs/reference
 
+# It checks links to pages and anchors; the module, what the browser would load.
+$(ZENSICAL)/bin/zensical:
+	$(PYTHON) -m venv $(ZENSICAL)
+	$(ZENSICAL)/bin/python -m pip install --quiet zensical==0.0.73
+
+site: $(ZENSICAL)/bin/zensical  ## The documents as a site, in build/site; a broken link is an error.
+	rm -rf build/site
+	$(ZENSICAL)/bin/zensical build --clean --strict
+	$(PYTHON) -m tests.site build/site
+
 clean:
-	rm -rf $(VENV) .venv-* build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .coverage* mutants
+	rm -rf $(VENV) .venv-* build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .coverage* .cache mutants

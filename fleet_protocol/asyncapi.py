@@ -24,6 +24,17 @@ def _members(union: Any) -> tuple[type[BaseModel], ...]:
 _SERVER_TO_DEVICE = _members(messages.ServerMessage)
 _DEVICE_TO_SERVER = _members(messages.DeviceMessage)
 _RUN_EVENTS = _members(control.RunEvent)
+MESSAGES: tuple[type[BaseModel], ...] = (
+    messages.DeviceStatus,
+    messages.DeviceProfile,
+    messages.ServerStatus,
+    *_SERVER_TO_DEVICE,
+    *_DEVICE_TO_SERVER,
+    requests.RunRequest,
+    requests.SteerRequest,
+    *_RUN_EVENTS,
+)
+"""Every message that is JSON; the others are three kinds of bytes."""
 _PARAMETERS = {
     "fleet": "name of the fleet",
     "device": "id of the device",
@@ -108,18 +119,8 @@ def document() -> dict[str, Any]:
     Returns:
         An AsyncAPI 3.0 document as plain JSON values, seen from the server.
     """
-    models: tuple[type[BaseModel], ...] = (
-        messages.DeviceStatus,
-        messages.DeviceProfile,
-        messages.ServerStatus,
-        *_SERVER_TO_DEVICE,
-        *_DEVICE_TO_SERVER,
-        requests.RunRequest,
-        requests.SteerRequest,
-        *_RUN_EVENTS,
-    )
     schemas: dict[str, Any] = {}
-    for model in models:
+    for model in MESSAGES:
         schemas.update(model.model_json_schema(ref_template="#/components/schemas/{model}").get("$defs", {}))
     key = "number of the epoch (4 bytes), and the key of 32 bytes, sealed (magic SHS2)."
     sent = {"deviceTask", "deviceKey", "blob", "serverStatus", "serverEvents"}
@@ -146,7 +147,7 @@ def document() -> dict[str, Any]:
         },
         "components": {
             "messages": {
-                **{model.__name__: _message(model) for model in models},
+                **{model.__name__: _message(model) for model in MESSAGES},
                 "BlobChunk": _chunk("One chunk of a blob on its way to the devices."),
                 "UploadChunk": _chunk("One chunk of an update on its way to the server."),
                 "GroupKey": _binary("GroupKey", "The key under which a device reads blobs.", key),

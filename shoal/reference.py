@@ -1,22 +1,27 @@
-"""The reference of the configuration files, made from the models that read them: every key, its values, its default.
+"""The reference, made from the code: every key of a file, a message or a manifest, every command and its options.
 
-``python -m shoal.reference FOLDER`` (``make docs``) writes a page for each file into a folder.
+``python -m shoal.reference FOLDER`` (``make docs``) writes its pages into a folder.
 """
 
 import inspect
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_args
 
+import typer
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from broker_server.settings.fleet import FleetConfig
 from device_runtime.settings import DeviceConfig
+from fleet_protocol import asyncapi
+from fleet_protocol.manifest import Manifest
+from shoal.cli.main import app
 from shoal.flash.settings import FlashConfig
 from simulation.settings import SimulationConfig
 
@@ -29,7 +34,11 @@ FILES: Mapping[str, tuple[type[BaseModel], str]] = MappingProxyType(
     }
 )
 _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
-_CHOICE = {"kind": "chooses this form of the table."}
+_CHOICE = {
+    "kind": "chooses this form of the table.",
+    "type": "says which message it is.",
+    "schema_version": "of the protocol.",
+}
 _NAMES = {"number": "number", "integer": "whole number", "string": "text", "boolean": "true or false", "null": "none"}
 
 
@@ -57,19 +66,81 @@ def keys_of(model: type[BaseModel]) -> Iterator[Key]:
     yield from _keys(model, "")
 
 
-def page(name: str) -> str:
-    """The page of a file, a key of `FILES`, as Markdown."""
-    model, about = FILES[name]
-    lines = [f"# {name}", "", f"{about} Made from the code by `make docs`.", ""]
+def _tables(model: type[BaseModel], top: str, level: str = "##") -> Iterator[str]:
+    """A table of keys for each table of a model, with its heading, which for the first may be empty."""
     table = None
     for key in keys_of(model):
         if key.table != table:
             table = key.table
-            title = f"`{table}`" if table else "Top of the file"
-            lines += ["", f"## {title}", "", "| key | values | default | what it is |", "|---|---|---|---|"]
-        cells = (f"`{key.name}`", key.values, key.default, key.about)
-        lines.append(f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |")
-    return "\n".join([*lines, ""]).replace("\n\n\n", "\n\n")
+            title = f"`{table}`" if table else top
+            yield from ["", f"{level} {title}", ""] if title else [""]
+            yield from ["| key | values | default | what it is |", "|---|---|---|---|"]
+        yield _row(f"`{key.name}`", key.values, key.default, key.about)
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cell.replace('|', '&#124;') for cell in cells)} |"
+
+
+def _file(name: str) -> Iterator[str]:
+    model, about = FILES[name]
+    yield from [f"# {name}", "", f"{about} Made from the code by `make docs`.", ""]
+    yield from _tables(model, "Top of the file")
+
+
+def _manifest() -> Iterator[str]:
+    yield from ["# manifest.json", "", "What an artifact set says of itself. Made from the code by `make docs`.", ""]
+    yield from _tables(Manifest, "Top of the file")
+
+
+def _messages() -> Iterator[str]:
+    document = asyncapi.document()
+    about = "What a server and its devices say to each other over MQTT 5."
+    models = {model.__name__: model for model in asyncapi.MESSAGES}
+    yield from ["# Messages", "", f"{about} Made from the code by `make docs`."]
+    yield "The same for machines: [asyncapi.json](../asyncapi.json)."
+    for name, message in document["components"]["messages"].items():
+        topics = [f"`{each['address']}`" for each in document["channels"].values() if name in each["messages"]]
+        about = message.get("description", message["summary"])
+        yield from ["", f"## {name}", "", f"{about} Topic: {', '.join(topics)}."]
+        if name in models:
+            yield from _tables(models[name], "", "###")
+
+
+def commands(command: Any = None, path: str = "shoal") -> Iterator[tuple[str, str, list[tuple[str, str]]]]:
+    """Every command and group of the command line.
+
+    Args:
+        command: where to begin; the whole command line without one.
+        path: how that is called.
+
+    Yields:
+        What is typed, its help, and its arguments and options, each as it is typed and what it is.
+    """
+    command = command or typer.main.get_command(app)
+    context = command.context_class(command, info_name=path)
+    yield path, inspect.cleandoc(command.help or ""), [item.get_help_record(context) for item in command.params]
+    for name in sorted(getattr(command, "commands", ())):
+        yield from commands(command.resolve_command(context, [name])[1], f"{path} {name}")
+
+
+def _cli() -> Iterator[str]:
+    yield from ["# Commands", "", "What `shoal` can be told. Made from the code by `make docs`.", ""]
+    for path, about, options in commands():
+        yield from ["", f"## {path}", "", about.replace("\b", "")]
+        if options:
+            yield from ["", "| argument or option | what it is |", "|---|---|"]
+            yield from (_row(f"`{typed}`", meaning) for typed, meaning in options)
+
+
+PAGES: Mapping[str, Callable[[], Iterator[str]]] = MappingProxyType(
+    {**{name: partial(_file, name) for name in FILES}, "manifest": _manifest, "messages": _messages, "cli": _cli}
+)
+
+
+def page(name: str) -> str:
+    """A page of the reference, a key of `PAGES`, as Markdown."""
+    return re.sub(r"\n{3,}", "\n\n", "\n".join([*PAGES[name](), ""]))
 
 
 def _keys(model: type[BaseModel], table: str) -> Iterator[Key]:
@@ -162,5 +233,5 @@ def _toml(value: Any) -> str:
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
-    for each in FILES:
+    for each in PAGES:
         (folder / f"{each}.md").write_text(page(each), encoding="utf-8")

@@ -41,6 +41,7 @@ def grouped(options: type[Options]) -> Callable[[Callable[[Options], None]], Cal
         signature = inspect.Signature([parameter(field) for field in fields(options)])  # type: ignore[arg-type]
         command.__signature__ = signature  # type: ignore[attr-defined]
         command.__annotations__ = hints
+        command.__doc__ = function.__doc__
         return command
 
     return decorate
