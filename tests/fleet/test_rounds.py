@@ -126,7 +126,7 @@ def test_without_quorum_a_round_is_abandoned_and_the_run_says_so(ground, mosquit
             lambda event: isinstance(event, control.RoundStarted),
             lambda: [process.send_signal(signal.SIGSTOP) for process in fleet.processes.values()],
         )
-        config = ground.config(mosquitto.url, deadline_seconds=1.0, retries=1, wait_seconds=5.0)
+        config = ground.config(mosquitto.url, deadline_seconds=1.0, retries=1)
         finished = run(config, watcher)
         for process in fleet.processes.values():
             process.send_signal(signal.SIGCONT)

@@ -240,4 +240,5 @@ def test_an_operator_acts_once_it_is_confirmed(tmp_path, opened):
         show(page, "")
         page.get_by_text("promote 2, on the page, from 127.0.0.1").first.wait_for()
         assert asked == [("pause", RUN)]
+        page.close()  # it would look for a server that ends
         opened.complaints[:] = [text for text in opened.complaints if "409" not in text]  # the refusal, by Chromium
