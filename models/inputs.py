@@ -49,22 +49,13 @@ class Row:
         return (), {**kwargs, **self.parts(*args)}
 
     def parts(self, x: Any) -> dict[str, Any]:
-        """Rows taken apart, whole numbers as int64.
-
-        Args:
-            x: a tensor [batch, *shape].
-        """
+        """Rows [batch, *shape] taken apart, whole numbers as int64."""
         flat = x.flatten(1) if x.dim() > 1 else x[:, None]
         parts = {name: flat[:, place].reshape(x.shape[0], *self.shapes[name]) for name, place in self._places()}
         return {name: part.long() if self.dtypes[name] == "int64" else part for name, part in parts.items()}
 
     def with_tokens(self, x: Any, vocabulary: int) -> Any:
-        """Random rows with whole numbers below a bound where they belong.
-
-        Args:
-            x: a float tensor [batch, numbers], changed in place.
-            vocabulary: the bound.
-        """
+        """Random rows, float [batch, numbers], with whole numbers below a bound where they belong, changed in place."""
         for name, place in self._places():
             if self.dtypes[name] == "int64":
                 part = x[:, place] if self.named else x

@@ -157,11 +157,6 @@ def _units(layout: Layout, plan: Plan, item: Parameter | Statistic) -> list[Mapp
 def regions(layout: Layout, plan: Plan, parameter: Parameter) -> tuple[Region, ...]:
     """List the boxes of a parameter that a plan keeps.
 
-    Args:
-        layout: the global model.
-        plan: the plan.
-        parameter: one of the layout's parameters.
-
     Returns:
         Pairs of an index into the global tensor and the index of the same entries in the local one. Both are
         tuples of slices, unless the kept units are so scattered that the boxes would be tiny: then there is one

@@ -114,14 +114,7 @@ def table_folder(out: Path, experiment: Experiment, scale: Scale) -> Path:
 def jobs(
     experiment: Experiment, scale: Scale, out: Path, part: Part | None = None, *, engine: EngineTable | None = None
 ) -> tuple[Job, ...]:
-    """What is to be run for a table.
-
-    Args:
-        experiment: the table.
-        scale: at which scale.
-        out: folder of all results, absolute.
-        part: of the table; what the scale has by default if omitted.
-        engine: what computes.
+    """What is to be run for a table, or for a part of it, with results below an absolute folder.
 
     Returns:
         One job for each arm and seed, seed by seed, so that a table that is cut short has all arms of its first seeds.

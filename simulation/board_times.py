@@ -18,13 +18,7 @@ _FLOAT_BYTES = 4
 
 
 class BoardTimes:
-    """The times of every device.
-
-    Args:
-        clock: types and links.
-        kinds: kind of every device, in the order of their numbers.
-        layout: the global model.
-        seed: of the run, which loads and links change by.
+    """The times of every device, whose kinds stand in the order of their numbers.
 
     Raises:
         ConfigError: the clock has no such type or link.

@@ -77,15 +77,7 @@ class _Counted:
 
 
 class VirtualDispatcher:
-    """Asks virtual devices.
-
-    Args:
-        fleet: the devices, and how long they take.
-        engine: computes their tasks.
-        records: where they are written down.
-        group: tasks of one tier that a worker does together.
-        stopping: set when the simulation shall stop.
-    """
+    """Asks virtual devices; `group` tasks of one tier are given to a worker together."""
 
     def __init__(
         self, fleet: VirtualFleet, engine: Engine, records: Records, *, group: int, stopping: threading.Event

@@ -27,14 +27,7 @@ class PooledCnn(nn.Module):
         classes: int,
         rate: float,
     ) -> None:
-        """Make the network.
-
-        Args:
-            input_shape: (channels, height, width) of one sample.
-            channels: output channels of each convolution.
-            hidden: units of each hidden linear layer.
-            classes: logits.
-            rate: width share for the Scaler after each hidden layer; 1 for none.
+        """Make the network for samples (channels, height, width).
 
         Raises:
             ConfigError: if there is no convolution, or pooling leaves nothing of the sample.

@@ -19,13 +19,7 @@ class LeNet5(nn.Module):
     """Two convolutions with pooling, three linear layers."""
 
     def __init__(self, input_shape: tuple[int, ...], sizes: tuple[int, ...], classes: int, rate: float) -> None:
-        """Make the network.
-
-        Args:
-            input_shape: (channels, height, width) of one sample.
-            sizes: channels of the two convolutions, units of the two hidden linear layers.
-            classes: logits.
-            rate: width share for the Scaler after each hidden layer; 1 for none.
+        """Make the network for samples (channels, height, width); `sizes` are those of the layers before the head.
 
         Raises:
             ConfigError: if the sample is too small.

@@ -10,17 +10,9 @@ from models.zoo.layers import Scaler, zero_linear_biases
 
 
 class Mlp(nn.Module):
-    """Linear layers with ReLU between them."""
+    """Linear layers with ReLU and a Scaler between them."""
 
     def __init__(self, inputs: int, hidden: tuple[int, ...], classes: int, rate: float) -> None:
-        """Make the network.
-
-        Args:
-            inputs: entries of one sample.
-            hidden: units of each hidden layer.
-            classes: logits.
-            rate: width share for the Scaler after each hidden layer; 1 for none.
-        """
         super().__init__()
         sizes = (inputs, *hidden)
         self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes, hidden, strict=False))

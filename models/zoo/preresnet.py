@@ -59,7 +59,10 @@ class PreActivationBlock(nn.Module):
 
 
 class PreResNet(nn.Module):
-    """A convolution, stages of blocks, a last norm, global average pooling and a linear classifier."""
+    """A convolution, stages of blocks, a last norm, global average pooling and a linear classifier.
+
+    Channels are those of the residual stream, by stage, and of the blocks inside, by stage and block.
+    """
 
     def __init__(
         self,
@@ -69,15 +72,6 @@ class PreResNet(nn.Module):
         classes: int,
         norming: Norming,
     ) -> None:
-        """Make the network.
-
-        Args:
-            input_channels: channels of one sample.
-            streams: channels of the residual stream, by stage.
-            inners: channels between the convolutions of each block, by stage and block.
-            classes: logits.
-            norming: as in `ScaledNorm`.
-        """
         super().__init__()
         self.conv1 = nn.Conv2d(input_channels, streams[0], 3, padding=1, bias=False)
         self.blocks = nn.ModuleList()

@@ -161,9 +161,6 @@ def encoder_layers(cut: Cut, blocks: int, embed: int, shape: LayerShape, style: 
         embed: units of the residual stream to build, what `Cut.width` returned.
         shape: of each layer in the global model.
         style: of all layers.
-
-    Returns:
-        The layers.
     """
 
     def kept(number: int) -> LayerShape:

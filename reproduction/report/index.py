@@ -26,13 +26,9 @@ How to run a table is in [simulation](../simulation.md)."""
 
 
 def write_index(folder: Path, tables: Mapping[str, Experiment]) -> Path:
-    """Write every table's Markdown again, and ``README.md`` from all of them.
+    """Write every table's Markdown again, in the folder of its name, and ``README.md`` from all of them.
 
     What was written when a table stated something else is set aside as it is, and not judged by what is stated now.
-
-    Args:
-        folder: of the tables, each in a folder of its name.
-        tables: by name.
 
     Raises:
         DataError: a stored table is damaged.

@@ -25,13 +25,7 @@ class Written:
 
 
 def write_table(experiment: Experiment, scale: Scale, results: Sequence[ArmResult], folder: Path) -> Written:
-    """Write everything; figures that are there of other arms and seeds stay, if the table stated the same then.
-
-    Args:
-        experiment: the table.
-        scale: at which scale it was run.
-        results: the complete runs, at least one.
-        folder: where to; it is made.
+    """Write the figures of complete runs, at least one; those of others stay, if the table stated the same then.
 
     Raises:
         StorageError: a file cannot be written.

@@ -40,12 +40,7 @@ def _layout(payload_bytes: int) -> Layout:
 
 
 def write_architecture(root: Path, payload_bytes: int) -> None:
-    """Write an artifact folder of one tier, the whole model.
-
-    Args:
-        root: folder to write to; the architecture is named ``bench``.
-        payload_bytes: of its parameters, nearly.
-    """
+    """Write an artifact folder of one tier, the whole model, whose parameters have nearly so many bytes."""
     layout = _layout(payload_bytes)
     tier = layout.tier(1.0)
     folder = root / ARCH / tier.id

@@ -29,14 +29,7 @@ def device_name(index: int) -> str:
 
 @contextlib.contextmanager
 def device_processes(kind: str, fleet: str, broker: str, devices: int, processes: int) -> Iterator[Counter[str]]:
-    """Devices that live as long as the context.
-
-    Args:
-        kind: ``light`` or ``bare``.
-        fleet: name of the fleet.
-        broker: its address.
-        devices: how many.
-        processes: to spread them over.
+    """Devices, ``light`` or ``bare`` ones, in processes that live as long as the context.
 
     Yields:
         Bytes of payloads and topics that the devices exchanged, by kind of topic and way; filled at the end.

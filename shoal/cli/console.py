@@ -34,13 +34,7 @@ def print_json(value: Any) -> None:
 
 
 def print_rows(title: str, rows: Sequence[Mapping[str, str]], *, empty: str) -> None:
-    """Print a table whose columns are the keys of the first row.
-
-    Args:
-        title: above the table.
-        rows: cells by column, already formatted; a [word] in a cell is no markup.
-        empty: what to say when there is nothing to show.
-    """
+    """Print a table whose columns are the keys of the first row; a [word] in a cell is no markup."""
     console = output_console()
     if not rows:
         console.print(empty)

@@ -93,10 +93,7 @@ class DemoConfig(FrozenModel):
 
 
 def read_demos(path: Path | None) -> DemoConfig:
-    """Read what the demos do.
-
-    Args:
-        path: a file like ``shoal/cli/demo.toml``, or None for that file itself.
+    """Read what the demos do, from a file or else from ``shoal/cli/demo.toml``.
 
     Raises:
         ConfigError: the file is missing or wrong.
@@ -225,17 +222,7 @@ def _free_port() -> int:
 
 
 def run_demo(data: str, preset: Preset, seed: int, runs: Path, broker: str = "embedded") -> Report:
-    """Export, start a fleet on this machine, train it, and write a report.
-
-    Args:
-        data: name of the data set.
-        preset: what to do.
-        seed: of the split, the initial weights and the shuffling.
-        runs: folder in which the demo makes a folder of its own.
-        broker: ``embedded``, or the address of a running broker.
-
-    Returns:
-        The report; its files lie in the demo's folder.
+    """Export, start a fleet on this machine, train it, and write a report into a new folder of `runs`.
 
     Raises:
         ShoalError: something the demo needs is missing, or a run failed.

@@ -7,13 +7,7 @@ from shoal.cli.extras import needs
 
 
 def listing(what: str, text: str | None, *, group: bool = False) -> typer.Typer:
-    """A command that lists something.
-
-    Args:
-        what: name of a `Shown` in `shoal.cli.stored`, which is imported when it is used.
-        text: the help.
-        group: let it have commands of its own beside.
-    """
+    """A command that shows a `Shown` of `shoal.cli.stored`, imported when it is used; a group has more beside it."""
     made = typer.Typer(add_completion=False, invoke_without_command=group, help=text)
 
     def _list(

@@ -52,15 +52,7 @@ def _toml(fleet: str, broker: str, folder: Path, device: LocalDevice, holdout: f
 
 
 class LocalFleet:
-    """Agents of one thread that run while the context is open; each writes ``<folder>/<name>.log``.
-
-    Args:
-        folder: for configurations, logs and state.
-        fleet: name of the fleet.
-        broker: its address.
-        devices: what to start.
-        holdout: share of each device's samples kept for evaluation.
-    """
+    """Agents of one thread that run while the context is open; each writes ``<folder>/<name>.log``."""
 
     def __init__(
         self,

@@ -70,13 +70,7 @@ def serve(fleet: str, store: Path, broker: BrokerConfig, view: ViewConfig | None
 
 
 def steer_run(settings: FleetConfig, wish: Wish, run: str, done: str) -> None:
-    """Hold, end or go on with the run in progress, and say so.
-
-    Args:
-        settings: of the fleet.
-        wish: what to do.
-        run: id of the run, or its beginning; empty for the one in progress.
-        done: what becomes of the run, for the operator.
+    """Hold, end or go on with a run, by the beginning of its id or the one in progress, and say what becomes of it.
 
     Raises:
         ShoalError: no server answers, or no such run is in progress.

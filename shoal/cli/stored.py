@@ -1,4 +1,4 @@
-"""What is stored of a run, as tables and as JSON."""
+"""What is stored of a run, as tables and as JSON; `run` is its id or the beginning of that, None for the newest."""
 
 import io
 import json
@@ -50,13 +50,7 @@ class Shown(Generic[_View]):
     draw: Callable[[_View], None]
 
     def show(self, store: Path, run: str | None, *, as_json: bool, watch: bool = False) -> None:
-        """Print it.
-
-        Args:
-            store: folder of the store.
-            run: id of the run, or its beginning; None for the newest.
-            as_json: print JSON; one line each time where it is watched.
-            watch: see `watched`; a terminal shows the newest alone.
+        """Print it of a run (None for the newest); watched, each time it changes, as JSON on a line of its own.
 
         Raises:
             ConfigError: the store has no such run.
@@ -76,11 +70,6 @@ class Shown(Generic[_View]):
 
 def watched(opened: Store, run: str | None, look: Callable[[Store, str | None], _View]) -> Iterator[_View]:
     """What a look finds, again whenever the store was written, until the run has ended or the operator interrupts.
-
-    Args:
-        opened: the store.
-        run: id of the run, or its beginning; None for one that never ends.
-        look: at the store, with the run.
 
     Raises:
         ConfigError: the store has no such run.
@@ -241,11 +230,7 @@ VERSIONS = Shown(versions, _draw_versions)
 
 
 def comparison(other: str) -> Shown[queries.Comparison]:
-    """A run beside another one.
-
-    Args:
-        other: id of the other run, or its beginning.
-    """
+    """A run beside another one."""
     return Shown(lambda opened, run: queries.compare(opened, run or "", other), _draw_comparison)
 
 
@@ -261,14 +246,9 @@ def _draw_comparison(view: queries.Comparison) -> None:
 
 
 def show_log(store: Path, run: str | None, *, last: int, as_json: bool, follow: bool) -> None:
-    """Show what the server noted.
+    """Show the last lines that the server noted of a run, or of all.
 
-    Args:
-        store: folder of the store.
-        run: id of the run, or its beginning; None for everything.
-        last: so many of the newest lines.
-        as_json: print JSON; one object a line where it is followed.
-        follow: go on with what comes, until the run has ended or the user interrupts.
+    Followed, it goes on with what comes, until the run has ended or the user interrupts.
 
     Raises:
         ConfigError: the store has no such run.

@@ -170,11 +170,7 @@ class FlashConfig(FrozenModel):
 
 
 def load_flash_config(path: Path, changes: Mapping[str, Any] = MappingProxyType({})) -> FlashConfig:
-    """Read flash.toml.
-
-    Args:
-        path: the file.
-        changes: keys at its top that are others for this board.
+    """Read flash.toml; `changes` are keys at its top that are others for this board.
 
     Raises:
         ConfigError: it is wrong, or names something that is not there.

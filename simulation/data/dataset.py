@@ -54,15 +54,7 @@ class Dataset:
 
 
 def dataset_folder(root: Path | None, name: str, holds: str) -> Path:
-    """Find the folder of a data set that is not shipped.
-
-    Args:
-        root: folder of the data sets, None if nobody named one.
-        name: the set's folder in it.
-        holds: what the folder must hold, for the message.
-
-    Returns:
-        The folder; it need not exist.
+    """The folder of a data set that is not shipped, which need not exist; the message says what it must hold.
 
     Raises:
         DataError: nobody named the root.
@@ -103,14 +95,7 @@ def read_packed(path: Path) -> bytes:
 
 
 def evenly(count: int, limit: int | None) -> NDArray[np.int64]:
-    """Choose samples for a trial, evenly spread over a set that may be sorted by label.
-
-    Args:
-        count: samples in the set.
-        limit: samples to choose at most; all if omitted.
-
-    Returns:
-        Ascending indices.
+    """Ascending indices of at most so many samples, evenly spread over a set that may be sorted by label.
 
     Raises:
         ConfigError: the limit is below 1.

@@ -43,33 +43,16 @@ class RemoteFile:
         return self.url.rpartition("/")[2]
 
 
-_MNIST = "https://ossci-datasets.s3.amazonaws.com/mnist"
+_MNIST = (
+    ("train-images-idx3", 47_040_016, "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db"),
+    ("train-labels-idx1", 60_008, "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5"),
+    ("t10k-images-idx3", 7_840_016, "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7"),
+    ("t10k-labels-idx1", 10_008, "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2"),
+)
+_MIRROR = "https://ossci-datasets.s3.amazonaws.com/mnist"
 
 SOURCES: Mapping[str, tuple[RemoteFile, ...]] = MappingProxyType(
-    {
-        "mnist": (
-            RemoteFile(
-                f"{_MNIST}/train-images-idx3-ubyte.gz",
-                47_040_016,
-                "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
-            ),
-            RemoteFile(
-                f"{_MNIST}/train-labels-idx1-ubyte.gz",
-                60_008,
-                "65a50cbbf4e906d70832878ad85ccda5333a97f0f4c3dd2ef09a8a9eef7101c5",
-            ),
-            RemoteFile(
-                f"{_MNIST}/t10k-images-idx3-ubyte.gz",
-                7_840_016,
-                "0fa7898d509279e482958e8ce81c8e77db3f2f8254e26661ceb7762c4d494ce7",
-            ),
-            RemoteFile(
-                f"{_MNIST}/t10k-labels-idx1-ubyte.gz",
-                10_008,
-                "ff7bcfd416de33731a308c3f266cc351222c34898ecbeaf847f06e48f7ec33f2",
-            ),
-        )
-    }
+    {"mnist": tuple(RemoteFile(f"{_MIRROR}/{stem}-ubyte.gz", size, sha256) for stem, size, sha256 in _MNIST)}
 )
 """What `fetch` can download, by data set."""
 

@@ -1,7 +1,8 @@
 """Image data sets: digits, MNIST, CIFAR-10 and CIFAR-100, normalised as HeteroFL does (specification 1.8).
 
 Krizhevsky: "Learning Multiple Layers of Features from Tiny Images", 2009. The specification gives one normalisation for
-both sets of CIFAR.
+both sets of CIFAR. A loader finds its files in the folder of its name below the root; a limit chooses at most so many
+samples of each split, evenly spread. Either set of CIFAR takes 740 MB.
 """
 
 import importlib
@@ -67,10 +68,6 @@ def digits(_root: Path | None) -> Dataset:
 def mnist(root: Path | None, *, limit: int | None = None) -> Dataset:
     """Load MNIST from its four gzipped IDX files.
 
-    Args:
-        root: folder that holds ``mnist/``.
-        limit: samples of each split at most, evenly spread; all if omitted.
-
     Returns:
         60,000 and 10,000 images, float32 [n, 1, 28, 28], 10 classes.
 
@@ -94,10 +91,6 @@ def cifar10(root: Path | None, *, limit: int | None = None) -> Dataset:
     """Load CIFAR-10 from one npz file of JPEG images for each split; needs Pillow.
 
     Image i of a file is ``jpeg[offset[i]:offset[i + 1]]``.
-
-    Args:
-        root: folder that holds ``cifar10/``.
-        limit: samples of each split at most, evenly spread; all if omitted. All take 740 MB.
 
     Returns:
         50,000 and 10,000 images, float32 [n, 3, 32, 32], 10 classes.
@@ -139,10 +132,6 @@ def cifar100(root: Path | None, *, limit: int | None = None) -> Dataset:
     """Load CIFAR-100 with its 100 fine labels, from the two files of its binary version.
 
     A record is one byte for the coarse label, one for the fine label, and 32 x 32 pixels of red, then green, then blue.
-
-    Args:
-        root: folder that holds ``cifar100/`` with ``train.bin`` and ``test.bin``, gzipped or not.
-        limit: samples of each split at most, evenly spread; all if omitted. All take 740 MB.
 
     Returns:
         50,000 and 10,000 images, float32 [n, 3, 32, 32], 100 classes.

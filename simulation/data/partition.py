@@ -82,10 +82,6 @@ class Shards:
     def split(self, targets: Targets, seed: int) -> list[NDArray[np.int64]]:
         """Cut every class into shards and hand them out at random.
 
-        Args:
-            targets: labels of the set, int64 [n].
-            seed: of the draw.
-
         Returns:
             One sorted array of indices per device. Each shard goes to one device at most.
 

@@ -60,11 +60,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, texts: Iterable[str], size: int) -> "Vocabulary":
-        """Count words; equally frequent ones are taken in alphabetical order.
-
-        Args:
-            texts: the training texts.
-            size: number of token ids, padding and unknown words included.
+        """Count words, for so many ids with padding and unknown words; equally frequent ones in alphabetical order.
 
         Raises:
             ConfigError: there is no room for a single word.
@@ -79,15 +75,7 @@ class Vocabulary:
         return len(self.ids) + 2
 
     def encode(self, texts: Sequence[str], length: int) -> NDArray[np.int64]:
-        """Turn texts into ids.
-
-        Args:
-            texts: the texts.
-            length: ids of each; longer texts are cut, shorter ones padded.
-
-        Returns:
-            int64 [texts, length].
-        """
+        """Turn texts into ids, int64 [texts, length]; longer texts are cut, shorter ones padded."""
         out = np.full((len(texts), length), PAD, np.int64)
         for row, text in zip(out, texts, strict=True):
             ids = [self.ids.get(word, UNKNOWN) for word in split_words(text)[:length]]
@@ -96,14 +84,7 @@ class Vocabulary:
 
 
 def encode_pieces(texts: Sequence[str], length: int) -> NDArray[np.int64]:
-    """Turn texts into the ids of MiniLM's word pieces, between its start and end symbols.
-
-    Args:
-        texts: the texts.
-        length: ids of each; longer texts are cut, shorter ones padded with 0.
-
-    Returns:
-        int64 [texts, length].
+    """Turn texts into ids of MiniLM's word pieces between its start and end symbols, int64 [texts, length].
 
     Raises:
         ConfigError: the tokenizers library or the MiniLM package is missing.

@@ -17,12 +17,7 @@ _Window = NDArray[np.float32]
 
 
 def windows(signal: NDArray[np.float32], size: int, step: int) -> NDArray[np.float32]:
-    """Cut a recording into windows.
-
-    Args:
-        signal: float32 [time, channels].
-        size: time steps of a window.
-        step: time steps from the start of one to the start of the next.
+    """Cut a recording, float32 [time, channels], into windows of so many time steps, one every `step`.
 
     Returns:
         float32 [n, channels, size]; what is left at the end is dropped, so n may be 0.

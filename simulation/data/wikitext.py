@@ -20,15 +20,7 @@ UNKNOWN_TOKEN, END = 0, 1
 
 
 def token_ids(lines: Iterable[str], known: Mapping[str, int]) -> NDArray[np.int64]:
-    """Turn lines into one stream of token ids, each line closed by `END`.
-
-    Args:
-        lines: text whose tokens are separated by white space.
-        known: id of each token.
-
-    Returns:
-        int64 [tokens].
-    """
+    """Turn lines into one stream of the ids of their words, int64 [tokens], each line closed by `END`."""
     return np.array([known.get(word, UNKNOWN_TOKEN) for line in lines for word in (*line.split(), "<eos>")], np.int64)
 
 
@@ -36,11 +28,6 @@ def chunks(stream: NDArray[np.int64], rows: int, length: int) -> tuple[NDArray[n
     """Cut a stream of tokens into equal rows of consecutive text, and each row into chunks.
 
     A last short chunk of a row is dropped, since a graph has one length; the released code trains on it too.
-
-    Args:
-        stream: int64 [tokens].
-        rows: number of rows.
-        length: tokens of a chunk.
 
     Returns:
         The chunks, int64 [rows * chunks, length], row after row, and the row of each, int64 [rows * chunks].
@@ -57,17 +44,7 @@ def chunks(stream: NDArray[np.int64], rows: int, length: int) -> tuple[NDArray[n
 
 
 def mask_tokens(tokens: NDArray[np.int64], rate: float, symbol: int, seed: int) -> NDArray[np.int64]:
-    """Replace each token by the mask symbol with some probability.
-
-    Args:
-        tokens: int64 of any shape.
-        rate: the probability.
-        symbol: token id of the mask symbol.
-        seed: of the draw.
-
-    Returns:
-        New tokens of the same shape.
-    """
+    """Replace each token by the mask symbol with some probability; returns new ones of the same shape, int64."""
     return np.where(np.random.default_rng(seed).random(tokens.shape) < rate, symbol, tokens)
 
 

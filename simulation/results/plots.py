@@ -78,18 +78,10 @@ def over_rounds(
 
 
 def accuracy_over_time(curves: Sequence[Curve], *, targets: Iterable[float] = (), title: str = "") -> Figure:
-    """Test accuracy of the merged model over emulated time.
+    """Test accuracy of the merged model over emulated time; each of the targets, in [0, 1], is a line.
 
     Seeds reach a round at different times, so their accuracies are interpolated between rounds, and shown as far as
     every seed goes.
-
-    Args:
-        curves: what to show.
-        targets: accuracies to mark with a line each, in [0, 1].
-        title: above the plot.
-
-    Returns:
-        A figure.
 
     Raises:
         DataError: no curve has an evaluated round.
@@ -140,14 +132,7 @@ def tier_counts(rows: Sequence[RoundRow], *, title: str = "") -> Figure:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write a figure.
-
-    Args:
-        figure: what one of the functions here returned.
-        path: where to; the suffix says the format: ``.png``, ``.svg`` or ``.pdf``.
-
-    Returns:
-        The path.
+    """Write a figure in the format of the path's suffix, ``.png``, ``.svg`` or ``.pdf``, and return the path.
 
     Raises:
         StorageError: the file cannot be written.

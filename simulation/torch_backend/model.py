@@ -79,12 +79,7 @@ def make_model(
 
 
 def used_parameters(module: nn.Module, manifest: Manifest) -> frozenset[str]:
-    """The names of the parameters that the logits depend on.
-
-    Args:
-        module: in mode train; torch's random state is left as it was.
-        manifest: of its artifact set.
-    """
+    """The parameters that the logits of a module in mode train depend on; torch's random state stays as it was."""
     parameters = dict(module.named_parameters())
     dtype = torch.int64 if manifest.input_dtype == "int64" else torch.float32
     with torch.random.fork_rng(devices=[]):

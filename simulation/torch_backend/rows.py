@@ -83,13 +83,7 @@ class Layout:
 
     @classmethod
     def of(cls, shapes: Mapping[str, tuple[int, ...]], used: frozenset[str], *, channels_last: bool) -> "Layout":
-        """Lay parameters out.
-
-        Args:
-            shapes: of the parameters by name.
-            used: names of those the loss depends on.
-            channels_last: whether to store the weights of image convolutions that way.
-        """
+        """Lay parameters out, those that the loss uses first; image convolutions channels-last if that is wanted."""
         places: list[Place] = []
         start = trained = 0
         for name in sorted(shapes, key=lambda name: name not in used):

@@ -11,11 +11,7 @@ from trainer_export.traced_program import Trace
 
 
 def infer_part(evaluation: Trace) -> Trace:
-    """The output of a batch; inputs as of `trace_forward`.
-
-    Args:
-        evaluation: of the same model, from `evaluate.trace_eval`: to trace a model once is enough.
-    """
+    """The output of a batch, out of `evaluate.trace_eval` of the same model; inputs as of `trace_forward`."""
     heads = [port.name for port in evaluation.outputs if port.name.partition(".")[0] == "logits"]
     return evaluation.part("infer", heads, ["y", "mask"])
 
