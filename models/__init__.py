@@ -6,7 +6,7 @@ from models.cut import Cut
 from models.dims import Dim
 from models.draws import Window
 from models.layout import Layout, Parameter, Statistic
-from models.plan import Plan, compile_plan, make_plan, regions, scatter, scatter_add, slice_weights
+from models.plan import Plan, compile_plan, make_plan, slice_weights
 from models.registry import Registry, infer_layout
 from models.slicing import CompiledPlan, Region
 from models.tier import Tier
@@ -31,8 +31,5 @@ __all__ = [
     "compile_plan",
     "infer_layout",
     "make_plan",
-    "regions",
-    "scatter",
-    "scatter_add",
     "slice_weights",
 ]

@@ -1,8 +1,7 @@
 """Plans: for one tier in one round, the kept blocks and the kept units of every axis.
 
-`make_plan` draws a plan; `slice_weights` applies it to the global weights; `scatter` and `scatter_add` carry a
-sub-model's tensors back. All three move runs of consecutive units with plain strided copies; `compile_plan`
-finds those runs once for many updates.
+`make_plan` draws a plan; `compile_plan` finds the runs of consecutive units that it keeps, once for many updates, which
+plain strided copies then move: `slice_weights` out of the global weights, `CompiledPlan.scatter_add` back.
 """
 
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from fleet_protocol.errors import PlanError
 from models.axes import Axis, AxisKind
 from models.draws import Indices, PlanKind, Window, random_units, rolling_units
 from models.layout import STEM, Layout, Parameter, Statistic
-from models.slicing import CompiledPlan, Region, Rows, Tensors, compile_tensor, tensor_regions
+from models.slicing import CompiledPlan, compile_tensor
 from models.tier import Tier
 
 
@@ -154,17 +153,6 @@ def _units(layout: Layout, plan: Plan, item: Parameter | Statistic) -> list[Mapp
     ]
 
 
-def regions(layout: Layout, plan: Plan, parameter: Parameter) -> tuple[Region, ...]:
-    """List the boxes of a parameter that a plan keeps.
-
-    Returns:
-        Pairs of an index into the global tensor and the index of the same entries in the local one. Both are
-        tuples of slices, unless the kept units are so scattered that the boxes would be tiny: then there is one
-        pair of open meshes (`numpy.ix_`). No entry occurs twice.
-    """
-    return tensor_regions(compile_tensor(layout, parameter.name, parameter.dims, _units(layout, plan, parameter)))
-
-
 def slice_weights(
     layout: Layout, plan: Plan | CompiledPlan, weights: Mapping[str, NDArray[Any]]
 ) -> dict[str, NDArray[Any]]:
@@ -181,55 +169,5 @@ def slice_weights(
     Raises:
         PlanError: if a kept parameter is missing or has another shape.
     """
-    return _compiled(layout, plan).slice(weights)
-
-
-def scatter(
-    layout: Layout,
-    plan: Plan | CompiledPlan,
-    sub: Mapping[str, NDArray[Any]],
-    onto: Mapping[str, NDArray[Any]],
-) -> dict[str, NDArray[Any]]:
-    """Write a sub-model's tensors back into copies of global ones; the inverse of `slice_weights`.
-
-    Args:
-        layout: the global model.
-        plan: what the sub-model is.
-        sub: its tensors.
-        onto: global tensors; those that the plan does not touch are copied as they are.
-
-    Returns:
-        New tensors under the names of `onto`.
-
-    Raises:
-        PlanError: if a tensor is missing, unknown or has another shape.
-    """
-    return _compiled(layout, plan).scatter(sub, onto)
-
-
-def scatter_add(
-    layout: Layout,
-    plan: Plan | CompiledPlan,
-    target: Tensors,
-    update: Mapping[str, NDArray[Any]],
-    rows: Rows | None = None,
-) -> None:
-    """Add a sub-model's tensors into running sums of the global shape, in place.
-
-    Args:
-        layout: the global model.
-        plan: what the sub-model is; a `CompiledPlan` where many updates share it.
-        target: sums by name, of the global shapes.
-        update: the sub-model's tensors.
-        rows: for label axes, the rows to take from this update (the label rule); all rows of an axis that is
-            not named.
-
-    Raises:
-        PlanError: if a tensor is missing, unknown or has another shape, or a row does not exist; then nothing
-            has been added.
-    """
-    _compiled(layout, plan).scatter_add(target, update, rows)
-
-
-def _compiled(layout: Layout, plan: Plan | CompiledPlan) -> CompiledPlan:
-    return plan if isinstance(plan, CompiledPlan) else compile_plan(layout, plan)
+    compiled = plan if isinstance(plan, CompiledPlan) else compile_plan(layout, plan)
+    return compiled.slice(weights)

@@ -101,7 +101,11 @@ class CompiledPlan:
         return cut
 
     def scatter(self, sub: Tensors, onto: Tensors) -> dict[str, NDArray[Any]]:
-        """Write a sub-model's tensors into copies of global ones; see `models.plan.scatter`."""
+        """Write a sub-model's tensors into copies of global ones, the inverse of `slice`; others are copied too.
+
+        Raises:
+            PlanError: if a tensor is missing, unknown or has another shape.
+        """
         tensors = self._accepted(sub, onto)
         merged = {name: np.array(value) for name, value in onto.items()}
         for tensor in tensors:
@@ -110,7 +114,14 @@ class CompiledPlan:
         return merged
 
     def scatter_add(self, target: Tensors, update: Tensors, rows: Rows | None = None, *, weight: float = 1.0) -> None:
-        """Add a sub-model's tensors into global sums in place; see `models.plan.scatter_add`."""
+        """Add a sub-model's tensors into running sums of the global shape, in place.
+
+        Of label axes that `rows` names, those rows alone are taken (the label rule).
+
+        Raises:
+            PlanError: if a tensor is missing, unknown or has another shape, or a row does not exist; then nothing
+                has been added.
+        """
         for tensor, boxes in self._selected(self._accepted(update, target), rows):
             total, part = target[tensor.name], update[tensor.name]
             for region in boxes:

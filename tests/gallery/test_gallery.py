@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from fleet_protocol.errors import ConfigError, PlanError
-from models import Architecture, Layout, build, infer_layout, make_plan, scatter, slice_weights
+from models import Architecture, Layout, build, infer_layout, make_plan, slice_weights
 from models.zoo.conversion import converted
 from tests.gallery import GALLERY, Model
 from tests.gallery.table import PAGE
+from tests.models.layouts import scatter
 from tests.trainer_export.helpers import shaken, train_report
 from trainer_export.check import calm_torch
 from trainer_export.model_inputs import Signature, heads_of

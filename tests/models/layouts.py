@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from models import Axis, AxisKind, Dim, Layout, Parameter, Plan, Statistic
+from models import Axis, AxisKind, CompiledPlan, Dim, Layout, Parameter, Plan, Statistic, compile_plan
 
 
 def make_layout(
@@ -81,3 +81,22 @@ def noise(layout: Layout, seed: int = 0) -> dict[str, NDArray[Any]]:
     """Normal random numbers of the global shapes, float32."""
     generator = np.random.default_rng(seed)
     return {item.name: generator.standard_normal(item.shape).astype(np.float32) for item in layout.parameters}
+
+
+def _compiled(layout: Layout, plan: Plan | CompiledPlan) -> CompiledPlan:
+    return plan if isinstance(plan, CompiledPlan) else compile_plan(layout, plan)
+
+
+def regions(layout: Layout, plan: Plan, parameter: Parameter) -> tuple[Any, ...]:
+    """The boxes of a parameter that a plan keeps."""
+    return compile_plan(layout, plan).tensors[parameter.name].regions
+
+
+def scatter(layout: Layout, plan: Plan | CompiledPlan, sub: Any, onto: Any) -> dict[str, NDArray[Any]]:
+    """A sub-model's tensors in copies of global ones."""
+    return _compiled(layout, plan).scatter(sub, onto)
+
+
+def scatter_add(layout: Layout, plan: Plan | CompiledPlan, target: Any, update: Any, rows: Any = None) -> None:
+    """A sub-model's tensors, added to global sums in place."""
+    _compiled(layout, plan).scatter_add(target, update, rows)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from fleet_protocol.errors import ConfigError, PlanError
-from models import Axis, AxisKind, Dim, Layout, Statistic, Tier, Window, make_plan, scatter, slice_weights
-from tests.models.layouts import make_layout, noise, square, zeros
+from models import Axis, AxisKind, Dim, Layout, Statistic, Tier, Window, make_plan, slice_weights
+from tests.models.layouts import make_layout, noise, scatter, square, zeros
 
 
 def encoder(depth: int = 3) -> Layout:

@@ -14,13 +14,10 @@ from models import (
     Window,
     compile_plan,
     make_plan,
-    regions,
-    scatter,
-    scatter_add,
     slice_weights,
 )
 from models.slicing import MAX_BOXES, compile_tensor
-from tests.models.layouts import entries, make_layout, noise, zeros
+from tests.models.layouts import entries, make_layout, noise, regions, scatter, scatter_add, zeros
 
 KINDS = st.sampled_from(["static", "rolling", "random"])
 

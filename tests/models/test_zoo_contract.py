@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models import Layout, Plan, Registry, build, infer_layout, make_plan, scatter, slice_weights
+from models import Layout, Plan, Registry, build, infer_layout, make_plan, slice_weights
 from models.zoo.layers import set_mode
+from tests.models.layouts import scatter
 
 ZOO = Registry.zoo()
 LANGUAGE = {"classes": 19, "embed": 16, "heads": 2, "ffn": 20, "blocks": 2, "input_shape": (7,), "dropout": 0.0}

@@ -8,11 +8,12 @@ import torch
 from torch.nn import functional
 
 from fleet_protocol.errors import ConfigError
-from models import Registry, build, infer_layout, make_plan, scatter_add, slice_weights
+from models import Registry, build, infer_layout, make_plan, slice_weights
 from models.pretrained import minilm_file, minilm_weights
 from models.zoo.inference import initial_weights
 from models.zoo.layers import Norming, set_mode
 from models.zoo.preresnet import PreActivationBlock
+from tests.models.layouts import scatter_add
 
 ZOO = Registry.zoo()
 LANGUAGE = {"classes": 19, "embed": 16, "heads": 2, "ffn": 20, "blocks": 2, "input_shape": (7,)}
