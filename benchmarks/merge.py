@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from benchmarks.row import Row
 from broker_server.strategies.accumulator import finish, fold, start
+from device_runtime.board import peak_resident_bytes
 from models.axes import Axis, AxisKind
 from models.dims import Dim
 from models.draws import PlanKind
@@ -87,21 +88,13 @@ def _throughput(kind: PlanKind, widths: tuple[float, ...], updates: int, weight:
     return float(merging.min(0).sum()), float(copying.min(0).sum())
 
 
-def _peak_bytes() -> int:
-    """Peak resident memory of this process; not ``ru_maxrss``, which a child inherits from its parent over exec."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError("/proc/self/status has no VmHWM line; this benchmark needs Linux")
-
-
 def _memory(updates: int) -> dict[str, float]:
     """Resident memory of merging this many updates of mixed tiers, as multiples of the model; for a fresh process."""
     layout = conv_layout()
     plans = _plans(layout, "rolling", WIDTHS)
     tier = layout.tier(1.0)
     size = 4 * layout.parameter_count(tier)
-    before = _peak_bytes()
+    before = peak_resident_bytes()
     state = start(layout)
     for index in range(updates):
         plan = plans[index % len(plans)]
@@ -110,7 +103,7 @@ def _memory(updates: int) -> dict[str, float]:
         del update
     # As in the server, which reads the old weights back from its store when the round closes.
     finish(state, {name: np.ones(shape, np.float32) for name, shape in layout.shapes(tier).items()})
-    return {"models": (_peak_bytes() - before) / size}
+    return {"models": (peak_resident_bytes() - before) / size}
 
 
 def _memory_in_process(updates: int) -> float:
