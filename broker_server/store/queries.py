@@ -252,7 +252,7 @@ def compare(store: Store, one: str, other: str) -> Comparison:
         ConfigError: there is no such run.
     """
     found = find_run(store, one), find_run(store, other)
-    settings = [dict(_leaves(json.loads(record.config))) for record in found]
+    settings = [dict(leaves(json.loads(record.config))) for record in found]
     judged = [
         {item.number: item.evaluation.accuracy for item in store.versions(record.id) if item.evaluation}
         for record in found
@@ -265,10 +265,11 @@ def compare(store: Store, one: str, other: str) -> Comparison:
     )
 
 
-def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """What stands in tables within tables, by dotted key."""
     if isinstance(value, dict):
         for name, item in value.items():
-            yield from _leaves(item, f"{key}.{name}" if key else name)
+            yield from leaves(item, f"{key}.{name}" if key else name)
     else:
         yield key, value
 

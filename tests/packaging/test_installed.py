@@ -70,6 +70,7 @@ LACKING = {
     "status": "server",
     "advice": "server",
     "versions": "server",
+    "track tensorboard:board": "server",
     "devices": "server",
     "devices release d": "server",
     "rounds": "server",
@@ -297,6 +298,12 @@ print(4.3 < get_epsilon_gaussian(1.0, 1e-5) < 4.4)
 from simulation.engines.cluster import connect, disconnect
 print(connect(None, workers=1))
 disconnect()
+""",
+    "tracking": """
+from mlflow import MlflowClient
+from tensorboardX import SummaryWriter
+SummaryWriter("board").close()
+print(callable(MlflowClient))
 """,
     "text": """
 from tokenizers import Tokenizer

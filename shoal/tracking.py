@@ -1,0 +1,173 @@
+"""Writes the rounds of a run to MLflow or TensorBoard, from a store, whoever writes that: a server or a simulation."""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from broker_server.store import RunRecord, Store, queries
+from fleet_protocol.errors import ConfigError, StorageError
+from fleet_protocol.messages import Evaluation
+
+_ROUND_TAG, _RUN_TAG = "shoal.round", "shoal.run"
+_MLFLOW_ENDS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
+_LONGEST_PARAM, _MOST_PARAMS = 500, 100  # of a batch, by the REST API of MLflow
+_SUFFIX = ".shoal"
+
+
+class Writer(Protocol):
+    """Where a run is written to."""
+
+    def begin(self, run: RunRecord) -> int:
+        """The number of the first round that is not there yet."""
+
+    def write(self, number: int, at: float, values: Mapping[str, float]) -> None:
+        """A round: its number, when it ended in seconds since the epoch, and its values by name."""
+
+    def end(self, status: str) -> None:
+        """Nothing more comes just now; the status is that of the run."""
+
+
+def tracking(target: str) -> Writer:
+    """Where to write.
+
+    Args:
+        target: ``tensorboard:FOLDER``, or ``mlflow:ADDRESS`` of a tracking server.
+
+    Raises:
+        ConfigError: it is neither.
+        ModuleNotFoundError: the package that writes there is not installed.
+    """
+    kind, _, place = target.partition(":")
+    if kind not in _WRITERS or not place:
+        raise ConfigError(f"{target!r} is no place to write to; give tensorboard:FOLDER or mlflow:http://HOST:5000")
+    return _WRITERS[kind](place)
+
+
+def track(opened: Store, run: str | None, writer: Writer, looks: Callable[[], Iterator[object]]) -> int:
+    """Write the rounds that have ended.
+
+    Args:
+        opened: the store.
+        run: id of the run, or its beginning; None for the newest.
+        writer: where to.
+        looks: yields whenever the store is to be looked at.
+
+    Returns:
+        How many rounds were written.
+
+    Raises:
+        ConfigError: there is no such run.
+        StorageError: it cannot be written there.
+    """
+    record, written = queries.find_run(opened, run), 0
+    number = writer.begin(record)
+    for _ in looks():
+        for view in queries.rounds(opened, record.id, first=number):
+            if view.round.ended_at is None:
+                break
+            writer.write(view.round.number, view.round.ended_at, dict(values_of(view)))
+            number, written = view.round.number + 1, written + 1
+    writer.end(queries.find_run(opened, record.id).status)
+    return written
+
+
+def values_of(view: queries.RoundView) -> Iterator[tuple[str, float]]:
+    """What is known of a round, by name; `model/accuracy` and `round/seconds` for example."""
+    judged = view.round.evaluation
+    if judged is not None:
+        yield from _of_model("model", judged)
+        for tier, found in judged.tiers.items():
+            yield from _of_model(f"tier/{tier}", found)
+    counts = {phase: float(view.phases.get(phase, 0)) for phase in ("merged", "missed", "refused")}
+    known = {**counts, "seconds": view.seconds, "sent_bytes": view.sent_bytes, "received_bytes": view.received_bytes}
+    own = {"accuracy": view.device_accuracy, **view.device_metrics}
+    named = {f"round/{name}": value for name, value in known.items()} | {f"devices/{k}": v for k, v in own.items()}
+    yield from ((name, value) for name, value in (named | {"epsilon": view.epsilon}).items() if value is not None)
+
+
+def _of_model(name: str, found: Evaluation) -> Iterator[tuple[str, float]]:
+    yield f"{name}/loss", found.loss
+    if found.accuracy is not None:
+        yield f"{name}/accuracy", found.accuracy
+    yield from ((f"{name}/{item.name}", item.value) for item in found.metrics)
+
+
+class _TensorBoard:
+    """A folder for each run, written anew each time: event files cannot say what they have."""
+
+    def __init__(self, folder: str) -> None:
+        from tensorboardX import SummaryWriter  # noqa: PLC0415  (an extra)
+
+        self._open, self._folder = SummaryWriter, Path(folder)
+
+    def begin(self, run: RunRecord) -> int:
+        place = self._folder / run.id
+        try:
+            for old in place.glob(f"events.out.tfevents.*{_SUFFIX}"):
+                old.unlink()
+            self._writer = self._open(str(place), filename_suffix=_SUFFIX)
+        except OSError as error:
+            raise StorageError(f"cannot write {place}: {error}") from error
+        self._writer.add_text("settings", f"```json\n{json.dumps(json.loads(run.config), indent=1)}\n```")
+        return 1
+
+    def write(self, number: int, at: float, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, number, walltime=at)
+        self._writer.flush()
+
+    def end(self, status: str) -> None:
+        self._writer.add_text("status", status)
+        self._writer.close()
+
+
+class _MlFlow:
+    """A run of an experiment named as the fleet is; what is there already is not written again."""
+
+    def __init__(self, address: str) -> None:
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # else minutes, when nobody answers
+        from mlflow import MlflowClient  # noqa: PLC0415  (an extra)
+
+        self._address = address
+        self._client = self._asked(MlflowClient, tracking_uri=address)
+
+    def begin(self, run: RunRecord) -> int:
+        from mlflow.entities import Param  # noqa: PLC0415
+
+        client, name = self._client, f"shoal/{run.fleet}"
+        found = self._asked(client.get_experiment_by_name, name)
+        experiment = found.experiment_id if found else self._asked(client.create_experiment, name)
+        known = self._asked(client.search_runs, [experiment], f"tags.`{_RUN_TAG}` = '{run.id}'")
+        if known:
+            self._run = known[0].info.run_id
+            return int(known[0].data.tags.get(_ROUND_TAG, "0")) + 1
+        tags = {_RUN_TAG: run.id, "model": run.arch}
+        self._run = self._asked(client.create_run, experiment, int(run.created_at * 1000), tags, run.id).info.run_id
+        settings = [Param(key, str(value)[:_LONGEST_PARAM]) for key, value in queries.leaves(json.loads(run.config))]
+        for at in range(0, len(settings), _MOST_PARAMS):
+            self._asked(client.log_batch, self._run, params=settings[at : at + _MOST_PARAMS])
+        return 1
+
+    def write(self, number: int, at: float, values: Mapping[str, float]) -> None:
+        from mlflow.entities import Metric, RunTag  # noqa: PLC0415
+
+        numbers = [Metric(name, value, int(at * 1000), number) for name, value in values.items()]
+        self._asked(self._client.log_batch, self._run, numbers, tags=[RunTag(_ROUND_TAG, str(number))])
+
+    def end(self, status: str) -> None:
+        if status in _MLFLOW_ENDS:
+            self._asked(self._client.set_terminated, self._run, _MLFLOW_ENDS[status])
+
+    def _asked(self, ask: Callable[..., Any], *values: Any, **named: Any) -> Any:
+        from mlflow.exceptions import MlflowException  # noqa: PLC0415
+
+        try:
+            return ask(*values, **named)
+        except MlflowException as error:
+            raise StorageError(f"MLflow at {self._address} has not taken it: {error}") from error
+
+
+_WRITERS: Mapping[str, Callable[[str], Writer]] = MappingProxyType({"tensorboard": _TensorBoard, "mlflow": _MlFlow})

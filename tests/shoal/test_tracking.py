@@ -1,0 +1,103 @@
+"""The rounds of a run in TensorBoard's and MLflow's own files, each once."""
+
+import json
+import struct
+import time
+from contextlib import closing
+
+import pytest
+from sqlalchemy import update
+
+from broker_server.store import Store, schema
+from broker_server.store.queries import rounds
+from shoal.tracking import values_of
+from tests.shoal.view.stores import RUN, made
+
+pytest.importorskip("tensorboardX")
+mlflow = pytest.importorskip("mlflow")
+
+
+@pytest.fixture
+def store(tmp_path):
+    return made(tmp_path, rounds=3)
+
+
+def finish(store):
+    with closing(Store(store)) as opened, opened._begin() as connection:
+        connection.execute(update(schema.runs).values(status="finished", ended_at=time.time()))
+        closed = schema.rounds.update().where(schema.rounds.c.number == 4)
+        connection.execute(closed.values(state="closed", ended_at=time.time()))
+
+
+def events_of(folder):
+    """Event files are records: length, its sum, an event, its sum."""
+    from tensorboardX.proto.event_pb2 import Event  # noqa: PLC0415
+
+    (path,) = folder.glob("events.out.tfevents.*")
+    data, at, found = path.read_bytes(), 0, []
+    while at < len(data):
+        (length,) = struct.unpack_from("<Q", data, at)
+        found.append(Event.FromString(data[at + 12 : at + 12 + length]))
+        at += length + 16
+    return found
+
+
+def scalars_of(folder):
+    return {
+        (event.step, value.tag): value.simple_value
+        for event in events_of(folder)
+        for value in event.summary.value
+        if value.HasField("simple_value")
+    }
+
+
+def test_tensorboard_has_every_round_that_has_ended(store, typed, tmp_path):
+    """By name and round, once however often it is asked for; the folder is the run's, others are left alone."""
+    board = tmp_path / "board"
+    board.mkdir()
+    (board / "other").write_text("mine")
+    for count in (3, 4):
+        done = typed("track", f"tensorboard:{board}", "--store", store, "--json")
+        assert json.loads(done.stdout) == {"run": RUN, "target": f"tensorboard:{board}", "rounds": count}, done.stderr
+        found = scalars_of(board / RUN)
+        assert {step for step, _ in found} == set(range(1, count + 1))
+        if count == 3:
+            finish(store)
+    with closing(Store(store, read_only=True)) as opened:
+        views = rounds(opened)
+    expected = {(view.round.number, name): value for view in views for name, value in values_of(view)}
+    assert found == pytest.approx(expected)
+    assert {"model/accuracy", "model/f1", "tier/w0.50-d1/loss", "devices/accuracy", "round/merged"} <= {
+        name for _, name in found
+    }
+    assert (board / "other").read_text() == "mine"
+
+
+def test_mlflow_has_every_round_once(store, typed, tmp_path, monkeypatch):
+    """A second call goes on where the first has ended, and ends the run when it has."""
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    address = (tmp_path / "mlruns").as_uri()
+    assert "3 rounds of run" in typed("track", f"mlflow:{address}", "--store", store).stdout
+    finish(store)
+    assert "1 rounds of run" in typed("track", f"mlflow:{address}", "--store", store).stdout
+    assert "0 rounds of run" in typed("track", f"mlflow:{address}", "--store", store).stdout
+    client = mlflow.MlflowClient(tracking_uri=address)
+    (experiment,) = [item for item in client.search_experiments() if item.name == "shoal/lab"]
+    (found,) = client.search_runs([experiment.experiment_id])
+    assert (found.info.run_name, found.info.status) == (RUN, "FINISHED")
+    assert found.data.params["strategy.name"] == "fedrolex"
+    history = client.get_metric_history(found.info.run_id, "model/accuracy")
+    assert [(item.step, round(item.value, 4)) for item in history] == [(1, 0.6), (2, 0.7), (3, 0.75)]
+    assert len(client.get_metric_history(found.info.run_id, "round/merged")) == 4
+
+
+def test_a_place_that_is_none_says_which_there_are(store, typed, tmp_path):
+    """So does one that cannot be written, and a server that does not answer."""
+    done = typed("track", "wandb:here", "--store", store)
+    assert done.returncode == 2
+    assert "give tensorboard:FOLDER or mlflow:http://HOST:5000" in " ".join(done.stderr.split())
+    (tmp_path / "file").write_text("")
+    done = typed("track", f"tensorboard:{tmp_path / 'file'}", "--store", store)
+    assert (done.returncode, "cannot write" in done.stderr) == (7, True), done.stderr
+    done = typed("track", "mlflow:http://127.0.0.1:1", "--store", store)
+    assert (done.returncode, "has not taken it" in " ".join(done.stderr.split())) == (7, True), done.stderr
