@@ -37,14 +37,11 @@ def run_device(config_path: Path, enrolment: Path | None = None) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line of a board without the ``shoal`` command's packages.
+    """The command line of a board without the ``shoal`` command's packages; returns its exit code.
 
     Args:
         arguments: without the program's name; by default those of the process. ``device`` in front, as ``shoal`` has
             it, may be left out.
-
-    Returns:
-        The exit code.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     parser = argparse.ArgumentParser(prog="shoal device", description="Be a device of a Shoal fleet.")

@@ -114,11 +114,7 @@ def _channels() -> dict[str, Any]:
 
 
 def document() -> dict[str, Any]:
-    """The whole document.
-
-    Returns:
-        An AsyncAPI 3.0 document as plain JSON values, seen from the server.
-    """
+    """The whole AsyncAPI 3.0 document as plain JSON values, seen from the server."""
     schemas: dict[str, Any] = {}
     for model in MESSAGES:
         schemas.update(model.model_json_schema(ref_template="#/components/schemas/{model}").get("$defs", {}))

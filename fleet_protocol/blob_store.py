@@ -92,10 +92,7 @@ class BlobStore:
         return self.path(digest).is_file()
 
     def put(self, *parts: bytes | memoryview, durable: bool = True) -> str:
-        """Keep bytes in parts; without `durable`, `sync` waits for many blobs at once.
-
-        Returns:
-            Their digest.
+        """Keep bytes in parts, and return their digest; without `durable`, `sync` waits for many blobs at once.
 
         Raises:
             StorageError: the disk is full or cannot be written.

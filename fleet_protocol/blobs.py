@@ -191,10 +191,7 @@ class PartFile:
         return tuple(gaps)
 
     def add(self, chunk: Chunk) -> bool:
-        """Keep a chunk.
-
-        Returns:
-            True if it was new.
+        """Keep a chunk; True if it was new.
 
         Raises:
             BlobError: the chunk belongs to a blob of another size or cut.

@@ -20,9 +20,5 @@ _ROOT = str(Path(__file__).resolve().parents[1])
 
 
 def python_module(module: str, *arguments: str) -> list[str]:
-    """The command that runs one of our modules, as ``python -m`` would, but not from the working folder.
-
-    Returns:
-        Program and arguments, for ``subprocess``.
-    """
+    """Program and arguments that run one of our modules, as ``python -m`` would, but not from the working folder."""
     return [sys.executable, "-c", _START.format(root=_ROOT, module=module), *arguments]

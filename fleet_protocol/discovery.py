@@ -22,14 +22,11 @@ def modules_of(package: str) -> Iterator[ModuleType]:
 
 
 def discover(package: str, constant: str) -> Mapping[str, Any]:
-    """Join the mappings that the modules of a package, given by its dotted name, have as one constant, if they have it.
+    """Join the mappings that the modules of a package have as one constant, if they have it, in order of their names.
 
     Example:
         >>> list(discover("broker_server.strategies", "STRATEGIES"))[:2]
         ['fedavg', 'fedmedian']
-
-    Returns:
-        The entries of all of them, in the order of the modules' names; read-only.
 
     Raises:
         ConfigError: two modules have an entry of the same name.

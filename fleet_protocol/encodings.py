@@ -40,16 +40,13 @@ def _blocks(size: int) -> int:
 def encode(
     difference: Mapping[str, NDArray[np.float32]], encoding: str, *, at_random: bool = False
 ) -> dict[str, NDArray[Any]]:
-    """Write a difference.
+    """Write a difference as vectors by name.
 
     Args:
         difference: tensors of any shape by name, in the order of the manifest.
         encoding: one of `ENCODINGS` but for ``fp32``.
         at_random: round up or down by numbers that follow from the digest of the difference, so that they are the same
             wherever it is encoded, and others on every device; `LEVELS` alone.
-
-    Returns:
-        Vectors by name.
 
     Raises:
         RefusedError: an entry is not finite, or too large for float16.

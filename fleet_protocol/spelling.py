@@ -5,11 +5,7 @@ from collections.abc import Iterable
 
 
 def closest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """The known name that is most like another one, at least as much as a share in [0, 1].
-
-    Returns:
-        The name; None if none is alike.
-    """
+    """The known name that is most like another one, at least as much as a share in [0, 1]; None if none is alike."""
     return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)), None)
 
 

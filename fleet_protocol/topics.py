@@ -95,9 +95,6 @@ class Topics:
     Example:
         >>> Topics("lab").task("pi-1")
         'shoal/v1/lab/devices/pi-1/task'
-
-    Attributes:
-        fleet: name of the fleet.
     """
 
     fleet: str

@@ -139,11 +139,7 @@ class Connected:
 
 @dataclass(frozen=True)
 class Disconnected:
-    """The connection is gone; the link tries again by itself.
-
-    Attributes:
-        reason: what paho or the broker said.
-    """
+    """The connection is gone, for a reason that paho or the broker said; the link tries again by itself."""
 
     reason: str
 
@@ -183,12 +179,7 @@ Event = Connected | Disconnected | Received | Rejected
 
 @dataclass(frozen=True)
 class WireCount:
-    """Bytes of the MQTT packets that carried messages, headers and acknowledgements included.
-
-    Attributes:
-        sent: bytes from us to the broker.
-        received: bytes from the broker to us.
-    """
+    """Bytes of the MQTT packets that carried messages to the broker and back, headers and acknowledgements included."""
 
     sent: int
     received: int
@@ -196,12 +187,7 @@ class WireCount:
 
 @dataclass(frozen=True)
 class Farewell:
-    """A retained last message: a will, or a good-bye that replaces it.
-
-    Attributes:
-        topic: full topic.
-        payload: bytes.
-    """
+    """A retained last message: a will, or a good-bye that replaces it."""
 
     topic: str
     payload: bytes
@@ -267,14 +253,11 @@ class Transport(Protocol):
         """
 
     def publish_stream(self, messages: Iterable[tuple[str, bytes]], deadline: float) -> int:
-        """Send the chunks of a blob without ever holding more than a window of them in memory.
+        """Send the chunks of a blob, and count them, without ever holding more than a window of them in memory.
 
         Args:
             messages: topic and payload, taken a window at a time.
             deadline: ``time.monotonic()`` after which to give up.
-
-        Returns:
-            Number of payloads handed over.
 
         Raises:
             TransportError: the broker did not take them in time.

@@ -20,14 +20,11 @@ _HEADER_LIMIT = 16 * 1024 * 1024  # a header of 100,000 parameters is 10 MB; lar
 
 
 def encode_weights(weights: Mapping[str, NDArray[np.generic]], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Write tensors as one safetensors blob, in the order of the mapping.
+    """Write tensors as one safetensors blob, in the order of the mapping; the same input gives the same bytes.
 
     Args:
         weights: name to array, any shape, of a type in `_DTYPES`.
         metadata: strings to carry in the header.
-
-    Returns:
-        The blob; the same input gives the same bytes.
 
     Raises:
         BlobError: an array has a type that the format of Shoal does not carry.
@@ -69,10 +66,7 @@ def weights_parts(
 
 
 def decode_weights(data: bytes) -> dict[str, NDArray[np.generic]]:
-    """Read a blob written by :func:`encode_weights` or by any safetensors writer.
-
-    Returns:
-        Name to array.
+    """Read a blob written by :func:`encode_weights` or by any safetensors writer: name to array.
 
     Raises:
         BlobError: the bytes are truncated, corrupted or not safetensors.

@@ -81,10 +81,7 @@ class Artifacts:
         return self.tiers[tier.id]
 
     def initial_weights(self) -> Tensors:
-        """The weights a run starts from.
-
-        Returns:
-            Read-only float32 views, in layout order.
+        """The weights a run starts from: read-only float32 views, in layout order.
 
         Raises:
             BlobError: the file is damaged.
@@ -93,10 +90,7 @@ class Artifacts:
         return self._tensors(self.initial, {item.name: item.shape for item in self.layout.parameters})
 
     def initial_heads(self, tiers: Iterable[Tier]) -> dict[Tier, Tensors]:
-        """The weights that heads of tiers' own start from.
-
-        Returns:
-            By tier with a head of its own, read-only float32 views.
+        """The weights that heads of tiers' own start from, by tier: read-only float32 views.
 
         Raises:
             BlobError: a file is missing or damaged.

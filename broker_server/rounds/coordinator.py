@@ -71,11 +71,7 @@ class Coordinator:
             return self._end("failed", str(error), error.exit_code)
 
     def _hold(self) -> bool:
-        """Wait as long as the operator wants the run held.
-
-        Returns:
-            Whether the run goes on; it is over otherwise.
-        """
+        """Wait as long as the operator wants the run held; False if it is over then."""
         steering = self._dispatcher.steering
         if steering.wish == "pause":
             self._store.set_status(self._context.run, "paused")

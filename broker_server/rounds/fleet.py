@@ -17,12 +17,7 @@ _WIDTH_SLACK = 1e-9  # a device may write 0.3333 for a third
 
 @dataclass(frozen=True)
 class Assignment:
-    """A device with the tier it is given.
-
-    Attributes:
-        device: id.
-        tier: the artifact set it trains.
-    """
+    """A device with the tier it is given."""
 
     device: str
     tier: TierArtifacts
@@ -36,11 +31,7 @@ class Fleet:
         self._online: set[str] = set()
 
     def see(self, said: DeviceStatus | DeviceProfile) -> bool:
-        """Take what a device says of itself.
-
-        Returns:
-            True if the device came or went.
-        """
+        """Take what a device says of itself; True if it came or went."""
         if isinstance(said, DeviceProfile):
             self._profiles[said.device] = said.profile
             return False

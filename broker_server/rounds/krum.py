@@ -22,11 +22,7 @@ _BLOCK = 32 * 1024  # values of every update that are compared at once, in float
 
 
 def squared_distances(updates: Mapping[str, Tensors]) -> NDArray[np.float64]:
-    """Squared distances between all pairs of updates with the same tensors.
-
-    Returns:
-        Symmetric, of as many rows as updates.
-    """
+    """Squared distances between all pairs of updates with the same tensors, a symmetric matrix."""
     found = list(updates.values())
     total = np.zeros((len(found), len(found)))
     for name in found[0]:

@@ -127,10 +127,7 @@ def first_version(context: RunContext, blobs: BlobStore) -> VersionRecord:
 def make_version(
     context: RunContext, services: Services, tasks: Mapping[str, TaskRecord], old: VersionRecord, folding: Folding
 ) -> VersionRecord | str:
-    """Finish a merge and commit the new global version with what became of the updates.
-
-    Returns:
-        The new version, or why there is none.
+    """Finish a merge and commit the new global version with what became of the updates; or say why there is none.
 
     Raises:
         BlobError: the old version cannot be read.

@@ -10,10 +10,7 @@ _MISSING = "evaluating needs onnxruntime: pip install 'shoal[server]' (or 'shoal
 
 
 def open_graph(path: Path, *, threads: int = 0) -> Any:
-    """Open an ONNX graph; with 0 threads an operator takes every core.
-
-    Returns:
-        An ``onnxruntime.InferenceSession``.
+    """Open an ONNX graph as an ``onnxruntime.InferenceSession``; with 0 threads an operator takes every core.
 
     Raises:
         ConfigError: onnxruntime is not installed, or twice.

@@ -30,10 +30,7 @@ def task_id(run: str, number: int, kind: str, device: str) -> str:
 def plan_round(
     context: RunContext, chosen: Sequence[Assignment], version: VersionRecord, number: int, blobs: BlobStore
 ) -> tuple[RoundRecord, list[TaskRecord]]:
-    """Cut the weights of a round and put them into the store's blobs.
-
-    Returns:
-        The records to commit.
+    """Cut the weights of a round and put them into the store's blobs; the records are still to be committed.
 
     Raises:
         BlobError: the global version cannot be read.
@@ -96,11 +93,7 @@ def plan_round(
 
 
 def compiled_plans(context: RunContext, tasks: Sequence[TaskRecord]) -> dict[tuple[int, str], CompiledPlan]:
-    """The plans of a round's tasks, made again from what the store knows.
-
-    Returns:
-        By version and plan key, those that a device may still take included.
-    """
+    """The plans of all that a round's tasks may take, by version and plan key, made again from what the store knows."""
     plans: dict[tuple[int, str], CompiledPlan] = {}
     for task in tasks:
         for choice in task.choices:

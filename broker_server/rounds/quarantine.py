@@ -18,11 +18,7 @@ _TAKEN = frozenset({TaskPhase.MERGED, TaskPhase.LEFT_OUT})
 
 
 def quarantined(store: Store, run: str, config: RobustConfig) -> dict[str, int]:
-    """Devices in quarantine.
-
-    Returns:
-        The last round that each is not asked for.
-    """
+    """Devices in quarantine, with the last round that each is not asked for."""
     if not config.quarantine_after:
         return {}
     return judged(store.refused_devices(run), store.newest_marks(run, RELEASED), config)

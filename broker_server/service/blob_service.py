@@ -121,11 +121,7 @@ class BlobService:
         return (digest, device) in self._asked
 
     def need(self, message: NeedChunks) -> bool:
-        """Take a request from a device that may have the blob.
-
-        Returns:
-            False if there is no such blob.
-        """
+        """Take a request from a device that may have the blob; False if there is no such blob."""
         served = self._served.get(message.digest)
         if served is None:
             return False

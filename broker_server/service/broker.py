@@ -199,10 +199,7 @@ class ChildBroker(ABC):
                 raise TransportError(f"the broker does not listen on port {self.port}; see {log}")
 
     def ensure(self) -> bool:
-        """Start it again if it has died.
-
-        Returns:
-            True if it had to be started, now or since the last call.
+        """Start it again if it has died; True if it had to be started, now or since the last call.
 
         Raises:
             TransportError: it does not come up.

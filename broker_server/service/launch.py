@@ -100,9 +100,6 @@ def server_status(
 def submit(config: FleetConfig, address: BrokerAddress, *, listener: Listener | None = None) -> control.RunFinished:
     """Ask a running server, which can read all of its paths, for a run and follow it to its end.
 
-    Returns:
-        How it ended.
-
     Raises:
         RunRejectedError: the server did not take it.
         TransportError: the server does not answer, or went away.

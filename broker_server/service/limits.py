@@ -12,12 +12,7 @@ from fleet_protocol.errors import RefusalReason, RefusedError
 
 @dataclass(frozen=True)
 class Rate:
-    """So many in the long run, and so many at once.
-
-    Attributes:
-        per_second: in the long run.
-        burst: at once.
-    """
+    """So many in the long run, and so many at once."""
 
     per_second: float
     burst: int
@@ -38,11 +33,7 @@ class Bucket:
         self._at: float | None = None
 
     def take(self, now: float) -> bool:
-        """Take one at a ``time.monotonic()``.
-
-        Returns:
-            Whether there was one left.
-        """
+        """Take one at a ``time.monotonic()``, if there is one left."""
         since = 0.0 if self._at is None else now - self._at
         self._at = now
         self._left = min(float(self._rate.burst), self._left + since * self._rate.per_second)

@@ -64,14 +64,11 @@ class Mix:
 
 
 def parse_mix(text: str, rates: Mapping[str, float] = LEVEL_RATES) -> Mix:
-    """Read a mix of levels.
+    """Read a mix of levels, in the order written.
 
     Args:
         text: such as ``a2-b8``.
         rates: width of each level.
-
-    Returns:
-        The levels in the order written.
 
     Raises:
         ConfigError: the text has another form, names an unknown or repeated level, a level wider than the first
@@ -147,9 +144,6 @@ def scheduled_rate(
         factor: by what.
         round_number: from 1.
         schedule: ``after``: milestone 150 first acts in round 151; ``before``: it already acts in round 150.
-
-    Returns:
-        The learning rate.
 
     Raises:
         ConfigError: a number is out of range.

@@ -37,10 +37,7 @@ def promote(store: Store, version: VersionRecord) -> VersionRecord:
 
 
 def roll_back(store: Store, version: VersionRecord) -> VersionRecord:
-    """Let the next round of a run start from an earlier version, which is repeated as the newest.
-
-    Returns:
-        The new version.
+    """Let the next round of a run start from an earlier version, which is repeated as the newest and returned.
 
     Raises:
         ConfigError: what belongs to the version is not kept, or the run is going on.

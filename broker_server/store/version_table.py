@@ -43,11 +43,7 @@ class VersionTable(Database):
             _settle(connection, outcomes)
 
     def repeat_version(self, copy: VersionRecord) -> bool:
-        """Store a version that repeats an earlier one, unless its run is going on.
-
-        Returns:
-            Whether it was stored.
-        """
+        """Store a version that repeats an earlier one; False, and nothing stored, while its run is going on."""
         table = schema.runs
         going = select(table.c.id).where(table.c.id == copy.run, table.c.status == "running")
         with self._begin() as connection:

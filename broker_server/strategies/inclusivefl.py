@@ -171,16 +171,13 @@ def init(
 def apply(
     state: InclusiveState, updates: Mapping[str, Tensors], counts: Mapping[str, int], settings: InclusiveSettings
 ) -> tuple[InclusiveState, InclusiveRound]:
-    """One round of the server.
+    """One round of the server: the state after it, and what happened on the way.
 
     Args:
         state: before the round; unchanged.
         updates: by group that took part, the unweighted mean over its devices of local minus global weights.
         counts: by group, how many of its devices took part; a group that is not named counts 0.
         settings: as at the start.
-
-    Returns:
-        The state after the round, and what happened on the way.
 
     Raises:
         PlanError: an update is missing for a group with devices, or lacks a tensor.

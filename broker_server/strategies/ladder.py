@@ -64,11 +64,7 @@ class Ladder:
         return before[-1] if before else None
 
     def momentum_layers(self, group: str) -> range:
-        """Layers whose updates make up a group's momentum: from the shallower group's top to its own, both included.
-
-        Returns:
-            The numbers; none for the shallowest group.
-        """
+        """Layers of a group's momentum: from the shallower group's top to its own, both included; none without one."""
         below = self.shallower(group)
         return range(self.depths[below], self.depths[group] + 1) if below else range(0)
 

@@ -31,7 +31,7 @@ def private_merge(
     optimizer: OptimizerSettings | None,
     draw: Draw,
 ) -> Merge[Accumulator]:
-    """The merge of one round.
+    """The merge of one round, whose contributions are bounded changes, not weights.
 
     Args:
         layout: the global model.
@@ -39,9 +39,6 @@ def private_merge(
         deviation: of the noise in the sum of an entry, z C above.
         optimizer: of the server; it takes its step by the noisy mean.
         draw: random bytes.
-
-    Returns:
-        A merge whose contributions are bounded changes, not weights.
     """
     expected = Accumulator(layout, {})
     for key, plan in asked:

@@ -92,12 +92,7 @@ class PlanRequest:
 
 @dataclass(frozen=True)
 class PlannedTier:
-    """A plan with a name; devices whose plans share a name share one blob of weights.
-
-    Attributes:
-        key: the name, unique within a round.
-        plan: the plan.
-    """
+    """A plan with a name, unique within a round; devices whose plans share a name share one blob of weights."""
 
     key: str
     plan: Plan

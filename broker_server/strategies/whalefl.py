@@ -43,12 +43,9 @@ def build(basis: Basis[SizingConstants]) -> Strategy:
 
 
 def offered(allowed: Sequence[Tier], maximum: Tier) -> tuple[Tier, ...]:
-    """The tiers in use up to the largest that a device can train, which may choose from them, widest first.
+    """The allowed tiers of the maximum's depth that are no wider than it, widest first.
 
     A device that does not size itself takes the first, which is HeteroFL's fixed assignment.
-
-    Returns:
-        The allowed tiers of the maximum's depth that are no wider than it.
 
     Raises:
         PlanError: there is none.

@@ -93,14 +93,11 @@ def _factor(state: WidthMerge, item: Parameter, plan: CompiledPlan) -> float:
 
 
 def finish_width(state: WidthMerge, old: Tensors) -> dict[str, NDArray[Any]]:
-    """Divide the sums.
+    """Divide the sums: the new weights, in layout order.
 
     Args:
         state: a merge; its arrays are reused.
         old: the weights the round started from; entries that no update covers keep their bits.
-
-    Returns:
-        The new weights, in layout order.
     """
     for name, total in state.totals.items():
         bare = total == 0

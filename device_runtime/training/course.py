@@ -95,16 +95,13 @@ def holdout_split(n: int, share: float) -> tuple[Indices, Indices]:
 
 
 def sample_order(seed: int, round_number: int, epoch: int, n: int) -> Indices:
-    """The order of the training samples in one epoch (see the module's text).
+    """The order of the training samples in one epoch, a permutation of ``0 .. n - 1`` (see the module's text).
 
     Args:
         seed: of the offer.
         round_number: number of the round, from 1.
         epoch: from 0.
         n: training samples.
-
-    Returns:
-        A permutation of ``0 .. n - 1``.
     """
     sequence = np.random.SeedSequence([seed, round_number, epoch])
     return np.random.Generator(np.random.PCG64(sequence)).permutation(n)

@@ -27,11 +27,7 @@ class EpochReport:
 
 @dataclass(frozen=True)
 class SelfTested:
-    """A train graph passed its self-test.
-
-    Attributes:
-        name: graph and runtime, as kept in the cache's index.
-    """
+    """A train graph passed its self-test; graph and runtime are named as in the cache's index."""
 
     name: str
 

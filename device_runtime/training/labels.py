@@ -22,15 +22,12 @@ def present_labels(y: Targets, classes: int) -> NDArray[np.int64]:
 
 
 def label_mask(labels: NDArray[np.int64], classes: int, *, masked: bool) -> NDArray[np.float32]:
-    """The label mask of specification 1.5.
+    """The label mask of specification 1.5, ``[classes]``: 1 where the label counts.
 
     Args:
         labels: labels present in the training data.
         classes: labels of the model.
         masked: False lets every label count.
-
-    Returns:
-        ``[classes]``, 1 where the label counts.
     """
     mask = np.zeros(classes, np.float32) if masked else np.ones(classes, np.float32)
     mask[labels] = 1
@@ -48,10 +45,7 @@ def require_labels(data: DataSet, chosen: NDArray[np.int64]) -> None:
 
 
 def training_mask(data: DataSet, chosen: NDArray[np.int64], classes: int, *, masked: bool) -> NDArray[np.float32]:
-    """The label mask of a training on chosen samples.
-
-    Returns:
-        ``[classes]``, 1 where the label counts.
+    """The label mask of a training on chosen samples, ``[classes]``: 1 where the label counts.
 
     Raises:
         DataError: no label of the training samples counts.

@@ -25,12 +25,7 @@ _SUFFIX = ".safetensors"
 
 @dataclass(frozen=True)
 class Kept:
-    """What a round left.
-
-    Attributes:
-        path: the file.
-        tensors: its content.
-    """
+    """What a round left: a file, and its content."""
 
     path: Path
     tensors: Mapping[str, NDArray[Any]]

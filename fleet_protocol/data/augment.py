@@ -35,7 +35,7 @@ PADDING = 4
 def crop(
     images: NDArray[np.float32], black: NDArray[np.float32], generator: np.random.Generator
 ) -> NDArray[np.float32]:
-    """Pad images by 4 black pixels on all sides, and crop each to its size at a random place.
+    """New images: padded by 4 black pixels on all sides, and each cropped to its size at a random place.
 
     The generator is asked for ``integers(0, 9, (2, B))``: how far down and how far to the right each crop lies.
 
@@ -43,9 +43,6 @@ def crop(
         images: normalised, float32 ``[B, channels, height, width]``.
         black: what a black pixel becomes when it is normalised, float32 that broadcasts against one image.
         generator: of the draw.
-
-    Returns:
-        New images of the same shape.
     """
     count, channels, height, width = images.shape
     padded = np.empty((count, channels, height + 2 * PADDING, width + 2 * PADDING), np.float32)

@@ -47,10 +47,7 @@ def _check(data: memoryview, specs: Iterable[GraphSpec]) -> None:
 
 
 def check_structure(data: memoryview) -> Graph:
-    """See that a graph has only operators and parts that the exporter writes.
-
-    Returns:
-        The graph.
+    """See that a graph has only operators and parts that the exporter writes, and return it.
 
     Raises:
         RefusedError: it has something else.

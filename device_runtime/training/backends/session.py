@@ -138,7 +138,7 @@ class TrainSession:
     def step(
         self, x: Array, y: Targets, mask: Array, learning_rate: float, noise: Mapping[str, Array] | None = None
     ) -> float:
-        """One step of the recipe on one batch.
+        """One step of the recipe on one batch; returns its mean loss before the step.
 
         Args:
             x: samples ``[B, ...]``.
@@ -147,9 +147,6 @@ class TrainSession:
             learning_rate: step size.
             noise: layer to float32 ``[B, ...]`` for every entry of the manifest's ``noise``; see
                 `device_runtime.training.course.draw_noise`.
-
-        Returns:
-            Mean loss of the batch before the step.
         """
         whole, size, loss = len(y), self._piece or len(y), 0.0
         self._step.set("lr", learning_rate)
@@ -216,16 +213,13 @@ class ForwardSession:
     def evaluate(
         self, x: Array, y: Array, mask: Array, statistics: Mapping[str, Array] | None = None
     ) -> dict[str, NDArray[np.float64]]:
-        """Sums of loss and metrics over one batch.
+        """Sums of loss and metrics over one batch, as `fleet_protocol.metrics.summed_outputs` names them.
 
         Args:
             x: samples ``[B, ...]``.
             y: targets ``[B, ...]``, as the loss takes them.
             mask: ``[classes]`` float32.
             statistics: ``stat.<norm>.mean`` and ``.var`` of every static batch norm.
-
-        Returns:
-            Everything that `fleet_protocol.metrics.summed_outputs` names.
         """
         names = list(summed_outputs(self._manifest.recipe))
         found = self._run(names, {"x": x, "y": y, "mask": mask, **(statistics or {})})

@@ -113,14 +113,11 @@ class SwappingStep:
             self._settings[name][()] = number
 
     def run(self, feeds: Mapping[str, Array]) -> list[float]:
-        """One step.
+        """One step; returns the scalars, in order.
 
         Args:
             feeds: all other inputs; one that the graph lacks is left out, because an exporter may drop an input
                 that the step does not use. An array that was fed before may have other numbers in it now.
-
-        Returns:
-            The scalars, in order.
         """
         binding, bound = self._bindings[self._current], self._bound[self._current]
         for name, value in feeds.items():

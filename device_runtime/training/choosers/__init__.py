@@ -19,30 +19,17 @@ RULES: Mapping[str, Rule[Any, Any]] = MappingProxyType({rule.name: rule for rule
 
 @dataclass(frozen=True)
 class TierChooser:
-    """A rule with the settings of an offer. What it remembers is a value that the caller keeps.
-
-    Attributes:
-        rule: the rule.
-        settings: of the rule.
-    """
+    """A rule with the settings of an offer. What it remembers is a value that the caller keeps."""
 
     rule: Rule[Any, Any]
     settings: FrozenModel
 
     def choose(self, memory: FrozenModel | None, situation: Situation) -> str:
-        """Choose the tier of the coming round by what the device knows now; the memory is None before the first round.
-
-        Returns:
-            One of the tiers of the situation.
-        """
+        """Choose one of the situation's tiers for the coming round; the memory is None before the first round."""
         return self.rule.choose(self.settings, memory, situation)
 
     def learn(self, memory: FrozenModel | None, experience: Experience) -> FrozenModel:
-        """Take a finished round into account; the memory is None before the first.
-
-        Returns:
-            The memory after it.
-        """
+        """Take a finished round into account: the memory after it, from that before it, None before the first."""
         learnt: FrozenModel = self.rule.learn(self.settings, memory, experience)
         return learnt
 

@@ -85,9 +85,6 @@ def choose(
         compute_seconds: T_cp, measured now.
         maximum: widest sub-model the device may train.
 
-    Returns:
-        The decision.
-
     Raises:
         ConfigError: a time is not positive.
     """

@@ -34,10 +34,7 @@ def routine_of(instructions: Instructions) -> Routine:
 
 
 def may_join(instructions: Instructions, bench: Bench) -> Routine:
-    """See that a board can do what a task asks, before anything is fetched.
-
-    Returns:
-        The routine.
+    """See that a board can do what a task asks, before anything is fetched; returns its routine.
 
     Raises:
         RefusedError: it does not know the routine or the update's encoding, a setting is wrong, or the board lacks what
