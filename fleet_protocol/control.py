@@ -4,15 +4,15 @@ Events travel on ``Topics.server_events``; the same events reach an in-process c
 display is written once.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 from fleet_protocol.errors import RefusalReason
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import Evaluation, TaskMetrics
-from fleet_protocol.messages.parsing import read
+from fleet_protocol.messages.parsing import reader
 from fleet_protocol.messages.values import Name
 from fleet_protocol.requests import Wish
 
@@ -303,13 +303,4 @@ RunEvent = Annotated[
     Field(discriminator="type"),
 ]
 
-_EVENTS: TypeAdapter[RunEvent] = TypeAdapter(RunEvent)
-
-
-def parse_run_event(payload: bytes) -> RunEvent:
-    """Read an event of a server.
-
-    Raises:
-        RefusedError: the event is malformed.
-    """
-    return read(_EVENTS, payload)
+parse_run_event: Callable[[bytes], RunEvent] = reader(RunEvent, "event", None)

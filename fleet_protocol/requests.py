@@ -1,11 +1,12 @@
 """What the command line asks of a running server, on ``Topics.server_control``."""
 
+from collections.abc import Callable
 from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 
 from fleet_protocol.frozen import FrozenModel
-from fleet_protocol.messages.parsing import check_size, read
+from fleet_protocol.messages.parsing import reader
 from fleet_protocol.messages.values import Name
 
 Wish = Literal["go", "pause", "stop", "abandon"]
@@ -47,16 +48,6 @@ class SteerRequest(FrozenModel):
     wish: Wish
 
 
-_REQUESTS: TypeAdapter[RunRequest | SteerRequest] = TypeAdapter(
-    Annotated[RunRequest | SteerRequest, Field(discriminator="type")]
+parse_request: Callable[[bytes], RunRequest | SteerRequest] = reader(
+    Annotated[RunRequest | SteerRequest, Field(discriminator="type")], "request"
 )
-
-
-def parse_request(payload: bytes) -> RunRequest | SteerRequest:
-    """Read a request to the server.
-
-    Raises:
-        RefusedError: the request is malformed or oversized.
-    """
-    check_size(payload, "request")
-    return read(_REQUESTS, payload)

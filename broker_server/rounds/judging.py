@@ -15,7 +15,7 @@ from broker_server.rounds.dispatch import Services, gather
 from broker_server.rounds.evaluation import Evaluator, load_test_set
 from broker_server.rounds.planning import open_collection, statistics_tasks, tasks_of
 from broker_server.rounds.run_context import RunContext
-from broker_server.rounds.statistics import combine, has_statistics, over_batches
+from broker_server.rounds.statistics import Statistics, combine, has_statistics, over_batches
 from broker_server.rounds.tier_models import model_of
 from broker_server.store import RoundRecord, TaskPhase, VersionRecord
 from broker_server.store.machine import RoundEvent
@@ -26,6 +26,7 @@ from fleet_protocol.errors import ConfigError, DataError
 from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.messages import BlobRef, Evaluation
 from fleet_protocol.weights import encode_weights
+from models.slicing import Tensors
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,8 @@ class Judge:
             fresh = last or (version.number // config.every) % config.statistics_every == 0
             digest = version.statistics_digest or (None if fresh else self._latest_statistics())
             if digest is None:
-                found = self._find_statistics(record, version, judged, self._evaluator)
+                asks = config.statistics == "query"
+                found = self._query(record, version, judged) if asks else self._over_test_set(self._evaluator, weights)
                 if isinstance(found, str):
                     return Judgement(note=found)
                 digest = self._blobs.put(encode_weights(found))
@@ -135,18 +137,13 @@ class Judge:
 
     def _judge_beside(self, evaluator: Evaluator, version: VersionRecord) -> Evaluation:
         """Loss and accuracy of a further tier; its statistics come from the test set (see `open_evaluators`)."""
-        context, tier = self._context, evaluator.judged
-        weights = model_of(context, tier.tier, version, self._blobs)
-        statistics: Mapping[str, NDArray[np.float32]] = {}
-        if has_statistics(tier):
-            statistics = over_batches(
-                tier,
-                weights,
-                evaluator.data,
-                batch_size=context.config.train.batch_size,
-                threads=context.config.evaluation.threads,
-            )
-        return evaluator.evaluate(weights, statistics)
+        weights = model_of(self._context, evaluator.judged.tier, version, self._blobs)
+        found = self._over_test_set(evaluator, weights) if has_statistics(evaluator.judged) else {}
+        return evaluator.evaluate(weights, found)
+
+    def _over_test_set(self, evaluator: Evaluator, weights: Tensors) -> Statistics:
+        size, threads = self._context.config.train.batch_size, self._context.config.evaluation.threads
+        return over_batches(evaluator.judged, weights, evaluator.data, batch_size=size, threads=threads)
 
     def _judged_blob(self, version: VersionRecord) -> BlobRef:
         """What is judged of a version: all of it, or the model of the configured tier."""
@@ -162,27 +159,7 @@ class Judge:
         known = [item.statistics_digest for item in self._store.versions(self._context.run)]
         return next((digest for digest in reversed(known) if digest is not None), None)
 
-    def _find_statistics(
-        self,
-        record: RoundRecord,
-        version: VersionRecord,
-        judged: BlobRef,
-        evaluator: Evaluator,
-    ) -> dict[str, NDArray[np.float32]] | str:
-        config = self._context.config.evaluation
-        if config.statistics == "server-batch":
-            return over_batches(
-                self._context.judged,
-                open_tensors(self._blobs.path(judged.digest)),
-                evaluator.data,
-                batch_size=self._context.config.train.batch_size,
-                threads=config.threads,
-            )
-        return self._query(record, version, judged)
-
-    def _query(
-        self, record: RoundRecord, version: VersionRecord, judged: BlobRef
-    ) -> dict[str, NDArray[np.float32]] | str:
+    def _query(self, record: RoundRecord, version: VersionRecord, judged: BlobRef) -> Statistics | str:
         """Ask the devices; the reason, as text, if too few answer."""
         context, config = self._context, self._context.config.evaluation
         tasks = self._store.tasks(record.run, record.number, "statistics")
@@ -218,7 +195,7 @@ class Judge:
         )
         return self._collect(collection)
 
-    def _collect(self, collection: Collection) -> dict[str, NDArray[np.float32]] | str:
+    def _collect(self, collection: Collection) -> Statistics | str:
         self._dispatcher.open(collection)
         decision = gather(self._dispatcher, collection)
         self._dispatcher.close("the statistics query is over")

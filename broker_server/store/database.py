@@ -4,7 +4,7 @@ What may be lost with a killed server (who was there, lines of the log, counts) 
 next commit, or by `Database.flush` now and then: a commit waits for the disk, and a fleet says much at once.
 """
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -82,6 +82,12 @@ class Database:
         except SQLAlchemyError as error:
             raise StorageError(f"cannot use the store {self.path}: {error}") from error
 
+    def _write(self, statement: Executable, rows: Sequence[Mapping[str, Any]] | None = None) -> None:
+        """Commit a statement, or the same for each of some rows; of none there is nothing to commit."""
+        if rows is None or rows:
+            with self._begin() as connection:
+                connection.execute(statement, rows)
+
     def _later(self, statement: Executable, row: Mapping[str, Any], key: Hashable | None = None) -> None:
         """Let a row wait for the next commit.
 
@@ -102,6 +108,10 @@ class Database:
         rows[key] = row
         if len(rows) >= _MOST_WAITING:
             self.flush()
+
+    def _rows(self, query: Select[Any]) -> Sequence[Any]:
+        with self._transaction() as connection:
+            return connection.execute(query).all()
 
     def _all(self, kind: type[RecordT], query: Select[Any]) -> list[RecordT]:
         with self._transaction() as connection:

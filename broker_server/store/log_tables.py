@@ -64,8 +64,7 @@ class LogTables(Database):
         self.flush()
         table = schema.events
         query = select(table.c.device, table.c.round).where(table.c.run == run, table.c.kind == kind)
-        with self._transaction() as connection:
-            return {device: number or 0 for device, number in connection.execute(query.order_by(table.c.id))}
+        return {device: number or 0 for device, number in self._rows(query.order_by(table.c.id))}
 
     def refusals(self, run: str | None = None) -> list[RefusalRecord]:
         """How often what was refused."""

@@ -35,8 +35,7 @@ class RunTable(Database):
         self._set_run(run, wire_bytes=known.wire_bytes + wire, payload_bytes=known.payload_bytes + payload)
 
     def _set_run(self, run: str, **values: object) -> None:
-        with self._begin() as connection:
-            connection.execute(update(schema.runs).where(schema.runs.c.id == run).values(**values))
+        self._write(update(schema.runs).where(schema.runs.c.id == run).values(**values))
 
     def runs(self) -> list[RunRecord]:
         """Every run, newest first."""
@@ -49,9 +48,5 @@ class RunTable(Database):
     def unfinished(self, fleet: str) -> RunRecord | None:
         """The newest run of a fleet that has not ended."""
         table = schema.runs
-        return self._first(
-            RunRecord,
-            select(table)
-            .where(table.c.fleet == fleet, table.c.status.in_(UNFINISHED))
-            .order_by(table.c.created_at.desc()),
-        )
+        query = select(table).where(table.c.fleet == fleet, table.c.status.in_(UNFINISHED))
+        return self._first(RunRecord, query.order_by(table.c.created_at.desc()))

@@ -23,8 +23,7 @@ class TaskTable(Database):
 
     def add_tasks(self, tasks: Sequence[TaskRecord]) -> None:
         """Store further tasks of a round."""
-        with self._begin() as connection:
-            connection.execute(insert(schema.tasks), [to_row(task) for task in tasks])
+        self._write(insert(schema.tasks), [to_row(task) for task in tasks])
 
     def tasks(self, run: str, number: int, kind: str | None = None) -> list[TaskRecord]:
         """The tasks of a round, by device."""
@@ -42,8 +41,7 @@ class TaskTable(Database):
         """Every training task of a run, by round."""
         columns = [schema.tasks.c[name] for name in PlannedTask._fields]
         query = select(*columns).where(schema.tasks.c.run == run, schema.tasks.c.kind == "train")
-        with self._transaction() as connection:
-            return [PlannedTask(*row) for row in connection.execute(query.order_by(schema.tasks.c.round))]
+        return [PlannedTask(*row) for row in self._rows(query.order_by(schema.tasks.c.round))]
 
     def parts(self, run: str) -> dict[str, DevicePart]:
         """What every device did in a run, by device; summed up by the database, for there may be many tasks."""
@@ -58,9 +56,8 @@ class TaskTable(Database):
         }
         query = select(table.c.device, *(value.label(name) for name, value in totals.items())).where(of_run)
         newest, measured = self._newest(of_run), self._newest(of_run & table.c.metrics.is_not(None))
-        with self._transaction() as connection:
-            rows = connection.execute(query.group_by(table.c.device)).mappings().all()
-        names = {row["device"]: {name: row[name] for name in totals} for row in rows}
+        rows = self._rows(query.group_by(table.c.device))
+        names = {device: dict(zip(totals, found, strict=True)) for device, *found in rows}
         return {name: DevicePart(newest[name], measured.get(name), found) for name, found in names.items()}
 
     def _newest(self, which: ColumnElement[bool]) -> dict[str, TaskRecord]:
@@ -92,8 +89,7 @@ class TaskTable(Database):
         refused = select(table.c.device).where(of_run & (table.c.phase == TaskPhase.REFUSED.value))
         query = select(table.c.device, table.c.round, table.c.phase)
         query = query.where(of_run & table.c.device.in_(refused)).order_by(table.c.round)
-        with self._transaction() as connection:
-            return [(device, number, TaskPhase(phase)) for device, number, phase in connection.execute(query)]
+        return [(device, number, TaskPhase(phase)) for device, number, phase in self._rows(query)]
 
     def task(self, task: str) -> TaskRecord | None:
         """One task, of whatever run."""
@@ -117,30 +113,20 @@ class TaskTable(Database):
             }
             for task in tasks
         ]
-        with self._begin() as connection:
-            connection.execute(_RECEIVE, rows)
+        self._write(_RECEIVE, rows)
 
     def take(self, task: TaskRecord) -> None:
         """Commit which of its sub-models a device took."""
-        values = to_row(task)
-        self._set_task(
-            task.id, **{key: values[key] for key in ("tier", "plan_key", "artifact_set", "weights", "others")}
-        )
+        row = to_row(task)
+        taken = {key: row[key] for key in ("tier", "plan_key", "artifact_set", "weights", "others")}
+        self._write(update(schema.tasks).where(schema.tasks.c.id == task.id).values(taken))
 
     def settle(self, tasks: Iterable[str], phase: TaskPhase, detail: str | None = None) -> None:
         """Put tasks into a phase."""
-        rows = [{"task": task, "phase": phase.value, "detail": detail} for task in tasks]
-        if rows:
-            with self._begin() as connection:
-                connection.execute(_SETTLE, rows)
+        self._write(_SETTLE, [{"task": task, "phase": phase.value, "detail": detail} for task in tasks])
 
     def note_answers(self, timings: Mapping[str, Timing]) -> None:
         """Remember when tasks were answered, by id."""
-        rows = [{"task": task, "timing": timing.model_dump_json()} for task, timing in timings.items()]
-        if rows:
-            with self._begin() as connection:
-                connection.execute(_NOTE_ANSWER, rows)
-
-    def _set_task(self, task: str, **values: object) -> None:
-        with self._begin() as connection:
-            connection.execute(update(schema.tasks).where(schema.tasks.c.id == task).values(**values))
+        self._write(
+            _NOTE_ANSWER, [{"task": task, "timing": timing.model_dump_json()} for task, timing in timings.items()]
+        )

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, insert, select, update
+from sqlalchemy import bindparam, insert, select, update
 
 from broker_server.store import schema
 from broker_server.store.database import Database
@@ -19,8 +19,8 @@ _SETTLE = (
 )
 
 
-def _settle(connection: Connection, outcomes: Mapping[str, Outcome]) -> None:
-    rows = [
+def _settled(outcomes: Mapping[str, Outcome]) -> list[dict[str, Any]]:
+    return [
         {
             "task": task,
             "phase": item.phase.value,
@@ -29,8 +29,6 @@ def _settle(connection: Connection, outcomes: Mapping[str, Outcome]) -> None:
         }
         for task, item in outcomes.items()
     ]
-    if rows:
-        connection.execute(_SETTLE, rows)
 
 
 class VersionTable(Database):
@@ -40,7 +38,8 @@ class VersionTable(Database):
         """Store a new global version and, with it, what became of the updates of its round, by task."""
         with self._begin() as connection:
             connection.execute(insert(schema.versions).values(to_row(version)))
-            _settle(connection, outcomes)
+            if outcomes:
+                connection.execute(_SETTLE, _settled(outcomes))
 
     def repeat_version(self, copy: VersionRecord) -> bool:
         """Store a version that repeats an earlier one; False, and nothing stored, while its run is going on."""
@@ -54,8 +53,7 @@ class VersionTable(Database):
 
     def settle_outcomes(self, outcomes: Mapping[str, Outcome]) -> None:
         """Store what became of updates of a round that has no version, by task."""
-        with self._begin() as connection:
-            _settle(connection, outcomes)
+        self._write(_SETTLE, _settled(outcomes))
 
     def judge_version(
         self, run: str, number: int, *, statistics: str | None = None, evaluation: VersionEvaluation | None = None
@@ -67,20 +65,13 @@ class VersionTable(Database):
         if evaluation is not None:
             values["evaluation"] = evaluation.model_dump_json()
         table = schema.versions
-        with self._begin() as connection:
-            connection.execute(update(table).where(table.c.run == run, table.c.number == number).values(values))
+        self._write(update(table).where(table.c.run == run, table.c.number == number).values(values))
 
     def used_elsewhere(self, run: str, digests: Collection[str]) -> set[str]:
-        """Which blobs are the weights of versions of other runs: the same weights are one blob.
-
-        Args:
-            run: id of the run that needs them no longer.
-            digests: of the blobs.
-        """
+        """Which blobs are the weights of versions of other runs: the same weights are one blob."""
         table = schema.versions
         query = select(table.c.digest).where(table.c.run != run, table.c.digest.in_(digests))
-        with self._transaction() as connection:
-            return set(connection.execute(query).scalars())
+        return {digest for (digest,) in self._rows(query)}
 
     def versions(self, run: str) -> list[VersionRecord]:
         """The global versions of a run in order."""
