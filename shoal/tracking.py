@@ -1,4 +1,4 @@
-"""Writes the rounds of a run to MLflow or TensorBoard, from a store, whoever writes that: a server or a simulation."""
+"""Writes the rounds of a run, a fleet's or a simulation's, to TensorBoard, MLflow or OpenTelemetry."""
 
 import json
 import os
@@ -14,7 +14,9 @@ from fleet_protocol.messages import Evaluation
 _ROUND_TAG, _RUN_TAG = "shoal.round", "shoal.run"
 _MLFLOW_ENDS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 _LONGEST_PARAM, _MOST_PARAMS = 500, 100  # of a batch, by the REST API of MLflow
+_COLLECTOR_SECONDS = 10
 _SUFFIX = ".shoal"
+_EXAMPLES = "tensorboard:FOLDER, mlflow:http://HOST:5000, otlp:http://HOST:4318"
 
 
 class Writer(Protocol):
@@ -23,10 +25,10 @@ class Writer(Protocol):
     def begin(self, run: RunRecord) -> int:
         """The number of the first round that is not there yet."""
 
-    def write(self, number: int, at: float, values: Mapping[str, float]) -> None:
-        """A round: its number, when it ended in seconds since the epoch, and its values by name."""
+    def write(self, view: queries.RoundView) -> None:
+        """A round that has ended."""
 
-    def end(self, status: str) -> None:
+    def end(self, status: str, /) -> None:
         """Nothing more comes just now; the status is that of the run."""
 
 
@@ -34,7 +36,8 @@ def tracking(target: str) -> Writer:
     """Where to write.
 
     Args:
-        target: ``tensorboard:FOLDER``, or ``mlflow:ADDRESS`` of a tracking server.
+        target: ``tensorboard:FOLDER``, ``mlflow:ADDRESS`` of a tracking server, or ``otlp:ADDRESS`` of a collector of
+            traces.
 
     Raises:
         ConfigError: it is neither.
@@ -42,7 +45,7 @@ def tracking(target: str) -> Writer:
     """
     kind, _, place = target.partition(":")
     if kind not in _WRITERS or not place:
-        raise ConfigError(f"{target!r} is no place to write to; give tensorboard:FOLDER or mlflow:http://HOST:5000")
+        raise ConfigError(f"{target!r} is no place to write to; give one of {_EXAMPLES}")
     return _WRITERS[kind](place)
 
 
@@ -68,7 +71,7 @@ def track(opened: Store, run: str | None, writer: Writer, looks: Callable[[], It
         for view in queries.rounds(opened, record.id, first=number):
             if view.round.ended_at is None:
                 break
-            writer.write(view.round.number, view.round.ended_at, dict(values_of(view)))
+            writer.write(view)
             number, written = view.round.number + 1, written + 1
     writer.end(queries.find_run(opened, record.id).status)
     return written
@@ -114,9 +117,9 @@ class _TensorBoard:
         self._writer.add_text("settings", f"```json\n{json.dumps(json.loads(run.config), indent=1)}\n```")
         return 1
 
-    def write(self, number: int, at: float, values: Mapping[str, float]) -> None:
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, number, walltime=at)
+    def write(self, view: queries.RoundView) -> None:
+        for name, value in values_of(view):
+            self._writer.add_scalar(name, value, view.round.number, walltime=view.round.ended_at)
         self._writer.flush()
 
     def end(self, status: str) -> None:
@@ -151,10 +154,11 @@ class _MlFlow:
             self._asked(client.log_batch, self._run, params=settings[at : at + _MOST_PARAMS])
         return 1
 
-    def write(self, number: int, at: float, values: Mapping[str, float]) -> None:
+    def write(self, view: queries.RoundView) -> None:
         from mlflow.entities import Metric, RunTag  # noqa: PLC0415
 
-        numbers = [Metric(name, value, int(at * 1000), number) for name, value in values.items()]
+        number, at = view.round.number, int((view.round.ended_at or 0) * 1000)
+        numbers = [Metric(name, value, at, number) for name, value in values_of(view)]
         self._asked(self._client.log_batch, self._run, numbers, tags=[RunTag(_ROUND_TAG, str(number))])
 
     def end(self, status: str) -> None:
@@ -170,4 +174,58 @@ class _MlFlow:
             raise StorageError(f"MLflow at {self._address} has not taken it: {error}") from error
 
 
-_WRITERS: Mapping[str, Callable[[str], Writer]] = MappingProxyType({"tensorboard": _TensorBoard, "mlflow": _MlFlow})
+class _Traces:
+    """A trace of each round: in it a span for the part of each device, and in that what the board has measured."""
+
+    def __init__(self, address: str) -> None:
+        from opentelemetry.exporter.otlp.proto.http import trace_exporter  # noqa: PLC0415  (an extra)
+
+        self._address = f"{address.rstrip('/')}/v1/traces"
+        self._exporter = trace_exporter.OTLPSpanExporter(endpoint=self._address, timeout=_COLLECTOR_SECONDS)
+
+    def begin(self, run: RunRecord) -> int:
+        self._run = run
+        return 1
+
+    def write(self, view: queries.RoundView) -> None:
+        from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
+        from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
+        from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult  # noqa: PLC0415
+        from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter  # noqa: PLC0415
+        from opentelemetry.trace import Span, set_span_in_context  # noqa: PLC0415
+
+        made, run, record = InMemorySpanExporter(), self._run, view.round
+        given = Resource({"service.name": "shoal", "shoal.fleet": run.fleet, "shoal.run": run.id})
+        provider = TracerProvider(resource=given, shutdown_on_exit=False)
+        provider.add_span_processor(SimpleSpanProcessor(made))
+        tracer = provider.get_tracer("shoal")
+
+        def span(name: str, at: float, seconds: float, inside: Span | None, **values: str | float | None) -> Span:
+            known = {f"shoal.{key}": value for key, value in values.items() if value is not None}
+            within = set_span_in_context(inside) if inside is not None else None
+            begun = tracer.start_span(name, within, start_time=int(at * 1e9), attributes=known)
+            begun.end(int((at + seconds) * 1e9))
+            return begun
+
+        began = record.opened_at or record.planned_at
+        took = (record.ended_at or began) - began
+        whole = span(f"round {record.number}", began, took, None, round=record.number, state=record.state.value)
+        for task in view.tasks:
+            ended = (task.timing.answered or task.timing.left) if task.timing else None
+            given_up = record.collect_seconds or took
+            part = span(task.device, began, ended or given_up, whole, tier=task.tier, outcome=task.phase.value,
+                        why=task.detail, bytes=task.update_size)  # fmt: skip
+            if task.metrics is not None:
+                fetched, trained = task.metrics.fetch_seconds, task.metrics.train_seconds
+                span("fetch", began, fetched, part, bytes=task.weights.size)
+                span("train", began + fetched, trained, part, examples=task.metrics.examples)
+        if self._exporter.export(made.get_finished_spans()) is not SpanExportResult.SUCCESS:
+            raise StorageError(f"{self._address} has not taken the trace of round {record.number}")
+
+    def end(self, _status: str) -> None:
+        self._exporter.shutdown()
+
+
+_WRITERS: Mapping[str, Callable[[str], Writer]] = MappingProxyType(
+    {"tensorboard": _TensorBoard, "mlflow": _MlFlow, "otlp": _Traces}
+)

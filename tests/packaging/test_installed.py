@@ -301,6 +301,7 @@ disconnect()
 """,
     "tracking": """
 from mlflow import MlflowClient
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from tensorboardX import SummaryWriter
 SummaryWriter("board").close()
 print(callable(MlflowClient))

@@ -1,9 +1,12 @@
-"""The rounds of a run in TensorBoard's and MLflow's own files, each once."""
+"""The rounds of a run in the files of TensorBoard and MLflow, each once, and as traces at a collector."""
 
+import gzip
 import json
 import struct
+import threading
 import time
 from contextlib import closing
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from sqlalchemy import update
@@ -14,6 +17,7 @@ from shoal.tracking import values_of
 from tests.shoal.view.stores import RUN, made
 
 pytest.importorskip("tensorboardX")
+pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 mlflow = pytest.importorskip("mlflow")
 
 
@@ -91,13 +95,65 @@ def test_mlflow_has_every_round_once(store, typed, tmp_path, monkeypatch):
     assert len(client.get_metric_history(found.info.run_id, "round/merged")) == 4
 
 
+def test_a_collector_has_a_trace_of_each_round(store, typed):
+    """The round, in it the part of each device with its outcome, in it what the board measured, none outside of it."""
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest  # noqa: PLC0415
+
+    taken = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self):
+            data = self.rfile.read(int(self.headers["Content-Length"]))
+            data = gzip.decompress(data) if self.headers.get("Content-Encoding") == "gzip" else data
+            taken.append((self.path, ExportTraceServiceRequest.FromString(data)))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Collector) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        done = typed("track", f"otlp:http://127.0.0.1:{server.server_port}", "--store", store)
+        server.shutdown()
+        thread.join(10)
+    assert "3 rounds of run" in done.stdout, done.stderr
+    assert {path for path, _ in taken} == {"/v1/traces"}
+    with closing(Store(store, read_only=True)) as opened:
+        views = rounds(opened, last=3)
+    for view, (_, request) in zip(views, taken, strict=True):
+        (scope,) = request.resource_spans[0].scope_spans
+        spans = {span.span_id: span for span in scope.spans}
+        names = {view.round.number: f"round {view.round.number}"}
+        (whole,) = [span for span in spans.values() if not span.parent_span_id]
+        assert whole.name == names[view.round.number]
+        parts = {span.name: span for span in spans.values() if span.parent_span_id == whole.span_id}
+        assert sorted(parts) == [task.device for task in view.tasks]
+        for task in view.tasks:
+            told = {item.key: item.value.string_value for item in parts[task.device].attributes}
+            assert told["shoal.outcome"] == task.phase.value
+            inner = [span for span in spans.values() if span.parent_span_id == parts[task.device].span_id]
+            assert [span.name for span in inner] == (["fetch", "train"] if task.metrics else [])
+        assert len({span.trace_id for span in spans.values()}) == 1
+    assert len({request.resource_spans[0].scope_spans[0].spans[0].trace_id for _, request in taken}) == 3
+
+
 def test_a_place_that_is_none_says_which_there_are(store, typed, tmp_path):
-    """So does one that cannot be written, and a server that does not answer."""
+    """So does one that cannot be written."""
     done = typed("track", "wandb:here", "--store", store)
     assert done.returncode == 2
-    assert "give tensorboard:FOLDER or mlflow:http://HOST:5000" in " ".join(done.stderr.split())
+    assert "give one of tensorboard:FOLDER, mlflow:http://HOST:5000, otlp:http://HOST:4318" in " ".join(
+        done.stderr.split()
+    )
     (tmp_path / "file").write_text("")
     done = typed("track", f"tensorboard:{tmp_path / 'file'}", "--store", store)
     assert (done.returncode, "cannot write" in done.stderr) == (7, True), done.stderr
-    done = typed("track", "mlflow:http://127.0.0.1:1", "--store", store)
-    assert (done.returncode, "has not taken it" in " ".join(done.stderr.split())) == (7, True), done.stderr
+
+
+@pytest.mark.slow
+def test_nobody_who_answers_is_said(store, typed):
+    """After a try or two."""
+    for target in ("mlflow:http://127.0.0.1:1", "otlp:http://127.0.0.1:1"):
+        done = typed("track", target, "--store", store)
+        assert (done.returncode, "has not taken" in " ".join(done.stderr.split())) == (7, True), done.stderr

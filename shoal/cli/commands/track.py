@@ -1,4 +1,4 @@
-"""Write the rounds of a run to TensorBoard or MLflow."""
+"""Write the rounds of a run to TensorBoard or MLflow, or their traces to OpenTelemetry."""
 
 from contextlib import closing
 from functools import partial
@@ -12,7 +12,9 @@ from shoal.cli.extras import needs
 
 
 def _track(
-    target: Annotated[str, typer.Argument(help="tensorboard:FOLDER, or mlflow:http://HOST:5000.")],
+    target: Annotated[
+        str, typer.Argument(help="tensorboard:FOLDER, mlflow:http://HOST:5000, or otlp:http://HOST:4318.")
+    ],
     store: StoreFolder = DEFAULT_STORE,
     run: RunId = None,
     watch: Watch = False,
