@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 from fleet_protocol import control, messages, requests
 from fleet_protocol.blobs import DEFAULT_CHUNK_BYTES, FRAME_OVERHEAD
+from fleet_protocol.identity.enrolment import Papers
 from fleet_protocol.topics import NAME_PATTERN, Topics
 
 
@@ -28,6 +29,7 @@ MESSAGES: tuple[type[BaseModel], ...] = (
     messages.DeviceStatus,
     messages.DeviceProfile,
     messages.ServerStatus,
+    Papers,
     *_SERVER_TO_DEVICE,
     *_DEVICE_TO_SERVER,
     requests.RunRequest,
@@ -105,6 +107,7 @@ def _channels() -> dict[str, Any]:
         "deviceTask": _channel(topics.task("{device}"), to_device, "Server to one device, QoS 1."),
         "deviceReply": _channel(topics.reply("{device}"), to_server, "One device to the server, QoS 1."),
         "deviceKey": _channel(topics.key("{device}"), ["GroupKey"], "To one device of an enrolled fleet, retained."),
+        "devicePapers": _channel(topics.papers("{device}"), ["Papers"], "What the operator has signed, retained."),
         "blob": _channel(f"{topics.root}/blobs/{{digest}}/{{index}}", ["BlobChunk"], shared),
         "upload": _channel(f"{topics.root}/uploads/{{task}}/{{index}}", ["UploadChunk"], "Chunks of an update."),
         "serverStatus": _channel(topics.server_status, ["ServerStatus"], "Retained presence of the server."),
@@ -119,7 +122,7 @@ def document() -> dict[str, Any]:
     for model in MESSAGES:
         schemas.update(model.model_json_schema(ref_template="#/components/schemas/{model}").get("$defs", {}))
     key = "number of the epoch (4 bytes), and the key of 32 bytes, sealed (magic SHS2)."
-    sent = {"deviceTask", "deviceKey", "blob", "serverStatus", "serverEvents"}
+    sent = {"deviceTask", "deviceKey", "devicePapers", "blob", "serverStatus", "serverEvents"}
     channels = _channels()
     return {
         "asyncapi": "3.0.0",

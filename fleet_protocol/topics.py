@@ -5,6 +5,7 @@ shoal/v1/<fleet>/devices/<id>/profile   device -> all, retained
 shoal/v1/<fleet>/devices/<id>/task      server -> device
 shoal/v1/<fleet>/devices/<id>/reply     device -> server
 shoal/v1/<fleet>/devices/<id>/key       server -> device, retained; where the fleet has identities
+shoal/v1/<fleet>/devices/<id>/papers    server -> device, retained; what the operator has signed
 shoal/v1/<fleet>/blobs/<digest>/<i>     server -> all devices that wait for the blob
 shoal/v1/<fleet>/uploads/<task>/<i>     device -> server
 shoal/v1/<fleet>/server/status          server -> all, retained, with a will
@@ -41,11 +42,11 @@ class DeviceTopic:
 
     Attributes:
         device: id of the device, as the topic says; who really sent the message is another question.
-        channel: ``status``, ``profile`` and ``reply`` come from the device, ``task`` and ``key`` go to it.
+        channel: ``status``, ``profile`` and ``reply`` come from the device, ``task``, ``key`` and ``papers`` go to it.
     """
 
     device: str
-    channel: Literal["status", "profile", "task", "reply", "key"]
+    channel: Literal["status", "profile", "task", "reply", "key", "papers"]
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,10 @@ class Topics:
         """The key under which a device reads what is for all."""
         return f"{self.root}/devices/{device}/key"
 
+    def papers(self, device: str) -> str:
+        """What the operator says to a device since it was enrolled."""
+        return f"{self.root}/devices/{device}/papers"
+
     def blob(self, digest: str, index: int) -> str:
         """One chunk of a blob on its way to the devices."""
         return f"{self.root}/blobs/{digest}/{index}"
@@ -188,7 +193,7 @@ class Topics:
         if not topic.startswith(prefix):
             return None
         match topic[len(prefix) :].split("/"):
-            case ["devices", device, "status" | "profile" | "task" | "reply" | "key" as channel]:
+            case ["devices", device, "status" | "profile" | "task" | "reply" | "key" | "papers" as channel]:
                 return DeviceTopic(device, channel)
             case ["blobs", digest, index]:
                 return BlobTopic(digest, index)

@@ -174,7 +174,12 @@ class Rejected:
     error: RefusedError
 
 
-Event = Connected | Disconnected | Received | Rejected
+@dataclass(frozen=True)
+class Renewed:
+    """The operator has let this member's enrolment end later; it speaks with that from now on."""
+
+
+Event = Connected | Disconnected | Received | Rejected | Renewed
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@
 
 import secrets
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -22,7 +23,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from broker_server.service.certificates import Authority, serial_of
 from broker_server.service.registry import MemberEntry, Registry, read_registry
 from fleet_protocol.errors import ConfigError
-from fleet_protocol.identity.certificate import Certificate, issue
+from fleet_protocol.identity.certificate import Certificate, Revocations, issue, read_certificate
 from fleet_protocol.identity.enrolment import Enrolment, read_enrolment, write_secret
 from fleet_protocol.identity.sealing import new_key, public_key
 from fleet_protocol.topics import check_name
@@ -138,6 +139,48 @@ def renew_server(folder: Path) -> Path:
     return _add(folder, SERVER, "server", days=0)
 
 
+def renew(folder: Path, names: Collection[str], *, days: int) -> list[str]:
+    """Let enrolments end later, for the same keys; a server that is up tells the devices, which need not be touched.
+
+    Args:
+        folder: of the fleet.
+        names: ids of devices; of all whose enrolment ends where there are none.
+        days: from now until they end; 0 for never.
+
+    Returns:
+        Those that end later now.
+
+    Raises:
+        ConfigError: no such device, or one from before there were renewals; no fleet's folder, no operator's key.
+        StorageError: it cannot be written.
+    """
+    registry, operator = read_registry(folder), _operator(folder)
+    expires = int(time.time()) + days * _DAY_SECONDS if days else 0
+    done = []
+    for name in names or registry.devices():
+        entry = registry.devices().get(name)
+        if entry is None:
+            raise _no_device(name, registry)
+        if entry.certificate is None:
+            raise ConfigError(f"{name} was enrolled before there were renewals: `shoal enroll {name}`, carry the file")
+        old = read_certificate(bytes.fromhex(entry.certificate), operator.public_key())
+        new = old.model_copy(update={"expires": expires})
+        if not new.outlives(old):
+            continue
+        changes = {"expires": expires, "certificate": issue(new, operator).hex(), "renewed": True}
+        # The end of one that has ended already was an epoch, which must not come again.
+        epoch = registry.epoch + (0 < entry.expires < time.time())
+        members = {**registry.members, name: entry.model_copy(update=changes)}
+        registry = registry.model_copy(update={"epoch": epoch, "members": members})
+        done.append(name)
+    _keep(folder, registry)
+    return done
+
+
+def _no_device(name: str, registry: Registry) -> ConfigError:
+    return ConfigError(f"{name!r} is no device of this fleet; there are {', '.join(registry.devices()) or 'none'}")
+
+
 def revoke(folder: Path, name: str) -> None:
     """Make a device no member any more; a running server knows within a second, and the broker that it hosts.
 
@@ -148,12 +191,14 @@ def revoke(folder: Path, name: str) -> None:
     registry = read_registry(folder)
     entry = registry.members.get(name)
     if entry is None or name == SERVER:
-        raise ConfigError(f"{name!r} is no device of this fleet; there are {', '.join(registry.devices()) or 'none'}")
+        raise _no_device(name, registry)
     _keep(folder, registry.without(name))
 
 
 def _keep(folder: Path, registry: Registry) -> None:
-    registry.write(folder)  # first: it counts even where the authority's key is kept elsewhere
+    registry.write(folder)  # first: it counts even where the operator's and the authority's key are kept elsewhere
+    said = Revocations(fleet=Authority.read(folder).fleet, counter=registry.epoch, since=registry.since)
+    registry.model_copy(update={"revoked": issue(said, _operator(folder)).hex()}).write(folder)
     write_secret(folder / "crl.pem", Authority.read(folder).revoked(registry.withdrawn))
 
 
@@ -171,6 +216,8 @@ def _add(folder: Path, name: str, role: Literal["server", "device"], *, days: in
         fleet=fleet, role=role, name=name, key=_public(key), serial=serial, expires=expires, sealing=opens
     )
     tls_certificate, tls_key = authority.issue(name)
+    tls = serial_of(tls_certificate)
+    signed = issue(certificate, operator).hex()
     token = secrets.token_urlsafe(24)
     enrolment = Enrolment(
         fleet=fleet,
@@ -178,7 +225,7 @@ def _add(folder: Path, name: str, role: Literal["server", "device"], *, days: in
         name=name,
         broker=(folder / "address").read_text(encoding="utf-8"),
         operator=_public(operator),
-        certificate=issue(certificate, operator).hex(),
+        certificate=signed,
         key=key.private_bytes_raw().hex(),
         sealing=sealing,
         token=token,
@@ -187,7 +234,9 @@ def _add(folder: Path, name: str, role: Literal["server", "device"], *, days: in
         tls_key=tls_key,
     )
     write_secret(path, enrolment.model_dump_json(indent=1))
-    entry = MemberEntry(role=role, serial=serial, token=token, sealing=opens, tls=serial_of(tls_certificate))
+    entry = MemberEntry(
+        role=role, serial=serial, token=token, sealing=opens, tls=tls, expires=expires, certificate=signed
+    )
     left = registry.without(name)  # who has an old enrolment reads nothing any more
     _keep(folder, left.model_copy(update={"serial": serial, "members": {**left.members, name: entry}}))
     return path

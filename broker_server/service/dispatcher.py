@@ -144,7 +144,7 @@ class MqttDispatcher:
         elif isinstance(event, Rejected):
             # Whoever is named there need not be who sent it.
             self.reporter.refused(event.error.reason, str(event.error), device=None, number=self._number)
-        else:
+        elif isinstance(event, Received):
             self._route(event)
 
     def _route(self, event: Received) -> None:

@@ -10,6 +10,7 @@ from fleet_protocol.errors import ConfigError
 from fleet_protocol.identity.enrolment import read_enrolment
 from fleet_protocol.identity.group import Group
 from fleet_protocol.identity.member import Member
+from fleet_protocol.identity.papers import Standing
 from fleet_protocol.identity.sealing import derived
 from fleet_protocol.transport import BrokerAddress
 
@@ -55,17 +56,18 @@ def member_of(config: BrokerConfig) -> Member | None:
     if config.identity is None:
         return None
     folder = config.identity.parent
-    enrolment, reader = read_enrolment(config.identity), RegistryReader(folder)
+    standing = Standing(read_enrolment(config.identity), folder / "server" / "papers.json")
+    enrolment, reader = standing.enrolment, RegistryReader(folder, standing)
 
     def group() -> Group | None:
         registry = reader.current()
         if registry.lacking or not enrolment.sealing:
             return None
-        epoch = registry.epoch
+        epoch, readers = registry.readers(standing.revocations)
         key = derived(bytes.fromhex(enrolment.sealing[0]), b"shoal-epoch-1\0" + epoch.to_bytes(4, "big"))
-        return Group(epoch, key, registry.readers())
+        return Group(epoch, key, readers)
 
-    return Member(enrolment, folder / "server", revoked=reader.revoked, group=group)
+    return Member(enrolment, folder / "server", revoked=reader.revoked, papers=reader.papers, group=group)
 
 
 def why_unsealed(config: BrokerConfig) -> str | None:

@@ -80,6 +80,7 @@ def access_rules(fleet: str, members: Iterable[str]) -> str:
                 f"write {topics.reply(name)}",
                 f"read {topics.task(name)}",
                 f"read {topics.key(name)}",
+                f"read {topics.papers(name)}",
                 f"read {topics.root}/blobs/#",
                 f"write {topics.root}/uploads/#",
             ]

@@ -1,5 +1,6 @@
 """The members of an enrolled fleet as its server knows them: logins, and who is one no longer."""
 
+import contextlib
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,12 +8,13 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, ValidationError
 
-from fleet_protocol.errors import ConfigError
+from fleet_protocol.errors import ConfigError, RefusedError, StorageError
 from fleet_protocol.frozen import FrozenModel
-from fleet_protocol.identity.enrolment import write_secret
+from fleet_protocol.identity.enrolment import Papers, write_secret
 
 if TYPE_CHECKING:
-    from fleet_protocol.identity.certificate import Certificate
+    from fleet_protocol.identity.certificate import Certificate, Revocations
+    from fleet_protocol.identity.papers import Standing
 
 REGISTRY = "registry.json"
 _LOOK_SECONDS = 1.0
@@ -29,6 +31,9 @@ class MemberEntry(FrozenModel):
         sealing: of a device, the public key to which the group's key is sealed; None if it was enrolled before there
             were such keys.
         tls: number of its client certificate, in hexadecimal.
+        expires: seconds since 1970 after which it is one no longer, 0 for never.
+        certificate: its newest; None if it was enrolled before there were renewals.
+        renewed: whether that is another than it was enrolled with.
     """
 
     role: str
@@ -37,6 +42,9 @@ class MemberEntry(FrozenModel):
     revoked: bool = False
     sealing: str | None = None
     tls: str | None = None
+    expires: int = 0
+    certificate: str | None = None
+    renewed: bool = False
 
 
 class Registry(FrozenModel):
@@ -46,12 +54,16 @@ class Registry(FrozenModel):
         serial: of the newest certificate.
         epoch: of the key under which blobs go down; it grows whenever an enrolment counts for nothing any more.
         withdrawn: numbers of client certificates of devices that count for nothing any more.
+        since: by name, the lowest serial that counts.
+        revoked: the same as the operator signed it, with the epoch as its counter.
         members: by name.
     """
 
     serial: int = 0
     epoch: int = 1
     withdrawn: tuple[str, ...] = ()
+    since: Mapping[str, int] = Field(default_factory=dict)
+    revoked: str | None = None
     members: Mapping[str, MemberEntry] = Field(default_factory=dict)
 
     @property
@@ -59,9 +71,20 @@ class Registry(FrozenModel):
         """Devices that could not read what is sealed to all: because of them nothing is."""
         return [name for name, entry in self.devices().items() if entry.sealing is None]
 
-    def readers(self) -> dict[str, str]:
-        """Public keys of the devices, by name."""
-        return {name: entry.sealing for name, entry in self.devices().items() if entry.sealing is not None}
+    def readers(self, revocations: "Revocations") -> tuple[int, dict[str, str]]:
+        """Who reads what is sent now: an epoch, which grows when an enrolment ends, too, and public keys by name."""
+        ended = [name for name, entry in self.devices().items() if 0 < entry.expires < time.time()]
+        its = {name: entry.sealing for name, entry in self.devices().items() if entry.sealing is not None}
+        out = {name for name in its if self.members[name].serial < revocations.since.get(name, 0)} | {*ended}
+        epoch = max(self.epoch, revocations.counter) + len(ended)
+        return epoch, {name: key for name, key in its.items() if name not in out}
+
+    def papers(self) -> dict[str, bytes]:
+        """What the operator says to each device that is a member, if anything."""
+        if self.revoked is None:
+            return {}
+        said = {name: entry.certificate if entry.renewed else None for name, entry in self.devices().items()}
+        return {name: Papers(revoked=self.revoked, certificate=its).to_bytes() for name, its in said.items()}
 
     def devices(self) -> dict[str, MemberEntry]:
         """Those that are members, by name."""
@@ -80,6 +103,7 @@ class Registry(FrozenModel):
         # The server that runs keeps its way into the broker until it starts again.
         withdrawn = (entry.tls,) if entry.tls is not None and entry.role == "device" else ()
         changes = {"withdrawn": (*self.withdrawn, *withdrawn), "members": {**self.members, name: gone}}
+        changes["since"] = {**self.since, name: entry.serial + 1}
         return self.model_copy(update={**changes, "epoch": self.epoch + 1})
 
     def write(self, folder: Path) -> None:
@@ -106,21 +130,50 @@ def read_registry(folder: Path) -> Registry:
 
 
 class RegistryReader:
-    """Who is no longer a member, from the file, so that a revocation needs no restart."""
+    """Who is no longer a member, from the file, so that a revocation needs no restart.
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._registry = read_registry(folder)
+    What the server has obeyed it keeps, as its `Standing`; an older file takes none of it back.
+
+    Raises:
+        ConfigError: there is no registry, or an older one.
+    """
+
+    def __init__(self, folder: Path, standing: "Standing") -> None:
+        self._folder, self._standing = folder, standing
+        self._papers: Mapping[str, bytes] = {}
+        self._registry = self._read()
         self._looked = time.monotonic()
+
+    def _read(self) -> Registry:
+        registry = read_registry(self._folder)
+        if registry.revoked is not None:
+            try:
+                self._standing.take(Papers(revoked=registry.revoked).to_bytes())
+            except RefusedError as error:
+                raise ConfigError(
+                    f"{self._folder / REGISTRY} is not what the operator has signed last ({error}): put the newest one "
+                    "in its place"
+                ) from error
+        # A server that was renewed says nothing of it until it starts again.
+        self._papers = {} if self._standing.revoked(self._standing.certificate) else registry.papers()
+        return registry
 
     def revoked(self, certificate: "Certificate") -> bool:
         """Whether a certificate counts for nothing: its member was revoked, or has a newer one."""
         entry = self.current().members.get(certificate.name)
-        return entry is None or entry.revoked or certificate.serial != entry.serial
+        gone = entry is None or entry.revoked or certificate.serial != entry.serial
+        return gone or self._standing.revoked(certificate)
+
+    def papers(self) -> Mapping[str, bytes]:
+        """What the operator says to devices, by name; the same object until the file is another."""
+        self.current()
+        return self._papers
 
     def current(self) -> Registry:
         """The registry as it is now, or was a second ago."""
         if time.monotonic() - self._looked > _LOOK_SECONDS:
             self._looked = time.monotonic()
-            self._registry = read_registry(self._folder)
+            with contextlib.suppress(ConfigError, StorageError):  # what was obeyed stays
+                if read_registry(self._folder) != self._registry:
+                    self._registry = self._read()
         return self._registry

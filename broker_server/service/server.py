@@ -15,6 +15,7 @@ import queue
 import secrets
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -92,6 +93,7 @@ class Server:
         self._stack = contextlib.ExitStack()
         self._broker: ChildBroker | None = None
         self._followed = True
+        self._papers: Mapping[str, bytes] = {}
 
     # Life.
 
@@ -294,6 +296,9 @@ class Server:
             except queue.Empty:
                 with contextlib.suppress(StorageError):  # it is written with the next commit that succeeds
                     self._store.flush()
+                if self._member is not None and self._member.papers() is not self._papers:
+                    self._papers = self._member.papers()
+                    self._outbox.status(None)  # and with it what the operator says
                 continue
             if isinstance(event, Stop):
                 return

@@ -32,7 +32,7 @@ from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import ConfigError, RefusedError
 from fleet_protocol.messages import Cancel, Offer, Refuse, ServerMessage, parse_server_message
 from fleet_protocol.topics import BlobTopic
-from fleet_protocol.transport import Connected, Disconnected, Received, Rejected
+from fleet_protocol.transport import Connected, Disconnected, Received, Rejected, Renewed
 
 try:
     import fcntl
@@ -162,6 +162,8 @@ class Agent:
             self._on_connected(item)
         elif isinstance(item, Disconnected):
             ctx.kit.journal.warning(f"connection lost ({item.reason}); trying again")
+        elif isinstance(item, Renewed):
+            ctx.kit.journal.info("the operator has renewed this board's enrolment")
         elif isinstance(item, Rejected):
             ctx.journal_refusal(item.error)
         elif isinstance(item, StopRequested):

@@ -1,10 +1,11 @@
-"""What the operator of a fleet says of a member: whose key it is and what it may sign. Ed25519 (RFC 8032)."""
+"""What the operator of a fleet says of its members: whose key it is and what it may sign. Ed25519 (RFC 8032)."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal, TypeVar
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.frozen import FrozenModel
@@ -14,10 +15,18 @@ from fleet_protocol.messages.values import Name
 
 SIGNATURE_BYTES = 64
 CERTIFICATE_LIMIT = 1024  # bytes, signature included
-_PURPOSE = b"shoal-certificate-1\0"
 
 
-class Certificate(FrozenModel):
+class Said(FrozenModel):
+    """What an operator signs, each kind for a purpose of its own."""
+
+    purpose: ClassVar[bytes]
+
+
+SaidT = TypeVar("SaidT", bound=Said)
+
+
+class Certificate(Said):
     """A member of a fleet.
 
     Attributes:
@@ -32,6 +41,8 @@ class Certificate(FrozenModel):
             device the key of its group.
     """
 
+    purpose: ClassVar[bytes] = b"shoal-certificate-1\0"
+
     fleet: Name
     role: Literal["server", "device"]
     name: Name
@@ -40,11 +51,31 @@ class Certificate(FrozenModel):
     expires: Count = 0
     sealing: Key | None = None
 
+    def outlives(self, other: "Certificate") -> bool:
+        """Whether it ends later than another."""
+        return other.expires != 0 and (self.expires == 0 or self.expires > other.expires)
 
-def issue(certificate: Certificate, operator: Ed25519PrivateKey) -> bytes:
-    """Sign a certificate: the signature, 64 bytes, and what it is of."""
-    said = certificate.model_dump_json(exclude_none=True).encode()
-    return operator.sign(_PURPOSE + said) + said
+
+class Revocations(Said):
+    """Whose certificates count for nothing any more.
+
+    Attributes:
+        fleet: name of the fleet.
+        counter: grows with every change; whoever knows a list takes none with a lower one.
+        since: by name, the lowest serial that counts.
+    """
+
+    purpose: ClassVar[bytes] = b"shoal-revocations-1\0"
+
+    fleet: Name
+    counter: Count = 0
+    since: Mapping[Name, Count] = Field(default_factory=dict)
+
+
+def issue(said: Said, operator: Ed25519PrivateKey) -> bytes:
+    """Sign something: the signature, 64 bytes, and what it is of."""
+    text = said.to_bytes()
+    return operator.sign(said.purpose + text) + text
 
 
 def read_certificate(data: bytes, operator: Ed25519PublicKey) -> Certificate:
@@ -55,11 +86,16 @@ def read_certificate(data: bytes, operator: Ed25519PublicKey) -> Certificate:
     """
     if not SIGNATURE_BYTES < len(data) <= CERTIFICATE_LIMIT:
         raise RefusedError(RefusalReason.FORGED, f"a certificate of {len(data)} bytes")
-    signature, said = data[:SIGNATURE_BYTES], data[SIGNATURE_BYTES:]
+    return read_signed(Certificate, data, operator)
+
+
+def read_signed(kind: type[SaidT], data: bytes, operator: Ed25519PublicKey) -> SaidT:
+    """Verify what an operator has signed; the rest as for `read_certificate`."""
+    signature, said, what = data[:SIGNATURE_BYTES], data[SIGNATURE_BYTES:], kind.__name__.lower()
     try:
-        operator.verify(signature, _PURPOSE + said)
-        return Certificate.model_validate_json(said)
+        operator.verify(signature, kind.purpose + said)
+        return kind.model_validate_json(said)
     except InvalidSignature as error:
-        raise RefusedError(RefusalReason.FORGED, "a certificate that this fleet's operator did not sign") from error
+        raise RefusedError(RefusalReason.FORGED, f"a {what} that this fleet's operator did not sign") from error
     except ValidationError as error:
-        raise RefusedError(RefusalReason.FORGED, "a certificate of another version") from error
+        raise RefusedError(RefusalReason.FORGED, f"a {what} of another version") from error

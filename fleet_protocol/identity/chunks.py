@@ -84,16 +84,16 @@ class ChunkSigner:
 
     def __init__(self, enrolment: Enrolment, keys: Keys) -> None:
         self._key = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(enrolment.key))
-        self._certificate = bytes.fromhex(enrolment.certificate)
+        self.certificate = bytes.fromhex(enrolment.certificate)
         self._keys = keys
         self._stream: tuple[tuple[str, str], bytes, ChaCha20Poly1305] | None = None
         self._number = 0
 
     def _head(self, place: str, what: int, claim: bytes) -> bytes:
-        return self._certificate + claim + self._key.sign(_signed(place, what, self._certificate, claim))
+        return self.certificate + claim + self._key.sign(_signed(place, what, self.certificate, claim))
 
     def _start(self, what: int, claim_bytes: int, number: int) -> bytes:
-        return _START.pack(_MAGIC, what, len(self._certificate), claim_bytes, number)
+        return _START.pack(_MAGIC, what, len(self.certificate), claim_bytes, number)
 
     def listed(self, place: str, chunks: Sequence[tuple[str, bytes]], group: Group | None) -> Iterator[bytes]:
         """Sign a list of chunks.

@@ -74,6 +74,18 @@ class Enrolment(FrozenModel):
         return address.with_login(self.name, self.token)
 
 
+class Papers(FrozenModel):
+    """What an operator has signed since a member was enrolled; nothing of it is secret.
+
+    Attributes:
+        revoked: what counts for nothing; see `fleet_protocol.identity.certificate.Revocations`.
+        certificate: that ends later, for the same keys.
+    """
+
+    revoked: Annotated[str, Field(pattern=r"^([0-9a-f]{2})+$", max_length=2**21)]
+    certificate: Hex | None = None
+
+
 def read_enrolment(path: Path) -> Enrolment:
     """Read the file that ``shoal enroll`` or ``shoal init`` wrote.
 

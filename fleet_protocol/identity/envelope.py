@@ -62,14 +62,15 @@ class Signer:
 
     def __init__(self, enrolment: Enrolment, session: int) -> None:
         self._key = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(enrolment.key))
-        self._certificate = bytes.fromhex(enrolment.certificate)
+        self.certificate = bytes.fromhex(enrolment.certificate)  # may be renewed, with the same key
         self._counters = itertools.count((session << _SESSION_BITS) + 1)  # `next` is atomic: workers send, too
 
     def seal(self, topic: str, payload: bytes, *, farewell: bool = False) -> bytes:
         """Sign a message; a farewell is published when the member has gone."""
-        head = _HEAD.pack(_MAGIC, farewell, next(self._counters), len(self._certificate))
-        signature = self._key.sign(_signed(topic, head, self._certificate, payload))
-        return b"".join((head, self._certificate, signature, payload))
+        certificate = self.certificate
+        head = _HEAD.pack(_MAGIC, farewell, next(self._counters), len(certificate))
+        signature = self._key.sign(_signed(topic, head, certificate, payload))
+        return b"".join((head, certificate, signature, payload))
 
 
 class Verifier:

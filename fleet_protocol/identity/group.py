@@ -18,6 +18,7 @@ from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.identity.certificate import Certificate
 from fleet_protocol.identity.enrolment import Enrolment, write_secret
 from fleet_protocol.identity.marks import read_kept
+from fleet_protocol.identity.papers import Standing
 from fleet_protocol.identity.sealing import seal, unseal
 from fleet_protocol.topics import Topics
 
@@ -45,6 +46,8 @@ class Handover:
     def __init__(self, topics: Topics) -> None:
         self._topics = topics
         self._told: dict[str, tuple[int, str]] = {}
+        self._papers: dict[str, bytes] = {}
+        self._source: Mapping[str, bytes] | None = None
 
     def due(self, group: Group) -> Iterator[tuple[str, bytes]]:
         """Topic and payload for every device that was not told."""
@@ -54,9 +57,17 @@ class Handover:
                 yield topic, _EPOCH.pack(group.epoch) + seal(group.key, reader, topic)
                 self._told[name] = (group.epoch, reader)
 
+    def papers(self, papers: Mapping[str, bytes]) -> Iterator[tuple[str, bytes]]:
+        """Topic and payload for every device to which the operator says something that it was not told."""
+        known, self._source = papers is self._source, papers
+        for name, payload in papers.items() if not known else ():
+            if self._papers.get(name) != payload:
+                yield self._topics.papers(name), payload
+                self._papers[name] = payload
+
     def again(self) -> None:
         """Tell everybody again: the broker may have lost what it kept."""
-        self._told = {}
+        self._told, self._papers, self._source = {}, {}, None
 
 
 class Keys:
@@ -65,9 +76,13 @@ class Keys:
     Args:
         enrolment: of the member.
         path: where they survive a restart, as the broker need not say them again; None for a member that may forget.
+
+    Attributes:
+        standing: what the operator says of the member, where it does not forget.
     """
 
     def __init__(self, enrolment: Enrolment, path: Path | None = None) -> None:
+        self.standing = Standing(enrolment, path.with_name("papers.json")) if path is not None else None
         self._enrolment = enrolment
         self._path = path
         self._known = read_kept(path, dict[str, str])

@@ -1,6 +1,6 @@
 """A member of a fleet at work: its enrolment and what it keeps beside it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,8 +19,9 @@ class Member:
     Attributes:
         enrolment: who it is.
         folder: where it keeps what makes a repetition one; made for its owner alone.
-        remembers: whether counters it has heard survive a restart, as they must on a board.
+        remembers: whether counters it has heard, and what its operator says, survive a restart, as on a board.
         revoked: whether another is no longer a member.
+        papers: what the operator says to devices, by name.
         group: who reads what this member sends to all, and under which key; None for everybody.
     """
 
@@ -28,4 +29,5 @@ class Member:
     folder: Path
     remembers: bool = False
     revoked: "Callable[[Certificate], bool]" = lambda _: False
+    papers: Callable[[], Mapping[str, bytes]] = dict
     group: "Callable[[], Group | None]" = lambda: None

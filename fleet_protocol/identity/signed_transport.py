@@ -7,10 +7,10 @@ not know.
 import itertools
 import queue
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
-from fleet_protocol.errors import RefusedError
+from fleet_protocol.errors import RefusalReason, RefusedError, StorageError
 from fleet_protocol.identity.chunks import ChunkSigner, ChunkVerifier, UntoldError, place_of
 from fleet_protocol.identity.enrolment import Enrolment
 from fleet_protocol.identity.envelope import Signer, Verifier
@@ -26,6 +26,7 @@ from fleet_protocol.transport import (
     Farewell,
     Received,
     Rejected,
+    Renewed,
     Transport,
     WireCount,
     open_transport,
@@ -49,7 +50,7 @@ class OpeningInbox(queue.SimpleQueue):  # type: ignore[type-arg]
         super().__init__()
         self._inbox = inbox
         self._topics = Topics(enrolment.fleet)
-        self._key_topic = self._topics.key(enrolment.name)
+        self._key_topic, self._papers_topic = self._topics.key(enrolment.name), self._topics.papers(enrolment.name)
         self._verifier = verifier
         self._chunks = ChunkVerifier(enrolment, verifier, keys)
         self._keys = keys
@@ -69,6 +70,10 @@ class OpeningInbox(queue.SimpleQueue):  # type: ignore[type-arg]
             else:
                 opened = self._verifier.open(item.topic, item.payload, retained=item.retained)
                 self._keys.hear(opened.signer)
+            if item.topic == self._papers_topic:
+                if self._keys.standing is not None and self._keys.standing.take(opened.payload):
+                    self._inbox.put(Renewed())
+                return
             if item.topic == self._key_topic:
                 self._keys.take(item.topic, opened.payload)
                 early, self._early = self._early, deque()
@@ -81,6 +86,8 @@ class OpeningInbox(queue.SimpleQueue):  # type: ignore[type-arg]
                 self._inbox.put(Rejected(self._early.popleft().topic, error), block, timeout)
         except RefusedError as error:
             self._inbox.put(Rejected(item.topic, error), block, timeout)
+        except StorageError as error:  # what cannot be kept was not heard
+            self._inbox.put(Rejected(item.topic, RefusedError(RefusalReason.NO_SPACE, str(error))), block, timeout)
         else:
             self._inbox.put(replace(item, payload=opened.payload, signer=opened.signer.name), block, timeout)
 
@@ -92,8 +99,9 @@ class SignedTransport:
 
     def __init__(self, inner: Transport, member: Member, signer: Signer, keys: Keys, handover: Handover) -> None:
         self._inner = inner
-        self._enrolment = member.enrolment
+        self._enrolment, self._standing = member.enrolment, keys.standing
         self._group: Callable[[], Group | None] = member.group
+        self._papers: Callable[[], Mapping[str, bytes]] = member.papers
         self._topics = Topics(member.enrolment.fleet)
         self._signer = signer
         self._chunks = ChunkSigner(member.enrolment, keys)
@@ -117,6 +125,8 @@ class SignedTransport:
     def connect(self, timeout_seconds: float = 30.0) -> None:
         """Connect for the first time."""
         self._inner.connect(timeout_seconds)
+        if self._standing is not None:
+            self._inner.subscribe(self._topics.papers(self._enrolment.name))
         if self._enrolment.role == "device" and self._enrolment.sealing:
             self._inner.subscribe(self._topics.key(self._enrolment.name))
 
@@ -130,10 +140,15 @@ class SignedTransport:
 
     def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> None:
         """Sign and send a message, or seal and send a chunk of an update."""
+        if self._standing is not None and self._standing.enrolment is not self._enrolment:  # renewed, for the same keys
+            self._enrolment = self._standing.enrolment
+            self._signer.certificate = self._chunks.certificate = bytes.fromhex(self._enrolment.certificate)
         if isinstance(self._topics.parse(topic), UploadTopic):
             envelope = self._chunks.to_server(topic, payload)
         else:
             envelope = self._signer.seal(topic, payload)
+        if topic == self._topics.server_status:
+            self._tell(self._handover.papers(self._papers()))
         self._inner.publish(topic, envelope, qos=qos, retain=retain)
 
     def publish_stream(self, messages: Iterable[tuple[str, bytes]], deadline: float) -> int:
@@ -144,10 +159,14 @@ class SignedTransport:
         for place, chunks in itertools.groupby(messages, lambda message: place_of(message[0])):
             while window := tuple(itertools.islice(chunks, SEND_WINDOW)):
                 group = self._group()  # somebody may have been revoked since the last window
-                for topic, key in self._handover.due(group) if group is not None else ():
-                    self.publish(topic, key, retain=True)
+                self._tell(self._handover.papers(self._papers()))
+                self._tell(self._handover.due(group) if group is not None else ())
                 topics = (topic for topic, _ in window)
                 yield from zip(topics, self._chunks.listed(place, window, group), strict=True)
+
+    def _tell(self, messages: Iterable[tuple[str, bytes]]) -> None:
+        for topic, payload in messages:
+            self.publish(topic, payload, retain=True)
 
     def drain(self, deadline: float, at_most: int = 0) -> None:
         """Wait until the broker has acknowledged what was sent."""
@@ -180,15 +199,18 @@ def open_signed(
         ConfigError: as for `open_transport`.
         StorageError: the member's folder cannot be written.
     """
-    enrolment, folder = member.enrolment, member.folder
-    signer = Signer(enrolment, next_session(folder / "session.json"))
+    enrolment, folder, revoked = member.enrolment, member.folder, member.revoked
     marks = Marks(folder / "heard.json" if member.remembers else None)
     keys = Keys(enrolment, folder / "keys.json" if member.remembers else None)
     handover = Handover(Topics(enrolment.fleet))
+    if keys.standing is not None:
+        enrolment, revoked = keys.standing.enrolment, keys.standing.revoked
+        member = replace(member, enrolment=enrolment)
+    signer = Signer(enrolment, next_session(folder / "session.json"))
     inner = open_transport(
         address,
         client_id,
-        OpeningInbox(inbox, enrolment, Verifier(enrolment, marks, member.revoked), keys, handover),
+        OpeningInbox(inbox, enrolment, Verifier(enrolment, marks, revoked), keys, handover),
         will=SignedTransport.sealed(signer, will),
         session_expiry_seconds=session_expiry_seconds,
     )

@@ -8,12 +8,14 @@ import os
 import queue
 import shutil
 import threading
+import time
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
-from broker_server.service.authority import Founding, enroll, found_fleet, renew_server, revoke
+from broker_server.service.authority import Founding, enroll, found_fleet, renew, renew_server, revoke
 from broker_server.service.launch import submit
 from broker_server.service.membership import broker_address, hosted_broker
 from broker_server.service.server import Server
@@ -22,17 +24,20 @@ from broker_server.store import Store, queries
 from fleet_protocol import control, requests
 from fleet_protocol.blobs import decode_chunk
 from fleet_protocol.errors import RefusalReason, TransportError
+from fleet_protocol.identity import envelope
 from fleet_protocol.identity.certificate import issue, read_certificate
 from fleet_protocol.identity.chunks import ChunkSigner, ChunkVerifier, UntoldError, place_of
 from fleet_protocol.identity.enrolment import Enrolment, read_enrolment, write_secret
 from fleet_protocol.identity.envelope import Signer, Verifier
 from fleet_protocol.identity.group import Keys
 from fleet_protocol.identity.marks import Marks
+from fleet_protocol.identity.member import Member
+from fleet_protocol.identity.opening import open_for
 from fleet_protocol.identity.sealing import new_key
 from fleet_protocol.link import Link
-from fleet_protocol.messages import Cancel, Offer, Refuse
+from fleet_protocol.messages import Cancel, DeviceStatus, Offer, Refuse
 from fleet_protocol.topics import BlobTopic, DeviceTopic, Topics, UploadTopic
-from fleet_protocol.transport import BrokerAddress, Connected, Disconnected, Received
+from fleet_protocol.transport import BrokerAddress, Connected, Disconnected, Received, Renewed
 from shoal.cli.local_fleet import LocalDevice
 from tests.brokers import embedded_broker, free_port, mosquitto_broker
 from tests.fleet.conftest import WIDTHS, Watcher
@@ -375,6 +380,46 @@ def test_a_broker_that_runs_learns_who_is_a_member(ground, url):
         assert not second.connected
     with contextlib.closing(Store(config.store, read_only=True)) as store:
         assert "broker-started" in {event.kind for event in queries.log(store)}
+
+
+def test_a_board_whose_enrolment_has_ended_is_renewed_where_it_stands(tmp_path, monkeypatch):
+    """Over TLS, by what the running server carries: refused before, and taken after, with nothing done at the board."""
+    if not shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin"):
+        pytest.skip("mosquitto is not installed")
+    port, folder, inbox = free_port(), tmp_path / "lab", queue.SimpleQueue()
+    found_fleet(folder, Founding("test", "127.0.0.1", port, "mosquitto"))
+    enrolment = read_enrolment(enroll(folder, "device-0", days=1))
+    monkeypatch.setattr(envelope, "time", SimpleNamespace(time=lambda: time.time() + 2 * 24 * 3600))
+    config = BrokerConfig(url="mosquitto", port=port, identity=folder / "server.enrolment")
+    status = DeviceStatus(fleet="test", device="device-0", online=True, state="idle").to_bytes()
+
+    def heard(kind):
+        while not isinstance(inbox.get(timeout=60), kind):
+            pass
+
+    with Server("test", tmp_path / "store", config) as server, contextlib.ExitStack() as stack:
+        serving = threading.Thread(target=server.serve)
+        serving.start()
+        stack.callback(serving.join, 60)
+        stack.callback(server.stop)
+        member = Member(enrolment, tmp_path / "board", remembers=True)
+        board = open_for(member, enrolment.address(member.folder), "board", inbox)
+        stack.callback(board.close)
+        board.connect(30)
+        board.subscribe(TOPICS.task("device-0"))
+        board.publish(TOPICS.status("device-0"), status)
+        renew(folder, ["device-0"], days=30)
+        heard(Renewed)
+        board.publish(TOPICS.status("device-0"), status)
+        patience = time.monotonic() + 60
+        while not server._known.knows("device-0") and time.monotonic() < patience:
+            threading.Event().wait(0.05)
+        assert server._known.knows("device-0")
+        revoke(folder, "device-0")  # what it was renewed to counts for nothing, either
+        heard(Disconnected)
+    with contextlib.closing(Store(tmp_path / "store", read_only=True)) as store:
+        said = [event.detail for event in queries.log(store) if event.kind == "refused"]
+    assert said == ["revoked: a message of device-0, whose enrolment has expired"]
 
 
 def test_mosquitto_keeps_a_device_to_its_own_topics_and_dies_with_its_server(tmp_path):

@@ -16,6 +16,7 @@ from fleet_protocol.identity.certificate import Certificate, issue
 from fleet_protocol.identity.enrolment import Enrolment, read_enrolment, write_secret
 from fleet_protocol.identity.envelope import Signer, Verifier
 from fleet_protocol.identity.marks import Marks, next_session
+from fleet_protocol.identity.papers import Standing
 from fleet_protocol.topics import Topics
 
 TOPICS = Topics("lab")
@@ -133,7 +134,7 @@ def test_revoked_expired_and_superseded_members_are_none(tmp_path):
     folder = tmp_path / "lab"
     found_fleet(folder, Founding("lab", "127.0.0.1"))
     server, old = read_enrolment(folder / "server.enrolment"), read_enrolment(enroll(folder, "pi-1"))
-    reader = RegistryReader(folder)
+    reader = RegistryReader(folder, Standing(server, folder / "server" / "papers.json"))
     reader._looked = -1e9
     verifier = Verifier(server, Marks(), reader.revoked)
     verifier.open(REPLY, Signer(old, 1).seal(REPLY, b"x"))

@@ -67,6 +67,7 @@ LACKING = {
     "device run --config device.toml": "device",
     "up --fleet t": "server",
     "run --config fleet.toml": "server",
+    "renew": "server",
     "status": "server",
     "advice": "server",
     "versions": "server",
@@ -98,7 +99,7 @@ LACKING = {
     "demo": "demo",
     "view store": "view",
 }
-ON_DEVICES_TOO = {command for command in LACKING if command.startswith(("init", "enroll", "revoke", "flash"))}
+ON_DEVICES_TOO = {command for command in LACKING if command.startswith(("init", "enroll", "renew", "revoke", "flash"))}
 # Interpreters other than this one, where the machine has them.
 PYTHONS = [f"3.{minor}" for minor in range(10, 15) if (3, minor) != sys.version_info[:2]]
 TRAINING = pytest.mark.skipif(sys.version_info >= (3, 13), reason="onnxruntime-training has no wheel for this Python")

@@ -1,0 +1,175 @@
+"""What an operator says after a device was enrolled: it is renewed, others are revoked, and no server can make it."""
+
+import time
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from broker_server.service.authority import Founding, enroll, found_fleet, renew, renew_server, revoke
+from broker_server.service.membership import member_of
+from broker_server.service.registry import REGISTRY, read_registry
+from broker_server.settings.fleet import BrokerConfig
+from fleet_protocol.errors import ConfigError, RefusalReason, RefusedError
+from fleet_protocol.identity import envelope
+from fleet_protocol.identity.certificate import Revocations, issue
+from fleet_protocol.identity.enrolment import Papers, read_enrolment
+from fleet_protocol.identity.envelope import Signer, Verifier
+from fleet_protocol.identity.marks import Marks
+from fleet_protocol.identity.papers import Standing
+from fleet_protocol.topics import Topics
+
+DAY = 24 * 3600
+REPLY = Topics("lab").reply("pi-1")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "lab"
+    found_fleet(folder, Founding("lab", "127.0.0.1"))
+    return folder
+
+
+def papers_of(folder, name="pi-1"):
+    return read_registry(folder).papers()[name]
+
+
+def refused(work, *arguments):
+    with pytest.raises(RefusedError) as caught:
+        work(*arguments)
+    return caught.value.reason
+
+
+def test_a_renewed_board_speaks_on_after_its_first_end(folder, tmp_path, monkeypatch):
+    """With the same keys and the same file; after a restart as well, and never for a shorter time."""
+    board = Standing(read_enrolment(enroll(folder, "pi-1", days=1)), tmp_path / "papers.json")
+    first, server = board.enrolment, read_enrolment(folder / "server.enrolment")
+    assert not board.take(papers_of(folder))
+    assert renew(folder, ["pi-1"], days=30) == ["pi-1"]
+    renewed = papers_of(folder)
+    assert board.take(renewed)
+    assert not board.take(renewed)  # the broker has kept it, and says it with every connection
+    again = Standing(first, tmp_path / "papers.json")
+    assert again.enrolment == board.enrolment == first.model_copy(update={"certificate": again.enrolment.certificate})
+    assert renew(folder, (), days=10) == []
+    verifier = Verifier(server, Marks(), member_of(BrokerConfig(identity=folder / "server.enrolment")).revoked)
+    monkeypatch.setattr(envelope, "time", SimpleNamespace(time=lambda: time.time() + 2 * DAY))
+    assert refused(verifier.open, REPLY, Signer(first, 1).seal(REPLY, b"x")) is RefusalReason.REVOKED
+    verifier.open(REPLY, Signer(again.enrolment, 2).seal(REPLY, b"x"))
+    farewell = Signer(first, 3).seal(REPLY, b"x", farewell=True)
+    assert refused(verifier.open, REPLY, farewell) is RefusalReason.REVOKED
+
+
+def test_nobody_but_the_operator_renews_and_for_nobody_else(folder, tmp_path):
+    """Not the server, not with what was changed, and not with the papers of another board or another enrolment."""
+    enrolments = [read_enrolment(enroll(folder, name, days=1)) for name in ("pi-1", "pi-2")]
+    renew(folder, (), days=30)
+    one, two = (Papers.model_validate_json(papers_of(folder, name)) for name in ("pi-1", "pi-2"))
+    board = Standing(enrolments[0], tmp_path / "papers.json")
+    assert not board.take(two.to_bytes())
+    changed = ("00" if one.certificate[:2] != "00" else "01") + one.certificate[2:]
+    assert refused(board.take, one.model_copy(update={"certificate": changed}).to_bytes()) is RefusalReason.FORGED
+    key = bytes.fromhex(read_enrolment(folder / "server.enrolment").key)
+    own = issue(Revocations(fleet="lab", counter=99), Ed25519PrivateKey.from_private_bytes(key)).hex()
+    assert refused(board.take, Papers(revoked=own).to_bytes()) is RefusalReason.FORGED
+    assert refused(board.take, b"{}") is RefusalReason.MALFORMED
+    assert board.enrolment == enrolments[0]
+    enroll(folder, "pi-1", days=1)
+    renew(folder, (), days=60)
+    assert not board.take(papers_of(folder))  # of an enrolment that was not carried to this board
+
+
+@pytest.mark.parametrize("left", [b"", b'{"revoked": "00', b"\0" * 100], ids=["nothing", "half", "zeros"])
+def test_a_power_cut_costs_what_the_broker_says_again(folder, tmp_path, left):
+    """What was being written is gone; the file of the enrolment was never touched, and is good."""
+    first = read_enrolment(enroll(folder, "pi-1", days=1))
+    renew(folder, (), days=30)
+    path = tmp_path / "papers.json"
+    Standing(first, path).take(papers_of(folder))
+    path.write_bytes(left)
+    board = Standing(first, path)
+    assert board.enrolment == first
+    assert board.take(papers_of(folder))
+
+
+def test_revocations_never_go_back(folder, tmp_path):
+    """A board that knows the newest list takes no older one, over restarts too; a key that was revoked stays so."""
+    board, old = read_enrolment(enroll(folder, "pi-1")), read_enrolment(folder / "server.enrolment")
+    before = papers_of(folder)
+    renew_server(folder)
+    standing = Standing(board, tmp_path / "papers.json")
+    standing.take(papers_of(folder))
+    for known in (standing, Standing(board, tmp_path / "papers.json")):
+        assert refused(known.take, before) is RefusalReason.REPLAYED
+        topic = Topics("lab").task("pi-1")
+        stolen = Signer(old, 9).seal(topic, b"x")  # which this board has never heard
+        assert refused(Verifier(board, Marks(), known.revoked).open, topic, stolen) is RefusalReason.REVOKED
+
+
+def test_who_takes_the_server_over_takes_no_revocation_back(folder):
+    """Neither by an older registry nor by one that was edited: that needs the operator's key."""
+    pi = read_enrolment(enroll(folder, "pi-1"))
+    enroll(folder, "pi-2")
+    config, before = BrokerConfig(identity=folder / "server.enrolment"), (folder / REGISTRY).read_bytes()
+    server = member_of(config)
+    assert set(server.group().readers) == {"pi-1", "pi-2"}
+    assert not Standing(pi, folder / "none").revoked(Standing(pi, folder / "none").certificate)
+    revoke(folder, "pi-1")
+    revoked, newest = member_of(config), (folder / REGISTRY).read_bytes()
+    (folder / REGISTRY).write_bytes(before)
+    with pytest.raises(ConfigError, match="not what the operator has signed last"):
+        member_of(config)
+    (folder / REGISTRY).write_bytes(newest.replace(b'"revoked": true', b'"revoked": false'))
+    assert read_registry(folder).devices().keys() == {"pi-1", "pi-2"}
+    edited = member_of(config)
+    assert edited.revoked(Standing(pi, folder / "none").certificate)
+    assert set(edited.group().readers) == {"pi-2"}
+    assert edited.group().epoch >= revoked.group().epoch > server.group().epoch
+
+
+def test_who_has_ended_reads_nothing_more(folder, monkeypatch):
+    """The key of the fleet changes when an enrolment ends, and again never to an earlier one."""
+    for name, days in (("pi-1", 1), ("pi-2", 0)):
+        enroll(folder, name, days=days)
+    config = BrokerConfig(identity=folder / "server.enrolment")
+    epochs = [member_of(config).group().epoch]
+    for later, names in ((0, {"pi-1", "pi-2"}), (2, {"pi-2"})):
+        clock = SimpleNamespace(time=partial(float, time.time() + later * DAY), monotonic=time.monotonic)
+        monkeypatch.setattr("broker_server.service.registry.time", clock)
+        group = member_of(config).group()
+        assert set(group.readers) == names
+        epochs.append(group.epoch)
+    monkeypatch.setattr("broker_server.service.authority.time", clock)
+    renew(folder, ["pi-1"], days=1)
+    group = member_of(config).group()
+    assert set(group.readers) == {"pi-1", "pi-2"}
+    assert epochs[0] == epochs[1] < epochs[2] <= group.epoch
+
+
+def test_a_server_that_was_renewed_says_so_when_it_starts_again(folder):
+    """Until then boards need it, and it is the old one that would say it."""
+    enroll(folder, "pi-1")
+    running = member_of(BrokerConfig(identity=folder / "server.enrolment"))
+    assert set(running.papers()) == {"pi-1"}
+    renew_server(folder)
+    again = member_of(BrokerConfig(identity=folder / "server.enrolment"))
+    reader = running.papers.__self__
+    reader._looked = -1e9
+    assert running.papers() == {}
+    assert set(again.papers()) == {"pi-1"}
+
+
+def test_who_cannot_be_renewed(folder):
+    """No such device, one from before, no operator's key."""
+    enroll(folder, "pi-1", days=1)
+    with pytest.raises(ConfigError, match="no device of this fleet; there are pi-1"):
+        renew(folder, ["pi-9"], days=3)
+    registry = read_registry(folder)
+    entry = registry.members["pi-1"].model_copy(update={"certificate": None})
+    registry.model_copy(update={"members": {"pi-1": entry}}).write(folder)
+    with pytest.raises(ConfigError, match="shoal enroll pi-1"):
+        renew(folder, ["pi-1"], days=3)
+    (folder / "operator.pem").unlink()
+    with pytest.raises(ConfigError, match="operator's key"):
+        renew(folder, ["pi-1"], days=3)
