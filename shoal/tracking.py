@@ -1,7 +1,8 @@
-"""Writes the rounds of a run, a fleet's or a simulation's, to TensorBoard, MLflow or OpenTelemetry."""
+"""Writes the rounds of a run, a fleet's or a simulation's, to TensorBoard, MLflow, OpenTelemetry or a home."""
 
 import json
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -10,23 +11,21 @@ from typing import Any, Protocol
 from broker_server.store import RunRecord, Store, queries
 from fleet_protocol.errors import ConfigError, StorageError
 from fleet_protocol.messages import Evaluation
+from shoal.home_assistant import HomeAssistant
 
 _ROUND_TAG, _RUN_TAG = "shoal.round", "shoal.run"
 _MLFLOW_ENDS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 _LONGEST_PARAM, _MOST_PARAMS = 500, 100  # of a batch, by the REST API of MLflow
 _COLLECTOR_SECONDS = 10
 _SUFFIX = ".shoal"
-_EXAMPLES = "tensorboard:FOLDER, mlflow:http://HOST:5000, otlp:http://HOST:4318"
+_EXAMPLES = "tensorboard:FOLDER, mlflow:http://HOST:5000, otlp:http://HOST:4318, homeassistant:mqtt://HOST"
 
 
 class Writer(Protocol):
     """Where a run is written to."""
 
-    def begin(self, run: RunRecord) -> int:
-        """The number of the first round that is not there yet."""
-
-    def write(self, view: queries.RoundView) -> None:
-        """A round that has ended."""
+    def look(self, opened: Store, run: RunRecord) -> int:
+        """Bring it up to date with the store; how many rounds were written."""
 
     def end(self, status: str, /) -> None:
         """Nothing more comes just now; the status is that of the run."""
@@ -36,8 +35,8 @@ def tracking(target: str) -> Writer:
     """Where to write.
 
     Args:
-        target: ``tensorboard:FOLDER``, ``mlflow:ADDRESS`` of a tracking server, or ``otlp:ADDRESS`` of a collector of
-            traces.
+        target: ``tensorboard:FOLDER``, ``mlflow:ADDRESS`` of a tracking server, ``otlp:ADDRESS`` of a collector of
+            traces, or ``homeassistant:ADDRESS`` of the broker of a home.
 
     Raises:
         ConfigError: it is neither.
@@ -65,14 +64,8 @@ def track(opened: Store, run: str | None, writer: Writer, looks: Callable[[], It
         ConfigError: there is no such run.
         StorageError: it cannot be written there.
     """
-    record, written = queries.find_run(opened, run), 0
-    number = writer.begin(record)
-    for _ in looks():
-        for view in queries.rounds(opened, record.id, first=number):
-            if view.round.ended_at is None:
-                break
-            writer.write(view)
-            number, written = view.round.number + 1, written + 1
+    record = queries.find_run(opened, run)
+    written = sum(writer.look(opened, record) for _ in looks())
     writer.end(queries.find_run(opened, record.id).status)
     return written
 
@@ -98,7 +91,30 @@ def _of_model(name: str, found: Evaluation) -> Iterator[tuple[str, float]]:
     yield from ((f"{name}/{item.name}", item.value) for item in found.metrics)
 
 
-class _TensorBoard:
+class _ByRounds(ABC):
+    """What is told round by round, each once."""
+
+    _next: int | None = None
+
+    @abstractmethod
+    def begin(self, run: RunRecord) -> int:
+        """The number of the first round that is not there yet."""
+
+    @abstractmethod
+    def write(self, view: queries.RoundView) -> None:
+        """A round that has ended."""
+
+    def look(self, opened: Store, run: RunRecord) -> int:
+        first = self._next = self._next or self.begin(run)
+        for view in queries.rounds(opened, run.id, first=first):
+            if view.round.ended_at is None:
+                break
+            self.write(view)
+            self._next = view.round.number + 1
+        return self._next - first
+
+
+class _TensorBoard(_ByRounds):
     """A folder for each run, written anew each time: event files cannot say what they have."""
 
     def __init__(self, folder: str) -> None:
@@ -127,7 +143,7 @@ class _TensorBoard:
         self._writer.close()
 
 
-class _MlFlow:
+class _MlFlow(_ByRounds):
     """A run of an experiment named as the fleet is; what is there already is not written again."""
 
     def __init__(self, address: str) -> None:
@@ -174,7 +190,7 @@ class _MlFlow:
             raise StorageError(f"MLflow at {self._address} has not taken it: {error}") from error
 
 
-class _Traces:
+class _Traces(_ByRounds):
     """A trace of each round: in it a span for the part of each device, and in that what the board has measured."""
 
     def __init__(self, address: str) -> None:
@@ -227,5 +243,5 @@ class _Traces:
 
 
 _WRITERS: Mapping[str, Callable[[str], Writer]] = MappingProxyType(
-    {"tensorboard": _TensorBoard, "mlflow": _MlFlow, "otlp": _Traces}
+    {"tensorboard": _TensorBoard, "mlflow": _MlFlow, "otlp": _Traces, "homeassistant": HomeAssistant}
 )

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 import struct
 import threading
 import time
@@ -9,11 +10,14 @@ from contextlib import closing
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
+from paho.mqtt.subscribe import simple
 from sqlalchemy import update
 
 from broker_server.store import Store, schema
-from broker_server.store.queries import rounds
+from broker_server.store.queries import devices, rounds
+from shoal.home_assistant import _safe
 from shoal.tracking import values_of
+from tests.brokers import mosquitto_broker
 from tests.shoal.view.stores import RUN, made
 
 pytest.importorskip("tensorboardX")
@@ -139,12 +143,43 @@ def test_a_collector_has_a_trace_of_each_round(store, typed):
     assert len({request.resource_spans[0].scope_spans[0].spans[0].trace_id for _, request in taken}) == 3
 
 
+def test_a_home_finds_the_fleet_and_its_boards(store, typed, tmp_path):
+    """Configurations and states are retained, a state has what its components read, and names are legal in topics."""
+    with mosquitto_broker(tmp_path) as broker:
+        done = typed("track", f"homeassistant:{broker.url}", "--store", store)
+        assert "3 rounds of run" in done.stdout, done.stderr
+        with closing(Store(store, read_only=True)) as opened:
+            known = devices(opened)
+        topics = ["homeassistant/#", "shoal-state/#"]
+        said = simple(topics, msg_count=2 + 2 * len(known), port=broker.port, hostname="127.0.0.1")
+        heard = {item.topic: item for item in said}
+    assert all(item.retain for item in heard.values())
+    configs = {topic: json.loads(item.payload) for topic, item in heard.items() if topic.startswith("homeassistant/")}
+    assert len(configs) == 1 + len(known)
+    uniques = []
+    for topic, found in configs.items():
+        assert re.fullmatch(r"homeassistant/device/[A-Za-z0-9_-]+/config", topic)
+        state = json.loads(heard[found["state_topic"]].payload)
+        for key, part in found["components"].items():
+            assert part["value_template"] == "{{ value_json." + key + " }}"
+            assert key in state
+            uniques.append(part["unique_id"])
+    assert len(set(uniques)) == len(uniques)
+    assert [_safe(name) for name in ("pi-1", "a_b")] == ["pi-1", "a_b"]
+    assert re.fullmatch("a_b-[0-9a-f]{6}", _safe("a.b"))
+    run = json.loads(heard["shoal-state/lab/run"].payload)
+    assert run == {"status": "running", "round": 3, "accuracy": 0.75, "loss": 0.5, "online": 5}
+    away = json.loads(heard["shoal-state/lab/devices/pi-0004"].payload)
+    assert (away["online"], away["reason"]) == ("OFF", "offline")
+
+
 def test_a_place_that_is_none_says_which_there_are(store, typed, tmp_path):
     """So does one that cannot be written."""
     done = typed("track", "wandb:here", "--store", store)
     assert done.returncode == 2
-    assert "give one of tensorboard:FOLDER, mlflow:http://HOST:5000, otlp:http://HOST:4318" in " ".join(
-        done.stderr.split()
+    assert (
+        "give one of tensorboard:FOLDER, mlflow:http://HOST:5000, otlp:http://HOST:4318, homeassistant:mqtt://HOST"
+        in " ".join(done.stderr.split())
     )
     (tmp_path / "file").write_text("")
     done = typed("track", f"tensorboard:{tmp_path / 'file'}", "--store", store)
@@ -154,6 +189,7 @@ def test_a_place_that_is_none_says_which_there_are(store, typed, tmp_path):
 @pytest.mark.slow
 def test_nobody_who_answers_is_said(store, typed):
     """After a try or two."""
-    for target in ("mlflow:http://127.0.0.1:1", "otlp:http://127.0.0.1:1"):
+    for target in ("mlflow:http://127.0.0.1:1", "otlp:http://127.0.0.1:1", "homeassistant:mqtt://127.0.0.1:1"):
         done = typed("track", target, "--store", store)
-        assert (done.returncode, "has not taken" in " ".join(done.stderr.split())) == (7, True), done.stderr
+        assert "has not taken" in " ".join(done.stderr.split())
+        assert done.returncode == (5 if target.startswith("home") else 7)

@@ -1,4 +1,4 @@
-"""Write the rounds of a run to TensorBoard or MLflow, or their traces to OpenTelemetry."""
+"""Write the rounds of a run to TensorBoard, MLflow or OpenTelemetry, or show the fleet in Home Assistant."""
 
 from contextlib import closing
 from functools import partial
@@ -13,7 +13,10 @@ from shoal.cli.extras import needs
 
 def _track(
     target: Annotated[
-        str, typer.Argument(help="tensorboard:FOLDER, mlflow:http://HOST:5000, or otlp:http://HOST:4318.")
+        str,
+        typer.Argument(
+            help="tensorboard:FOLDER, mlflow:http://HOST:5000, otlp:http://HOST:4318, or homeassistant:mqtt://USER:PASSWORD@HOST."
+        ),
     ],
     store: StoreFolder = DEFAULT_STORE,
     run: RunId = None,
