@@ -72,7 +72,7 @@ class LoraLinear(nn.Linear):
 
 
 def with_adapters(model: nn.Module, adapters: Adapters, cut: Cut) -> nn.Module:
-    """Put adapters beside layers of a model, and freeze the rest.
+    """Put adapters beside layers of a model in place, freeze the rest, and return it.
 
     Build the model with ``cut.whole()``, so that it is the same in every tier, and load its weights before or after.
 
@@ -83,14 +83,6 @@ def with_adapters(model: nn.Module, adapters: Adapters, cut: Cut) -> nn.Module:
         ['0.down', '0.up', '2.weight', '2.bias']
         >>> tuple(model[0].up.shape)
         (8, 2)
-
-    Args:
-        model: changed in place.
-        adapters: which.
-        cut: asked for the rank.
-
-    Returns:
-        The same model.
 
     Raises:
         ConfigError: a pattern matches nothing; the message lists what there is.

@@ -26,15 +26,7 @@ class ConvUnit(nn.Module):
     """Convolution, Scaler, norm, ReLU and, unless it is the last, max-pooling."""
 
     def __init__(self, inputs: int, outputs: int, kernel: tuple[int, ...], norming: Norming, *, pool: bool) -> None:
-        """Make the layer.
-
-        Args:
-            inputs: input channels.
-            outputs: output channels.
-            kernel: entries that the convolution sees along each of 1 or 2 spatial dimensions, odd.
-            norming: norm and Scaler behind the convolution.
-            pool: whether to halve the sides.
-        """
+        """Make the layer for a kernel of odd sides along 1 or 2 spatial dimensions; pooling halves the sides."""
         super().__init__()
         padding = tuple(size // 2 for size in kernel)
         self.conv = _LAYERS[len(kernel)](inputs, outputs, kernel, padding=padding)

@@ -23,13 +23,7 @@ from models.zoo.separate_layers import Attention, RecurrentStack
 
 @dataclass(frozen=True)
 class Replacement:
-    """One layer that was replaced.
-
-    Attributes:
-        path: where it stands in the model.
-        old: what it was.
-        new: what stands there now, and what that means.
-    """
+    """One layer that was replaced."""
 
     path: str
     old: str

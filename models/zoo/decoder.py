@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from fleet_protocol.errors import ConfigError
 from models.cut import Cut
-from models.zoo.transformer import MASKED_SCORE
+from models.zoo.transformer import future_penalty
 
 _DEVIATION = 0.02
 
@@ -95,7 +95,7 @@ class RotaryAttention(nn.Module):
         )
         query = _turned(query, angles).reshape(batch, self.shared, self.group * length, self.shape.head_dim)
         scores = query @ _turned(key, angles).transpose(-1, -2) * self.shape.head_dim**-0.5
-        scores = scores.unflatten(2, (self.group, length)) + _future(length, x)
+        scores = scores.unflatten(2, (self.group, length)) + future_penalty(length, x)
         mixed = torch.softmax(scores, -1).flatten(2, 3) @ value
         mixed = mixed.unflatten(2, (self.group, length)).permute(0, 3, 1, 2, 4)
         out: Tensor = self.o_proj(mixed.reshape(batch, length, -1))
@@ -179,9 +179,3 @@ def _turned(x: Tensor, angles: Tensor) -> Tensor:
     first, second = x.chunk(2, -1)
     cos, sin = angles.cos(), angles.sin()
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
-
-
-def _future(length: int, like: Tensor) -> Tensor:
-    """What keeps later positions from being attended to, [length, length]."""
-    place = torch.arange(length, device=like.device)
-    return (place[None, :] > place[:, None]).to(like.dtype) * MASKED_SCORE

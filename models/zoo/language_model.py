@@ -10,20 +10,14 @@ from torch import Tensor, nn
 
 from models.zoo.dropout import Dropout, TokenMask
 from models.zoo.layers import Scaler, zero_linear_biases
-from models.zoo.transformer import MASKED_SCORE, LayerStyle, TextShape
+from models.zoo.transformer import LayerStyle, TextShape, future_penalty
 
 
 class MaskableEmbedding(nn.Module):
     """A token embedding whose mask symbol has a row of its own, outside the table of the tokens."""
 
     def __init__(self, tokens: int, embed: int, symbol: int) -> None:
-        """Make the layer.
-
-        Args:
-            tokens: rows of the table.
-            embed: width of a row.
-            symbol: token id of the mask symbol.
-        """
+        """Make the layer with so many rows, and one for the mask symbol, which is a token id."""
         super().__init__()
         self.symbol = symbol
         self.weight = nn.Parameter(torch.empty(tokens, embed))
@@ -51,13 +45,8 @@ class LanguageModel(nn.Module):
     ) -> None:
         """Make the network. All encoder layers start as copies of the first, as released.
 
-        Args:
-            tokens: the token embedding.
-            blocks: the encoder layers.
-            shape: sizes around them.
-            style: of the layers; the embedded text is scaled and dropped alike.
-            mask: what hides tokens in training, to be told at their place. Without one the model tells the next token,
-                and a position sees only itself and those before it.
+        Without a `mask`, which hides tokens in training to be told at their place, the model tells the next token, and
+        a position sees only itself and those before it.
         """
         super().__init__()
         self.mask = mask
@@ -95,6 +84,4 @@ class LanguageModel(nn.Module):
         """Forbid the later positions: float32 [1, 1, length, length]; nothing where tokens are hidden, [1, 1, 1, 1]."""
         if self.mask is not None:
             return torch.zeros(1, 1, 1, 1, dtype=x.dtype, device=x.device)
-        place = torch.arange(length, device=x.device)
-        later = (place[None, :] > place[:, None]).to(x.dtype)
-        return (later * MASKED_SCORE)[None, None]
+        return future_penalty(length, x)[None, None]

@@ -34,15 +34,7 @@ class MiniLm(nn.Module):
     def __init__(
         self, blocks: nn.ModuleList, shape: TextShape, style: LayerStyle, *, pooler: int, pooling: Pooling
     ) -> None:
-        """Make the network.
-
-        Args:
-            blocks: the encoder layers.
-            shape: sizes around them.
-            style: of the layers; the embedded text and the input of the classifier are dropped alike.
-            pooler: units of the head's dense layer; 0 for a head without one.
-            pooling: ``mean`` over the tokens, the ``first`` token, or ``none``.
-        """
+        """Make the network; without units of its own (`pooler` 0) the head has no dense layer."""
         super().__init__()
         self.tokens = nn.Embedding(shape.vocab, shape.embed)
         self.positions = nn.Parameter(torch.empty(shape.length, shape.embed))

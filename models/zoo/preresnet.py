@@ -34,15 +34,7 @@ class PreActivationBlock(nn.Module):
     """Two convolutions added to the input, each behind its norm."""
 
     def __init__(self, inputs: int, inner: int, outputs: int, norming: Norming, *, stride: int) -> None:
-        """Make the block.
-
-        Args:
-            inputs: input channels.
-            inner: channels between the convolutions.
-            outputs: output channels.
-            norming: as in `ScaledNorm`.
-            stride: by which the sides shrink. A stride of 1 has an identity shortcut and needs `inputs == outputs`.
-        """
+        """Make the block; with a stride of 1 it has an identity shortcut and needs `inputs == outputs`."""
         super().__init__()
         self.norm1 = ScaledNorm(inputs, norming)
         self.conv1 = nn.Conv2d(inputs, inner, 3, stride=stride, padding=1, bias=False)

@@ -87,14 +87,6 @@ class Attention(nn.Module):
     """Multi-head self-attention with a projection each for queries, keys and values."""
 
     def __init__(self, embed: int, heads: int, head_dim: int, rate: float) -> None:
-        """Make the layer.
-
-        Args:
-            embed: width of the residual stream.
-            heads: number of heads.
-            head_dim: dimensions of each head.
-            rate: width share for the Scalers.
-        """
         super().__init__()
         self.heads = heads
         self.head_dim = head_dim
@@ -176,3 +168,9 @@ def padding_penalty(present: Tensor) -> Tensor:
     `present` is 1 for a token and 0 for padding, float32 [batch, length].
     """
     return ((1.0 - present) * MASKED_SCORE)[:, None, None, :]
+
+
+def future_penalty(length: int, like: Tensor) -> Tensor:
+    """What hides later positions from `Attention`, [length, length], of the dtype and device of a tensor."""
+    place = torch.arange(length, device=like.device)
+    return (place[None, :] > place[:, None]).to(like.dtype) * MASKED_SCORE

@@ -39,13 +39,7 @@ from trainer_export.lowering.emitter import Emitter
 from trainer_export.lowering.program import lower
 from trainer_export.lowering.table import LOWERINGS
 from trainer_export.lowering.values import Value
-from trainer_export.model_inputs import (
-    Signature,
-    batch_ports,
-    model_noise,
-    noise_ports,
-    parameter_ports,
-)
+from trainer_export.model_inputs import Signature, batch_ports, model_noise, noise_ports, parameter_ports
 from trainer_export.optimizers.sgd import Sgd
 from trainer_export.recipe import Recipe
 from trainer_export.reference import LEARNING_RATE, Reference

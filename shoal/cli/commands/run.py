@@ -6,11 +6,7 @@ from shoal.cli.common import AsJson, BrokerUrl, FleetFile
 from shoal.cli.extras import needs
 
 
-def _run(
-    config: FleetFile,
-    broker: BrokerUrl = None,
-    as_json: AsJson = False,
-) -> None:
+def _run(config: FleetFile, broker: BrokerUrl = None, as_json: AsJson = False) -> None:
     with needs("server"):
         from shoal.cli.serving import do_run, read_fleet
 
