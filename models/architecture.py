@@ -16,6 +16,7 @@ from models.cut import Cut
 from models.inputs import Row
 from models.layout import freeze
 from models.tier import Tier
+from models.user_lines import at_line_of
 
 Dtype = Literal["float32", "int64"]
 
@@ -173,7 +174,7 @@ def call_builder(arch: Architecture, cut: Cut, settings: Mapping[str, Any] | Non
     except ConfigError as error:
         raise ConfigError(f"{arch.name}: {error}") from error
     except Exception as error:
-        raise ConfigError(f"{arch.name} cannot be built: {error!r}; check its settings") from error
+        raise ConfigError(f"{arch.name} cannot be built{at_line_of(error)}: {error!r}; check its settings") from error
     if row.named and hasattr(module, "register_forward_pre_hook"):
         module.register_forward_pre_hook(row, with_kwargs=True)
     return module

@@ -9,6 +9,7 @@ reads one and writes the other) are part of it; the runtime itself, its arena's 
 
 import math
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import onnx
@@ -47,14 +48,26 @@ class Footprint:
     peak_memory_bytes: int
 
 
+class _WholeModel(nullcontext[None]):
+    """Counts for no module of its own: PyTorch's way to tell them apart forbids gradients inside a forward pass."""
+
+    parents = frozenset({"Global"})
+
+
+def _counter() -> FlopCounterMode:
+    counter = FlopCounterMode(display=False)
+    counter.mod_tracker = _WholeModel()  # type: ignore[assignment]
+    return counter
+
+
 def count_flops(module: nn.Module, signature: Signature) -> tuple[int, int]:
     """Floating point operations per sample of the forward pass, and of forward and backward together."""
     batch = 2  # a static batch norm needs more than one sample
     x = signature.samples(batch)
     set_mode(module, "train")
-    with FlopCounterMode(display=False) as forward:
+    with _counter() as forward:
         logits = tree_leaves(module(x))
-    with FlopCounterMode(display=False) as backward:
+    with _counter() as backward:
         torch.autograd.grad(
             sum(head.sum() for head in logits), [p for p in module.parameters() if p.requires_grad], allow_unused=True
         )

@@ -19,13 +19,13 @@ from fleet_protocol.manifest import (
     statistic_variance,
 )
 from models.inputs import Row
+from models.user_lines import at_line_of, first_line
 from models.zoo.dropout import feed_noise, noise_shapes
 from models.zoo.layers import Mode, StaticBatchNorm, set_mode
 from trainer_export.graph import Port
 from trainer_export.loss import Loss
 from trainer_export.losses.own import OwnLoss
 from trainer_export.operators import static_batch_norm
-from trainer_export.rewriting import at_line_of
 from trainer_export.traced_program import BATCH, recorded_modules
 
 _PROBE_BATCH = 2  # a static batch norm needs more than one sample
@@ -126,8 +126,8 @@ def _first_run(model: nn.Module, signature: Signature) -> Any:
     except Exception as error:
         samples = f"{str(x.dtype).removeprefix('torch.')} samples {list(x.shape[1:])}"
         raise ExportError(
-            f"module (the model itself) ({kind}) cannot be run{at_line_of(error)} on {samples}: {type(error).__name__}:"
-            f" {str(error).splitlines()[0]}; check input_shape and input_dtype of the architecture"
+            f"module (the model itself) ({kind}) cannot be run{at_line_of(error)} on {samples}: {first_line(error)};"
+            f" check input_shape and input_dtype of the architecture"
         ) from error
 
 

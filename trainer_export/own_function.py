@@ -18,7 +18,8 @@ from torch.utils._pytree import tree_map
 from fleet_protocol.errors import ConfigError, ExportError
 from models.layout import freeze
 from models.registry import Own
-from trainer_export.rewriting import Rewriting, at_line_of
+from models.user_lines import at_line_of
+from trainer_export.rewriting import Rewriting
 
 RecordT = TypeVar("RecordT", bound="OwnFunction")
 

@@ -8,7 +8,6 @@ wrote it.
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from traceback import walk_tb
 from types import FrameType
 from typing import Any
 
@@ -57,18 +56,6 @@ def place_of(meta: Mapping[str, Any], line: str | None) -> str:
     path, kind = list(stack.values())[-1]
     where = kind if isinstance(kind, str) else f"module {path or '(the model itself)'} ({kind.__name__})"
     return f"{where}, {line}" if line else where
-
-
-def at_line_of(error: BaseException) -> str:
-    """Where in the model's file an error came from, for a message: `` at line ...``, or nothing if it did not."""
-    found = ""
-    for frame, number in walk_tb(error.__traceback__):
-        file = frame.f_code.co_filename
-        if file.startswith(_FOREIGN[1]):
-            found = found if file == __file__ else ""  # what called the exporter is not the model
-        elif not file.startswith((_FOREIGN[0], "<")):
-            found = f" at line {number} of {Path(file).name}"
-    return found
 
 
 def line_of(frame: FrameType | None) -> str:

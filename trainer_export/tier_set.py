@@ -12,11 +12,12 @@ import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
-from fleet_protocol.errors import ExportError
+from fleet_protocol.errors import ExportError, ShoalError
 from fleet_protocol.manifest import digest_of
 from fleet_protocol.weights import encode_weights
 from models.cut import CLASSES
 from models.tier import Tier
+from models.user_lines import at_line_of, first_line
 from trainer_export.batches import SizedBatches, vocabulary_of
 from trainer_export.exported import Export
 from trainer_export.footprint import Footprint, count_flops, peak_memory
@@ -31,6 +32,7 @@ from trainer_export.parallel import Job, Tell
 from trainer_export.provenance import facts_of, record_of, unchanged
 from trainer_export.publishing import write_file
 from trainer_export.recipe import Recipe
+from trainer_export.traced_program import advice_on
 
 Format = Literal["onnx", "ort-training"]
 MADE_FROM = "made-from.json"
@@ -74,7 +76,18 @@ class TierSets:
     def job(self, tier: Tier) -> Job:
         """What exports a tier; it raises what `trainer_export.artifact_set.export_architecture` says."""
         nbytes = _BASE_BYTES + 4 * _COPIES * self.export.layout.parameter_count(tier)
-        return Job(tier.id, nbytes, lambda tell: self._write(tier, tell))
+        return Job(tier.id, nbytes, lambda tell: self._told(tier, tell))
+
+    def _told(self, tier: Tier, tell: Tell) -> None:
+        try:
+            self._write(tier, tell)
+        except (ShoalError, OSError, MemoryError):
+            raise
+        except Exception as error:
+            raise ExportError(
+                f"{self.export.arch.name}: {tier.id}: the model fails{at_line_of(error)}: {first_line(error)};"
+                f" it must run on any samples of its shape, in training, too, and {advice_on(error)}"
+            ) from error
 
     def _facts(self, tier: Tier, module: nn.Module) -> dict[str, Any]:
         base = self.bases.get(tier.width)

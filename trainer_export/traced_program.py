@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch._decomp import core_aten_decompositions
 from torch._dispatch.python import enable_python_dispatcher
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
 from torch.func import functionalize
 from torch.fx import traceback
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -18,12 +18,14 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fleet_protocol.errors import ExportError
+from models.user_lines import at_line_of, first_line
+from models.zoo.exchange import CHECKPOINTS
 from trainer_export.graph import Port
 from trainer_export.lowering.table import LOWERINGS
 from trainer_export.lowering.values import Spec, dim_of
 from trainer_export.operators import DECOMPOSITIONS
 from trainer_export.passes import simplify
-from trainer_export.rewriting import Rewriting, at_line_of, place_of
+from trainer_export.rewriting import Rewriting, place_of
 
 BATCH = "batch"
 _EXAMPLE_BATCH, _OTHER_BATCH = 5, 7  # above 1; the other for models that have the one among their own sizes
@@ -95,26 +97,41 @@ def trace_program(
     fakes = _fake_inputs(mode, inputs, example)
     table = _decompositions()
     # PyTorch's C++ decompositions (chunk, pad, ...) would fix the batch size; those in Python keep it a symbol.
-    with mode, enable_python_dispatcher(), traceback.preserve_node_meta(), sdpa_kernel(SDPBackend.MATH):
+    hooks = torch.autograd.graph.disable_saved_tensors_hooks(CHECKPOINTS)
+    with mode, enable_python_dispatcher(), traceback.preserve_node_meta(), sdpa_kernel(SDPBackend.MATH), hooks:
         try:
             program = _without_mutation(_recorded(function, table)(*fakes), fakes, table)
         except ExportError:
             raise
         except Exception as error:
             raise ExportError(
-                f"the {name} graph cannot be traced{at_line_of(error)}: {type(error).__name__}:"
-                f" {str(error).splitlines()[0]}; sizes and branches of the model must not depend on the values of its"
-                " input"
+                f"the {name} graph cannot be traced{at_line_of(error)}: {first_line(error)}; {advice_on(error)}"
             ) from error
     symbols = {s for fake in fakes for size in fake.shape for s in _symbols(size)}
     if any(BATCH in port.shape for port in inputs) and not symbols - set(environment.replacements):
         if example != _OTHER_BATCH:
             return trace_program(name, function, inputs, outputs, _OTHER_BATCH)
-        raise ExportError(f"the {name} graph works for one batch size only; do not use the batch size as a number")
+        raise ExportError(
+            f"the {name} graph works for one batch size only; do not use the batch size as a number, and call no"
+            " function of torch.jit.script"
+        )
     simplify(program)
     specs = tuple(Spec(tuple(dim_of(s) for s in fake.shape), fake.dtype) for fake in fakes)
     batch = next((port.name for port in inputs if BATCH in port.shape), "")
     return Trace(name, program, inputs, specs, outputs, batch)
+
+
+def advice_on(error: Exception) -> str:
+    """What to do about an error of a model that is run or traced."""
+    if isinstance(error, UnsupportedOperatorException):
+        return "write it in simpler operators"
+    known = {
+        "checkpoint": "leave torch.utils.checkpoint out",
+        "numpy": "use PyTorch's functions instead of NumPy's",
+        "higher order operator": "use torch.where, which computes both branches",
+    }
+    general = "sizes, branches and assertions of the model must not depend on the values of its input"
+    return next((advice for words, advice in known.items() if words in str(error)), general)
 
 
 @cache

@@ -60,10 +60,12 @@ def explained(doubt: Doubt, case: Case, works: Callable[[Axis], bool]) -> str:
             " broken powers above 0, as x.clamp(min=1e-6) does"
         )
     first, kept, state = case.views[0].before.outputs, _kept(subject.module), torch.get_rng_state()
-    drawing = _Drawing()
+    drawing, x = _Drawing(), subject.x.clone()
     with drawing:
         again = subject.run(gradients=False).outputs
     if not all(torch.allclose(one, other) for one, other in zip(first, again, strict=True)):
+        if not torch.equal(x, subject.x):
+            return "the model writes into its input, which others read, too; let its forward begin with x = x.clone()"
         moved = [name for name, value in _kept(subject.module).items() if kept.get(name) != value]
         if moved and torch.equal(state, torch.get_rng_state()):
             return (
@@ -94,9 +96,15 @@ def explained(doubt: Doubt, case: Case, works: Callable[[Axis], bool]) -> str:
             f" value), first in {module}"
         )
         last = "declare it with leading=True if its leading units alone make sense (for static plans, no others)"
-        fixed = next((name for name, value in subject.module.named_buffers() if axis.size in value.shape), None)
+        plain = [(f"buffer {name}", value) for name, value in subject.module.named_buffers()]
+        held = [item for layer in subject.module.modules() for item in vars(layer).items()]
+        plain += [(f"attribute {name}", value) for name, value in held if isinstance(value, Tensor)]
+        fixed = next((name for name, value in plain if axis.size in value.shape), None)
         if fixed is not None:
-            last += f", or make buffer {fixed} a parameter with requires_grad=False, whose places go with the units"
+            last += (
+                f", or make {fixed} a parameter, with requires_grad=False if nothing trains it, whose places go with"
+                " the units"
+            )
     return f"{what}; {', or '.join([*_remedies(case, axis, works), last])}"
 
 

@@ -32,6 +32,8 @@ _SPREAD = 0.1  # of vectors, so that no two units of a norm are alike
 _LEVEL = 0.5
 _SEED = 7
 _DRAWN = 65_537
+CHECKPOINTS = "a checkpoint recomputes with other parameters (leave torch.utils.checkpoint out)"
+"""Said where a model keeps its activations in its own way."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,8 @@ class Subject:
                 held = {**self.buffers, **(state or self.state)}
                 return Run(tuple(_tensors(functional_call(self.module, held, (self.x,)))), {})
         leaves = {name: value.detach().requires_grad_() for name, value in (state or self.state).items()}
-        outputs = tuple(_tensors(functional_call(self.module, leaves, (self.x,))))
+        with torch.autograd.graph.disable_saved_tensors_hooks(CHECKPOINTS):
+            outputs = tuple(_tensors(functional_call(self.module, leaves, (self.x,))))
         total = sum((value * _noise(value)).sum() for value in outputs)
         if not isinstance(total, Tensor) or not total.requires_grad:
             return Run(outputs, {name: torch.zeros_like(value) for name, value in leaves.items()})
@@ -132,7 +135,9 @@ def stretched(subject: Subject, x: Tensor, gain: float, dtype: torch.dtype) -> S
         dtype: of parameters, buffers and samples, where they are no whole numbers.
     """
     state = {name: value.to(dtype) * gain for name, value in subject.state.items()}
-    buffers = {name: value.to(dtype) for name, value in subject.module.named_buffers() if value.is_floating_point()}
+    buffers = {
+        name: value.to(dtype, copy=True) for name, value in subject.module.named_buffers() if value.is_floating_point()
+    }
     return replace(subject, state=state, x=x.to(dtype) if x.is_floating_point() else x, buffers=buffers)
 
 
@@ -192,5 +197,6 @@ def _tensors(value: Any) -> list[Tensor]:
     if isinstance(value, (list, tuple)):
         return [tensor for item in value for tensor in _tensors(item)]
     raise ConfigError(
-        f"a model must return tensors, or a tuple, list or dictionary of them, not {type(value).__name__}"
+        f"a model must return tensors, or a tuple, list or dictionary of them, not {type(value).__name__}; leave"
+        " out what is none"
     )

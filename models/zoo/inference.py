@@ -31,9 +31,10 @@ from models.cut import CLASSES, Cut
 from models.dims import Dim
 from models.inputs import Row
 from models.layout import HEAD, STEM, Layout, Parameter, Statistic, block_name
+from models.user_lines import at_line_of
 from models.zoo.arranging import whole_axes
 from models.zoo.doubts import explained
-from models.zoo.exchange import Run, samples, stretched, subject_of
+from models.zoo.exchange import Run, Subject, samples, stretched, subject_of
 from models.zoo.layers import StaticBatchNorm
 from models.zoo.probing import Growth, Shapes, grown_with
 from models.zoo.proof import Case, Doubt, View, proved_dims
@@ -102,7 +103,7 @@ def _inferred(arch: Architecture, settings: Mapping[str, Any] | None, works: Cal
     growth = grown_with(arch.name, axes, lambda enlarge: _shapes(_meta_module(arch, Cut(enlarge=enlarge), settings)))
     views = tuple(_views(arch, settings, module, axes, growth))
     row = arch.row(settings)
-    case = Case((*views, *_in_training(arch, views[0]), *_stretched(views[-1], row)), growth)
+    case = Case((*views, *_in_training(arch, views[0]), *_stretched(arch, views[-1], row)), growth)
     found = proved_dims(case)
     if isinstance(found, Doubt):
         raise ConfigError(f"{arch.name}: {explained(found, case, works)}")
@@ -144,7 +145,7 @@ def _meta_module(arch: Architecture, cut: Cut, settings: Mapping[str, Any] | Non
         with torch.device("meta"), _Undrawn():
             return _module(arch, cut, settings)
     except ConfigError as error:
-        if "meta tensor" not in str(error.__cause__):
+        if "meta tensor" not in str(error.__cause__).lower():
             raise
     cut.forget()  # the builder computes with values, such as rates that grow with the depth
     with torch.random.fork_rng(devices=[]):
@@ -209,6 +210,14 @@ def _refuse_unsliceable(arch: Architecture, module: nn.Module) -> None:
                 " result no copy can have; use torch.nn.utils.parametrizations.weight_norm, which `shoal export"
                 " --convert` puts there"
             )
+        for key, value in vars(layer).items():
+            items = value if isinstance(value, (list, tuple)) else ()
+            if not set(module.modules()).issuperset(item for item in items if isinstance(item, nn.Module)):
+                raise ConfigError(
+                    f"{arch.name}: attribute {key} of {name or 'the model'} ({type(layer).__name__}) is a Python"
+                    f" {type(value).__name__} of modules, whose parameters PyTorch does not know; make it an"
+                    " nn.ModuleList"
+                )
         for what, function in _functions(layer):
             raise ConfigError(
                 f"{arch.name}: {what} of {name or 'the model'} ({type(layer).__name__}), {function}, holds a"
@@ -220,11 +229,17 @@ def _refuse_unsliceable(arch: Architecture, module: nn.Module) -> None:
                 f"{arch.name}: {name} is a {type(layer).__name__}, whose running averages cannot be merged across"
                 " widths; `shoal export --convert` replaces it by StaticBatchNorm of models.zoo.layers, or use that"
             )
+    for name, buffer in module.named_buffers():
+        if buffer.layout != torch.strided:
+            raise ConfigError(f"{arch.name}: buffer {name} is sparse; keep it dense, with .to_dense()")
     for name, value in module.named_parameters():
         if isinstance(value, UninitializedParameter):
             raise ConfigError(f"{arch.name}: parameter {name} has no shape yet; use no lazy layers")
         if value.dtype != torch.float32:
-            raise ConfigError(f"{arch.name}: parameter {name} is {value.dtype}; parameters must be float32")
+            raise ConfigError(
+                f"{arch.name}: parameter {name} is {value.dtype}; parameters must be float32: leave"
+                " .half(), .double() and dtype= out, and keep complex numbers as two real ones each"
+            )
 
 
 def _views(
@@ -255,33 +270,41 @@ def _in_training(arch: Architecture, view: View) -> Iterator[View]:
             first, again = (subject.run(gradients=False) for _ in range(2))
         except Exception:  # noqa: BLE001 - the export runs it so, and says what is wrong
             return
-    for name, value in subject.module.named_buffers():
-        if not torch.equal(before[name].nan_to_num(), value.nan_to_num()):
-            path = name.rpartition(".")[0]
-            kind = type(subject.module.get_submodule(path)).__name__
-            raise ConfigError(
-                f"{arch.name}: buffer {name} of module {path or '(the model itself)'} ({kind}) changes while the model"
-                " trains, and graphs return parameters alone; a norm of PyTorch takes track_running_stats=False,"
-                " spectral norm as a parametrization `shoal export --convert`; compute anything else from the batch"
-                " each time"
-            )
+    _refuse_moved(arch, subject, before, dict(subject.module.named_buffers()))
     if _agree(first, again) and not _agree(first, view.before):
         yield replace(view, subject=subject, before=subject.run(gradients=bool(view.before.gradients)))
 
 
-def _stretched(view: View, row: Row) -> Iterator[View]:
+def _refuse_moved(
+    arch: Architecture, subject: Subject, before: Mapping[str, Tensor], after: Mapping[str, Tensor]
+) -> None:
+    """See that running a model left its buffers as they were."""
+    for name, value in after.items():
+        if not torch.equal(before[name].to(value.dtype).nan_to_num(), value.nan_to_num()):
+            path = name.rpartition(".")[0]
+            kind = type(subject.module.get_submodule(path)).__name__
+            raise ConfigError(
+                f"{arch.name}: buffer {name} of module {path or '(the model itself)'} ({kind}) changes while the model"
+                " runs, and graphs return parameters alone; a norm of PyTorch takes track_running_stats=False,"
+                " spectral norm as a parametrization `shoal export --convert`; compute anything else from the batch"
+                " each time"
+            )
+
+
+def _stretched(arch: Architecture, view: View, row: Row) -> Iterator[View]:
     """The same model where rare values are common: a branch for large activations, or for padding, treats units too."""
     for scale, shift, gain in _STRETCHED:
         if row.dtype == "int64" and (scale > 1 or shift):  # no size of tokens; the gain is enough
             continue
         x = samples(view.subject.module, row, _MORE_SAMPLES, scale, shift)
         for dtype in (torch.float64, torch.float32):  # the first has no rounding to speak of; some know the other alone
+            subject = stretched(view.subject, x, gain, dtype)
             with contextlib.suppress(Exception), torch.random.fork_rng(devices=[]):
-                subject = stretched(view.subject, x, gain, dtype)
                 before = subject.run(gradients=False)
                 if all(bool(value.isfinite().all()) for value in before.outputs):
                     yield replace(view, subject=subject, before=before)
                 break
+        _refuse_moved(arch, subject, dict(view.subject.module.named_buffers()), subject.buffers)
 
 
 def _agree(one: Run, other: Run) -> bool:
@@ -330,9 +353,11 @@ def _view(built: _Built, *, gradients: bool) -> View:
     except ConfigError as error:
         raise ConfigError(f"{arch.name}: {error}") from error
     except Exception as error:
+        where = f"{at_line_of(error)} on a batch of samples of shape {list(row.shape)}"
         raise ConfigError(
-            f"{arch.name}: the model fails on a batch of samples of shape {list(row.shape)}: {error!r}; its forward"
-            " must take one tensor [batch, *input_shape], or those that input_shape = {'name': shape, ...} names"
+            f"{arch.name}: the model fails{where}: {error!r};"
+            " its forward must take one tensor [batch, *input_shape], or those that input_shape = {'name': shape, ...}"
+            " names, and compute in float32"
         ) from error
 
 

@@ -4,6 +4,7 @@ A model is built on torch's meta device with an axis larger, by the smallest ste
 groups, grouped convolutions and heads take multiples only.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 
 from fleet_protocol.errors import ConfigError
@@ -58,7 +59,7 @@ def _probed(title: str, axes: Mapping[str, Axis], shapes: Shapes, build: Build, 
                     raise ConfigError(
                         f"{title}: dimension {position} of {name} has {before} entries and {after} with {step} more"
                         f" units of {axis.name} ({axis.size} units), which is no whole number of entries for each;"
-                        f" compute every size by multiplication and addition{_groups_of(axis, step)}"
+                        f" compute every size by multiplication and addition{_remedies(axis, step, after - before)}"
                     )
                 found.setdefault((name, position), {})[axis.name] = entries
                 reached = True
@@ -80,10 +81,18 @@ def _larger(axis: Axis, build: Build, steps: Iterator[int]) -> tuple[int, Shapes
     raise ConfigError(f"{first} (with more units of axis {axis.name}: a builder must take other sizes than its own)")
 
 
-def _groups_of(axis: Axis, step: int) -> str:
-    if step == 1 or axis.groups > 1:
+def _remedies(axis: Axis, step: int, entries: int) -> str:
+    if axis.groups > 1:
         return ""
-    return (
+    units = step // math.gcd(step, entries)  # for which there is a whole number of entries
+    said = ""
+    if units > 1 and axis.size % units == 0:
+        said = (
+            f", from a smaller one: cut.width({axis.name!r}, {axis.size // units}) * {units} is a size of {axis.size}"
+        )
+    if step in (1, axis.size):
+        return said
+    return said + (
         f", and if a layer takes {axis.name} in {step} groups, cut inside them with cut.heads({axis.name!r}, {step},"
         f" {axis.size // step}) * {step} or whole ones with cut.groups({axis.name!r}, {step}) * {axis.size // step}"
     )
@@ -116,7 +125,7 @@ def _check(title: str, axes: Mapping[str, Axis], where: str, size: int, moved: M
         with_whom = f"with both {first} and {others[0]}" if others else f"by {moved[first]} with each unit of {first}"
         raise ConfigError(
             f"{title}: {where} has {size} entries and grows {with_whom}, which is no concatenation; give each part a"
-            " parameter of its own"
+            " parameter of its own, and each factor of a product a dimension of its own"
         )
     for name, entries in moved.items():
         axis = axes[name]

@@ -134,7 +134,7 @@ def _empty_blocks(cut):
         (_renamed, "parameter body.weight of depth 0 is not the same in a deeper model"),
         (_empty_blocks, "asked for a depth of 3, but not every block has parameters"),
         (lambda cut: "text", "must return a torch module, not str"),
-        (lambda cut: 1 / 0, "cannot be built: ZeroDivisionError"),
+        (lambda cut: 1 / 0, r"cannot be built at line \d+ of test_inference.py: ZeroDivisionError"),
     ],
 )
 def test_a_model_with_unclear_axes_is_refused(build, message):

@@ -79,6 +79,6 @@ def fixed(cut: Cut, *, input_shape: tuple[int, ...] = (5,), classes: int = 3, as
 
 def test_a_buffer_with_a_place_for_each_unit() -> None:
     """As a frozen parameter it is cut with them."""
-    with pytest.raises(ConfigError, match="make buffer scale a parameter with requires_grad=False"):
+    with pytest.raises(ConfigError, match="make buffer scale a parameter, with requires_grad=False"):
         infer_layout(fixed)
     assert infer_layout(fixed, {"as_advised": True}).axes["units"].size == 8

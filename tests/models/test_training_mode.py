@@ -80,7 +80,7 @@ class Average(nn.Module):
 )
 def test_a_buffer_that_training_moves(layer, where):
     """A graph returns parameters alone, so it would stay as it was drawn."""
-    with pytest.raises(ConfigError, match=f"{where} changes while the model trains"):
+    with pytest.raises(ConfigError, match=f"{where} changes while the model runs"):
         infer_layout(arch_of(layer))
 
 

@@ -106,7 +106,7 @@ def test_an_unsupported_operator_names_itself_its_module_and_a_way_out() -> None
         (nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3)), VECTOR, r"module 0 \(BatchNorm1d\).*StaticBatchNorm"),
         (Frozen(), VECTOR, "every parameter is frozen.*free some"),
         (Resized(), IMAGE, r"module \(the model itself\) \(Resized\), line \d+ of test_err.*mode='area'"),
-        (Branching(), VECTOR, r"at line \d+ of test_errors\.py: .* must not depend on the values"),
+        (Branching(), VECTOR, r"at line \d+ of test_errors\.py, in module Branching: .* must not depend on the values"),
         (FixedBatch(), VECTOR, "one batch size only"),
         (nn.Linear(6, 4), VECTOR, r"must return logits \[batch, 3\], it returned"),
     ],

@@ -155,7 +155,18 @@ def _median(x: Tensor, dim: Any = None, keepdim: bool = False) -> Any:
     return torch.return_types.median((value, place) if keepdim else (value.squeeze(dim), place.squeeze(dim)))
 
 
-def _batch_norm(*_: Any, **__: Any) -> Any:
+def _batch_norm(
+    x: Tensor,
+    running_mean: Any,
+    running_var: Any,
+    weight: Any = None,
+    bias: Any = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    if training and running_mean is running_var is None and x.shape[0] == 1:  # a way to standardise the rows of weights
+        return _instance_norm(x, None, None, weight, bias, True, momentum, eps)
     raise ExportError(
         "batch norm cannot be exported: running averages of unequal sub-models cannot be merged; `shoal export"
         " --convert` replaces it by StaticBatchNorm of models.zoo.layers, or use GroupNorm or LayerNorm"

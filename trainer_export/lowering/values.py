@@ -40,7 +40,7 @@ def overload(name: str) -> Any:
 def onnx_dtype(dtype: torch.dtype) -> int:
     """The ONNX number of a torch element type."""
     if dtype not in _ONNX_DTYPES:
-        raise ExportError(f"element type {dtype} cannot be exported; use {', '.join(str(d) for d in _ONNX_DTYPES)}")
+        raise ExportError(f"element type {dtype} cannot be exported; use .float(), or .long() for whole numbers")
     return _ONNX_DTYPES[dtype]
 
 

@@ -148,6 +148,8 @@ def _slice_scatter(e: Emitter, out: Spec, x: Value, part: Value, *positions: Any
     dim = chosen.dim % x.rank
     size = x.shape[dim]
     if not isinstance(size, int):
+        if part.shape[dim] == size:
+            return part
         raise ExportError("writing into a part of the batch cannot be exported; use torch.where with a mask")
     places = np.arange(size)[slice(chosen.start, chosen.end, chosen.step)]
     if len(places) == size:

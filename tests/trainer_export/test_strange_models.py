@@ -1,0 +1,326 @@
+"""Models as strangers write them: exported and equal to PyTorch, or refused with a remedy, which then exports."""
+
+import pytest
+import torch
+from torch import nn
+from torch.ao.quantization import FakeQuantize
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from fleet_protocol.errors import ConfigError, ExportError
+from models import architecture, infer_layout
+from tests.trainer_export.helpers import train_report
+from trainer_export.artifact_set import export_architecture
+from trainer_export.footprint import count_flops
+from trainer_export.model_inputs import Signature
+from trainer_export.recipe import Recipe
+
+VECTOR = Signature((6,), "float32", 3)
+
+
+class Layers(nn.Module):
+    """Two layers, and a place between them."""
+
+    def __init__(self, hidden=8, classes=3):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, hidden), nn.Linear(hidden, classes)
+        self.more(hidden)
+
+    def more(self, hidden):
+        pass
+
+    def between(self, y):
+        return y
+
+    def forward(self, x):
+        return self.last(self.between(self.first(x)))
+
+
+def arch_of(kind, ask=lambda cut: cut.width("hidden", 8)):
+    @architecture()
+    def custom(cut, *, input_shape=(6,), classes=3):
+        return kind(ask(cut), cut.classes(classes))
+
+    return custom
+
+
+class WritesInput(Layers):
+    def forward(self, x):
+        return super().forward(x.mul_(2))
+
+
+class WritesCopy(Layers):
+    def forward(self, x):
+        x = x.clone()
+        return super().forward(x.mul_(2))
+
+
+class PlainList(Layers):
+    def more(self, hidden):
+        self.inner = [nn.Linear(hidden, hidden)]
+
+    def between(self, y):
+        return self.inner[0](y)
+
+
+class ModuleList(PlainList):
+    def more(self, hidden):
+        self.inner = nn.ModuleList([nn.Linear(hidden, hidden)])
+
+
+class PlainTensor(Layers):
+    def more(self, hidden):
+        self.scale = torch.linspace(0.5, 1.5, hidden)
+
+    def between(self, y):
+        return y * self.scale
+
+
+class OwnParameter(PlainTensor):
+    def more(self, hidden):
+        self.scale = nn.Parameter(torch.linspace(0.5, 1.5, hidden))
+
+
+class Sparse(Layers):
+    def more(self, hidden):
+        self.register_buffer("mix", torch.eye(6).to_sparse())
+
+    def forward(self, x):
+        return super().forward((self.mix @ x.T).T)
+
+
+class Dense(Sparse):
+    def more(self, hidden):
+        self.register_buffer("mix", torch.eye(6).to_sparse().to_dense())
+
+
+class Recomputing(Layers):
+    def between(self, y):
+        return checkpoint(torch.relu, y, use_reentrant=False)
+
+
+class Half(Layers):
+    def more(self, hidden):
+        self.half()
+
+    def forward(self, x):
+        return super().forward(x.half()).float()
+
+
+class Squared(Layers):
+    def more(self, hidden):
+        self.inner = nn.Linear(6, hidden * hidden)
+
+    def forward(self, x):
+        y = self.first(x)
+        return self.last((self.inner(x).unflatten(1, (y.shape[1], -1)) @ y[..., None])[..., 0])
+
+
+class Factors(Squared):
+    def more(self, hidden):
+        self.inner = nn.Parameter(torch.randn(hidden, hidden, 6))
+
+    def forward(self, x):
+        y = self.first(x)
+        return self.last(torch.einsum("oif,bf,bi->bo", self.inner, x, y))
+
+
+class Gated(Layers):
+    """Half as many units as the axis has, as the gates of a U-Net have, and the halves of a flow."""
+
+    def more(self, hidden):
+        self.gate = nn.Linear(hidden // 2, hidden // 2)
+
+    def between(self, y):
+        left, right = y.chunk(2, 1)
+        return torch.cat([left, right * self.gate(left).sigmoid()], 1)
+
+
+class Nothing(Layers):
+    def forward(self, x):
+        return {"logits": super().forward(x), "loss": None}
+
+
+class Fails(Layers):
+    def between(self, y):
+        return y @ torch.ones(3, 3)
+
+
+class Observing(Layers):
+    def more(self, hidden):
+        self.quantise = FakeQuantize()
+
+    def between(self, y):
+        return self.quantise(y)
+
+
+REFUSED = [
+    (WritesInput, r"writes into its input.*x = x\.clone\(\)", WritesCopy, None),
+    (
+        PlainList,
+        "attribute inner of the model .PlainList. is a Python list of modules.*nn.ModuleList",
+        ModuleList,
+        None,
+    ),
+    (PlainTensor, "or make attribute scale a parameter", OwnParameter, None),
+    (Sparse, r"buffer mix is sparse; keep it dense, with \.to_dense\(\)", Dense, None),
+    (
+        Recomputing,
+        r"line \d+ of test_strange.*, in module Recomputing .*leave torch.utils.checkpoint out",
+        Layers,
+        None,
+    ),
+    (Half, r"first.weight is torch.float16; .*leave \.half\(\)", Layers, None),
+    (Squared, "inner.weight has 64 entries.*each factor of a product a dimension of its own", Factors, None),
+    (Gated, r"cut\.width\('hidden', 4\) \* 2 is a size of 8", Gated, lambda cut: cut.width("hidden", 4) * 2),
+    (Nothing, "not NoneType; leave out what is none", Layers, None),
+    (Fails, r"the model fails at line \d+ of test_strange_models.py, in module Fails", Layers, None),
+    (
+        Observing,
+        r"buffer quantise.scale of module quantise \(FakeQuantize\) changes while the model runs",
+        Layers,
+        None,
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "message", "remedy", "ask"), REFUSED, ids=[row[0].__name__ for row in REFUSED])
+def test_what_cannot_be_cut(kind, message, remedy, ask):
+    """The message says what to do, and what it says is enough."""
+    with pytest.raises(ConfigError, match=message):
+        infer_layout(arch_of(kind))
+    assert infer_layout(arch_of(remedy, ask) if ask else arch_of(remedy)).parameters
+
+
+class Tracing(Layers):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def between(self, y):
+        return self.inner(y)
+
+
+def _fills(y):
+    y = y.clone()
+    y.data.fill_(0.0)
+    return y
+
+
+def _counts(y):
+    return y * int(y.abs().sum() > 0)
+
+
+def _scatters(y):
+    return y.scatter_reduce(1, torch.zeros_like(y).long(), y, "amax")
+
+
+@pytest.mark.parametrize(
+    ("inner", "message"),
+    [
+        (lambda y: y + y.kthvalue(2, 1).values[:, None], r"line \d+ .*kthvalue.*use topk"),
+        (lambda y: y / y.max(), r"line \d+ .*aten.max.default.*use amax or amin along dimensions behind the batch"),
+        (lambda y: y + torch.bucketize(y, torch.tensor([0.0, 1.0])), r"line \d+ .*\(x.unsqueeze\(-1\) > edges\)"),
+        (_scatters, r"line \d+ .*scatter_reduce.*use index_add, or amax over torch.where with a mask"),
+        (
+            lambda y: y + torch.stft(y, 4, return_complex=True).abs().sum((1, 2))[:, None],
+            r"line \d+ .*tables of cosines and sines",
+        ),
+        (lambda y: y.half().float(), r"line \d+ .*torch.float16 cannot be exported; use \.float\(\), or \.long\(\)"),
+        (
+            lambda y: y + torch.from_numpy(y.detach().numpy()),
+            r"at line \d+ of .*use PyTorch's functions instead of Num",
+        ),
+        (lambda y: torch.fake_quantize_per_tensor_affine(y, 0.1, 0, -9, 9), "at line .*write it in simpler operators"),
+        (_counts, r"at line \d+ of .*, in module Tracing: .* must not depend on the values of its input"),
+    ],
+)
+def test_what_cannot_be_traced(inner, message):
+    """The line of the user's file, and an operator to take instead; the next test takes them all."""
+    with pytest.raises(ExportError, match=message):
+        train_report(Tracing(inner), VECTOR)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script.:DeprecationWarning")
+def test_what_is_scripted_knows_one_batch_size():
+    """Nothing tells the line of it."""
+
+    def gate(y: torch.Tensor) -> torch.Tensor:
+        return y * torch.sigmoid(y)
+
+    scripted = torch.jit.script(gate)
+    with pytest.raises(ExportError, match=r"one batch size only; .* and call no function of torch\.jit\.script"):
+        train_report(Tracing(lambda y: scripted(y)), VECTOR)  # noqa: PLW0108 - a module that holds it cannot be copied
+    assert train_report(Tracing(gate), VECTOR).worst_absolute < 1e-5
+
+
+class Remedied(Layers):
+    """What the messages above say."""
+
+    def more(self, hidden):
+        self.mask = nn.Parameter(torch.tensor([1.0, 0.0] * (hidden // 2)), requires_grad=False)
+        places, rows = torch.arange(hidden), torch.arange(5)[:, None]
+        self.cosines = torch.cos(2 * torch.pi * rows * places / hidden)
+
+    def between(self, y):
+        y = y / y.abs().amax(1, keepdim=True) + y.topk(7, 1, largest=False).values[:, -1:]
+        y = y + (y.unsqueeze(-1) > torch.tensor([0.0, 1.0])).sum(-1)
+        y = y + torch.where(self.mask > 0, y, -9.0).amax(1, keepdim=True)
+        y = y.index_add(1, torch.tensor([0, 2]), y[:, :2])
+        spectrum = y @ self.cosines.T
+        quantised = y + (torch.round(y * 10) / 10 - y).detach()
+        return quantised * self.mask + y.long().float() + spectrum.sum(1, keepdim=True)
+
+
+class WritesPlaces(Layers):
+    """Writes columns, adds to some and fills one, in place."""
+
+    def forward(self, x):
+        x, places = x.clone(), torch.tensor([0, 2, 4])
+        x[:, places] = x[:, places] * 2
+        x.index_add_(1, places, torch.ones(x.shape[0], 3)).index_fill_(1, torch.tensor([1]), 0.5)
+        return super().forward(x)
+
+
+class Standardised(Layers):
+    """Its weights are standardised by a batch norm of one sample, as timm does."""
+
+    def between(self, y):
+        rows = functional.batch_norm(self.last.weight[None], None, None, training=True, momentum=0.0)[0]
+        return y + functional.linear(y, rows) @ self.last.weight
+
+
+class Energy(Layers):
+    """Takes the gradient of an energy inside its forward pass."""
+
+    def forward(self, x):
+        return super().forward(torch.func.grad(lambda z: torch.tanh(self.first(z)).sum())(x))
+
+
+@pytest.mark.parametrize("kind", [Remedied, WritesPlaces, Standardised, Energy])
+def test_what_trains_as_in_pytorch(kind):
+    """Over six steps."""
+    torch.manual_seed(1)
+    assert train_report(kind(), VECTOR).worst_absolute < 1e-5
+
+
+def test_gradients_inside_a_forward_pass_are_counted():
+    """Where they are taken costs no less."""
+    assert count_flops(Energy(), VECTOR)[0] > count_flops(Layers(), VECTOR)[0] > 0
+
+
+class Moody(Layers):
+    def between(self, y):
+        if self.training:
+            raise LookupError("no such table\nat all")
+        return y
+
+
+def test_what_fails_in_the_middle_of_an_export_is_named(tmp_path):
+    """Not as a bare exception of whatever library."""
+    message = (
+        r"custom: w1.00-d1: the model fails at line \d+ of test_strange_models.py, in module Moody: LookupError: no"
+    )
+    arch = arch_of(Moody)
+    with pytest.raises(ExportError, match=message):
+        export_architecture(arch, None, [infer_layout(arch).tier(1.0)], Recipe(), tmp_path / "set", formats=("onnx",))
