@@ -1,6 +1,7 @@
 """Run a device from its configuration file; the command line's entry, and ``python -m device_runtime``'s."""
 
 import argparse
+import json
 import logging
 import sys
 from collections.abc import Sequence
@@ -8,6 +9,7 @@ from pathlib import Path
 
 from device_runtime.agent.loop import Agent
 from device_runtime.doctor import examine
+from device_runtime.predicting import predict
 from device_runtime.settings import load_device_config
 from fleet_protocol.errors import ShoalError
 
@@ -36,6 +38,22 @@ def run_device(config_path: Path, enrolment: Path | None = None) -> int:
     return 0
 
 
+def predict_file(config_path: Path, data: Path, enrolment: Path | None = None, *, as_json: bool = False) -> int:
+    """Print what the board's model says of the samples in `data`, as lines or as JSON; errors as of `run_device`."""
+    try:
+        model, rows = predict(load_device_config(config_path, enrolment), data)
+    except ShoalError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    if as_json:
+        print(json.dumps({"model": model, "predictions": rows}, indent=2))
+        return 0
+    print(", ".join(f"{key} {value}" for key, value in model.items()), file=sys.stderr)
+    for number, row in enumerate(rows):
+        print(f"{number}: {row['label']} ({row['share']:.1%})" if "label" in row else f"{number}: {row}")
+    return 0
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line of a board without the ``shoal`` command's packages; returns its exit code.
 
@@ -45,12 +63,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     parser = argparse.ArgumentParser(prog="shoal device", description="Be a device of a Shoal fleet.")
-    parser.add_argument("command", nargs="?", choices=("run", "doctor"), default="run", help="run, unless it is said")
+    parser.add_argument(
+        "command", nargs="?", choices=("run", "doctor", "predict"), default="run", help="run, unless it is said"
+    )
     parser.add_argument("--config", type=Path, required=True, help="the device's TOML file")
     parser.add_argument("--enrolment", type=Path, help="the file that `shoal enroll` wrote for this board")
+    parser.add_argument("--data", type=Path, help="predict: the samples, .npz, .npy, .csv or an image")
+    parser.add_argument("--json", action="store_true", help="predict: print JSON")
     options = parser.parse_args(given[given[:1] == ["device"] :])
     if options.command == "run":
         return run_device(options.config, options.enrolment)
+    if options.command == "predict":
+        if options.data is None:
+            parser.error("predict needs --data")
+        return predict_file(options.config, options.data, options.enrolment, as_json=options.json)
     failures = []
     for finding in examine(options.config, options.enrolment):
         print(f"{finding.level:8} {finding.check:14} {finding.detail}", flush=True)

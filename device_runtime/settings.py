@@ -80,6 +80,7 @@ class DeviceConfig(FrozenModel):
             graphs to run.
         own_model: the board's own model, for methods that train one beside the fleet's.
         conditions: when this board may train.
+        predict: keep what predicts beside the weights of every task, for `shoal device predict`.
     """
 
     fleet: Name
@@ -101,6 +102,7 @@ class DeviceConfig(FrozenModel):
     insecure: bool = False
     own_model: OwnModelConfig | None = None
     conditions: ConditionsConfig = ConditionsConfig()
+    predict: bool = False
 
     def address(self) -> BrokerAddress:
         """The broker with its certificate files.

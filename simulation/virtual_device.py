@@ -19,7 +19,7 @@ from device_runtime.training.compute import compute, keep_update, told
 from device_runtime.training.hooks import Hooks, SelfTested
 from device_runtime.training.labels import present_labels
 from device_runtime.training.own_model import OwnModel
-from device_runtime.training.task import Bench, Task
+from device_runtime.training.task import Bench, Task, base_tensors
 from device_runtime.training.weights_file import read_weights
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import BlobError, RefusedError, ShoalError
@@ -157,7 +157,7 @@ class VirtualDevices:
                 manifest,
                 device=self._setup.device,
                 own=registry.own,
-                base=_task(item, manifest, self._tested).base(self._bench(item)),
+                base=base_tensors(manifest, self._bench(item).blobs),
             )
         return self._trainers[item.tier]
 

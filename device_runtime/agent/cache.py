@@ -1,11 +1,11 @@
 """What stays on disk between tasks: recent artifact sets and weights, within a bound."""
 
 import contextlib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from fleet_protocol.blob_store import BlobStore, write_atomically
 from fleet_protocol.errors import StorageError
@@ -36,35 +36,41 @@ class CacheIndex(FrozenModel):
         version: of this schema.
         sets: artifact sets.
         weights: digests of weights blobs.
+        newest: run, round, version of the global model and tier of the last set with the last weights.
     """
 
     version: Literal[1] = 1
     sets: tuple[CachedSet, ...] = ()
     weights: tuple[str, ...] = ()
+    newest: Mapping[str, str | int] = Field(default_factory=dict)
+
+
+_INDEX = "cache.json"
+
+
+def read_index(folder: Path) -> CacheIndex:
+    """The index of an agent's state folder; an empty one where none is, or where it is damaged."""
+    with contextlib.suppress(OSError, ValidationError):
+        return CacheIndex.model_validate_json((folder / _INDEX).read_bytes())
+    return CacheIndex()
 
 
 class Cache:
     """The blobs of an agent with an index that says what they are for; those that no task uses have a bound."""
 
     def __init__(self, folder: Path, blobs: BlobStore, max_bytes: int) -> None:
-        self._path = folder / "cache.json"
+        self._path = folder / _INDEX
         self._blobs = blobs
         self._max_bytes = max_bytes
-        self.index = self._load()
-
-    def _load(self) -> CacheIndex:
-        # An index that is lost or damaged costs a download, so it is simply started again.
-        with contextlib.suppress(OSError, ValidationError):
-            return CacheIndex.model_validate_json(self._path.read_bytes())
-        return CacheIndex()
+        self.index = read_index(folder)  # one that is lost costs a download, so it is simply started again
 
     def _save(self, index: CacheIndex) -> None:
         self.index = index
         with contextlib.suppress(StorageError):
             write_atomically(self._path, index.model_dump_json(indent=1).encode())
 
-    def used(self, manifest: str, graphs: Collection[str], weights: str) -> None:
-        """Note the digests of what a task uses."""
+    def used(self, manifest: str, graphs: Collection[str], weights: str, newest: Mapping[str, str | int]) -> None:
+        """Note the digests of what a task uses, and which model that is, as of the index."""
         old = next((entry for entry in self.index.sets if entry.manifest == manifest), None)
         entry = CachedSet(
             manifest=manifest,
@@ -73,7 +79,8 @@ class Cache:
         )
         others = tuple(e for e in self.index.sets if e.manifest != manifest)
         recent = tuple(w for w in self.index.weights if w != weights)
-        self._save(CacheIndex(sets=(*others, entry)[-_SETS_KEPT:], weights=(*recent, weights)[-_WEIGHTS_KEPT:]))
+        sets, recent = (*others, entry)[-_SETS_KEPT:], (*recent, weights)[-_WEIGHTS_KEPT:]
+        self._save(CacheIndex(sets=sets, weights=recent, newest=newest))
 
     def tested(self, manifest: str) -> frozenset[str]:
         """What of a set passed its self-test on this board: graphs with the runtime."""
@@ -116,7 +123,7 @@ class Cache:
             (weights or sets).pop(0)
             forget()
         if (tuple(sets), tuple(weights)) != (self.index.sets, self.index.weights):
-            self._save(CacheIndex(sets=tuple(sets), weights=tuple(weights)))
+            self._save(self.index.model_copy(update={"sets": tuple(sets), "weights": tuple(weights)}))
         for path in (self._blobs.root / "parts").glob("*"):
             if path.name not in keep:
                 with contextlib.suppress(OSError):

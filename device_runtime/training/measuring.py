@@ -17,7 +17,7 @@ from fleet_protocol.metrics import evaluation_of
 from fleet_protocol.targets import counted
 
 Statistics = dict[str, NDArray[np.float32]]
-EVAL, STATS = "onnx/eval", "onnx/stats"
+EVAL, STATS, INFER = "onnx/eval", "onnx/stats", "onnx/infer"
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,20 @@ keeps of it from round to round, `OwnModelFiles` holds.
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
 
 from device_runtime.training.measuring import EVAL, STATS
-from device_runtime.training.own_model_files import KEPT_RUNS, OwnModelFiles
+from device_runtime.training.own_model_files import KEPT_RUNS, Kept, OwnModelFiles
 from fleet_protocol.digests import matches
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.manifest import FileSpec
 from fleet_protocol.pair_manifest import PairManifest, parse_pair_manifest
+from fleet_protocol.weights import decode_weights
+
+MODEL = "model/"
+"""In front of the names of the model's parameters in the files between rounds."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,18 @@ class OwnModel:
             BlobError: it is no manifest of a pair.
         """
         return parse_pair_manifest(self._read("manifest.json"))
+
+    def parameters(self, kept: Kept | None) -> dict[str, NDArray[Any]]:
+        """The model as a round left it, or as the set starts it.
+
+        Raises:
+            RefusedError: what the round left is of another pair.
+            ConfigError: the set is not whole.
+        """
+        pair = self.manifest()
+        if kept is None:
+            return decode_weights(self.read(pair.own_init))
+        return kept.under(MODEL, {spec.name: spec for spec in pair.own.parameters})
 
     def check(self) -> None:
         """See that every file of the pair that this board uses is there, with the content it was exported with.

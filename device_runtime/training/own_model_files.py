@@ -76,6 +76,11 @@ class OwnModelFiles:
             if run and number.isdigit():
                 yield run, int(number), path
 
+    def newest(self) -> Kept | None:
+        """What was written last, of any run; None where nothing is kept. It raises what `load` does, and OSError."""
+        files = [(path.stat().st_mtime, number, run) for run, number, path in self._found()]
+        return self.load(max(files)[2], max(files)[1] + 1) if files else None
+
     def load(self, run: str, before: int) -> Kept | None:
         """What the latest round of a run before a round left; None if there was none.
 

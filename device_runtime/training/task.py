@@ -106,22 +106,23 @@ class Task:
         """What the task trains on."""
         return Course(bench.data, bench.split()[0], self.instructions.train, self.round)
 
-    def base(self, bench: Bench) -> dict[str, NDArray[Any]]:
-        """The frozen tensors of the artifact set, mapped and not read: all graphs share one copy in the page cache.
 
-        Raises:
-            BlobError: the file is missing or damaged.
-            RefusedError: it lacks a tensor, or has one of another shape.
-        """
-        if not self.manifest.base:
-            return {}
-        found = open_tensors(bench.blobs.path(self.manifest.files[BASE].digest))
-        for spec in self.manifest.base:
-            value = found.get(spec.name)
-            if value is None or (value.shape, value.dtype.name) != (spec.shape, spec.dtype):
-                raise RefusedError(
-                    RefusalReason.BAD_SHAPE,
-                    f"frozen tensor {spec.name} of {self.manifest.tier} is not {spec.dtype} {list(spec.shape)} in the"
-                    " base that its manifest names; export the architecture again",
-                )
-        return {spec.name: found[spec.name] for spec in self.manifest.base}
+def base_tensors(manifest: Manifest, blobs: BlobStore) -> dict[str, NDArray[Any]]:
+    """The frozen tensors of an artifact set, mapped and not read: all graphs share one copy in the page cache.
+
+    Raises:
+        BlobError: the file is missing or damaged.
+        RefusedError: it lacks a tensor, or has one of another shape.
+    """
+    if not manifest.base:
+        return {}
+    found = open_tensors(blobs.path(manifest.files[BASE].digest))
+    for spec in manifest.base:
+        value = found.get(spec.name)
+        if value is None or (value.shape, value.dtype.name) != (spec.shape, spec.dtype):
+            raise RefusedError(
+                RefusalReason.BAD_SHAPE,
+                f"frozen tensor {spec.name} of {manifest.tier} is not {spec.dtype} {list(spec.shape)} in the"
+                " base that its manifest names; export the architecture again",
+            )
+    return {spec.name: found[spec.name] for spec in manifest.base}

@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 
+import numpy as np
+
 from fleet_protocol.data.augment import Augment, changed
 from fleet_protocol.data.dataset import DataSet, joined, make_dataset
-from fleet_protocol.data.readers import read_csv, read_idx, read_images, read_npz, read_python
+from fleet_protocol.data.readers import read_csv, read_idx, read_image, read_images, read_npz, read_python
 from fleet_protocol.data.sources import CsvData, DataConfig, IdxData, ImagesData, NpzData, PythonData
 
 __all__ = [
@@ -21,24 +23,24 @@ __all__ = [
 ]
 
 
-def load_data(config: DataConfig) -> DataSet:
-    """Read data; paths are absolute.
+def load_data(config: DataConfig, *, labelled: bool = True) -> DataSet:
+    """Read data; paths are absolute. Without labels it is arrays, a table or one image, and the labels mean nothing.
 
     Raises:
         DataError: the data is missing, empty or malformed; the message names the path and what was expected.
         ConfigError: a package for this kind of data is not installed.
     """
+    source = config.entry_point if isinstance(config, PythonData) else str(config.path)
     if isinstance(config, NpzData):
-        source, (x, y) = str(config.path), read_npz(config)
+        found = read_npz(config, labelled=labelled)
     elif isinstance(config, ImagesData):
-        source, (x, y) = str(config.path), read_images(config)
+        found = read_images(config) if labelled else (read_image(config.path, config)[None], {})
     elif isinstance(config, CsvData):
-        source, (x, y) = str(config.path), read_csv(config)
-    elif isinstance(config, IdxData):
-        source, (x, y) = str(config.path), read_idx(config)
+        found = read_csv(config, labelled=labelled)
     else:
-        source, (x, y) = config.entry_point, read_python(config)
-    (x, inputs), (y, targets) = joined(source, x), joined(source, y)
+        found = read_idx(config) if isinstance(config, IdxData) else read_python(config)
+    x, inputs = joined(source, found[0])
+    y, targets = joined(source, found[1]) if labelled else (np.zeros(x.shape[:1], np.int64), {})
     if config.limit is not None:
         x, y = x[: config.limit], y[: config.limit]
     for name in config.transforms:

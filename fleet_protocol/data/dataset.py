@@ -115,8 +115,8 @@ class DataSet:
             values /= self.std
         return values
 
-    def fitted(self, manifest: Manifest) -> "DataSet":
-        """The same samples with their targets as a model's loss takes them.
+    def fitted(self, manifest: Manifest, *, labelled: bool = True) -> "DataSet":
+        """The same samples with their targets as a model's loss takes them, or with targets that mean nothing.
 
         Raises:
             DataError: the model cannot take these samples: another shape, labels it does not have, numbers where it
@@ -127,7 +127,7 @@ class DataSet:
         if manifest.parts[0] and math.prod(x.shape[1:]) == math.prod(manifest.input_shape):
             x = x.reshape(len(x), -1)
         self._check_samples(x, manifest.input_shape, manifest.input_dtype)
-        return replace(self, x=x, y=fit_targets(self.source, self.y, manifest))
+        return replace(self, x=x, y=fit_targets(self.source, self.y, manifest) if labelled else self.y)
 
     def _check_samples(self, x: NDArray[Any], shape: Sequence[int], dtype: str) -> None:
         if tuple(shape) != x.shape[1:]:

@@ -22,7 +22,7 @@ Named = NDArray[Any] | Mapping[str, NDArray[Any]]
 Arrays = tuple[Named, Named]
 """Samples and targets; several inputs or targets by name."""
 
-_IMAGE_SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+IMAGE_SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 _IDX_DTYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 _GZIP_MAGIC = b"\x1f\x8b"
 
@@ -61,14 +61,16 @@ def _load_numpy(path: Path) -> Any:
         raise DataError(f"{path} is not a numpy file of plain arrays: {error}") from error
 
 
-def read_npz(config: NpzData) -> Arrays:
-    """Read arrays saved by numpy; an ``.npy`` file stays on disk and is read page by page.
+def read_npz(config: NpzData, *, labelled: bool = True) -> Arrays:
+    """Read arrays saved by numpy, or the samples alone; an ``.npy`` file stays on disk and is read page by page.
 
     Raises:
         DataError: a file or key is missing, or holds something else than plain arrays.
     """
     loaded = _load_numpy(config.path)
     if isinstance(loaded, np.ndarray):
+        if not labelled:
+            return loaded, {}
         if config.y_path is None:
             raise DataError(f"{config.path} holds samples only; name the file with the labels as `y_path`")
         labels = _load_numpy(config.y_path)
@@ -76,7 +78,8 @@ def read_npz(config: NpzData) -> Arrays:
             raise DataError(f"{config.y_path} is not an .npy file")
         return loaded, np.asarray(labels)
     with loaded:
-        keys = [(key,) if isinstance(key, str) else key for key in (config.x_key, config.y_key)]
+        named = (config.x_key, config.y_key if labelled else ())
+        keys = [(key,) if isinstance(key, str) else key for key in named]
         missing = [key for names in keys for key in names if key not in loaded.files]
         if missing:
             raise DataError(
@@ -87,7 +90,7 @@ def read_npz(config: NpzData) -> Arrays:
             x, y = ({key: loaded[key] for key in names} for names in keys)
         except (OSError, ValueError, EOFError) as error:
             raise DataError(f"{config.path} is damaged or holds Python objects: {error}") from error
-    return x if len(x) > 1 else x[keys[0][0]], y if len(y) > 1 else y[keys[1][0]]
+    return x if len(x) > 1 else x[keys[0][0]], y if len(y) != 1 else y[keys[1][0]]
 
 
 def _image_module() -> Any:
@@ -110,19 +113,11 @@ def read_images(config: ImagesData) -> Arrays:
         ConfigError: Pillow is not installed.
     """
     _need(config.path, folder=True)
-    image = _image_module()
+    _image_module()  # without Pillow nothing is looked for
     listed = _listed(config) if config.targets is not None else _sorted_into_folders(config)
     samples: list[NDArray[np.uint8]] = []
     for path, _ in listed:
-        try:
-            with image.open(path) as opened:
-                picture = opened.convert("L" if config.channels == 1 else "RGB")
-                if config.size is not None:
-                    picture = picture.resize((config.size[1], config.size[0]))
-                pixels = np.asarray(picture, np.uint8)
-        except (OSError, ValueError) as error:
-            raise DataError(f"cannot read the image {path}: {error}") from error
-        pixels = pixels[None] if config.channels == 1 else pixels.transpose(2, 0, 1)
+        pixels = read_image(path, config)
         if samples and pixels.shape != samples[0].shape:
             raise DataError(
                 f"image {path} has shape {list(pixels.shape)}, the others {list(samples[0].shape)}; "
@@ -132,6 +127,19 @@ def read_images(config: ImagesData) -> Arrays:
     if not samples:
         raise DataError(f"{config.path} is empty: expected <label>/<image> files in it")
     return np.stack(samples), np.array([target for _, target in listed])
+
+
+def read_image(path: Path, config: ImagesData) -> NDArray[np.uint8]:
+    """Read one image as a source has them, ``[channels, height, width]``; it raises what `read_images` does."""
+    try:
+        with _image_module().open(path) as opened:
+            picture = opened.convert("L" if config.channels == 1 else "RGB")
+            if config.size is not None:
+                picture = picture.resize((config.size[1], config.size[0]))
+            pixels = np.asarray(picture, np.uint8)
+    except (OSError, ValueError) as error:
+        raise DataError(f"cannot read the image {path}: {error}") from error
+    return pixels[None] if config.channels == 1 else pixels.transpose(2, 0, 1)
 
 
 def _sorted_into_folders(config: ImagesData) -> list[tuple[Path, int]]:
@@ -145,7 +153,7 @@ def _sorted_into_folders(config: ImagesData) -> list[tuple[Path, int]]:
         (path, label)
         for label, name in enumerate(names)
         for path in sorted((config.path / name).glob("*"))
-        if path.suffix.lower() in _IMAGE_SUFFIXES
+        if path.suffix.lower() in IMAGE_SUFFIXES
     ]
 
 
@@ -178,8 +186,8 @@ def _column(path: Path, column: str | int, names: Sequence[str] | None, width: i
     return list(names).index(column)
 
 
-def read_csv(config: CsvData) -> Arrays:
-    """Read a table of numbers.
+def read_csv(config: CsvData, *, labelled: bool = True) -> Arrays:
+    """Read a table of numbers; without `labelled` its columns of labels are skipped, and need not be there.
 
     Returns:
         float32 samples ``[N, columns]`` and labels ``[N]``, or ``[N, columns]`` where several are named.
@@ -199,6 +207,8 @@ def read_csv(config: CsvData) -> Arrays:
             width = len(row)
             names = [field.strip() for field in row] if config.header else None
             wanted = config.label_columns or (config.label_column,)
+            if not labelled:
+                wanted = tuple(column for column in wanted if column in (names or range(width)))
             targets = [_column(config.path, column, names, width) for column in wanted]
             chosen = config.columns or tuple(i for i in range(width) if i not in targets)
             used = [_column(config.path, column, names, width) for column in chosen]
@@ -211,10 +221,12 @@ def read_csv(config: CsvData) -> Arrays:
             labels.extend(float(row[i]) for i in targets)
         except ValueError as error:
             raise DataError(f"line {rows.line_num} of {config.path}: {error}; expected numbers") from error
-    if not labels:
+    if not values:
         raise DataError(f"{config.path} is empty: it holds no line of data")
-    y = np.frombuffer(labels, np.float64).reshape(-1, len(targets))
-    x = np.frombuffer(values, np.float32).reshape(len(y), len(used))
+    x = np.frombuffer(values, np.float32).reshape(-1, len(used))
+    if not labelled:
+        return x, {}
+    y = np.frombuffer(labels, np.float64).reshape(len(x), len(targets))
     return x, y if config.label_columns else y[:, 0]
 
 

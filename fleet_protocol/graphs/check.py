@@ -19,18 +19,20 @@ def _unsafe(what: str) -> RefusedError:
     return RefusedError(RefusalReason.UNSAFE_GRAPH, f"{what}; it is not run")
 
 
-def check_graph(data: Buffer, specs: Iterable[GraphSpec]) -> None:
+def check_graph(data: Buffer, specs: Iterable[GraphSpec], *, leaves: bool = True) -> None:
     """See that a graph is one that the manifest specifies, and may be run on this board's data.
+
+    What it returns must tell nothing of single samples, unless it never `leaves` the board.
 
     Raises:
         RefusedError: the manifest does not have it, its inputs or outputs are others than the manifest says, or it
             has operators or parts that the exporter does not write, or it gives its batch back.
     """
     with memoryview(data) as view:
-        _check(view, specs)
+        _check(view, specs, leaves)
 
 
-def _check(data: memoryview, specs: Iterable[GraphSpec]) -> None:
+def _check(data: memoryview, specs: Iterable[GraphSpec], leaves: bool) -> None:
     known = {item.digest: item for item in specs}
     spec = known.get(name_among(data, known) or "")
     if spec is None:
@@ -38,6 +40,8 @@ def _check(data: memoryview, specs: Iterable[GraphSpec]) -> None:
     graph = check_structure(data)
     for what, ports, stated in (("inputs", graph.inputs, spec.inputs), ("outputs", graph.outputs, spec.outputs)):
         _compare(f"{what} of graph {spec.path}", ports, stated)
+    if not leaves:
+        return
     grown = [port.name for port in graph.outputs if any(isinstance(size, str) or size < 0 for size in port.shape)]
     if grown:
         raise _unsafe(f"output {grown[0]!r} of graph {spec.path} grows with the batch")

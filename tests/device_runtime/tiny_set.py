@@ -271,6 +271,19 @@ def _stats_graph() -> tuple[bytes, list[TensorSpec], list[TensorSpec]]:
     return g.model(inputs, outputs), inputs, outputs
 
 
+def _infer_graph() -> tuple[bytes, list[TensorSpec], list[TensorSpec]]:
+    g = _Graph()
+    centred = g.op("Sub", g.op("Flatten", "x", axis=1), f"stat.{NORM}.mean")
+    xn = g.normalised(centred, f"stat.{NORM}.var")
+    product = g.op("MatMul", xn, g.op("Transpose", "param.linear.weight", perm=[1, 0]))
+    g.op("Add", product, "param.linear.bias", out="logits")
+    inputs = [_spec(f"param.{n}", *s) for n, s in PARAMETERS.items()]
+    inputs += [_spec(f"stat.{NORM}.{kind}", FEATURES) for kind in ("mean", "var")]
+    inputs += [_spec("x", "batch", *SHAPE)]
+    outputs = [_spec("logits", "batch", CLASSES)]
+    return g.model(inputs, outputs), inputs, outputs
+
+
 def broken_train_graph() -> bytes:
     """A train graph that loads and runs, and whose new parameters are NaN."""
     model = onnx.load_from_string(_train_graph()[0])
@@ -281,7 +294,12 @@ def broken_train_graph() -> bytes:
 
 
 def write_tiny_set(
-    root: Path, *, tier: str = "w1.00-d1", train_graph: bytes | None = None, states: tuple[StateSpec, ...] = SGD
+    root: Path,
+    *,
+    tier: str = "w1.00-d1",
+    train_graph: bytes | None = None,
+    states: tuple[StateSpec, ...] = SGD,
+    predicts: bool = False,
 ) -> TinySet:
     """Put the set into a blob store.
 
@@ -290,6 +308,7 @@ def write_tiny_set(
         tier: id of the tier.
         train_graph: another train graph, to make a set that is broken.
         states: of the optimizer: `SGD` or `ADAPTIVE`.
+        predicts: with a graph that predicts.
     """
     blobs = BlobStore(root)
     graphs = {}
@@ -297,6 +316,7 @@ def write_tiny_set(
         "onnx/train": _train_graph(states),
         "onnx/eval": _eval_graph(),
         "onnx/stats": _stats_graph(),
+        **({"onnx/infer": _infer_graph()} if predicts else {}),
     }.items():
         data = train_graph if key == "onnx/train" and train_graph is not None else built
         graphs[key] = GraphSpec(

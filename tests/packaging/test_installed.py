@@ -65,6 +65,7 @@ path = "data.npz"
 # certificates need cryptography alone, which a device has, too.
 LACKING = {
     "device run --config device.toml": "device",
+    "device predict --config device.toml --data data.npz": "device",
     "up --fleet t": "server",
     "run --config fleet.toml": "server",
     "renew": "server",

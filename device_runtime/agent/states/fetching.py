@@ -10,6 +10,7 @@ from device_runtime.agent.fetching import Fetch
 from device_runtime.agent.machine import Event
 from device_runtime.agent.refusals import refusal_of
 from device_runtime.agent.states.base import DeviceState
+from device_runtime.training.measuring import INFER, STATS
 from device_runtime.training.routines import routine_of
 from fleet_protocol.errors import RefusalReason, RefusedError, ShoalError, StorageError
 from fleet_protocol.manifest import parse_manifest
@@ -114,7 +115,9 @@ class Fetching(DeviceState):
                     RefusalReason.MALFORMED, f"the offer says tier {choice.tier}, its manifest {manifest.tier}"
                 )
             task.manifest = manifest
-            self._graphs = routine_of(task.offer).graphs(manifest, ctx.need_bench())
+            graphs = routine_of(task.offer).graphs(manifest, ctx.need_bench())
+            predicts = [key for key in (STATS, INFER) if ctx.kit.config.predict and key in manifest.graphs]
+            self._graphs = tuple(dict.fromkeys((*graphs, *predicts)))
             specs = task.files(self._graphs)
             chunk_bytes = choice.artifact_set.chunk_bytes
             self._want(*(BlobRef(digest=s.digest, size=s.size, chunk_bytes=chunk_bytes) for s in specs))
@@ -130,7 +133,8 @@ class Fetching(DeviceState):
         choice = task.record.choice
         if self._graphs is not None:
             digests = [spec.digest for spec in task.files(self._graphs)]
-            ctx.kit.cache.used(choice.artifact_set.digest, digests, choice.weights.digest)
+            about = {**task.offer.model_dump(include={"run", "round", "version"}), "tier": choice.tier}
+            ctx.kit.cache.used(choice.artifact_set.digest, digests, choice.weights.digest, about)
         ctx.kit.journal.info(f"fetched everything: {self._fetch.received_bytes} bytes in {seconds:.2f} s")
         measures = routine_of(task.offer).phase == "measuring"
         ctx.post(Event.FETCHED_STATISTICS if measures else Event.FETCHED_TRAIN)

@@ -68,7 +68,7 @@ def _shared_arena() -> bool:
     return True
 
 
-def open_session(graph: Path, specs: Iterable[GraphSpec], *, threads: int = 1) -> Any:
+def open_session(graph: Path, specs: Iterable[GraphSpec], *, threads: int = 1, leaves: bool = True) -> Any:
     """Check a graph, and open it with the settings that were measured to need the least memory at full speed.
 
     With 0 threads an operator takes every core.
@@ -76,6 +76,8 @@ def open_session(graph: Path, specs: Iterable[GraphSpec], *, threads: int = 1) -
     A device that trains ``conv`` at width 1, batch 32, peaks at 156 MB with them (onnxruntime 1.31.1, x86-64), 8 MB
     higher with an arena per session, 50 MB higher with memory patterns; without any arena it is 9 MB lower and two to
     three times slower.
+
+    What leaves the board must tell nothing of single samples, see `check_graph`.
 
     Returns:
         An ``onnxruntime.InferenceSession``.
@@ -87,7 +89,7 @@ def open_session(graph: Path, specs: Iterable[GraphSpec], *, threads: int = 1) -
     """
     try:
         with graph.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            check_graph(data, specs)
+            check_graph(data, specs, leaves=leaves)
     except (OSError, ValueError) as error:  # a file of no bytes cannot be mapped
         raise BlobError(f"cannot read graph {graph}: {error}") from error
     runtime = load_runtime()

@@ -19,7 +19,7 @@ from pydantic import Field
 from device_runtime.training.backends import ForwardSession, PairSession
 from device_runtime.training.hooks import Hooks
 from device_runtime.training.measuring import HeldOut, judge
-from device_runtime.training.own_model import OwnModel
+from device_runtime.training.own_model import MODEL, OwnModel
 from device_runtime.training.own_model_files import Kept
 from device_runtime.training.own_settings import read_settings
 from device_runtime.training.pair_epochs import train_pair
@@ -36,7 +36,7 @@ from fleet_protocol.weights import decode_weights
 NAME = "mutual"
 
 Tensors = dict[str, NDArray[Any]]
-_MODEL, _STATE, _ADAPTOR = "model/", "state/", "adaptor/"
+_STATE, _ADAPTOR = "state/", "adaptor/"
 
 
 class MutualSettings(FrozenModel):
@@ -95,7 +95,7 @@ def _run(task: Task, bench: Bench, hooks: Hooks) -> Result:
         task.run,
         task.round,
         {
-            **{_MODEL + name: value for name, value in own.items()},
+            **{MODEL + name: value for name, value in own.items()},
             **{_STATE + name: value for name, value in session.states("own").items()},
             **{_ADAPTOR + name: after[name] for name in sorted(pair.adaptor)},
         },
@@ -144,11 +144,8 @@ def _words(spec: ParameterSpec | None, other: ParameterSpec | None) -> str:
 
 def _personal(pair: _Pair, kept: Kept | None) -> tuple[Tensors, Tensors | None]:
     """The personal model as the last round left it, with its optimizer's states, or as the set starts it."""
-    manifest = pair.manifest.own
-    if kept is None:
-        return decode_weights(pair.model.read(pair.manifest.own_init)), None
-    model = kept.under(_MODEL, {spec.name: spec for spec in manifest.parameters})
-    return model, kept.under(_STATE, {spec.name: spec for spec in manifest.states})
+    states = {spec.name: spec for spec in pair.manifest.own.states}
+    return pair.model.parameters(kept), None if kept is None else kept.under(_STATE, states)
 
 
 def _meme(pair: _Pair, sent: Mapping[str, NDArray[Any]], kept: Kept | None) -> Tensors:

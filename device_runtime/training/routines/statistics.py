@@ -6,7 +6,7 @@ from dataclasses import replace
 from device_runtime.training.hooks import Hooks
 from device_runtime.training.measuring import STATS, measure
 from device_runtime.training.routines.routine import NoSettings, Result, Routine, missing_graph
-from device_runtime.training.task import Bench, Task
+from device_runtime.training.task import Bench, Task, base_tensors
 from device_runtime.training.weights_file import read_weights
 from fleet_protocol.manifest import Manifest
 
@@ -21,7 +21,10 @@ def _run(task: Task, bench: Bench, hooks: Hooks) -> Result:
     manifest = task.manifest
     bench = replace(bench, data=bench.data.fitted(manifest))
     started = time.monotonic()
-    parameters = {**task.base(bench), **read_weights(bench.blobs.path(task.weights.digest), manifest)}
+    parameters = {
+        **base_tensors(manifest, bench.blobs),
+        **read_weights(bench.blobs.path(task.weights.digest), manifest),
+    }
     session = bench.opening.forward(manifest, bench.blobs.path(manifest.graphs[STATS].digest), parameters)
     tensors, count = measure(session, manifest, task.course(bench), hooks)
     return Result(tensors, count, time.monotonic() - started)

@@ -13,7 +13,7 @@ from device_runtime.training.hooks import Hooks, SelfTested
 from device_runtime.training.labels import label_mask, present_labels
 from device_runtime.training.measuring import EVAL, STATS, HeldOut, judge
 from device_runtime.training.routines.routine import NoSettings, Result, Routine, missing_graph
-from device_runtime.training.task import Bench, Task
+from device_runtime.training.task import Bench, Task, base_tensors
 from device_runtime.training.weights_file import read_weights
 from fleet_protocol.manifest import Manifest
 from fleet_protocol.messages import Evaluation
@@ -50,7 +50,9 @@ def _train(task: Task, bench: Bench, hooks: Hooks) -> tuple[Tensors, TrainResult
     """Train; returns the parameters and what training said, after its session is gone."""
     manifest = task.manifest
     key = _step_key(manifest, bench)
-    session = bench.opening.train(manifest, bench.blobs.path(manifest.graphs[key].digest), task.base(bench))
+    session = bench.opening.train(
+        manifest, bench.blobs.path(manifest.graphs[key].digest), base_tensors(manifest, bench.blobs)
+    )
     name = f"{key} {installed_backends()[bench.backend]}"
     if name not in task.tested:
         self_test(session, manifest)
@@ -83,7 +85,7 @@ def _evaluate(task: Task, bench: Bench, parameters: Tensors, hooks: Hooks) -> Ev
 
     def opened(key: str) -> ForwardSession:
         graph = bench.blobs.path(manifest.graphs[key].digest)
-        return bench.opening.forward(manifest, graph, {**task.base(bench), **parameters})
+        return bench.opening.forward(manifest, graph, {**base_tensors(manifest, bench.blobs), **parameters})
 
     mask = label_mask(
         present_labels(bench.data.y[chosen], manifest.classes), manifest.classes, masked=settings.mask_labels

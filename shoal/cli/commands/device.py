@@ -1,4 +1,4 @@
-"""Run the agent on this board."""
+"""Run the agent on this board, look what ails it, or let its model predict."""
 
 import sys
 from pathlib import Path
@@ -31,6 +31,20 @@ def _run(
     with shown("shoal.device", quiet=quiet):
         code = run_device(config, enrolment)
     sys.exit(code)
+
+
+@app.command("predict")
+def _predict(
+    data: Annotated[Path, typer.Option(help="The samples: .npz, .npy, .csv or an image.")],
+    config: Annotated[Path, typer.Option(help="The board's configuration, device.toml.")] = Path("device.toml"),
+    enrolment: Enrolment = None,
+    as_json: AsJson = False,
+) -> None:
+    """Let this board's model judge samples: its own, or the newest that the fleet sent; no network is needed."""
+    with needs("device"):
+        from device_runtime.main import predict_file
+
+    sys.exit(predict_file(config, data, enrolment, as_json=as_json))
 
 
 @app.command("doctor")

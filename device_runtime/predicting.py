@@ -1,0 +1,129 @@
+"""Predictions on the board, without a network: of its own model, or of the newest model of the fleet that it was sent.
+
+Everything is read from the agent's state folder, beside a running agent. That replaces its index at once when a newer
+model is whole on disk, so a reader sees the one or the other and never parts of both.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from device_runtime.agent.cache import CacheIndex, read_index
+from device_runtime.settings import DeviceConfig
+from device_runtime.training.backends import ForwardSession, choose_backend
+from device_runtime.training.backends.runtime import open_session
+from device_runtime.training.course import Course, holdout_split
+from device_runtime.training.hooks import Hooks
+from device_runtime.training.measuring import INFER, STATS, Statistics, measure
+from device_runtime.training.own_model import OwnModel
+from device_runtime.training.task import base_tensors
+from device_runtime.training.weights_file import read_weights
+from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.data import load_data
+from fleet_protocol.data.samples import read_samples
+from fleet_protocol.errors import BlobError, ConfigError, StorageError
+from fleet_protocol.manifest import Manifest, parameter_input
+from fleet_protocol.messages import TrainSettings
+
+_BATCH = 32
+
+
+@dataclass(frozen=True)
+class _Model:
+    """A model on disk: which it is, its manifest, the files of its graphs by key, and its weights by name."""
+
+    about: Mapping[str, str | int]
+    manifest: Manifest
+    graphs: Mapping[str, Path]
+    parameters: Mapping[str, NDArray[Any]]
+
+
+def predict(config: DeviceConfig, path: Path) -> tuple[Mapping[str, str | int], list[dict[str, Any]]]:
+    """Let the board's model judge the samples of a file, see `fleet_protocol.data.samples`.
+
+    Returns:
+        Which model it is, and of each sample its outputs by head, for a model of labels also the largest one's
+        ``label`` and its ``share`` (softmax); ready for JSON.
+
+    Raises:
+        ConfigError: there is no model on this board yet, or it has no graph that predicts; the message says why.
+        DataError: the samples are not what the model takes.
+        BlobError: a file of the model is damaged.
+        RefusedError: the graph is none that a board runs.
+    """
+    choose_backend(config.backend)  # whatever else is missing, without a runtime nothing helps
+    index = read_index(config.state_dir)
+    try:
+        model = _fleets(config, index) if config.own_model is None else _own(config)
+        return model.about, _rows(model.manifest, _outputs(config, model, path))
+    except (BlobError, StorageError, OSError):
+        if read_index(config.state_dir) == index:
+            raise
+        return predict(config, path)  # the agent has replaced what was being read
+
+
+def _fleets(config: DeviceConfig, index: CacheIndex) -> _Model:
+    """The newest that the fleet has sent."""
+    if not (index.newest and index.sets and index.weights):
+        raise ConfigError(
+            f"there is no model of the fleet in {config.state_dir} yet: let the board take part in a round first"
+            " (shoal device run), with predict = true in device.toml and max_cache_bytes for more than one model"
+        )
+    blobs, digest = BlobStore(config.state_dir), index.weights[-1]
+    manifest = Manifest.model_validate_json(blobs.read(index.sets[-1].manifest))
+    blobs.read(digest)  # sees that it is whole
+    graphs = {key: blobs.path(spec.digest) for key, spec in manifest.graphs.items() if blobs.has(spec.digest)}
+    weights = read_weights(blobs.path(digest), manifest)
+    return _Model(index.newest, manifest, graphs, base_tensors(manifest, blobs) | weights)
+
+
+def _own(config: DeviceConfig) -> _Model:
+    """The board's own as its last round left it, or as its set starts it."""
+    assert config.own_model is not None
+    model = OwnModel(config.own_model.set, config.state_dir, config.own_model.keep_runs)
+    own, kept = model.manifest().own, model.files.newest()
+    about = {"own": own.arch, "tier": own.tier, "from": "its set" if kept is None else kept.path.name}
+    graphs = {key: model.path(own.graphs[key]) for key in (INFER, STATS) if key in own.graphs}
+    return _Model(about, own, graphs, model.parameters(kept))
+
+
+def _outputs(config: DeviceConfig, model: _Model, path: Path) -> dict[str, NDArray[Any]]:
+    """``logits``, or ``logits.<head>`` of every head, ``[N, ...]``."""
+    manifest = model.manifest
+    if not {INFER, *([STATS] if manifest.statistics else [])} <= model.graphs.keys():
+        raise ConfigError(
+            f"the newest model on this board has no graph that predicts ({manifest.arch} {manifest.tier}): set predict"
+            " = true in device.toml and let the board take part in another round"
+        )
+    samples = read_samples(path, config.data, manifest)
+    graph = open_session(model.graphs[INFER], manifest.graphs.values(), threads=config.threads, leaves=False)
+    fixed = {parameter_input(name): value for name, value in model.parameters.items()} | _statistics(config, model)
+    fixed = {port.name: fixed[port.name] for port in graph.get_inputs() if port.name in fixed}
+    parts = [graph.run(None, {"x": x} | fixed) for x, _ in samples.batches(_BATCH, manifest.input_dtype)]
+    names = [port.name for port in graph.get_outputs()]
+    return {name: np.concatenate(found) for name, found in zip(names, zip(*parts, strict=True), strict=True)}
+
+
+def _rows(manifest: Manifest, outputs: Mapping[str, NDArray[Any]]) -> list[dict[str, Any]]:
+    first = next(iter(outputs.values()))
+    rows = [{name: value[i].tolist() for name, value in outputs.items()} for i in range(len(first))]
+    if len(outputs) > 1 or manifest.recipe.loss.target != "int64" or first.ndim != 2 or first.shape[1] < 2:
+        return rows
+    shares = np.exp(first - first.max(1, keepdims=True))
+    shares /= shares.sum(1, keepdims=True)
+    return [{"label": int(s.argmax()), "share": float(s.max()), **row} for s, row in zip(shares, rows, strict=True)]
+
+
+def _statistics(config: DeviceConfig, model: _Model) -> Statistics:
+    """Of the static batch norms, on the board's own training samples, as its evaluation has them."""
+    if not model.manifest.statistics:
+        return {}
+    data = load_data(config.data).fitted(model.manifest)
+    settings = TrainSettings(learning_rate=1.0, epochs=1, batch_size=_BATCH, seed=0)
+    session = ForwardSession(model.manifest, model.graphs[STATS], model.parameters, threads=config.threads)
+    course = Course(data, holdout_split(len(data), config.holdout)[0], settings, 0)
+    return measure(session, model.manifest, course, Hooks())[0]

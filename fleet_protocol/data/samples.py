@@ -1,0 +1,38 @@
+"""Samples without labels, for predictions: read from the formats that a board's data may have, and scaled alike."""
+
+from pathlib import Path
+
+from fleet_protocol.data import CsvData, DataConfig, DataSet, ImagesData, NpzData, load_data
+from fleet_protocol.data.readers import IMAGE_SUFFIXES
+from fleet_protocol.errors import DataError
+from fleet_protocol.manifest import Manifest
+
+_KEPT = ("scale", "mean", "std", "transforms")
+
+
+def read_samples(path: Path, source: DataConfig, manifest: Manifest) -> DataSet:
+    """Samples from an ``.npz`` or ``.npy`` file, a table or an image, as a model takes them; their labels mean nothing.
+
+    Of the source of the board's own data scale, mean, std and transforms hold, and where the file is of its kind, names
+    of arrays and columns, channels and size.
+
+    Raises:
+        DataError: the file is not what its ending says, or holds other samples than the model takes.
+        ConfigError: Pillow is not installed.
+    """
+    takes, suffix = tuple(manifest.input_shape), path.suffix.lower()
+    same = {name: getattr(source, name) for name in _KEPT}
+    own: DataConfig
+    if suffix in {".npz", ".npy"}:
+        own = source if isinstance(source, NpzData) else NpzData(path=path, **same)
+    elif suffix in {".csv", ".gz"}:
+        own = source if isinstance(source, CsvData) else CsvData(path=path, **same)
+    elif suffix in IMAGE_SUFFIXES:
+        *_, channels, height, width = (1, 1, *takes)
+        grey = ImagesData(path=path, channels=3 if channels == 3 else 1, size=(height, width), **same)
+        own = source if isinstance(source, ImagesData) else grey
+    else:
+        raise DataError(f"{path} is none of .npz, .npy, .csv and an image; convert it")
+    shape = None if manifest.parts[0] else takes
+    update = {"path": path, "shape": shape, "classes": None, "augment": (), "limit": None}
+    return load_data(own.model_copy(update=update), labelled=False).fitted(manifest, labelled=False)
