@@ -13,13 +13,14 @@
 import secrets
 import time
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from broker_server.service import emqx
 from broker_server.service.certificates import Authority, serial_of
 from broker_server.service.registry import MemberEntry, Registry, read_registry
 from fleet_protocol.errors import ConfigError
@@ -57,7 +58,7 @@ class Founding:
         fleet: its name.
         host: name or address under which boards reach the broker.
         port: of the broker.
-        url: ``embedded``, ``mosquitto``, or the address of a broker elsewhere.
+        url: ``embedded``, ``mosquitto``, ``emqx`` for one on ``host``, or the address of a broker elsewhere.
         listen: address that a broker started here listens on.
     """
 
@@ -95,6 +96,9 @@ def found_fleet(folder: Path, founding: Founding) -> None:
     write_secret(folder / "broker.pem", certificate)
     write_secret(folder / "broker.key", key)
     Registry().write(folder)
+    if founding.url == emqx.FOLDER:
+        emqx.write_listener(folder, founding.port)
+        founding = replace(founding, url=founding.broker)
     write_secret(folder / "fleet.toml", _FLEET_TOML.format(**_texts(founding)))
     write_secret(folder / "address", founding.broker)
     _add(folder, SERVER, "server", days=0)
@@ -197,9 +201,12 @@ def revoke(folder: Path, name: str) -> None:
 
 def _keep(folder: Path, registry: Registry) -> None:
     registry.write(folder)  # first: it counts even where the operator's and the authority's key are kept elsewhere
-    said = Revocations(fleet=Authority.read(folder).fleet, counter=registry.epoch, since=registry.since)
+    authority = Authority.read(folder)
+    write_secret(folder / "crl.pem", authority.revoked(registry.withdrawn))
+    if (folder / emqx.FOLDER).exists():
+        emqx.write_rules(folder, authority.fleet, registry.logins())
+    said = Revocations(fleet=authority.fleet, counter=registry.epoch, since=registry.since)
     registry.model_copy(update={"revoked": issue(said, _operator(folder)).hex()}).write(folder)
-    write_secret(folder / "crl.pem", Authority.read(folder).revoked(registry.withdrawn))
 
 
 def _add(folder: Path, name: str, role: Literal["server", "device"], *, days: int) -> Path:
@@ -257,7 +264,9 @@ def _operator(folder: Path) -> Ed25519PrivateKey:
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), None)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read the operator's key {path}, which enrolling needs: {error}") from error
+        raise ConfigError(
+            f"cannot read the operator's key {path}, which enrolling, renewing and revoking need: {error}"
+        ) from error
     if not isinstance(key, Ed25519PrivateKey):
         raise ConfigError(f"{path} is no Ed25519 key")
     return key

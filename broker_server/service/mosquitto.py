@@ -68,25 +68,19 @@ def configuration(folder: Path, port: int, listen: str, gate: Gate | None) -> st
 
 def access_rules(fleet: str, members: Iterable[str]) -> str:
     """The text of the access rules: a device speaks under its own name, reads what is for it, and nothing else."""
-    topics = Topics(fleet)
     lines = []
     for name in members:
-        rights = (
-            [f"readwrite {topics.root}/#"]
-            if name == _SERVER
-            else [
-                f"write {topics.status(name)}",
-                f"write {topics.profile(name)}",
-                f"write {topics.reply(name)}",
-                f"read {topics.task(name)}",
-                f"read {topics.key(name)}",
-                f"read {topics.papers(name)}",
-                f"read {topics.root}/blobs/#",
-                f"write {topics.root}/uploads/#",
-            ]
-        )
-        lines += [f"user {name}", *(f"topic {right}" for right in rights), ""]
+        lines += [f"user {name}", *(f"topic {right} {topic}" for right, topic in rights(Topics(fleet), name)), ""]
     return "\n".join(lines)
+
+
+def rights(topics: Topics, name: str) -> list[tuple[str, str]]:
+    """What a member may do: ``read``, ``write`` or ``readwrite``, and on which topics."""
+    if name == _SERVER:
+        return [("readwrite", f"{topics.root}/#")]
+    says = [topics.status(name), topics.profile(name), topics.reply(name), f"{topics.root}/uploads/#"]
+    hears = [topics.task(name), topics.key(name), topics.papers(name), f"{topics.root}/blobs/#"]
+    return [*(("write", topic) for topic in says), *(("read", topic) for topic in hears)]
 
 
 class MosquittoBroker(ChildBroker):

@@ -14,7 +14,7 @@ from broker_server.settings.fleet import BrokerConfig
 from fleet_protocol.errors import ConfigError, RefusalReason, RefusedError
 from fleet_protocol.identity import envelope
 from fleet_protocol.identity.certificate import Revocations, issue
-from fleet_protocol.identity.enrolment import Papers, read_enrolment
+from fleet_protocol.identity.enrolment import Papers, read_enrolment, write_secret
 from fleet_protocol.identity.envelope import Signer, Verifier
 from fleet_protocol.identity.marks import Marks
 from fleet_protocol.identity.papers import Standing
@@ -173,3 +173,21 @@ def test_who_cannot_be_renewed(folder):
     (folder / "operator.pem").unlink()
     with pytest.raises(ConfigError, match="operator's key"):
         renew(folder, ["pi-1"], days=3)
+
+
+def test_a_revocation_without_the_operators_key_counts_here_until_it_is_signed(folder):
+    """At this server and its broker at once, and the error says what is missing."""
+    pi, lists = Standing(read_enrolment(enroll(folder, "pi-1")), folder / "none"), (folder / "crl.pem").read_bytes()
+    key = (folder / "operator.pem").read_bytes()
+    (folder / "operator.pem").unlink()
+    with pytest.raises(ConfigError, match="operator's key"):
+        revoke(folder, "pi-1")
+    config = BrokerConfig(identity=folder / "server.enrolment")
+    assert member_of(config).revoked(pi.certificate)
+    assert (folder / "crl.pem").read_bytes() != lists
+    write_secret(folder / "operator.pem", key)
+    revoke(folder, "pi-1")
+    enroll(folder, "pi-2")
+    board = Standing(pi.enrolment, folder / "none")
+    board.take(papers_of(folder, "pi-2"))
+    assert board.revoked(pi.certificate)

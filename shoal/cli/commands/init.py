@@ -17,7 +17,8 @@ def _init(
     broker: Annotated[
         str,
         typer.Option(
-            help="embedded, mosquitto (an installed one), or mqtts://host:port of one with the fleet's certificates."
+            help="embedded, mosquitto (an installed one), emqx (on the host, with the files that are written), or "
+            "mqtts://host:port of one with the fleet's certificates."
         ),
     ] = "embedded",
 ) -> None:
