@@ -99,13 +99,9 @@ def found_fleet(folder: Path, founding: Founding) -> None:
     if founding.url == emqx.FOLDER:
         emqx.write_listener(folder, founding.port)
         founding = replace(founding, url=founding.broker)
-    write_secret(folder / "fleet.toml", _FLEET_TOML.format(**_texts(founding)))
+    write_secret(folder / "fleet.toml", _FLEET_TOML.format(**vars(founding)))
     write_secret(folder / "address", founding.broker)
     _add(folder, SERVER, "server", days=0)
-
-
-def _texts(founding: Founding) -> dict[str, object]:
-    return {name: getattr(founding, name) for name in ("fleet", "url", "port", "listen")}
 
 
 def enroll(folder: Path, name: str, *, days: int = 0) -> Path:

@@ -4,14 +4,14 @@ All integers are big-endian:
 
     bytes  content
     4      magic "SHK1"
-    1      what the sender signs: 1 a list, 2 a key
+    1      what the sender signs: 1 a list, 2 a key, 3 a key for AES-256-GCM
     2, 2   bytes of the certificate, and of what is signed
     4      number of the chunk in the list, or under the key
     ...    certificate, signed by the operator
     ...    a list: epoch of the group's key (4; 0 where nothing is sealed), salt (16), a BLAKE3 for each body;
            a key: X25519 key that the sender made for this blob (32), and that of its reader, the server (32)
     64     Ed25519 signature over purpose, the topic but for its last level, and all of the above but for the number
-    ...    body: the frame of the chunk, under ChaCha20-Poly1305 with the topic where it is sealed
+    ...    body: the frame of the chunk, under ChaCha20-Poly1305, or that, with the topic where it is sealed
 
 Down, the server signs what it sends, a window at a time, so that no member says anything in its place. Up, the device
 signs a key for its update: what opens under the key that this and the server's agree on comes from the device. So a
@@ -21,13 +21,14 @@ signature is verified once for many chunks, each of them stands for itself, and 
 import functools
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
 
 from fleet_protocol.digests import chunk_digest
 from fleet_protocol.errors import RefusalReason, RefusedError, TransportError
@@ -35,12 +36,13 @@ from fleet_protocol.identity.certificate import CERTIFICATE_LIMIT, SIGNATURE_BYT
 from fleet_protocol.identity.enrolment import Enrolment
 from fleet_protocol.identity.envelope import Opened, Verifier
 from fleet_protocol.identity.group import Group, Keys
-from fleet_protocol.identity.sealing import KEY_BYTES, agreed, derived, private_key
+from fleet_protocol.identity.sealing import KEY_BYTES, Cipher, agreed, derived, fast_aes, private_key
 
 _MAGIC = b"SHK1"
 _PURPOSE = b"shoal-chunks-1\0"
 _START = struct.Struct(">4sBHHI")
-_LIST, _KEY = 1, 2
+_LIST, _KEY, _KEY_AES = 1, 2, 3
+_CIPHERS: Mapping[int, type[Cipher]] = MappingProxyType({_KEY: ChaCha20Poly1305, _KEY_AES: AESGCM})
 _GROUP = struct.Struct(">I16s")
 _DIGEST_BYTES = 32
 _CLAIM_LIMIT = 4096
@@ -54,7 +56,7 @@ class UntoldError(RefusedError):
 class _Head(NamedTuple):
     signer: Certificate
     digests: bytes | None  # of the bodies, by number; None where the cipher proves who sent them
-    cipher: ChaCha20Poly1305 | None
+    cipher: Cipher | None
 
 
 def place_of(topic: str) -> str:
@@ -71,8 +73,9 @@ def _group_cipher(key: bytes, salt: bytes, place: str) -> ChaCha20Poly1305:
     return ChaCha20Poly1305(derived(key, b"shoal-group-1\0" + salt + place.encode()))
 
 
-def _stream_purpose(claim: bytes, place: str) -> bytes:
-    return b"shoal-stream-1\0" + claim + place.encode()
+def _stream_cipher(what: int, own: X25519PrivateKey, other: bytes, claim: bytes, place: str) -> Cipher:
+    purpose = b"shoal-stream-%d\0" % (what - _LIST) + claim + place.encode()
+    return _CIPHERS[what](agreed(own, other, purpose))
 
 
 def _nonce(number: int) -> bytes:
@@ -86,14 +89,16 @@ class ChunkSigner:
         self._key = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(enrolment.key))
         self.certificate = bytes.fromhex(enrolment.certificate)
         self._keys = keys
-        self._stream: tuple[tuple[str, str], bytes, ChaCha20Poly1305] | None = None
+        self._what = _KEY_AES if fast_aes() else _KEY  # the board's choice: a server is quick with either
+        self._stream: tuple[tuple[str, str], bytes, Cipher] | None = None
         self._number = 0
 
     def _head(self, place: str, what: int, claim: bytes) -> bytes:
         return self.certificate + claim + self._key.sign(_signed(place, what, self.certificate, claim))
 
-    def _start(self, what: int, claim_bytes: int, number: int) -> bytes:
-        return _START.pack(_MAGIC, what, len(self.certificate), claim_bytes, number)
+    @staticmethod
+    def _start(what: int, claim_bytes: int, number: int, head: bytes) -> bytes:
+        return _START.pack(_MAGIC, what, len(head) - claim_bytes - SIGNATURE_BYTES, claim_bytes, number)
 
     def listed(self, place: str, chunks: Sequence[tuple[str, bytes]], group: Group | None) -> Iterator[bytes]:
         """Sign a list of chunks.
@@ -110,7 +115,7 @@ class ChunkSigner:
         claim = _GROUP.pack(0 if group is None else group.epoch, salt) + b"".join(map(chunk_digest, bodies))
         head = self._head(place, _LIST, claim)
         for number, body in enumerate(bodies):
-            yield b"".join((self._start(_LIST, len(claim), number), head, body))
+            yield b"".join((self._start(_LIST, len(claim), number, head), head, body))
 
     def to_server(self, topic: str, frame: bytes) -> bytes:
         """Seal the frame of a chunk to the server.
@@ -126,12 +131,12 @@ class ChunkSigner:
         if self._stream is None or self._stream[0] != (place, server):
             own = X25519PrivateKey.generate()
             claim = own.public_key().public_bytes_raw() + bytes.fromhex(server)
-            cipher = agreed(own, bytes.fromhex(server), _stream_purpose(claim, place))
-            self._stream, self._number = ((place, server), self._head(place, _KEY, claim), cipher), 0
+            cipher = _stream_cipher(self._what, own, bytes.fromhex(server), claim, place)
+            self._stream, self._number = ((place, server), self._head(place, self._what, claim), cipher), 0
         _, head, cipher = self._stream
         self._number += 1
         body = cipher.encrypt(_nonce(self._number), frame, topic.encode())
-        return b"".join((self._start(_KEY, 2 * KEY_BYTES, self._number), head, body))
+        return b"".join((self._start(self._what, 2 * KEY_BYTES, self._number, head), head, body))
 
 
 class ChunkVerifier:
@@ -179,9 +184,9 @@ class ChunkVerifier:
         signer = self._verifier.vouched(certificate, signature, signed, f"chunks on {place}")
         if what == _LIST and len(claim) >= _GROUP.size:
             return _Head(signer, claim[_GROUP.size :], self._of_group(place, *_GROUP.unpack_from(claim)))
-        if what == _KEY and len(claim) == 2 * KEY_BYTES and (own := self._own.get(claim[KEY_BYTES:])) is not None:
+        if what in _CIPHERS and len(claim) == 2 * KEY_BYTES and (own := self._own.get(claim[KEY_BYTES:])) is not None:
             try:
-                return _Head(signer, None, agreed(own, claim[:KEY_BYTES], _stream_purpose(claim, place)))
+                return _Head(signer, None, _stream_cipher(what, own, claim[:KEY_BYTES], claim, place))
             except ValueError as error:  # nothing can be agreed on
                 raise self._bad(place, "under no key at all") from error
         raise self._bad(place, f"sealed by {signer.name} to a key that is not here: an older one, or another's")

@@ -9,16 +9,20 @@ Keys of ciphers are HKDF-SHA256 (RFC 5869) of a secret, bound to what they are f
 nonce is zero; where it may be said is authenticated with it.
 """
 
+import contextlib
+import functools
 from collections.abc import Sequence
+from pathlib import Path
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fleet_protocol.errors import RefusalReason, RefusedError
 
+Cipher = AESGCM | ChaCha20Poly1305
 KEY_BYTES = 32
 _MAGIC = b"SHS2"
 _PURPOSE = b"shoal-seal-2\0"
@@ -46,20 +50,33 @@ def derived(secret: bytes, purpose: bytes) -> bytes:
     return HKDF(SHA256(), KEY_BYTES, salt=None, info=purpose).derive(secret)
 
 
-def agreed(own: X25519PrivateKey, other: bytes, purpose: bytes) -> ChaCha20Poly1305:
-    """The cipher for one purpose of two who know each other's public keys.
+@functools.cache
+def fast_aes() -> bool:
+    """Whether this processor has instructions for AES, without which ChaCha20-Poly1305 is several times faster."""
+    with contextlib.suppress(OSError):  # elsewhere than on Linux: not known
+        lines = Path("/proc/cpuinfo").read_text("ascii", "replace").splitlines()
+        return any("aes" in line.split() for line in lines if line.startswith(("flags", "Features")))
+    return False
+
+
+def agreed(own: X25519PrivateKey, other: bytes, purpose: bytes) -> bytes:
+    """The key for one purpose of two who know each other's public keys.
 
     Raises:
         ValueError: a key on which nothing can be agreed (RFC 7748, section 6.1).
     """
-    return ChaCha20Poly1305(derived(own.exchange(X25519PublicKey.from_public_bytes(other)), purpose))
+    return derived(own.exchange(X25519PublicKey.from_public_bytes(other)), purpose)
 
 
 def seal(data: bytes, recipient: str, place: str) -> bytes:
     """Seal something small to a public key, 32 bytes in hexadecimal, for the topic on which it is said."""
     own, reader = X25519PrivateKey.generate(), bytes.fromhex(recipient)
     public = own.public_key().public_bytes_raw()
-    return _MAGIC + public + agreed(own, reader, _PURPOSE + public + reader).encrypt(_NONCE, data, place.encode())
+    return (
+        _MAGIC
+        + public
+        + ChaCha20Poly1305(agreed(own, reader, _PURPOSE + public + reader)).encrypt(_NONCE, data, place.encode())
+    )
 
 
 def unseal(data: bytes, keys: Sequence[str], place: str) -> bytes:
@@ -72,7 +89,9 @@ def unseal(data: bytes, keys: Sequence[str], place: str) -> bytes:
     for key in map(private_key, keys if data.startswith(_MAGIC) else ()):
         try:
             reader = key.public_key().public_bytes_raw()
-            return agreed(key, public, _PURPOSE + public + reader).decrypt(_NONCE, sealed, place.encode())
+            return ChaCha20Poly1305(agreed(key, public, _PURPOSE + public + reader)).decrypt(
+                _NONCE, sealed, place.encode()
+            )
         except (InvalidTag, ValueError):  # another key's, or one on which nothing can be agreed
             continue
     raise RefusedError(RefusalReason.BAD_SEAL, f"what was sealed for {place} does not open with the keys that are here")

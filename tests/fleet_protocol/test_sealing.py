@@ -7,18 +7,19 @@ from dataclasses import replace
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
-from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM, ChaCha20Poly1305
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_server.service.authority import Founding, enroll, found_fleet, renew_server, revoke
+from broker_server.service.authority import Founding, enroll, found_fleet, renew, renew_server, revoke
 from broker_server.service.membership import member_of, why_unsealed
 from broker_server.service.registry import read_registry
 from broker_server.settings.fleet import BrokerConfig
 from fleet_protocol.digests import chunk_digest
 from fleet_protocol.errors import RefusalReason, RefusedError, TransportError
+from fleet_protocol.identity import chunks, sealing
 from fleet_protocol.identity.chunks import ChunkSigner, ChunkVerifier, UntoldError, place_of
 from fleet_protocol.identity.enrolment import read_enrolment
 from fleet_protocol.identity.envelope import Signer, Verifier
@@ -81,8 +82,10 @@ def refused(work, *arguments):
     return caught.value.reason
 
 
-def test_a_chunk_of_an_update_opens_for_the_server_and_its_place_alone(folder):
+@pytest.mark.parametrize("aes", [True, False])
+def test_a_chunk_of_an_update_opens_for_the_server_and_its_place_alone(folder, aes, monkeypatch):
     """One signature serves for all of them; the body is another every time, and what changed on its way is refused."""
+    monkeypatch.setattr(chunks, "fast_aes", lambda: aes)
     server = server_of(folder).enrolment
     one, two = (Board(read_enrolment(enroll(folder, f"pi-{i}")), server) for i in (1, 2))
     first, again = (one.signer.to_server(UPLOAD, FRAME) for _ in range(2))
@@ -320,21 +323,62 @@ def test_the_formats_are_those_that_are_written_down(folder):
     for wrong in (FRAME, b"", b"SHS2", b"SHS2" + bytes(32) + bytes(40), data[:-1] + bytes(1)):
         # The neutral element of the curve would make a cipher that everybody knows (RFC 7748, section 6.1).
         assert refused(unseal, wrong, [KEY], "place") is RefusalReason.BAD_SEAL
-    enrolment = read_enrolment(enroll(folder, "pi-1"))
-    server = server_of(folder).enrolment
-    envelope = Board(enrolment, server).signer.to_server(UPLOAD, FRAME)
-    certified = len(bytes.fromhex(enrolment.certificate))
-    assert envelope[:13] == b"SHK1\x02" + certified.to_bytes(2, "big") + b"\0\x40" + b"\0\0\0\1"
-    claim = envelope[13 + certified :][:64]
-    key = X25519PrivateKey.from_private_bytes(bytes.fromhex(server.sealing[0]))
-    shared = key.exchange(X25519PublicKey.from_public_bytes(claim[:32]))
-    info = b"shoal-stream-1\0" + claim + b"shoal/v1/lab/uploads/t1"
-    cipher = ChaCha20Poly1305(HKDF(SHA256(), 32, salt=None, info=info).derive(shared))
-    body = envelope[13 + certified + 64 + 64 :]
-    assert cipher.decrypt(bytes(11) + b"\1", body, UPLOAD.encode()) == FRAME
     server = server_of(folder)
     envelope = listed(server, group=False)[0]
     certified = len(bytes.fromhex(server.enrolment.certificate))
     assert envelope[13 + certified :][:4] == bytes(4)
     assert envelope[13 + certified + 20 :][:32] == chunk_digest(FRAME)
     assert envelope.endswith(FRAME)
+
+
+@pytest.mark.parametrize(("aes", "what", "cipher_of"), [(False, b"\x02", ChaCha20Poly1305), (True, b"\x03", AESGCM)])
+def test_the_format_of_an_update_is_that_which_is_written_down(folder, aes, what, cipher_of, monkeypatch):
+    """Whichever cipher the board's processor is quick with, opened from the RFCs and NIST's SP 800-38D alone."""
+    monkeypatch.setattr(chunks, "fast_aes", lambda: aes)
+    enrolment = read_enrolment(enroll(folder, "pi-1"))
+    server = server_of(folder).enrolment
+    envelope = Board(enrolment, server).signer.to_server(UPLOAD, FRAME)
+    certified = len(bytes.fromhex(enrolment.certificate))
+    assert envelope[:13] == b"SHK1" + what + certified.to_bytes(2, "big") + b"\0\x40" + b"\0\0\0\1"
+    claim = envelope[13 + certified :][:64]
+    key = X25519PrivateKey.from_private_bytes(bytes.fromhex(server.sealing[0]))
+    shared = key.exchange(X25519PublicKey.from_public_bytes(claim[:32]))
+    info = b"shoal-stream-%d\0" % (1 + aes) + claim + b"shoal/v1/lab/uploads/t1"
+    cipher = cipher_of(HKDF(SHA256(), 32, salt=None, info=info).derive(shared))
+    body = envelope[13 + certified + 64 + 64 :]
+    assert cipher.decrypt(bytes(11) + b"\1", body, UPLOAD.encode()) == FRAME
+    # That it is the other cipher is signed.
+    assert (
+        refused(opener(server).open, UPLOAD, envelope[:4] + bytes([5 - what[0]]) + envelope[5:]) is RefusalReason.FORGED
+    )
+
+
+def test_a_board_that_is_renewed_within_an_update_goes_on_with_it(folder):
+    """Its new certificate may be of another length; what was signed with the one before still stands there."""
+    board = Board(read_enrolment(enroll(folder, "pi-1", days=1)), server_of(folder).enrolment)
+    sent = [board.signer.to_server(UPLOAD, FRAME)]
+    assert renew(folder, ["pi-1"], days=0) == ["pi-1"]
+    board.signer.certificate = bytes.fromhex(read_registry(folder).members["pi-1"].certificate)
+    sent += [board.signer.to_server(topic, FRAME) for topic in (UPLOAD, TOPICS.upload("t2", 0))]
+    reader = opener(server_of(folder).enrolment)
+    for topic, envelope in zip((UPLOAD, UPLOAD, TOPICS.upload("t2", 0)), sent, strict=True):
+        assert reader.open(topic, envelope).payload == FRAME
+    assert len({len(envelope) for envelope in sent}) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("processor\t: 0\nflags\t\t: fpu sse2 aes avx\n", True),
+        ("processor\t: 0\nFeatures\t: fp asimd evtstrm aes pmull\n", True),
+        ("processor\t: 0\nFeatures\t: fp asimd evtstrm crc32 cpuid\nModel\t: Raspberry Pi 4 aes\n", False),
+        (None, False),
+    ],
+)
+def test_aes_is_taken_where_the_processor_has_it(tmp_path, text, found, monkeypatch):
+    """As Linux says on x86 and ARM; a Raspberry Pi 4 has none, and elsewhere nobody says."""
+    path = tmp_path / "cpuinfo"
+    if text is not None:
+        path.write_text(text)
+    monkeypatch.setattr(sealing, "Path", lambda _: path)
+    assert sealing.fast_aes.__wrapped__() is found
