@@ -382,6 +382,7 @@ def test_a_broker_that_runs_learns_who_is_a_member(ground, url):
         assert "broker-started" in {event.kind for event in queries.log(store)}
 
 
+@pytest.mark.slow  # tests/fleet_protocol/test_papers.py has all of it but the broker and the server's loop
 def test_a_board_whose_enrolment_has_ended_is_renewed_where_it_stands(tmp_path, monkeypatch):
     """Over TLS, by what the running server carries: refused before, and taken after, with nothing done at the board."""
     if not shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin"):

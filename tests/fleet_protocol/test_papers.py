@@ -1,5 +1,6 @@
 """What an operator says after a device was enrolled: it is renewed, others are revoked, and no server can make it."""
 
+import queue
 import time
 from functools import partial
 from types import SimpleNamespace
@@ -14,11 +15,16 @@ from broker_server.settings.fleet import BrokerConfig
 from fleet_protocol.errors import ConfigError, RefusalReason, RefusedError
 from fleet_protocol.identity import envelope
 from fleet_protocol.identity.certificate import Revocations, issue
+from fleet_protocol.identity.chunks import ChunkVerifier
 from fleet_protocol.identity.enrolment import Papers, read_enrolment, write_secret
 from fleet_protocol.identity.envelope import Signer, Verifier
+from fleet_protocol.identity.group import Handover, Keys
 from fleet_protocol.identity.marks import Marks
+from fleet_protocol.identity.member import Member
 from fleet_protocol.identity.papers import Standing
+from fleet_protocol.identity.signed_transport import OpeningInbox, SignedTransport
 from fleet_protocol.topics import Topics
+from fleet_protocol.transport import Received, Renewed
 
 DAY = 24 * 3600
 REPLY = Topics("lab").reply("pi-1")
@@ -59,6 +65,48 @@ def test_a_renewed_board_speaks_on_after_its_first_end(folder, tmp_path, monkeyp
     verifier.open(REPLY, Signer(again.enrolment, 2).seal(REPLY, b"x"))
     farewell = Signer(first, 3).seal(REPLY, b"x", farewell=True)
     assert refused(verifier.open, REPLY, farewell) is RefusalReason.REVOKED
+
+
+class Wire:
+    """What a transport says, with the methods of one that are used here."""
+
+    def __init__(self):
+        self.said = []
+
+    def publish(self, topic, payload, *, qos=1, retain=False):
+        self.said.append(Received(topic, payload, retain))
+
+
+def test_a_server_tells_a_board_which_speaks_with_it_at_once(folder, tmp_path, monkeypatch):
+    """Once for each connection and change; a board that hears it while it works signs the next message with it."""
+    wires, inbox, topics = (Wire(), Wire()), queue.SimpleQueue(), Topics("lab")
+    first, config = read_enrolment(enroll(folder, "pi-1", days=1)), BrokerConfig(identity=folder / "server.enrolment")
+    renew(folder, ["pi-1"], days=30)
+    member, handover = member_of(config), Handover(topics)
+    server = SignedTransport(wires[0], member, Signer(member.enrolment, 1), Keys(member.enrolment), handover)
+    keys = Keys(first, tmp_path / "keys.json")
+    opening = OpeningInbox(inbox, first, Verifier(first, Marks(), keys.standing.revoked), keys, handover)
+    board = SignedTransport(wires[1], Member(first, tmp_path), Signer(first, 1), keys, handover)
+    board.publish(REPLY, b"before")
+    for _ in range(2):
+        server.publish(topics.server_status, b"up", retain=True)
+    said = [event for event in wires[0].said if event.topic != topics.server_status]
+    assert [(event.topic, event.retained) for event in said] == [(topics.papers("pi-1"), True)]
+    for _ in range(2):  # the broker keeps it
+        opening.put(said[0])
+    assert isinstance(inbox.get_nowait(), Renewed)
+    assert inbox.empty()
+    board.publish(REPLY, b"after")
+    board.publish(topics.upload("t", 0), b"update") if keys.server else pytest.fail("the server was not heard")
+    handover.again()
+    server.publish(topics.server_status, b"up", retain=True)
+    assert [event.topic for event in wires[0].said].count(topics.papers("pi-1")) == 2
+    monkeypatch.setattr(envelope, "time", SimpleNamespace(time=lambda: time.time() + 2 * DAY))
+    verifier, (before, after, chunk) = Verifier(member.enrolment, Marks(), member.revoked), wires[1].said
+    assert refused(verifier.open, REPLY, before.payload) is RefusalReason.REVOKED
+    assert verifier.open(REPLY, after.payload).payload == b"after"
+    chunks = ChunkVerifier(member.enrolment, verifier, Keys(member.enrolment))
+    assert chunks.open(chunk.topic, chunk.payload).payload == b"update"
 
 
 def test_nobody_but_the_operator_renews_and_for_nobody_else(folder, tmp_path):
