@@ -64,6 +64,15 @@ class RecipeTable(FrozenModel):
         """The cross entropy is the one with a label mask, which is all ones where nobody wants one."""
         return loss.model_copy(update={"name": "masked-cross-entropy"}) if loss.name == "cross-entropy" else loss
 
+    @field_validator("metrics")
+    @classmethod
+    def _once_each(cls, metrics: tuple[Part, ...]) -> tuple[Part, ...]:
+        names = [metric.name for metric in metrics]
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"{twice} is listed twice, and reports know a metric by its name; list it once")
+        return metrics
+
     @model_serializer(mode="wrap")
     def _what_was_said(self, full: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """What was left out stays so, in the configuration that a store keeps, too."""

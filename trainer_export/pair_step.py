@@ -228,7 +228,10 @@ def trace_pair(
 def _half(side: Side, model: nn.Module, signature: Signature, recipe: Recipe) -> _Half:
     frozen = next((name for name, parameter in model.named_parameters() if not parameter.requires_grad), None)
     if frozen is not None:
-        raise ExportError(f"parameter {frozen} of the model {side} is frozen, which pairs do not know; free it")
+        raise ExportError(
+            f"parameter {frozen} of the model {side} is frozen, and a pair trains all there is: give"
+            " it requires_grad = True, or use another method than that of pairs, which may have frozen parameters"
+        )
     noise = model_noise(model, signature)
     model = prepared(model, "train", operators=True)
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}

@@ -127,6 +127,12 @@ def prepare_run(
         ConfigError: a name or number in the configuration is wrong.
         PlanError: method, model, tiers and settings do not go together.
     """
+    rate, rounds = config.train.rate, config.round.rounds
+    if rate is not None and rate.warmup > rounds:
+        raise PlanError(
+            f"train.rate.warmup: {rate.warmup:g} rounds of warm-up in a run of {rounds}, so that the learning rate"
+            " never gets its size; take fewer, a part of one (0.5) too"
+        )
     allowed = usable_tiers(artifacts.tiers, config.tiers)
     robust = config.robust
     average: Average = "mean" if robust.merge == "krum" else robust.merge

@@ -193,7 +193,7 @@ def read_csv(config: CsvData, *, labelled: bool = True) -> Arrays:
         float32 samples ``[N, columns]`` and labels ``[N]``, or ``[N, columns]`` where several are named.
 
     Raises:
-        DataError: a missing column, or a field that is no number, with its line.
+        DataError: a missing column, one that is learnt and read as well, or a field that is no number, with its line.
     """
     _need(config.path)
     values, labels = array("f"), array("d")
@@ -212,6 +212,12 @@ def read_csv(config: CsvData, *, labelled: bool = True) -> Arrays:
             targets = [_column(config.path, column, names, width) for column in wanted]
             chosen = config.columns or tuple(i for i in range(width) if i not in targets)
             used = [_column(config.path, column, names, width) for column in chosen]
+            both = next((place for place in used if place in targets), None)
+            if both is not None:
+                raise DataError(
+                    f"{config.path}: column {names[both] if names else both} is to be learnt and is among `columns`, so"
+                    " that a model would read the answer; take it out of `columns`"
+                )
             if config.header:
                 continue
         if len(row) != width:

@@ -47,6 +47,10 @@ def prepare(config, **tables):
         ),
         ({"strategy": {"name": "inclusivefl", "weighting": "samples"}}, "has no place"),
         ({"strategy": {"name": "fedprox"}}, "without a proximal term"),
+        (
+            {"train": {"rate": {"warmup": 30}}, "round": {"rounds": 29}},
+            "30 rounds of warm-up in a run of 29.*take fewer",
+        ),
         ({"tiers": {"assign": "fix", "levels": "a1-c1"}}, r"level c is width 0\.25.*export that width"),
     ],
 )
@@ -54,6 +58,21 @@ def test_a_combination_that_makes_no_sense_is_refused_when_planned(config, table
     """The error says why and comes before any device is asked."""
     with pytest.raises(PlanError, match=message):
         prepare(config, **tables)
+
+
+def test_a_warm_up_of_the_whole_run_is_none_of_these(config):
+    """Its last round has the full rate; so have all after a part of one."""
+    for warmup, first in ((4, 0.25), (0.5, 1.0)):
+        made = prepare(config, train={"learning_rate": 1.0, "rate": {"warmup": warmup}}, round={"rounds": 4})
+        assert [made.instructions("train", closed).train.learning_rate for closed in (0, 3)] == [first, 1.0]
+
+
+def test_a_metric_is_listed_once():
+    """Two of a name would be one in every report."""
+    text = '[model.recipe]\nmetrics = ["mae", {name = "mae"}, "rmse"]'
+    with pytest.raises(ConfigError, match=r"metrics.*mae is listed twice.*list it once"):
+        parse_config(f'fleet = "l"\n[model]\narch = "c"\n{text}', FleetConfig, source="fleet.toml")
+    assert len(RecipeTable(metrics=("mae", "rmse")).metrics) == 2
 
 
 def test_artifacts_of_another_recipe_are_refused(config):

@@ -159,6 +159,9 @@ def test_csv(tmp_path):
         assert data.y.tolist() == [0, 1, 2]
     chosen = load(tmp_path, kind="csv", path="d.csv", columns=["c", 0])
     assert chosen.x.tolist() == [[3, 1], [6, 4], [9, 7]]
+    for columns in (["a", "label"], [0, -2]):
+        with pytest.raises(DataError, match=r"column label is to be learnt and is among `columns`.*take it out"):
+            load(tmp_path, kind="csv", path="d.csv", columns=columns)
     bare = load(tmp_path, kind="csv", path="bare.tsv", header=False, label_column=0, delimiter="\t")
     assert bare.x.tolist() == [[1.5, -2], [3, 40]]
 

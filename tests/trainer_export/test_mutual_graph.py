@@ -45,6 +45,17 @@ def test_graph_agrees_with_pytorch(personal, meme, recipe):
     assert deviation([report]) <= 1e-5
 
 
+def test_frozen_parameters_are_refused_until_they_are_free():
+    """A pair trains all of both models."""
+    personal, meme, signature = pair(("mlp", 1.0), ("mlp", 0.5))
+    frozen, layer = next(iter(meme.named_parameters()))
+    layer.requires_grad_(False)
+    with pytest.raises(ExportError, match=f"parameter {frozen} of the model sent is frozen.*requires_grad = True, or"):
+        trace_pair(MUTUAL, (personal, meme), signature, Recipe())
+    layer.requires_grad_(True)
+    assert trace_pair(MUTUAL, (personal, meme), signature, Recipe()).outputs
+
+
 def test_names_tell_the_models_apart():
     """Every tensor of a model has its side before it, also where both have a parameter of the same name."""
     personal, meme, signature = pair(("conv", 1.0), ("conv", 0.5))

@@ -11,7 +11,10 @@ from fleet_protocol.errors import ConfigError, ExportError
 from models import architecture, infer_layout
 from tests.trainer_export.helpers import train_report
 from trainer_export.artifact_set import export_architecture
+from trainer_export.check import open_session
 from trainer_export.footprint import count_flops
+from trainer_export.formats.onnx import write_graphs
+from trainer_export.losses.own import loss
 from trainer_export.model_inputs import Signature
 from trainer_export.recipe import Recipe
 
@@ -307,6 +310,25 @@ def test_what_trains_as_in_pytorch(kind):
 def test_gradients_inside_a_forward_pass_are_counted():
     """Where they are taken costs no less."""
     assert count_flops(Energy(), VECTOR)[0] > count_flops(Layers(), VECTOR)[0] > 0
+
+
+@loss("int64")
+def forgiving(outputs, targets):
+    """Takes every label, as its author wants it."""
+    return functional.cross_entropy(outputs, targets % outputs.shape[1], reduction="none")
+
+
+def test_an_own_loss_that_takes_any_label_computes_with_it_what_pytorch_does():
+    """Nobody refuses a label for it, and boards read none in another way."""
+    torch.manual_seed(1)
+    model, x, y = nn.Linear(6, 3), torch.randn(5, 6), torch.tensor([-100, -1, 2, 3, 8])
+    own = forgiving()
+    low, high = own.spec((3,), torch.zeros(1, 3)).whole[""][:2]
+    assert low < -100 < 8 < high
+    graph = next(file for file in write_graphs(model, VECTOR, Recipe(loss=own)) if file.path == "eval.onnx")
+    feed = {"param.weight": model.weight, "param.bias": model.bias, "x": x, "y": y.float()}
+    found = open_session(graph.data).run(["loss_sum"], {name: value.detach().numpy() for name, value in feed.items()})
+    assert float(found[0]) == pytest.approx(forgiving.function(model(x), y).sum().item(), rel=1e-5)
 
 
 class Moody(Layers):
