@@ -92,7 +92,7 @@ def explained(doubt: Doubt, case: Case, works: Callable[[Axis], bool]) -> str:
         module, tensor = _where(case, doubt.dims, axis, [name for name, _ in carriers])
         what = (
             f"units of axis {axis.name} are not interchangeable: when they change places in every tensor that carries"
-            f" them, {tensor} among these, the model computes something else (by {doubt.deviation:.0%} of its largest"
+            f" them, {tensor} among these, the model computes something else (by {doubt.deviation:.2%} of its largest"
             f" value), first in {module}"
         )
         last = "declare it with leading=True if its leading units alone make sense (for static plans, no others)"

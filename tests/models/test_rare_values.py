@@ -75,6 +75,29 @@ def test_units_that_have_places_on_rare_values_alone(kind):
         infer_layout(arch)
 
 
+class Neighbours(nn.Module):
+    """AlexNet's norm over channels and their neighbours, which hardly does anything to small activations."""
+
+    def __init__(self, hidden, classes):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Conv2d(1, hidden, 3), nn.LocalResponseNorm(3), nn.Linear(hidden, classes)
+
+    def forward(self, x):
+        return self.last(self.norm(self.first(x)).mean((2, 3)))
+
+
+def test_a_norm_over_neighbours_is_refused():
+    """Who takes the leading channels all the same may say so."""
+    with pytest.raises(ConfigError, match=r"by \d\.\d+%.*norm \(LocalResponseNorm\), with .*rare; .*leading=True"):
+        infer_layout(arch_of(Neighbours, (1, 6, 6)))
+
+    @architecture()
+    def leading(cut, *, input_shape=(1, 6, 6), classes=3):
+        return Neighbours(cut.width("hidden", 8, leading=True), cut.classes(classes))
+
+    assert infer_layout(leading).axes["hidden"].leading
+
+
 class Waves(Layered):
     """Of large numbers: the last bit of what goes into the sine decides on the third of what comes out."""
 
