@@ -15,9 +15,9 @@ from models.architecture import Architecture, build
 from models.layout import Layout
 from models.tier import Tier
 from models.zoo.exchange import samples
-from models.zoo.inference import initial_weights
+from models.zoo.inference import Undrawn, initial_weights
 from models.zoo.layers import set_mode
-from trainer_export.likeness import refuse_unlike
+from trainer_export.likeness import Calls, calls_of, refuse_unlike
 from trainer_export.model_inputs import Signature, heads_of, prepared
 from trainer_export.progress import Counter
 from trainer_export.recipe import Recipe
@@ -33,6 +33,7 @@ class Export:
         recipe: what a training step does.
         seed: of the weights and batches of the checks.
         counter: counts stages.
+        whole: what the whole model calls, by depth and labels, once it is asked for.
     """
 
     arch: Architecture
@@ -40,6 +41,7 @@ class Export:
     recipe: Recipe
     seed: int = 0
     counter: Counter = field(default_factory=lambda: Counter(None, 0))
+    whole: dict[tuple[int, int], Calls] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def signature(self) -> Signature:
@@ -83,12 +85,22 @@ class Export:
                     if parameter.dim() < 2 or not parameter.any():
                         parameter.add_(0.1 * torch.randn_like(parameter))
             name, x = f"{self.arch.name}: {tier.id}", samples(module, self.arch.row(self.layout.settings))
-            _refuse_drawn(name, prepared(module, "eval"), build(self.arch, tier, settings=self.settings(tier)), x)
+            with Undrawn():
+                again = build(self.arch, tier, settings=self.settings(tier))
+            _refuse_drawn(name, prepared(module, "eval"), again, x)
             if tier.width < 1:
-                whole = build(self.arch, 1.0, tier.depth, self.settings(tier))
                 shapes = {**self.layout.shapes(tier), **self.layout.base_of(tier)}
-                refuse_unlike(name, prepared(module, "eval"), whole, shapes, self.signature.samples(2))
+                samples_ = self.signature.samples(2)
+                refuse_unlike(name, prepared(module, "eval"), self._whole(tier, samples_), shapes, samples_)
         return module
+
+    def _whole(self, tier: Tier, x: Tensor) -> Calls:
+        key = (tier.depth, self.layout.classes_of(tier))
+        if key not in self.whole:
+            with Undrawn():
+                whole = build(self.arch, 1.0, tier.depth, self.settings(tier))
+            self.whole[key] = calls_of(whole, x)
+        return self.whole[key]
 
 
 def _refuse_drawn(name: str, module: nn.Module, again: nn.Module, x: Tensor) -> None:

@@ -24,6 +24,10 @@ _REMEDY = (
 )
 
 
+Calls = Mapping[tuple[str, str], str]
+"""The place of the first call, by module and name of the function."""
+
+
 class _Calls(TorchFunctionMode):
     """Remembers where each module called which function first."""
 
@@ -43,20 +47,21 @@ class _Calls(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _calls(model: nn.Module, x: Tensor) -> dict[tuple[str, str], str]:
+def calls_of(model: nn.Module, x: Tensor) -> Calls:
+    """What a model calls on a batch of samples; its mode is changed."""
     calls = _Calls()
     with recorded_modules(model), calls:
         set_mode(model, "eval")(x)
     return calls.places
 
 
-def refuse_unlike(name: str, narrow: nn.Module, whole: nn.Module, shapes: Mapping[str, Any], x: Tensor) -> None:
+def refuse_unlike(name: str, narrow: nn.Module, theirs: Calls, shapes: Mapping[str, Any], x: Tensor) -> None:
     """See that a tier computes what the whole model does.
 
     Args:
         name: of architecture and tier, for the message.
         narrow: the tier; its mode is changed.
-        whole: the model of full width and the same depth; its mode is changed.
+        theirs: `calls_of` the model of full width and the same depth, on the same samples.
         shapes: of the tier's parameters, as the layout foresees them.
         x: a batch of samples.
 
@@ -70,7 +75,7 @@ def refuse_unlike(name: str, narrow: nn.Module, whole: nn.Module, shapes: Mappin
             f"{name}: parameter {odd} is {found.get(odd, 'not there')} and should be {shapes.get(odd, 'not there')};"
             f" {_REMEDY}"
         )
-    ours, theirs = _calls(narrow, x), _calls(whole, x)
+    ours = calls_of(narrow, x)
     for more, less, where in ((ours, theirs, "alone"), (theirs, ours, "not")):
         for key, place in more.items():
             if key not in less:

@@ -46,6 +46,7 @@ class Signature:
         base: frozen parameters that graphs take and never return; any other frozen one comes out as it went in.
         row: what a sample is made of, where that is known.
         heads: shapes of the outputs for one sample where there are several, as of `heads_of`.
+        noise: as of `model_noise`, once that is known.
     """
 
     input_shape: tuple[int, ...]
@@ -55,6 +56,7 @@ class Signature:
     base: tuple[str, ...] = ()
     row: Row | None = None
     heads: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    noise: Mapping[str, tuple[int, ...]] | None = None
 
     @property
     def output(self) -> tuple[int, ...]:
@@ -223,12 +225,14 @@ def require_one_output(signature: Signature, loss: Loss) -> None:
         )
 
 
-def model_noise(model: nn.Module, signature: Signature) -> dict[str, tuple[int, ...]]:
+def model_noise(model: nn.Module, signature: Signature) -> Mapping[str, tuple[int, ...]]:
     """Shapes of the random numbers that a sample needs in training, by path of the layer.
 
     Raises:
         ExportError: a layer is used in a way that its noise cannot be an input.
     """
+    if signature.noise is not None:
+        return signature.noise
     return noise_shapes(prepared(model, "train"), signature.samples(_PROBE_BATCH))
 
 

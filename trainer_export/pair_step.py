@@ -154,7 +154,7 @@ class _Half:
 
     side: Side
     model: nn.Module
-    noise: dict[str, tuple[int, ...]]
+    noise: Mapping[str, tuple[int, ...]]
     changing: tuple[Port, ...]
 
     def call(self, signature: Signature, drawn: Sequence[Tensor]) -> Callable[[Sequence[Tensor], Tensor], Tensor]:

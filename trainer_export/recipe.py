@@ -77,6 +77,11 @@ class Recipe:
             metrics=tuple(metric_named(part.name, part.settings, own) for part in table.metrics),
         )
 
+    @property
+    def has_own(self) -> bool:
+        """Whether the loss or a metric is the user's."""
+        return any(isinstance(part, (OwnLoss, OwnMetric)) for part in (self.loss, *self.metrics))
+
     def try_out(self, output: Tensor, answer: Answer) -> None:
         """See that losses and metrics of the user's are what they must be, on a batch of a model.
 

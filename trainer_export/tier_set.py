@@ -101,6 +101,7 @@ class TierSets:
         names, base = tuple(export.layout.base_of(tier)), self.bases.get(tier.width)
         signature = replace(export.signature, classes=export.layout.classes_of(tier), base=names)
         signature = signature.with_places_of(module)
+        signature = replace(signature, noise=model_noise(module, signature))
         flops = count_flops(module, signature)
         batches = SizedBatches(signature, vocabulary_of(module), seed=export.seed, loss=recipe.loss).sized_for(flops[1])
         _try_out(module, recipe, batches)
@@ -129,7 +130,7 @@ class TierSets:
             write_file(folder / file.path, file.data)
         if head:
             write_file(folder / "head.safetensors", encode_weights(head))
-        facts = Facts(signature, model_noise(module, signature), tuple(checks), footprint, skipped)
+        facts = Facts(signature, signature.noise or {}, tuple(checks), footprint, skipped)
         write_file(folder / "manifest.json", manifest_of(export, tier, files, facts).to_bytes())
         write_file(folder / MADE_FROM, record_of(folder, made_from))
 
@@ -151,6 +152,8 @@ def _uncollected() -> Iterator[None]:
 
 def _try_out(module: nn.Module, recipe: Recipe, batches: SizedBatches) -> None:
     require_one_output(batches.signature, recipe.loss)
+    if not recipe.has_own:
+        return
     with torch.no_grad():
         for x, y in batches.take(len(batches.sizes)):
             output = prepared(module, "statistics")(x)

@@ -78,7 +78,7 @@ class Subject:
         leaves = {name: value.detach().requires_grad_() for name, value in (state or self.state).items()}
         with torch.autograd.graph.disable_saved_tensors_hooks(CHECKPOINTS):
             outputs = tuple(_tensors(functional_call(self.module, leaves, (self.x,))))
-        total = sum((value * _noise(value)).sum() for value in outputs)
+        total = sum((value * noise(value)).sum() for value in outputs)
         if not isinstance(total, Tensor) or not total.requires_grad:
             return Run(outputs, {name: torch.zeros_like(value) for name, value in leaves.items()})
         found = torch.autograd.grad(total, list(leaves.values()), allow_unused=True, materialize_grads=True)
@@ -99,9 +99,9 @@ def subject_of(module: nn.Module, x: Tensor) -> Subject:
     for name, value in module.named_parameters():
         drawn = value.detach()
         if value.dim() < 2:
-            drawn = (torch.full_like(drawn, _LEVEL) if is_meta else drawn) + _SPREAD * _noise(value)
+            drawn = (torch.full_like(drawn, _LEVEL) if is_meta else drawn) + _SPREAD * noise(value)
         elif is_meta or bool((drawn == drawn.flatten()[0]).all()):
-            drawn = _noise(value) / math.sqrt(max(1, value[0].numel()))
+            drawn = noise(value) / math.sqrt(max(1, value[0].numel()))
         state[name] = drawn
     return Subject(set_mode(module, "statistics"), state, x)
 
@@ -180,11 +180,11 @@ def exchanged(
     return found
 
 
-def _noise(like: Tensor) -> Tensor:
+def noise(like: Tensor) -> Tensor:
     """Normal numbers of a tensor's shape; a large one repeats a prime number of them, which is cheaper."""
     generator = torch.Generator().manual_seed(_SEED + like.numel())
     count = like.numel()
-    drawn = torch.randn(min(count, _DRAWN), generator=generator)
+    drawn = torch.randn(min(count, _DRAWN), generator=generator, device=generator.device)
     return drawn.repeat(-(-count // _DRAWN))[:count].view(like.shape)
 
 

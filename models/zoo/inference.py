@@ -34,7 +34,7 @@ from models.layout import HEAD, STEM, Layout, Parameter, Statistic, block_name
 from models.user_lines import at_line_of
 from models.zoo.arranging import whole_axes
 from models.zoo.doubts import explained
-from models.zoo.exchange import Run, Subject, samples, stretched, subject_of
+from models.zoo.exchange import Run, Subject, noise, samples, stretched, subject_of
 from models.zoo.layers import StaticBatchNorm
 from models.zoo.probing import Growth, Shapes, grown_with
 from models.zoo.proof import Case, Doubt, View, proved_dims
@@ -142,7 +142,7 @@ def _module(arch: Architecture, cut: Cut, settings: Mapping[str, Any] | None) ->
 
 def _meta_module(arch: Architecture, cut: Cut, settings: Mapping[str, Any] | None) -> nn.Module:
     try:
-        with torch.device("meta"), _Undrawn():
+        with torch.device("meta"), Undrawn():
             return _module(arch, cut, settings)
     except ConfigError as error:
         if "meta tensor" not in str(error.__cause__).lower():
@@ -152,8 +152,8 @@ def _meta_module(arch: Architecture, cut: Cut, settings: Mapping[str, Any] | Non
         return _module(arch, cut, settings).to("meta")
 
 
-class _Undrawn(TorchFunctionMode):
-    """Leaves out what fills tensors without memory: most of the time of building a large model."""
+class Undrawn(TorchFunctionMode):
+    """Leaves out what fills tensors without memory, and draws parameters cheaply: most of building a large model."""
 
     @override
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -161,6 +161,9 @@ class _Undrawn(TorchFunctionMode):
         if func in _FILLS or getattr(func, "__module__", "") == nn.init.__name__:
             filled = args[0] if args else kwargs.get("tensor")
             if isinstance(filled, Tensor) and filled.is_meta:
+                return filled
+            if isinstance(filled, nn.Parameter):
+                filled.data.copy_(noise(filled))
                 return filled
         return func(*args, **kwargs)
 

@@ -8,8 +8,10 @@ from torch import Tensor, nn
 
 from fleet_protocol.errors import ExportError
 from models import Cut, architecture
+from models.registry import infer_layout
 from models.tier import Tier
 from trainer_export.artifact_set import export_architecture
+from trainer_export.exported import Export
 from trainer_export.recipe import Recipe
 
 
@@ -49,6 +51,16 @@ def test_a_tier_that_is_another_model(kind: str, message: str, tmp_path: Path) -
     """Both layers have one unit there, and 8 and 12 in the whole model."""
     with pytest.raises(ExportError, match=message + r".*cut\.axes\[name\]\.size"):
         export_architecture(shortcut, {"kind": kind}, [Tier(1 / 16, 1)], Recipe(), tmp_path, ("onnx",))
+
+
+def test_the_whole_model_is_asked_once() -> None:
+    """What it calls is kept for all tiers of its depth, and each of them is compared with it."""
+    export = Export(shortcut, infer_layout(shortcut), Recipe())
+    for width in (0.5, 0.25):
+        export.module(Tier(width, 1))
+    assert list(export.whole) == [(1, 3)]
+    with pytest.raises(ExportError, match="calls add alone in this tier"):
+        export.module(Tier(1 / 16, 1))
 
 
 def test_deciding_by_the_whole_sizes(tmp_path: Path) -> None:
