@@ -125,7 +125,7 @@ def _interfaces(root: Path) -> list[str] | None:
             rows = [row for row in map(str.split, text.splitlines()) if len(row) > 9 and row[name] != "lo"]
             routes = [r for r in rows if all(r[column] == value for column, value in everywhere.items())]
             found = [*(found or []), *(row[name] for row in sorted(routes, key=lambda r: int(r[metric], base))[:1])]
-    return found
+    return None if found is None else sorted(set(found))
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,8 @@ def _describe(error: dict[str, Any], model: type[BaseModel]) -> str:
     if error["type"] != "extra_forbidden":
         hidden = error["type"] == "missing" or SecretStr in (kind := _at(model, location), *get_args(kind))
         shown = "" if hidden else f" (got {error['input']!r})"
-        return f"{key}: {error['msg']}{shown}"
+        said = error["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list, in [ ]")  # as TOML calls it
+        return f"{key}: {said}{shown}"
     known = _fields_at(model, location[:-1])
     close = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
     hint = f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(sorted(known))}"

@@ -229,6 +229,7 @@ def test_no_conditions_no_looks(tmp_path):
         ("celsius = [70, 80]", "goes on at the second, which must be smaller"),
         ("battery = [0.5, 0.3]", "goes on at the second, which must be larger"),
         ("celsius = [80000, 70000]", "conditions.celsius.0.* less than or equal to 150"),
+        ("celsius = 80", r"conditions.celsius: Input should be a list, in \[ \] .got 80."),
         ("load = [50, 30]", "conditions.load.0.* less than or equal to 1"),
         ('quiet_hours = ["22-6"]', "conditions.quiet_hours.0.*two different times"),
         ('quiet_hours = ["22:00-22:00"]', "two different times of 24 hours"),
