@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from fleet_protocol.errors import BlobError
 
-_DTYPES: dict[str, np.dtype[Any]] = {"F32": np.dtype("<f4"), "F64": np.dtype("<f8"), "I64": np.dtype("<i8")}
+_DTYPES: dict[str, np.dtype[Any]] = {
+    name: np.dtype(kind) for name, kind in {"F32": "<f4", "F64": "<f8", "I64": "<i8", "U32": "<u4"}.items()
+}
 
 _PICKLED = (b"PK\x03\x04", b"\x80\x02")  # how files of torch.save begin, of today and of old
 

@@ -15,7 +15,9 @@ from safetensors.numpy import load as safetensors_load
 
 from fleet_protocol.errors import BlobError
 
-_DTYPES = {"float32": "F32", "float64": "F64", "int64": "I64", "float16": "F16", "int8": "I8"}
+MASKED = "masked"  # the only tensor of an update that goes into a sum unseen
+
+_DTYPES = {"float32": "F32", "float64": "F64", "int64": "I64", "float16": "F16", "int8": "I8", "uint32": "U32"}
 _HEADER_LIMIT = 16 * 1024 * 1024  # a header of 100,000 parameters is 10 MB; larger is not a model
 
 

@@ -17,8 +17,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from broker_server.rounds.accounting import ByteCount
-from broker_server.rounds.collecting import Collection, OpenTask
+from broker_server.rounds.collecting import Cohort, Collection, OpenTask
 from broker_server.rounds.decoding import take_update
 from broker_server.rounds.fleet import Fleet
 from broker_server.rounds.reporting import Reporter
@@ -28,7 +30,10 @@ from device_runtime.training.choosers import Experience, Situation, TierChooser,
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import RefusalReason, RefusedError, ShoalError
 from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.messages import Instructions, TrainSettings
+from fleet_protocol.secure_sum import Words
+from fleet_protocol.weights import MASKED
 from models.tier import Tier
 from simulation.orders import Engine, Failed, Finished, WorkItem, WorkOrder
 from simulation.settings import NO_DEADLINE
@@ -191,6 +196,14 @@ class VirtualDispatcher:
             weights=record.weights,
             instructions=instructions,
         )
+
+    def total(self, cohort: Cohort) -> Words:
+        """Add up what has no masks here, as they cancel to the bit; everybody who was asked counts as having dealt."""
+        came = [str(task.record.update_digest) for task in cohort.came]
+        cohort.require(len(came), len(cohort.tasks))
+        vectors = (open_tensors(self._records.updates.path(digest))[MASKED] for digest in came)
+        total: Words = sum(vectors, np.zeros((), np.uint32))
+        return total
 
     def close(self, reason: str, *, waits: bool = False) -> None:  # noqa: ARG002  (nobody is left to be told)
         """End the collection: answers that would come later are kept for later or dropped, and who left is back."""

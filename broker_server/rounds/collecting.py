@@ -10,8 +10,12 @@ from typing import Literal
 
 from broker_server.rounds.closing import ClosingRule, Standing
 from broker_server.store import TaskPhase, TaskRecord, Timing
+from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.manifest import Manifest
 from fleet_protocol.messages import Done, Instructions
+from fleet_protocol.messages.instructions import Summing
+from fleet_protocol.messages.values import SUM_LIMIT
+from fleet_protocol.secure_sum import majority
 
 
 @dataclass
@@ -58,6 +62,34 @@ class OpenTask:
             return False
         self.record, self.manifest = changed, self.manifests[tier]
         return True
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Tasks whose updates go into one sum.
+
+    Attributes:
+        tasks: by device.
+        summing: what they were told of it.
+    """
+
+    tasks: Mapping[str, OpenTask]
+    summing: Summing
+
+    @property
+    def came(self) -> list[OpenTask]:
+        """Those whose updates are here."""
+        return [task for task in self.tasks.values() if task.record.phase is TaskPhase.RECEIVED]
+
+    def require(self, count: int, members: int) -> None:
+        """See that so many devices, or updates, are enough for a sum of which so many members made shares.
+
+        Raises:
+            RefusedError: they are too few.
+        """
+        least = max(self.summing.least, majority(members))
+        if count < least:
+            raise RefusedError(RefusalReason.UNSUPPORTED, f"{count} are left for a secure sum of {least} at least")
 
 
 @dataclass
@@ -126,6 +158,20 @@ class Collection:
     def unanswered(self) -> list[OpenTask]:
         """Tasks that are not answered yet."""
         return [task for task in self.tasks.values() if not task.record.phase.answered]
+
+    def cohorts(self) -> list[Cohort]:
+        """The tasks whose updates go into sums: those of one plan, in even parts of `SUM_LIMIT` at most."""
+        plans: dict[tuple[str, Summing], list[OpenTask]] = {}
+        for task in self.tasks.values():
+            summing = task.instructions.upload.summing
+            if summing is not None:
+                plans.setdefault((task.record.plan_key, summing), []).append(task)
+        return [
+            Cohort({task.record.device: task for task in items[at::parts]}, summing)
+            for (_, summing), items in plans.items()
+            for parts in [math.ceil(len(items) / SUM_LIMIT)]
+            for at in range(parts)
+        ]
 
 
 def due_for_nudge(task: OpenTask, now: float, nudge_seconds: float) -> bool:

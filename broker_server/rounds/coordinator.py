@@ -20,6 +20,7 @@ from broker_server.rounds.recruiting import recruit
 from broker_server.rounds.retention import drop_old_weights
 from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.stopping import Halted
+from broker_server.rounds.summing import sum_up
 from broker_server.store import RoundRecord, TaskPhase, TaskRecord, VersionRecord
 from broker_server.store.choosing import promoted
 from broker_server.store.machine import FINAL, RoundEvent, RoundState
@@ -179,7 +180,7 @@ class Coordinator:
     # Collecting.
 
     def _collect(self, record: RoundRecord) -> tuple[RoundRecord, Folding]:
-        config = self._context.config.round
+        config, summing = self._context.config.round, self._context.config.secure_sum is not None
         tasks = tasks_of(self._context, self._store, record.number)
         # After a restart the full time: how long the server was away says nothing about the devices.
         now, resumed = self._dispatcher.now(), record.state is not RoundState.PLANNED
@@ -211,10 +212,16 @@ class Coordinator:
         self._dispatcher.open(collection)
         if record.state is RoundState.OPEN:
             record = self._store.advance_round(record, RoundEvent.ANNOUNCED)
-        decision = gather(self._dispatcher, collection, folding.advance)
+        if summing and rule.settling:  # of a fleet; in a simulation there are no masks
+            return self._abandon(record, "the server was restarted, and had the keys to its sums in memory"), folding
+        # Updates that nobody sees are folded when they are added up.
+        decision = gather(self._dispatcher, collection, *([] if summing else [folding.advance]))
         self._store.note_answers(collection.timings())
         if decision.event is None or decision.event is RoundEvent.GIVE_UP:
             return self._abandon(record, decision.reason), folding
+        lost = sum_up(self._services, collection) if summing else ""
+        if lost:
+            return self._abandon(record, lost), folding
         seconds, waits = self._dispatcher.now() - now, config.buffer is not None
         record = self._store.advance_round(record, decision.event, collect_seconds=seconds, waits=waits)
         waits = waits and record.version + 1 < config.rounds

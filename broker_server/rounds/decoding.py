@@ -34,7 +34,8 @@ def take_update(digest: str, task: OpenTask, blobs: BlobStore, updates: BlobStor
         if not as_it_is:
             updates.remove(digest)
             data = _decoded(data, task, blobs)
-        check_update(data, task.record, task.manifest, task.instructions.stays)
+        masked = task.instructions.upload.summing is not None
+        check_update(data, task.record, task.manifest, task.instructions.stays, masked=masked)
     except RefusedError:
         updates.remove(digest)
         raise

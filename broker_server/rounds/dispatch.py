@@ -10,13 +10,14 @@ from typing import Protocol
 
 from broker_server.rounds.accounting import ByteCount
 from broker_server.rounds.closing import Decision, decide
-from broker_server.rounds.collecting import Collection
+from broker_server.rounds.collecting import Cohort, Collection
 from broker_server.rounds.fleet import Fleet
 from broker_server.rounds.reporting import Reporter
 from broker_server.rounds.stopping import Steering
 from broker_server.store import Store, TaskPhase
 from broker_server.store.machine import RoundEvent
 from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.secure_sum import Words
 
 
 class BlobOffers(Protocol):
@@ -60,6 +61,14 @@ class Dispatcher(Protocol):
 
     def close(self, reason: str, *, waits: bool = False) -> None:
         """End the collection; whoever still works on it is told why, or goes on and answers in a later one."""
+
+    def total(self, cohort: Cohort) -> Words:
+        """The sum of the updates that came of a cohort of the open collection; nobody sees one of them.
+
+        Raises:
+            RefusedError: there are too few, or the masks cannot be taken off.
+            StopRequested: the run shall stop here and be continued later.
+        """
 
     def forget(self, task: str) -> None:
         """Drop what came of the update of a task that is over."""

@@ -19,7 +19,7 @@ from fleet_protocol.encodings import LEVELS
 from fleet_protocol.errors import ConfigError, PlanError
 from fleet_protocol.manifest import Manifest
 from fleet_protocol.messages import Instructions, TrainSettings
-from fleet_protocol.messages.instructions import Hiding, Ramp, Upload
+from fleet_protocol.messages.instructions import Hiding, Ramp, Summing, Upload
 from fleet_protocol.noise import Draw
 from fleet_protocol.recipe import RecipeTable
 
@@ -99,7 +99,11 @@ class RunContext:
         privacy, hiding = self.config.privacy, None
         if privacy is not None and privacy.where == "local":
             hiding = Hiding(clip=privacy.clip, deviation=privacy.clip * privacy.noise_multiplier)
-        upload = Upload(encoding=encoding, feedback=feedback, hiding=hiding)
+        secure, summing = self.config.secure_sum, None
+        if secure is not None:  # with central noise its bound holds for every device, not for their mean alone
+            clip = secure.clip if privacy is None else min(secure.clip, privacy.clip)
+            summing = Summing(clip=clip, least=secure.least)
+        upload = Upload(encoding=encoding, feedback=feedback, hiding=hiding, summing=summing)
         asked = Instructions(train=settings, stays=self.strategy.stays, upload=upload)
         return self.strategy.instruct(asked, closed_rounds)
 
@@ -138,7 +142,7 @@ def prepare_run(
     average: Average = "mean" if robust.merge == "krum" else robust.merge
     require_pairs(config)
     settings = replace(config.strategy.settings, average=average, faulty=robust.faulty)
-    if config.privacy is not None:  # what the method would do by itself
+    if config.privacy is not None or config.secure_sum is not None:  # what the method would do by itself
         settings = replace(settings, label_rule=False, weighting=settings.weighting or "uniform")
     prepared = build_strategy(
         settings,
@@ -155,13 +159,17 @@ def prepare_run(
             " inclusivefl, or export them without --head"
         )
     if robust.merge == "krum":
-        _require_shared_plans(prepared, tiers)
+        _require_shared_plans(prepared, tiers, 'robust.merge = "krum" compares', 'take "trimmed_mean" or "median"')
     context = RunContext(run, config, artifacts, tiers, prepared, noise)
     asked = context.instructions("train", 0)
     if config.round.buffer is not None:
         _require_deltas(prepared, asked, "round.buffer takes updates that were made from earlier versions", "buffer")
+    if config.secure_sum is not None:
+        _require_deltas(prepared, asked, "secure_sum: updates are added up before they are seen", "[secure_sum]")
+        _require_shared_plans(prepared, tiers, "secure_sum adds up", 'take heterofl with plan = "static"')
     if config.privacy is not None:
         require_accountant()
+    if config.privacy is not None or config.secure_sum is not None:
         _require_hidden(context, asked)
     if asked.train.micro_batch is not None and asked.routine != "train":
         raise PlanError(f"train.micro_batch: the routine {asked.routine} takes whole batches; leave it out")
@@ -206,14 +214,14 @@ def _require_hidden(context: RunContext, asked: Instructions) -> None:
     config = context.config
     if config.privacy is not None and config.privacy.where == "central":
         _require_deltas(context.strategy, asked, "privacy: the noise is made for a sum of changes", "[privacy]")
-    elif asked.chooser is not None:
+    elif config.privacy is not None and asked.chooser is not None:
         raise PlanError(
             f"privacy: with {context.strategy.name} devices choose their tier by their losses; take heterofl"
         )
     statistics = config.evaluation.data is not None and context.judged.manifest.statistics
     if statistics and config.evaluation.statistics == "query":
         raise PlanError(
-            "privacy: batch norm statistics of the devices have no noise; set evaluation.statistics ="
+            "privacy: batch norm statistics of the devices have no noise and are in no sum; set evaluation.statistics ="
             ' "server-batch", or take a norm without statistics'
         )
 
@@ -227,13 +235,12 @@ def _require_recipe(table: RecipeTable | None, manifest: Manifest) -> None:
         )
 
 
-def _require_shared_plans(strategy: Strategy, tiers: Sequence[TierArtifacts]) -> None:
+def _require_shared_plans(strategy: Strategy, tiers: Sequence[TierArtifacts], what: str, instead: str) -> None:
     for item in tiers:
         one, other = (strategy.plan(PlanRequest(item.tier, device, 0, 0)) for device in ("one", "other"))
         if one.key != other.key:
             raise PlanError(
-                f'robust.merge = "krum" compares the updates of one plan, and with {strategy.name} every device has one'
-                ' of its own; take merge = "trimmed_mean" or "median"'
+                f"{what} the updates of one plan, and with {strategy.name} every device has one of its own; {instead}"
             )
 
 

@@ -11,7 +11,7 @@ from broker_server.store import TaskRecord
 from fleet_protocol.errors import BlobError, RefusalReason, RefusedError
 from fleet_protocol.manifest import Manifest, statistic_mean, statistic_variance
 from fleet_protocol.messages import Done
-from fleet_protocol.weights import decode_weights, read_metadata
+from fleet_protocol.weights import MASKED, decode_weights, read_metadata
 
 HEADER_ALLOWANCE_BYTES = 1024 * 1024  # a safetensors header of 10,000 parameters
 
@@ -78,8 +78,12 @@ def check_done(
         raise RefusedError(RefusalReason.BAD_LABELS, f"{found}; the model has labels 0 to {manifest.classes - 1}")
 
 
-def check_update(data: bytes, task: TaskRecord, manifest: Manifest, stays: Collection[str] = ()) -> None:
+def check_update(
+    data: bytes, task: TaskRecord, manifest: Manifest, stays: Collection[str] = (), *, masked: bool = False
+) -> None:
     """Check the bytes of an update, whose digest is known to be right; see `expected_shapes`.
+
+    Of one that is masked for a secure sum nothing but the count of its whole numbers can be seen.
 
     Raises:
         RefusedError: it is no safetensors blob, belongs to another task or round, or has a tensor that is missing,
@@ -91,7 +95,10 @@ def check_update(data: bytes, task: TaskRecord, manifest: Manifest, stays: Colle
     except BlobError as error:
         raise RefusedError(RefusalReason.MALFORMED, str(error)) from error
     _check_metadata(metadata, task)
-    _check_tensors(tensors, expected_shapes(task, manifest, stays), task)
+    shapes = expected_shapes(task, manifest, stays)
+    if masked:
+        shapes = {MASKED: (sum(map(math.prod, shapes.values())),)}
+    _check_tensors(tensors, shapes, task, "uint32" if masked else "float32")
 
 
 def _check_metadata(metadata: Mapping[str, str], task: TaskRecord) -> None:
@@ -110,7 +117,7 @@ def _check_metadata(metadata: Mapping[str, str], task: TaskRecord) -> None:
 
 
 def _check_tensors(
-    tensors: Mapping[str, NDArray[Any]], shapes: Mapping[str, tuple[int, ...]], task: TaskRecord
+    tensors: Mapping[str, NDArray[Any]], shapes: Mapping[str, tuple[int, ...]], task: TaskRecord, dtype: str
 ) -> None:
     foreign = tensors.keys() - shapes.keys()
     if foreign:
@@ -120,8 +127,8 @@ def _check_tensors(
         if value is None or value.shape != shape:
             found = "missing" if value is None else f"of shape {value.shape}"
             raise RefusedError(RefusalReason.BAD_SHAPE, f"tensor {name} is {found}; {task.tier} has {shape}")
-        if value.dtype != np.float32:
-            raise RefusedError(RefusalReason.BAD_DTYPE, f"tensor {name} is {value.dtype} instead of float32")
+        if value.dtype != dtype:
+            raise RefusedError(RefusalReason.BAD_DTYPE, f"tensor {name} is {value.dtype} instead of {dtype}")
         # The extremes of an array with a NaN are NaN, so two passes without a temporary array are enough.
         if value.size and not (np.isfinite(value.min()) and np.isfinite(value.max())):
             count = int(value.size - np.isfinite(value).sum())

@@ -12,14 +12,16 @@ from collections import ChainMap
 from collections.abc import Callable, Mapping
 
 from broker_server.rounds.accounting import ByteCount
-from broker_server.rounds.collecting import Collection, OpenTask, due_for_nudge
+from broker_server.rounds.collecting import Cohort, Collection, OpenTask, due_for_nudge
 from broker_server.rounds.stopping import StopRequested
+from broker_server.service.cohorts import REVEAL_SECONDS
 from broker_server.service.connection import Connection, Stop
 from broker_server.service.limits import Limits
 from broker_server.service.replies import Replies
 from broker_server.service.run_parts import RunParts
 from fleet_protocol.errors import RefusalReason, RefusedError, StorageError
 from fleet_protocol.messages import DeviceProfile, parse_presence
+from fleet_protocol.secure_sum import Words
 from fleet_protocol.topics import DeviceTopic, ServerTopic, Topic, UploadTopic
 from fleet_protocol.transport import Connected, Disconnected, Event, Received, Rejected
 
@@ -111,6 +113,7 @@ class MqttDispatcher:
     def _do_what_is_due(self, now: float) -> None:
         for problem in self.blobs.flush(now):
             self.reporter.note("blob-delayed", problem)
+        self._uploads.cohorts.turn(self.fleet.is_online)
         for task in self._collection.unanswered if self._collection is not None else ():
             if task.quiet <= now:
                 self._uploads.ask_for_missing(task)
@@ -219,6 +222,7 @@ class MqttDispatcher:
         self._collection = collection
         if collection.kind == "train":
             self._waiting = {}
+        self._uploads.cohorts.open(collection)
         self._strangers.clear()
         self.offer_again()
 
@@ -230,6 +234,7 @@ class MqttDispatcher:
             waits: they go on, and answer in a later collection.
         """
         collection, self._collection = self._collection, None
+        self._uploads.cohorts.close()
         if collection is not None:
             self._past = {*collection.tasks, *(self._past if len(self._past) < _MOST_STRANGERS else ())}
         if collection is not None and waits:
@@ -253,7 +258,8 @@ class MqttDispatcher:
             if task.offered < 0 and not self.blobs.asked(ref.digest, task.record.device):
                 self.blobs.expect(ref.digest, task.record.device)
         task.offered = now
-        self._outbox.offer(task.record, task.instructions, collection.deadline - now)
+        more = REVEAL_SECONDS if task.instructions.upload.summing is not None else 0.0
+        self._outbox.offer(task.record, task.instructions, collection.deadline + more - now)
 
     # Uploads.
 
@@ -271,6 +277,10 @@ class MqttDispatcher:
         self._strangers.add(task_id)
         reason = RefusalReason.LATE if task_id in self._past else RefusalReason.UNKNOWN_TASK
         raise RefusedError(reason, f"chunks of task {task_id}, which is not open")
+
+    def total(self, cohort: Cohort) -> Words:
+        """Ask the devices for what takes the masks off a sum, and take them off."""
+        return self._uploads.cohorts.total(cohort, self.pump)
 
     # What is over.
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+from collections.abc import Mapping
 
 from broker_server.store import TaskRecord
 from fleet_protocol.control import RunEvent
@@ -13,6 +14,7 @@ from fleet_protocol.messages import (
     Ranges,
     ServerMessage,
     ServerStatus,
+    Sum,
     TierChoice,
     UploadAck,
     UploadMissing,
@@ -78,6 +80,10 @@ class Outbox:
     def cancel(self, task: TaskRecord, reason: str) -> None:
         """Tell a device that its task is over."""
         self._send(task.device, Cancel.model_validate({**self._head(task), "reason": reason}))
+
+    def sum(self, task: TaskRecord, told: Mapping[str, object]) -> None:
+        """Tell a device what its next step in a secure sum needs."""
+        self._send(task.device, Sum.model_validate({**self._head(task), **told}))
 
     def acknowledge(self, task: TaskRecord) -> None:
         """Tell a device that its update is on disk."""

@@ -22,6 +22,7 @@ from fleet_protocol.messages import (
     NeedChunks,
     Progress,
     Refuse,
+    Shares,
     parse_device_message,
 )
 
@@ -83,10 +84,11 @@ class Replies:
             reason = RefusalReason.UNKNOWN_TASK if task is None else RefusalReason.LATE
             raise RefusedError(reason, f"blob {message.digest[:12]} of task {message.task} is not offered")
 
-    def _about(self, task: OpenTask, message: Accept | Progress | Refuse) -> None:
+    def _about(self, task: OpenTask, message: Accept | Progress | Refuse | Shares) -> None:
         record, run, seconds = task.record, self._reporter.run, self._reporter.seconds
         if isinstance(message, Accept):
             self._parts.blobs.forget(record.device, but=message.lacks)
+            self._parts.uploads.cohorts.join(task, message.keys)
             self._reporter.emit(
                 control.DeviceAccepted(
                     run=run,
@@ -97,6 +99,8 @@ class Replies:
                     tier=message.tier,
                 )
             )
+        elif isinstance(message, Shares):
+            self._parts.uploads.cohorts.take(task, message)
         elif isinstance(message, Progress):
             self._reporter.emit(
                 control.DeviceProgressed(

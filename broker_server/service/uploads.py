@@ -11,6 +11,7 @@ from broker_server.rounds.collecting import OpenTask
 from broker_server.rounds.decoding import take_update
 from broker_server.rounds.reporting import Reporter
 from broker_server.rounds.validation import check_done, size_limit
+from broker_server.service.cohorts import Cohorts
 from broker_server.service.outbox import Outbox
 from broker_server.service.partial_uploads import PartialUploads
 from broker_server.store import Store, TaskPhase
@@ -47,6 +48,7 @@ class Uploads:
         self._blobs = blobs
         self._outbox = outbox
         self._reporter = reporter
+        self.cohorts = Cohorts(store, partial.blobs, outbox)
         self._payload_bytes = 0
         self._accepted: dict[str, tuple[OpenTask, Done, str]] = {}  # with the digest of what is merged
 
@@ -94,7 +96,7 @@ class Uploads:
         record = task.record
         try:
             asked = task.instructions
-            check_done(message, record, task.manifest, asked.stays, hides=asked.upload.hiding is not None)
+            check_done(message, record, task.manifest, asked.stays, hides=asked.upload.silent)
             missing = self._partial.missing(record.id, message.update)
             if missing:
                 # Brokers keep the order of one topic only: the announcement may overtake the chunks.
@@ -114,6 +116,7 @@ class Uploads:
                 return False
             return self._refuse(task, error)
         try:
+            self.cohorts.expect(task)
             merged = take_update(message.update.digest, task, self._blobs, self._partial.blobs)
         except RefusedError as error:
             return self._refuse(task, error)
@@ -137,7 +140,7 @@ class Uploads:
         self._store.receive([record for _, record, _ in accepted])
         for task, record, message in accepted:
             task.record = record
-            self._outbox.acknowledge(record)
+            self._acknowledge(task)
             self._payload_bytes += message.update.size
             self._reporter.received(record, message.update, message.metrics)
 
@@ -145,12 +148,16 @@ class Uploads:
         """Answer an announcement that was answered before, in the same way."""
         record = task.record
         if record.phase in {TaskPhase.RECEIVED, TaskPhase.MERGED}:
-            self._outbox.acknowledge(record)
+            self._acknowledge(task)
         elif record.phase is TaskPhase.REFUSED:
             reason, text = refusal_of(record.detail)
             self._outbox.refuse(record, record.device, reason, text)
         else:
             self._outbox.refuse(record, record.device, RefusalReason.LATE, "the server no longer waits for this update")
+
+    def _acknowledge(self, task: OpenTask) -> None:
+        if task.instructions.upload.summing is None:  # else the device is needed until its sum is made
+            self._outbox.acknowledge(task.record)
 
     def _damaged(self, task: OpenTask, message: Done, detail: str) -> bool:
         task.damaged += 1

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from broker_server.settings.assignment import parse_mix, scheduled_rate
 from broker_server.settings.evaluation import EvaluationConfig
 from broker_server.settings.method import StrategyConfig
-from broker_server.settings.privacy import PrivacyConfig
+from broker_server.settings.privacy import PrivacyConfig, SecureSumConfig
 from broker_server.settings.robust import RobustConfig
 from broker_server.settings.rounds import RoundConfig, UploadConfig
 from broker_server.strategies.server_optimizer import OptimizerSettings
@@ -161,6 +161,7 @@ class RunKeys(FrozenModel):
         tiers: which device gets which tier.
         robust: what is done about updates that are unlike the others.
         privacy: what hides one device's part; None for nothing.
+        secure_sum: what keeps updates from the server, which learns their sums; None for nothing.
     """
 
     keep_versions: int | None = Field(default=None, ge=1)
@@ -172,6 +173,7 @@ class RunKeys(FrozenModel):
     tiers: TiersConfig = TiersConfig()
     robust: RobustConfig = RobustConfig()
     privacy: PrivacyConfig | None = None
+    secure_sum: SecureSumConfig | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> "RunKeys":

@@ -22,6 +22,7 @@ USED: Mapping[str, Callable[[FleetConfig], bool]] = MappingProxyType(
         "buffer": lambda run: run.round.buffer is not None,
         "central noise": lambda run: run.privacy is not None and run.privacy.where == "central",
         "local noise": lambda run: run.privacy is not None and run.privacy.where == "local",
+        "secure sum": lambda run: run.secure_sum is not None,
     }
 )
 """What the table of pairs is about, and how a configuration says that it is wanted."""
@@ -82,6 +83,29 @@ WRONG = (
         ("buffer", "central noise"),
         "by how many a sum is divided must be known before anyone answers",
         "remove round.buffer",
+    ),
+    WrongPair(
+        ("norm bound", "secure sum"),
+        "the server sees no update that it could measure",
+        "set robust.norm_bound = 0: secure_sum.clip bounds every update",
+    ),
+    WrongPair(
+        ("refused weights", "secure sum"), "what is in a sum cannot be refused", 'set robust.beyond_weight = "clip"'
+    ),
+    WrongPair(("median or trimmed mean", "secure sum"), "the server sees no update that it could compare", _MEAN),
+    WrongPair(("krum", "secure sum"), "the server sees no update that it could compare", _MEAN),
+    WrongPair(
+        ("weights by samples", "secure sum"),
+        "every update counts alike in a sum",
+        'set strategy.weighting = "uniform"',
+    ),
+    WrongPair(("label rule", "secure sum"), "devices do not tell their labels then", "set strategy.label_rule = false"),
+    WrongPair(("encoding", "secure sum"), "what is masked cannot be made smaller", 'set upload.encoding = "fp32"'),
+    WrongPair(("buffer", "secure sum"), "it adds up updates of one version", "remove round.buffer"),
+    WrongPair(
+        ("local noise", "secure sum"),
+        "the server sees sums alone, and can hide a device with less noise",
+        'set privacy.where = "central"',
     ),
 )
 """Every pair of `USED` that is not here goes together."""

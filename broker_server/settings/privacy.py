@@ -1,10 +1,11 @@
-"""What hides one device's part in a run, ``[privacy]``, in a fleet and in a simulation."""
+"""What hides one device's part in a run, ``[privacy]`` and ``[secure_sum]``, in a fleet and in a simulation."""
 
 from typing import Literal
 
 from pydantic import Field
 
 from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.messages.values import SUM_LIMIT
 
 
 class PrivacyConfig(FrozenModel):
@@ -22,3 +23,15 @@ class PrivacyConfig(FrozenModel):
     clip: float = Field(gt=0, le=1e15)
     noise_multiplier: float = Field(gt=0, le=1e6)
     delta: float = Field(default=1e-5, gt=0, lt=1)
+
+
+class SecureSumConfig(FrozenModel):
+    """Secure aggregation: the server learns the sum of a tier's updates, and none of them.
+
+    Attributes:
+        clip: the largest Euclidean norm of an update's difference to what was sent, counted in 2^24 steps.
+        least: updates that a sum must have; the devices see to it.
+    """
+
+    clip: float = Field(gt=0, le=1e15)
+    least: int = Field(default=3, ge=2, le=SUM_LIMIT)

@@ -3,6 +3,7 @@
 import queue
 import time
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +23,7 @@ from device_runtime.training.task import Bench
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import RefusalReason, RefusedError, StorageError
 from fleet_protocol.frozen import FrozenModel
-from fleet_protocol.messages import Offer
+from fleet_protocol.messages import Accept, Offer
 
 _OUTCOMES_KEPT = 32
 _REFUSALS_LOGGED = 5
@@ -129,6 +130,11 @@ class Context:
         """Send a device message about the task in hand; while the broker is away it waits."""
         self.uplink.send(self.need_task().offer, kind, **fields)
 
+    def accept(self, lacks: Sequence[str] = ()) -> None:
+        """Say, or say again, that the task in hand is taken; `lacks` are digests that it asks for next."""
+        task = self.need_task()
+        self.send(Accept, tier=task.record.tier, lacks=lacks, keys=None if task.member is None else task.member.keys)
+
     def publish_status(self) -> None:
         """Tell the fleet what this device is and does."""
         # What was measured during a task is told at its end, once.
@@ -149,6 +155,14 @@ class Context:
         elif paused != before and self.state is State.IDLE:
             self.publish_status()
 
+    def hold(self, task: TaskInHand) -> None:
+        """Make a task the one in hand; after a restart it has another part in a secure sum than before."""
+        self.task, summing = task, task.offer.upload.summing
+        if summing is not None:
+            from fleet_protocol.secure_sum import Member  # noqa: PLC0415  (cryptography: memory of a small board)
+
+            task.member = Member(self.kit.config.device, task.record.choice.weights.digest, summing.least)
+
     def take(self, offer: Offer) -> None:
         """Make an offer the task in hand, or prepare its refusal; posts which."""
         now, config = time.monotonic(), self.kit.config
@@ -164,7 +178,7 @@ class Context:
             tier=(choice or offer.choices[0]).tier,
             deadline_unix=time.time() + offer.seconds_left,
         )
-        self.task = TaskInHand(record, deadline=now + offer.seconds_left, started=now)
+        self.hold(TaskInHand(record, deadline=now + offer.seconds_left, started=now))
         self.kit.journal.follow(offer)
         if choice is None:
             offered = ", ".join(c.tier for c in offer.choices)

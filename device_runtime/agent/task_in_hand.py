@@ -2,10 +2,14 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from device_runtime.agent.task_store import StoredTask
 from fleet_protocol.manifest import BASE, FileSpec, Manifest
 from fleet_protocol.messages import Offer
+
+if TYPE_CHECKING:
+    from fleet_protocol.secure_sum import Member
 
 
 @dataclass
@@ -19,6 +23,7 @@ class TaskInHand:
         resumed: it was found on disk.
         manifest: of the artifact set taken, once fetched.
         fetch_seconds: from the offer to the blobs on disk.
+        member: its part in the secure sum that the update goes into, if it goes into one.
     """
 
     record: StoredTask
@@ -27,6 +32,7 @@ class TaskInHand:
     resumed: bool = False
     manifest: Manifest | None = None
     fetch_seconds: float = 0.0
+    member: "Member | None" = None
 
     @property
     def offer(self) -> Offer:

@@ -24,7 +24,7 @@ from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.messages import BlobRef, TaskMetrics
 from fleet_protocol.messages.instructions import Hiding
 from fleet_protocol.noise import bounded, gaussian
-from fleet_protocol.weights import encode_weights
+from fleet_protocol.weights import MASKED, encode_weights
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ def compute(task: Task, bench: Bench, hooks: Hooks) -> Outcome:
 
 
 def told(task: Task, metrics: TaskMetrics) -> TaskMetrics:
-    """What is said of a task: where something hides the device's part, no loss, no evaluation and no labels."""
-    if task.instructions.upload.hiding is None:
+    """What is said of a task: where the device's part is hidden, no loss, no evaluation and no labels."""
+    if not task.instructions.upload.silent:
         return metrics
     hidden = {"labels": (), "train_loss": None, "mean_loss": None, "evaluation": None}
     return metrics.model_copy(update=hidden)
@@ -105,6 +105,12 @@ def keep_update(task: Task, bench: Bench, tensors: Mapping[str, NDArray[Any]]) -
     }
     if task.instructions.upload.hiding is not None:
         tensors = _hidden(task, bench, tensors, task.instructions.upload.hiding)
+    summing = task.instructions.upload.summing
+    if summing is not None:
+        from fleet_protocol.secure_sum import whole_numbers  # noqa: PLC0415  (cryptography: memory of a small board)
+
+        sent = open_tensors(bench.blobs.path(task.weights.digest))
+        tensors = {MASKED: whole_numbers(tensors, sent, summing.clip)}  # masked when it is sent
     if task.instructions.upload.encoding != "fp32":
         tensors = _encoded(task, bench, tensors)
     data = encode_weights(tensors, metadata)

@@ -9,8 +9,8 @@ from fleet_protocol.messages.header import SCHEMA_VERSION
 from fleet_protocol.messages.instructions import Chooser, Instructions, TierChoice, TrainSettings
 from fleet_protocol.messages.parsing import parse_device_message, parse_presence, parse_server_message
 from fleet_protocol.messages.presence import DeviceProfile, DeviceStatus, ServerStatus
-from fleet_protocol.messages.to_device import Cancel, Offer, ServerMessage, UploadAck, UploadMissing, UploadRefused
-from fleet_protocol.messages.to_server import Accept, DeviceMessage, Done, NeedChunks, Progress, Refuse
+from fleet_protocol.messages.to_device import Cancel, Offer, ServerMessage, Sum, UploadAck, UploadMissing, UploadRefused
+from fleet_protocol.messages.to_server import Accept, DeviceMessage, Done, NeedChunks, Progress, Refuse, Shares
 from fleet_protocol.messages.values import BlobRef, Evaluation, Measured, Name, Profile, TaskMetrics
 
 __all__ = [
@@ -35,6 +35,8 @@ __all__ = [
     "Refuse",
     "ServerMessage",
     "ServerStatus",
+    "Shares",
+    "Sum",
     "TaskMetrics",
     "TierChoice",
     "TrainSettings",

@@ -86,6 +86,18 @@ class Hiding(FrozenModel):
     deviation: PositiveMeasure
 
 
+class Summing(FrozenModel):
+    """That updates are added up without being seen (`fleet_protocol.secure_sum`).
+
+    Attributes:
+        clip: the largest norm of an update's difference to what was sent.
+        least: updates that a sum must have; a device takes no part in a smaller one.
+    """
+
+    clip: PositiveMeasure
+    least: Positive
+
+
 class Upload(FrozenModel):
     """How an update travels.
 
@@ -94,11 +106,18 @@ class Upload(FrozenModel):
         feedback: whether the device keeps what was lost in rounding and adds it to its next update of the same tier.
             Without, because the next slice may have other units, it rounds at random.
         hiding: what hides the device's part, None for nothing. With it neither losses nor labels are told.
+        summing: the update goes into a sum and is seen by nobody, None if it is sent as it is. The same holds then.
     """
 
     encoding: Name = "fp32"
     feedback: bool = True
     hiding: Hiding | None = None
+    summing: Summing | None = None
+
+    @property
+    def silent(self) -> bool:
+        """Whether neither losses nor labels are told."""
+        return self.hiding is not None or self.summing is not None
 
 
 class Instructions(FrozenModel):

@@ -1,5 +1,6 @@
 """What the server says to a device."""
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -8,6 +9,8 @@ from fleet_protocol.errors import RefusalReason
 from fleet_protocol.messages.bounds import Count, PositiveMeasure, Ranges, Text
 from fleet_protocol.messages.header import TaskMessage
 from fleet_protocol.messages.instructions import Instructions, TierChoice
+from fleet_protocol.messages.to_server import Sealed
+from fleet_protocol.messages.values import SUM_LIMIT, KeyPair, Name
 
 
 class Offer(Instructions, TaskMessage):
@@ -66,7 +69,22 @@ class UploadRefused(TaskMessage):
     detail: Text
 
 
+class Sum(TaskMessage):
+    """What a device needs for its next step in a secure sum (`fleet_protocol.secure_sum`); one of three is there.
+
+    Attributes:
+        keys: of the members that it deals shares for, by name.
+        dealt: shares that were sealed for it, by the member they are of; it masks its update for those.
+        sent: members whose masked updates came; it reveals the shares that take their masks off the sum.
+    """
+
+    type: Literal["sum"] = "sum"
+    keys: Annotated[Mapping[Name, KeyPair], Field(max_length=SUM_LIMIT)] = {}
+    dealt: Annotated[Mapping[Name, Sealed], Field(max_length=SUM_LIMIT)] = {}
+    sent: Annotated[tuple[Name, ...], Field(max_length=SUM_LIMIT)] = ()
+
+
 ServerMessage = Annotated[
-    Offer | Cancel | UploadAck | UploadMissing | UploadRefused,
+    Offer | Cancel | UploadAck | UploadMissing | UploadRefused | Sum,
     Field(discriminator="type"),
 ]

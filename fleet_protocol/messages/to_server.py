@@ -1,5 +1,6 @@
 """What a device says to the server."""
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -7,7 +8,11 @@ from pydantic import Field
 from fleet_protocol.errors import RefusalReason
 from fleet_protocol.messages.bounds import Count, Loss, Positive, Ranges, Text, Word
 from fleet_protocol.messages.header import DeviceTaskMessage
-from fleet_protocol.messages.values import BlobRef, Digest, TaskMetrics
+from fleet_protocol.messages.values import SHARE_DIGITS, SUM_LIMIT, BlobRef, Digest, KeyPair, Name, TaskMetrics
+
+Sealed = Annotated[str, Field(pattern=f"^[0-9a-f]{{{2 * SHARE_DIGITS + 104}}}$")]
+"""Two sealed shares of a secure sum, in hexadecimal digits."""
+_Share = Annotated[str, Field(pattern=f"^[0-9a-f]{{{SHARE_DIGITS}}}$")]
 
 
 class Accept(DeviceTaskMessage):
@@ -16,11 +21,13 @@ class Accept(DeviceTaskMessage):
     Attributes:
         tier: the choice it took.
         lacks: digests of what it was offered that it does not have, and asks for next. What it has is not sent.
+        keys: of the device in a secure sum, where the update goes into one.
     """
 
     type: Literal["accept"] = "accept"
     tier: Word
     lacks: Annotated[tuple[Digest, ...], Field(max_length=2)] = ()
+    keys: KeyPair | None = None
 
 
 class Progress(DeviceTaskMessage):
@@ -68,6 +75,19 @@ class Done(DeviceTaskMessage):
     metrics: TaskMetrics
 
 
+class Shares(DeviceTaskMessage):
+    """A device's answer to what it was told of a secure sum.
+
+    Attributes:
+        sealed: shares of its secrets, by the member that each is sealed for.
+        revealed: shares of the members' secrets, by member.
+    """
+
+    type: Literal["shares"] = "shares"
+    sealed: Annotated[Mapping[Name, Sealed], Field(max_length=SUM_LIMIT)] = {}
+    revealed: Annotated[Mapping[Name, _Share], Field(max_length=SUM_LIMIT)] = {}
+
+
 class Refuse(DeviceTaskMessage):
     """A device will not, or cannot, finish a task.
 
@@ -82,6 +102,6 @@ class Refuse(DeviceTaskMessage):
 
 
 DeviceMessage = Annotated[
-    Accept | Progress | NeedChunks | Done | Refuse,
+    Accept | Progress | NeedChunks | Done | Refuse | Shares,
     Field(discriminator="type"),
 ]

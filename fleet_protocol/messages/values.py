@@ -14,6 +14,12 @@ from fleet_protocol.topics import NAME_PATTERN
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 Digest = Annotated[str, Field(pattern=DIGEST_PATTERN)]
 
+_PublicKey = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+KeyPair = tuple[_PublicKey, _PublicKey]
+"""Both keys of a member of a secure sum (`fleet_protocol.secure_sum`) in hexadecimal digits."""
+SHARE_DIGITS = 66  # of a share of one secret
+SUM_LIMIT = 128  # members of a secure sum: what each of them is told stays below 50 kB
+
 
 class BlobRef(FrozenModel):
     """A blob by content.

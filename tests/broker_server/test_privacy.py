@@ -42,6 +42,7 @@ HIDDEN = {"clip": 1.0, "noise_multiplier": 1.0}
 BY_THE_SERVER = {"evaluation": {"statistics": "server-batch"}}
 CENTRAL = {"privacy": HIDDEN, "robust": {"norm_bound": 0}, **BY_THE_SERVER}
 LOCAL = {"privacy": {**HIDDEN, "where": "local"}, **BY_THE_SERVER}
+SUMS = {"secure_sum": {"clip": 1.0}, "robust": {"norm_bound": 0}, **BY_THE_SERVER}
 
 
 # Bound and noise.
@@ -167,6 +168,7 @@ USES = {
     "buffer": {"round": {"buffer": 2}},
     "central noise": {"privacy": HIDDEN},
     "local noise": LOCAL,
+    "secure sum": {"secure_sum": {"clip": 1.0}},
 }
 NAMES = {
     "norm bound": "`norm_bound`",
@@ -179,6 +181,7 @@ NAMES = {
     "buffer": "`buffer`",
     "central noise": '`where = "central"`',
     "local noise": '`where = "local"`',
+    "secure sum": "`[secure_sum]`",
 }
 
 
@@ -234,6 +237,10 @@ def test_the_page_shows_the_table():
         ({**CENTRAL, "strategy": {"name": "whalefl"}}, "choose their tier"),
         ({**LOCAL, "strategy": {"name": "whalefl"}}, "choose their tier"),
         ({**CENTRAL, "evaluation": {}}, 'set evaluation.statistics = "server-batch"'),
+        ({**SUMS, "strategy": {"name": "fedmedian"}}, "does not average"),
+        ({**SUMS, "strategy": {"name": "federated_dropout"}}, "take heterofl with plan"),
+        ({**SUMS, "strategy": {"plan": "random"}}, "take heterofl with plan"),
+        ({**SUMS, "evaluation": {}}, 'set evaluation.statistics = "server-batch"'),
         ({**LOCAL, "evaluation": {}}, 'set evaluation.statistics = "server-batch"'),
     ],
 )

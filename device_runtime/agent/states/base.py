@@ -2,7 +2,8 @@
 
 from device_runtime.agent.context import Context
 from device_runtime.agent.worker import WorkDone, WorkFailed, WorkReport
-from fleet_protocol.messages import ServerMessage
+from fleet_protocol.errors import RefusedError
+from fleet_protocol.messages import ServerMessage, Shares, Sum
 
 NEVER = float("inf")
 
@@ -26,7 +27,17 @@ class DeviceState:
         self.ctx.uplink.decline_chunk(digest)
 
     def on_message(self, message: ServerMessage) -> None:
-        """The server said something about the task in hand that does not fit this state: late, or a repetition."""
+        """The server speaks of a secure sum, or said what does not fit this state: late, or a repetition."""
+        member = self.ctx.need_task().member
+        if isinstance(message, Sum) and member is not None:
+            try:
+                told = member.answer(message)
+            except RefusedError as error:
+                self.ctx.fail(error)
+            else:
+                if told:
+                    self.ctx.send(Shares, **told)
+            return
         self.ctx.kit.journal.info(f"ignored {message.type} in state {self.ctx.state.value}")
 
     def on_repeat(self) -> None:

@@ -13,10 +13,7 @@ from device_runtime.training.compute import Outcome, compute
 from device_runtime.training.hooks import EpochReport, Hooks, SelfTested, TaskStopped
 from device_runtime.training.task import Task
 from fleet_protocol.errors import StorageError
-from fleet_protocol.messages import (
-    Accept,
-    Progress,
-)
+from fleet_protocol.messages import Progress
 
 _PROGRESS_SECONDS = 0.5  # a tiny model finishes thousands of epochs a second; the server need not hear of each
 
@@ -70,13 +67,13 @@ class _Computing(DeviceState):
 
     @override
     def on_repeat(self) -> None:
-        self.ctx.send(Accept, tier=self.ctx.need_task().record.tier)
+        self.ctx.accept()
         if self._epochs is not None:
             self._tell(self._epochs)
 
     def _tell(self, report: EpochReport) -> None:
         self._told_at = time.monotonic()
-        loss = report.loss if self.ctx.need_task().record.offer.upload.hiding is None else None
+        loss = None if self.ctx.need_task().record.offer.upload.silent else report.loss
         self.ctx.send(Progress, epoch=report.epoch, epochs=report.epochs, step=report.step, loss=loss)
 
     @override

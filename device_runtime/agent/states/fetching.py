@@ -14,11 +14,7 @@ from device_runtime.training.measuring import INFER, STATS
 from device_runtime.training.routines import routine_of
 from fleet_protocol.errors import RefusalReason, RefusedError, ShoalError, StorageError
 from fleet_protocol.manifest import parse_manifest
-from fleet_protocol.messages import (
-    Accept,
-    BlobRef,
-    NeedChunks,
-)
+from fleet_protocol.messages import BlobRef, NeedChunks
 
 
 class Fetching(DeviceState):
@@ -59,7 +55,7 @@ class Fetching(DeviceState):
         choice = self.ctx.need_task().record.choice
         offered = (choice.artifact_set.digest, choice.weights.digest)
         lacks = [digest for digest in offered if not self.ctx.kit.blobs.has(digest)]
-        self.ctx.send(Accept, tier=choice.tier, lacks=lacks)
+        self.ctx.accept(lacks)
 
     @override
     def on_chunk(self, digest: str, frame: bytes) -> None:

@@ -4,24 +4,22 @@ import time
 
 from typing_extensions import override
 
+from device_runtime.agent.context import Context
 from device_runtime.agent.machine import Event
 from device_runtime.agent.states.base import NEVER, DeviceState
 from device_runtime.agent.uploading import Upload, send_chunks
 from device_runtime.agent.worker import Job, WorkDone, WorkFailed, WorkReport
 from device_runtime.training.hooks import TaskStopped
-from fleet_protocol.errors import TransportError
-from fleet_protocol.messages import (
-    Done,
-    Ranges,
-    ServerMessage,
-    UploadAck,
-    UploadMissing,
-    UploadRefused,
-)
+from fleet_protocol.errors import ShoalError, TransportError
+from fleet_protocol.messages import BlobRef, Done, Ranges, ServerMessage, Sum, UploadAck, UploadMissing, UploadRefused
 
 
 class Uploading(DeviceState):
-    """Sends the update and announces it until the server has it."""
+    """Sends the update and announces it until the server has it; one that goes into a secure sum is masked before."""
+
+    def __init__(self, ctx: Context) -> None:
+        super().__init__(ctx)
+        self._bare = ctx.need_task().member is not None
 
     @override
     def enter(self) -> None:
@@ -29,7 +27,10 @@ class Uploading(DeviceState):
         if task.record.update is None:
             raise RuntimeError("the device uploads without an update; this is a bug")
         ctx.publish_status()
-        if task.resumed:
+        if self._bare:
+            ctx.accept()  # after a restart with other keys than before
+            self._mask()
+        elif task.resumed:
             # The server may have all of it already; Done makes it say what it misses.
             self._announce()
         else:
@@ -38,6 +39,22 @@ class Uploading(DeviceState):
     @override
     def leave(self) -> None:
         self.ctx.kit.worker.cancel()
+
+    def _mask(self) -> None:
+        """Mask the update and send it, as soon as the others have dealt shares; until then this state waits."""
+        ctx, task = self.ctx, self.ctx.need_task()
+        update, member = task.record.update, task.member
+        if update is None or member is None or not member.dealt or not self._bare:
+            return
+        try:
+            data = member.masked(ctx.kit.blobs.read(update.digest))
+            ctx.save(update=BlobRef(digest=ctx.kit.blobs.put(data), size=len(data), chunk_bytes=update.chunk_bytes))
+            ctx.kit.blobs.remove(update.digest)
+        except ShoalError as error:
+            ctx.fail(error)
+        else:
+            self._bare = False
+            self._send(((0, update.chunks),))
 
     def _send(self, ranges: Ranges) -> None:
         ctx, task = self.ctx, self.ctx.need_task()
@@ -59,7 +76,9 @@ class Uploading(DeviceState):
 
     @override
     def on_repeat(self) -> None:
-        if self.ctx.kit.worker.current is None:
+        if self._bare:
+            self.ctx.accept()
+        elif self.ctx.kit.worker.current is None:
             self._announce()
 
     @override
@@ -95,3 +114,5 @@ class Uploading(DeviceState):
                 self._send(message.ranges)
         else:
             super().on_message(message)
+            if isinstance(message, Sum) and not ctx.events:
+                self._mask()

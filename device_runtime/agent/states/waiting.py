@@ -96,7 +96,7 @@ class Probing(DeviceState):
         ctx = self.ctx
         crashes = record.crashes + (0 if record.settled else 1)
         now, left = time.monotonic(), max(0.0, record.seconds_left())
-        ctx.task = TaskInHand(record, deadline=now + left, started=now, resumed=True)
+        ctx.hold(TaskInHand(record, deadline=now + left, started=now, resumed=True))
         ctx.kit.journal.follow(record.offer)
         ctx.kit.journal.info(f"found a task in phase {record.phase}, crashes={crashes}, seconds_left={left:.0f}")
         try:
