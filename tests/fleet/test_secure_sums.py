@@ -129,6 +129,7 @@ def test_two_of_ten_boards_die_and_the_sum_is_that_of_the_others(ground, tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(580)
 def test_a_fleet_ends_where_its_simulation_does(tmp_path):
     """To the bit: masks cancel; and near the run whose updates the server sees."""
     secure = settings(tmp_path / "sim", tmp_path / "cache", **TABLES, secure_sum={"clip": 50.0, "least": 2})

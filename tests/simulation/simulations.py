@@ -77,7 +77,7 @@ def as_a_fleet(config: SimulationConfig, folder: Path, holdout: float = 0.0) -> 
     fleet = config.fleet(artifacts=prepared.artifacts, weights=prepared.weights, test_set=prepared.test_set)
     with embedded_broker(folder / "broker") as broker:
         at = BrokerConfig(url=broker.url)
-        rounds = fleet.round.model_copy(update={"deadline_seconds": 60.0})
+        rounds = fleet.round.model_copy(update={"deadline_seconds": 240.0})
         fleet = fleet.model_copy(update={"store": folder / "fleet" / "store", "broker": at, "round": rounds})
         agents = LocalFleet(folder / "devices", fleet=fleet.fleet, broker=broker.url, devices=devices, holdout=holdout)
         with Server(fleet.fleet, fleet.store, at) as server, agents:
@@ -93,7 +93,7 @@ def as_a_fleet(config: SimulationConfig, folder: Path, holdout: float = 0.0) -> 
 
 def wait_until_online(store: Path, count: int) -> None:
     """Wait until the server has heard of all devices, so that it samples among all of them."""
-    deadline, pause = time.monotonic() + 60, threading.Event()
+    deadline, pause = time.monotonic() + 200, threading.Event()
     reading = Store(store, read_only=True)
     try:
         while sum(device.online for device in reading.devices()) < count:
