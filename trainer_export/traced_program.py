@@ -128,6 +128,7 @@ def advice_on(error: Exception) -> str:
     known = {
         "checkpoint": "leave torch.utils.checkpoint out",
         "numpy": "use PyTorch's functions instead of NumPy's",
+        "does not require grad": "take gradients inside a model by torch.func.grad, which evaluation has, too",
         "higher order operator": "use torch.where, which computes both branches",
     }
     general = "sizes, branches and assertions of the model must not depend on the values of its input"

@@ -300,7 +300,23 @@ class Energy(Layers):
         return super().forward(torch.func.grad(lambda z: torch.tanh(self.first(z)).sum())(x))
 
 
-@pytest.mark.parametrize("kind", [Remedied, WritesPlaces, Standardised, Energy])
+class Adapting(Layers):
+    """Takes a step of its own before it answers, as meta-learning does."""
+
+    def slope(self, x):
+        return torch.func.grad(lambda weight: functional.linear(x, weight).square().mean())(self.first.weight)
+
+    def forward(self, x):
+        return self.last(functional.linear(x, self.first.weight - 0.1 * self.slope(x), self.first.bias))
+
+
+class AdaptingInTraining(Adapting):
+    def slope(self, x):
+        weight = self.first.weight
+        return torch.autograd.grad(functional.linear(x, weight).square().mean(), weight, create_graph=True)[0]
+
+
+@pytest.mark.parametrize("kind", [Remedied, WritesPlaces, Standardised, Energy, Adapting])
 def test_what_trains_as_in_pytorch(kind):
     """Over six steps."""
     torch.manual_seed(1)
@@ -338,11 +354,16 @@ class Moody(Layers):
         return y
 
 
-def test_what_fails_in_the_middle_of_an_export_is_named(tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "what"),
+    [
+        (Moody, "LookupError: no"),
+        (AdaptingInTraining, "RuntimeError: .*take gradients inside a model by torch.func.grad"),
+    ],
+)
+def test_what_fails_in_the_middle_of_an_export_is_named(kind, what, tmp_path):
     """Not as a bare exception of whatever library."""
-    message = (
-        r"custom: w1.00-d1: the model fails at line \d+ of test_strange_models.py, in module Moody: LookupError: no"
-    )
-    arch = arch_of(Moody)
-    with pytest.raises(ExportError, match=message):
+    place = rf"custom: w1.00-d1: the model fails at line \d+ of test_strange_models.py, in module {kind.__name__}: "
+    arch = arch_of(kind)
+    with pytest.raises(ExportError, match=place + what):
         export_architecture(arch, None, [infer_layout(arch).tier(1.0)], Recipe(), tmp_path / "set", formats=("onnx",))
