@@ -10,9 +10,11 @@
 <folder>/fleet.toml         a configuration that runs
 """
 
+import contextlib
+import os
 import secrets
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -22,14 +24,21 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from broker_server.service import emqx
 from broker_server.service.certificates import Authority, serial_of
-from broker_server.service.registry import MemberEntry, Registry, read_registry
+from broker_server.service.registry import MemberEntry, Registry, later, read_registry
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.identity.certificate import Certificate, Revocations, issue, read_certificate
 from fleet_protocol.identity.enrolment import Enrolment, read_enrolment, write_secret
+from fleet_protocol.identity.papers import Standing
 from fleet_protocol.identity.sealing import new_key, public_key
 from fleet_protocol.topics import check_name
 
+try:
+    import fcntl
+except ImportError:  # Windows has none
+    fcntl = None  # type: ignore[assignment]
+
 SERVER = "server"
+MOST_DAYS = 36_500
 _DAY_SECONDS = 24 * 3600
 
 _FLEET_TOML = """\
@@ -154,27 +163,52 @@ def renew(folder: Path, names: Collection[str], *, days: int) -> list[str]:
         ConfigError: no such device, or one from before there were renewals; no fleet's folder, no operator's key.
         StorageError: it cannot be written.
     """
-    registry, operator = read_registry(folder), _operator(folder)
-    expires = int(time.time()) + days * _DAY_SECONDS if days else 0
-    done = []
-    for name in names or registry.devices():
-        entry = registry.devices().get(name)
-        if entry is None:
-            raise _no_device(name, registry)
-        if entry.certificate is None:
-            raise ConfigError(f"{name} was enrolled before there were renewals: `shoal enroll {name}`, carry the file")
-        old = read_certificate(bytes.fromhex(entry.certificate), operator.public_key())
-        new = old.model_copy(update={"expires": expires})
-        if not new.outlives(old):
-            continue
-        changes = {"expires": expires, "certificate": issue(new, operator).hex(), "renewed": True}
-        # The end of one that has ended already was an epoch, which must not come again.
-        epoch = registry.epoch + (0 < entry.expires < time.time())
-        members = {**registry.members, name: entry.model_copy(update=changes)}
-        registry = registry.model_copy(update={"epoch": epoch, "members": members})
-        done.append(name)
-    _keep(folder, registry)
+    operator, expires, done = _operator(folder), _end(days), []
+    with _changing(folder) as registry:
+        for name in names or registry.devices():
+            entry = registry.devices().get(name)
+            if entry is None:
+                raise _no_device(name, registry)
+            if entry.certificate is None:
+                text = f"{name} was enrolled before there were renewals: `shoal enroll {name}`, carry the file"
+                raise ConfigError(text)
+            old = read_certificate(bytes.fromhex(entry.certificate), operator.public_key())
+            new = old.model_copy(update={"expires": expires})
+            if not new.outlives(old):
+                continue
+            changes = {"expires": expires, "certificate": issue(new, operator).hex(), "renewed": True}
+            # The end of one that has ended already was an epoch, which must not come again.
+            epoch = later(registry.epoch) if 0 < entry.expires < time.time() else registry.epoch
+            members = {**registry.members, name: entry.model_copy(update=changes)}
+            registry = registry.model_copy(update={"epoch": epoch, "members": members})  # noqa: PLW2901
+            done.append(name)
+        _keep(folder, registry)
     return done
+
+
+def _end(days: int) -> int:
+    if not 0 <= days <= MOST_DAYS:
+        raise ConfigError(f"an enrolment ends after 1 to {MOST_DAYS} days, or never with 0; not after {days}")
+    return int(time.time()) + days * _DAY_SECONDS if days else 0
+
+
+@contextlib.contextmanager
+def _changing(folder: Path) -> Iterator[Registry]:
+    """The registry, for one command at a time, and caught up with what the server beside it has obeyed."""
+    read_registry(folder)  # or there is no folder
+    with contextlib.ExitStack() as stack:
+        if fcntl is not None:
+            descriptor = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise ConfigError(f"another command is changing {folder}: try again when it is done") from error
+        registry = read_registry(folder)
+        with contextlib.suppress(ConfigError):  # a fleet that is being founded has no server yet
+            server = read_enrolment(folder / "server.enrolment")
+            registry = registry.caught_up(Standing(server, folder / SERVER / "papers.json").revocations)
+        yield registry
 
 
 def _no_device(name: str, registry: Registry) -> ConfigError:
@@ -188,11 +222,10 @@ def revoke(folder: Path, name: str) -> None:
         ConfigError: there is no such member, or no fleet's folder.
         StorageError: it cannot be written.
     """
-    registry = read_registry(folder)
-    entry = registry.members.get(name)
-    if entry is None or name == SERVER:
-        raise _no_device(name, registry)
-    _keep(folder, registry.without(name))
+    with _changing(folder) as registry:
+        if name not in registry.members or name == SERVER:
+            raise _no_device(name, registry)
+        _keep(folder, registry.without(name))
 
 
 def _keep(folder: Path, registry: Registry) -> None:
@@ -206,11 +239,14 @@ def _keep(folder: Path, registry: Registry) -> None:
 
 
 def _add(folder: Path, name: str, role: Literal["server", "device"], *, days: int) -> Path:
-    registry = read_registry(folder)
+    with _changing(folder) as registry:
+        return _added(folder, registry, name, role, _end(days))
+
+
+def _added(folder: Path, registry: Registry, name: str, role: Literal["server", "device"], expires: int) -> Path:
     operator, authority = _operator(folder), Authority.read(folder)
     key = Ed25519PrivateKey.generate()
-    fleet, serial = authority.fleet, registry.serial + 1
-    expires = int(time.time()) + days * _DAY_SECONDS if days else 0
+    fleet, serial = authority.fleet, later(registry.serial)
     path = folder / "server.enrolment" if role == "server" else folder / "devices" / f"{name}.enrolment"
     before = read_enrolment(path).sealing[:1] if role == "server" and path.exists() else ()  # boards have tasks in hand
     sealing = (new_key(), *before)

@@ -15,7 +15,7 @@ from fleet_protocol.errors import ConfigError
 from fleet_protocol.identity.enrolment import write_secret
 
 _YEARS = 20
-_EARLY = dt.timedelta(days=2)  # a board whose clock is behind must still take it
+_BEGIN = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)  # where boards without a clock start
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> str:
@@ -118,9 +118,9 @@ class Authority:
         parent, issuer = self._parent()
         now = dt.datetime.now(dt.timezone.utc)
         until = now + dt.timedelta(days=365 * _YEARS)
-        builder = x509.CertificateRevocationListBuilder(issuer.subject, now - _EARLY, until)
+        builder = x509.CertificateRevocationListBuilder(issuer.subject, _BEGIN, until)
         for serial in serials:
-            gone = x509.RevokedCertificateBuilder(int(serial, 16), now - _EARLY).build()
+            gone = x509.RevokedCertificateBuilder(int(serial, 16), _BEGIN).build()
             builder = builder.add_revoked_certificate(gone)
         return builder.sign(parent, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
 
@@ -144,7 +144,7 @@ def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicK
         .issuer_name(issuer)
         .public_key(key)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _EARLY)
+        .not_valid_before(_BEGIN)
         .not_valid_after(now + dt.timedelta(days=365 * _YEARS))
     )
 

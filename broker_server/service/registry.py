@@ -8,16 +8,23 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, ValidationError
 
+from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.errors import ConfigError, RefusedError, StorageError
 from fleet_protocol.frozen import FrozenModel
-from fleet_protocol.identity.enrolment import Papers, write_secret
+from fleet_protocol.identity.enrolment import Papers
 
 if TYPE_CHECKING:
     from fleet_protocol.identity.certificate import Certificate, Revocations
     from fleet_protocol.identity.papers import Standing
 
 REGISTRY = "registry.json"
+_LAST = 2**32 - 2**24  # epochs are told in 4 bytes
 _LOOK_SECONDS = 1.0
+
+
+def later(number: int) -> int:
+    """A number after another: by the clock, so that of a registry from a backup none comes again."""
+    return max(number + 1, min(int(time.time()), _LAST))
 
 
 class MemberEntry(FrozenModel):
@@ -104,7 +111,18 @@ class Registry(FrozenModel):
         withdrawn = (entry.tls,) if entry.tls is not None and entry.role == "device" else ()
         changes = {"withdrawn": (*self.withdrawn, *withdrawn), "members": {**self.members, name: gone}}
         changes["since"] = {**self.since, name: entry.serial + 1}
-        return self.model_copy(update={**changes, "epoch": self.epoch + 1})
+        return self.model_copy(update={**changes, "epoch": later(self.epoch)})
+
+    def caught_up(self, known: "Revocations") -> "Registry":
+        """The same, with whom the operator has revoked since, where this is from a backup."""
+        if known.counter <= self.epoch:
+            return self
+        new = self
+        for name, entry in self.members.items():
+            if not entry.revoked and entry.serial < known.since.get(name, 0):
+                new = new.without(name)
+        numbers = {"epoch": later(known.counter), "serial": max(self.serial, *known.since.values())}
+        return new.model_copy(update={**numbers, "since": {**new.since, **known.since}})
 
     def write(self, folder: Path) -> None:
         """Keep it in the fleet's folder.
@@ -112,7 +130,7 @@ class Registry(FrozenModel):
         Raises:
             StorageError: it cannot be written.
         """
-        write_secret(folder / REGISTRY, self.model_dump_json(indent=1))
+        write_atomically(folder / REGISTRY, self.model_dump_json(indent=1).encode())
 
 
 def read_registry(folder: Path) -> Registry:
@@ -152,7 +170,7 @@ class RegistryReader:
             except RefusedError as error:
                 raise ConfigError(
                     f"{self._folder / REGISTRY} is not what the operator has signed last ({error}): put the newest one "
-                    "in its place"
+                    "in its place, or let `shoal enroll server` take up what the server knows"
                 ) from error
         # A server that was renewed says nothing of it until it starts again.
         self._papers = {} if self._standing.revoked(self._standing.certificate) else registry.papers()

@@ -164,6 +164,8 @@ class Agent:
             ctx.kit.journal.warning(f"connection lost ({item.reason}); trying again")
         elif isinstance(item, Renewed):
             ctx.kit.journal.info("the operator has renewed this board's enrolment")
+            ctx.uplink.told = None  # what was signed before counts no longer, or soon
+            ctx.publish_status()
         elif isinstance(item, Rejected):
             ctx.journal_refusal(item.error)
         elif isinstance(item, StopRequested):

@@ -65,6 +65,12 @@ class Handover:
                 yield self._topics.papers(name), payload
                 self._papers[name] = payload
 
+    def forget(self, name: str) -> None:
+        """Tell a device again, which has come anew: somebody may have put another word in the broker's keeping."""
+        self._told.pop(name, None)
+        self._papers.pop(name, None)
+        self._source = None
+
     def again(self) -> None:
         """Tell everybody again: the broker may have lost what it kept."""
         self._told, self._papers, self._source = {}, {}, None
@@ -116,8 +122,8 @@ class Keys:
     def _keep(self, name: str, value: str) -> None:
         if self._known.get(name) == value:
             return
-        known = {**self._known, name: value}
-        old = sorted((int(other) for other in known if other != "server"), reverse=True)[_EPOCHS_KEPT:]
-        self._known = {other: key for other, key in known.items() if other == "server" or int(other) not in old}
+        known = {other: key for other, key in self._known.items() if other != name} | {name: value}
+        told = [other for other in known if other != "server"][-_EPOCHS_KEPT:]  # a new fleet begins with a low number
+        self._known = {other: key for other, key in known.items() if other == "server" or other in told}
         if self._path is not None:
             write_secret(self._path, json.dumps(self._known))

@@ -17,7 +17,7 @@ from fleet_protocol.identity.envelope import Signer, Verifier
 from fleet_protocol.identity.group import Group, Handover, Keys
 from fleet_protocol.identity.marks import Marks, next_session
 from fleet_protocol.identity.member import Member
-from fleet_protocol.topics import BlobTopic, Topics, UploadTopic
+from fleet_protocol.topics import BlobTopic, DeviceTopic, Topics, UploadTopic
 from fleet_protocol.transport import (
     SEND_WINDOW,
     BrokerAddress,
@@ -65,11 +65,14 @@ class OpeningInbox(queue.SimpleQueue):  # type: ignore[type-arg]
             self._inbox.put(item, block, timeout)
             return
         try:
-            if isinstance(self._topics.parse(item.topic), BlobTopic | UploadTopic):
+            topic = self._topics.parse(item.topic)
+            if isinstance(topic, BlobTopic | UploadTopic):
                 opened = self._chunks.open(item.topic, item.payload)
             else:
                 opened = self._verifier.open(item.topic, item.payload, retained=item.retained)
                 self._keys.hear(opened.signer)
+            if isinstance(topic, DeviceTopic) and topic.channel == "profile" and not item.retained:
+                self._handover.forget(topic.device)
             if item.topic == self._papers_topic:
                 if self._keys.standing is not None and self._keys.standing.take(opened.payload):
                     self._inbox.put(Renewed())

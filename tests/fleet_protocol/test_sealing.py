@@ -165,7 +165,7 @@ def test_a_revoked_device_reads_nothing_that_is_sent_from_then_on(folder):
     boards = [Board(member, server.enrolment).told(first) for member in (gone, left)]
     revoke(folder, "gone")
     second = server_of(folder).group()
-    assert second.epoch == first.epoch + 1
+    assert second.epoch > first.epoch
     assert second.key != first.key
     assert set(second.readers) == {"left"}
     for board in boards:

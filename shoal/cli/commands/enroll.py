@@ -12,7 +12,7 @@ from shoal.cli.extras import needs
 def _enroll(
     name: Annotated[str, typer.Argument(help="Id of the device; `server` gives the server a new key.")],
     folder: Annotated[Path, typer.Option(help="The fleet's folder, as `shoal init` made it.")] = Path(),
-    days: Annotated[int, typer.Option(min=0, help="Days until it expires; 0 for never.")] = 0,
+    days: Annotated[int, typer.Option(min=0, max=36_500, help="Days until it expires; 0 for never.")] = 0,
 ) -> None:
     with needs("server"):
         from broker_server.service.authority import SERVER, enroll, renew_server

@@ -12,7 +12,7 @@ from shoal.cli.extras import needs
 def _renew(
     names: Annotated[list[str] | None, typer.Argument(help="Ids of devices; by default all that end.")] = None,
     folder: Annotated[Path, typer.Option(help="The fleet's folder, as `shoal init` made it.")] = Path(),
-    days: Annotated[int, typer.Option(min=0, help="Days from now until it ends; 0 for never.")] = 365,
+    days: Annotated[int, typer.Option(min=0, max=36_500, help="Days from now until it ends; 0 for never.")] = 365,
 ) -> None:
     with needs("server"):
         from broker_server.service.authority import renew

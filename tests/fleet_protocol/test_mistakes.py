@@ -1,0 +1,235 @@
+"""Operators who make mistakes, and commands that are killed: who was revoked stays so, and the fleet goes on."""
+
+import datetime as dt
+import time
+from types import SimpleNamespace
+
+import pytest
+from cryptography import x509
+from cryptography.x509.verification import PolicyBuilder, Store
+
+from broker_server.service import authority
+from broker_server.service.authority import Founding, enroll, found_fleet, renew, renew_server, revoke
+from broker_server.service.certificates import Authority
+from broker_server.service.membership import member_of
+from broker_server.service.registry import REGISTRY, read_registry
+from broker_server.settings.fleet import BrokerConfig
+from fleet_protocol.errors import ConfigError, RefusalReason, RefusedError
+from fleet_protocol.identity.enrolment import Papers, read_enrolment, write_secret
+from fleet_protocol.identity.envelope import Signer, Verifier
+from fleet_protocol.identity.group import Group, Handover, Keys
+from fleet_protocol.identity.marks import Marks
+from fleet_protocol.identity.papers import Standing
+from fleet_protocol.identity.sealing import public_key
+from fleet_protocol.topics import Topics
+
+TOPICS = Topics("lab")
+DAY = 24 * 3600
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "lab"
+    found_fleet(folder, Founding("lab", "127.0.0.1"))
+    return folder
+
+
+def server_of(folder):
+    return member_of(BrokerConfig(identity=folder / "server.enrolment"))
+
+
+def certificate_of(enrolment, tmp_path):
+    return Standing(enrolment, tmp_path / "none").certificate
+
+
+class Killed(BaseException):
+    """The process is no more."""
+
+
+@pytest.mark.parametrize("command", ["revoke", "enroll", "enroll server", "renew"])
+@pytest.mark.parametrize("done", [1, *(pytest.param(n, marks=pytest.mark.slow) for n in (0, 2, 3, 4))])
+def test_a_command_that_was_killed_at_any_write_is_given_again(folder, tmp_path, monkeypatch, command, done):
+    """Whatever it had written: the server starts, nobody who was revoked is back, and the second time it is done."""
+    gone, one = read_enrolment(enroll(folder, "gone")), read_enrolment(enroll(folder, "pi-1", days=1))
+    revoke(folder, "gone")
+    before = server_of(folder)
+    commands = {
+        "revoke": lambda: revoke(folder, "pi-1"),
+        "enroll": lambda: enroll(folder, "pi-1"),
+        "enroll server": lambda: renew_server(folder),
+        "renew": lambda: renew(folder, ["pi-1"], days=30),
+    }
+    left, real = [done], write_secret
+
+    def write(path, content):
+        if not left[0]:
+            raise Killed
+        left[0] -= 1
+        real(path, content)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("broker_server.service.authority.write_secret", write)
+        patched.setattr(
+            "broker_server.service.registry.write_atomically", lambda path, data: write(path, data.decode())
+        )
+        try:
+            commands[command]()
+            killed = False
+        except Killed:
+            killed = True
+    server = server_of(folder)  # it starts
+    assert server.revoked(certificate_of(gone, tmp_path))
+    assert killed or command != "renew" or server.papers()["pi-1"] != before.papers()["pi-1"]
+    commands[command]()
+    server = server_of(folder)
+    assert server.revoked(certificate_of(gone, tmp_path))
+    assert server.group().epoch >= before.group().epoch
+    new = one if command in ("revoke", "renew") else read_enrolment(folder / "devices" / "pi-1.enrolment")
+    assert server.revoked(certificate_of(new, tmp_path)) is (command == "revoke")
+    assert server.revoked(certificate_of(one, tmp_path)) is (command in ("revoke", "enroll"))
+    assert not server.revoked(certificate_of(server.enrolment, tmp_path))
+    board = Standing(new, tmp_path / "board.json")
+    if command != "revoke":
+        assert board.take(server.papers()["pi-1"]) is (command == "renew")
+
+
+def test_an_old_registry_takes_up_what_was_revoked_since(folder, tmp_path):
+    """The newest is lost: the server names the way out, by which nobody who was revoked comes back."""
+    gone, pi = read_enrolment(enroll(folder, "gone")), read_enrolment(enroll(folder, "pi-1"))
+    backup = (folder / REGISTRY).read_bytes()
+    revoke(folder, "gone")
+    last = server_of(folder)
+    (folder / REGISTRY).write_bytes(backup)
+    with pytest.raises(ConfigError, match="shoal enroll server"):
+        server_of(folder)
+    renew_server(folder)
+    server = server_of(folder)
+    assert server.revoked(certificate_of(gone, tmp_path))
+    assert not server.revoked(certificate_of(pi, tmp_path))
+    assert set(server.group().readers) == {"pi-1"}
+    assert server.group().epoch > last.group().epoch
+    assert "gone" not in read_registry(folder).logins()
+    board = Standing(pi, tmp_path / "board.json")
+    board.take(last.papers()["pi-1"])
+    board.take(server.papers()["pi-1"])  # and boards take the new list
+
+
+def test_a_whole_folder_from_a_backup_is_ahead_of_its_boards_again(folder, tmp_path, monkeypatch):
+    """What was signed after the backup is lost, and boards know it: the next command counts beyond all of it."""
+    pi = read_enrolment(enroll(folder, "pi-1"))
+    backup = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    for _ in range(3):
+        enroll(folder, "other")
+        renew_server(folder)
+    lost = server_of(folder)
+    board, marks = Standing(pi, tmp_path / "board.json"), Marks(tmp_path / "heard.json")
+    board.take(lost.papers()["pi-1"])
+    verifier, topic = Verifier(pi, marks, board.revoked), TOPICS.task("pi-1")
+    verifier.open(topic, Signer(lost.enrolment, 5).seal(topic, b"x"))
+    for path in [path for path in folder.rglob("*") if path.is_file()]:
+        path.unlink()
+    for path, data in backup.items():
+        write_secret(path, data)
+    old = server_of(folder)
+    with pytest.raises(RefusedError, match="are known"):
+        board.take(old.papers()["pi-1"])
+    with pytest.raises(RefusedError) as caught:
+        verifier.open(topic, Signer(old.enrolment, 9).seal(topic, b"x"))
+    assert caught.value.reason is RefusalReason.REVOKED
+    for where in ("authority", "registry"):  # as a backup is older than some seconds
+        clock = SimpleNamespace(time=lambda: time.time() + DAY, monotonic=time.monotonic)
+        monkeypatch.setattr(f"broker_server.service.{where}.time", clock)
+    renew_server(folder)
+    again = server_of(folder)
+    board.take(again.papers()["pi-1"])
+    verifier.open(topic, Signer(again.enrolment, 9).seal(topic, b"x"))
+
+
+@pytest.mark.parametrize("ahead", [-40 * 365 * DAY, 200 * 365 * DAY])
+def test_an_operator_whose_clock_is_off_by_decades_still_revokes(folder, tmp_path, monkeypatch, ahead):
+    """Numbers grow whatever the clock says, and fit where they are told."""
+    pi = read_enrolment(enroll(folder, "pi-1"))
+    clock = SimpleNamespace(time=lambda: time.time() + ahead, monotonic=time.monotonic)
+    with monkeypatch.context() as patched:
+        for where in ("authority", "registry"):
+            patched.setattr(f"broker_server.service.{where}.time", clock)
+        for _ in range(3):
+            enroll(folder, "other", days=5)
+    revoke(folder, "other")
+    server = server_of(folder)
+    told = dict(Handover(TOPICS).due(server.group()))
+    keys = Keys(pi)
+    keys.take(TOPICS.key("pi-1"), told[TOPICS.key("pi-1")])
+    assert keys.group(server.group().epoch) == server.group().key
+
+
+def test_one_command_at_a_time_changes_a_folder(folder):
+    """Or one that revokes would undo what another does; the second is told to come again."""
+    enroll(folder, "pi-1")
+    with authority._changing(folder), pytest.raises(ConfigError, match="try again"):
+        revoke(folder, "pi-1")
+    revoke(folder, "pi-1")
+
+
+@pytest.mark.parametrize("days", [-1, 10**12])
+def test_an_end_beyond_all_bounds_is_a_mistake(folder, days):
+    """And what was signed before stands: a board would refuse what has such an end, and the list with it."""
+    enroll(folder, "pi-1", days=1)
+    before = (folder / REGISTRY).read_bytes()
+    for work in (lambda: enroll(folder, "pi-1", days=days), lambda: renew(folder, ["pi-1"], days=days)):
+        with pytest.raises(ConfigError, match="36500 days"):
+            work()
+    assert (folder / REGISTRY).read_bytes() == before
+
+
+def test_who_was_revoked_is_not_renewed(folder):
+    """It is no device of the fleet any more; to be one again it is enrolled."""
+    enroll(folder, "pi-1", days=1)
+    revoke(folder, "pi-1")
+    with pytest.raises(ConfigError, match="no device of this fleet"):
+        renew(folder, ["pi-1"], days=30)
+    assert renew(folder, (), days=30) == []
+
+
+def test_a_board_takes_keys_of_a_fleet_that_was_founded_anew(folder, tmp_path):
+    """The operator's key is lost, and the board's folder stays: low numbers count as much as high ones."""
+    old = read_enrolment(enroll(folder, "pi-1"))
+    found_fleet(tmp_path / "again", Founding("lab", "127.0.0.1"))
+    new, server = read_enrolment(enroll(tmp_path / "again", "pi-1")), server_of(tmp_path / "again")
+    for epoch in (57, 58):
+        group = Group(epoch, bytes(32), {"pi-1": public_key(old.sealing[0])})
+        for topic, payload in Handover(TOPICS).due(group):
+            Keys(old, tmp_path / "board" / "keys.json").take(topic, payload)
+    board = Keys(new, tmp_path / "board" / "keys.json")
+    for topic, payload in Handover(TOPICS).due(server.group()):
+        board.take(topic, payload)
+    assert board.group(server.group().epoch) == server.group().key
+    assert board.group(57) is None
+    assert board.group(58) is not None  # the one before, whose chunks may still be under way
+
+
+def test_a_board_without_a_clock_gets_in(folder):
+    """It begins in 1970, and knows no better before it is connected: every certificate of the fleet counts then."""
+    broker = x509.load_pem_x509_certificate((folder / "broker.pem").read_bytes())
+    store = Store([x509.load_pem_x509_certificate((folder / "ca.pem").read_bytes())])
+    name = x509.DNSName("localhost")
+    for when in (dt.datetime(1970, 1, 1, 0, 1, tzinfo=dt.timezone.utc), dt.datetime.now(dt.timezone.utc)):
+        PolicyBuilder().store(store).time(when).build_server_verifier(name).verify(broker, [])
+    crl = x509.load_pem_x509_crl(Authority.read(folder).revoked(["1f"]).encode())
+    assert crl.last_update_utc.year == 1970
+
+
+def test_papers_with_what_nobody_knows_are_refused(folder, tmp_path):
+    """Unknown fields, outside the signature and inside, and lists of another fleet's name."""
+    board = Standing(read_enrolment(enroll(folder, "pi-1", days=1)), tmp_path / "papers.json")
+    papers = Papers.model_validate_json(server_of(folder).papers()["pi-1"])
+    for data in (
+        papers.to_bytes()[:-1] + b',"more":1}',
+        papers.to_bytes().replace(papers.revoked.encode(), b""),
+        papers.to_bytes().replace(papers.revoked.encode(), b"00" * 2**20 + b"00"),
+        b"[" * 100_000,
+    ):
+        with pytest.raises(RefusedError) as caught:
+            board.take(data)
+        assert caught.value.reason is RefusalReason.MALFORMED
+    assert board.revocations.counter == 0
