@@ -180,7 +180,7 @@ def test_an_interface_of_either_family_counts(system):
     )
     rows = [
         (default, "00000400", "wwan0"),
-        (default, "00000064", "eth0"),
+        (default, "0000000a", "eth0"),
         (other, "00000001", "wwan0"),
         (default, "ffffffff", "lo"),
     ]
