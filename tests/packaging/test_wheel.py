@@ -26,6 +26,7 @@ def test_the_wheel_has_every_package_file_and_no_test(wheel):
         "shoal/cli/demo.toml",
         "shoal/cli/report.html.j2",
         "shoal/cli/commands/up.py",
+        "shoal/templates/vision/model.py.txt",
         "shoal/view/static/vendor/uPlot.LICENSE.txt",
     ):
         assert example in names
