@@ -154,3 +154,9 @@ def test_systemd_knows_every_line_of_the_unit(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     done = subprocess.run(["systemd-analyze", "security", "--offline=true", unit], check=False, **given)
     assert float(re.search(r"exposure level for .*: ([0-9.]+)", done.stdout)[1]) <= 2.0
+
+
+def test_every_metric_is_in_the_reference(store):
+    """The table of docs/page.md has what is served, and nothing else."""
+    served = {re.sub(r"_(bucket|sum|count|created)$", "", name) for name, *_ in read(store)}
+    assert set(NAME.findall((ROOT / "docs" / "page.md").read_text())) == served
