@@ -95,6 +95,7 @@ def _inferred(arch: Architecture, settings: Mapping[str, Any] | None, works: Cal
     module = _meta_module(arch, cut, settings)
     _refuse_unsliceable(arch, module)
     shapes = _shapes(module)
+    frozen = {name for name, value in module.named_parameters() if not value.requires_grad}  # a run may change it
     axes = dict(cut.axes)
     if CLASSES not in axes:
         raise ConfigError(f"{arch.name} never asked for cut.classes(n); its classifier must, or labels have no axis")
@@ -112,7 +113,6 @@ def _inferred(arch: Architecture, settings: Mapping[str, Any] | None, works: Cal
     blocks = _head_from_labels(shapes, dims) if by_depth is None else by_depth
     full = arch.settings(settings)
     parameters = [Parameter(name, shape, dims[name], blocks[name]) for name, shape in shapes.items()]
-    frozen = {name for name, value in module.named_parameters() if not value.requires_grad}
     return Layout(
         arch=arch.name,
         settings=full,
