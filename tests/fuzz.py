@@ -24,8 +24,9 @@ from pathlib import Path
 
 import numpy as np
 
-from broker_server.service.authority import Founding, enroll, found_fleet
+from broker_server.service.authority import Founding, enroll, found_fleet, renew, revoke
 from broker_server.service.partial_uploads import PartialUploads
+from broker_server.service.registry import read_registry
 from fleet_protocol import control, requests
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.blobs import blob_ref, iter_chunks
@@ -37,6 +38,7 @@ from fleet_protocol.identity.enrolment import read_enrolment
 from fleet_protocol.identity.envelope import Signer, Verifier
 from fleet_protocol.identity.group import Group, Handover, Keys
 from fleet_protocol.identity.marks import Marks
+from fleet_protocol.identity.papers import Standing
 from fleet_protocol.identity.sealing import public_key, seal, unseal
 from fleet_protocol.manifest import parse_manifest
 from fleet_protocol.messages import (
@@ -223,6 +225,25 @@ def targets() -> Iterator[list[Target]]:
             if sum(tensor.nbytes for tensor in found.values()) > len(data):
                 raise Corruption("tensors larger than the file that they were read from")
 
+        ending = read_enrolment(enroll(folder / "lab", "ends", days=1))
+        papers = [read_registry(folder / "lab").papers()["ends"]]
+        revoke(folder / "lab", "pi")
+        renew(folder / "lab", ["ends"], days=9)
+        papers.append(read_registry(folder / "lab").papers()["ends"])
+
+        def standing(data: bytes) -> tuple[object, object]:
+            (folder / "papers.json").unlink(missing_ok=True)
+            member = Standing(ending, folder / "papers.json")
+            member.take(data)
+            return member.enrolment, member.revocations
+
+        stood = [standing(data) for data in papers]
+        expected = [*stood, (ending, stood[1][1])]  # the list alone, with no certificate that counts
+
+        def taken(_: int, data: bytes) -> None:
+            if standing(data) not in expected:
+                raise Corruption("papers that no operator has signed were believed")
+
         sealed = seal(blob, public_key(server.sealing[0]), "there")
         yield [
             messages("messages to a device", parse_server_message, SERVER),
@@ -235,6 +256,7 @@ def targets() -> Iterator[list[Target]]:
             only("chunks", frames, collected, [blob] * 3),
             only("sealed chunks", tuple(data for _, data in chunks), unwrapped, [*frames, frames[0]]),
             only("seals", (sealed,), lambda _, data: unseal(data, server.sealing, "there"), [blob]),
+            Target("papers", tuple(papers), taken),
             Target("tensors", weights, tensors),
             Target("graphs", (GOOD,), lambda _, data: check_structure(memoryview(data)) and None),
         ]

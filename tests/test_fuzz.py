@@ -4,6 +4,7 @@ import secrets
 
 import pytest
 
+from fleet_protocol.identity import papers
 from fleet_protocol.identity.chunks import ChunkVerifier
 from fleet_protocol.identity.envelope import Opened, Verifier
 from tests import fuzz as fuzzing
@@ -16,7 +17,7 @@ def test_half_a_minute_of_changed_bytes():
     print(f"seed {seed}")
     found = fuzzing.fuzz(10**9, 30.0, seed)
     assert found.count > 1000
-    assert len(found.refused) == 12
+    assert len(found.refused) == 13
 
 
 def believing(_verifier, _topic, envelope, **_):
@@ -28,10 +29,22 @@ def believing(_verifier, _topic, envelope, **_):
     [
         (Verifier, "open", believing, fuzzing.Corruption),
         (ChunkVerifier, "open", lambda _verifier, _topic, envelope: Opened(envelope, None), fuzzing.Corruption),
+        (
+            papers,
+            "read_signed",
+            lambda kind, data, _: kind.model_validate_json(data[64:]),
+            (fuzzing.Corruption, ValueError),
+        ),
         (fuzzing, "unseal", lambda data, *_: data, fuzzing.Corruption),
         (fuzzing, "decode_weights", lambda data: data[10**6], IndexError),
     ],
-    ids=["an envelope is believed", "a chunk is believed", "a seal is believed", "a reader crashes"],
+    ids=[
+        "an envelope is believed",
+        "a chunk is believed",
+        "papers are believed",
+        "a seal is believed",
+        "a reader crashes",
+    ],
 )
 def test_the_fuzz_sees_a_reader_that_is_broken(monkeypatch, where, name, broken, seen):
     """Within a thousand readings."""

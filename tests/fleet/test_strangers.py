@@ -1,0 +1,111 @@
+"""Whoever may write every topic of a broker keeps no board from what is for it, and a renewed one is there again."""
+
+import contextlib
+import os
+import queue
+import shutil
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from broker_server.service.authority import Founding, enroll, found_fleet, renew
+from broker_server.service.membership import member_of
+from broker_server.service.server import Server
+from broker_server.settings.fleet import BrokerConfig
+from broker_server.store import Store, queries
+from fleet_protocol.errors import RefusalReason
+from fleet_protocol.identity import envelope
+from fleet_protocol.identity.enrolment import read_enrolment
+from fleet_protocol.identity.member import Member
+from fleet_protocol.identity.opening import open_for
+from fleet_protocol.link import Link
+from fleet_protocol.topics import Topics
+from fleet_protocol.transport import BrokerAddress, Received, Rejected
+from shoal.cli.local_fleet import LocalDevice
+from tests.brokers import free_port, mosquitto_broker
+
+TOPICS = Topics("test")
+PATIENCE_SECONDS = 120.0
+
+
+def heard(inbox, kind, topic):
+    """The next event of a kind on a topic."""
+    while True:
+        event = inbox.get(timeout=PATIENCE_SECONDS)
+        if isinstance(event, kind) and event.topic == topic:
+            return event
+
+
+def test_what_a_stranger_puts_in_the_brokers_keeping_is_said_over_again(tmp_path):
+    """Retained words in place of the fleet's key and of papers: a board that comes later is told both again."""
+    with mosquitto_broker(tmp_path) as broker, contextlib.ExitStack() as stack:
+        folder = tmp_path / "lab"
+        found_fleet(folder, Founding("test", "127.0.0.1", broker.port, broker.url))
+        enrolment = read_enrolment(enroll(folder, "pi-1"))
+        config = BrokerConfig(url=broker.url, identity=folder / "server.enrolment")
+        at_server, at_board = queue.SimpleQueue(), queue.SimpleQueue()
+
+        def opened(member, name, inbox):
+            link = open_for(member, BrokerAddress.parse(broker.url), name, inbox)
+            stack.callback(link.close)
+            link.connect(30)
+            return link
+
+        server = opened(member_of(config), "server", at_server)
+        server.subscribe(TOPICS.all_profiles)
+        chunk = (TOPICS.blob("0" * 64, 0), b"a frame")
+        server.publish_stream([chunk], time.monotonic() + PATIENCE_SECONDS)
+        server.drain(time.monotonic() + PATIENCE_SECONDS)
+        stranger = Link(BrokerAddress.parse(broker.url), "stranger", queue.SimpleQueue())
+        stack.callback(stranger.close)
+        stranger.connect(30)
+        for topic in (TOPICS.key("pi-1"), TOPICS.papers("pi-1")):
+            stranger.publish(topic, b"not what you wait for", retain=True)
+        stranger.drain(time.monotonic() + PATIENCE_SECONDS)
+        member = Member(enrolment, tmp_path / "board", remembers=True)
+        board = opened(member, "board", at_board)
+        board.subscribe(TOPICS.blob_filter("0" * 64))
+        for topic in (TOPICS.papers("pi-1"), TOPICS.key("pi-1")):
+            assert heard(at_board, Rejected, topic).error.reason is RefusalReason.FORGED
+        board.publish(TOPICS.profile("pi-1"), b"I am here")
+        heard(at_server, Received, TOPICS.profile("pi-1"))
+        server.publish_stream([chunk], time.monotonic() + PATIENCE_SECONDS)
+        assert heard(at_board, Received, chunk[0]).payload == chunk[1]
+        assert (member.folder / "papers.json").exists()
+
+
+@pytest.mark.slow
+def test_a_board_that_is_renewed_after_its_end_says_that_it_is_there(ground, monkeypatch):
+    """A real agent that waits: the server, which took nothing of it, knows it without a word from anybody else."""
+    if not shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin"):
+        pytest.skip("mosquitto is not installed")
+    port, folder = free_port(), ground.folder / "lab"
+    found_fleet(folder, Founding("test", "127.0.0.1", port, "mosquitto"))
+    path = enroll(folder, "device-0", days=1)
+    monkeypatch.setattr(envelope, "time", SimpleNamespace(time=lambda: time.time() + 2 * 24 * 3600))
+    config = BrokerConfig(url="mosquitto", port=port, identity=folder / "server.enrolment")
+    device = LocalDevice("device-0", ground.data / "device-0.npz", 1.0, enrolment=path)
+
+    def until(what):
+        patience = time.monotonic() + PATIENCE_SECONDS
+        while not what() and time.monotonic() < patience:
+            threading.Event().wait(0.1)
+        assert what()
+
+    def refused():
+        with contextlib.closing(Store(ground.folder / "store", read_only=True)) as store:
+            return any("has expired" in event.detail for event in queries.log(store))
+
+    with Server("test", ground.folder / "store", config) as server, contextlib.ExitStack() as stack:
+        serving = threading.Thread(target=server.serve)
+        serving.start()
+        stack.callback(serving.join, 60)
+        stack.callback(server.stop)
+        fleet = stack.enter_context(ground.fleet(read_enrolment(path).broker, [device]))
+        until(refused)
+        assert not server._known.knows("device-0")
+        renew(folder, ["device-0"], days=30)
+        until(lambda: server._known.knows("device-0"))
+        fleet.check()
