@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fleet_protocol.errors import ExportError
+from fleet_protocol.errors import ExportError, ShoalError
 from models import Architecture, Cut, Tier, architecture
 from shoal import loss
 from trainer_export.artifact_set import export_architecture
@@ -17,7 +17,7 @@ from trainer_export.formats import onnx as portable
 from trainer_export.recipe import Recipe
 
 
-class Reached(Exception):
+class Reached(ShoalError):
     """What follows is no business of this file."""
 
 
