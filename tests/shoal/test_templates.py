@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
@@ -37,6 +38,7 @@ def run(words, folder):
         text=True,
         timeout=PATIENCE,
         check=False,
+        env={**os.environ, "MYPYPATH": str(ROOT)},  # mypy does not follow an editable installation
     )
     assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
     return done.stdout
