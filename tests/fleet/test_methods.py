@@ -100,7 +100,7 @@ def merged(watcher):
 @pytest.mark.parametrize(
     ("strategy", "margin"),
     [
-        pytest.param({"name": "heterofl"}, 0.6, id="heterofl"),
+        pytest.param({"name": "heterofl"}, 0.6, id="heterofl", marks=pytest.mark.slow),
         pytest.param({"name": "fedrolex"}, 0.5, id="fedrolex", marks=pytest.mark.slow),
         pytest.param({"name": "fedrolex", "fedrolex": {"window": "static"}}, 0.6, id="static", marks=pytest.mark.slow),
         pytest.param(

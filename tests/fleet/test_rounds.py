@@ -99,6 +99,7 @@ def test_a_device_that_never_answers_holds_up_one_deadline(ground, mosquitto):
     assert [len(event.merged) for event in closed] == [3, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_device_killed_in_mid_round_comes_back_and_finishes(ground, mosquitto):
     """A board that loses power in a round is restarted and its update still enters that round."""
     watcher = Watcher()

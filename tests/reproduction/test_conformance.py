@@ -71,6 +71,7 @@ def tampered(raw: dict[str, Any], path: tuple[Any, ...]) -> dict[str, Any]:
     return wrong
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not VECTORS.is_file(), reason=f"the published examples are not beside this checkout ({VECTORS})")
 def test_published_examples_pass(capsys):
     """All 33 entries pass, each on its own line, and the command ends with 0."""

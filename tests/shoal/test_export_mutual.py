@@ -12,6 +12,7 @@ from shoal.cli.main import app
 COMMAND = ["export-mutual", "--meme", "mlp", "--personal", "mlp", "--set", "input_shape=1,4,4"]
 
 
+@pytest.mark.slow
 def test_it_prints_both_models_and_publishes_one_set(tmp_path):
     """A row for each model and one for their step; the JSON has the same figures, and the set is where it says."""
     own = ["--set", "hidden=12,8", "--personal-set", "hidden=6", "--set", "classes=7", "--adaptor", "head"]

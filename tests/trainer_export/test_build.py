@@ -76,6 +76,7 @@ def test_a_new_width_is_exported_alone(tmp_path: Path) -> None:
     assert taken(export(tmp_path / "a", *WIDTHS)) == ["w1.00-d1", "w0.50-d1", "w0.25-d1"]
 
 
+@pytest.mark.slow
 def test_what_depends_on_a_change_is_exported(tmp_path: Path) -> None:
     """A number of the model, the recipe, or a file that is not what was written."""
     export(tmp_path, 1.0, 0.5)
