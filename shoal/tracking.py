@@ -39,7 +39,7 @@ def tracking(target: str) -> Writer:
             traces, or ``homeassistant:ADDRESS`` of the broker of a home.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: it is none of these.
         ModuleNotFoundError: the package that writes there is not installed.
     """
     kind, _, place = target.partition(":")

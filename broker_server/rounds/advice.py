@@ -78,14 +78,13 @@ def _standstill(run: RunRecord, rounds: Sequence[RoundView], now: float) -> Iter
 
 def _lost(rounds: Sequence[RoundView], devices: Sequence[DeviceView]) -> Iterator[Advice]:
     last = [view for view in rounds if view.round.ended_at][-_NEWEST_ROUNDS:]
-    for number, reason in [(v.round.number, v.round.reason) for v in last if v.round.state is RoundState.ABANDONED][
-        -1:
-    ]:
+    abandoned = [view.round for view in last if view.round.state is RoundState.ABANDONED]
+    for newest in abandoned[-1:]:
         yield Advice(
             "bad",
             "Rounds are abandoned",
-            f"Round {number}: {reason or 'no reason was stored'}.",
-            f"Look at `shoal rounds show {number}`; round.quorum says how many updates a round needs.",
+            f"Round {newest.number}: {newest.reason or 'no reason was stored'}.",
+            f"Look at `shoal rounds show {newest.number}`; round.quorum says how many updates a round needs.",
         )
     missed, tasks = sum(view.phases.get("missed", 0) for view in last), sum(sum(view.phases.values()) for view in last)
     if missed and missed >= _MANY_MISSED * tasks:

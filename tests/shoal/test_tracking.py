@@ -146,8 +146,9 @@ def test_a_collector_has_a_trace_of_each_round(store, typed):
 def test_a_home_finds_the_fleet_and_its_boards(store, typed, tmp_path):
     """Configurations and states are retained, a state has what its components read, and names are legal in topics."""
     with mosquitto_broker(tmp_path) as broker:
-        done = typed("track", f"homeassistant:{broker.url}", "--store", store)
+        done = typed("track", f"homeassistant:{broker.url.replace('//', '//me:secret@')}", "--store", store)
         assert "3 rounds of run" in done.stdout, done.stderr
+        assert "secret" not in done.stdout + done.stderr
         with closing(Store(store, read_only=True)) as opened:
             known = devices(opened)
         topics = ["homeassistant/#", "shoal-state/#"]

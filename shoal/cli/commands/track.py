@@ -1,5 +1,6 @@
 """Write the rounds of a run to TensorBoard, MLflow or OpenTelemetry, or show the fleet in Home Assistant."""
 
+import re
 from contextlib import closing
 from functools import partial
 from typing import Annotated
@@ -34,6 +35,7 @@ def _track(
         found = queries.find_run(opened, run)
         looks = partial(watched, opened, found.id, lambda *_: None) if watch else partial(iter, [None])
         rounds = track(opened, found.id, writer, looks)
+    target = re.sub(r"//[^/@]*@", "//", target)  # a login is nobody's business
     if as_json:
         print_json({"run": found.id, "target": target, "rounds": rounds})
     else:
