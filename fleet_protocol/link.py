@@ -229,11 +229,7 @@ class Link:
         properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
         properties.SessionExpiryInterval = self._session_expiry_seconds
         self._client.connect_async(
-            self.address.host,
-            self.address.port,
-            keepalive=KEEP_ALIVE_SECONDS,
-            clean_start=False,
-            properties=properties,
+            self.address.host, self.address.port, keepalive=KEEP_ALIVE_SECONDS, clean_start=False, properties=properties
         )
         self._client.loop_start()
         with self._changed:

@@ -68,12 +68,7 @@ class BrokerAddress:
 
     @classmethod
     def parse(
-        cls,
-        url: str,
-        *,
-        ca_file: Path | None = None,
-        cert_file: Path | None = None,
-        key_file: Path | None = None,
+        cls, url: str, *, ca_file: Path | None = None, cert_file: Path | None = None, key_file: Path | None = None
     ) -> "BrokerAddress":
         """Read ``mqtt[s]://[user:password@]host[:port]``.
 

@@ -125,10 +125,7 @@ def architecture(
 
 
 def build(
-    arch: Architecture,
-    tier: Tier | float = 1.0,
-    depth: int | None = None,
-    settings: Mapping[str, Any] | None = None,
+    arch: Architecture, tier: Tier | float = 1.0, depth: int | None = None, settings: Mapping[str, Any] | None = None
 ) -> Any:
     """Build the module of a sub-model, with fresh random weights.
 

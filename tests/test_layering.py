@@ -19,9 +19,7 @@ ALLOWED = {
 }
 ALLOWED["reproduction"] = {*ALLOWED, "simulation"}
 ALLOWED["shoal"] = {*ALLOWED, "reproduction"}
-ROOMS = {
-    "broker_server": ("strategies", "settings", "store", "rounds", "service"),
-}
+ROOMS = {"broker_server": ("strategies", "settings", "store", "rounds", "service")}
 """Rooms of a package from the lowest to the highest: a room imports only itself and those before it."""
 MQTT = {"fleet_protocol.link", "fleet_protocol.topics", "fleet_protocol.transport", "paho"}
 CLOSED = {

@@ -12,12 +12,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 
 from fleet_protocol.errors import ExportError
-from fleet_protocol.manifest import (
-    noise_input,
-    parameter_input,
-    statistic_mean,
-    statistic_variance,
-)
+from fleet_protocol.manifest import noise_input, parameter_input, statistic_mean, statistic_variance
 from models.inputs import Row
 from models.user_lines import at_line_of, first_line
 from models.zoo.dropout import feed_noise, noise_shapes

@@ -141,12 +141,7 @@ _POOLED = {
 
 
 def _swap(
-    graph: fx.Graph,
-    relu: fx.Node,
-    pool: fx.Node,
-    pooled: fx.Node,
-    pool_back: fx.Node | None,
-    relu_back: fx.Node | None,
+    graph: fx.Graph, relu: fx.Node, pool: fx.Node, pooled: fx.Node, pool_back: fx.Node | None, relu_back: fx.Node | None
 ) -> None:
     x = _argument(relu, 0)
     pool.args = (x, *pool.args[1:])

@@ -148,11 +148,7 @@ def extra_ports(shapes: Mapping[str, tuple[int, ...]], recipe: Recipe) -> tuple[
 
 
 def stepped(
-    changing: Sequence[Tensor],
-    gradients: Mapping[int, Tensor],
-    lr: Tensor,
-    extras: Sequence[Tensor],
-    recipe: Recipe,
+    changing: Sequence[Tensor], gradients: Mapping[int, Tensor], lr: Tensor, extras: Sequence[Tensor], recipe: Recipe
 ) -> list[Tensor]:
     """What takes the place of everything that a graph changes.
 

@@ -40,11 +40,7 @@ class Counted:
 
 
 def count_updates(
-    context: RunContext,
-    services: Services,
-    folding: Folding,
-    old: VersionRecord,
-    sent: Callable[[str], Tensors],
+    context: RunContext, services: Services, folding: Folding, old: VersionRecord, sent: Callable[[str], Tensors]
 ) -> Counted:
     """Judge updates that were folded by what was sent, and fold them again if not all of them count as they are.
 

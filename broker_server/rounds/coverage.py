@@ -72,12 +72,7 @@ class Coverage:
 
 
 def coverage(
-    store: Store,
-    context: RunContext,
-    *,
-    upto: int | None = None,
-    tier: str | None = None,
-    device: str | None = None,
+    store: Store, context: RunContext, *, upto: int | None = None, tier: str | None = None, device: str | None = None
 ) -> Coverage:
     """Count what the merged updates of a run held.
 

@@ -72,13 +72,7 @@ class Reporter:
         self._told += 1
         last = " (further ones are only counted)" if self._seen[key] == _LOGGED_REFUSALS else ""
         event = control.UpdateRefused(
-            run=self.run,
-            seconds=self.seconds,
-            round=number,
-            device=device,
-            by=by,
-            reason=reason,
-            detail=detail,
+            run=self.run, seconds=self.seconds, round=number, device=device, by=by, reason=reason, detail=detail
         )
         self.emit(event, f"{by} refused, {reason.value}: {detail}{last}", device)
 

@@ -144,12 +144,7 @@ def prepare_run(
     settings = replace(config.strategy.settings, average=average, faulty=robust.faulty)
     if config.privacy is not None or config.secure_sum is not None:  # what the method would do by itself
         settings = replace(settings, label_rule=False, weighting=settings.weighting or "uniform")
-    prepared = build_strategy(
-        settings,
-        artifacts.layout,
-        [item.tier for item in allowed],
-        config.server_optimizer,
-    )
+    prepared = build_strategy(settings, artifacts.layout, [item.tier for item in allowed], config.server_optimizer)
     tiers = tuple(item for item in allowed if item.tier in prepared.tiers)
     require_levels(tiers, config.tiers)
     own = [item.tier.id for item in tiers if artifacts.layout.own_head(item.tier)]

@@ -138,11 +138,7 @@ class ChildBroker(ABC):
         log = self._folder / "broker.log"
         with log.open("ab") as output:
             self._process = subprocess.Popen(  # noqa: S603  (our own module, arguments are ours)
-                command,
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                start_new_session=True,
+                command, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True
             )
         self._wait_until_listening(log)
         if known is not None:

@@ -51,14 +51,7 @@ from fleet_protocol.frozen import problems
 from fleet_protocol.identity.opening import open_for
 from fleet_protocol.messages import ServerStatus, parse_presence
 from fleet_protocol.topics import DeviceTopic, ServerTopic, Topics
-from fleet_protocol.transport import (
-    Connected,
-    Disconnected,
-    Farewell,
-    Received,
-    Rejected,
-    Transport,
-)
+from fleet_protocol.transport import Connected, Disconnected, Farewell, Received, Rejected, Transport
 
 RETRY_SECONDS = 10.0  # between attempts to go on with a run whose store could not be written
 _DETAILS = (control.DeviceAccepted, control.DeviceProgressed, control.UpdateReceived)

@@ -36,12 +36,7 @@ class Uploads:
     """The server's side of every upload of a run."""
 
     def __init__(
-        self,
-        store: Store,
-        partial: PartialUploads,
-        blobs: BlobStore,
-        outbox: Outbox,
-        reporter: Reporter,
+        self, store: Store, partial: PartialUploads, blobs: BlobStore, outbox: Outbox, reporter: Reporter
     ) -> None:
         self._store = store
         self._partial = partial

@@ -95,9 +95,7 @@ WRONG = (
     WrongPair(("median or trimmed mean", "secure sum"), "the server sees no update that it could compare", _MEAN),
     WrongPair(("krum", "secure sum"), "the server sees no update that it could compare", _MEAN),
     WrongPair(
-        ("weights by samples", "secure sum"),
-        "every update counts alike in a sum",
-        'set strategy.weighting = "uniform"',
+        ("weights by samples", "secure sum"), "every update counts alike in a sum", 'set strategy.weighting = "uniform"'
     ),
     WrongPair(("label rule", "secure sum"), "devices do not tell their labels then", "set strategy.label_rule = false"),
     WrongPair(("encoding", "secure sum"), "what is masked cannot be made smaller", 'set upload.encoding = "fp32"'),

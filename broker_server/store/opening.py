@@ -34,8 +34,7 @@ def open_for_writing(path: Path) -> Engine:
     except OSError as error:
         raise StorageError(f"cannot open the store {path}: {error}") from error
     engine = create_engine(
-        URL.create("sqlite", database=str(path)),
-        connect_args={"timeout": PATIENT_SECONDS, "isolation_level": None},
+        URL.create("sqlite", database=str(path)), connect_args={"timeout": PATIENT_SECONDS, "isolation_level": None}
     )
     event.listen(engine, "connect", _make_durable)
     event.listen(engine, "begin", _begin)

@@ -3,18 +3,7 @@
 How a database of an older version becomes this one: `broker_server.store.migrations`.
 """
 
-from sqlalchemy import (
-    Boolean,
-    Column,
-    Float,
-    ForeignKeyConstraint,
-    Index,
-    Integer,
-    MetaData,
-    String,
-    Table,
-    Text,
-)
+from sqlalchemy import Boolean, Column, Float, ForeignKeyConstraint, Index, Integer, MetaData, String, Table, Text
 
 SCHEMA_VERSION = 4  # of the newest file in migrations/versions
 

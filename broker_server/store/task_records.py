@@ -165,11 +165,7 @@ class TaskRecord:
     def receiving(self, update: BlobRef, metrics: TaskMetrics) -> "TaskRecord":
         """The task once its update is checked and on the disk."""
         return replace(
-            self,
-            phase=TaskPhase.RECEIVED,
-            update_digest=update.digest,
-            update_size=update.size,
-            metrics=metrics,
+            self, phase=TaskPhase.RECEIVED, update_digest=update.digest, update_size=update.size, metrics=metrics
         )
 
 

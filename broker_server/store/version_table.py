@@ -21,12 +21,7 @@ _SETTLE = (
 
 def _settled(outcomes: Mapping[str, Outcome]) -> list[dict[str, Any]]:
     return [
-        {
-            "task": task,
-            "phase": item.phase.value,
-            "detail": item.detail,
-            "screening": item.screening.model_dump_json(),
-        }
+        {"task": task, "phase": item.phase.value, "detail": item.detail, "screening": item.screening.model_dump_json()}
         for task, item in outcomes.items()
     ]
 

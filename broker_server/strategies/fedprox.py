@@ -38,12 +38,7 @@ def build(basis: Basis[FedProxSettings]) -> Strategy:
         train = instructions.train.model_copy(update={"proximal_mu": basis.own.mu})
         return instructions.model_copy(update={"train": train})
 
-    return replace(
-        fedavg.build(basis),
-        name="fedprox",
-        paper="https://arxiv.org/abs/1812.06127",
-        instruct=instruct,
-    )
+    return replace(fedavg.build(basis), name="fedprox", paper="https://arxiv.org/abs/1812.06127", instruct=instruct)
 
 
 STRATEGIES = {"fedprox": Method(build, FedProxSettings)}

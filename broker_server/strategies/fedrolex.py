@@ -173,7 +173,4 @@ def check_coverage(layout: Layout, width: float, window: Window) -> None:
             )
 
 
-STRATEGIES = {
-    "fedrolex": Method(build, FedRolexSettings),
-    "federated_dropout": Method(build_dropout, DropoutSettings),
-}
+STRATEGIES = {"fedrolex": Method(build, FedRolexSettings), "federated_dropout": Method(build_dropout, DropoutSettings)}

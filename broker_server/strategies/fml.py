@@ -17,15 +17,7 @@ from pydantic import Field
 
 from broker_server.strategies import fedavg
 from broker_server.strategies.accumulator import Accumulator, finish, fold, start
-from broker_server.strategies.strategy import (
-    Basis,
-    Contribution,
-    GlobalModel,
-    Merge,
-    Method,
-    Strategy,
-    stepped,
-)
+from broker_server.strategies.strategy import Basis, Contribution, GlobalModel, Merge, Method, Strategy, stepped
 from fleet_protocol.errors import PlanError
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import Instructions

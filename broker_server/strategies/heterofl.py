@@ -62,11 +62,7 @@ def build(basis: Basis[FrozenModel | None]) -> Strategy:
     if basis.average != "mean":
         merge = merge_of_holders(basis.average, basis.faulty, basis.optimizer, label_rule=label_rule)
     return Strategy(
-        name="heterofl",
-        paper="https://arxiv.org/abs/2010.01264",
-        tiers=tuple(basis.tiers),
-        plan=plan,
-        merge=merge,
+        name="heterofl", paper="https://arxiv.org/abs/2010.01264", tiers=tuple(basis.tiers), plan=plan, merge=merge
     )
 
 

@@ -77,9 +77,7 @@ class Baseline:
     def settings(self, settings: InclusiveSettings) -> InclusiveSettings:
         """The settings with what this baseline lacks switched off."""
         return replace(
-            settings,
-            beta=settings.beta if self.distilling else 0.0,
-            sharing=settings.sharing and self.sharing,
+            settings, beta=settings.beta if self.distilling else 0.0, sharing=settings.sharing and self.sharing
         )
 
 

@@ -13,15 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from broker_server.strategies import heterofl
-from broker_server.strategies.strategy import (
-    Basis,
-    Contribution,
-    GlobalModel,
-    Merge,
-    Strategy,
-    Weights,
-    stepped,
-)
+from broker_server.strategies.strategy import Basis, Contribution, GlobalModel, Merge, Strategy, Weights, stepped
 from fleet_protocol.errors import PlanError
 from fleet_protocol.frozen import FrozenModel
 from models.layout import Layout, Parameter

@@ -15,10 +15,7 @@ KNOWN: Mapping[str, Method[Any]] = discover("broker_server.strategies", "STRATEG
 
 
 def build_strategy(
-    settings: StrategySettings[Any],
-    layout: Layout,
-    tiers: Sequence[Tier],
-    optimizer: OptimizerSettings | None = None,
+    settings: StrategySettings[Any], layout: Layout, tiers: Sequence[Tier], optimizer: OptimizerSettings | None = None
 ) -> Strategy:
     """Build the configured strategy for a run.
 

@@ -286,13 +286,7 @@ def _divide(settings: OptimizerSettings, first: Array, second: Array, step: Arra
 
 
 _RULES: Mapping[str, Callable[[OptimizerSettings, list[Array], Array, Array], None]] = MappingProxyType(
-    {
-        "plain": _plain,
-        "fedavgm": _fedavgm,
-        "fedadam": _fedadam,
-        "fedyogi": _fedyogi,
-        "fedadagrad": _fedadagrad,
-    }
+    {"plain": _plain, "fedavgm": _fedavgm, "fedadam": _fedadam, "fedyogi": _fedyogi, "fedadagrad": _fedadagrad}
 )
 
 

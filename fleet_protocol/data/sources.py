@@ -148,7 +148,4 @@ class PythonData(_Data):
         return super().resolved(base).model_copy(update={"entry_point": based(base, self.entry_point)})
 
 
-DataConfig = Annotated[
-    NpzData | ImagesData | CsvData | IdxData | PythonData,
-    Field(discriminator="kind"),
-]
+DataConfig = Annotated[NpzData | ImagesData | CsvData | IdxData | PythonData, Field(discriminator="kind")]

@@ -84,7 +84,4 @@ class Sum(TaskMessage):
     sent: Annotated[tuple[Name, ...], Field(max_length=SUM_LIMIT)] = ()
 
 
-ServerMessage = Annotated[
-    Offer | Cancel | UploadAck | UploadMissing | UploadRefused | Sum,
-    Field(discriminator="type"),
-]
+ServerMessage = Annotated[Offer | Cancel | UploadAck | UploadMissing | UploadRefused | Sum, Field(discriminator="type")]

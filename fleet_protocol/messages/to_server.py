@@ -101,7 +101,4 @@ class Refuse(DeviceTaskMessage):
     detail: Text
 
 
-DeviceMessage = Annotated[
-    Accept | Progress | NeedChunks | Done | Refuse | Shares,
-    Field(discriminator="type"),
-]
+DeviceMessage = Annotated[Accept | Progress | NeedChunks | Done | Refuse | Shares, Field(discriminator="type")]

@@ -150,12 +150,7 @@ def turned(axis: Axis, seed: int) -> NDArray[np.int64]:
 
 
 def exchanged(
-    state: State,
-    dims: Dims,
-    axes: Mapping[str, Axis],
-    units: Mapping[str, NDArray[np.int64]],
-    *,
-    back: bool = False,
+    state: State, dims: Dims, axes: Mapping[str, Axis], units: Mapping[str, NDArray[np.int64]], *, back: bool = False
 ) -> dict[str, Tensor]:
     """Permute the units of axes in every tensor that carries them.
 

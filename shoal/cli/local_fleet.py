@@ -55,13 +55,7 @@ class LocalFleet:
     """Agents of one thread that run while the context is open; each writes ``<folder>/<name>.log``."""
 
     def __init__(
-        self,
-        folder: Path,
-        *,
-        fleet: str,
-        broker: str,
-        devices: Sequence[LocalDevice],
-        holdout: float = 0.0,
+        self, folder: Path, *, fleet: str, broker: str, devices: Sequence[LocalDevice], holdout: float = 0.0
     ) -> None:
         self._folder = folder.resolve()
         self._configs = {device.name: _toml(fleet, broker, self._folder, device, holdout) for device in devices}

@@ -14,10 +14,7 @@ from simulation.data.dataset import Dataset
 from simulation.data.images import cifar10, cifar100
 
 _TENS, _HUNDREDS = 10, 100
-CIFAR_TASKS = (
-    (*range(_TENS), *[-1] * _HUNDREDS),
-    (*[-1] * _TENS, *range(_HUNDREDS)),
-)
+CIFAR_TASKS = ((*range(_TENS), *[-1] * _HUNDREDS), (*[-1] * _TENS, *range(_HUNDREDS)))
 """What each label of the joint set is to the devices of even and of odd number; -1 for none of theirs."""
 
 

@@ -36,10 +36,7 @@ class Parts:
         arrays: dict[str, Any] = {
             f"{name}_{what}": value
             for name, parts in (("train", self.train), ("test", self.test))
-            for what, value in (
-                ("index", np.concatenate(parts)),
-                ("offset", np.cumsum([0, *map(len, parts)])),
-            )
+            for what, value in (("index", np.concatenate(parts)), ("offset", np.cumsum([0, *map(len, parts)])))
         }
         _save(path, lambda file: np.savez(file, **arrays))
 
@@ -78,11 +75,7 @@ class VirtualData:
     """
 
     def __init__(
-        self,
-        folder: Path,
-        parts: Path,
-        augment: Sequence[str] = (),
-        tasks: Sequence[Sequence[int] | None] = (),
+        self, folder: Path, parts: Path, augment: Sequence[str] = (), tasks: Sequence[Sequence[int] | None] = ()
     ) -> None:
         try:
             self._x: NDArray[Any] = np.load(folder / "train_x.npy", mmap_mode="r", allow_pickle=False)

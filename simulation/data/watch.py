@@ -28,12 +28,7 @@ def windows(signal: NDArray[np.float32], size: int, step: int) -> NDArray[np.flo
 
 
 def watch(
-    root: Path | None,
-    *,
-    window: int = 128,
-    step: int = 64,
-    holdout: float = 0.25,
-    test_subjects: Sequence[int] = (),
+    root: Path | None, *, window: int = 128, step: int = 64, holdout: float = 0.25, test_subjects: Sequence[int] = ()
 ) -> Dataset:
     """Load the watch data as windows, each channel normalised by the training windows.
 

@@ -64,12 +64,7 @@ class RayEngine:
     """
 
     def __init__(
-        self,
-        config: EngineTable,
-        setup: WorkerSetup,
-        *,
-        shared: bool = True,
-        start_seconds: float = _START_SECONDS,
+        self, config: EngineTable, setup: WorkerSetup, *, shared: bool = True, start_seconds: float = _START_SECONDS
     ) -> None:
         self._setup = setup
         self._may_share = shared

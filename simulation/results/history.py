@@ -300,8 +300,7 @@ def _read(path: Path, kind: type[RowT]) -> list[RowT]:
     for field in fields(kind):  # that came later, and have a default for what was written before
         if field.default is not MISSING and field.name not in table.column_names:
             table = table.append_column(
-                pa.field(field.name, _TYPES[field.type]),
-                pa.array([field.default] * len(table), _TYPES[field.type]),
+                pa.field(field.name, _TYPES[field.type]), pa.array([field.default] * len(table), _TYPES[field.type])
             )
     if sorted(table.column_names) == sorted(_schema(kind).names):
         table = table.select(_schema(kind).names)

@@ -101,12 +101,7 @@ class Piece:
 
 
 def pieces(
-    jobs: Sequence[TorchJob],
-    plans: Sequence[Sequence[Indices]],
-    epoch: int,
-    manifest: Manifest,
-    *,
-    noise: bool = True,
+    jobs: Sequence[TorchJob], plans: Sequence[Sequence[Indices]], epoch: int, manifest: Manifest, *, noise: bool = True
 ) -> Iterator[Piece]:
     """The batches of a pass over the samples, some steps at a time.
 

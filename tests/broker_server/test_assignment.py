@@ -6,13 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_server.settings.assignment import (
-    LEVEL_RATES,
-    assign_dynamic,
-    assign_fix,
-    parse_mix,
-    scheduled_rate,
-)
+from broker_server.settings.assignment import LEVEL_RATES, assign_dynamic, assign_fix, parse_mix, scheduled_rate
 from fleet_protocol.errors import ConfigError
 
 

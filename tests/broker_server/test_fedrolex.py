@@ -6,10 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from broker_server.strategies import accumulator as merge
-from broker_server.strategies.fedrolex import (
-    check_coverage,
-    plan_window,
-)
+from broker_server.strategies.fedrolex import check_coverage, plan_window
 from broker_server.strategies.strategy import Contribution, PlanRequest
 from broker_server.strategies.width_merge import finish_width, fold_width, start_width
 from fleet_protocol.errors import ConfigError, PlanError

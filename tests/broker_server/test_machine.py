@@ -40,13 +40,7 @@ def test_every_state_but_the_final_ones_can_be_given_up():
         assert advance(state, RoundEvent.GIVE_UP) is RoundState.ABANDONED
 
 
-O, R, D, X, M = (
-    TaskPhase.OFFERED,
-    TaskPhase.RECEIVED,
-    TaskPhase.DECLINED,
-    TaskPhase.REFUSED,
-    TaskPhase.MISSED,
-)
+O, R, D, X, M = (TaskPhase.OFFERED, TaskPhase.RECEIVED, TaskPhase.DECLINED, TaskPhase.REFUSED, TaskPhase.MISSED)
 
 
 def rule(**changes):

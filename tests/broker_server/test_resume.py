@@ -88,10 +88,7 @@ QUICK = {("receive", 1), ("add_version", 1)}  # the others with the slow tests
 def test_a_killed_server_goes_on_where_it_was(method, call, state, url, config, running, fleet, tmp_path):
     """Killed after any commit of a round, the next server on the store ends with the same two global versions."""
     settings = config(round={"rounds": 2, "min_devices": 2})
-    with (
-        Peer(fleet, "narrow", url, honest(3.0), profile=profile(max_width=0.5)),
-        Peer(fleet, "wide", url, honest(1.0)),
-    ):
+    with Peer(fleet, "narrow", url, honest(3.0), profile=profile(max_width=0.5)), Peer(fleet, "wide", url, honest(1.0)):
         process = start_dying(settings, url, method, call, tmp_path)
         assert process.wait(60) == -signal.SIGKILL
         store = Store(settings.store, read_only=True)
@@ -133,11 +130,7 @@ def test_an_interrupted_run_gives_the_same_bits(url, config, running, fleet, tmp
     digests = []
     for attempt in range(2):
         settings = config(round={"min_devices": 3}, evaluation={"data": None}, store=tmp_path / f"store{attempt}")
-        with (
-            Peer(fleet, "a", url, awkward(1)),
-            Peer(fleet, "b", url, awkward(2)),
-            Peer(fleet, "c", url, awkward(3)),
-        ):
+        with Peer(fleet, "a", url, awkward(1)), Peer(fleet, "b", url, awkward(2)), Peer(fleet, "c", url, awkward(3)):
             if attempt:
                 assert start_dying(settings, url, "receive", 2, tmp_path).wait(60) == -signal.SIGKILL
             server = running(settings, url)

@@ -111,14 +111,7 @@ def h5(entry: Entry, check: Check) -> None:
     sizes = entry.inputs
     layout = infer_layout(
         Registry.zoo().get("transformer_mlm"),
-        {
-            "embed": sizes["E"],
-            "heads": sizes["H"],
-            "ffn": sizes["FFN"],
-            "blocks": 1,
-            "classes": 6,
-            "input_shape": (5,),
-        },
+        {"embed": sizes["E"], "heads": sizes["H"], "ffn": sizes["FFN"], "blocks": 1, "classes": 6, "input_shape": (5,)},
     )
     for width, lists in entry.expected.items():
         check.same(f"s={width}", _kept_lists(layout, float(width), lists), lists)

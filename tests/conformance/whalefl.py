@@ -30,11 +30,7 @@ def w1(entry: Entry, check: Check) -> None:
         rows: list[dict[str, Any]] = []
         for number, (transmit, loss) in enumerate(zip(device["Tcm"], device["loss"], strict=True)):
             choice = choose(
-                state,
-                settings,
-                transmit_seconds=transmit,
-                compute_seconds=device["Tcp"],
-                maximum=device["smax"],
+                state, settings, transmit_seconds=transmit, compute_seconds=device["Tcp"], maximum=device["smax"]
             )
             rows.append(
                 {

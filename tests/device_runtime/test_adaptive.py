@@ -101,11 +101,7 @@ def test_the_choice_is_a_level_within_the_maximum(transmit, compute, progress, m
 
     def width(faster):
         return choose(
-            state,
-            SETTINGS,
-            transmit_seconds=transmit / faster,
-            compute_seconds=compute / faster,
-            maximum=maximum,
+            state, SETTINGS, transmit_seconds=transmit / faster, compute_seconds=compute / faster, maximum=maximum
         )
 
     slow, fast = width(1.0), width(2.0)

@@ -74,13 +74,7 @@ def test_a_task_from_offer_to_acknowledgement(tmp_path, broker, tiny):
         weights = initial_weights()
         server.offer(device.id, tiny.choice(weights), round=3, task="t1")
         update = server.wait_update("t1")
-        assert read_metadata(update) == {
-            "task": "t1",
-            "run": "run1",
-            "round": "3",
-            "version": "0",
-            "tier": "w1.00-d1",
-        }
+        assert read_metadata(update) == {"task": "t1", "run": "run1", "round": "3", "version": "0", "tier": "w1.00-d1"}
         new = decode_weights(update)
         assert sorted(new) == sorted(weights)
         assert all(np.abs(new[name] - weights[name]).max() > 1e-3 for name in weights)

@@ -77,10 +77,7 @@ def test_a_board_that_cannot_train_joins_and_says_why(tmp_path):
     x, y = samples(50)
     np.savez(tmp_path / "data.npz", x=x, y=y)
     path = broken(tmp_path, BROKEN["a library is missing"][0])
-    with (
-        any_broker(tmp_path) as broker,
-        scripted_server(broker.url, BlobStore(tmp_path / "blobs")) as server,
-    ):
+    with any_broker(tmp_path) as broker, scripted_server(broker.url, BlobStore(tmp_path / "blobs")) as server:
         device = DeviceProcess(tmp_path, broker.url, {"kind": "npz", "path": str(tmp_path / "data.npz")})
         device.start(prefix=("env", f"PYTHONPATH={path}"))
         try:

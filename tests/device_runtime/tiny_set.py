@@ -320,11 +320,7 @@ def write_tiny_set(
     }.items():
         data = train_graph if key == "onnx/train" and train_graph is not None else built
         graphs[key] = GraphSpec(
-            path=key + ".onnx",
-            digest=blobs.put(data),
-            size=len(data),
-            inputs=tuple(inputs),
-            outputs=tuple(outputs),
+            path=key + ".onnx", digest=blobs.put(data), size=len(data), inputs=tuple(inputs), outputs=tuple(outputs)
         )
     offsets = np.cumsum([0, *(4 * int(np.prod(shape)) for shape in PARAMETERS.values())])
     manifest = Manifest(
@@ -341,11 +337,7 @@ def write_tiny_set(
         ),
         parameters=tuple(
             ParameterSpec(
-                name=name,
-                shape=shape,
-                axes=("classes", "features")[: len(shape)],
-                block="head",
-                offset=int(offset),
+                name=name, shape=shape, axes=("classes", "features")[: len(shape)], block="head", offset=int(offset)
             )
             for (name, shape), offset in zip(PARAMETERS.items(), offsets, strict=False)
         ),

@@ -33,10 +33,7 @@ DEPTHS = {"weak": 1, "medium": 2, "strong": 3}
 LENGTH, VOCAB, TRAIN, TEST = 16, 1000, 500, 150
 DATA = Path(os.environ.get("SHOAL_DATA") or Path(__file__).parents[3] / "shared" / "data")
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not (DATA / "cola").is_dir(), reason="CoLA is not in SHOAL_DATA"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not (DATA / "cola").is_dir(), reason="CoLA is not in SHOAL_DATA")]
 
 
 @pytest.fixture(scope="module")

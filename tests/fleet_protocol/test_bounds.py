@@ -37,14 +37,7 @@ PROFILE = {
     "max_width": 1,
     "examples": 1,
 }
-METRICS = {
-    "examples": 1,
-    "batches": 1,
-    "labels": [],
-    "fetch_seconds": 0,
-    "train_seconds": 0,
-    "resident_bytes": 0,
-}
+METRICS = {"examples": 1, "batches": 1, "labels": [], "fetch_seconds": 0, "train_seconds": 0, "resident_bytes": 0}
 
 
 def unbounded(schema: dict, definitions: dict, path: str) -> list[str]:

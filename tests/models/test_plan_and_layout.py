@@ -105,9 +105,7 @@ def test_a_draw_per_layer_draws_each_embedding_but_never_in_front_of_the_classif
     axes = [Axis("rows", 5, AxisKind.FIXED), Axis("embed", 16)]
     table = (Dim("rows"), Dim("embed"))
     layout = make_layout(
-        axes,
-        {"tokens": table, "positions": table, "head": table},
-        blocks={"tokens": "stem", "positions": "stem"},
+        axes, {"tokens": table, "positions": table, "head": table}, blocks={"tokens": "stem", "positions": "stem"}
     )
     units = make_plan(layout, layout.tier(0.5), Window("random", draw="per_layer"), seed=4).overrides
     assert list(units["tokens", 1, "embed"]) != list(units["positions", 1, "embed"])

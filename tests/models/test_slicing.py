@@ -6,16 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet_protocol.errors import PlanError
-from models import (
-    Axis,
-    AxisKind,
-    Dim,
-    Statistic,
-    Window,
-    compile_plan,
-    make_plan,
-    slice_weights,
-)
+from models import Axis, AxisKind, Dim, Statistic, Window, compile_plan, make_plan, slice_weights
 from models.slicing import MAX_BOXES, compile_tensor
 from tests.models.layouts import entries, make_layout, noise, regions, scatter, scatter_add, zeros
 
@@ -186,8 +177,7 @@ def test_regions_meet_each_entry_once(kind):
 def test_a_mesh_leaves_trailing_whole_dimensions_together():
     """Kernels of a scattered convolution are copied as blocks: the mesh spans the channels alone."""
     layout = make_layout(
-        [Axis("o", 64), Axis("i", 64), Axis("k", 3, AxisKind.FIXED)],
-        {"w": (Dim("o"), Dim("i"), Dim("k"), Dim("k"))},
+        [Axis("o", 64), Axis("i", 64), Axis("k", 3, AxisKind.FIXED)], {"w": (Dim("o"), Dim("i"), Dim("k"), Dim("k"))}
     )
     plan = make_plan(layout, layout.tier(0.5), "random", seed=1)
     (region,) = regions(layout, plan, layout.parameters[0])
@@ -203,10 +193,7 @@ def test_statistics_travel_with_the_parameters_when_given():
     plan = make_plan(layout, layout.tier(0.5), "rolling", round_index=3)
     weights = {"norm.weight": np.arange(4.0), "stat.norm.mean": np.arange(4.0) + 10}
     cut = slice_weights(layout, plan, weights)
-    assert {name: list(value) for name, value in cut.items()} == {
-        "norm.weight": [3, 0],
-        "stat.norm.mean": [13, 10],
-    }
+    assert {name: list(value) for name, value in cut.items()} == {"norm.weight": [3, 0], "stat.norm.mean": [13, 10]}
 
 
 def _small():

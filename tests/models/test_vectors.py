@@ -211,8 +211,7 @@ def test_r6_aggregate(vectors, key, direction):
 
 
 @pytest.mark.parametrize(
-    ("key", "options"),
-    [("head_preserving", {}), ("code", {"heads": "as_released", "direction": "down"})],
+    ("key", "options"), [("head_preserving", {}), ("code", {"heads": "as_released", "direction": "down"})]
 )
 def test_r7_heads(vectors, key, options):
     """Rows of q, k and v in a rolling round, by our default and as released."""

@@ -138,11 +138,7 @@ def h9() -> dict[str, Any]:
     return {
         "id": "H9-fix",
         "inputs": {"cases": [["b3-d1", 9], ["a0-e5", 7], ["a1-c2", 100]]},
-        "expected": {
-            "b3_d1": [0.5] * 6 + [0.125] * 3,
-            "a0_e5": [0.0625] * 7,
-            "counted": {"1": 33, "0.25": 67},
-        },
+        "expected": {"b3_d1": [0.5] * 6 + [0.125] * 3, "a0_e5": [0.0625] * 7, "counted": {"1": 33, "0.25": 67}},
     }
 
 
@@ -422,13 +418,7 @@ def _mutual(own: list[list[float]], other: list[list[float]], labels: list[int],
         [(trust * (a - (j == label)) + (1 - trust) * (a - b)) / size for j, (a, b) in enumerate(zip(x, y, strict=True))]
         for x, y, label in zip(p, q, labels, strict=True)
     ]
-    return {
-        "p": p,
-        "ce": entropy,
-        "kl": divergence,
-        "loss": trust * entropy + (1 - trust) * divergence,
-        "grad": slope,
-    }
+    return {"p": p, "ce": entropy, "kl": divergence, "loss": trust * entropy + (1 - trust) * divergence, "grad": slope}
 
 
 def f1(seed: int = 5) -> dict[str, Any]:
@@ -499,14 +489,7 @@ def f3(seed: int = 6) -> dict[str, Any]:
 
     return {
         "id": "F3-round",
-        "inputs": {
-            "global_": old,
-            "personal": personals,
-            "data": data,
-            "alpha": alpha,
-            "beta": beta,
-            "lr": lr,
-        },
+        "inputs": {"global_": old, "personal": personals, "data": data, "alpha": alpha, "beta": beta, "lr": lr},
         "expected": {
             "simultaneous": {
                 "personal": new_personals,

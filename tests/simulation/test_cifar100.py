@@ -44,8 +44,7 @@ def test_a_limit_spreads_over_the_set(folder):
 
 
 @pytest.mark.parametrize(
-    ("content", "words"),
-    [(b"", "0 bytes"), (b"x" * 3000, "3000 bytes"), (b"\0\xff" + bytes(3072), "label above 99")],
+    ("content", "words"), [(b"", "0 bytes"), (b"x" * 3000, "3000 bytes"), (b"\0\xff" + bytes(3072), "label above 99")]
 )
 def test_other_files_are_refused(folder, content, words):
     (folder / "cifar100" / "train.bin").write_bytes(content)

@@ -55,12 +55,7 @@ def boards(tmp_path):
     return tmp_path
 
 
-REGRESSION = {
-    "arch": "mlp",
-    "settings": {"hidden": (4,)},
-    "widths": (1.0,),
-    "recipe": {"loss": "mean-squared-error"},
-}
+REGRESSION = {"arch": "mlp", "settings": {"hidden": (4,)}, "widths": (1.0,), "recipe": {"loss": "mean-squared-error"}}
 TABLE = {
     "kind": "csv",
     "path": "boards/*.csv",

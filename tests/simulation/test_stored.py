@@ -13,12 +13,7 @@ from simulation.settings import SimulationConfig
 from simulation.stored import as_of_today
 from tests.reproduction.test_rendering import row
 
-TABLES = {
-    "model": {"arch": "mlp"},
-    "data": {"name": "digits"},
-    "devices": {"count": 2},
-    "strategy": {"name": "fml"},
-}
+TABLES = {"model": {"arch": "mlp"}, "data": {"name": "digits"}, "devices": {"count": 2}, "strategy": {"name": "fml"}}
 OWN = {"models": [{"arch": "mlp", "settings": {"hidden": [6]}, "labels": None}]}
 
 

@@ -93,10 +93,7 @@ def graphs_of(name: str, width: float = 1.0, depth: int | None = None) -> tuple[
 
 
 def all_reports(
-    module: nn.Module,
-    signature: Signature,
-    recipe: Recipe | None = None,
-    graphs: tuple[GraphFile, ...] | None = None,
+    module: nn.Module, signature: Signature, recipe: Recipe | None = None, graphs: tuple[GraphFile, ...] | None = None
 ) -> dict[str, CheckSpec]:
     """Compare every graph with PyTorch; they are written first unless they are given."""
     recipe = recipe or Recipe()

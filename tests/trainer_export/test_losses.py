@@ -116,12 +116,7 @@ CASES = [
     ),
     ("own_square", {}, nn.MSELoss(), ("mlp",)),
     ("cross-entropy", {"label_smoothing": 0.1}, ignoring(label_smoothing=0.1), ALL),
-    (
-        "cross-entropy",
-        {"class_weights": WEIGHTS},
-        ignoring(weight=torch.tensor(WEIGHTS)),
-        ALL,
-    ),
+    ("cross-entropy", {"class_weights": WEIGHTS}, ignoring(weight=torch.tensor(WEIGHTS)), ALL),
     ("cross-entropy", {"ignore_label": 1}, ignoring(ignore_label=1), ALL),
     (
         "cross-entropy",

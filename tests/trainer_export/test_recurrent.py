@@ -123,10 +123,7 @@ def test_the_gradient_of_a_step_is_autograds(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("layer", "message"),
-    [
-        (nn.GRU(5, 4, 2, dropout=0.1), "dropout between its layers.*Dropout of models.zoo.dropout"),
-    ],
+    ("layer", "message"), [(nn.GRU(5, 4, 2, dropout=0.1), "dropout between its layers.*Dropout of models.zoo.dropout")]
 )
 def test_what_a_loop_does_not_know(layer: nn.Module, message: str) -> None:
     """Dropout inside is refused with what to do."""

@@ -19,12 +19,7 @@ from trainer_export.routines.train import check_train, trace_train
 from trainer_export.traced_program import Trace
 
 _CHECKS: Mapping[str, Callable[[bytes, nn.Module, Recipe, SizedBatches], CheckSpec]] = MappingProxyType(
-    {
-        "onnx/train": check_train,
-        "onnx/eval": check_eval,
-        "onnx/stats": check_statistics,
-        "onnx/infer": check_infer,
-    }
+    {"onnx/train": check_train, "onnx/eval": check_eval, "onnx/stats": check_statistics, "onnx/infer": check_infer}
 )
 
 

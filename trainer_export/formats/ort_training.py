@@ -256,10 +256,7 @@ def _step_file(
         graph.input(port)
     _append_gradients(graph, training, [*shapes, *base], [port.name for port in batch])
     emitter = Emitter(graph, "x")
-    outputs = [
-        Port("loss", "float32", ()),
-        *(Port(next_name(p.name), p.dtype, p.shape) for p in changing),
-    ]
+    outputs = [Port("loss", "float32", ()), *(Port(next_name(p.name), p.dtype, p.shape) for p in changing)]
     trace = trace_optimizer(shapes, recipe, list(free))
     known = [_value(emitter, p.name, p.shape) for p in changing]
     known += [_value(emitter, _inner(f"{name}_grad"), shape) for name, shape in free.items()]

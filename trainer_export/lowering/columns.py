@@ -51,10 +51,7 @@ class Geometry:
         return self._positions(
             self.outputs,
             self.inputs,
-            lambda axis, output, tap: (
-                output * self.stride[axis] + tap * self.dilation[axis] - self.padding[axis],
-                1,
-            ),
+            lambda axis, output, tap: (output * self.stride[axis] + tap * self.dilation[axis] - self.padding[axis], 1),
         )
 
     def reverse_table(self) -> NDArray[np.int64]:
@@ -62,10 +59,7 @@ class Geometry:
         return self._positions(
             self.inputs,
             self.outputs,
-            lambda axis, place, tap: (
-                place + self.padding[axis] - tap * self.dilation[axis],
-                self.stride[axis],
-            ),
+            lambda axis, place, tap: (place + self.padding[axis] - tap * self.dilation[axis], self.stride[axis]),
         )
 
     def _positions(

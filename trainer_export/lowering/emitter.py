@@ -30,11 +30,7 @@ class Emitter:
     # -- making values ---------------------------------------------------------------------------------------------
 
     def value(
-        self,
-        name: str,
-        shape: Sequence[Dim],
-        dtype: torch.dtype = torch.float32,
-        order: Sequence[int] | None = None,
+        self, name: str, shape: Sequence[Dim], dtype: torch.dtype = torch.float32, order: Sequence[int] | None = None
     ) -> Value:
         """A complete value; ``shape`` is logical, ``order`` defaults to plain."""
         return Value(name, tuple(shape), dtype, tuple(shape), tuple(order or _identity(len(shape))))

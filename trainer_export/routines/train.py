@@ -86,14 +86,7 @@ def trace_train(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace
         used = {i: g for i, g in zip(free, gradients, strict=True) if g is not None}
         return [loss, *stepped(changed, used, lr, extras, recipe)]
 
-    inputs = (
-        *changing,
-        *base,
-        *batch,
-        *noise_ports(noise),
-        Port("lr", "float32", ()),
-        *extra_ports(shapes, recipe),
-    )
+    inputs = (*changing, *base, *batch, *noise_ports(noise), Port("lr", "float32", ()), *extra_ports(shapes, recipe))
     return trace_program("train", step, inputs, (Port("loss", "float32", ()), *_next_ports(changing)))
 
 

@@ -33,8 +33,7 @@ class _Options:
         Settings, typer.Option("--set", help="Setting of the architecture, for example channels=32,64.")
     ] = None
     heads: Annotated[
-        Settings,
-        typer.Option("--head", help="Labels of a tier with a head of its own, for example w1.00-d2=5."),
+        Settings, typer.Option("--head", help="Labels of a tier with a head of its own, for example w1.00-d2=5.")
     ] = None
     formats: Annotated[
         str, typer.Option(help="Any of onnx and ort-training; by default what the installed runtime can do.")
@@ -77,8 +76,7 @@ class _Options:
         int | None, typer.Option(min=1, help="Tiers at a time; by default as many as cores and 1.5 GB allow.")
     ] = None
     start: Annotated[
-        Path | None,
-        typer.Option(help="Start from a .safetensors, .pt or .bin file, or a store's newest version."),
+        Path | None, typer.Option(help="Start from a .safetensors, .pt or .bin file, or a store's newest version.")
     ] = None
     start_name: Annotated[
         Settings, typer.Option(help="What a tensor there is called here, THEIRS=OURS, for example 'model.*=*'.")

@@ -99,12 +99,7 @@ def _found(manifest: "PairManifest") -> dict[str, Any]:
         "worst_deviation": max(check.worst_relative for check in manifest.checks),
     }
     adaptor = () if manifest.adaptor is None else manifest.adaptor.parameters
-    return {
-        "personal": _model(manifest.own),
-        "meme": _model(manifest.sent),
-        "step": step,
-        "adaptor": list(adaptor),
-    }
+    return {"personal": _model(manifest.own), "meme": _model(manifest.sent), "step": step, "adaptor": list(adaptor)}
 
 
 def _model(manifest: "Manifest") -> dict[str, Any]:

@@ -152,10 +152,7 @@ def _input_gradient(e: Emitter, out: Spec, grad: Value, weight: Value, geometry:
     rows = e.graph.node("Reshape", products, e.graph.ints(-1, results * taps, inputs))
     gathered = _contributions(e, rows, table, results, reach)
     summed = e.graph.node(
-        "ReduceSum",
-        e.graph.node("Reshape", gathered, e.graph.ints(-1, reach, inputs)),
-        e.graph.ints(1),
-        keepdims=0,
+        "ReduceSum", e.graph.node("Reshape", gathered, e.graph.ints(-1, reach, inputs)), e.graph.ints(1), keepdims=0
     )
     return _feature_map(e, summed, out)
 
