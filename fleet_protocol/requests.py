@@ -12,6 +12,9 @@ from fleet_protocol.messages.values import Name
 Wish = Literal["go", "pause", "stop", "abandon"]
 """What an operator wants of a run; see `SteerRequest`."""
 
+Wanted = Literal[Wish, "start"]
+"""The same, and another run with the settings of that one."""
+
 
 class RunRequest(FrozenModel):
     """Ask a running server for a run.

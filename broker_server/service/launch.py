@@ -97,6 +97,13 @@ def server_status(
     return None
 
 
+def _request(config: FleetConfig, wish: requests.Wanted, run: str = "") -> requests.RunRequest | requests.SteerRequest:
+    name = f"r{secrets.token_hex(8)}"
+    if wish == "start":
+        return requests.RunRequest(request=name, fleet=config.fleet, config=config.model_dump_json())
+    return requests.SteerRequest(request=name, fleet=config.fleet, run=run, wish=wish)
+
+
 def submit(config: FleetConfig, address: BrokerAddress, *, listener: Listener | None = None) -> control.RunFinished:
     """Ask a running server, which can read all of its paths, for a run and follow it to its end.
 
@@ -105,9 +112,7 @@ def submit(config: FleetConfig, address: BrokerAddress, *, listener: Listener | 
         TransportError: the server does not answer, or went away.
     """
     topics = Topics(config.fleet)
-    request = requests.RunRequest(
-        request=f"r{secrets.token_hex(8)}", fleet=config.fleet, config=config.model_dump_json()
-    )
+    request = _request(config, "start")
     with _visit(address, config.fleet, config.broker.connect_timeout_seconds, member_of(config.broker)) as (
         link,
         inbox,
@@ -148,11 +153,11 @@ def _follow(inbox: queue.SimpleQueue[Event], topics: Topics, request: str, liste
                 return told
 
 
-def steer(config: FleetConfig, wish: requests.Wish, run: str = "") -> str:
-    """Ask the server of a fleet to hold, end or go on with the run in progress.
+def steer(config: FleetConfig, wish: requests.Wanted, run: str = "") -> str:
+    """Ask the server of a fleet to hold, end or go on with the run in progress, or to begin one and tell no more of it.
 
     Args:
-        config: of the fleet; its broker is asked.
+        config: of the fleet, whose broker is asked, and of the run that begins.
         wish: what to do.
         run: id of the run, or its beginning; empty for the one in progress.
 
@@ -160,11 +165,11 @@ def steer(config: FleetConfig, wish: requests.Wish, run: str = "") -> str:
         Id of the run.
 
     Raises:
-        RunRejectedError: no such run is in progress.
+        RunRejectedError: no such run is in progress, or another is.
         TransportError: there is no broker, or no server.
     """
     topics, timeout = Topics(config.fleet), config.broker.connect_timeout_seconds
-    request = requests.SteerRequest(request=f"r{secrets.token_hex(8)}", fleet=config.fleet, run=run, wish=wish)
+    request = _request(config, wish, run)
     with _visit(broker_address(config.broker), config.fleet, timeout, member_of(config.broker)) as (link, inbox):
         link.subscribe(topics.server_events)
         link.publish(topics.server_control, request.to_bytes())
@@ -174,7 +179,7 @@ def steer(config: FleetConfig, wish: requests.Wish, run: str = "") -> str:
                 told = _told(inbox.get(timeout=left), topics)
                 if isinstance(told, control.RunRejected) and told.request == request.request:
                     raise RunRejectedError(told.detail, told.exit_code)
-                if isinstance(told, control.RunSteered) and told.request == request.request:
+                if isinstance(told, control.RunSteered | control.RunStarted) and told.request == request.request:
                     return told.run
     raise TransportError(f"no server of fleet {config.fleet} answers; is `shoal up` or `shoal run` running?")
 

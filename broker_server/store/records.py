@@ -4,12 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import WithJsonSchema
+from pydantic import BeforeValidator, WithJsonSchema
+from pydantic_core import to_json
 
 from broker_server.store.machine import RoundEvent, RoundState
 from fleet_protocol.control import VersionEvaluation
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import Profile
+
+_STORED = BeforeValidator(lambda given: to_json(given) if isinstance(given, dict) else given)  # see `queries.plain`
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class RunRecord:
     id: str
     fleet: str
     arch: str
-    config: Annotated[str, WithJsonSchema({"type": "object"})]  # as `queries.plain` shows it
+    config: Annotated[str, _STORED, WithJsonSchema({"type": "object"})]
     status: Literal["running", "paused", "finished", "failed", "stopped"]
     detail: str | None
     created_at: float

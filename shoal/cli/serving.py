@@ -11,7 +11,7 @@ from broker_server.service.server import Server
 from broker_server.settings.fleet import BrokerConfig, FleetConfig, ViewConfig
 from fleet_protocol import control
 from fleet_protocol.configuration import load_config
-from fleet_protocol.requests import Wish
+from fleet_protocol.requests import Wanted, Wish
 from shoal.cli.console import error_console, print_json, say
 from shoal.cli.extras import needs
 from shoal.cli.progress import RunDisplay
@@ -59,7 +59,7 @@ def serve(fleet: str, store: Path, broker: BrokerConfig, view: ViewConfig | None
                 from shoal.view.serving import serving  # noqa: PLC0415  (an extra of its own)
             token_file = view.token_file or store / "view.token"
 
-            def asked(settings: FleetConfig, wish: Wish, run: str) -> str:
+            def asked(settings: FleetConfig, wish: Wanted, run: str) -> str:
                 return steer(settings.model_copy(update={"fleet": fleet, "broker": broker}), wish, run)
 
             address = page.enter_context(serving(store, view, token_file, asked))

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, HTTPException, Query, Request
 
@@ -12,17 +12,16 @@ from broker_server.settings.fleet import FleetConfig
 from broker_server.store import Store, choosing, queries
 from broker_server.store.export import load_version
 from fleet_protocol.errors import ConfigError, ShoalError, StorageError, TransportError
-from fleet_protocol.requests import Wish
+from fleet_protocol.requests import Wanted
+from shoal.client import Verb
 
-Steer = Callable[[FleetConfig, Wish, str], str]
-Verb = Literal["stop", "abandon", "pause", "resume", "promote", "rollback", "release"]
+Steer = Callable[[FleetConfig, Wanted, str], str]
 _CODES: dict[int | str, dict[str, Any]] = {
     403: {"description": "not the operator's token, or asked from a page of another server"},
     404: {"description": "no such run"},
     409: {"description": "it cannot be done; the answer says why"},
     503: {"description": "the store cannot be written, or no server answers"},
 }
-_WISHES: dict[str, Wish] = {"stop": "stop", "abandon": "abandon", "pause": "pause", "resume": "go"}
 
 
 def acting(store: Path, steer: Steer | None) -> APIRouter:
@@ -38,7 +37,11 @@ def acting(store: Path, steer: Steer | None) -> APIRouter:
     def _access(request: Request) -> dict[str, bool]:
         return {"acts": request.state.acts, "offered": request.app.state.acts, "steers": steer is not None}
 
-    @api.post("/runs/{run}/actions/{verb}", summary="Steer a run, choose a version, free a device.", responses=_CODES)
+    @api.post(
+        "/runs/{run}/actions/{verb}",
+        summary="Steer a run, begin another like it, choose a version, free a device.",
+        responses=_CODES,
+    )
     def _act(
         request: Request,
         run: str,
@@ -49,27 +52,26 @@ def acting(store: Path, steer: Steer | None) -> APIRouter:
         Store(store, read_only=True).close()  # a store is not made by this
         with closing(Store(store)) as opened:
             record = queries.find_run(opened, run)
-            asked = f"{verb} {device or ''}{'' if version is None else version}".strip()
+            named, asked = record.id, f"{verb} {device or ''}{'' if version is None else version}".strip()
             who = request.client.host if request.client else "somebody"
             opened.log("asked", f"{asked}, on the page, from {who}", run=record.id, device=device)
             opened.flush()
             try:
-                if verb in _WISHES:
-                    if steer is None:
-                        raise ConfigError(
-                            "a page of `shoal up --view` does this, and so do `shoal stop`, pause and resume"
-                        )
-                    steer(FleetConfig.model_validate_json(record.config), _WISHES[verb], record.id)
-                elif verb == "release":
+                if verb == "release":
                     release(opened, record.id, device or "")
-                elif version is None:
-                    raise ConfigError(f"{verb}: which version? Give ?version=N")
-                else:
+                elif verb in {"promote", "rollback"}:
+                    if version is None:
+                        raise ConfigError(f"{verb}: which version? Give ?version=N")
                     choose = choosing.promote if verb == "promote" else choosing.roll_back
                     choose(opened, load_version(opened, record.id, version).record)
+                elif steer is None:
+                    raise ConfigError("a page of `shoal up --view` does this, and so do `shoal stop`, pause and resume")
+                else:
+                    wish = cast("Wanted", "go" if verb == "resume" else verb)
+                    named = steer(FleetConfig.model_validate_json(record.config), wish, record.id)
             except ShoalError as error:
                 away = isinstance(error, (StorageError, TransportError))
                 raise HTTPException(503 if away else 409, str(error)) from error
-        return {"done": asked}
+        return {"done": asked, "run": named}
 
     return api

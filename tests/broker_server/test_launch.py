@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from broker_server.service.broker import EmbeddedBroker
-from broker_server.service.launch import RunRejectedError, run_fleet, server_status, submit
+from broker_server.service.launch import RunRejectedError, run_fleet, server_status, steer, submit
 from broker_server.service.membership import broker_address
 from broker_server.service.server import Server
 from broker_server.settings.fleet import BrokerConfig
@@ -68,7 +68,9 @@ def test_a_run_is_submitted_to_the_server_that_is_up(url, config, fleet):
     with Serving(settings, url), Peer(fleet, "d", url, busy):
         assert server_status(broker_address(settings.broker), fleet).online
         finished = run_fleet(settings, listener=events.append)
+        again = steer(settings, "start")
     assert finished.status == "finished"
+    assert again != finished.run
     assert len(rejected) == 1
     kinds = [event.type for event in events]
     assert kinds[0] == "run-started"

@@ -166,8 +166,9 @@ function verb(name, text, question, more = {}) {
 
 function steering(run) {
   const can = { running: [["pause", "Pause", "Hold the run after the round it is in?"], ["stop", "Stop", "End the run after the round it is in? It cannot go on afterwards."]],
-    paused: [["resume", "Resume", "Let the run go on?"], ["stop", "Stop", "End the run? It cannot go on afterwards."]] }[run.status];
-  if (acts() && state.access.steers && can) part("steering", "", run.status, () => el("p", { class: "row" }, can.map((given) => verb(...given))));
+    paused: [["resume", "Resume", "Let the run go on?"], ["stop", "Stop", "End the run? It cannot go on afterwards."]] }[run.status]
+    ?? [["start", "Start again", "Begin a new run with the settings of this one?"]];
+  if (acts() && state.access.steers) part("steering", "", run.status, () => el("p", { class: "row" }, can.map((given) => verb(...given))));
   else at("steering")?.remove();
 }
 

@@ -77,7 +77,7 @@ def test_versions_are_chosen_and_devices_released(store):
     """As by the commands; who asked stands before what was done."""
     client = acting(store)
     assert client.get("/api/v1/access").json() == {"acts": True, "offered": True, "steers": False}
-    assert client.post(f"/api/v1/runs/{RUN}/actions/promote?version=0").json() == {"done": "promote 0"}
+    assert client.post(f"/api/v1/runs/{RUN}/actions/promote?version=0").json() == {"done": "promote 0", "run": RUN}
     assert post(client, "rollback?version=0")[0] == post(client, "release?device=pi")[0] == 200
     with closing(Store(store, read_only=True)) as opened:
         assert choosing.chosen(opened, RUN) == {"newest": 2, "repeats": 0, "promoted": 0}
@@ -154,10 +154,10 @@ def test_a_page_of_another_server_asks_in_vain(store, origin):
 def test_the_server_is_asked_to_steer(store):
     """With the run's whole id and the wish of the command; one that does not answer is said to be away."""
     asked = []
-    client = acting(store, steer=lambda config, wish, run: asked.append((config.fleet, wish, run)))
-    for verb in ("pause", "resume", "stop", "abandon"):
-        assert post(client, verb)[0] == 200
-    assert asked == [("lab", wish, RUN) for wish in ("pause", "go", "stop", "abandon")]
+    client = acting(store, steer=lambda config, wish, run: asked.append((config.fleet, wish, run)) or "named")
+    for verb in ("pause", "resume", "stop", "abandon", "start"):
+        assert client.post(f"/api/v1/runs/{RUN}/actions/{verb}").json() == {"done": verb, "run": "named"}
+    assert asked == [("lab", wish, RUN) for wish in ("pause", "go", "stop", "abandon", "start")]
 
     def away(*_):
         raise TransportError("no server answers")
