@@ -3,6 +3,7 @@
 import contextlib
 import os
 import platform
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -105,12 +106,12 @@ def charge(sysfs: Path) -> float | None:
     return min((int(text) / 100 for text in _of_batteries(sysfs, "capacity") if text.isdigit()), default=None)
 
 
-def _proc_kilobytes(path: str, key: str) -> int:
-    """One ``Key:   123 kB`` line of a proc file, in bytes; 0 where there is none."""
-    with contextlib.suppress(OSError), Path(path).open(encoding="ascii", errors="replace") as file:
-        for line in file:
-            if line.startswith(key + ":"):
-                return int(line.split()[1]) * 1024
+def proc_number(path: Path, key: str) -> int:
+    """A line ``Key:   123 kB`` of a proc file, in bytes, or ``key 123``; 0 where there is none."""
+    with contextlib.suppress(OSError):
+        text = path.read_text(encoding="ascii", errors="replace")
+        if found := re.search(rf"^{key}:?\s+(\d+)( kB)?$", text, re.MULTILINE):
+            return int(found[1]) * (1024 if found[2] else 1)
     return 0
 
 
@@ -131,7 +132,7 @@ def peak_resident_bytes() -> int:
 
     Read from ``/proc`` where there is one: ``getrusage`` starts from the size of the parent at the fork.
     """
-    peak = _proc_kilobytes("/proc/self/status", "VmHWM")
+    peak = proc_number(Path("/proc/self/status"), "VmHWM")
     if peak:
         return peak
     if resource is None:
@@ -147,7 +148,7 @@ def probe(sysfs: Path = _SYSFS) -> Board:
         system=f"{platform.system()} {platform.release()}",
         cores=_cores(),
         ram_bytes=_ram_bytes(),
-        free_ram_bytes=_proc_kilobytes("/proc/meminfo", "MemAvailable"),
+        free_ram_bytes=proc_number(Path("/proc/meminfo"), "MemAvailable"),
         backends=installed_backends(),
         python=platform.python_version(),
         temperature_celsius=temperature(sysfs),

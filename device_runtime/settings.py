@@ -138,25 +138,14 @@ class DeviceConfig(FrozenModel):
 
     def resolved(self, base: Path) -> "DeviceConfig":
         """The same configuration with relative paths taken from a folder, usually that of its file."""
-        tls = self.tls
-        if tls is not None:
-            files = {name: base / path for name, path in tls if path is not None}
-            tls = tls.model_copy(update=files)
-        identity = self.identity
-        if identity is not None:
-            identity = identity.model_copy(update={"file": base / identity.file})
-        own = self.own_model
-        if own is not None:
-            own = own.model_copy(update={"set": base / own.set})
-        return self.model_copy(
-            update={
-                "state_dir": base / self.state_dir,
-                "data": self.data.resolved(base),
-                "tls": tls,
-                "identity": identity,
-                "own_model": own,
-            }
-        )
+        return self.model_copy(update={"data": self.data.resolved(base), **_based(self, base)})
+
+
+def _based(section: FrozenModel, base: Path) -> dict[str, object]:
+    """The paths of a section, and of those in it, from a folder."""
+    inner = {name: value for name, value in section if isinstance(value, FrozenModel) and name != "data"}
+    found: dict[str, object] = {name: base / value for name, value in section if isinstance(value, Path)}
+    return found | {name: value.model_copy(update=_based(value, base)) for name, value in inner.items()}
 
 
 def load_device_config(path: Path, enrolment: Path | None = None) -> DeviceConfig:

@@ -96,6 +96,7 @@ def fits(profile: Profile, tier: TierArtifacts, memory_share: float) -> bool:
         manifest.width <= profile.max_width + _WIDTH_SLACK
         and (profile.max_depth is None or manifest.depth <= profile.max_depth)
         and (not profile.free_ram_bytes or manifest.peak_memory_bytes <= memory_share * profile.free_ram_bytes)
+        and (profile.memory_below is None or manifest.peak_memory_bytes < profile.memory_below)
     )
 
 
@@ -113,7 +114,7 @@ def why_unfit(profile: Profile, tiers: Sequence[TierArtifacts], config: TiersCon
         return ""
     least = min(tiers, key=lambda tier: tier.manifest.peak_memory_bytes)
     depth = "" if profile.max_depth is None else f", max_depth {profile.max_depth}"
-    return (
+    return profile.lowered or (
         f"none of the tiers {', '.join(tier.tier.id for tier in tiers)} fits it: it has max_width"
         f" {profile.max_width:g}{depth} and {profile.free_ram_bytes} bytes of free memory, of which"
         f" {config.memory_share:.0%} may be used; {least.tier.id} needs {least.manifest.peak_memory_bytes} bytes"

@@ -12,6 +12,7 @@ from device_runtime.agent.choosing import choose
 from device_runtime.agent.journal import Journal
 from device_runtime.agent.machine import Event, State
 from device_runtime.agent.measured import Measured
+from device_runtime.agent.memory import Memory
 from device_runtime.agent.refusals import Refusal, refusal_of
 from device_runtime.agent.task_in_hand import TaskInHand
 from device_runtime.agent.task_store import StoredTask, TaskStore
@@ -41,6 +42,7 @@ class Kit:
         blobs: content-addressed files.
         store: the task record.
         cache: what the blobs are for.
+        memory: what was too large for this board.
         worker: the thread for long work.
     """
 
@@ -50,6 +52,7 @@ class Kit:
     blobs: BlobStore
     store: TaskStore
     cache: Cache
+    memory: Memory
     worker: Worker
 
 
@@ -139,7 +142,8 @@ class Context:
         """Tell the fleet what this device is and does."""
         # What was measured during a task is told at its end, once.
         bench = self.bench if self.state is State.IDLE or self.uplink.told is None else None
-        profile = None if bench is None else self.measured.profile(self.kit.config, bench.examples)
+        kit = self.kit
+        profile = None if bench is None else self.measured.profile(kit.config, bench.examples, kit.memory)
         self.uplink.publish_status(self.state.value, profile)
 
     def look(self) -> None:

@@ -19,6 +19,7 @@ from device_runtime.agent.cache import Cache
 from device_runtime.agent.context import Context, Kit
 from device_runtime.agent.journal import Journal
 from device_runtime.agent.machine import Event, State, successor
+from device_runtime.agent.memory import Memory
 from device_runtime.agent.service import Service
 from device_runtime.agent.states.base import DeviceState
 from device_runtime.agent.states.waiting import STATES
@@ -71,6 +72,7 @@ class Agent:
             blobs=blobs,
             store=TaskStore(config.state_dir),
             cache=Cache(config.state_dir, blobs, config.max_cache_bytes),
+            memory=Memory(config.state_dir, config.conditions.root),
             worker=Worker(inbox),
         )
         self.ctx = Context(kit, Uplink(config, kit.journal), Watch(config.conditions))

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from device_runtime.agent.memory import Memory
 from device_runtime.board import Board, on_battery, runtime_version, temperature
 from device_runtime.settings import DeviceConfig
 from fleet_protocol.messages import Profile
@@ -31,26 +32,20 @@ class Measured:
         if self.board is not None:
             self.board = replace(self.board, temperature_celsius=temperature(sysfs), on_battery=on_battery(sysfs))
 
-    def profile(self, config: DeviceConfig, examples: int) -> Profile | None:
+    def profile(self, config: DeviceConfig, examples: int, memory: Memory) -> Profile | None:
         """What the device with so many training samples says about itself; None before the board is measured."""
-        board = self.board
+        board, large = self.board, memory.too_large
         if board is None:
             return None
         return Profile(
-            arch=board.arch,
-            system=board.system,
-            cores=board.cores,
-            ram_bytes=board.ram_bytes,
-            free_ram_bytes=board.free_ram_bytes,
-            backends=dict(board.backends),
+            **vars(board),
             runtime_version=runtime_version(),
-            python=board.python,
             max_width=config.max_width,
             max_depth=config.max_depth,
             examples=examples,
             step_seconds=self.step_seconds,
             link_bytes_per_second=self.link_bytes_per_second,
-            temperature_celsius=board.temperature_celsius,
-            on_battery=board.on_battery,
             unable=self.unable or self.paused,
+            memory_below=large.peak if large else None,
+            lowered=large.said if large else None,
         )

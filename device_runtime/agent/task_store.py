@@ -13,6 +13,7 @@ from typing import Literal
 from pydantic import Field, ValidationError
 
 from device_runtime.agent.machine import Event
+from device_runtime.agent.memory import Load
 from fleet_protocol.blob_store import BlobStore, write_atomically
 from fleet_protocol.errors import BlobError
 from fleet_protocol.frozen import FrozenModel
@@ -36,6 +37,7 @@ class StoredTask(FrozenModel):
         settled: the agent ended by itself, so coming back is no crash.
         update: the finished update, from uploading on.
         metrics: what goes with it.
+        load: what is computed, from training or measuring on.
     """
 
     version: Literal[3] = 3
@@ -47,6 +49,7 @@ class StoredTask(FrozenModel):
     settled: bool = False
     update: BlobRef | None = None
     metrics: TaskMetrics | None = None
+    load: Load | None = None
 
     @property
     def choice(self) -> TierChoice:

@@ -68,6 +68,8 @@ class Profile(FrozenModel):
         temperature_celsius: of the processor, where the board tells.
         on_battery: power state, where the board tells.
         unable: why it cannot train, or pauses now, with what to do; empty where it can.
+        memory_below: the predicted memory of what it takes must be less; None where nothing was too large for it.
+        lowered: why, and when it will take larger sub-models again.
     """
 
     arch: Word
@@ -86,6 +88,8 @@ class Profile(FrozenModel):
     temperature_celsius: float | None = Field(default=None, ge=-300, le=10_000)
     on_battery: bool | None = None
     unable: Text = ""
+    memory_below: Count | None = None
+    lowered: Text | None = None
 
 
 class Measured(FrozenModel):

@@ -133,7 +133,7 @@ def _draw_devices(views: Sequence[queries.DeviceView]) -> None:
                 "training": seconds_text(view.train_seconds),
                 "memory": "-" if view.resident_bytes is None else bytes_text(view.resident_bytes),
                 "last seen": _clock(view.device.last_seen_at),
-                "not training because": view.reason or "-",
+                "not training, or less": view.reason or (profile.lowered if profile else None) or "-",
             }
         )
     print_rows("devices", rows, empty="no device was ever seen")

@@ -49,6 +49,8 @@ def test_a_device_gets_the_largest_tier_it_declares(tiers):
         "idle": profile(examples=0),
         "bare": profile(backends={}),
         "thin": profile(max_width=0.25),
+        "lowered": profile(memory_below=tiers["w1.00-d1"].manifest.peak_memory_bytes, lowered="out of memory"),
+        "tiny": profile(memory_below=tiers["w0.50-d1"].manifest.peak_memory_bytes, lowered="out of memory"),
     }
     assert given(profiles, tiers) == {
         "big": "w1.00-d1",
@@ -56,6 +58,7 @@ def test_a_device_gets_the_largest_tier_it_declares(tiers):
         "odd": "w0.50-d1",
         "full-memory": "w0.50-d1",
         "unmeasured": "w1.00-d1",
+        "lowered": "w0.50-d1",
     }
 
 
@@ -68,6 +71,11 @@ def test_a_device_gets_the_largest_tier_it_declares(tiers):
         ({"examples": 0}, {}, "look at [data] of its device.toml"),
         ({"max_width": 0.25}, {}, "none of the tiers w1.00-d1, w0.50-d1 fits it: it has max_width 0.25"),
         ({"max_depth": 1}, {}, ""),
+        (
+            {"memory_below": 1, "lowered": "training w0.50-d1 took this board out of memory"},
+            {},
+            "training w0.50-d1 took",
+        ),
         ({"free_ram_bytes": 1_000_000}, {}, "1000000 bytes of free memory, of which 80% may be used; w0.50-d1 needs"),
         ({"max_width": 0.5}, {"exclude_smaller": True}, "none of the tiers w1.00-d1 fits it"),
     ],

@@ -9,7 +9,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -306,7 +306,12 @@ def test_a_task_that_kills_the_agent_three_times_is_refused(tmp_path, broker, ti
         scene.device.wait_log("state=idle")
         assert " ".join(scene.device.states()) == "starting probing refusing idle"
         scene.offer(task="t2")
-        scene.server.wait_update("t2")
+        assert "took this board out of memory" in scene.server.wait_message(Refuse, "t2").detail
+        smaller = scene.tiny.manifest.model_copy(update={"peak_memory_bytes": 0})
+        scene.tiny.blobs.put(smaller.to_bytes())
+        choice = replace(scene.tiny, manifest=smaller).choice(initial_weights())
+        scene.server.offer(scene.device.id, choice, task="t3")
+        scene.server.wait_update("t3")
 
 
 @pytest.mark.slow

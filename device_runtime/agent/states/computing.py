@@ -1,5 +1,6 @@
 """The states of the agent in which its worker thread turns weights into an update."""
 
+import re
 import time
 
 from typing_extensions import override
@@ -15,6 +16,7 @@ from device_runtime.training.task import Task
 from fleet_protocol.errors import StorageError
 from fleet_protocol.messages import Progress
 
+_LACKING = re.compile("bad.alloc|[Ff]ailed to allocate memory")  # the errors of onnxruntime have no kinds
 _PROGRESS_SECONDS = 0.5  # a tiny model finishes thousands of epochs a second; the server need not hear of each
 
 
@@ -36,8 +38,9 @@ class _Computing(DeviceState):
         manifest = task.manifest
         if manifest is None:
             raise RuntimeError(f"the device in state {ctx.state.value!r} has no manifest; this is a bug")
+        load = ctx.kit.memory.load(self.phase, task.record.tier, manifest.peak_memory_bytes)
         try:
-            ctx.save(phase=self.phase)
+            ctx.save(phase=self.phase, load=load)
         except StorageError as error:
             ctx.fail(error)
             return
@@ -79,10 +82,15 @@ class _Computing(DeviceState):
     @override
     def on_work(self, event: WorkReport | WorkDone | WorkFailed) -> None:
         ctx = self.ctx
+        load = ctx.need_task().record.load
         if isinstance(event, WorkFailed):
+            if load is not None and (isinstance(event.error, MemoryError) or _LACKING.search(str(event.error))):
+                ctx.kit.memory.died(load, proven=True)
+                event.error.__traceback__ = None  # its frames hold what the task had taken
             if not isinstance(event.error, TaskStopped):
                 ctx.fail(event.error)
         elif isinstance(event, WorkDone) and isinstance(event.result, Outcome):
+            ctx.kit.memory.lived(load)
             outcome = event.result
             metrics = outcome.metrics
             ctx.measured.step_seconds = outcome.step_seconds or ctx.measured.step_seconds

@@ -110,6 +110,9 @@ class Fetching(DeviceState):
                 raise RefusedError(
                     RefusalReason.MALFORMED, f"the offer says tier {choice.tier}, its manifest {manifest.tier}"
                 )
+            large = ctx.kit.memory.too_large
+            if large is not None and large.forbids(routine_of(task.offer).phase, manifest.peak_memory_bytes):
+                raise RefusedError(RefusalReason.UNSUPPORTED, large.said)
             task.manifest = manifest
             graphs = routine_of(task.offer).graphs(manifest, ctx.need_bench())
             predicts = [key for key in (STATS, INFER) if ctx.kit.config.predict and key in manifest.graphs]

@@ -27,6 +27,7 @@ from fleet_protocol.identity.opening import open_for
 from fleet_protocol.messages import Refuse
 
 _SESSION_EXPIRY_SECONDS = 3600
+_REST_SECONDS = 600.0
 
 
 class Starting(DeviceState):
@@ -92,6 +93,8 @@ class Probing(DeviceState):
         now, left = time.monotonic(), max(0.0, record.seconds_left())
         ctx.hold(TaskInHand(record, deadline=now + left, started=now, resumed=True))
         ctx.kit.journal.follow(record.offer)
+        if record.load is not None and record.phase == record.load.phase and not record.settled:
+            ctx.kit.memory.died(record.load)
         ctx.kit.journal.info(f"found a task in phase {record.phase}, crashes={crashes}, seconds_left={left:.0f}")
         try:
             ctx.save(crashes=crashes, settled=False)
@@ -106,9 +109,15 @@ class Idle(DeviceState):
     def enter(self) -> None:
         self.ctx.kit.journal.follow(None)
         self.ctx.publish_status()
+        self.wake_at = time.monotonic() + _REST_SECONDS
         if self.ctx.pending is not None:
             offer, self.ctx.pending = self.ctx.pending, None
             self.ctx.take(offer)
+
+    @override
+    def on_wake(self) -> None:
+        self.ctx.kit.memory.lived()  # a board that is asked for nothing tries again some time, too
+        self.enter()
 
 
 class _Ending(DeviceState):

@@ -1,0 +1,98 @@
+"""What a board has learnt of its memory: a sub-model in whose computation it was killed is too large, for a while.
+
+Nobody tells a process why it is killed. The kernel counts whom it kills for want of memory (``oom_kill`` of
+``/proc/vmstat``); a death that it does not explain is taken for one when it is the third in a row.
+"""
+
+import contextlib
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from device_runtime.board import proc_number
+from fleet_protocol.blob_store import write_atomically
+from fleet_protocol.errors import StorageError
+from fleet_protocol.frozen import FrozenModel
+
+DEATHS = 3
+_REST, _LONGEST_REST = 8, 256
+_WELL_ABOVE = 1.5
+
+
+class Load(FrozenModel):
+    """What is computed in a state, how much it is predicted to need, and what was free before; bytes.
+
+    With it the number of processes that the kernel had killed until then.
+    """
+
+    phase: str
+    tier: str
+    peak: int
+    free: int
+    kills: int
+
+    def forbids(self, phase: str, peak: int) -> bool:
+        """Whether something is as large; what killed the board in training may still be measured."""
+        return phase in {"training", self.phase} and peak >= self.peak
+
+    @property
+    def said(self) -> str:
+        """That it was too large."""
+        return (
+            f"{self.phase} {self.tier} took this board out of memory, with {self.free / 2**20:.0f} MiB free before; it"
+            " takes smaller ones now, and tries it again after some rounds, or with half as much again free"
+        )
+
+
+class _Learnt(FrozenModel):
+    """Deaths in a row, what was too large, for how many tasks it is left alone, and how many times that was learnt."""
+
+    deaths: int = 0
+    too_large: Load | None = None
+    rest: int = 0
+    times: int = 0
+
+
+class Memory:
+    """What has been learnt, kept in a state folder; `root` has ``proc`` in it."""
+
+    def __init__(self, folder: Path, root: Path) -> None:
+        self._path, self._proc, self._learnt = folder / "memory.json", root / "proc", _Learnt()
+        with contextlib.suppress(OSError, ValidationError):  # what is lost is learnt again
+            self._learnt = _Learnt.model_validate_json(self._path.read_bytes())
+
+    def load(self, phase: str, tier: str, peak: int) -> Load:
+        """What begins, with the board as it is now."""
+        free, kills = (
+            proc_number(self._proc / "meminfo", "MemAvailable"),
+            proc_number(self._proc / "vmstat", "oom_kill"),
+        )
+        return Load(phase=phase, tier=tier, peak=peak, free=free, kills=kills)
+
+    @property
+    def too_large(self) -> Load | None:
+        """What nothing that is computed may be as large as; None where nothing was too large, or it may be again."""
+        return self._learnt.too_large if self._learnt.rest else None
+
+    def died(self, load: Load, *, proven: bool = False) -> None:
+        """The agent was killed while it computed; proven if the runtime has said itself that memory was lacking."""
+        deaths, times = self._learnt.deaths + 1, self._learnt.times
+        if proven or deaths >= DEATHS or self.load("", "", 0).kills > load.kills:
+            rest = min(_REST * 2**times, _LONGEST_REST)
+            self._keep(_Learnt(too_large=load, rest=rest, times=times + 1))
+        else:
+            self._keep(self._learnt.model_copy(update={"deaths": deaths}))
+
+    def lived(self, load: Load | None = None) -> None:
+        """A task was computed, or some idle time has passed."""
+        learnt, large = self._learnt, self._learnt.too_large
+        more = large is not None and 0 < _WELL_ABOVE * large.free <= self.load("", "", 0).free
+        rest, deaths = 0 if more else max(0, learnt.rest - 1), 0 if load else learnt.deaths
+        outlived = large and load and load.phase == large.phase and load.peak >= large.peak
+        self._keep(_Learnt() if outlived else learnt.model_copy(update={"rest": rest, "deaths": deaths}))
+
+    def _keep(self, learnt: _Learnt) -> None:
+        if learnt != self._learnt:
+            self._learnt = learnt
+            with contextlib.suppress(StorageError):  # a full disk is told when there is something to keep
+                write_atomically(self._path, learnt.model_dump_json().encode())
