@@ -4,7 +4,7 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Collection
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from fleet_protocol.blobs import PartFile, storage_error
@@ -70,6 +70,8 @@ class BlobStore:
         self.root = root
         self._objects = root / "objects"
         self._durable = durable
+        self._threads = ThreadPoolExecutor(_SYNC_THREADS, "sync")  # begun when there is something for them to do
+        self._syncing: dict[str, Future[None]] = {}
         try:
             self._objects.mkdir(parents=True, exist_ok=True)
             (root / "parts").mkdir(exist_ok=True)
@@ -101,6 +103,8 @@ class BlobStore:
         path = self.path(digest)
         if not path.is_file():
             write_atomically(path, *parts, durable=durable and self._durable)
+            if self._durable and not durable:
+                self._syncing[digest] = self._threads.submit(_sync, path)
         return digest
 
     def read(self, digest: str) -> bytes:
@@ -140,6 +144,8 @@ class BlobStore:
             source.replace(path)
         except OSError as error:
             raise storage_error("write", path, error) from error
+        if self._durable and not durable:  # while others still arrive
+            self._syncing[part.ref.digest] = self._threads.submit(_sync, path)
         return path
 
     def sync(self, digests: Collection[str]) -> None:
@@ -148,15 +154,13 @@ class BlobStore:
         Raises:
             StorageError: the disk is full or cannot be written.
         """
-        paths = [self.path(digest) for digest in digests]
-        if len(paths) <= 1:
-            for path in paths:
-                _sync(path)
-            return
-        with ThreadPoolExecutor(min(_SYNC_THREADS, len(paths)), "sync") as threads:
-            for _ in threads.map(_sync, paths):
-                pass  # the first that fails raises here
+        for digest in digests:
+            if (begun := self._syncing.pop(digest, None)) is not None:
+                begun.result()  # the first that fails raises here
+            else:
+                _sync(self.path(digest))
 
     def remove(self, digest: str) -> None:
         """Forget a blob; one that is not here is no error."""
+        self._syncing.pop(digest, None)
         self.path(digest).unlink(missing_ok=True)

@@ -38,7 +38,8 @@ def recruit(context: RunContext, services: Services, version: int, number: int) 
         Halted: no further round is wanted now.
         StopRequested: the run shall stop here.
     """
-    config, fleet = context.config, services.dispatcher.fleet
+    config, dispatcher, fleet = context.config, services.dispatcher, services.dispatcher.fleet
+    dispatcher.pump(dispatcher.now())  # what came while the server was at work
     banned = {
         device: until
         for device, until in quarantined(services.store, context.run, config.robust).items()

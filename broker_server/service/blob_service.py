@@ -3,9 +3,11 @@
 Requests for one blob are collected until every device that was offered it has asked, or has said that it will not; or,
 where one stays silent, until no request has come for a moment. Then the union of the wanted chunks is published. A
 chunk lost on the way is asked for again by whoever misses it, and published again when those before it have reached
-everybody: a thousand devices that wait must not each bring about another thousand copies.
+everybody: a thousand devices that wait must not each bring about another thousand copies. A blob goes out a window of
+chunks at a time, and what came in is handled in between: the broker's acknowledgements wait behind it.
 """
 
+import math
 import mmap
 import os
 import time
@@ -14,18 +16,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fleet_protocol.blobs import iter_chunks, ranges_of
+from fleet_protocol.blobs import indices_of, iter_chunks, ranges_of
 from fleet_protocol.digests import matches
 from fleet_protocol.errors import BlobError, TransportError
-from fleet_protocol.messages import NeedChunks
+from fleet_protocol.messages import NeedChunks, Ranges
 from fleet_protocol.topics import Topics
-from fleet_protocol.transport import Transport
+from fleet_protocol.transport import SEND_WINDOW, Transport
 
 WINDOW_SECONDS = 0.15  # without a request, after which those that came are served
 PROMISED_SECONDS = 0.5  # the same where somebody who was offered the blob has not answered yet
 LONGEST_SECONDS = 2.0  # after the first request, however many still come
-FAN_OUT_BYTES = 50e6  # that a broker hands out in a second at least; until then what is published is on its way
+FAN_OUT_BYTES = 50e6  # that a broker hands out in a second; until then what is published is on its way
+GAP_SECONDS = 1.0  # since the last arrival: so long it is still on its way
 PUBLISH_SECONDS = 10.0  # a broker that takes nothing for so long is away; the devices ask again
+TURN_SECONDS = 0.2  # that its acknowledgements are waited for at once
 
 
 @dataclass
@@ -35,14 +39,29 @@ class Wanted:
     Attributes:
         since: ``time.monotonic()`` of the first.
         last: of the newest.
-        chunks: indices asked for.
-        devices: who asked.
+        devices: who asked, and for which chunks.
     """
 
     since: float
     last: float
-    chunks: set[int] = field(default_factory=set)
-    devices: set[str] = field(default_factory=set)
+    devices: dict[str, Ranges] = field(default_factory=dict)
+
+
+@dataclass
+class _UnderWay:
+    """A blob that is published, and on its way.
+
+    Attributes:
+        devices: who asked for it, and has not begun to work yet.
+        chunks: that are still to be published.
+        seconds: that a broker takes to hand all of them out.
+        until: ``time.monotonic()`` when it is given up if none is published, later when it has arrived.
+    """
+
+    devices: set[str]
+    chunks: list[int]
+    seconds: float
+    until: float
 
 
 @dataclass(frozen=True)
@@ -69,23 +88,19 @@ class BlobService:
         link: the connection.
         topics: of the fleet.
         chunk_bytes: payload bytes of a chunk.
-        window_seconds: without a request, after which those that came are served.
     """
 
-    def __init__(
-        self, link: Transport, topics: Topics, chunk_bytes: int, window_seconds: float = WINDOW_SECONDS
-    ) -> None:
+    def __init__(self, link: Transport, topics: Topics, chunk_bytes: int) -> None:
         self._link = link
         self._topics = topics
         self._chunk_bytes = chunk_bytes
-        self._window = window_seconds
         self._served: dict[str, _Served] = {}
         self._expected: dict[str, set[str]] = {}
         self._by_device: dict[str, set[str]] = {}
         self._wanted: dict[str, Wanted] = {}
         self._asked: set[tuple[str, str]] = set()
         self._published: dict[str, set[int]] = {}
-        self._under_way: dict[str, float] = {}
+        self._under_way: dict[str, _UnderWay] = {}
         self._payload_bytes = 0
 
     def serve(self, files: Mapping[str, Path]) -> None:
@@ -116,6 +131,15 @@ class BlobService:
         for digest in self._by_device.pop(device, set()).difference(but):
             self._expected.get(digest, set()).discard(device)
 
+    def arrived(self, device: str) -> None:
+        """A device has begun its work: it wants nothing more, and what others wait for is still on its way to them."""
+        for wanted in self._wanted.values():
+            wanted.devices.pop(device, None)
+        for sent in self._under_way.values():
+            if device in sent.devices:
+                sent.devices.discard(device)
+                sent.until = max(sent.until, time.monotonic() + GAP_SECONDS)
+
     def asked(self, digest: str, device: str) -> bool:
         """Whether a device asked for a blob before, and so will not again."""
         return (digest, device) in self._asked
@@ -125,54 +149,64 @@ class BlobService:
         served = self._served.get(message.digest)
         if served is None:
             return False
-        chunks = {index for start, stop in message.ranges for index in range(max(0, start), min(stop, served.chunks))}
         now = time.monotonic()
         waiting = self._wanted.setdefault(message.digest, Wanted(now, now))
         waiting.last = now
-        waiting.chunks |= chunks
-        waiting.devices.add(message.device)
+        waiting.devices[message.device] = message.ranges
         self._expected.get(message.digest, set()).discard(message.device)
         self._asked.add((message.digest, message.device))
         return True
 
     def next_due(self) -> float | None:
         """When `flush` has something to do, on the monotonic clock."""
+        if any(sent.chunks for sent in self._under_way.values()):
+            return -math.inf
         return min((self._due(digest, wanted) for digest, wanted in self._wanted.items()), default=None)
 
     def _due(self, digest: str, wanted: Wanted) -> float:
-        return max(self._under_way.get(digest, 0.0), self._complete(digest, wanted))
+        sent = self._under_way.get(digest)
+        return max(0.0 if sent is None else sent.until, self._complete(digest, wanted))
 
     def _complete(self, digest: str, wanted: Wanted) -> float:
         if digest not in self._expected:  # a graph: nobody knows who will ask, a board may have it
-            return min(wanted.last + self._window, wanted.since + LONGEST_SECONDS)
+            return min(wanted.last + WINDOW_SECONDS, wanted.since + LONGEST_SECONDS)
         if not self._expected[digest]:
             return wanted.since
         return min(wanted.last + PROMISED_SECONDS, wanted.since + LONGEST_SECONDS)
 
     def flush(self, now: float) -> list[str]:
-        """Publish everything that is due; `now` is ``time.monotonic()``.
+        """Publish a window of everything that is due; `now` is ``time.monotonic()``.
 
         Returns:
             Problems for the log: the broker does not take the chunks, or a file cannot be read. The devices ask
             again, so none of them ends a round.
         """
-        problems = []
         for digest in [digest for digest, wanted in self._wanted.items() if self._due(digest, wanted) <= now]:
-            wanted, served = self._wanted.pop(digest), self._served[digest]
+            asked, served = self._wanted.pop(digest).devices, self._served[digest]
+            chunks = sorted({index for ranges in asked.values() for index in indices_of(ranges, served.chunks)})
+            seconds = _payload_bytes(chunks, served.size, served.chunk_bytes) * len(asked) / FAN_OUT_BYTES
+            self._under_way[digest] = _UnderWay(set(asked), chunks, seconds, now + PUBLISH_SECONDS)
+        problems = []
+        for digest, sent in self._under_way.items():
+            if not sent.chunks:
+                continue
             try:
-                known = self._published.setdefault(digest, set())
-                with _opened(served, digest, check=not known.isdisjoint(wanted.chunks)) as data:
-                    self._link.publish_stream(
-                        self._messages(data, digest, served.chunk_bytes, wanted.chunks),
-                        time.monotonic() + PUBLISH_SECONDS,
-                    )
-                size = _payload_bytes(wanted.chunks, served.size, served.chunk_bytes)
-                self._under_way[digest] = now + size * len(wanted.devices) / FAN_OUT_BYTES
-                self._payload_bytes += _payload_bytes(wanted.chunks - known, served.size, served.chunk_bytes)
-                known |= wanted.chunks
+                self._publish(digest, set(sent.chunks[:SEND_WINDOW]))
+                del sent.chunks[:SEND_WINDOW]
+                sent.until = now + (PUBLISH_SECONDS if sent.chunks else sent.seconds)
             except (TransportError, BlobError) as error:
-                problems.append(f"blob {digest[:12]} for {', '.join(sorted(wanted.devices))}: {error}")
+                if isinstance(error, BlobError) or now >= sent.until:
+                    problems.append(f"blob {digest[:12]} for {', '.join(sorted(sent.devices))}: {error}")
+                    sent.chunks = []
         return problems
+
+    def _publish(self, digest: str, chunks: set[int]) -> None:
+        served, known = self._served[digest], self._published.setdefault(digest, set())
+        with _opened(served, digest, check=not known.isdisjoint(chunks)) as data:
+            messages = self._messages(data, digest, served.chunk_bytes, chunks)
+            self._link.publish_stream(messages, time.monotonic() + TURN_SECONDS)
+        self._payload_bytes += _payload_bytes(chunks - known, served.size, served.chunk_bytes)
+        known |= chunks
 
     def _messages(
         self, data: memoryview, digest: str, chunk_bytes: int, chunks: set[int]

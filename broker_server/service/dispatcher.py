@@ -34,6 +34,7 @@ CROSSING_SECONDS = 1.0  # a device that says it is idle has this long to answer 
 SETTLING_SECONDS = 5.0  # in which the broker has repeated to a server that starts who is there
 
 _IDLE = "idle"  # state of a device that works on nothing, as its status says
+_AT_WORK = frozenset({"training", "measuring", "uploading"})  # that of one that has everything it needs
 
 
 class MqttDispatcher:
@@ -62,7 +63,7 @@ class MqttDispatcher:
         self._replies = Replies(parts, connection)
         self._limits = Limits(parts.fleet.knows)
         self._strangers: set[str] = set()  # tasks of which a stray chunk was told, so that each is told once
-        self._past: set[str] = set()  # tasks of this run that are over
+        self._past: dict[str, OpenTask] = {}  # tasks of this run that are over
         self._dropped = 0
         self._nudge_seconds = nudge_seconds
         self._on_control = on_control
@@ -159,7 +160,7 @@ class MqttDispatcher:
                 case DeviceTopic(device, "status" | "profile"):
                     self._presence(device, event.payload)
                 case DeviceTopic(device, "reply"):
-                    self._replies.take(device, event.payload, self._open)
+                    self._replies.take(device, event.payload, self._open, self._past)
                 case UploadTopic(task):
                     self._chunk(task, event)
                 case ServerTopic("control"):
@@ -200,6 +201,8 @@ class MqttDispatcher:
         self._store.see_device(said)
         if isinstance(said, DeviceProfile):
             return
+        if said.state in _AT_WORK:
+            self.blobs.arrived(device)
         if not said.online:
             self.blobs.forget(device)
         elif self._collection is not None:
@@ -236,7 +239,7 @@ class MqttDispatcher:
         collection, self._collection = self._collection, None
         self._uploads.cohorts.close()
         if collection is not None:
-            self._past = {*collection.tasks, *(self._past if len(self._past) < _MOST_STRANGERS else ())}
+            self._past = {**(self._past if len(self._past) < _MOST_STRANGERS else {}), **collection.tasks}
         if collection is not None and waits:
             self._waiting = {task.record.id: task for task in collection.unanswered}
             return

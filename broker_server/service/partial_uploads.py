@@ -2,8 +2,6 @@
 
 import contextlib
 from collections import OrderedDict
-from collections.abc import Collection
-from pathlib import Path
 
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.blobs import PartFile, decode_chunk
@@ -59,7 +57,7 @@ class PartialUploads:
         return part.missing()
 
     def finish(self, task: str, ref: BlobRef) -> None:
-        """Verify a complete update and put it in its place, where it is safe from a power cut after `sync`.
+        """Verify a complete update and put it in its place, where it is safe from a power cut after `BlobStore.sync`.
 
         Raises:
             BlobError: the whole does not match its digest; the part is dropped.
@@ -68,14 +66,6 @@ class PartialUploads:
         del self._open[task]
         part.ref = ref
         self.blobs.adopt(part, durable=False)
-
-    def sync(self, digests: Collection[str]) -> None:
-        """Wait until finished updates would survive a power cut.
-
-        Raises:
-            StorageError: the disk is full.
-        """
-        self.blobs.sync(digests)
 
     def drop(self, task: str) -> None:
         """Forget what has arrived of an update."""
@@ -89,10 +79,6 @@ class PartialUploads:
             for path in (self.blobs.root / folder).rglob("*"):
                 if path.is_file():
                     path.unlink()
-
-    def path(self, digest: str) -> Path:
-        """Where a stored update lies."""
-        return self.blobs.path(digest)
 
     def close(self) -> None:
         """Close every file; what arrived stays."""

@@ -39,8 +39,8 @@ class Replies:
         self._outbox = connection.outbox
         self._fleet = connection.topics.fleet
 
-    def take(self, device: str, payload: bytes, tasks: Mapping[str, OpenTask]) -> None:
-        """Take a reply.
+    def take(self, device: str, payload: bytes, tasks: Mapping[str, OpenTask], past: Mapping[str, OpenTask]) -> None:
+        """Take a reply about one of the open tasks, or of those that are over.
 
         Raises:
             RefusedError: it is malformed, foreign, or about something else than what is asked.
@@ -59,7 +59,7 @@ class Replies:
             self._need(message, task)
             return
         if task is None:
-            self._not_open(message)
+            self._not_open(message, past.get(message.task))
             return
         if task.record.device != device:
             if isinstance(message, Done):
@@ -123,9 +123,10 @@ class Replies:
                 message.reason, message.detail, device=record.device, number=record.round, by_device=True
             )
 
-    def _not_open(self, message: DeviceMessage) -> None:
+    def _not_open(self, message: DeviceMessage, past: OpenTask | None) -> None:
         """Answer a message about a task that is over, or that never was."""
-        known = self._store.task(message.task)
+        received = past is not None and past.record.phase is TaskPhase.RECEIVED  # of a slow server a thousand ask twice
+        known = past.record if past is not None and received else self._store.task(message.task)
         if known is not None and (known.run, known.phase) == (self._reporter.run, TaskPhase.OFFERED):
             return  # it goes on beyond its round, and a server that was just started has not begun the next
         named = known or self._as_named(message)

@@ -131,7 +131,9 @@ class Uploads:
             for task, done, merged in self._accepted.values()
         ]
         self._accepted.clear()
-        self._partial.sync({record.update_digest for _, record, _ in accepted if record.update_digest is not None})
+        self._partial.blobs.sync(
+            {record.update_digest for _, record, _ in accepted if record.update_digest is not None}
+        )
         self._store.receive([record for _, record, _ in accepted])
         for task, record, message in accepted:
             task.record = record

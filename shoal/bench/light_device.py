@@ -28,7 +28,7 @@ from fleet_protocol.weights import decode_weights, encode_weights
 from shoal.bench.swarm import Member
 
 REPAIR_SECONDS = 2.0
-RETRY_SECONDS = 5.0
+RETRY_SECONDS, LONGEST_RETRY_SECONDS = 5.0, 20.0
 
 _PROFILE = Profile(
     arch="light",
@@ -56,7 +56,7 @@ class LightDevice:
         self._topics = member.topics
         self._whole = whole
         self._offer: Offer | None = None
-        self._done: tuple[Done, bytes] | None = None
+        self._done: tuple[bytes, BlobRef, bytes] | None = None
         self._held: list[str] = []
         self._refs: dict[str, BlobRef] = {}
         self._parts: dict[str, dict[int, bytes]] = {}
@@ -92,7 +92,8 @@ class LightDevice:
 
     def on_tick(self, now: float) -> None:
         """Ask again for chunks, or announce again."""
-        if self._done is not None and now - self._moved >= RETRY_SECONDS:
+        if self._done is not None and now - self._moved >= self._patience:
+            self._patience = min(2 * self._patience, LONGEST_RETRY_SECONDS)
             self._announce()
         elif self._refs and now - self._moved >= self._patience:
             self._patience *= 2  # what is under way to many must not be asked for by each of them again and again
@@ -120,7 +121,7 @@ class LightDevice:
         if self._offer is not None and self._offer.task == offer.task:
             return
         self._end(quiet=True)
-        self._offer = offer
+        self._offer, self._patience = offer, REPAIR_SECONDS
         choice = offer.choices[0]
         missing = [ref for ref in (choice.artifact_set, choice.weights) if ref.digest not in self._held]
         self._say("fetching")
@@ -162,7 +163,6 @@ class LightDevice:
                 return
             self._whole[digest] = data
         del self._refs[digest], self._parts[digest]
-        self._patience = REPAIR_SECONDS
         self._held = [*self._held[-3:], digest]
         self._member.unsubscribe(self._topics.blob_filter(digest))
         self._work()
@@ -186,24 +186,22 @@ class LightDevice:
         )
         update = blob_ref(data, choice.weights.chunk_bytes or DEFAULT_CHUNK_BYTES)
         done = self._message(Done, update=update, tier=choice.tier, metrics=metrics)
-        if not isinstance(done, Done):
-            return
-        self._done = (done, data)
+        self._done, self._patience = (done.to_bytes(), update, data), RETRY_SECONDS
         self._say("uploading")
         self._upload(((0, update.chunks),))
 
     def _upload(self, ranges: Ranges) -> None:
-        if self._done is None:
+        if self._done is None or self._offer is None:
             return
-        done, data = self._done
-        for index, frame in iter_chunks(data, done.update.chunk_bytes, ranges):
-            self._member.publish(self._topics.upload(done.task, index), frame)
+        _, update, data = self._done
+        for index, frame in iter_chunks(data, update.chunk_bytes, ranges):
+            self._member.publish(self._topics.upload(self._offer.task, index), frame)
         self._announce()
 
     def _announce(self) -> None:
         if self._done is not None:
             self._moved = time.monotonic()
-            self._member.publish(self._topics.reply(self._member.name), self._done[0].to_bytes())
+            self._member.publish(self._topics.reply(self._member.name), self._done[0])
 
     def _end(self, *, quiet: bool = False) -> None:
         for digest in self._refs:

@@ -10,8 +10,10 @@ from broker_server.service.blob_service import BlobService
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.blobs import DEFAULT_CHUNK_BYTES, decode_chunk
 from fleet_protocol.digests import matches
+from fleet_protocol.errors import TransportError
 from fleet_protocol.messages import NeedChunks
 from fleet_protocol.topics import Topics
+from fleet_protocol.transport import SEND_WINDOW
 
 HEAD = {"fleet": "lab", "run": "r", "round": 1, "task": "t", "device": "attic"}
 
@@ -22,10 +24,14 @@ class Broker:
     def __init__(self) -> None:
         self.chunks: dict[int, bytes] = {}
 
+        self.away = False
+
     authentic = False
 
     def publish_stream(self, messages: Iterable[tuple[str, bytes]], deadline: float) -> int:
         del deadline
+        if self.away:
+            raise TransportError("it takes nothing")
         count = 0
         for _, frame in messages:
             chunk = decode_chunk(frame)
@@ -96,3 +102,86 @@ def test_what_is_on_its_way_to_many_is_not_published_again_for_each(service, bro
     due = service.next_due()
     assert due is not None
     assert due - now == pytest.approx(seconds, abs=0.1)
+
+
+def offered(service, tmp_path, *devices) -> str:
+    """A blob of three chunks that some devices were offered."""
+    blobs = BlobStore(tmp_path)
+    digest = blobs.put(bytes(range(256)) * 1024)
+    service.serve({digest: blobs.path(digest)})
+    for device in devices:
+        service.expect(digest, device)
+    return digest
+
+
+def want(service, digest, *devices, ranges=((0, 3),)) -> None:
+    for device in devices:
+        service.need(NeedChunks.model_validate({**HEAD, "device": device, "digest": digest, "ranges": ranges}))
+
+
+def test_a_long_blob_goes_out_a_window_at_a_time(service, broker, tmp_path):
+    """Between two windows what came in is handled, the acknowledgements among it that the next one waits for."""
+    blobs = BlobStore(tmp_path)
+    data = bytes(range(256)) * 384 * (2 * SEND_WINDOW + 1)
+    digest = blobs.put(data)
+    service.serve({digest: blobs.path(digest)})
+    assert ask(service, digest, (0, 99)) == []
+    assert len(broker.chunks) == SEND_WINDOW
+    want(service, digest, "cellar")
+    for most in (2 * SEND_WINDOW, 2 * SEND_WINDOW + 1):
+        due = service.next_due()
+        assert due is not None
+        assert due < time.monotonic(), "the rest is due at once"
+        assert service.flush(time.monotonic()) == []
+        assert len(broker.chunks) == most
+    assert matches(b"".join(broker.chunks[index] for index in range(most)), digest)
+    assert service.take_payload_bytes() == len(data)
+    due = service.next_due()
+    assert due is not None
+    assert due > time.monotonic(), "who asked meanwhile may still get it from what is on its way"
+
+
+def test_what_a_broker_does_not_take_is_tried_again_and_then_given_up(service, broker, tmp_path):
+    digest = offered(service, tmp_path, "attic")
+    want(service, digest, "attic")
+    broker.away, now = True, time.monotonic()
+    assert service.flush(now) == []
+    assert service.flush(now + 9) == []
+    (problem,) = service.flush(now + 11)
+    assert "attic" in problem
+    assert service.next_due() is None, "the devices ask again"
+    want(service, digest, "attic")
+    broker.away = False
+    assert service.flush(now + 12) == []
+    assert len(broker.chunks) == 3
+
+
+def test_a_device_that_has_begun_to_work_wants_nothing_more(service, broker, tmp_path):
+    digest = offered(service, tmp_path, "attic", "cellar")
+    want(service, digest, "attic", "cellar")
+    assert service.flush(time.monotonic()) == []
+    broker.chunks.clear()
+    want(service, digest, "attic")
+    service.arrived("attic")
+    assert service.flush(math.inf) == []
+    assert not broker.chunks
+    want(service, digest, "cellar", ranges=((2, 3),))
+    assert service.flush(math.inf) == []
+    assert list(broker.chunks) == [2], "what is still missing is sent"
+
+
+def test_as_long_as_a_blob_arrives_it_is_not_sent_again(service, tmp_path):
+    """A broker that is slower than thought still hands it out; a gap between two arrivals ends that."""
+    names = [f"d{number}" for number in range(150)]  # 0.8 seconds as it is thought
+    digest = offered(service, tmp_path, *names)
+    want(service, digest, *names)
+    now = time.monotonic()
+    assert service.flush(now) == []
+    want(service, digest, "d0")
+    thought = service.next_due()
+    assert thought is not None
+    assert thought - now < 1.0
+    service.arrived("d1")
+    due = service.next_due()
+    assert due is not None
+    assert due >= now + 1.0
