@@ -4,9 +4,9 @@
 const CHUNK = 100; // rounds that are asked for at once
 const SHOWN = 100; // rows of a table, until all are wanted
 const SHARE = 20; // of the time, the server answers this page in one part of so many
-const VIEWS = { fleet: "Fleet", run: "Run", coverage: "Coverage", models: "Models", artifacts: "Artifacts" };
+const VIEWS = { fleet: "Fleet", run: "Run", coverage: "Coverage", models: "Models", methods: "Methods", artifacts: "Artifacts" };
 const LOWER = ["loss", "mae", "rmse", "perplexity"];
-const state = { rounds: new Map(), charts: new Map(), all: new Set(), filter: "", of: null };
+const state = { rounds: new Map(), charts: new Map(), all: new Set(), filter: "", of: null, files: new Map(), ended: new Map(), drawn: new Set() };
 const at = (id) => document.getElementById(id);
 
 // ---- making elements: strings become text nodes, and nothing is ever parsed
@@ -70,14 +70,15 @@ function part(id, title, shown, build, about = "") {
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-function chart(id, title, x, lines, unit = (value) => number(value)) {
+function chart(id, title, x, lines, unit = (value) => number(value), across = "round") {
   const used = lines.filter(([, values]) => values.some((value) => value !== null));
   const last = used.map(([name, values]) => {
     const known = values.filter((value) => value !== null);
     return `${name}: ${unit(known[0])} at first, ${unit(known.at(-1))} at last, between ${unit(Math.min(...known))} and ${unit(Math.max(...known))}`;
   });
   let known = state.charts.get(id);
-  const key = JSON.stringify([used.map(([name]) => name), matchMedia("(prefers-color-scheme: dark)").matches]);
+  const along = (value) => (value === null || value === undefined ? "--" : across.startsWith("bytes") ? size(value) : across === "round" ? String(value) : seconds(value));
+  const key = JSON.stringify([title, used.map(([name]) => name), matchMedia("(prefers-color-scheme: dark)").matches]);
   if (!known || known.key !== key) {
     const box = el("div", { class: "plot", role: "img" });
     const text = el("p", { class: "note" });
@@ -88,15 +89,15 @@ function chart(id, title, x, lines, unit = (value) => number(value)) {
     known.make = () => new uPlot({
       legend: { show: used.length > 1 },
       width: Math.max(240, box.clientWidth), height: 220, scales: { x: { time: false } }, cursor: { points: { size: 6 } },
-      axes: [{ ...axis, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000] }, { ...axis, size: 62, values: (_, ticks) => ticks.map((tick) => unit === size ? size(tick) : String(+tick.toPrecision(6))) }],
-      series: [{ label: "round" }, ...used.map(([name], at) => ({
-        label: name, stroke: colour(`--s${(at % 6) + 1}`), width: at ? 1.5 : 2.5, spanGaps: true, points: { show: x.length < 40, size: 4 },
-        value: (_, value) => unit(value), dash: at > 5 ? [6, 4] : [],
+      axes: [{ ...axis, ...(across === "round" ? { incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000] } : { space: 70, values: (_, ticks) => ticks.map(along) }) }, { ...axis, size: 62, values: (_, ticks) => ticks.map((tick) => unit === size ? size(tick) : String(+tick.toPrecision(6))) }],
+      series: [{ label: across, value: (_, value) => along(value) }, ...used.map(([name, , flat], at) => ({
+        label: name, stroke: colour(`--s${(at % 6) + 1}`), width: at ? 1.5 : 2.5, spanGaps: true, points: { show: !flat && x.length < 40, size: 4 },
+        value: (_, value) => unit(value), dash: flat ? [3, 4] : at > 5 ? [6, 4] : [],
       }))],
     }, known.data, box);
     state.charts.set(id, known);
   }
-  known.box.setAttribute("aria-label", `${title}, over ${x.length} rounds. ${last.join(". ") || "Nothing yet."}`);
+  known.box.setAttribute("aria-label", `${title}, ${across === "round" ? `over ${x.length} rounds` : `up to ${along(x.at(-1) ?? 0)}`}. ${last.join(". ") || "Nothing yet."}`);
   known.text.textContent = last.join(". ") || "Nothing yet.";
   known.data = [x, ...used.map(([, values]) => values)];
   if (known.plot) known.plot.setData(known.data);
@@ -311,7 +312,7 @@ async function play() {
 }
 
 function models() {
-  const { versions, runs } = state, other = place().other, tiers = [...new Set(versions.flatMap((view) => Object.keys(view.version.evaluation?.tiers ?? {})))];
+  const { versions, runs } = state, tiers = [...new Set(versions.flatMap((view) => Object.keys(view.version.evaluation?.tiers ?? {})))];
   const counts = runs.find((view) => view.run.id === state.status.run.id)?.versions ?? {};
   const judging = state.status.run.config.evaluation, metric = judging.metric ?? "accuracy, or loss", best = versions.reduce((a, b) => (b.score !== null && (!a || b.score >= a.score) ? b : a), null);
   const choose = (name, text, { number }) => verb(name, text, { promote: `Make version ${number} the one that is exported?`, rollback: `Let the next round start from version ${number} again?` }[name], { version: number });
@@ -326,16 +327,91 @@ function models() {
   part("labels", "Accuracy by label", columns, () => columns.length ? table("labels", "Of the samples of each label, the share that was taken for it", [
     ["label", (label) => String(label), "n"], ...columns.map(([name, shares]) => [name, (label) => number(shares[label]), "n"])], columns[0][1].map((_, label) => label))
     : el("p", { class: "note" }, ...sentence("Not known: export with `--metrics f1`.")));
-  const rest = runs.filter((view) => view.run.id !== state.status.run.id);
-  part("beside", "Beside another run", [rest.map((view) => view.run.id), other, state.detail?.comparison], () => rest.length ? [
-    el("p", { class: "row" }, el("label", {}, "Run ", el("select", { id: "other", onchange: (event) => go({ other: event.target.value }) }, ["", ...rest.map((view) => view.run.id)].map((id) => el("option", { value: id, selected: id === (other ?? "") }, id || "none"))))),
-    el("div", { class: "charts" }), ...(state.detail?.comparison ? [table("settings", "Settings that differ", [["setting", ([key]) => key], ["this run", ([, [one]]) => JSON.stringify(one), "long"], ["the other", ([, [, two]]) => JSON.stringify(two), "long"]], Object.entries(state.detail.comparison.settings))] : [])]
-    : el("p", { class: "note" }, "This store has one run."));
-  if (state.detail?.comparison) {
-    const both = Object.entries(state.detail.comparison.accuracies), made = chart("both", "Accuracy by version", both.map(([key]) => +key), [["this run", both.map(([, [one]]) => one)], ["the other", both.map(([, [, two]]) => two)]]);
-    const box = at("beside").querySelector(".charts");
-    if (made.parentNode !== box) box.append(made);
+}
+
+// ---- methods side by side: runs of this store, and files that whoever looks has opened here
+
+const MOST_SIDES = 6, MOST_BYTES = 30e6;
+const over = (id) => state.runs.find((view) => view.run.id === id)?.run.ended_at;
+const sides = () => [...new Set([state.status.run.id, ...(place().with ?? "").split(",")])].filter((id) => state.runs.some((view) => view.run.id === id)).slice(0, MOST_SIDES);
+const READ = { accuracy: (view) => view.round.evaluation?.accuracy, loss: (view) => view.round.evaluation?.loss, "mean on devices": (view) => view.device_accuracy };
+const TOOK = { round: null, "bytes so far": (view) => view.sent_bytes + view.received_bytes, "seconds so far": (view) => view.seconds ?? 0 };
+
+// The rounds of a run, which are asked for once where it has ended.
+async function curve(id) {
+  if (!state.ended.has(id)) {
+    const found = await api(`runs/${encodeURIComponent(id)}/rounds?tasks=false`);
+    if (!over(id)) return found;
+    state.ended.set(id, found);
   }
+  return state.ended.get(id);
+}
+
+// Lines of comma-separated values, as `shoal reproduce` writes them, by the names in the first one.
+function separated(text) {
+  const [head, ...rows] = text.trim().split(/\r?\n/).map((line) => [...line.matchAll(/("(?:[^"]|"")*"|[^,]*)(?:,|$)/g)].slice(0, -1).map(([, cell]) => cell.replace(/^"|"$/g, "").replaceAll('""', '"')));
+  return rows.map((cells) => Object.fromEntries(head.map((name, at) => [name, cells[at] ?? ""])));
+}
+
+async function openFiles(list) {
+  for (const file of list) {
+    try {
+      if (file.size > MOST_BYTES) throw new Error(`it has ${size(file.size)}, more than ${size(MOST_BYTES)}`);
+      const text = await file.text(), found = text.trimStart().startsWith("[") ? JSON.parse(text) : separated(text);
+      if (found.length && found.every((view) => Number.isInteger(view.round?.number))) state.files.set(file.name, { curve: found });
+      else if (found.length && found.every((row) => row.arm && row.figure && Number.isFinite(+row.best))) state.files.set(file.name, { table: found });
+      else throw new Error("it holds neither the rounds of a run nor a table");
+      at("said").textContent = "";
+    } catch (error) { at("said").className = "error"; at("said").textContent = `${file.name} is not shown: ${error.message}. Open what shoal rounds --json printed, or the .csv of shoal reproduce.`; }
+  }
+  draw();
+}
+
+// What a table says of an arm: the mean over its seeds, each of them, and what was published.
+function arms(name, rows) {
+  const groups = new Map();
+  for (const row of rows) groups.set(`${name} ${row.arm} ${row.figure}`, [...(groups.get(`${name} ${row.arm} ${row.figure}`) ?? []), row]);
+  return [...groups].map(([key, found]) => ({ key, table: name, arm: found[0].arm, figure: found[0].figure, scale: found[0].scale ?? "", unit: found[0].unit, seeds: found.map((row) => +row.best), published: found[0].published === "" ? null : +found[0].published, spread: found[0].published_spread,
+    mean: found.reduce((sum, row) => sum + +row.best, 0) / found.length }));
+}
+
+function methods() {
+  const { runs, files } = state, { of: which, over } = place(), of = READ[which] ? which : "accuracy", across = over in TOOK ? over : "round", chosen = sides();
+  const view = (id) => runs.find((found) => found.run.id === id), curves = [...(state.detail.curves ?? []), ...[...files].filter(([, file]) => file.curve).map(([name, file]) => [name, file.curve])];
+  const told = [...files].flatMap(([name, file]) => (file.table ? arms(name, file.table) : [])), drawn = told.filter((arm) => state.drawn.has(arm.key));
+  const titled = (id) => (view(id) ? `${view(id).strategy} ${id}` : id), pick = (id, text, given, now) => el("label", {}, `${text} `, el("select", { id, onchange: (event) => go({ [id]: event.target.value }) }, Object.keys(given).map((name) => el("option", { value: name, selected: name === now }, name))));
+  part("choose", "", [runs.map((found) => [found.run.id, found.run.status]), chosen, [...files.keys()], of, across], () => [
+    el("p", { class: "note" }, ...sentence("Runs of this store on one chart. Beside them what you open here, which stays in this browser: rounds of another store (`shoal rounds --json`), and tables of `shoal reproduce` (`.csv`) with the published values.")),
+    el("fieldset", { class: "row" }, el("legend", {}, `Runs, ${MOST_SIDES} at most`), runs.map((found) => { const { id } = found.run; return el("label", {}, el("input", { type: "checkbox", id: `side-${id}`, checked: chosen.includes(id), disabled: id === chosen[0] || (chosen.length >= MOST_SIDES && !chosen.includes(id)),
+      onchange: (event) => go({ with: event.target.checked ? [...chosen.slice(1), id] : chosen.slice(1).filter((other) => other !== id) }) }), ` ${titled(id)}, ${found.run.status}`); })),
+    el("p", { class: "row" }, pick("of", "Show", READ, of), pick("over", "over", TOOK, across), el("label", {}, "Open ", el("input", { type: "file", id: "files", multiple: true, accept: ".csv,.json", onchange: (event) => openFiles([...event.target.files]) })),
+      ...[...files.keys()].map((name) => el("button", { type: "button", onclick: () => { files.delete(name); draw(); } }, `Close ${name}`)))]);
+  const lines = curves.map(([id, rounds]) => { let sum = 0; return [titled(id), new Map(rounds.map((one) => [TOOK[across] ? (sum += TOOK[across](one)) : one.round.number, READ[of](one) ?? null]))]; });
+  const x = [...new Set(lines.flatMap(([, points]) => [...points.keys()]))].sort((a, b) => a - b), flat = (value) => x.map(() => value / 100);
+  part("sides", "Side by side", 1, () => el("div", { class: "charts one" }));
+  const made = chart("sides-chart", `${capital(of)} over ${across === "round" ? "rounds" : across}`, x, [...lines.map(([name, points]) => [name, x.map((key) => points.get(key) ?? null)]),
+    ...(of === "accuracy" ? drawn.flatMap((arm) => [[`${arm.arm}, here`, flat(arm.mean), true], ...(arm.published === null ? [] : [[`${arm.arm}, published`, flat(arm.published), true]])]) : [])], undefined, across);
+  const box = at("sides").querySelector(".charts");
+  if (made.parentNode !== box) box.replaceChildren(made);
+  const rows = curves.map(([id, rounds]) => { const judged = rounds.filter((one) => one.round.evaluation), newest = judged.at(-1)?.round.evaluation, known = judged.map((one) => one.round.evaluation.accuracy).filter((value) => value !== null), tiers = Object.values(newest?.tiers ?? {}).map((tier) => tier.accuracy).filter((value) => value !== null);
+    return { id, rounds, newest, best: known.length ? Math.max(...known) : null, apart: tiers.length ? Math.max(newest.accuracy, ...tiers) - Math.min(newest.accuracy, ...tiers) : null, bytes: rounds.reduce((sum, one) => sum + one.sent_bytes + one.received_bytes, 0), took: rounds.reduce((sum, one) => sum + (one.seconds ?? 0), 0) }; });
+  part("summed", "In numbers", rows, () => table("summed", "Each run that is shown", [
+    ["run", (row) => (view(row.id) ? link({ view: "run", run: row.id }, titled(row.id)) : row.id)], ["model", (row) => view(row.id)?.run.arch ?? "-"], ["rounds", (row) => row.rounds.length, "n"], ["best accuracy", (row) => number(row.best), "n"], ["newest accuracy", (row) => number(row.newest?.accuracy), "n"], ["newest loss", (row) => number(row.newest?.loss), "n"],
+    ["tiers apart", (row) => number(row.apart), "n"], ["mean on devices", (row) => number(row.rounds.map((one) => one.device_accuracy).filter((value) => value !== null).at(-1)), "n"], ["weights and updates", (row) => size(row.bytes), "n"], ["time", (row) => seconds(row.took), "n"]], rows));
+  const flatten = (value, key = "") => (value && typeof value === "object" && !Array.isArray(value) ? Object.entries(value).flatMap(([name, item]) => flatten(item, key ? `${key}.${name}` : name)) : [[key, JSON.stringify(value)]]);
+  const settings = chosen.map((id) => new Map(flatten(view(id).run.config))), keys = [...new Set(settings.flatMap((found) => [...found.keys()]))].filter((key) => new Set(settings.map((found) => found.get(key))).size > 1).sort();
+  if (chosen.length > 1) part("settings", "", [chosen, keys, state.all.has("settings")], () => table("settings", "Settings that differ", [["setting", (key) => key], ...chosen.map((id, at) => [titled(id), (key) => settings[at].get(key) ?? "-", "long"])], keys, true));
+  else at("settings")?.remove();
+  if (!told.length) at("arms")?.remove();
+  else part("arms", "Beside what was published", [told, drawn.map((arm) => arm.key), state.all.has("arms"), of], () => {
+    const most = new Map(); for (const arm of told) most.set(arm.unit, Math.max(most.get(arm.unit) ?? 0, ...arm.seeds, arm.published ?? 0));
+    const mark = (arm, value, kind) => { const piece = el("i", { class: kind }); piece.style.left = `${(98 * Math.max(0, value)) / (most.get(arm.unit) || 1)}%`; return piece; };
+    return [el("p", { class: "row" }, el("span", { class: "legend" }, el("span", { class: "swatch here" }), "here, each seed"), el("span", { class: "legend" }, el("span", { class: "swatch paper" }), "published")),
+      table("arms", "Arms of the tables; the bars begin at 0 and end at the largest value of the unit", [
+        ["arm", (arm) => arm.arm], ["figure", (arm) => arm.figure], ["scale", (arm) => arm.scale], ["picture", (arm) => el("span", { class: "bar marks" }, arm.seeds.map((value) => mark(arm, value, "here")), arm.published === null ? "" : mark(arm, arm.published, "paper"))],
+        ["here", (arm) => `${number(arm.mean, 2)} ${arm.unit}`, "n"], ["seeds", (arm) => arm.seeds.length, "n"], ["published", (arm) => (arm.published === null ? "-" : `${number(arm.published, 2)}${arm.spread ? ` ± ${number(+arm.spread, 2)}` : ""} ${arm.unit}`), "n"], ["here - published", (arm) => (arm.published === null ? "-" : number(arm.mean - arm.published, 2)), "n"],
+        ["chart", (arm) => (arm.unit === "%" && of === "accuracy" ? el("label", {}, el("input", { type: "checkbox", id: `draw-${arm.key}`, "aria-label": `Draw ${arm.arm}, ${arm.figure}`, checked: state.drawn.has(arm.key), onchange: (event) => { state.drawn[event.target.checked ? "add" : "delete"](arm.key); draw(); } })) : "-")], ["table", (arm) => arm.table]], told, true)];
+  });
 }
 
 function artifacts() {
@@ -351,7 +427,7 @@ function artifacts() {
 
 const place = () => Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
 const go = (more) => { location.hash = new URLSearchParams({ ...place(), ...more }); };
-const DRAWN = { fleet, run, round, device, coverage: covered, models, artifacts };
+const DRAWN = { fleet, run, round, device, coverage: covered, models, methods, artifacts };
 
 async function api(path) {
   const answer = await fetch(`api/v1/${path}`, { headers: { Accept: "application/json" } });
@@ -363,13 +439,13 @@ async function api(path) {
 const of = (more = "") => `runs/${encodeURIComponent(state.status.run.id)}${more}`;
 
 async function detail() {
-  const hash = location.hash, { view, device: name, round: which, other } = place();
+  const hash = location.hash, { view, device: name, round: which } = place();
   const query = (more) => new URLSearchParams(Object.entries(more).filter(([, value]) => value !== undefined && value !== ""));
   let found = {};
   if (view === "round") found = { tasks: (await api(of(`/rounds?first=${+which}&last=${+which}`)))[0]?.tasks ?? [], explained: await api(of(`/rounds/${+which}`)) };
   else if (view === "device") found = { tasks: await api(of(`/devices/${encodeURIComponent(name)}`)) };
   else if (view === "artifacts") found = { artifacts: await api(of("/artifacts")) };
-  else if (view === "models" && other) found = { comparison: await api(`compare/${encodeURIComponent(state.status.run.id)}/${encodeURIComponent(other)}`) };
+  else if (view === "methods") found = { curves: await Promise.all(sides().map(async (id) => [id, await curve(id)])) };
   else if (view === "coverage") {
     const get = (more) => api(of(`/coverage?${query({ last: state.round, ...more })}`)), whole = await get({});
     const tiers = whole.tiers.length > 1 ? whole.tiers.slice(0, 6) : [];
@@ -385,7 +461,7 @@ async function read() {
   at("operator").hidden = acts() || !state.access.offered;
   if (state.of !== run?.id) { state.of = run?.id; state.rounds.clear(); state.devices = state.advice = null; state.round = undefined; state.log = await api(`log?last=200${run ? `&run=${encodeURIComponent(run.id)}` : ""}`); }
   if (!run) { state.devices = []; state.versions = []; return; }
-  if (state.devices && ["run", "round", "coverage", "artifacts"].includes(place().view)) return;
+  if (state.devices && ["run", "round", "coverage", "methods", "artifacts"].includes(place().view)) return;
   [state.devices, state.versions] = await Promise.all([api(of("/devices")), api(of("/versions"))]);
 }
 
@@ -463,8 +539,9 @@ async function navigate() {
     if (place().run && place().run !== state.of) await read();
     state.playing = false; state.round = undefined;
     if (state.status.run) await detail();
+    const before = state.shown;
     draw();
-    at("main").focus({ preventScroll: true });
+    if (state.shown !== before) at("main").focus({ preventScroll: true }); // else whoever chooses keeps his place
     if (state.status.run) await history();
     refresh();
   } catch (error) { failed(error); }

@@ -1,18 +1,22 @@
 """The page in a real browser: what it says, what it refuses to run, whom it shuts out, and how it fits."""
 
+import json
 import os
+import re
 import shutil
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from sqlalchemy import update
+from sqlalchemy import insert, update
 
 pytest.importorskip("fastapi")
 
 from broker_server.settings.fleet import ViewConfig
-from broker_server.store import Store, schema
+from broker_server.store import Store, queries, schema
+from broker_server.store.rows import to_row
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.weights import encode_weights
 from shoal.view.serving import serving
@@ -20,6 +24,8 @@ from tests.shoal.view.stores import HOSTILE, RUN, TIERS, made
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 AXE = Path(__file__).parents[2] / "vendor" / "axe.min.js"
+RESULTS = Path(__file__).parents[3] / "docs" / "results"
+OTHER = "20260102-000000-other"
 PATIENCE = 60_000  # milliseconds: other tests run beside this one
 VIEWS = [
     "",
@@ -28,6 +34,7 @@ VIEWS = [
     "view=device&device=pi-0000",
     "view=coverage",
     "view=models",
+    f"view=methods&with={OTHER}",
     "view=artifacts",
 ]
 pytestmark = [
@@ -47,8 +54,28 @@ def browser():
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory):
     store = made(tmp_path_factory.mktemp("fleet"), hostile=True)
+    beside(store)
     with serving(store, ViewConfig(port=0)) as address:
         yield address
+
+
+def beside(store):
+    """Another run, older, that ended with half the accuracies, by another method."""
+    with closing(Store(store)) as opened:
+        run, rounds = opened.runs()[0], [item for item in opened.rounds(RUN) if item.evaluation]
+        config = json.dumps({**json.loads(run.config), "strategy": {"name": "heterofl"}})
+        halves = [
+            replace(
+                item,
+                run=OTHER,
+                evaluation=item.evaluation.model_copy(update={"accuracy": item.evaluation.accuracy / 2}),
+            )
+            for item in rounds
+        ]
+        old = replace(run, id=OTHER, config=config, status="finished", created_at=run.created_at - 9, ended_at=1.0)
+        opened.add_run(old, replace(opened.versions(RUN)[0], run=OTHER))
+        with opened._begin() as connection:
+            connection.execute(insert(schema.rounds), [to_row(item) for item in halves])
 
 
 @pytest.fixture
@@ -206,7 +233,9 @@ def test_an_operator_acts_once_it_is_confirmed(tmp_path, opened):
     digest = BlobStore(store / "blobs").put(encode_weights({"w": np.zeros(2, np.float32)}))
     with closing(Store(store)) as written, written._begin() as connection:
         connection.execute(update(schema.versions).where(schema.versions.c.number == 2).values(digest=digest))
-    with serving(store, ViewConfig(port=0, actions=True), steer=lambda *wanted: asked.append(wanted[1:])) as address:
+    with serving(
+        store, ViewConfig(port=0, actions=True), steer=lambda *wanted: asked.append(wanted[1:]) or RUN
+    ) as address:
         page = opened(address)
         show(page, "view=models")
         assert page.get_by_role("button", name="Promote").count() == 0
@@ -242,3 +271,52 @@ def test_an_operator_acts_once_it_is_confirmed(tmp_path, opened):
         assert asked == [("pause", RUN)]
         page.close()  # it would look for a server that ends
         opened.complaints[:] = [text for text in opened.complaints if "409" not in text]  # the refusal, by Chromium
+
+
+def test_methods_stand_side_by_side(fleet, opened, tmp_path):
+    """Runs of the store, rounds of another one, and published values on one chart, which says the same in words."""
+    page = opened(fleet)
+    show(page, "view=methods")
+    page.get_by_label(f"heterofl {OTHER}").check()
+    chart = page.get_by_role("img", name="Accuracy over rounds")
+    said = re.compile(
+        rf"fedrolex {RUN}: 0\.6000 at first, 0\.7800 at last.*heterofl {OTHER}: 0\.3000 at first, 0\.3900 at last"
+    )
+    page.get_by_role("img", name=said).wait_for()
+    assert OTHER in page.evaluate("document.activeElement.id")  # whoever chooses keeps his place
+    row = page.get_by_role("region", name="Each run that is shown").get_by_role("row", name=OTHER)
+    assert row.inner_text().split("\t")[2:5] == ["4", "0.3900", "0.3900"]
+    settings = page.get_by_role("region", name="Settings that differ").get_by_role("row").all()[1:]
+    assert ["strategy.name", '"fedrolex"', '"heterofl"'] in [item.inner_text().split("\t") for item in settings]
+    assert all(item.inner_text().startswith("strategy.") for item in settings)
+    with closing(Store(made(tmp_path), read_only=True)) as other:
+        rounds = queries.plain(queries.rounds(other, last=2))
+    for item in rounds:
+        item["round"]["evaluation"]["accuracy"] = 0.25
+    (tmp_path / "rounds.json").write_text(json.dumps(rounds))
+    (tmp_path / "nothing.csv").write_text(f"a,b\n{HOSTILE},2\n")
+    page.get_by_label("Open").set_input_files([tmp_path / "rounds.json", RESULTS / "fedrolex-3" / "fedrolex-3.csv"])
+    page.get_by_role("img", name="rounds.json: 0.2500 at first").wait_for()
+    page.get_by_label("Draw federated-dropout/cifar10-high, global").check()
+    page.get_by_role("img", name="federated-dropout/cifar10-high, published: 0.4664 at first").wait_for()
+    arm = (
+        page.get_by_role("region", name="Arms of the tables")
+        .get_by_role("row", name="federated-dropout/cifar10-high")
+        .first
+    )
+    assert arm.inner_text().split("\t")[-5:-2] == ["3", "46.64 ± 3.05 %", "-23.59"]
+    page.get_by_label("Open").set_input_files(tmp_path / "nothing.csv")
+    page.get_by_text("nothing.csv is not shown: it holds neither").wait_for()
+    for width, scheme in ((390, "light"), (390, "dark"), (1280, "light"), (1280, "dark")):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.emulate_media(color_scheme=scheme)
+        page.wait_for_timeout(500)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, width
+        found = page.evaluate("axe.run().then(found => found.violations)")
+        assert [(item["id"], item["nodes"][0]["html"]) for item in found] == [], (width, scheme)
+    page.get_by_role("button", name="Close rounds.json").click()
+    page.get_by_role("img", name="rounds.json").wait_for(state="detached")
+    page.get_by_role("combobox", name="Show").select_option("loss")
+    page.get_by_role("combobox", name="over").select_option("bytes so far")
+    page.get_by_role("img", name="Loss over bytes so far").wait_for()
+    assert chart.count() == 0
