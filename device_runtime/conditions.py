@@ -58,6 +58,11 @@ class ConditionsConfig(FrozenModel):
         unthrottled: only while neither heat nor low voltage slows the processor down.
         load: share of all processors that other programs take above which it pauses, and at which it goes on, as in
             `[0.5, 0.3]`.
+        memory_pressure: share of the last minute in which something waited for memory above which it pauses, and at
+            which it goes on, as in `[0.2, 0.1]`.
+        cpu_pressure: the same of the processor; what the agent computes counts.
+        io_pressure: the same of disks.
+        new_data: only with so many samples more than at the last finished task.
         quiet_hours: when it does not train, in the board's own time, as in `["22:00-06:30"]`.
         metered: interfaces that cost money, as in `["wwan*"]`: it pauses while a default route leads over one.
         look_seconds: time between two looks.
@@ -70,6 +75,10 @@ class ConditionsConfig(FrozenModel):
     celsius: Annotated[tuple[Celsius, Celsius], _FALLING] | None = None
     unthrottled: bool = False
     load: Annotated[tuple[Share, Share], _FALLING] | None = None
+    memory_pressure: Annotated[tuple[Share, Share], _FALLING] | None = None
+    cpu_pressure: Annotated[tuple[Share, Share], _FALLING] | None = None
+    io_pressure: Annotated[tuple[Share, Share], _FALLING] | None = None
+    new_data: int | None = Field(default=None, ge=1)
     quiet_hours: tuple[Annotated[str, AfterValidator(_window)], ...] = ()
     metered: tuple[str, ...] = ()
     look_seconds: float = Field(default=10.0, gt=0)
@@ -83,14 +92,16 @@ class ConditionsConfig(FrozenModel):
 
 
 class Ticks:
-    """The time of all processors, counted from one look to the next.
+    """What is counted from one look to the next: the time of all processors, and samples.
 
     Attributes:
+        fresh: samples that no finished task had; None where nobody counts them.
         last: busy, in all, and of this process, in clock ticks; at first those when the system started.
     """
 
     def __init__(self) -> None:
         self.last = (0.0, 0.0, 0.0)
+        self.fresh: int | None = None
 
     def load(self, root: Path) -> float | None:
         """Share of all processors that other programs took since the look before; see proc(5) for the fields.
@@ -156,6 +167,14 @@ def _limited(what: str, form: str, value: float | None, limits: tuple[float, flo
     return Seen(f"{what}: {form.format(value)}", reason if beyond else "")
 
 
+def _pressure(what: str, rules: ConditionsConfig, _ticks: Ticks, paused: bool) -> Seen:
+    """As the kernel accounts for it (Documentation/accounting/psi.rst); one without that tells nothing."""
+    share: float | None = None
+    for _, text in texts(iter([rules.root / "proc" / "pressure" / what])):
+        share = float(text.partition("avg60=")[2].split()[0]) / 100
+    return _limited(f"the wait for {what}", "{:.0%}", share, getattr(rules, f"{what}_pressure"), paused)
+
+
 def _hours(rules: ConditionsConfig) -> Seen:
     clock, said = time.strftime("%H:%M"), time.strftime("%H:%M %Z")
     for window in rules.quiet_hours:
@@ -186,6 +205,10 @@ CONDITIONS: Mapping[str, Callable[[ConditionsConfig, Ticks, bool], Seen]] = Mapp
         "at full speed; look at fan and supply"),
     "load": lambda rules, ticks, paused: _limited(
         "the load of other programs", "{:.0%}", ticks.load(rules.root), rules.load, paused),
+    **{f"{what}_pressure": partial(_pressure, what) for what in ("memory", "cpu", "io")},
+    "new_data": lambda rules, ticks, _: Seen("counted by the agent") if ticks.fresh is None else Seen(
+        f"{ticks.fresh} new samples",
+        f"it waits for {rules.new_data} new samples" if ticks.fresh < (rules.new_data or 0) else ""),
     "quiet_hours": lambda rules, _, __: _hours(rules),
     "metered": lambda rules, _, __: _link(rules),
 })
@@ -202,10 +225,11 @@ class Watch:
     Attributes:
         look_at: ``time.monotonic()`` of the next look; never where no condition is asked.
         seen: the conditions that are asked, as of the last look.
+        ticks: what they are counted from.
     """
 
     def __init__(self, rules: ConditionsConfig) -> None:
-        self._rules, self._ticks = rules, Ticks()
+        self._rules, self.ticks = rules, Ticks()
         self._failed: dict[str, tuple[str, float]] = {}  # the last reason and when it was seen
         self._asked = [key for key in CONDITIONS if getattr(rules, key)]
         self.look_at = 0.0 if self._asked else math.inf
@@ -218,7 +242,7 @@ class Watch:
             now: ``time.monotonic()``.
         """
         self.look_at = now + self._rules.look_seconds if self._asked else math.inf
-        self.seen = {key: CONDITIONS[key](self._rules, self._ticks, key in self._failed) for key in self._asked}
+        self.seen = {key: CONDITIONS[key](self._rules, self.ticks, key in self._failed) for key in self._asked}
         for key, seen in self.seen.items():
             if seen.reason:
                 self._failed[key] = (seen.reason, now)

@@ -4,7 +4,7 @@ import queue
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from device_runtime.agent.cache import Cache
@@ -22,7 +22,8 @@ from device_runtime.conditions import Watch
 from device_runtime.settings import DeviceConfig
 from device_runtime.training.task import Bench
 from fleet_protocol.blob_store import BlobStore
-from fleet_protocol.errors import RefusalReason, RefusedError, StorageError
+from fleet_protocol.data import load_data
+from fleet_protocol.errors import RefusalReason, RefusedError, ShoalError, StorageError
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import Accept, Offer
 
@@ -73,6 +74,7 @@ class Context:
         events: posted and not yet handled.
         outcomes: how recent tasks ended.
         refused: messages that were not from who may say them, by reason.
+        data_mark: when the files of the samples were last changed, as of `load_data`.
     """
 
     kit: Kit
@@ -87,6 +89,7 @@ class Context:
     events: deque[Event] = field(default_factory=deque)
     outcomes: deque[tuple[str, Event, Refusal | None]] = field(default_factory=lambda: deque(maxlen=_OUTCOMES_KEPT))
     refused: Counter[RefusalReason] = field(default_factory=Counter)
+    data_mark: float = 0.0
 
     def post(self, event: Event) -> None:
         """Tell the loop what a state has seen; it is handled before anything else from the inbox."""
@@ -148,6 +151,7 @@ class Context:
 
     def look(self) -> None:
         """Look at the operator's conditions; where one does not hold, a task in hand is given back."""
+        self.watch.ticks.fresh = self._fresh()
         before, self.measured.paused = self.measured.paused, self.watch.look(time.monotonic())
         paused = self.measured.paused
         if paused != before:
@@ -158,6 +162,19 @@ class Context:
             self.post(Event.FAILED)
         elif paused != before and self.state is State.IDLE:
             self.publish_status()
+
+    def _fresh(self) -> int | None:
+        """Samples that no finished task had; their files are read again when they have changed, between tasks."""
+        config = self.kit.config
+        if self.bench is None or config.conditions.new_data is None:
+            return None
+        try:
+            if self.task is None and self.data_mark != (mark := config.data.mark()):
+                self.data_mark = mark
+                self.bench = replace(self.bench, data=load_data(config.data))
+        except (ShoalError, OSError) as error:  # maybe only half of a file is written
+            self.kit.journal.warning(f"goes on with the samples it has: {error}")
+        return len(self.bench.data) - self.kit.memory.learnt.samples
 
     def hold(self, task: TaskInHand) -> None:
         """Make a task the one in hand; after a restart it has another part in a secure sum than before."""

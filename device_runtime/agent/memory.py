@@ -45,21 +45,22 @@ class Load(FrozenModel):
 
 
 class _Learnt(FrozenModel):
-    """Deaths in a row, what was too large, for how many tasks it is left alone, and how many times that was learnt."""
+    """Deaths in a row; what was too large, for how many tasks, how often; and the samples at the last finished task."""
 
     deaths: int = 0
     too_large: Load | None = None
     rest: int = 0
     times: int = 0
+    samples: int = 0
 
 
 class Memory:
     """What has been learnt, kept in a state folder; `root` has ``proc`` in it."""
 
     def __init__(self, folder: Path, root: Path) -> None:
-        self._path, self._proc, self._learnt = folder / "memory.json", root / "proc", _Learnt()
+        self._path, self._proc, self.learnt = folder / "memory.json", root / "proc", _Learnt()
         with contextlib.suppress(OSError, ValidationError):  # what is lost is learnt again
-            self._learnt = _Learnt.model_validate_json(self._path.read_bytes())
+            self.learnt = _Learnt.model_validate_json(self._path.read_bytes())
 
     def load(self, phase: str, tier: str, peak: int) -> Load:
         """What begins, with the board as it is now."""
@@ -72,27 +73,29 @@ class Memory:
     @property
     def too_large(self) -> Load | None:
         """What nothing that is computed may be as large as; None where nothing was too large, or it may be again."""
-        return self._learnt.too_large if self._learnt.rest else None
+        return self.learnt.too_large if self.learnt.rest else None
 
     def died(self, load: Load, *, proven: bool = False) -> None:
         """The agent was killed while it computed; proven if the runtime has said itself that memory was lacking."""
-        deaths, times = self._learnt.deaths + 1, self._learnt.times
+        deaths, times = self.learnt.deaths + 1, self.learnt.times
         if proven or deaths >= DEATHS or self.load("", "", 0).kills > load.kills:
             rest = min(_REST * 2**times, _LONGEST_REST)
-            self._keep(_Learnt(too_large=load, rest=rest, times=times + 1))
+            self._keep(deaths=0, too_large=load, rest=rest, times=times + 1)
         else:
-            self._keep(self._learnt.model_copy(update={"deaths": deaths}))
+            self._keep(deaths=deaths)
 
-    def lived(self, load: Load | None = None) -> None:
-        """A task was computed, or some idle time has passed."""
-        learnt, large = self._learnt, self._learnt.too_large
+    def lived(self, load: Load | None = None, samples: int = 0) -> None:
+        """A task was computed on so many samples, or some idle time has passed."""
+        learnt, large = self.learnt, self.learnt.too_large
         more = large is not None and 0 < _WELL_ABOVE * large.free <= self.load("", "", 0).free
-        rest, deaths = 0 if more else max(0, learnt.rest - 1), 0 if load else learnt.deaths
-        outlived = large and load and load.phase == large.phase and load.peak >= large.peak
-        self._keep(_Learnt() if outlived else learnt.model_copy(update={"rest": rest, "deaths": deaths}))
+        self._keep(rest=0 if more else max(0, learnt.rest - 1))
+        if load is not None:
+            self._keep(deaths=0, samples=samples)
+        if large and load and load.phase == large.phase and load.peak >= large.peak:
+            self._keep(too_large=None, rest=0, times=0)
 
-    def _keep(self, learnt: _Learnt) -> None:
-        if learnt != self._learnt:
-            self._learnt = learnt
+    def _keep(self, **changes: object) -> None:
+        if (learnt := self.learnt.model_copy(update=changes)) != self.learnt:
+            self.learnt = learnt
             with contextlib.suppress(StorageError):  # a full disk is told when there is something to keep
                 write_atomically(self._path, learnt.model_dump_json().encode())

@@ -12,7 +12,7 @@ from device_runtime.conditions import CONDITIONS, ConditionsConfig, Ticks, Watch
 from device_runtime.settings import load_device_config
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import ConfigError, RefusalReason
-from fleet_protocol.messages import Progress, Refuse
+from fleet_protocol.messages import Done, Progress, Refuse
 from tests.brokers import any_broker
 from tests.device_runtime.device_process import DeviceProcess
 from tests.device_runtime.fake_system import FakeSystem
@@ -25,6 +25,10 @@ EVERYTHING = {
     "celsius": (80, 70),
     "unthrottled": True,
     "load": (0.5, 0.3),
+    "memory_pressure": (0.2, 0.1),
+    "cpu_pressure": (0.9, 0.5),
+    "io_pressure": (0.3, 0.2),
+    "new_data": 100,
     "quiet_hours": ("22:00-06:30",),
     "metered": ("wwan*",),
 }
@@ -40,6 +44,8 @@ def system(tmp_path):
     fake.cooling(0)
     fake.processors(busy=10**6, idle=10**9)
     fake.route(eth0=100, wwan0=700)
+    for what in ("memory", "cpu", "io"):
+        fake.pressure(what, 3.21)
     return fake
 
 
@@ -79,6 +85,10 @@ def test_a_board_that_is_well(system):
         "celsius": "the temperature: 50 °C",
         "unthrottled": "full speed",
         "load": "the load of other programs: 0%",
+        "memory_pressure": "the wait for memory: 3%",
+        "cpu_pressure": "the wait for cpu: 3%",
+        "io_pressure": "the wait for io: 3%",
+        "new_data": "counted by the agent",
         "quiet_hours": "12:00 CET",
         "metered": "eth0",
     }
@@ -94,6 +104,13 @@ def test_a_board_that_is_well(system):
         (lambda s: s.firmware("0x50005"), "unthrottled", "its processor is slowed down"),
         (lambda s: s.cooling(2), "unthrottled", "its processor is slowed down"),
         (lambda s: s.route(eth0=100, wwan0=50), "metered", "its network is wwan0, which costs money"),
+        (
+            lambda s: s.pressure("memory", 20.5),
+            "memory_pressure",
+            "the wait for memory rose above 20%; it goes on at 10%",
+        ),
+        (lambda s: s.pressure("cpu", 91.0), "cpu_pressure", "the wait for cpu rose above 90%; it goes on at 50%"),
+        (lambda s: s.pressure("io", 100.0), "io_pressure", "the wait for io rose above 30%; it goes on at 20%"),
         (lambda s: s.processors(busy=6, idle=4), "load", "the load of other programs rose above 50%"),
     ],
 )
@@ -150,7 +167,7 @@ def test_the_clock_may_jump(system, monkeypatch):
 def test_a_system_that_tells_nothing_holds(tmp_path):
     """A condition that cannot be read must not stop a board for ever; `doctor` warns of it."""
     found = seen(FakeSystem(tmp_path))
-    assert [key for key, item in found.items() if item.said] == ["quiet_hours"]
+    assert [key for key, item in found.items() if item.said] == ["new_data", "quiet_hours"]
     assert not any(item.reason for key, item in found.items() if key != "quiet_hours")
 
 
@@ -216,6 +233,26 @@ def test_two_limits_and_a_time(system):
     assert look(75, 80.0) == ""
 
 
+def test_pressure_has_two_limits(system):
+    """As temperature has; a kernel that does not account for it lets the board train."""
+    watch = Watch(ConditionsConfig(memory_pressure=(0.2, 0.1), settle_seconds=0, root=system.root))
+    found = []
+    for share in (15.0, 21.0, 15.0, 10.0, 15.0):
+        system.pressure("memory", share)
+        found.append(bool(watch.look(0.0)))
+    assert found == [False, True, True, False, False]
+    (system.root / "proc/pressure/memory").unlink()
+    assert (watch.look(0.0), watch.seen["memory_pressure"].said) == ("", "")
+
+
+def test_new_samples_are_waited_for(system):
+    """Up to the number, which is enough; who does not count them lets the board train."""
+    watch = Watch(ConditionsConfig(new_data=100, settle_seconds=0, root=system.root))
+    for fresh, reason in ((None, ""), (99, "paused: it waits for 100 new samples"), (100, ""), (-5, "paused: it w")):
+        watch.ticks.fresh = fresh
+        assert watch.look(0.0)[: len(reason) or None] == reason, fresh
+
+
 def test_no_conditions_no_looks(tmp_path):
     """A board whose operator asks for nothing reads nothing."""
     watch = Watch(ConditionsConfig(root=tmp_path))
@@ -229,6 +266,8 @@ def test_no_conditions_no_looks(tmp_path):
         ("celsius = [70, 80]", "goes on at the second, which must be smaller"),
         ("battery = [0.5, 0.3]", "goes on at the second, which must be larger"),
         ("celsius = [80000, 70000]", "conditions.celsius.0.* less than or equal to 150"),
+        ("cpu_pressure = [0.1, 0.2]", "goes on at the second, which must be smaller"),
+        ("new_data = 0", "conditions.new_data.* greater than or equal to 1"),
         ("celsius = 80", r"conditions.celsius: Input should be a list, in \[ \] .got 80."),
         ("load = [50, 30]", "conditions.load.0.* less than or equal to 1"),
         ('quiet_hours = ["22-6"]', "conditions.quiet_hours.0.*two different times"),
@@ -295,6 +334,39 @@ def test_a_board_pauses_gives_its_task_back_and_goes_on(scene, system):
     wait_profile(server, unable=False)
     server.offer(device.id, choice, task="t3")
     server.wait_update("t3")
+
+
+@pytest.mark.slow
+def test_a_board_trains_when_it_has_new_samples(scene, system, tmp_path):
+    """Those of the file as it is then; over a restart, too, and with a file that is half written in between."""
+    server, device, choice = scene
+    text = device.config.read_text()
+    device.config.write_text(text.replace("celsius = [80, 70]", "new_data = 40"))
+    device.start()
+    server.wait_state("idle")
+    server.offer(device.id, choice)
+    server.wait_update("t1")
+    assert wait_profile(server, unable=True).unable == "paused: it waits for 40 new samples"
+
+    def write(count):
+        x, y = samples(count)
+        np.savez(tmp_path / "fresh.npz", x=x, y=y)
+        (tmp_path / "fresh.npz").replace(tmp_path / "data.npz")
+
+    write(89)
+    device.terminate()
+    device.start()
+    server.wait(lambda: server.profiles[-1].examples > 50)  # all but those that are held out
+    assert server.profiles[-1].unable == "paused: it waits for 40 new samples"
+    (tmp_path / "data.npz").write_bytes(b"PK")
+    device.wait_log("goes on with the samples it has")
+    write(90)
+    server.wait(lambda: not server.profiles[-1].unable)
+    assert server.profiles[-1].examples == 81
+    server.offer(device.id, choice, task="t2")
+    server.wait_update("t2")
+    assert server.wait_message(Done, "t2").metrics.examples == 81
+    server.wait(lambda: bool(server.profiles[-1].unable))
 
 
 def test_doctor_shows_each_condition_with_its_reading(tmp_path, system, monkeypatch):

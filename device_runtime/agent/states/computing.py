@@ -90,7 +90,7 @@ class _Computing(DeviceState):
             if not isinstance(event.error, TaskStopped):
                 ctx.fail(event.error)
         elif isinstance(event, WorkDone) and isinstance(event.result, Outcome):
-            ctx.kit.memory.lived(load)
+            ctx.kit.memory.lived(load, len(ctx.need_bench().data))
             outcome = event.result
             metrics = outcome.metrics
             ctx.measured.step_seconds = outcome.step_seconds or ctx.measured.step_seconds

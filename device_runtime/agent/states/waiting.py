@@ -108,6 +108,8 @@ class Idle(DeviceState):
     @override
     def enter(self) -> None:
         self.ctx.kit.journal.follow(None)
+        if self.ctx.kit.config.conditions.new_data is not None:
+            self.ctx.look()  # the task that has ended may have been what there was data for
         self.ctx.publish_status()
         self.wake_at = time.monotonic() + _REST_SECONDS
         if self.ctx.pending is not None:
