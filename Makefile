@@ -62,12 +62,14 @@ $(TRAINING_STAMP): pyproject.toml constraints.txt
 test-training: $(TRAINING_STAMP)  ## What onnxruntime-training adds; needs Python <= 3.12 on x86-64.
 	$(TRAINING)/bin/python -m pytest -m ort_training $(SIDE_BY_SIDE) $(TESTS)
 
-# What builds a card (its refusals name the same packages) and the emulated board.
+# What builds a card (its refusals name the same packages) and the emulated board. CUTS=20 loses power so often, and SEED
+# says again at which moments.
 arm: install  ## A card built from Debian packages, started in an emulated arm64 board: join, train, lose power, go on.
-	command -v qemu-system-aarch64 cpio depmod fakeroot mcopy mkfs.vfat >/dev/null && test -e /usr/share/qemu-efi-aarch64/QEMU_EFI.fd || \
+	command -v qemu-system-aarch64 cpio depmod fakeroot mcopy mkfs.vfat ssh >/dev/null && \
+	  test -e /usr/share/qemu-efi-aarch64/QEMU_EFI.fd || \
 	  $(if $(filter 0,$(shell id -u)),,sudo) apt-get install -q -y --no-install-recommends qemu-system-arm qemu-efi-aarch64 \
-	    cpio kmod fakeroot mtools dosfstools e2fsprogs fdisk xz-utils zstd mosquitto
-	$(BIN)/python -m pytest -m arm -rs $(TESTS)
+	    cpio kmod fakeroot mtools dosfstools e2fsprogs fdisk xz-utils zstd mosquitto openssh-client
+	$(BIN)/python -m pytest -m arm -rs -s $(TESTS)
 
 soak: install  ## RUNS runs (50) in which server, agents and Mosquitto are killed at random; then 30 rounds of chaos.
 	$(BIN)/python -m tests.fleet.soak --runs $(or $(RUNS),50)

@@ -63,8 +63,8 @@ def _why(error: BaseException | None) -> str:
     match error:
         case ssl.SSLCertVerificationError():
             return (
-                f"its certificate is not trusted ({error.verify_message}); look at ca_file, and at the host name in the"
-                " address"
+                f"its certificate is not trusted ({error.verify_message}); look at ca_file, at the host name in the"
+                " address, and at this computer's clock"
             )
         case ssl.SSLError():
             return f"TLS does not come about ({error.reason or error}); look at the certificate files, and at the port"

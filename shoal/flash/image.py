@@ -1,10 +1,12 @@
 """A card that starts by itself: Debian's arm64 packages, the agent and one board's identity, made without root."""
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import as_file, files
@@ -15,6 +17,7 @@ from typing import Annotated
 from typer import Option
 
 from fleet_protocol.errors import ConfigError, StorageError
+from shoal.flash.access import access_files
 from shoal.flash.bundle import read_part, runtime_files, settings_files
 from shoal.flash.settings import FlashConfig, load_flash_config
 from shoal.flash.tree import Entry, packed
@@ -65,8 +68,11 @@ def make_card(card: Card, confirm: Callable[[Disk], bool], told: Callable[[str, 
         place = out.with_suffix("") if out.suffix == ".zst" else out
         yield from _built(card, config, place)
         if out != place:
-            run_script(["zstd", "-q", "-f", "-T0", place.resolve(), "-o", out.resolve()], place.parent)
+            run_script(["zstd", "-10", "-q", "-f", "-T0", place.resolve(), "-o", out.resolve()], place.parent)
             yield f"{out}: {out.stat().st_size / 1e6:.0f} MB, packed"
+        listed = out.with_name(f"{out.name}.json")
+        listed.write_text(_repository(config, place, out))
+        yield f"{listed}: for Raspberry Pi Imager, as `rpi-imager --repo {listed}`; {place}.bmap: for bmaptool"
     if card.to:
         disk = find_disk(card.to, place.stat().st_size)
         if not card.yes and not confirm(disk):
@@ -79,8 +85,6 @@ def _built(card: Card, config: FlashConfig, place: Path) -> Iterator[str]:
     other = "; take `shoal flash seed` with a system of its maker, or `shoal flash bundle`"
     if config.board not in _BOARDS:
         raise ConfigError(f"no card is made for {config.board}, but for {', '.join(sorted(_BOARDS))}{other}")
-    if config.network or config.ssh:
-        raise ConfigError(f"a card that is built has a cable and no accounts: take out [network] and [ssh]{other}")
     if config.target.python not in _SUITES:
         raise ConfigError(
             f"Debian has no Python {config.target.python}: `python` is one of {', '.join(_SUITES)}{other}"
@@ -106,6 +110,7 @@ def _built(card: Card, config: FlashConfig, place: Path) -> Iterator[str]:
         id_ = hashlib.sha256(b"".join(hashlib.sha256(data).digest() for data in inputs)).hexdigest()[:32]
         as_root = [] if os.geteuid() == 0 else ["fakeroot"]
         run_script([*as_root, "sh", "make_card.sh", config.board, id_, "card.img"], work)
+        (work / "card.bmap").replace(f"{place}.bmap")
         (work / "card.img").replace(place)
     size = place.stat()
     yield f"{place}: {size.st_size / 1e6:.0f} MB, {size.st_blocks * 512 / 1e6:.0f} of them used, for {config.board}"
@@ -113,19 +118,47 @@ def _built(card: Card, config: FlashConfig, place: Path) -> Iterator[str]:
 
 def _parts(config: FlashConfig, wheels: Path | None) -> dict[str, bytes]:
     """What the scripts work on."""
-    scripts = ("apt.conf", "card.init", "card.links", "card.modules", "fetch_packages.sh", "make_card.sh")
+    scripts = ("apt.conf", "card.init", "fetch_packages.sh", "make_card.sh")
     parts = {name: read_part(name) for name in scripts}
-    words = read_part("card.packages").decode().replace("@PYTHON@", config.target.python).splitlines()
-    names = [word for line in words if line[:1] != "#" for word in line.split()]
+    for name in ("card.links", "card.modules"):
+        parts[name] = "".join(f"{line}\n" for line in _lines(name, config)).encode()
+    names = [word for line in _lines("card.packages", config) for word in line.split()]
     parts["wanted"] = "".join(f"{name}\n" for name in names if name[0] != "-").encode()
     parts["left-out"] = "".join(f"{name[1:]}\n" for name in names if name[0] == "-").encode()
-    ours = [*runtime_files(config, wheels), *settings_files(config)]
+    ours = [*runtime_files(config, wheels), *settings_files(config), *access_files(config)]
     ours += [Entry("usr/lib/systemd/system/shoal-first.service", read_part("first.service"))]
     ours += [Entry("etc/hostname", f"{config.host}\n".encode())]
     with as_file(files("shoal.flash") / "files" / "card") as folder:
         own = [path for path in sorted(folder.rglob("*")) if path.is_file()]
         ours += [Entry(path.relative_to(folder).as_posix(), path.read_bytes()) for path in own]
     return {**parts, "ours.tar": packed(ours, compress=False)}
+
+
+def _repository(config: FlashConfig, image: Path, out: Path) -> str:
+    """A list with one image, as Raspberry Pi Imager reads it (os-list-schema.json of its documentation)."""
+    digest = hashlib.sha256()
+    with image.open("rb") as file:
+        while data := file.read(1 << 20):
+            digest.update(data)
+    entry = {
+        "name": f"Shoal: {config.host}",
+        "description": f"for {config.board}; joins its fleet by itself",
+        "icon": "icons/use_custom.png",  # one that Imager has
+        "url": out.resolve().as_uri(),
+        "release_date": time.strftime("%Y-%m-%d"),
+        "extract_size": image.stat().st_size,
+        "extract_sha256": digest.hexdigest(),
+        "image_download_size": out.stat().st_size,
+    }
+    return json.dumps({"os_list": [entry]}, indent=1)
+
+
+def _lines(name: str, config: FlashConfig) -> Iterator[str]:
+    """Lines of a file that apply; those that begin with the name of a table are for cards that have it."""
+    for line in read_part(name).decode().replace("@PYTHON@", config.target.python).splitlines():
+        table, _, rest = line.rpartition(": ")
+        if line[:1] != "#" and (not table or getattr(config, table)):
+            yield rest
 
 
 def needs_tools() -> None:

@@ -9,7 +9,6 @@ board=$1 id=$2 image=$3
 export LC_ALL=C TZ=UTC SOURCE_DATE_EPOCH=1700000000 E2FSPROGS_FAKE_TIME=1700000000 MTOOLS_SKIP_CHECK=1
 cmdline="root=LABEL=shoal-root ro fsck.repair=yes net.ifnames=0 panic=10"
 umask 022
-sed -i '/^#/d' card.links card.modules
 
 # Since Debian 12 /bin, /sbin and /lib are links; older packages still have files there.
 for place in root kernel; do
@@ -29,6 +28,9 @@ while read -r file name; do
     --exclude='./usr/share/doc/*' --exclude='./usr/share/man/*' --exclude='./usr/share/locale/*' \
     --exclude='./usr/share/info/*' --exclude='./usr/share/bash-completion/*' --exclude='./usr/lib/modules/*/kernel/sound/*'
 done <packages
+
+# Of Broadcom's radios those of the Raspberry Pis.
+find root/usr/lib/firmware -name '*fmac*' ! -name '*fmac43430*' ! -name '*fmac43455*' -delete 2>/dev/null || true
 
 # What maintainer scripts would have done.
 cp root/usr/share/base-passwd/passwd.master root/etc/passwd
@@ -84,7 +86,8 @@ echo "timeout 0" >boot/loader/loader.conf
 printf 'title Shoal\nlinux /vmlinuz\ninitrd /initrd.img\noptions %s\n' "$cmdline" >boot/loader/entries/shoal.conf
 case $board in
 rpi* | zero2w)
-  cp kernel/usr/lib/raspi-firmware/bootcode.bin kernel/usr/lib/raspi-firmware/start*.elf kernel/usr/lib/raspi-firmware/fixup*.dat boot/
+  # start4 and fixup4 are for the Pi 4; the variants with a camera (x), for debugging (db) and cut down (cd) stay out.
+  for name in bootcode.bin start.elf start4.elf fixup.dat fixup4.dat; do cp "kernel/usr/lib/raspi-firmware/$name" boot/; done
   cp kernel/usr/lib/linux-image-"$version"/broadcom/*.dtb boot/
   printf 'arm_64bit=1\nenable_uart=1\nupstream_kernel=1\nkernel=vmlinuz\ninitramfs initrd.img followkernel\n' >boot/config.txt
   echo "console=ttyS1,115200 console=tty0 $cmdline" >boot/cmdline.txt
@@ -114,3 +117,25 @@ mke2fs -q -F -t ext4 -L shoal-root -m 1 -b 4096 -U "$uuid" -d root \
   done
 } >fields
 debugfs -w -f fields "$image?offset=$offset" >debugfs.log 2>&1
+
+# Which blocks a card has to be written with, for bmaptool: all but those that the root's file system calls free. (Holes of
+# the file would not do: some are zeros that it counts on.) The checksum of this list counts itself as zeros.
+blocks=$(($(stat -c %s "$image") / 4096))
+dumpe2fs "$image?offset=$offset" 2>/dev/null | sed -n 's/^  Free blocks: //p' | tr -d ' ' | tr ',' '\n' |
+  awk -F- -v at=0 -v base=$((offset / 4096)) -v blocks="$blocks" '
+    NF { if ($1 + base > at) print at, $1 + base - 1; at = ($2 == "" ? $1 : $2) + base + 1 }
+    END { if (at < blocks) print at, blocks - 1 }' >mapped
+zeros=$(printf '%064d' 0)
+{
+  printf '<?xml version="1.0" ?>\n<bmap version="2.0">\n<ImageSize>%s</ImageSize>\n<BlockSize>4096</BlockSize>\n' $((blocks * 4096))
+  printf '<BlocksCount>%s</BlocksCount>\n' "$blocks"
+  printf '<MappedBlocksCount>%s</MappedBlocksCount>\n' "$(awk '{ n += $2 - $1 + 1 } END { print n }' mapped)"
+  printf '<ChecksumType>sha256</ChecksumType>\n<BmapFileChecksum>%s</BmapFileChecksum>\n<BlockMap>\n' "$zeros"
+  while read -r first last; do
+    sum=$(dd if="$image" bs=4096 skip="$first" count=$((last - first + 1)) status=none | sha256sum)
+    printf '<Range chksum="%s">%s-%s</Range>\n' "${sum%% *}" "$first" "$last"
+  done <mapped
+  printf '</BlockMap>\n</bmap>\n'
+} >card.bmap
+sum=$(sha256sum card.bmap)
+sed -i "s/$zeros/${sum%% *}/" card.bmap
