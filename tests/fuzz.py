@@ -9,6 +9,7 @@ hang or a corruption, and ends the run with the bytes that did it.
 
 import argparse
 import contextlib
+import copy
 import faulthandler
 import json
 import random
@@ -30,7 +31,7 @@ from broker_server.service.registry import read_registry
 from fleet_protocol import control, requests
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.blobs import blob_ref, iter_chunks
-from fleet_protocol.errors import BlobError, RefusedError
+from fleet_protocol.errors import BlobError, RefusalReason, RefusedError
 from fleet_protocol.graphs.check import check_structure
 from fleet_protocol.identity.certificate import Ed25519PublicKey, read_certificate
 from fleet_protocol.identity.chunks import ChunkSigner, ChunkVerifier, place_of
@@ -44,10 +45,13 @@ from fleet_protocol.manifest import parse_manifest
 from fleet_protocol.messages import (
     DeviceProfile,
     DeviceStatus,
+    Shares,
+    Sum,
     parse_device_message,
     parse_presence,
     parse_server_message,
 )
+from fleet_protocol.secure_sum import Member
 from fleet_protocol.topics import Topics
 from fleet_protocol.weights import decode_weights, encode_weights, read_metadata
 from tests.device_runtime.test_graph_check import GOOD
@@ -257,9 +261,36 @@ def targets() -> Iterator[list[Target]]:
             only("sealed chunks", tuple(data for _, data in chunks), unwrapped, [*frames, frames[0]]),
             only("seals", (sealed,), lambda _, data: unseal(data, server.sealing, "there"), [blob]),
             Target("papers", tuple(papers), taken),
+            member_of_a_sum(),
             Target("tensors", weights, tensors),
             Target("graphs", (GOOD,), lambda _, data: check_structure(memoryview(data)) and None),
         ]
+
+
+def member_of_a_sum() -> Target:
+    """A member of a secure sum is told the next step: it takes it as it is, and reveals one share of each alone."""
+    task = {"fleet": "lab", "run": "r1", "round": 3, "task": "t1", "seq": 7}
+    members = {name: Member(name, "weights", 3) for name in "abcd"}
+    told = [Sum(**task, keys={name: member.keys for name, member in members.items()})]
+    before = [copy.deepcopy(members["a"])]
+    dealt = {name: member.answer(told[0])["sealed"]["a"] for name, member in members.items()}
+    for said in (Sum(**task, dealt=dealt), Sum(**task, sent=("a", "b", "d"))):
+        told.append(said)
+        before.append(copy.deepcopy(members["a"]))
+        members["a"].answer(said)
+    both = {name: copy.deepcopy(before[2]).answer(Sum(**task, sent=tuple("abcd")))["revealed"][name] for name in "abcd"}
+
+    def read(index: int, data: bytes) -> None:
+        said = parse_server_message(data)
+        if not isinstance(said, Sum):
+            raise RefusedError(RefusalReason.MALFORMED, "another message")
+        answer = Shares(**task, device="a", **copy.deepcopy(before[index]).answer(said))
+        if index == 2 and any((share == both[name]) != (name in said.sent) for name, share in answer.revealed.items()):
+            raise Corruption("a share was revealed that was not asked for")
+        if answer.revealed and index != 2:
+            raise Corruption("shares were revealed before anything was sent")
+
+    return Target("steps of a secure sum", tuple(said.to_bytes() for said in told), read)
 
 
 def messages_of_manifest(manifest: bytes) -> Target:

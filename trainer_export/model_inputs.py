@@ -85,6 +85,8 @@ class Signature:
                 classes.
         """
         logits = _first_run(prepared(model, "eval"), self)
+        if isinstance(logits, Tensor) and logits.dim() > 1 and len(logits) != _PROBE_BATCH:
+            raise ExportError(f"the model must return samples first, not {[*logits.shape]}; transpose what it returns")
         if isinstance(logits, (tuple, Mapping)) and all(isinstance(head, Tensor) for head in tree_leaves(logits)):
             return replace(self, heads={name: tuple(head.shape[1:]) for name, head in heads_of(logits).items()})
         shape = tuple(logits.shape) if isinstance(logits, Tensor) else ()
@@ -203,7 +205,6 @@ def check_output(output: Any, signature: Signature) -> None:
     wanted = ", ".join(map(str, ("batch", *expected)))
     classes = signature.classes
     other = f" (with a label per token: [batch, tokens, {classes}], per pixel: [batch, {classes}, height, width])"
-    other = "" if signature.places else other
     raise ExportError(f"the model must return logits [{wanted}], it returned {shape}{other}")
 
 

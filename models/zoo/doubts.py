@@ -1,16 +1,23 @@
-"""What a user reads when a layout does not hold: the axis, the tensor, the module, and a remedy that was tried."""
+"""What a user reads when a layout does not hold, or a model has none: axis, tensor, module, and a tried remedy."""
 
+import inspect
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parameter import UninitializedParameter
+from torch.nn.utils.weight_norm import WeightNorm
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
+from fleet_protocol.errors import ConfigError
+from models.architecture import Architecture
 from models.axes import Axis
 from models.dims import Dim
 from models.zoo.arranging import whole_axes
@@ -19,6 +26,7 @@ from models.zoo.proof import ALIKE, Case, Doubt, proved_dims
 
 _MOST_TRIALS = 16
 _TORCH = str(Path(torch.__file__).parent)
+_WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel, torch.jit.ScriptModule)
 
 
 class _Drawing(TorchFunctionMode):
@@ -190,3 +198,77 @@ def _numbers(subject: Subject, state: Mapping[str, Tensor]) -> list[tuple[str, s
         for handle in handles:
             handle.remove()
     return found
+
+
+def _functions(layer: nn.Module) -> Iterator[tuple[str, str]]:
+    """The hooks and attributes of a layer that are functions with a module or tensor in them: no copy replaces it."""
+    hooks = [*layer._forward_hooks.values(), *layer._forward_pre_hooks.values()]  # noqa: SLF001 - no public name
+    given: list[tuple[str, Any, tuple[type, ...]]] = [
+        ("a hook", hook, (nn.Module, Tensor, list, dict)) for hook in hooks
+    ]
+    given += [(f"attribute {name}", value, (nn.Module, Tensor)) for name, value in vars(layer).items()]
+    for what, function, kinds in given:
+        if isinstance(function, FunctionType):
+            held = [*inspect.getclosurevars(function).nonlocals.values(), *(function.__defaults__ or ())]
+            if any(isinstance(value, kinds) for value in held):
+                code = function.__code__
+                yield what, f"line {code.co_firstlineno} of {Path(code.co_filename).name}"
+
+
+def sliceable(arch: Architecture, module: nn.Module) -> nn.Module:
+    """The module if it can be cut; else raises a ConfigError that names layer or parameter, and what to do."""
+    for name, layer in module.named_modules():
+        if isinstance(layer, _WRAPPERS) or hasattr(layer, "_orig_mod"):
+            raise ConfigError(
+                f"{arch.name}: {name or 'the model'} is a {type(layer).__name__} around the module that is wanted;"
+                " return that one, without DataParallel, torch.compile or torch.jit"
+            )
+        if any(isinstance(hook, WeightNorm) for hook in layer._forward_pre_hooks.values()):  # noqa: SLF001 - no public name
+            raise ConfigError(
+                f"{arch.name}: {name or 'the model'} ({type(layer).__name__}) has torch.nn.utils.weight_norm, whose"
+                " result no copy can have; use torch.nn.utils.parametrizations.weight_norm, which `shoal export"
+                " --convert` puts there"
+            )
+        for key, value in vars(layer).items():
+            items = value if isinstance(value, (list, tuple)) else ()
+            if not set(module.modules()).issuperset(item for item in items if isinstance(item, nn.Module)):
+                raise ConfigError(
+                    f"{arch.name}: attribute {key} of {name or 'the model'} ({type(layer).__name__}) is a Python"
+                    f" {type(value).__name__} of modules, whose parameters PyTorch does not know; make it an"
+                    " nn.ModuleList"
+                )
+        for what, function in _functions(layer):
+            raise ConfigError(
+                f"{arch.name}: {what} of {name or 'the model'} ({type(layer).__name__}), {function}, holds a"
+                " module, a tensor or a collection from outside, which stays the original's in every copy of the model;"
+                " make it a method of the module (register_forward_hook(self.keep), say), whose copy has its own"
+            )
+        if isinstance(layer, _BatchNorm):
+            raise ConfigError(
+                f"{arch.name}: {name} is a {type(layer).__name__}, whose running averages cannot be merged across"
+                " widths; `shoal export --convert` replaces it by StaticBatchNorm of models.zoo.layers, or use that"
+            )
+    for name, buffer in module.named_buffers():
+        if buffer.layout != torch.strided:
+            raise ConfigError(f"{arch.name}: buffer {name} is sparse; keep it dense, with .to_dense()")
+    held: dict[tuple[Any, Any], str] = {}
+    for name, value in module.named_parameters():
+        if isinstance(value, UninitializedParameter):
+            raise ConfigError(f"{arch.name}: parameter {name} has no shape yet; use no lazy layers")
+        other = held.setdefault((value.untyped_storage()._cdata, value.storage_offset()), name)  # noqa: SLF001 - likewise
+        if other != name:
+            raise ConfigError(
+                f"{arch.name}: parameters {other} and {name} share their memory, which no copy of them does; let both"
+                " layers have one nn.Parameter, without .data, or compute with one twice: F.linear(x, weight.T)"
+            )
+        if value._backward_hooks or value._post_accumulate_grad_hooks:  # noqa: SLF001 - likewise
+            raise ConfigError(
+                f"{arch.name}: parameter {name} has a hook on its gradient, which no copy of it has; register it in"
+                " forward on a clone of it, to compute with, or bound gradients with clip_value of the recipe"
+            )
+        if value.dtype != torch.float32:
+            raise ConfigError(
+                f"{arch.name}: parameter {name} is {value.dtype}; parameters must be float32: leave"
+                " .half(), .double() and dtype= out, and keep complex numbers as two real ones each"
+            )
+    return module

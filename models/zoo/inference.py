@@ -5,21 +5,15 @@ happen on torch's meta device and cost no memory.
 """
 
 import contextlib
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.parameter import UninitializedParameter
-from torch.nn.utils.weight_norm import WeightNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 from typing_extensions import override
@@ -33,14 +27,13 @@ from models.inputs import Row
 from models.layout import HEAD, STEM, Layout, Parameter, Statistic, block_name
 from models.user_lines import at_line_of
 from models.zoo.arranging import whole_axes
-from models.zoo.doubts import explained
+from models.zoo.doubts import explained, sliceable
 from models.zoo.exchange import Run, Subject, noise, samples, stretched, subject_of
 from models.zoo.layers import StaticBatchNorm
 from models.zoo.probing import Growth, Shapes, grown_with
 from models.zoo.proof import Case, Doubt, View, proved_dims
 
 _NARROW = (0.7, 0.5, 0.75, 0.3)  # odd sizes first: they tell most
-_WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel, torch.jit.ScriptModule)
 _FILLS = frozenset({Tensor.normal_, Tensor.uniform_, Tensor.fill_, Tensor.zero_})
 _STRETCHED = ((0.001, 0.0, 1.0), (1.0, 3.0, 1.0), (10.0, 0.0, 1.0), (1.0, 0.0, 10.0))
 """Scale and shift of samples, and the gain of parameters, at which units may differ that are alike at usual sizes."""
@@ -92,8 +85,7 @@ def _works(arch: Architecture, settings: Mapping[str, Any] | None, axis: Axis) -
 
 def _inferred(arch: Architecture, settings: Mapping[str, Any] | None, works: Callable[[Axis], bool]) -> Layout:
     cut = Cut()
-    module = _meta_module(arch, cut, settings)
-    _refuse_unsliceable(arch, module)
+    module = sliceable(arch, _meta_module(arch, cut, settings))
     shapes = _shapes(module)
     frozen = {name for name, value in module.named_parameters() if not value.requires_grad}  # a run may change it
     axes = dict(cut.axes)
@@ -149,7 +141,7 @@ def _meta_module(arch: Architecture, cut: Cut, settings: Mapping[str, Any] | Non
             raise
     cut.forget()  # the builder computes with values, such as rates that grow with the depth
     with torch.random.fork_rng(devices=[]):
-        return _module(arch, cut, settings).to("meta")
+        return sliceable(arch, _module(arch, cut, settings)).to("meta")
 
 
 class Undrawn(TorchFunctionMode):
@@ -183,66 +175,6 @@ class _WithMemory(TorchFunctionMode):
 
 def _shapes(module: nn.Module) -> Shapes:
     return {name: tuple(value.shape) for name, value in module.named_parameters()}
-
-
-def _functions(layer: nn.Module) -> Iterator[tuple[str, str]]:
-    """The hooks and attributes of a layer that are functions with a module or tensor in them: no copy replaces it."""
-    hooks = [*layer._forward_hooks.values(), *layer._forward_pre_hooks.values()]  # noqa: SLF001 - no public name
-    given: list[tuple[str, Any, tuple[type, ...]]] = [
-        ("a hook", hook, (nn.Module, Tensor, list, dict)) for hook in hooks
-    ]
-    given += [(f"attribute {name}", value, (nn.Module, Tensor)) for name, value in vars(layer).items()]
-    for what, function, kinds in given:
-        if isinstance(function, FunctionType):
-            held = [*inspect.getclosurevars(function).nonlocals.values(), *(function.__defaults__ or ())]
-            if any(isinstance(value, kinds) for value in held):
-                code = function.__code__
-                yield what, f"line {code.co_firstlineno} of {Path(code.co_filename).name}"
-
-
-def _refuse_unsliceable(arch: Architecture, module: nn.Module) -> None:
-    for name, layer in module.named_modules():
-        if isinstance(layer, _WRAPPERS) or hasattr(layer, "_orig_mod"):
-            raise ConfigError(
-                f"{arch.name}: {name or 'the model'} is a {type(layer).__name__} around the module that is wanted;"
-                " return that one, without DataParallel, torch.compile or torch.jit"
-            )
-        if any(isinstance(hook, WeightNorm) for hook in layer._forward_pre_hooks.values()):  # noqa: SLF001 - no public name
-            raise ConfigError(
-                f"{arch.name}: {name or 'the model'} ({type(layer).__name__}) has torch.nn.utils.weight_norm, whose"
-                " result no copy can have; use torch.nn.utils.parametrizations.weight_norm, which `shoal export"
-                " --convert` puts there"
-            )
-        for key, value in vars(layer).items():
-            items = value if isinstance(value, (list, tuple)) else ()
-            if not set(module.modules()).issuperset(item for item in items if isinstance(item, nn.Module)):
-                raise ConfigError(
-                    f"{arch.name}: attribute {key} of {name or 'the model'} ({type(layer).__name__}) is a Python"
-                    f" {type(value).__name__} of modules, whose parameters PyTorch does not know; make it an"
-                    " nn.ModuleList"
-                )
-        for what, function in _functions(layer):
-            raise ConfigError(
-                f"{arch.name}: {what} of {name or 'the model'} ({type(layer).__name__}), {function}, holds a"
-                " module, a tensor or a collection from outside, which stays the original's in every copy of the model;"
-                " make it a method of the module (register_forward_hook(self.keep), say), whose copy has its own"
-            )
-        if isinstance(layer, _BatchNorm):
-            raise ConfigError(
-                f"{arch.name}: {name} is a {type(layer).__name__}, whose running averages cannot be merged across"
-                " widths; `shoal export --convert` replaces it by StaticBatchNorm of models.zoo.layers, or use that"
-            )
-    for name, buffer in module.named_buffers():
-        if buffer.layout != torch.strided:
-            raise ConfigError(f"{arch.name}: buffer {name} is sparse; keep it dense, with .to_dense()")
-    for name, value in module.named_parameters():
-        if isinstance(value, UninitializedParameter):
-            raise ConfigError(f"{arch.name}: parameter {name} has no shape yet; use no lazy layers")
-        if value.dtype != torch.float32:
-            raise ConfigError(
-                f"{arch.name}: parameter {name} is {value.dtype}; parameters must be float32: leave"
-                " .half(), .double() and dtype= out, and keep complex numbers as two real ones each"
-            )
 
 
 def _views(
@@ -341,7 +273,8 @@ def _view(built: _Built, *, gradients: bool) -> View:
     arch, module, shapes = built.arch, built.module, _shapes(built.module)
     row = arch.row(built.settings)
     norms = tuple(f"{path}." for path, layer in module.named_modules() if isinstance(layer, StaticBatchNorm))
-    if all(name.startswith(norms) for name, _ in module.named_buffers()):
+    is_tied = len([*module.parameters()]) < len([*module.named_parameters(remove_duplicate=False)])
+    if not is_tied and all(name.startswith(norms) for name, _ in module.named_buffers()):
         subject = subject_of(module, samples(module, row))
         with contextlib.suppress(Exception), _WithMemory():
             before = subject.run(gradients=gradients)
@@ -360,7 +293,7 @@ def _view(built: _Built, *, gradients: bool) -> View:
         raise ConfigError(
             f"{arch.name}: the model fails{where}: {error!r};"
             " its forward must take one tensor [batch, *input_shape], or those that input_shape = {'name': shape, ...}"
-            " names, and compute in float32"
+            " names, compute in float32, and know every whole number below the rows of its smallest embedding"
         ) from error
 
 

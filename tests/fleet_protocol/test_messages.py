@@ -19,6 +19,7 @@ FROM = {**TASK, "device": "pi"}
 METRICS = m.TaskMetrics(
     examples=10, batches=3, labels=(0, 2), fetch_seconds=0.1, train_seconds=1.5, resident_bytes=100, train_loss=0.5
 )
+KEYS, SEALED = ("12" * 32, "ef" * 32), "5a" * 118
 SERVER = [
     m.Offer(
         **TASK,
@@ -31,6 +32,9 @@ SERVER = [
     m.UploadAck(**TASK),
     m.UploadMissing(**TASK, ranges=((0, 2),)),
     m.UploadRefused(**TASK, reason=RefusalReason.NOT_FINITE, detail="conv1.weight"),
+    m.Sum(**TASK, keys={"pi": KEYS, "nano": KEYS}),
+    m.Sum(**TASK, dealt={"pi": SEALED, "nano": SEALED}),
+    m.Sum(**TASK, sent=("pi", "nano")),
 ]
 DEVICE = [
     m.Accept(**FROM, tier="w0.50-d4"),
@@ -38,6 +42,9 @@ DEVICE = [
     m.NeedChunks(**FROM, digest=REF.digest, ranges=((0, 1),)),
     m.Done(**FROM, update=REF, tier="w0.50-d4", metrics=METRICS),
     m.Refuse(**FROM, reason=RefusalReason.NO_SPACE, detail="disk full"),
+    m.Accept(**FROM, tier="w0.50-d4", lacks=(REF.digest,), keys=KEYS),
+    m.Shares(**FROM, sealed={"pi": SEALED, "nano": SEALED}),
+    m.Shares(**FROM, revealed={"pi": "0" * 65 + "7", "nano": "f" * 66}),
 ]
 
 

@@ -65,6 +65,11 @@ class TwoInputs(nn.Module):
         return x * mask
 
 
+class TimeFirst(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[..., :3].mean(1).transpose(0, 1)
+
+
 class Apart(nn.Module):
     """Two inputs that came as one."""
 
@@ -123,6 +128,11 @@ def test_models_that_cannot_be_exported(module: nn.Module, signature: Signature,
         (TwoInputs(), r"module \(the model itself\) \(TwoInputs\) takes 2 inputs \(x, mask\).*\{'x': \(...\), 'm"),
         (nn.Sequential(nn.Flatten(), nn.Linear(5, 3)), r"cannot be run on float32 samples \[2, 6, 6\]:.*input_shape"),
         (nn.Conv2d(2, 4, 1), r"must return logits \[batch, 3, 6, 6\], it returned"),
+        (TimeFirst(), r"must return samples first, not \[6, 2, 3\]; transpose"),
+        (
+            nn.Sequential(nn.Flatten(2), nn.Conv1d(2, 3, 1)),
+            r"it returned .*\(with a label per token: \[batch, tokens, 3\]",
+        ),
     ],
 )
 def test_a_model_that_does_not_fit_its_samples(module: nn.Module, message: str) -> None:

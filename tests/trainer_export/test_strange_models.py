@@ -157,7 +157,64 @@ class Observing(Layers):
         return self.quantise(y)
 
 
+class TiedByData(Layers):
+    """As many a tutorial ties a decoder."""
+
+    def more(self, hidden):
+        self.decoder = nn.Linear(hidden, 6)
+        self.decoder.weight.data = self.first.weight.data.T
+
+    def between(self, y):
+        return self.first(self.decoder(y))
+
+
+class TiedByUse(Layers):
+    def more(self, hidden):
+        self.offset = nn.Parameter(torch.zeros(6))
+
+    def between(self, y):
+        return self.first(functional.linear(y, self.first.weight.T, self.offset))
+
+
+class TiedByName(Layers):
+    """One parameter of two layers, in a model without buffers."""
+
+    def more(self, hidden):
+        self.second, self.third = nn.Linear(hidden, hidden), nn.Linear(hidden, hidden)
+        self.third.weight = self.second.weight
+
+    def between(self, y):
+        return self.third(self.second(y).relu())
+
+
+class HookedParameter(Layers):
+    """Bounds the gradient of a parameter, as many a forum says."""
+
+    def more(self, hidden):
+        self.first.weight.register_hook(lambda slope: slope.clamp(-0.01, 0.01))
+
+
+class HookedParameterOfValues(HookedParameter):
+    """The same in a model that no meta device builds."""
+
+    def more(self, hidden):
+        self.rate = torch.linspace(0, 1, 3).tolist()[1]
+        super().more(hidden)
+
+
+class HookedClone(Layers):
+    def forward(self, x):
+        weight = self.first.weight.clone()
+        if weight.requires_grad:
+            weight.register_hook(lambda slope: slope.clamp(-0.01, 0.01))
+        return self.last(functional.linear(x, weight, self.first.bias))
+
+
 REFUSED = [
+    (TiedByData, "parameters first.weight and decoder.weight share their memory", TiedByUse, None),
+    (TiedByData, "let both layers have one nn.Parameter", TiedByName, None),
+    (HookedParameter, "parameter first.weight has a hook on its gradient.*on a clone", HookedClone, None),
+    (HookedParameterOfValues, "parameter first.weight has a hook on its gradient", HookedClone, None),
     (WritesInput, r"writes into its input.*x = x\.clone\(\)", WritesCopy, None),
     (
         PlainList,
@@ -316,7 +373,7 @@ class AdaptingInTraining(Adapting):
         return torch.autograd.grad(functional.linear(x, weight).square().mean(), weight, create_graph=True)[0]
 
 
-@pytest.mark.parametrize("kind", [Remedied, WritesPlaces, Standardised, Energy, Adapting])
+@pytest.mark.parametrize("kind", [Remedied, WritesPlaces, Standardised, Energy, Adapting, HookedClone, TiedByUse])
 def test_what_trains_as_in_pytorch(kind):
     """Over six steps."""
     torch.manual_seed(1)

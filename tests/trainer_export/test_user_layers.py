@@ -149,6 +149,11 @@ OTHERS: Mapping[str, tuple[int, nn.Module]] = {
     ),
     "masks multiplied": (2, Do(lambda x: x * ((x > 0) * (x < 0.5)))),
     "bilinear": (2, Twice(nn.Bilinear(8, 8, 3))),
+    "bounded variances": (2, Do(lambda x: functional.gaussian_nll_loss(x, x.flip(2), x**2, True, 0.1, "none"))),
+    "variances of rows": (
+        2,
+        Do(lambda x: functional.gaussian_nll_loss(x, x.flip(2), x[..., 0] ** 2, reduction="none")),
+    ),
     "scattered": (2, Do(lambda x: torch.zeros_like(x).scatter_add(3, x.argsort(3), x * x))),
 }
 KINDS = [RESIZED, TRANSPOSED, POOLED, PADDED, OTHERS]

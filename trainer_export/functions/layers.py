@@ -128,6 +128,16 @@ def _embedding(
     )
 
 
+def _gaussian_nll(
+    mean: Tensor, target: Tensor, var: Any, full: bool = False, eps: float = 1e-6, reduction: str = "mean"
+) -> Any:
+    var = torch.as_tensor(var)
+    var = var if var.dim() in (0, mean.dim()) else var.unsqueeze(-1)
+    var = var + (var.clamp(min=eps) - var).detach()  # torch's own looks at values first, and bounds them so
+    found = 0.5 * (var.log() + (mean - target) ** 2 / var + full * math.log(2 * math.pi))
+    return found if reduction == "none" else getattr(found, reduction)()
+
+
 def _parts(x: Tensor, dim: Any) -> Sequence[Tensor] | None:
     """The slices along a dimension whose size is known."""
     return x.unbind(dim) if isinstance(dim, int) and isinstance(x.shape[dim], int) else None
@@ -195,6 +205,7 @@ FUNCTIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         torch._weight_norm: _weight_norm,  # noqa: SLF001 - what torch.nn.utils.weight_norm calls
         functional.one_hot: _one_hot,
         functional.bilinear: _bilinear,
+        functional.gaussian_nll_loss: _gaussian_nll,
         torch.Tensor.unfold: _unfold,
         **dict.fromkeys((torch.diagonal, torch.Tensor.diagonal), _diagonal),
         torch.diag_embed: _diag_embed,

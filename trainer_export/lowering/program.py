@@ -147,10 +147,6 @@ def _resolve(known: Mapping[fx.Node, Any], arg: Any) -> Any:
 
 def _unsupported(trace: Trace, node: fx.Node) -> ExportError:
     name = str(node.target)
-    suggestion = next((text for key, text in _SUGGESTIONS.items() if key in name), None)
-    advice = (
-        f"use {suggestion}"
-        if suggestion
-        else ("express it with matrix products, convolutions, element-wise operators, sums and softmax")
-    )
+    plain = "express it with matrix products, convolutions, element-wise operators, sums and softmax"
+    advice = next((f"use {text}" for key, text in _SUGGESTIONS.items() if key in name), plain)
     return ExportError(f"{trace.where(node)}: operator {name} cannot be exported; {advice}")
