@@ -87,11 +87,11 @@ class DeviceProcess:
                 command, cwd=self.folder, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
 
-    def wait_exit(self, seconds: float = 30.0) -> int:
+    def wait_exit(self, seconds: float = 120.0) -> int:
         assert self._process is not None
         return self._process.wait(seconds)
 
-    def wait_log(self, text: str, times: int = 1, seconds: float = 30.0) -> None:
+    def wait_log(self, text: str, times: int = 1, seconds: float = 120.0) -> None:
         """Until the last start of the device has written some text so many times."""
         deadline = time.monotonic() + seconds
         while self.log().count(text) < times:

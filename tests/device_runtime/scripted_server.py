@@ -36,7 +36,7 @@ from fleet_protocol.transport import BrokerAddress, Received
 
 FLEET, RUN = "lab", "run1"
 Message = TypeVar("Message")
-WAIT_SECONDS = 30.0
+WAIT_SECONDS = 120.0
 
 
 @dataclass
