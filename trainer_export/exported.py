@@ -17,6 +17,7 @@ from models.tier import Tier
 from models.zoo.exchange import samples
 from models.zoo.inference import Undrawn, initial_weights
 from models.zoo.layers import set_mode
+from trainer_export.batch_uses import Known
 from trainer_export.likeness import Calls, calls_of, refuse_unlike
 from trainer_export.model_inputs import Signature, heads_of, prepared
 from trainer_export.progress import Counter
@@ -34,6 +35,7 @@ class Export:
         seed: of the weights and batches of the checks.
         counter: counts stages.
         whole: what the whole model calls, by depth and labels, once it is asked for.
+        known: where the programs of the tiers that were traced use the batch.
     """
 
     arch: Architecture
@@ -42,12 +44,13 @@ class Export:
     seed: int = 0
     counter: Counter = field(default_factory=lambda: Counter(None, 0))
     whole: dict[tuple[int, int], Calls] = field(default_factory=dict, repr=False, compare=False)
+    known: Known = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def signature(self) -> Signature:
         """What the model takes and returns, but for the shape of its labels."""
-        layout = self.layout
-        return Signature(layout.input_shape, layout.input_dtype, layout.classes, row=self.arch.row(layout.settings))
+        layout, row = self.layout, self.arch.row(self.layout.settings)
+        return Signature(layout.input_shape, layout.input_dtype, layout.classes, row=row, known=self.known)
 
     def settings(self, tier: Tier) -> Mapping[str, Any]:
         """The settings that a tier is built with: the model's, with the labels of a head of its own."""

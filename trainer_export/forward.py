@@ -66,7 +66,7 @@ def trace_forward(model: nn.Module, signature: Signature, forward: Forward) -> T
 
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     inputs = (*parameter_ports(shapes), *statistic_ports(layers), sample_port(signature), *forward.extra)
-    return trace_program(forward.name, run, inputs, forward.outputs)
+    return trace_program(forward.name, run, inputs, forward.outputs, signature.known)
 
 
 def check_forward(

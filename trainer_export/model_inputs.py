@@ -17,6 +17,7 @@ from models.inputs import Row
 from models.user_lines import at_line_of, first_line
 from models.zoo.dropout import feed_noise, noise_shapes
 from models.zoo.layers import Mode, StaticBatchNorm, set_mode
+from trainer_export.batch_uses import Known
 from trainer_export.graph import Port
 from trainer_export.loss import Loss
 from trainer_export.losses.own import OwnLoss
@@ -42,6 +43,7 @@ class Signature:
         row: what a sample is made of, where that is known.
         heads: shapes of the outputs for one sample where there are several, as of `heads_of`.
         noise: as of `model_noise`, once that is known.
+        known: where programs of other widths use the batch, for `traced_program.trace_program`.
     """
 
     input_shape: tuple[int, ...]
@@ -52,6 +54,7 @@ class Signature:
     row: Row | None = None
     heads: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     noise: Mapping[str, tuple[int, ...]] | None = None
+    known: Known | None = field(default=None, repr=False, compare=False)
 
     @property
     def output(self) -> tuple[int, ...]:

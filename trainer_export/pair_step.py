@@ -222,7 +222,7 @@ def trace_pair(
         *(Port(loss_name(side), "float32", ()) for side in SIDES),
         *(Port(next_name(port.name), port.dtype, port.shape) for half in halves for port in half.changing),
     )
-    return trace_program(routine.name, step, inputs, outputs)
+    return trace_program(routine.name, step, inputs, outputs, signature.known)
 
 
 def _half(side: Side, model: nn.Module, signature: Signature, recipe: Recipe) -> _Half:

@@ -1,7 +1,7 @@
 """Runs a function once on fake tensors and keeps what it did as a flat list of torch operators."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -20,9 +20,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fleet_protocol.errors import ExportError
 from models.user_lines import at_line_of, first_line
 from models.zoo.exchange import CHECKPOINTS
+from trainer_export.batch_uses import Known, describe, mark_of, uses_of
 from trainer_export.graph import Port
 from trainer_export.lowering.table import LOWERINGS
-from trainer_export.lowering.values import Spec, dim_of
+from trainer_export.lowering.values import Spec
 from trainer_export.operators import DECOMPOSITIONS
 from trainer_export.passes import simplify
 from trainer_export.rewriting import Rewriting, place_of
@@ -78,7 +79,7 @@ def trace_program(
     function: Callable[..., list[Tensor]],
     inputs: tuple[Port, ...],
     outputs: tuple[Port, ...],
-    example: int = _EXAMPLE_BATCH,
+    known: Known | None = None,
 ) -> Trace:
     """Trace a function of tensors with a dynamic batch.
 
@@ -87,38 +88,50 @@ def trace_program(
         function: takes one tensor per input, returns one per output; must be pure.
         inputs: names, types and shapes of what goes in.
         outputs: the same of what comes out.
-        example: batch size that the function sees.
+        known: where the batch is in programs that were traced before; this one's is noted.
 
     Raises:
         ExportError: the function cannot be traced with a dynamic batch.
     """
-    environment = ShapeEnv()
-    mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
-    fakes = _fake_inputs(mode, inputs, example)
-    table = _decompositions()
-    # PyTorch's C++ decompositions (chunk, pad, ...) would fix the batch size; those in Python keep it a symbol.
-    hooks = torch.autograd.graph.disable_saved_tensors_hooks(CHECKPOINTS)
-    with mode, enable_python_dispatcher(), traceback.preserve_node_meta(), sdpa_kernel(SDPBackend.MATH), hooks:
-        try:
+
+    def traced(example: int, environment: ShapeEnv | None) -> Trace | None:
+        mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
+        fakes = _fake_inputs(mode, inputs, example)
+        table = _decompositions()
+        # PyTorch's C++ decompositions (chunk, pad, ...) would fix the batch size; those in Python keep it a symbol.
+        hooks = torch.autograd.graph.disable_saved_tensors_hooks(CHECKPOINTS)
+        with mode, enable_python_dispatcher(), traceback.preserve_node_meta(), sdpa_kernel(SDPBackend.MATH), hooks:
             program = _without_mutation(_recorded(function, table)(*fakes), fakes, table)
-        except ExportError:
-            raise
-        except Exception as error:
-            raise ExportError(
-                f"the {name} graph cannot be traced{at_line_of(error)}: {first_line(error)}; {advice_on(error)}"
-            ) from error
-    symbols = {s for fake in fakes for size in fake.shape for s in _symbols(size)}
-    if any(BATCH in port.shape for port in inputs) and not symbols - set(environment.replacements):
-        if example != _OTHER_BATCH:
-            return trace_program(name, function, inputs, outputs, _OTHER_BATCH)
+        simplify(program)
+        describe(program, None if environment else example)
+        specs = tuple(node.meta["val"] for node in program.graph.nodes if node.op == "placeholder")
+        if batched and all(isinstance(size, int) for spec in specs for size in spec.shape):
+            return None  # it works for the example alone
+        return Trace(name, program, inputs, specs, outputs, next(iter(batched), ""))
+
+    batched = [port.name for port in inputs if BATCH in port.shape]
+    known, key, mark = {} if known is None else known, (name, *(port.name for port in inputs)), mark_of(inputs)
+    if known.get(key) is not None and mark is not None:
+        with suppress(Exception):  # which comes out below
+            trace = traced(mark, None)
+            if trace and uses_of(trace.program) == known[key]:
+                return trace
+    try:
+        for example in (_EXAMPLE_BATCH, _OTHER_BATCH):
+            trace = traced(example, ShapeEnv())
+            if trace:
+                known[key] = uses_of(trace.program)
+                return trace
+    except ExportError:
+        raise
+    except Exception as error:
         raise ExportError(
-            f"the {name} graph works for one batch size only; do not use the batch size as a number, and call no"
-            " function of torch.jit.script"
-        )
-    simplify(program)
-    specs = tuple(Spec(tuple(dim_of(s) for s in fake.shape), fake.dtype) for fake in fakes)
-    batch = next((port.name for port in inputs if BATCH in port.shape), "")
-    return Trace(name, program, inputs, specs, outputs, batch)
+            f"the {name} graph cannot be traced{at_line_of(error)}: {first_line(error)}; {advice_on(error)}"
+        ) from error
+    raise ExportError(
+        f"the {name} graph works for one batch size only; do not use the batch size as a number, and call no"
+        " function of torch.jit.script"
+    )
 
 
 def advice_on(error: Exception) -> str:
@@ -158,13 +171,9 @@ def _recorded(function: Callable[..., Any], table: Any) -> Callable[..., fx.Grap
     return make_fx(function, decomposition_table=table, _disable_torch_fn_metadata_mode=True)
 
 
-def _symbols(size: Any) -> set[Any]:
-    return set(size.node.expr.free_symbols) if isinstance(size, torch.SymInt) else set()
-
-
 def _fake_inputs(mode: FakeTensorMode, ports: Sequence[Port], batch_size: int) -> list[Tensor]:
     fakes: list[Tensor] = []
-    batch: Any = None
+    batch: Any = None if mode.shape_env else batch_size
     for port in ports:
         dtype = torch.int64 if port.dtype == "int64" else torch.float32
         if BATCH in port.shape and batch is None:

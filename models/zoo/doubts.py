@@ -217,6 +217,7 @@ def _functions(layer: nn.Module) -> Iterator[tuple[str, str]]:
 
 def sliceable(arch: Architecture, module: nn.Module) -> nn.Module:
     """The module if it can be cut; else raises a ConfigError that names layer or parameter, and what to do."""
+    known = set(module.modules())
     for name, layer in module.named_modules():
         if isinstance(layer, _WRAPPERS) or hasattr(layer, "_orig_mod"):
             raise ConfigError(
@@ -231,7 +232,7 @@ def sliceable(arch: Architecture, module: nn.Module) -> nn.Module:
             )
         for key, value in vars(layer).items():
             items = value if isinstance(value, (list, tuple)) else ()
-            if not set(module.modules()).issuperset(item for item in items if isinstance(item, nn.Module)):
+            if not known.issuperset(item for item in items if isinstance(item, nn.Module)):
                 raise ConfigError(
                     f"{arch.name}: attribute {key} of {name or 'the model'} ({type(layer).__name__}) is a Python"
                     f" {type(value).__name__} of modules, whose parameters PyTorch does not know; make it an"

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch import fx
 
@@ -11,7 +12,7 @@ from fleet_protocol.errors import ExportError
 from trainer_export.graph import GraphBuilder
 from trainer_export.lowering.emitter import Emitter
 from trainer_export.lowering.table import LOWERINGS, Lowering
-from trainer_export.lowering.values import Spec, Value, dim_of, numpy_dtype
+from trainer_export.lowering.values import Spec, Value, numpy_dtype
 from trainer_export.traced_program import Trace
 
 _NO_RANDOM_NUMBERS = (
@@ -109,8 +110,8 @@ def _call(
     emitter: Emitter, trace: Trace, node: fx.Node, known: Mapping[fx.Node, Any], rules: Mapping[Any, Lowering]
 ) -> Any:
     meta = node.meta.get("val")
-    if isinstance(meta, (torch.SymInt, int)):
-        return dim_of(meta)
+    if isinstance(meta, (sympy.Basic, int)):
+        return meta
     if getattr(node.target, "__name__", "") == "getitem" and isinstance(node.args[0], fx.Node):
         return known[node.args[0]][node.args[1]]
     lowering = rules.get(node.target)
@@ -119,20 +120,12 @@ def _call(
     args = [_resolve(known, arg) for arg in node.args]
     kwargs = {key: _resolve(known, arg) for key, arg in node.kwargs.items()}
     try:
-        result = lowering(emitter, _spec(meta), *args, **kwargs)
+        result = lowering(emitter, meta, *args, **kwargs)
     except ExportError as error:
         raise ExportError(f"{trace.where(node)}: {error}") from error
-    if isinstance(result, Value) and isinstance(meta, torch.Tensor) and result.rank != meta.dim():
+    if isinstance(result, Value) and isinstance(meta, Spec) and result.rank != len(meta.shape):
         raise ExportError(f"{trace.where(node)}: lowering of {node.target} lost a dimension; report this as a bug")
     return result
-
-
-def _spec(meta: Any) -> Any:
-    if isinstance(meta, torch.Tensor):
-        return Spec(tuple(dim_of(size) for size in meta.shape), meta.dtype)
-    if isinstance(meta, (tuple, list)):
-        return tuple(_spec(item) for item in meta)
-    return None
 
 
 def _resolve(known: Mapping[fx.Node, Any], arg: Any) -> Any:
@@ -140,8 +133,6 @@ def _resolve(known: Mapping[fx.Node, Any], arg: Any) -> Any:
         return known[arg]
     if isinstance(arg, (list, tuple)):
         return [_resolve(known, item) for item in arg]
-    if isinstance(arg, torch.SymInt):
-        return dim_of(arg)
     return arg
 
 

@@ -34,7 +34,7 @@ def trace_statistics(model: nn.Module, signature: Signature, recipe: Recipe) -> 
 
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
     inputs = (*parameter_ports(shapes), sample_port(signature))
-    return trace_program("stats", measure, inputs, statistic_ports(layers))
+    return trace_program("stats", measure, inputs, statistic_ports(layers), signature.known)
 
 
 def check_statistics(

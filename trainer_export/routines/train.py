@@ -87,7 +87,7 @@ def trace_train(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace
         return [loss, *stepped(changed, used, lr, extras, recipe)]
 
     inputs = (*changing, *base, *batch, *noise_ports(noise), Port("lr", "float32", ()), *extra_ports(shapes, recipe))
-    return trace_program("train", step, inputs, (Port("loss", "float32", ()), *_next_ports(changing)))
+    return trace_program("train", step, inputs, (Port("loss", "float32", ()), *_next_ports(changing)), signature.known)
 
 
 def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
@@ -116,7 +116,7 @@ def trace_loss(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace:
         return [recipe.loss.value(output, answer), *tree_leaves(output)]
 
     inputs = (*parameter_ports(_shapes(model)), *batch, *noise_ports(noise))
-    return trace_program("loss", loss, inputs, (Port("loss", "float32", ()), *output_ports(signature)))
+    return trace_program("loss", loss, inputs, (Port("loss", "float32", ()), *output_ports(signature)), signature.known)
 
 
 def trace_optimizer(shapes: Mapping[str, tuple[int, ...]], recipe: Recipe, free: Sequence[str]) -> Trace:
