@@ -27,7 +27,7 @@ from broker_server.service.certificates import Authority, serial_of
 from broker_server.service.registry import MemberEntry, Registry, later, read_registry
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.identity.certificate import Certificate, Revocations, issue, read_certificate
-from fleet_protocol.identity.enrolment import Enrolment, read_enrolment, write_secret
+from fleet_protocol.identity.enrolment import REVOKED_DIGITS, Enrolment, read_enrolment, write_secret
 from fleet_protocol.identity.papers import Standing
 from fleet_protocol.identity.sealing import new_key, public_key
 from fleet_protocol.topics import check_name
@@ -235,7 +235,13 @@ def _keep(folder: Path, registry: Registry) -> None:
     if (folder / emqx.FOLDER).exists():
         emqx.write_rules(folder, authority.fleet, registry.logins())
     said = Revocations(fleet=authority.fleet, counter=registry.epoch, since=registry.since)
-    registry.model_copy(update={"revoked": issue(said, _operator(folder)).hex()}).write(folder)
+    signed = issue(said, _operator(folder)).hex()
+    if len(signed) > REVOKED_DIGITS:
+        raise ConfigError(
+            f"the list of {len(said.since)} revocations is longer than boards take: what is new counts at this server"
+            " alone; found the fleet anew with `shoal init` in another folder, and enrol those that are left there"
+        )
+    registry.model_copy(update={"revoked": signed}).write(folder)
 
 
 def _add(folder: Path, name: str, role: Literal["server", "device"], *, days: int) -> Path:

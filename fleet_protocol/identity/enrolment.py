@@ -12,6 +12,7 @@ from fleet_protocol.messages.values import Name
 from fleet_protocol.transport import BrokerAddress
 
 _LIMIT_BYTES = 64 * 1024
+REVOKED_DIGITS = 2**21  # of a signed list of revocations in hexadecimal: some 40,000 names
 Hex = Annotated[str, Field(pattern=r"^([0-9a-f]{2})+$", max_length=4096)]
 Key = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Pem = Annotated[str, Field(max_length=16_384)]
@@ -82,7 +83,7 @@ class Papers(FrozenModel):
         certificate: that ends later, for the same keys.
     """
 
-    revoked: Annotated[str, Field(pattern=r"^([0-9a-f]{2})+$", max_length=2**21)]
+    revoked: Annotated[str, Field(pattern=r"^([0-9a-f]{2})+$", max_length=REVOKED_DIGITS)]
     certificate: Hex | None = None
 
 

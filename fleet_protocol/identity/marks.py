@@ -63,7 +63,8 @@ class Marks:
                 raise RefusedError(RefusalReason.REPLAYED, f"an old farewell of {signer.name}")
             return
         if counter < known or (counter == known and not retained):
-            raise RefusedError(RefusalReason.REPLAYED, f"a message of {signer.name} on {topic} that was heard before")
+            text = f"a message of {signer.name} on {topic} that was heard before, or its enrolment is on two boards"
+            raise RefusedError(RefusalReason.REPLAYED, f"{text}: `shoal enroll {signer.name}` ends both")
         self._keep(key, counter)
 
     def server(self, signer: Certificate) -> None:

@@ -77,6 +77,22 @@ def test_a_message_is_taken_once_and_in_order(fleet):
     assert refused(verifier, TOPICS.task("pi-2"), second) is RefusalReason.FORGED
 
 
+def test_a_copy_of_an_enrolment_is_told_from_its_board_until_a_new_one_ends_both(tmp_path):
+    """The board that started last is heard, what the other says is refused with what to do; then neither is heard."""
+    folder = tmp_path / "lab"
+    found_fleet(folder, Founding("lab", "127.0.0.1"))
+    server, one = read_enrolment(folder / "server.enrolment"), read_enrolment(enroll(folder, "pi-1"))
+    topic, verifier = TOPICS.status("pi-1"), Verifier(server, Marks())
+    board, copied = Signer(one, 7), Signer(one, 8)
+    verifier.open(topic, board.seal(topic, b"here"))
+    verifier.open(topic, copied.seal(topic, b"here too"))
+    with pytest.raises(RefusedError, match=r"a message of pi-1 .* on two boards: `shoal enroll pi-1` ends both"):
+        verifier.open(topic, board.seal(topic, b"still here"))
+    new = read_enrolment(enroll(folder, "pi-1"))
+    after = Verifier(server, Marks(), Standing(server, tmp_path / "none").revoked)
+    after.open(topic, Signer(new, 9).seal(topic, b"the right one"))
+
+
 def test_what_the_broker_kept_may_be_the_last_message_again(fleet):
     """A retained status comes with every subscription; an older one does not."""
     _, _, one, _ = fleet

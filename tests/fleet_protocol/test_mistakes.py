@@ -233,3 +233,21 @@ def test_papers_with_what_nobody_knows_are_refused(folder, tmp_path):
             board.take(data)
         assert caught.value.reason is RefusalReason.MALFORMED
     assert board.revocations.counter == 0
+
+
+def test_a_list_of_revocations_that_is_too_long_still_counts_at_the_server(folder, tmp_path):
+    """The operator is told what to do, and the server goes on with the list that boards were told last."""
+    for name in ("pi-1", "pi-2", "pi-3"):
+        enroll(folder, name)
+    revoke(folder, "pi-2")
+    told = server_of(folder).papers()["pi-1"]
+    many = {f"device-{number:06d}": 1_700_000_000 for number in range(45_000)}
+    registry = read_registry(folder)
+    registry.model_copy(update={"since": {**registry.since, **many}}).write(folder)
+    with pytest.raises(ConfigError, match=r"list of 45002 revocations .* found the fleet anew with `shoal init`"):
+        revoke(folder, "pi-3")
+    server = server_of(folder)
+    assert server.papers()["pi-1"] == told
+    assert server.revoked(certificate_of(read_enrolment(folder / "devices" / "pi-3.enrolment"), tmp_path))
+    found_fleet(tmp_path / "anew", Founding("lab", "127.0.0.1"))
+    enroll(tmp_path / "anew", "pi-1")
