@@ -46,10 +46,6 @@ _PARAMETERS = {
 }
 
 
-def _summary(model: type[BaseModel]) -> str:
-    return (model.__doc__ or "").strip().splitlines()[0]
-
-
 def _message(model: type[BaseModel]) -> dict[str, Any]:
     schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
     schema.pop("$defs", None)
@@ -57,7 +53,7 @@ def _message(model: type[BaseModel]) -> dict[str, Any]:
     return {
         "name": model.__name__,
         "title": model.__name__,
-        "summary": _summary(model),
+        "summary": (model.__doc__ or "").strip().splitlines()[0],
         "contentType": "application/json",
         "payload": schema,
     }

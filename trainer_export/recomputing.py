@@ -87,17 +87,14 @@ def compute_again(graph: SizedGraph) -> None:
     fixed = frozenset(
         {v.name for v in (*graph.proto.input, *graph.proto.output)} | {t.name for t in graph.proto.initializer}
     )
-    sizes = SizedGraph(_model_of(graph.proto)).sizes
+    model = helper.make_model(graph.proto, opset_imports=[helper.make_opsetid("", 18)])
+    sizes = SizedGraph(model).sizes
     schedule = _Schedule(graph.proto.node, sizes, fixed)
     peak = schedule.peak()
     while (better := _improved(graph, schedule, peak)) is not None:
         schedule = better
         peak = schedule.peak()
     graph.replace(schedule.nodes)
-
-
-def _model_of(proto: onnx.GraphProto) -> onnx.ModelProto:
-    return helper.make_model(proto, opset_imports=[helper.make_opsetid("", 18)])
 
 
 def _improved(graph: SizedGraph, schedule: _Schedule, peak: _Peak) -> _Schedule | None:

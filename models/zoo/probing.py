@@ -46,7 +46,8 @@ def grown_with(title: str, axes: Mapping[str, Axis], build: Build) -> Growth:
 def _probed(title: str, axes: Mapping[str, Axis], shapes: Shapes, build: Build, *, smallest: bool) -> Growth:
     found: Growth = {}
     for axis in axes.values():
-        step, grown = _larger(axis, build, _divisors(axis.group_size) if smallest else iter([axis.group_size]))
+        steps = range(1 if smallest else axis.group_size, axis.group_size + 1)
+        step, grown = _larger(axis, build, (step for step in steps if axis.group_size % step == 0))
         if [(name, len(shape)) for name, shape in shapes.items()] != [(n, len(shape)) for n, shape in grown.items()]:
             raise ConfigError(f"{title}: its parameters change with the size of {axis.name}; only shapes may")
         reached = False
@@ -96,10 +97,6 @@ def _remedies(axis: Axis, step: int, entries: int) -> str:
         f", and if a layer takes {axis.name} in {step} groups, cut inside them with cut.heads({axis.name!r}, {step},"
         f" {axis.size // step}) * {step} or whole ones with cut.groups({axis.name!r}, {step}) * {axis.size // step}"
     )
-
-
-def _divisors(number: int) -> Iterator[int]:
-    return (step for step in range(1, number + 1) if number % step == 0)
 
 
 def _agrees(axes: Mapping[str, Axis], shapes: Shapes, found: Growth, build: Build) -> bool:

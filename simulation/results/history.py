@@ -236,7 +236,8 @@ class HistoryWriter:
         if not self._unwritten:
             return
         if self._pending:
-            _write(_part(self.folder, self._pending[0].round), DeviceRow, self._pending)
+            part = self.folder / DEVICES / f"from-{self._pending[0].round:09d}.parquet"
+            _write(part, DeviceRow, self._pending)
             if len(self._pending) >= _PART_ROWS:
                 self._pending = []
         # Devices first: their rows without the round are dropped by the next writer, a round without them would stay.
@@ -247,10 +248,6 @@ class HistoryWriter:
 def first_reaching(rows: Iterable[RoundRow], target: float) -> RoundRow | None:
     """The first round whose model reaches an accuracy, whether or not it stays there; None if no evaluated one does."""
     return next((row for row in rows if row.accuracy is not None and row.accuracy >= target), None)
-
-
-def _part(folder: Path, first_round: int) -> Path:
-    return folder / DEVICES / f"from-{first_round:09d}.parquet"
 
 
 def _parts(folder: Path) -> list[Path]:
