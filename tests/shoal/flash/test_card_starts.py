@@ -32,7 +32,7 @@ from tests.shoal.flash.mirror import needs_mirror
 from trainer_export.artifact_set import export_architecture
 from trainer_export.recipe import Recipe
 
-START_SECONDS, TASK_SECONDS = 2400.0, 1200.0  # an emulated processor beside other work
+START_SECONDS, TASK_SECONDS = 3600.0, 1800.0  # an emulated processor beside other work
 CARD_BYTES = 2 << 30
 CUTS = int(os.environ.get("CUTS") or 1)
 SSH = '[ssh]\nkeys = ["{key}.pub"]\n[settings]\nmax_width = 0.25\nholdout = 0.0\n'
@@ -50,9 +50,15 @@ class Watch:
             self._changed.notify_all()
 
     def wait(self, condition, seconds, what):
+        def seen():
+            return any(map(condition, self.events))
+
         with self._changed:
-            if not self._changed.wait_for(lambda: any(map(condition, self.events)), seconds):
-                raise TimeoutError(f"waited {seconds} s for {what}; last: {self.events[-3:]}")
+            self._changed.wait_for(
+                lambda: seen() or any(isinstance(event, control.RunFinished) for event in self.events), seconds
+            )
+            if not seen():
+                raise TimeoutError(f"no {what} within {seconds} s; last: {self.events[-3:]}")
 
     def count(self, kind):
         """How often the board did something."""
@@ -92,8 +98,9 @@ def fleet(flash, tmp_path):
             store=tmp_path / store,
             broker=BrokerConfig(url="mosquitto", port=port, listen="127.0.0.1", identity=lab / "server.enrolment"),
             model=ModelConfig(artifacts=tmp_path / "artifacts", arch="conv"),
+            # How long to wait is this test's affair, not the server's.
             round=RoundConfig(
-                rounds=1 + CUTS // 4, min_devices=2, quorum=1.0, wait_seconds=START_SECONDS, deadline_seconds=24 * 3600
+                rounds=1 + CUTS // 4, min_devices=2, quorum=1.0, wait_seconds=24 * 3600, deadline_seconds=24 * 3600
             ),
             train=TrainConfig(learning_rate=0.02, epochs=5, batch_size=10),
         )
