@@ -20,7 +20,7 @@ PRODUCT_FILES = {
     "An operator": 1,
     "A loss": 1,
     "An optimizer": 1,
-    "A board sensor": 3,
+    "A board sensor": 2,
     "A transport": 2,
 }
 """How many files of the product an addition may touch."""
