@@ -2,6 +2,10 @@
 
 import ast
 import json
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +13,15 @@ import pytest
 from tests.simulation.data_folder import FOLDER, needs, needs_minilm
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "examples" / "notebooks").glob("*.ipynb"))
+
+IN_ITS_OWN = """
+import json, sys
+from tests.test_notebooks import last_value
+names = {"__name__": "notebook"}
+for source in json.loads(sys.stdin.read()):
+    shown = last_value(source, names)
+print(json.dumps(shown))
+"""
 
 
 def code_of(path):
@@ -36,9 +49,9 @@ def run(name, tmp_path, monkeypatch):
 
 def test_each_has_a_test():
     """What nobody runs is wrong some day."""
-    assert [path.stem for path in NOTEBOOKS] == ["compare_methods", "slice_and_merge", "unequal_ranks"]
+    assert [path.stem for path in NOTEBOOKS] == ["compare_methods", "own_strategy", "slice_and_merge", "unequal_ranks"]
     for path in NOTEBOOKS:
-        assert f'run("{path.stem}"' in Path(__file__).read_text()
+        assert f'"{path.stem}"' in Path(__file__).read_text().partition("def test_slicing")[2]
         for source in code_of(path):
             ast.parse(source)
 
@@ -56,6 +69,34 @@ def test_three_methods_learn(tmp_path, monkeypatch):
     """Each far above chance."""
     _, shown = run("compare_methods", tmp_path, monkeypatch)
     assert len(shown) == 3
+    assert min(shown.values()) > 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_strategy_of_ones_own_is_found(tmp_path):
+    """In a process of its own, as strategies are looked for once; the file is the one of CONTRIBUTING.md."""
+    pytest.importorskip("fastapi")
+    (path,) = [path for path in NOTEBOOKS if path.stem == "own_strategy"]
+    sources = code_of(path)
+    text = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text()
+    pattern = r"\*\*broker_server/strategies/fedpower.py\*\*:\n\n```python\n(.*?)^```$"
+    (example,) = re.findall(pattern, text, re.MULTILINE | re.DOTALL)
+    assert ast.parse(sources[1]).body[0].value.args[0].value == example
+    environment = {
+        **os.environ,
+        "MPLBACKEND": "Agg",
+        "TMPDIR": str(tmp_path),
+        "PYTHONPATH": str(Path(__file__).parents[1]),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", IN_ITS_OWN], input=json.dumps(sources), cwd=tmp_path, env=environment,
+        capture_output=True, text=True, timeout=1500, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout.splitlines()[-1])
+    assert list(shown) == ["0.0", "1.0"]
+    assert len(set(shown.values())) > 1  # the power counts
     assert min(shown.values()) > 0.5
 
 
