@@ -127,6 +127,32 @@ def test_rules_and_dashboard_name_metrics_that_there_are(store):
     assert documented == {re.sub(r"_(bucket|sum|count)$", "", name) for name in names}
 
 
+@pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="there is no promtool; on Debian: apt-get install prometheus"
+)
+def test_prometheus_reads_rules_and_every_expression_of_the_dashboard(tmp_path):
+    """Its own parser takes them; variables of Grafana are filled in as it does."""
+    panels = json.loads((DEPLOY / "grafana.json").read_text())["panels"]
+    asked = [target["expr"].replace("$__rate_interval", "2m") for panel in panels for target in panel["targets"]]
+    rules = [{"record": f"shoal:panel:{at}", "expr": text} for at, text in enumerate(asked)]
+    (tmp_path / "panels.yml").write_text(yaml.safe_dump({"groups": [{"name": "panels", "rules": rules}]}))
+    files = [DEPLOY / "alerts.yml", tmp_path / "panels.yml"]
+    done = subprocess.run(
+        ["promtool", "check", "rules", *files], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"{len(asked)} rules found" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("docker-compose") is None, reason="there is no docker-compose")
+def test_compose_reads_its_file():
+    """By its own schema, without a daemon."""
+    typed = ["docker-compose", "-f", DEPLOY / "compose.yaml", "config", "--services"]
+    done = subprocess.run(typed, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, sorted(done.stdout.split())) == (0, ["prometheus", "shoal"]), done.stderr
+
+
 def test_the_commands_of_unit_and_container_are_commands():
     """With options that there are; and what the container is given lies here."""
     composed = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
