@@ -151,7 +151,7 @@ def test_events_come_until_the_deadline_or_the_end_of_the_server(tmp_path):
             written.log("said", "three")
             written.flush()
             assert next(line for line in following if line).detail == "three"
-            assert all(line is None for line in Client(address).events(0.5, after=3))
+            assert all(line is None for line in Client(address, seconds=9000).events(0.5, after=3))
         with pytest.raises(TransportError, match=r"it has ended.*running there"):
             list(following)
 
