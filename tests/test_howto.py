@@ -1,27 +1,41 @@
-"""The ways of docs/howto.md: each command is one that there is, each key one that is read; what runs them is named."""
+"""The ways of docs/howto.md: each command is there, each key is read, and what one machine can do is done."""
 
+import contextlib
+import importlib.util
+import json
 import re
 import shlex
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from broker_server.store import Store
+from fleet_protocol.configuration import load_config
 from shoal.reference import FILES, commands, keys_of
+from tests.brokers import free_port, mosquitto_broker
+from tests.shoal.view.stores import RUN, made
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "docs" / "howto.md").read_text()
 TYPED = [shlex.split(line) for line in re.findall(r"^    (\S.*)$", TEXT, re.MULTILINE)]
 BLOCKS = re.findall(r"^```toml\n# (\S+)\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
-# What is not executed here takes another machine, a network, or minutes. These tests do the same with real processes.
+PATIENCE = 500  # seconds
+# Wheels for a Jetson take a network, other tests do the same as some of the rest.
 EXECUTED = {
     "init": "tests/shoal/test_templates.py",
     "export": "tests/shoal/test_templates.py",
-    "enroll": "tests/fleet/test_identity.py",
-    "up": "tests/test_tutorial.py",
-    "device": "tests/test_tutorial.py",
+    "enroll": "tests/test_howto.py",
+    "up": "tests/test_howto.py",
+    "device": "tests/test_howto.py",
     "simulate": "tests/simulation/test_ray.py",
     "flash": "tests/shoal/flash",
-    "track": "tests/shoal/test_tracking.py",
+    "track": "tests/test_howto.py",
 }
 
 
@@ -51,3 +65,108 @@ def test_every_key_is_read(name, text):
 def test_no_block_is_left_out():
     """Each names its file."""
     assert len(BLOCKS) == TEXT.count("```toml") == 4
+
+
+def typed_in(title):
+    """The commands of a section, with this machine in the place of others."""
+    (section,) = (part for part in re.split(r"^## ", TEXT, flags=re.MULTILINE) if part.startswith(f"{title}\n"))
+    lines = re.findall(r"^    (\S.*)$", section.replace("192.168.1.10", "127.0.0.1"), re.MULTILINE)
+    return [[sys.executable, "-m", *shlex.split(line)] for line in lines]
+
+
+def run(words, folder):
+    done = subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@contextlib.contextmanager
+def started(words, folder):
+    """A process beside the test, which ends well when it is asked to."""
+    path = folder / f"{words[3]}.log"
+    with path.open("wb") as log:
+        process = subprocess.Popen(words, cwd=folder, stdout=log, stderr=log)
+    try:
+        yield path
+    finally:
+        process.terminate()
+        try:
+            code = process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+    assert code == 0, path.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_model_of_ones_own_is_explained(tmp_path):
+    """Every tensor with what is cut from it, before anything is exported."""
+    init, export = typed_in("Use a model and data of your own")
+    run(init, tmp_path)
+    said = run(export, tmp_path / "my-project")
+    assert "w0.50" in said or "0.5" in said
+    assert not (tmp_path / "my-project" / "artifacts").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(shutil.which("mosquitto", path="/usr/sbin:/usr/bin") is None, reason="mosquitto is not installed")
+def test_mosquitto_lets_an_enrolled_board_in(tmp_path):
+    """Server, Mosquitto and board as typed, but for the port; the server sees the board."""
+    init, enroll, up, device, elsewhere = typed_in("Run Mosquitto in production")
+    run([*init, "--port", str(free_port())], tmp_path)
+    run(enroll, tmp_path)
+    fleet = tmp_path / "lab" / "fleet.toml"
+    fleet.write_text(fleet.read_text().replace('"0.0.0.0"', '"127.0.0.1"'))
+    shutil.copy(tmp_path / "lab" / "devices" / "pi-1.enrolment", tmp_path)
+    np.savez(tmp_path / "train.npz", x=np.zeros((4, 2), np.float32), y=np.arange(4))
+    (tmp_path / "device.toml").write_text('state_dir = "state"\n[data]\nkind = "npz"\npath = "train.npz"\n')
+    with started(up, tmp_path) as server, started(device, tmp_path) as board:
+        deadline, seen = time.monotonic() + PATIENCE, []
+        while not seen and time.monotonic() < deadline:
+            time.sleep(1)
+            if (tmp_path / "lab" / "store" / "shoal.db").exists():
+                found = run([*up[:3], "devices", "--store", "lab/store", "--json"], tmp_path)
+                seen = [view["device"]["id"] for view in json.loads(found) if view["device"]["online"]]
+        assert seen == ["pi-1"], server.read_text() + board.read_text()
+    shutil.rmtree(tmp_path / "lab")
+    run(elsewhere, tmp_path)
+    assert 'url = "mqtts://broker.lab:8883"' in fleet.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
+def test_ray_simulates_here_without_an_address(tmp_path):
+    """The block as it stands, but for the cluster, beside the least that a simulation needs."""
+    ((name, engine),) = [(name, text) for name, text in BLOCKS if "ray" in text]
+    rest = 'out = "runs"\n[model]\narch = "mlp"\nwidths = [1, 0.5]\n[data]\nname = "digits"\ntrain_limit = 200\n'
+    shorter = engine.replace('address = "192.168.1.10:6379"\n', "").replace("workers = 16", "workers = 1")
+    assert shorter.count("\n") == engine.count("\n") - 1
+    (tmp_path / name).write_text(f"{rest}[devices]\ncount = 2\n[round]\nrounds = 1\n{shorter}")
+    (simulate,) = typed_in("Simulate on a Ray cluster")
+    run(simulate, tmp_path)
+    with closing(Store(tmp_path / "runs" / "store", read_only=True)) as store:
+        assert [record.status for record in store.runs()] == ["finished"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_a_home_is_told(tmp_path):
+    """Until the run ends; the broker of the home holds what it was told."""
+    (track,) = typed_in("See the fleet in Home Assistant")
+    store = made(tmp_path)
+    with closing(Store(store)) as opened:
+        opened.end_run(RUN, "finished", None)
+    with mosquitto_broker(tmp_path) as broker:
+        words = [word.replace("127.0.0.1", broker.url.partition("//")[2]) for word in track]
+        assert words != track
+        assert RUN in run([*words, "--json"], tmp_path)
+
+
+@pytest.mark.parametrize(("name", "text"), [block for block in BLOCKS if block[0] == "fleet.toml"])
+def test_a_fleet_reads_the_block(tmp_path, name, text):
+    """Its values, too, are ones that may stand there."""
+    (tmp_path / name).write_text(f'fleet = "f"\n[model]\narch = "a"\n{text}')
+    assert load_config(tmp_path / name, FILES[name][0]).model.arch == "a"
