@@ -71,8 +71,7 @@ class DeviceConfig(FrozenModel):
         threads: threads of one training step; 0 takes every core.
         holdout: share of the samples kept for evaluation instead of training.
         connect_timeout_seconds: how long to try the broker at start before giving up.
-        retry_seconds: after which a finished update that nobody acknowledges is announced again; it doubles with each
-            time, up to four times as long.
+        retry_seconds: time between two announcements of a finished update that nobody acknowledges.
         repair_seconds: silence after which missing chunks are asked for again.
         max_cache_bytes: bound of the blobs kept between tasks.
         tls: certificate files.

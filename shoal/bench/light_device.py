@@ -28,7 +28,7 @@ from fleet_protocol.weights import decode_weights, encode_weights
 from shoal.bench.swarm import Member
 
 REPAIR_SECONDS = 2.0
-RETRY_SECONDS, LONGEST_RETRY_SECONDS = 5.0, 20.0
+RETRY_SECONDS = 5.0
 
 _PROFILE = Profile(
     arch="light",
@@ -92,8 +92,7 @@ class LightDevice:
 
     def on_tick(self, now: float) -> None:
         """Ask again for chunks, or announce again."""
-        if self._done is not None and now - self._moved >= self._patience:
-            self._patience = min(2 * self._patience, LONGEST_RETRY_SECONDS)
+        if self._done is not None and now - self._moved >= RETRY_SECONDS:
             self._announce()
         elif self._refs and now - self._moved >= self._patience:
             self._patience *= 2  # what is under way to many must not be asked for by each of them again and again
@@ -121,7 +120,7 @@ class LightDevice:
         if self._offer is not None and self._offer.task == offer.task:
             return
         self._end(quiet=True)
-        self._offer, self._patience = offer, REPAIR_SECONDS
+        self._offer = offer
         choice = offer.choices[0]
         missing = [ref for ref in (choice.artifact_set, choice.weights) if ref.digest not in self._held]
         self._say("fetching")
@@ -163,6 +162,7 @@ class LightDevice:
                 return
             self._whole[digest] = data
         del self._refs[digest], self._parts[digest]
+        self._patience = REPAIR_SECONDS
         self._held = [*self._held[-3:], digest]
         self._member.unsubscribe(self._topics.blob_filter(digest))
         self._work()
@@ -186,7 +186,7 @@ class LightDevice:
         )
         update = blob_ref(data, choice.weights.chunk_bytes or DEFAULT_CHUNK_BYTES)
         done = self._message(Done, update=update, tier=choice.tier, metrics=metrics)
-        self._done, self._patience = (done.to_bytes(), update, data), RETRY_SECONDS
+        self._done = (done.to_bytes(), update, data)
         self._say("uploading")
         self._upload(((0, update.chunks),))
 

@@ -1,12 +1,8 @@
 """The transition table as a whole."""
 
-import time
-from types import SimpleNamespace
-
 import pytest
 
 from device_runtime.agent.machine import TRANSITIONS, Event, MachineError, State, diagram, successor
-from device_runtime.agent.states.uploading import Uploading
 from device_runtime.agent.states.waiting import STATES
 
 
@@ -37,23 +33,3 @@ def test_the_diagram_shows_every_row():
     """The drawing in the documentation is made of the table."""
     text = diagram()
     assert all(f"{s.value} --> {t.value}: {e.value}" in text for (s, e), t in TRANSITIONS.items())
-
-
-def test_an_update_that_nobody_acknowledges_is_announced_less_and_less_often():
-    """A server that is behind is not made later by its fleet: 5 seconds, then 10, then 20, and no longer."""
-    said = []
-    kit = SimpleNamespace(config=SimpleNamespace(retry_seconds=5.0), journal=SimpleNamespace(info=said.append))
-    task = SimpleNamespace(member=None, record=SimpleNamespace(update=None, tier="w1.00-d1", metrics=None))
-    ctx = SimpleNamespace(
-        kit=kit,
-        need_task=lambda: task,
-        send=lambda kind, **_: said.append(kind),
-        uplink=SimpleNamespace(need=lambda: SimpleNamespace(connected=True)),
-    )
-    state, waits = Uploading(ctx), []
-    for _ in range(4):
-        before = time.monotonic()
-        state.on_wake()
-        waits.append(5 * round((state.wake_at - before) // 5))
-    assert waits == [10, 20, 20, 20]
-    assert len(said) == 8

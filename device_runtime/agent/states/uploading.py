@@ -20,7 +20,6 @@ class Uploading(DeviceState):
     def __init__(self, ctx: Context) -> None:
         super().__init__(ctx)
         self._bare = ctx.need_task().member is not None
-        self._retry_seconds = ctx.kit.config.retry_seconds
 
     @override
     def enter(self) -> None:
@@ -73,7 +72,7 @@ class Uploading(DeviceState):
     def _announce(self) -> None:
         record = self.ctx.need_task().record
         self.ctx.send(Done, update=record.update, tier=record.tier, metrics=record.metrics)
-        self.wake_at = time.monotonic() + self._retry_seconds
+        self.wake_at = time.monotonic() + self.ctx.kit.config.retry_seconds
 
     @override
     def on_repeat(self) -> None:
@@ -86,8 +85,6 @@ class Uploading(DeviceState):
     def on_wake(self) -> None:
         if self.ctx.uplink.need().connected:
             self.ctx.kit.journal.info("announced the update again")
-            # A server that is behind must not hear the same from a thousand devices again and again.
-            self._retry_seconds = min(2 * self._retry_seconds, 4 * self.ctx.kit.config.retry_seconds)
             self._announce()
         else:
             self.wake_at = time.monotonic() + self.ctx.kit.config.retry_seconds
