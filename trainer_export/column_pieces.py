@@ -1,7 +1,8 @@
 """Does a matrix product with gathered columns for some output positions at a time.
 
 No more than ``PIECE_BYTES`` of columns then exist at once. Each product gathers its own columns: forward pass and
-weight gradient no longer share them, which would keep them from one to the other.
+weight gradient no longer share them, which would keep them from one to the other. Small ones are no exception: fresh
+in the cache they save the product what gathering them again takes.
 """
 
 import math
@@ -16,7 +17,10 @@ from onnx import helper, numpy_helper
 from trainer_export.sized_graph import SizedGraph, attribute
 
 PIECE_BYTES = 4 * 1024 * 1024
-"""Columns that may exist at once, for a batch of 32."""
+"""Columns that may exist at once, for a batch of 32; four times the kernel's where that is more.
+
+Every product packs the kernel again, so few rows with a large kernel cost a third more.
+"""
 
 
 @dataclass(frozen=True)
@@ -35,9 +39,10 @@ class _Columns:
     width: int
     nbytes: int
 
-    def pieces(self) -> list[NDArray[np.int64]]:
-        """The table, cut so that no piece gives more columns than allowed."""
-        count = min(len(self.table), math.ceil(self.nbytes / PIECE_BYTES))
+    def pieces(self, outputs: int) -> list[NDArray[np.int64]]:
+        """The table, cut so that no piece gives more columns than allowed beside a kernel to so many channels."""
+        kernel_bytes = 4 * self.width * outputs
+        count = min(len(self.table), math.ceil(self.nbytes / max(PIECE_BYTES, 4 * kernel_bytes)))
         return np.array_split(self.table, max(1, count))
 
 
@@ -80,8 +85,8 @@ def _like(node: onnx.NodeProto, inputs: Sequence[str], output: str) -> onnx.Node
 
 def _product_pieces(graph: SizedGraph, node: onnx.NodeProto, columns: _Columns) -> Iterator[onnx.NodeProto]:
     """Rows of the product for some positions at a time, put together again along the positions."""
-    pieces, parts = columns.pieces(), []
     width = graph.shapes[node.output[0]][1]
+    pieces, parts = columns.pieces(width), list[str]()
     for piece in pieces:
         nodes, matrix = _gathered(graph, columns, piece)
         yield from nodes
@@ -98,8 +103,8 @@ def _product_pieces(graph: SizedGraph, node: onnx.NodeProto, columns: _Columns) 
 
 def _gradient_pieces(graph: SizedGraph, node: onnx.NodeProto, columns: _Columns) -> Iterator[onnx.NodeProto]:
     """The product over all positions as a sum over pieces of them; Gemm adds to its third operand."""
-    pieces = columns.pieces()
     width = graph.shapes[node.input[0]][1]
+    pieces = columns.pieces(width)
     if len(pieces) == 1:
         nodes, matrix = _gathered(graph, columns, pieces[0])
         yield from nodes

@@ -187,4 +187,6 @@ def _sliced(e: Emitter, x: Value, geometry: Geometry) -> str:
 
 def matrix_of(e: Emitter, x: Value) -> str:
     """A feature map as a matrix [batch * positions, channels]."""
-    return e.graph.node("Reshape", rows_of(e, x, zero_row=False), e.graph.ints(-1, x.shape[1]))
+    order = channels_last(x.rank)
+    physical = tuple(x.shape[axis] for axis in order)
+    return e.reshaped(e.arranged(x, order), physical, (math.prod(physical[:-1]), x.shape[1]))
