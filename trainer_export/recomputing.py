@@ -13,7 +13,6 @@ from onnx import helper
 from trainer_export.graph import values_read
 from trainer_export.sized_graph import VIEWS, SizedGraph, attribute
 
-_ENOUGH_BYTES = 8 * 1024 * 1024  # a peak below this costs no board anything, and each value again a node or two
 _SMALL_BYTES = 64 * 1024  # values below this may live as long as they like
 _WORK_FACTOR = 8  # bytes computed again per byte saved, at most
 _THIN_COLUMNS = 16  # a product over so few columns costs little more than writing its result
@@ -92,7 +91,7 @@ def compute_again(graph: SizedGraph) -> None:
     sizes = SizedGraph(model).sizes
     schedule = _Schedule(graph.proto.node, sizes, fixed)
     peak = schedule.peak()
-    while peak.nbytes > _ENOUGH_BYTES and (better := _improved(graph, schedule, peak)) is not None:
+    while (better := _improved(graph, schedule, peak)) is not None:
         schedule = better
         peak = schedule.peak()
     graph.replace(schedule.nodes)

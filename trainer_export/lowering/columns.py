@@ -187,6 +187,4 @@ def _sliced(e: Emitter, x: Value, geometry: Geometry) -> str:
 
 def matrix_of(e: Emitter, x: Value) -> str:
     """A feature map as a matrix [batch * positions, channels]."""
-    order = channels_last(x.rank)
-    physical = tuple(x.shape[axis] for axis in order)
-    return e.reshaped(e.arranged(x, order), physical, (math.prod(physical[:-1]), x.shape[1]))
+    return e.graph.node("Reshape", rows_of(e, x, zero_row=False), e.graph.ints(-1, x.shape[1]))

@@ -147,9 +147,6 @@ class Emitter:
         """A size as a float32 of rank 0."""
         if isinstance(size, int):
             return self.scalar(float(size), torch.float32)
-        factor, rest = size.as_coeff_Mul()
-        if factor.is_Integer and factor > 1:  # the batch itself is cast once
-            return self.pointwise("Mul", self.size_as_float(rest), self.scalar(float(factor), torch.float32))
         scalar = self.graph.node("Squeeze", self.size(size), self.graph.ints(0))
         return self.value(self.graph.node("Cast", scalar, to=1), ())
 

@@ -85,8 +85,8 @@ def _backward_convolution(
 def _feature_map(e: Emitter, matrix: str, out: Spec) -> Value:
     """A matrix [batch * positions, channels] as the feature map of the given logical shape."""
     order = channels_last(len(out.shape))
-    physical = tuple(out.shape[axis] for axis in order)
-    return e.value(e.reshaped(matrix, (math.prod(physical[:-1]), out.shape[1]), physical), out.shape, order=order)
+    name = e.graph.node("Reshape", matrix, e.graph.ints(-1, *out.shape[2:], out.shape[1]))
+    return e.value(name, out.shape, order=order)
 
 
 def _convolution_backward(

@@ -78,7 +78,7 @@ def _channels(e: Emitter, vector: Value, like: Value) -> Value:
     count = vector.shape[0]
     spatial = (1,) * (like.rank - 2)
     lying = (
-        e.value(vector.name, (1, count, *spatial), order=like.order)  # a broadcast needs no sizes of 1 in front
+        e.value(e.reshaped(vector.name, (count,), (1, *spatial, count)), (1, count, *spatial), order=like.order)
         if like.order[-1] == 1
         else e.view(vector, (1, count, *spatial))
     )
