@@ -4,23 +4,18 @@ from dataclasses import replace
 
 import numpy as np
 
-from fleet_protocol.data.augment import Augment, changed
-from fleet_protocol.data.dataset import DataSet, joined, make_dataset
+from fleet_protocol.data.augment import Augment as Augment
+from fleet_protocol.data.augment import changed
+from fleet_protocol.data.dataset import DataSet as DataSet
+from fleet_protocol.data.dataset import joined
+from fleet_protocol.data.dataset import make_dataset as make_dataset
 from fleet_protocol.data.readers import read_csv, read_idx, read_image, read_images, read_npz, read_python
-from fleet_protocol.data.sources import CsvData, DataConfig, IdxData, ImagesData, NpzData, PythonData
-
-__all__ = [
-    "Augment",
-    "CsvData",
-    "DataConfig",
-    "DataSet",
-    "IdxData",
-    "ImagesData",
-    "NpzData",
-    "PythonData",
-    "load_data",
-    "make_dataset",
-]
+from fleet_protocol.data.sources import CsvData as CsvData
+from fleet_protocol.data.sources import DataConfig as DataConfig
+from fleet_protocol.data.sources import IdxData as IdxData
+from fleet_protocol.data.sources import ImagesData as ImagesData
+from fleet_protocol.data.sources import NpzData as NpzData
+from fleet_protocol.data.sources import PythonData as PythonData
 
 
 def load_data(config: DataConfig, *, labelled: bool = True) -> DataSet:

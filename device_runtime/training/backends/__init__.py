@@ -1,21 +1,14 @@
 """Training backends: the portable step on stock onnxruntime, or the step of onnxruntime-training; one session class."""
 
 from device_runtime.board import installed_backends
-from device_runtime.training.backends.pair import PairSession
-from device_runtime.training.backends.runtime import load_runtime, settle_allocator
-from device_runtime.training.backends.session import ForwardSession, Sessions, TrainSession, step_graph_key
+from device_runtime.training.backends.pair import PairSession as PairSession
+from device_runtime.training.backends.runtime import load_runtime as load_runtime
+from device_runtime.training.backends.runtime import settle_allocator as settle_allocator
+from device_runtime.training.backends.session import ForwardSession as ForwardSession
+from device_runtime.training.backends.session import Sessions as Sessions
+from device_runtime.training.backends.session import TrainSession as TrainSession
+from device_runtime.training.backends.session import step_graph_key as step_graph_key
 from fleet_protocol.errors import ConfigError
-
-__all__ = [
-    "ForwardSession",
-    "PairSession",
-    "Sessions",
-    "TrainSession",
-    "choose_backend",
-    "load_runtime",
-    "settle_allocator",
-    "step_graph_key",
-]
 
 
 def choose_backend(wanted: str) -> str:
