@@ -72,7 +72,7 @@ def rows() -> list[Row]:
         for link in (sender, receiver):
             stack.callback(link.close)
             link.connect(10)
-        receiver.subscribe(TOPICS.all_uploads)
+        receiver.subscribe(TOPICS.upload("+", "+"))
         wire = _cpu_ms(carry)
     keys = Keys(device)
     operator = Ed25519PublicKey.from_public_bytes(bytes.fromhex(server.operator))

@@ -26,16 +26,15 @@ def run_device(config_path: Path, enrolment: Path | None = None) -> int:
         enrolment: the board's in an enrolled fleet, instead of the one that the file names.
 
     Returns:
-        0 after a clean stop, else the exit code of the error (see ``fleet_protocol.errors``).
+        0 after a clean stop, 75 for another runtime to start, else the error's (see ``fleet_protocol.errors``).
     """
     if not logging.getLogger().handlers:
         logging.basicConfig(level=logging.INFO, format=_FORMAT)
     try:
-        Agent(load_device_config(config_path, enrolment)).run()
+        return Agent(load_device_config(config_path, enrolment)).run()
     except ShoalError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
-    return 0
 
 
 def predict_file(config_path: Path, data: Path, enrolment: Path | None = None, *, as_json: bool = False) -> int:

@@ -91,7 +91,7 @@ Topic = DeviceTopic | BlobTopic | UploadTopic | ServerTopic
 
 @dataclass(frozen=True)
 class Topics:
-    """The topics of the fleet ``fleet``.
+    """The topics of the fleet ``fleet``; with ``+`` for a device or a task, a subscription to those of all.
 
     Example:
         >>> Topics("lab").task("pi-1")
@@ -140,29 +140,9 @@ class Topics:
         """Subscription to every chunk of a blob."""
         return f"{self.root}/blobs/{digest}/+"
 
-    def upload(self, task: str, index: int) -> str:
+    def upload(self, task: str, index: int | str) -> str:
         """One chunk of an update on its way to the server."""
         return f"{self.root}/uploads/{task}/{index}"
-
-    @property
-    def all_status(self) -> str:
-        """Subscription to the presence of every device."""
-        return self.status("+")
-
-    @property
-    def all_profiles(self) -> str:
-        """Subscription to what every device is."""
-        return self.profile("+")
-
-    @property
-    def all_replies(self) -> str:
-        """Subscription to the replies of every device."""
-        return self.reply("+")
-
-    @property
-    def all_uploads(self) -> str:
-        """Subscription to the chunks of every update."""
-        return f"{self.root}/uploads/+/+"
 
     @property
     def server_status(self) -> str:

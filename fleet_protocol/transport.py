@@ -170,11 +170,21 @@ class Rejected:
 
 
 @dataclass(frozen=True)
-class Renewed:
-    """The operator has let this member's enrolment end later; it speaks with that from now on."""
+class Told:
+    """What the operator says to this member has come.
+
+    Attributes:
+        renewed: its enrolment ends later; it speaks with that from now on.
+        release: a `fleet_protocol.identity.release.Release` that it is to take; None for none, or none any more.
+        heard: number of the release with which the server has heard it.
+    """
+
+    renewed: bool
+    release: object = None
+    heard: int = 0
 
 
-Event = Connected | Disconnected | Received | Rejected | Renewed
+Event = Connected | Disconnected | Received | Rejected | Told
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,11 @@ class Fleet:
         """Ids of the connected devices, sorted."""
         return tuple(sorted(self._online))
 
+    def releases(self) -> dict[str, str]:
+        """What the devices that take releases say of theirs, by id."""
+        found = {device: profile.release for device, profile in self._profiles.items() if profile is not None}
+        return {device: said for device, said in found.items() if said is not None}
+
     def profiles(self) -> dict[str, Profile]:
         """Profiles of the connected devices that sent one, by id in order."""
         found = {device: self._profiles[device] for device in self.online}

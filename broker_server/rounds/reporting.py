@@ -47,16 +47,8 @@ class Reporter:
 
     def received(self, task: TaskRecord, update: BlobRef, metrics: TaskMetrics, *, log: bool = True) -> None:
         """Tell that an update is checked and on the disk, with a line of the log where it is worth one."""
-        event = control.UpdateReceived(
-            run=task.run,
-            seconds=self.seconds,
-            round=task.round,
-            device=task.device,
-            kind=task.kind,
-            tier=task.tier,
-            size=update.size,
-            metrics=metrics,
-        )
+        same = {name: getattr(task, name) for name in ("run", "round", "device", "kind", "tier")}
+        event = control.UpdateReceived(**same, seconds=self.seconds, size=update.size, metrics=metrics)
         self.emit(event, f"{task.kind} update of {update.size} bytes, {task.tier}" if log else None, task.device)
 
     def refused(

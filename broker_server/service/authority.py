@@ -14,7 +14,7 @@ import contextlib
 import os
 import secrets
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -29,7 +29,9 @@ from fleet_protocol.errors import ConfigError
 from fleet_protocol.identity.certificate import Certificate, Revocations, issue, read_certificate
 from fleet_protocol.identity.enrolment import REVOKED_DIGITS, Enrolment, read_enrolment, write_secret
 from fleet_protocol.identity.papers import Standing
+from fleet_protocol.identity.release import Release
 from fleet_protocol.identity.sealing import new_key, public_key
+from fleet_protocol.messages import BlobRef
 from fleet_protocol.topics import check_name
 
 try:
@@ -164,7 +166,7 @@ def renew(folder: Path, names: Collection[str], *, days: int) -> list[str]:
         StorageError: it cannot be written.
     """
     operator, expires, done = _operator(folder), _end(days), []
-    with _changing(folder) as registry:
+    with changing(folder) as registry:
         for name in names or registry.devices():
             entry = registry.devices().get(name)
             if entry is None:
@@ -186,6 +188,13 @@ def renew(folder: Path, names: Collection[str], *, days: int) -> list[str]:
     return done
 
 
+def sign_release(folder: Path, builds: Mapping[str, BlobRef], days: int, before: int) -> tuple[Release, str]:
+    """A release after the one with the number `before`, the rest as of its class, and signed; errors as of `renew`."""
+    fleet, number = Authority.read(folder).fleet, later(before)
+    release = Release(fleet=fleet, number=number, builds=builds, expires=_end(days))
+    return release, issue(release, _operator(folder)).hex()
+
+
 def _end(days: int) -> int:
     if not 0 <= days <= MOST_DAYS:
         raise ConfigError(f"an enrolment ends after 1 to {MOST_DAYS} days, or never with 0; not after {days}")
@@ -193,7 +202,7 @@ def _end(days: int) -> int:
 
 
 @contextlib.contextmanager
-def _changing(folder: Path) -> Iterator[Registry]:
+def changing(folder: Path) -> Iterator[Registry]:
     """The registry, for one command at a time, and caught up with what the server beside it has obeyed."""
     read_registry(folder)  # or there is no folder
     with contextlib.ExitStack() as stack:
@@ -222,7 +231,7 @@ def revoke(folder: Path, name: str) -> None:
         ConfigError: there is no such member, or no fleet's folder.
         StorageError: it cannot be written.
     """
-    with _changing(folder) as registry:
+    with changing(folder) as registry:
         if name not in registry.members or name == SERVER:
             raise _no_device(name, registry)
         _keep(folder, registry.without(name))
@@ -245,7 +254,7 @@ def _keep(folder: Path, registry: Registry) -> None:
 
 
 def _add(folder: Path, name: str, role: Literal["server", "device"], *, days: int) -> Path:
-    with _changing(folder) as registry:
+    with changing(folder) as registry:
         return _added(folder, registry, name, role, _end(days))
 
 

@@ -103,12 +103,12 @@ class BlobService:
         self._under_way: dict[str, _UnderWay] = {}
         self._payload_bytes = 0
 
-    def serve(self, files: Mapping[str, Path]) -> None:
-        """Offer files by digest; their content must not change."""
+    def serve(self, files: Mapping[str, Path], chunk_bytes: int | None = None) -> None:
+        """Offer files by digest, in chunks of this size or the usual; their content must not change."""
         for digest, path in files.items():
             known = self._served.get(digest)
             if known is None or known.path != path:
-                self._served[digest] = _Served(path, path.stat().st_size, self._chunk_bytes)
+                self._served[digest] = _Served(path, path.stat().st_size, chunk_bytes or self._chunk_bytes)
 
     def withdraw(self, digests: Iterable[str]) -> None:
         """Offer blobs no longer, and forget who got them."""

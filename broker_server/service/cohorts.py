@@ -14,7 +14,7 @@ from broker_server.store import Store, TaskPhase
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.mapped_tensors import open_tensors
-from fleet_protocol.messages import Shares
+from fleet_protocol.messages import Cancel, Shares, Sum, UploadAck
 from fleet_protocol.messages.values import KeyPair
 from fleet_protocol.secure_sum import Words, check_keys, majority, unmasked
 from fleet_protocol.weights import MASKED
@@ -146,13 +146,13 @@ class Cohorts:
 
     def _tell(self, item: _Sum, device: str) -> None:
         if device in item.part:
-            self.outbox.sum(item.cohort.tasks[device].record, item.told(device))
+            self.outbox.tell(Sum, item.cohort.tasks[device].record, **item.told(device))
 
     def _drop(self, task: OpenTask, detail: str) -> None:
         if not task.record.phase.answered:
             self.store.settle([task.record.id], TaskPhase.MISSED, detail)
             task.record = replace(task.record, phase=TaskPhase.MISSED, detail=detail)
-            self.outbox.cancel(task.record, detail)
+            self.outbox.tell(Cancel, task.record, reason=detail)
 
     def total(self, cohort: Cohort, pump: Callable[[float], None]) -> Words:
         """What `broker_server.rounds.dispatch.Dispatcher.total` does; ``pump`` waits until a time at most."""
@@ -172,5 +172,5 @@ class Cohorts:
         """Release the devices whose updates are in a sum; they kept their tasks in hand for their shares."""
         for item in self._sums:
             for task in item.cohort.came:
-                self.outbox.acknowledge(task.record)
+                self.outbox.tell(UploadAck, task.record)
         self._sums = []

@@ -20,7 +20,7 @@ from broker_server.service.limits import Limits
 from broker_server.service.replies import Replies
 from broker_server.service.run_parts import RunParts
 from fleet_protocol.errors import RefusalReason, RefusedError, StorageError
-from fleet_protocol.messages import DeviceProfile, parse_presence
+from fleet_protocol.messages import Cancel, DeviceProfile, parse_presence
 from fleet_protocol.secure_sum import Words
 from fleet_protocol.topics import DeviceTopic, ServerTopic, Topic, UploadTopic
 from fleet_protocol.transport import Connected, Disconnected, Event, Received, Rejected
@@ -126,6 +126,7 @@ class MqttDispatcher:
             if dropped:
                 self.reporter.note("inbox-full", f"{dropped} messages came faster than they could be handled")
             self.reporter.count()
+            self._connection.carry(self.blobs, self.reporter.run)
             self._store.flush()
 
     def _next_quiet(self) -> float:
@@ -244,7 +245,7 @@ class MqttDispatcher:
             self._waiting = {task.record.id: task for task in collection.unanswered}
             return
         for task in collection.unanswered if collection is not None else ():
-            self._outbox.cancel(task.record, reason)
+            self._outbox.tell(Cancel, task.record, reason=reason)
 
     def offer_again(self) -> None:
         """Send every open offer once more."""

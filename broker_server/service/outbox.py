@@ -2,24 +2,12 @@
 
 import contextlib
 import itertools
-from collections.abc import Mapping
 
 from broker_server.store import TaskRecord
 from fleet_protocol.control import RunEvent
 from fleet_protocol.errors import RefusalReason, TransportError
-from fleet_protocol.messages import (
-    Cancel,
-    Instructions,
-    Offer,
-    Ranges,
-    ServerMessage,
-    ServerStatus,
-    Sum,
-    TierChoice,
-    UploadAck,
-    UploadMissing,
-    UploadRefused,
-)
+from fleet_protocol.messages import Instructions, Offer, ServerStatus, TierChoice, UploadRefused
+from fleet_protocol.messages.header import TaskMessage
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import Transport
 
@@ -35,7 +23,7 @@ class Outbox:
         self._topics = topics
         self._numbers = itertools.count(1)
 
-    def _send(self, device: str, message: ServerMessage) -> None:
+    def _send(self, device: str, message: TaskMessage) -> None:
         with contextlib.suppress(TransportError):
             self._link.publish(self._topics.task(device), message.to_bytes())
 
@@ -64,36 +52,13 @@ class Outbox:
         choices = tuple(
             TierChoice(tier=item.tier, artifact_set=item.artifact_set, weights=item.weights) for item in task.choices
         )
-        self._send(
-            task.device,
-            Offer.model_validate(
-                {
-                    **self._head(task),
-                    **instructions.model_dump(),
-                    "version": task.version,
-                    "choices": choices,
-                    "seconds_left": max(seconds_left, 0.001),
-                }
-            ),
-        )
+        left = max(seconds_left, 0.001)
+        self.tell(Offer, task, **instructions.model_dump(), version=task.version, choices=choices, seconds_left=left)
 
-    def cancel(self, task: TaskRecord, reason: str) -> None:
-        """Tell a device that its task is over."""
-        self._send(task.device, Cancel.model_validate({**self._head(task), "reason": reason}))
-
-    def sum(self, task: TaskRecord, told: Mapping[str, object]) -> None:
-        """Tell a device what its next step in a secure sum needs."""
-        self._send(task.device, Sum.model_validate({**self._head(task), **told}))
-
-    def acknowledge(self, task: TaskRecord) -> None:
-        """Tell a device that its update is on disk."""
-        self._send(task.device, UploadAck.model_validate(self._head(task)))
-
-    def missing(self, task: TaskRecord, ranges: Ranges) -> None:
-        """Ask a device for chunks of its update."""
-        self._send(task.device, UploadMissing.model_validate({**self._head(task), "ranges": ranges}))
+    def tell(self, kind: type[TaskMessage], task: TaskRecord, **said: object) -> None:
+        """Send a kind of message about a task to its device."""
+        self._send(task.device, kind.model_validate({**self._head(task), **said}))
 
     def refuse(self, task: TaskRecord, device: str, reason: RefusalReason, detail: str) -> None:
         """Refuse an update to the device that sent it, which is not always the owner of the task."""
-        message = UploadRefused.model_validate({**self._head(task), "reason": reason, "detail": detail})
-        self._send(device, message)
+        self._send(device, UploadRefused.model_validate({**self._head(task), "reason": reason, "detail": detail}))

@@ -7,6 +7,7 @@ answered so that its sender stops asking.
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from broker_server.rounds.collecting import OpenTask
 from broker_server.service.connection import Connection
@@ -17,12 +18,14 @@ from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.messages import (
     Accept,
     BlobRef,
+    Cancel,
     DeviceMessage,
     Done,
     NeedChunks,
     Progress,
     Refuse,
     Shares,
+    UploadAck,
     parse_device_message,
 )
 
@@ -85,35 +88,18 @@ class Replies:
             raise RefusedError(reason, f"blob {message.digest[:12]} of task {message.task} is not offered")
 
     def _about(self, task: OpenTask, message: Accept | Progress | Refuse | Shares) -> None:
-        record, run, seconds = task.record, self._reporter.run, self._reporter.seconds
+        record, reporter = task.record, self._reporter
+        where: dict[str, Any] = {"run": reporter.run, "seconds": reporter.seconds, "round": record.round}
+        where["device"] = record.device
         if isinstance(message, Accept):
             self._parts.blobs.forget(record.device, but=message.lacks)
             self._parts.uploads.cohorts.join(task, message.keys)
-            self._reporter.emit(
-                control.DeviceAccepted(
-                    run=run,
-                    seconds=seconds,
-                    round=record.round,
-                    device=record.device,
-                    kind=record.kind,
-                    tier=message.tier,
-                )
-            )
+            reporter.emit(control.DeviceAccepted(**where, kind=record.kind, tier=message.tier))
         elif isinstance(message, Shares):
             self._parts.uploads.cohorts.take(task, message)
         elif isinstance(message, Progress):
-            self._reporter.emit(
-                control.DeviceProgressed(
-                    run=run,
-                    seconds=seconds,
-                    round=record.round,
-                    device=record.device,
-                    epoch=message.epoch,
-                    epochs=message.epochs,
-                    step=message.step,
-                    loss=message.loss,
-                )
-            )
+            how_far = message.model_dump(include={"epoch", "epochs", "step", "loss"})
+            reporter.emit(control.DeviceProgressed(**where, **how_far))
         elif not record.phase.answered:
             self._parts.blobs.forget(record.device)
             detail = f"{message.reason.value}: {message.detail}"
@@ -132,13 +118,13 @@ class Replies:
         named = known or self._as_named(message)
         if known is not None and known.device == message.device and isinstance(message, Done):
             if known.phase in {TaskPhase.RECEIVED, TaskPhase.MERGED}:
-                self._outbox.acknowledge(known)  # the first acknowledgement was lost
+                self._outbox.tell(UploadAck, known)  # the first acknowledgement was lost
                 return
             detail = f"round {known.round} is over"
             self._outbox.refuse(known, message.device, RefusalReason.LATE, detail)
             raise RefusedError(RefusalReason.LATE, f"update for task {message.task}: {detail}")
         if known is not None and known.device == message.device:
-            self._outbox.cancel(known, f"round {known.round} is over")
+            self._outbox.tell(Cancel, known, reason=f"round {known.round} is over")
             return
         reason = RefusalReason.UNKNOWN_TASK if known is None else RefusalReason.UNKNOWN_DEVICE
         if isinstance(message, Done):

@@ -15,7 +15,7 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -39,6 +39,7 @@ from broker_server.service.limits import LINES, Bucket, Limits
 from broker_server.service.membership import broker_address, hosted_broker, member_of, why_unsealed
 from broker_server.service.outbox import Outbox
 from broker_server.service.partial_uploads import PartialUploads
+from broker_server.service.rollout import Carrier
 from broker_server.service.run_parts import RunParts
 from broker_server.service.uploads import Uploads
 from broker_server.settings.fleet import BrokerConfig, FleetConfig
@@ -46,10 +47,11 @@ from broker_server.store import RunRecord, Store
 from broker_server.store.machine import FINAL
 from fleet_protocol import control, requests
 from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.blobs import DEFAULT_CHUNK_BYTES
 from fleet_protocol.errors import ConfigError, RefusedError, ShoalError, StorageError
 from fleet_protocol.frozen import problems
 from fleet_protocol.identity.opening import open_for
-from fleet_protocol.messages import ServerStatus, parse_presence
+from fleet_protocol.messages import NeedChunks, ServerStatus, parse_device_message, parse_presence
 from fleet_protocol.topics import DeviceTopic, ServerTopic, Topics
 from fleet_protocol.transport import Connected, Disconnected, Farewell, Received, Rejected, Transport
 
@@ -75,7 +77,10 @@ class Server:
     def __init__(self, fleet: str, store: Path, broker: BrokerConfig, *, listener: Listener | None = None) -> None:
         self.fleet = fleet
         self.address = broker_address(broker)
-        self._member = member_of(broker)
+        self._member, self._carrier = member_of(broker), None
+        if self._member is not None and broker.identity is not None:
+            self._carrier = Carrier(broker.identity.parent, self._member.papers)
+            self._member = replace(self._member, papers=self._carrier.papers)
         self._folder = store
         self._broker_config = broker
         self._listener = listener
@@ -86,7 +91,6 @@ class Server:
         self._stack = contextlib.ExitStack()
         self._broker: ChildBroker | None = None
         self._followed = True
-        self._papers: Mapping[str, bytes] = {}
 
     # Life.
 
@@ -103,17 +107,14 @@ class Server:
             self._limits, self._lines = Limits(self._known.knows), Bucket(LINES)
             self._link = self._connect()
             stack.callback(self._link.close, farewell=self._farewell())
-            for topic_filter in (
-                self._topics.all_status,
-                self._topics.all_profiles,
-                self._topics.all_replies,
-                self._topics.all_uploads,
-                self._topics.server_control,
-            ):
+            topics = self._topics
+            heard = (topics.status("+"), topics.profile("+"), topics.reply("+"), topics.upload("+", "+"))
+            for topic_filter in (*heard, topics.server_control):
                 self._link.subscribe(topic_filter)
             self._outbox = Outbox(self._link, self._topics)
+            self._releases = BlobService(self._link, self._topics, DEFAULT_CHUNK_BYTES)
             self._connection = Connection(
-                self._link, self._topics, self._outbox, self._inbox, self._stopping, self._revive_broker
+                self._link, self._topics, self._outbox, self._inbox, self._stopping, self._carry, self._revive_broker
             )
             self._outbox.status(None)
             if (why := why_unsealed(self._broker_config)) is not None:
@@ -265,6 +266,10 @@ class Server:
             partial.close()
             self._outbox.status(None)
 
+    def _carry(self, blobs: BlobService, run: str | None) -> None:
+        if self._carrier is not None and self._carrier.turn(self._known, blobs):
+            self._outbox.status(run)  # and with it what the operator says
+
     # The broker.
 
     def _revive_broker(self) -> None:
@@ -284,14 +289,13 @@ class Server:
         while not self._stopping.is_set():
             if time.monotonic() >= self._resume_at:
                 self._try_to_resume()
+            self._carry(self._releases, None)
+            self._releases.flush(time.monotonic())
             try:
                 event = self._inbox.get(timeout=QUIET_SECONDS)
             except queue.Empty:
                 with contextlib.suppress(StorageError):  # it is written with the next commit that succeeds
                     self._store.flush()
-                if self._member is not None and self._member.papers() is not self._papers:
-                    self._papers = self._member.papers()
-                    self._outbox.status(None)  # and with it what the operator says
                 continue
             if isinstance(event, Stop):
                 return
@@ -324,6 +328,9 @@ class Server:
                 if (said.fleet, said.device) == (self.fleet, topic.device):
                     self._known.see(said)
                     self._store.see_device(said)
+            elif isinstance(topic, DeviceTopic) and topic.channel == "reply":
+                if isinstance(asked := parse_device_message(event.payload), NeedChunks):
+                    self._releases.need(asked)
             elif topic == ServerTopic("control"):
                 self._requested(event.payload)
         except RefusedError as error:

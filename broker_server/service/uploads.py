@@ -17,7 +17,7 @@ from broker_server.service.partial_uploads import PartialUploads
 from broker_server.store import Store, TaskPhase
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import BlobError, RefusalReason, RefusedError
-from fleet_protocol.messages import Done
+from fleet_protocol.messages import Done, UploadAck, UploadMissing
 
 QUIET_SECONDS = 0.3
 _DAMAGED_UPLOADS = 2  # times that an update whose digest is wrong is asked for again
@@ -69,7 +69,7 @@ class Uploads:
         """Name the chunks of an announced update that have not come although the line is quiet."""
         if task.announced is not None and not task.record.phase.answered:
             missing = self._partial.missing(task.record.id, task.announced.update)
-            self._outbox.missing(task.record, missing)
+            self._outbox.tell(UploadMissing, task.record, ranges=missing)
         task.announced, task.quiet = None, math.inf
 
     def done(self, task: OpenTask, message: Done) -> bool:
@@ -154,7 +154,7 @@ class Uploads:
 
     def _acknowledge(self, task: OpenTask) -> None:
         if task.instructions.upload.summing is None:  # else the device is needed until its sum is made
-            self._outbox.acknowledge(task.record)
+            self._outbox.tell(UploadAck, task.record)
 
     def _damaged(self, task: OpenTask, message: Done, detail: str) -> bool:
         task.damaged += 1
@@ -162,7 +162,7 @@ class Uploads:
         if task.damaged > _DAMAGED_UPLOADS:
             return self._refuse(task, error)
         self._count(task, error)
-        self._outbox.missing(task.record, ((0, message.update.chunks),))
+        self._outbox.tell(UploadMissing, task.record, ranges=((0, message.update.chunks),))
         return False
 
     def _count(self, task: OpenTask, error: RefusedError) -> None:

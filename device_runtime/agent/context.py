@@ -1,5 +1,6 @@
 """What the states of the agent share: what it works with, its link side, what it has measured, and the task in hand."""
 
+import contextlib
 import queue
 import time
 from collections import Counter, deque
@@ -14,6 +15,7 @@ from device_runtime.agent.machine import Event, State
 from device_runtime.agent.measured import Measured
 from device_runtime.agent.memory import Memory
 from device_runtime.agent.refusals import Refusal, refusal_of
+from device_runtime.agent.releases import Releases
 from device_runtime.agent.task_in_hand import TaskInHand
 from device_runtime.agent.task_store import StoredTask, TaskStore
 from device_runtime.agent.uplink import Uplink
@@ -65,6 +67,7 @@ class Context:
         kit: what it works with.
         uplink: what it says.
         watch: looks at the operator's conditions.
+        releases: the runtimes of this board.
         measured: what it has found out.
         state: of the machine; written by the agent's loop alone.
         bench: data and backend, from probing on.
@@ -80,6 +83,7 @@ class Context:
     kit: Kit
     uplink: Uplink
     watch: Watch
+    releases: Releases
     measured: Measured = field(default_factory=Measured)
     state: State = State.STARTING
     bench: Bench | None = None
@@ -96,11 +100,16 @@ class Context:
         self.events.append(event)
 
     def fail(self, error: Exception) -> None:
-        """Give a task up for a reason that the server will hear."""
+        """Give a task up, or the release where none is in hand, for a reason that the server will hear."""
         self.failure = refusal_of(error)
         bug = self.failure[0] is RefusalReason.FAILED and not isinstance(error, RefusedError | StorageError)
         self.kit.journal.error(f"failed: {self.failure[1]}", error if bug else None)
-        self.post(Event.FAILED)
+        if self.task is not None:
+            self.post(Event.FAILED)
+        elif self.releases.wanted is not None:
+            with contextlib.suppress(StorageError):  # then it is tried again when it is said again
+                self.releases.move("unfit", self.releases.wanted[0].number, self.failure[1])
+            self.publish_status()
 
     def journal_refusal(self, error: RefusedError) -> None:
         """Count and log a message that nobody who may say it has said; of many, only some are logged."""
@@ -132,9 +141,15 @@ class Context:
         self.kit.store.save(record)
         task.record = record
 
+    def blobs_in_use(self) -> set[str]:
+        """Digests of what must stay on disk."""
+        release = set() if self.releases.wanted is None else {self.releases.wanted[1].digest}
+        return release if self.task is None else release | {*self.task.blobs_in_use()}
+
     def send(self, kind: type[FrozenModel], **fields: object) -> None:
-        """Send a device message about the task in hand; while the broker is away it waits."""
-        self.uplink.send(self.need_task().offer, kind, **fields)
+        """Send a device message about the task in hand, or the release; while the broker is away it waits."""
+        wanted = self.releases.wanted if self.task is None else None
+        self.uplink.send(wanted[0] if wanted is not None else self.need_task().offer, kind, **fields)
 
     def accept(self, lacks: Sequence[str] = ()) -> None:
         """Say, or say again, that the task in hand is taken; `lacks` are digests that it asks for next."""
@@ -145,8 +160,8 @@ class Context:
         """Tell the fleet what this device is and does."""
         # What was measured during a task is told at its end, once.
         bench = self.bench if self.state is State.IDLE or self.uplink.told is None else None
-        kit = self.kit
-        profile = None if bench is None else self.measured.profile(kit.config, bench.examples, kit.memory)
+        known = (self.kit.config, bench.examples, self.kit.memory, self.releases) if bench is not None else None
+        profile = None if known is None else self.measured.profile(*known)
         self.uplink.publish_status(self.state.value, profile)
 
     def look(self) -> None:

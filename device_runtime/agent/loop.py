@@ -20,6 +20,7 @@ from device_runtime.agent.context import Context, Kit
 from device_runtime.agent.journal import Journal
 from device_runtime.agent.machine import Event, State, successor
 from device_runtime.agent.memory import Memory
+from device_runtime.agent.releases import RESTART, Releases
 from device_runtime.agent.service import Service
 from device_runtime.agent.states.base import DeviceState
 from device_runtime.agent.states.waiting import STATES
@@ -30,10 +31,10 @@ from device_runtime.conditions import Watch
 from device_runtime.settings import DeviceConfig
 from device_runtime.training.backends import settle_allocator
 from fleet_protocol.blob_store import BlobStore
-from fleet_protocol.errors import ConfigError, RefusedError
+from fleet_protocol.errors import ConfigError, RefusedError, StorageError
 from fleet_protocol.messages import Cancel, Offer, Refuse, ServerMessage, parse_server_message
 from fleet_protocol.topics import BlobTopic
-from fleet_protocol.transport import Connected, Disconnected, Received, Rejected, Renewed
+from fleet_protocol.transport import Connected, Disconnected, Received, Rejected, Told
 
 try:
     import fcntl
@@ -75,7 +76,7 @@ class Agent:
             memory=Memory(config.state_dir, config.conditions.root),
             worker=Worker(inbox),
         )
-        self.ctx = Context(kit, Uplink(config, kit.journal), Watch(config.conditions))
+        self.ctx = Context(kit, Uplink(config, kit.journal), Watch(config.conditions), Releases(config))
         self._state: DeviceState = STATES[State.STARTING](self.ctx)
         self._greeted = False
         self._service = Service()
@@ -84,8 +85,8 @@ class Agent:
         """End the loop soon; may be called from any thread and from a signal handler."""
         self.ctx.kit.inbox.put(StopRequested(why))
 
-    def run(self) -> None:
-        """Work until stopped.
+    def run(self) -> int:
+        """Work until stopped; the exit code is `RESTART` where another runtime is to start, or 0.
 
         Raises:
             ConfigError: a backend that is not installed, or another agent in the same state folder.
@@ -99,6 +100,7 @@ class Agent:
                 self._follow()
                 while self.ctx.state is not State.STOPPED:
                     self._turn()
+                return RESTART if self.ctx.releases.over else 0
             finally:
                 if self.ctx.uplink.link is not None and self.ctx.state is not State.STOPPED:
                     self.ctx.uplink.link.close()  # without a farewell: the will, or the next start, speaks
@@ -130,7 +132,7 @@ class Agent:
         deadline = ctx.task.deadline if ctx.task else float("inf")
         now = time.monotonic()
         self._service.alive()
-        own = min(self._state.wake_at, deadline, ctx.watch.look_at) - now
+        own = min(self._state.wake_at, deadline, ctx.watch.look_at, ctx.releases.until) - now
         wait = min(own, _LONGEST_WAIT_SECONDS, self._service.alive_seconds)
         try:
             item = ctx.kit.inbox.get(timeout=max(0.0, wait))
@@ -142,6 +144,9 @@ class Agent:
                 self._on_time(time.monotonic())
         if not ctx.events and time.monotonic() >= ctx.watch.look_at:
             ctx.look()
+        if ctx.state is State.IDLE and time.monotonic() >= ctx.releases.until:
+            ctx.releases.move("silent", why="the server did not hear it in time")
+            ctx.post(Event.STOP)
         self._follow()
 
     def _on_time(self, now: float) -> None:
@@ -164,15 +169,30 @@ class Agent:
             self._on_connected(item)
         elif isinstance(item, Disconnected):
             ctx.kit.journal.warning(f"connection lost ({item.reason}); trying again")
-        elif isinstance(item, Renewed):
-            ctx.kit.journal.info("the operator has renewed this board's enrolment")
-            ctx.uplink.told = None  # what was signed before counts no longer, or soon
-            ctx.publish_status()
+        elif isinstance(item, Told):
+            self._on_told(item)
         elif isinstance(item, Rejected):
             ctx.journal_refusal(item.error)
         elif isinstance(item, StopRequested):
             ctx.kit.journal.info(f"stopping: {item.why}")
             ctx.post(Event.STOP)
+
+    def _on_told(self, item: Told) -> None:
+        ctx, before = self.ctx, (self.ctx.releases.record, self.ctx.releases.wanted)
+        try:
+            ctx.releases.hear(item)
+        except RefusedError as error:
+            ctx.journal_refusal(error)
+        except StorageError as error:
+            ctx.kit.journal.error(f"release: {error}")
+        if item.renewed:
+            ctx.kit.journal.info("the operator has renewed this board's enrolment")
+            ctx.uplink.told = None  # what was signed before counts no longer, or soon
+        if item.renewed or before != (ctx.releases.record, ctx.releases.wanted):
+            ctx.kit.journal.info(f"release: {ctx.releases.record}")
+            if ctx.state is State.IDLE:
+                self._state.on_wake()  # what it fetches begins, or ends
+            ctx.publish_status()
 
     def _on_connected(self, item: Connected) -> None:
         ctx = self.ctx

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from device_runtime.agent.memory import Memory
+from device_runtime.agent.releases import Releases
 from device_runtime.board import Board, on_battery, runtime_version, temperature
 from device_runtime.settings import DeviceConfig
 from fleet_protocol.messages import Profile
@@ -32,7 +33,7 @@ class Measured:
         if self.board is not None:
             self.board = replace(self.board, temperature_celsius=temperature(sysfs), on_battery=on_battery(sysfs))
 
-    def profile(self, config: DeviceConfig, examples: int, memory: Memory) -> Profile | None:
+    def profile(self, config: DeviceConfig, examples: int, memory: Memory, releases: Releases) -> Profile | None:
         """What the device with so many training samples says about itself; None before the board is measured."""
         board, large = self.board, memory.too_large
         if board is None:
@@ -45,7 +46,8 @@ class Measured:
             examples=examples,
             step_seconds=self.step_seconds,
             link_bytes_per_second=self.link_bytes_per_second,
-            unable=self.unable or self.paused,
+            unable=self.unable or self.paused or ("it fetches a release" if releases.wanted else ""),
             memory_below=large.peak if large else None,
             lowered=large.said if large else None,
+            release=releases.record,
         )

@@ -1,6 +1,7 @@
 """The link side of an agent: what it says to the fleet, and which blobs it lets come."""
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from device_runtime.agent.journal import Journal
 from device_runtime.settings import DeviceConfig
@@ -9,6 +10,9 @@ from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import DeviceProfile, DeviceStatus, Offer, Profile
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import Farewell, Transport
+
+if TYPE_CHECKING:
+    from fleet_protocol.identity.release import Release
 
 _UNWANTED_KEPT = 256
 
@@ -47,8 +51,8 @@ class Uplink:
         self._seq += 1
         return self._seq
 
-    def send(self, offer: Offer, kind: type[FrozenModel], **fields: object) -> None:
-        """Send a device message about the task of an offer; while the broker is away it waits."""
+    def send(self, offer: "Offer | Release", kind: type[FrozenModel], **fields: object) -> None:
+        """Send a device message about an offer's task, or a release; while the broker is away it waits."""
         message = kind.model_validate(
             {
                 "fleet": self.config.fleet,

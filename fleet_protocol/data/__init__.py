@@ -40,16 +40,6 @@ def load_data(config: DataConfig, *, labelled: bool = True) -> DataSet:
         x, y = x[: config.limit], y[: config.limit]
     for name in config.transforms:
         x = changed(name, x)
-    data = make_dataset(
-        source,
-        x,
-        y,
-        shape=config.shape,
-        scale=config.scale,
-        mean=config.mean,
-        std=config.std,
-        classes=config.classes,
-        augment=config.augment,
-        black=config.black,
-    )
+    named = ("shape", "scale", "mean", "std", "classes", "augment", "black")
+    data = make_dataset(source, x, y, **{name: getattr(config, name) for name in named})
     return replace(data, parts=(inputs, targets))

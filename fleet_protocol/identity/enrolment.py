@@ -8,6 +8,7 @@ from pydantic import Field, ValidationError
 
 from fleet_protocol.errors import ConfigError, StorageError
 from fleet_protocol.frozen import FrozenModel, problems
+from fleet_protocol.messages.bounds import Count
 from fleet_protocol.messages.values import Name
 from fleet_protocol.transport import BrokerAddress
 
@@ -81,10 +82,14 @@ class Papers(FrozenModel):
     Attributes:
         revoked: what counts for nothing; see `fleet_protocol.identity.certificate.Revocations`.
         certificate: that ends later, for the same keys.
+        release: a runtime that the member is to take; see `fleet_protocol.identity.release.Release`.
+        heard: number of the release with which the server has heard the member, its own word.
     """
 
     revoked: Annotated[str, Field(pattern=r"^([0-9a-f]{2})+$", max_length=REVOKED_DIGITS)]
     certificate: Hex | None = None
+    release: Annotated[str, Field(pattern=r"^([0-9a-f]{2})+$", max_length=2**14)] | None = None
+    heard: Count | None = None
 
 
 def read_enrolment(path: Path) -> Enrolment:

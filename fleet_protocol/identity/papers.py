@@ -16,6 +16,8 @@ from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.frozen import problems
 from fleet_protocol.identity.certificate import Certificate, Revocations, read_certificate, read_signed
 from fleet_protocol.identity.enrolment import Enrolment, Papers
+from fleet_protocol.identity.release import Release
+from fleet_protocol.transport import Told
 
 
 class Standing:
@@ -47,27 +49,25 @@ class Standing:
         """Whether a certificate counts for nothing, as far as is known."""
         return certificate.serial < self.revocations.since.get(certificate.name, 0)
 
-    def take(self, data: bytes) -> bool:
+    def take(self, data: bytes) -> Told:
         """Believe what the operator has signed, on disk first.
 
         Args:
             data: `Papers` as they came.
 
-        Returns:
-            Whether the enrolment was renewed.
-
         Raises:
             RefusedError: with `MALFORMED`, `FORGED`, or `REPLAYED` for a list before the one that is known.
             StorageError: it cannot be kept; nothing has changed.
         """
-        enrolment, revocations, signed = self._judged(data)
+        enrolment, revocations, papers = self._judged(data)
         renewed = enrolment is not self.enrolment
         if renewed or revocations != self.revocations:
-            write_atomically(self._path, Papers(revoked=signed, certificate=enrolment.certificate).to_bytes())
+            write_atomically(self._path, Papers(revoked=papers.revoked, certificate=enrolment.certificate).to_bytes())
         self.enrolment, self.revocations = enrolment, revocations
-        return renewed
+        told = bytes.fromhex(papers.release or "")
+        return Told(renewed, read_signed(Release, told, self._operator) if told else None, papers.heard or 0)
 
-    def _judged(self, data: bytes) -> tuple[Enrolment, Revocations, str]:
+    def _judged(self, data: bytes) -> tuple[Enrolment, Revocations, Papers]:
         try:
             papers = Papers.model_validate_json(data)
         except ValidationError as error:
@@ -82,4 +82,4 @@ class Standing:
             same = old == new.model_copy(update={"expires": old.expires})  # and not another enrolment of this device
             if same and new.outlives(old):
                 enrolment = enrolment.model_copy(update={"certificate": papers.certificate})
-        return enrolment, revocations, papers.revoked
+        return enrolment, revocations, papers

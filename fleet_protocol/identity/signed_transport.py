@@ -26,7 +26,6 @@ from fleet_protocol.transport import (
     Farewell,
     Received,
     Rejected,
-    Renewed,
     Transport,
     WireCount,
     open_transport,
@@ -74,8 +73,8 @@ class OpeningInbox(queue.SimpleQueue):  # type: ignore[type-arg]
             if isinstance(topic, DeviceTopic) and topic.channel == "profile" and not item.retained:
                 self._handover.forget(topic.device)
             if item.topic == self._papers_topic:
-                if self._keys.standing is not None and self._keys.standing.take(opened.payload):
-                    self._inbox.put(Renewed())
+                if self._keys.standing is not None:
+                    self._inbox.put(self._keys.standing.take(opened.payload))
                 return
             if item.topic == self._key_topic:
                 self._keys.take(item.topic, opened.payload)

@@ -48,6 +48,9 @@ class BlobRef(FrozenModel):
         return -(-self.size // self.chunk_bytes)
 
 
+RELEASE_PATTERN = r"^(running|fetched|trial|failed) [0-9]{1,15} [0-9]{1,15} [0-9]{1,2}( .*)?$"
+
+
 class Profile(FrozenModel):
     """What a device says about itself.
 
@@ -70,6 +73,7 @@ class Profile(FrozenModel):
         unable: why it cannot train, or pauses now, with what to do; empty where it can.
         memory_below: the predicted memory of what it takes must be less; None where nothing was too large for it.
         lowered: why, and when it will take larger sub-models again.
+        release: record of `device_runtime.agent.releases`; None where the board takes none.
     """
 
     arch: Word
@@ -90,6 +94,7 @@ class Profile(FrozenModel):
     unable: Text = ""
     memory_below: Count | None = None
     lowered: Text | None = None
+    release: Annotated[str, Field(pattern=RELEASE_PATTERN, max_length=2000)] | None = None
 
 
 class Measured(FrozenModel):

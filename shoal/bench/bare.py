@@ -82,8 +82,8 @@ def bare_rounds(
 
     found = []
     try:
-        link.subscribe(topics.all_replies)
-        link.subscribe(topics.all_uploads)
+        link.subscribe(topics.reply("+"))
+        link.subscribe(topics.upload("+", "+"))
         take(devices, "devices")
         sent = [b"c" + chunk[1:] for chunk in chunks[:-1]] + [_OVER + chunks[-1][1:]]
         for _ in range(rounds):

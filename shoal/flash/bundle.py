@@ -22,13 +22,20 @@ def read_part(name: str) -> bytes:
 def runtime_files(config: FlashConfig, wheels: Path | None = None) -> Iterator[Entry]:
     """What every board of a kind has, from wheels kept in a folder; a ConfigError where they cannot be had."""
     yield from runtime_tree(config.target, fetch_wheels(config.target, wheels))
-    yield Entry(f"{HOME}/bin/shoal", read_part("shoal.sh"), 0o755)
+    for name in ("shoal", "launch"):
+        yield Entry(f"{HOME}/bin/{name}", read_part(f"{name}.sh"), 0o755)
     yield Entry("usr/bin/shoal", f"/{HOME}/bin/shoal".encode(), link=True)
     for name in ("setup.sh", "uninstall.sh"):
         yield Entry(f"{HOME}/{name}", read_part(name), 0o755)
     yield Entry(_UNIT, read_part("shoal-device.service"))
     yield Entry("usr/lib/sysusers.d/shoal.conf", read_part("sysusers.conf"))
     yield Entry("usr/lib/tmpfiles.d/shoal.conf", read_part("tmpfiles.conf"))
+
+
+def release_files(config: FlashConfig, wheels: Path | None = None) -> bytes:
+    """What a release brings to boards of a kind, packed: the part of `runtime_files` that Python runs."""
+    tree = [entry for entry in runtime_files(config, wheels) if entry.path.startswith(f"{HOME}/lib/")]
+    return packed(Entry(entry.path.removeprefix(f"{HOME}/"), entry.data) for entry in tree)
 
 
 def settings_files(config: FlashConfig) -> Iterator[Entry]:

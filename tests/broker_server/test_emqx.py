@@ -19,7 +19,7 @@ NAMES = ("server", "pi-1", "pi-2", "gone", "stranger")
 ASKED = [
     *(channel(name) for name in NAMES for channel in (TOPICS.status, TOPICS.profile, TOPICS.reply)),
     *(channel(name) for name in NAMES for channel in (TOPICS.task, TOPICS.key, TOPICS.papers)),
-    *(TOPICS.all_status, TOPICS.all_replies, TOPICS.all_uploads, TOPICS.task("+"), TOPICS.task("pi-1") + "/x"),
+    *(TOPICS.status("+"), TOPICS.reply("+"), TOPICS.upload("+", "+"), TOPICS.task("+"), TOPICS.task("pi-1") + "/x"),
     *(TOPICS.blob("d", 1), TOPICS.blob_filter("d"), TOPICS.upload("t", 1)),
     *(TOPICS.server_status, TOPICS.server_control, TOPICS.server_events),
     *("#", "+/#", "$SYS/#", TOPICS.root, f"{TOPICS.root}/#", "shoal/v1/other/devices/pi-1/task"),

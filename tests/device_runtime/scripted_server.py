@@ -85,10 +85,10 @@ class ScriptedServer:
     def start(self) -> None:
         self._link.connect(20)
         for topic in (
-            self._topics.all_status,
-            self._topics.all_profiles,
-            self._topics.all_replies,
-            self._topics.all_uploads,
+            self._topics.status("+"),
+            self._topics.profile("+"),
+            self._topics.reply("+"),
+            self._topics.upload("+", "+"),
         ):
             self._link.subscribe(topic)
         self._thread.start()

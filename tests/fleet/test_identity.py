@@ -37,7 +37,7 @@ from fleet_protocol.identity.sealing import new_key
 from fleet_protocol.link import Link
 from fleet_protocol.messages import Cancel, DeviceStatus, Offer, Refuse
 from fleet_protocol.topics import BlobTopic, DeviceTopic, Topics, UploadTopic
-from fleet_protocol.transport import BrokerAddress, Connected, Disconnected, Received, Renewed
+from fleet_protocol.transport import BrokerAddress, Connected, Disconnected, Received, Told
 from shoal.cli.local_fleet import LocalDevice
 from tests.brokers import embedded_broker, free_port, mosquitto_broker
 from tests.fleet.conftest import WIDTHS, Watcher
@@ -412,7 +412,7 @@ def test_a_board_whose_enrolment_has_ended_is_renewed_where_it_stands(tmp_path, 
         board.subscribe(TOPICS.task("device-0"))
         board.publish(TOPICS.status("device-0"), status)
         renew(folder, ["device-0"], days=30)
-        heard(Renewed)
+        heard(Told)
         board.publish(TOPICS.status("device-0"), status)
         patience = time.monotonic() + 60
         while not server._known.knows("device-0") and time.monotonic() < patience:

@@ -90,7 +90,7 @@ def test_a_command_that_was_killed_at_any_write_is_given_again(folder, tmp_path,
     assert not server.revoked(certificate_of(server.enrolment, tmp_path))
     board = Standing(new, tmp_path / "board.json")
     if command != "revoke":
-        assert board.take(server.papers()["pi-1"]) is (command == "renew")
+        assert board.take(server.papers()["pi-1"]).renewed is (command == "renew")
 
 
 def test_an_old_registry_takes_up_what_was_revoked_since(folder, tmp_path):
@@ -166,7 +166,7 @@ def test_an_operator_whose_clock_is_off_by_decades_still_revokes(folder, tmp_pat
 def test_one_command_at_a_time_changes_a_folder(folder):
     """Or one that revokes would undo what another does; the second is told to come again."""
     enroll(folder, "pi-1")
-    with authority._changing(folder), pytest.raises(ConfigError, match="try again"):
+    with authority.changing(folder), pytest.raises(ConfigError, match="try again"):
         revoke(folder, "pi-1")
     revoke(folder, "pi-1")
 

@@ -24,7 +24,7 @@ from fleet_protocol.identity.member import Member
 from fleet_protocol.identity.papers import Standing
 from fleet_protocol.identity.signed_transport import OpeningInbox, SignedTransport
 from fleet_protocol.topics import Topics
-from fleet_protocol.transport import Received, Renewed
+from fleet_protocol.transport import Received, Told
 
 DAY = 24 * 3600
 REPLY = Topics("lab").reply("pi-1")
@@ -51,11 +51,11 @@ def test_a_renewed_board_speaks_on_after_its_first_end(folder, tmp_path, monkeyp
     """With the same keys and the same file; after a restart as well, and never for a shorter time."""
     board = Standing(read_enrolment(enroll(folder, "pi-1", days=1)), tmp_path / "papers.json")
     first, server = board.enrolment, read_enrolment(folder / "server.enrolment")
-    assert not board.take(papers_of(folder))
+    assert not board.take(papers_of(folder)).renewed
     assert renew(folder, ["pi-1"], days=30) == ["pi-1"]
     renewed = papers_of(folder)
-    assert board.take(renewed)
-    assert not board.take(renewed)  # the broker has kept it, and says it with every connection
+    assert board.take(renewed).renewed
+    assert not board.take(renewed).renewed  # the broker has kept it, and says it with every connection
     again = Standing(first, tmp_path / "papers.json")
     assert again.enrolment == board.enrolment == first.model_copy(update={"certificate": again.enrolment.certificate})
     assert renew(folder, (), days=10) == []
@@ -94,7 +94,7 @@ def test_a_server_tells_a_board_which_speaks_with_it_at_once(folder, tmp_path, m
     assert [(event.topic, event.retained) for event in said] == [(topics.papers("pi-1"), True)]
     for _ in range(2):  # the broker keeps it
         opening.put(said[0])
-    assert isinstance(inbox.get_nowait(), Renewed)
+    assert [inbox.get_nowait() for _ in range(2)] == [Told(True), Told(False)]
     assert inbox.empty()
     board.publish(REPLY, b"after")
     board.publish(topics.upload("t", 0), b"update") if keys.server else pytest.fail("the server was not heard")
@@ -115,7 +115,7 @@ def test_nobody_but_the_operator_renews_and_for_nobody_else(folder, tmp_path):
     renew(folder, (), days=30)
     one, two = (Papers.model_validate_json(papers_of(folder, name)) for name in ("pi-1", "pi-2"))
     board = Standing(enrolments[0], tmp_path / "papers.json")
-    assert not board.take(two.to_bytes())
+    assert not board.take(two.to_bytes()).renewed
     changed = ("00" if one.certificate[:2] != "00" else "01") + one.certificate[2:]
     assert refused(board.take, one.model_copy(update={"certificate": changed}).to_bytes()) is RefusalReason.FORGED
     key = bytes.fromhex(read_enrolment(folder / "server.enrolment").key)
@@ -125,7 +125,7 @@ def test_nobody_but_the_operator_renews_and_for_nobody_else(folder, tmp_path):
     assert board.enrolment == enrolments[0]
     enroll(folder, "pi-1", days=1)
     renew(folder, (), days=60)
-    assert not board.take(papers_of(folder))  # of an enrolment that was not carried to this board
+    assert not board.take(papers_of(folder)).renewed  # of an enrolment that was not carried to this board
 
 
 @pytest.mark.parametrize("left", [b"", b'{"revoked": "00', b"\0" * 100], ids=["nothing", "half", "zeros"])
@@ -138,7 +138,7 @@ def test_a_power_cut_costs_what_the_broker_says_again(folder, tmp_path, left):
     path.write_bytes(left)
     board = Standing(first, path)
     assert board.enrolment == first
-    assert board.take(papers_of(folder))
+    assert board.take(papers_of(folder)).renewed
 
 
 def test_revocations_never_go_back(folder, tmp_path):

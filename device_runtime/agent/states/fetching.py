@@ -1,4 +1,4 @@
-"""The state of the agent in which it collects what a task needs."""
+"""The states of the agent that collect blobs, and the one that collects what a task needs."""
 
 import time
 from collections.abc import Callable
@@ -17,8 +17,8 @@ from fleet_protocol.manifest import parse_manifest
 from fleet_protocol.messages import BlobRef, NeedChunks
 
 
-class Fetching(DeviceState):
-    """Collects the manifest, the graphs this board needs of it, and the weights."""
+class Collecting(DeviceState):
+    """Collects blobs; others know what for."""
 
     def __init__(self, ctx: Context) -> None:
         super().__init__(ctx)
@@ -29,33 +29,11 @@ class Fetching(DeviceState):
             request=lambda digest, ranges: ctx.send(NeedChunks, digest=digest, ranges=ranges),
             repair_seconds=ctx.kit.config.repair_seconds,
         )
-        self._graphs: tuple[str, ...] | None = None
         self._made_room = False
-
-    @override
-    def enter(self) -> None:
-        ctx = self.ctx
-        task = ctx.need_task()
-        try:
-            ctx.save(phase="fetching", update=None, metrics=None)
-        except StorageError as error:
-            ctx.fail(error)
-            return
-        ctx.publish_status()
-        self.on_repeat()
-        choice = task.record.choice
-        self._guarded(lambda: self._want(choice.artifact_set, choice.weights))
 
     @override
     def leave(self) -> None:
         self._fetch.close()
-
-    @override
-    def on_repeat(self) -> None:
-        choice = self.ctx.need_task().record.choice
-        offered = (choice.artifact_set.digest, choice.weights.digest)
-        lacks = [digest for digest in offered if not self.ctx.kit.blobs.has(digest)]
-        self.ctx.accept(lacks)
 
     @override
     def on_chunk(self, digest: str, frame: bytes) -> None:
@@ -83,7 +61,7 @@ class Fetching(DeviceState):
                 if self._made_room or refusal_of(error)[0] is not RefusalReason.NO_SPACE:
                     raise
                 self._made_room = True
-                freed = ctx.kit.cache.evict(ctx.need_task().blobs_in_use(), everything=True)
+                freed = ctx.kit.cache.evict(ctx.blobs_in_use(), everything=True)
                 ctx.kit.journal.warning(f"{error}; freed {freed} bytes of older blobs")
                 action()
         except (ShoalError, OSError) as error:
@@ -100,6 +78,39 @@ class Fetching(DeviceState):
         self.wake_at = self._fetch.repair_at
         self._advance()
 
+    def _advance(self) -> None:
+        """Go on, now that another blob is there."""
+
+
+class Fetching(Collecting):
+    """Collects the manifest, the graphs this board needs of it, and the weights."""
+
+    def __init__(self, ctx: Context) -> None:
+        super().__init__(ctx)
+        self._graphs: tuple[str, ...] | None = None
+
+    @override
+    def enter(self) -> None:
+        ctx = self.ctx
+        task = ctx.need_task()
+        try:
+            ctx.save(phase="fetching", update=None, metrics=None)
+        except StorageError as error:
+            ctx.fail(error)
+            return
+        ctx.publish_status()
+        self.on_repeat()
+        choice = task.record.choice
+        self._guarded(lambda: self._want(choice.artifact_set, choice.weights))
+
+    @override
+    def on_repeat(self) -> None:
+        choice = self.ctx.need_task().record.choice
+        offered = (choice.artifact_set.digest, choice.weights.digest)
+        lacks = [digest for digest in offered if not self.ctx.kit.blobs.has(digest)]
+        self.ctx.accept(lacks)
+
+    @override
     def _advance(self) -> None:
         """Go on when the manifest, or everything, is there."""
         ctx, task = self.ctx, self.ctx.need_task()

@@ -12,7 +12,7 @@ from typing_extensions import override
 from device_runtime.agent.machine import Event, State
 from device_runtime.agent.states.base import DeviceState
 from device_runtime.agent.states.computing import Measuring, Training
-from device_runtime.agent.states.fetching import Fetching
+from device_runtime.agent.states.fetching import Collecting, Fetching
 from device_runtime.agent.states.uploading import Uploading
 from device_runtime.agent.task_in_hand import TaskInHand
 from device_runtime.agent.task_store import StoredTask, resume_event
@@ -28,6 +28,7 @@ from fleet_protocol.messages import Refuse
 
 _SESSION_EXPIRY_SECONDS = 3600
 _REST_SECONDS = 600.0
+_PAUSED_SECONDS = 10.0  # after which a release may be fetched again, if the conditions hold
 
 
 class Starting(DeviceState):
@@ -102,8 +103,8 @@ class Probing(DeviceState):
             ctx.kit.journal.warning(f"cannot count the crash: {error}")
 
 
-class Idle(DeviceState):
-    """Waits for an offer; one may have come while the last task was dropped."""
+class Idle(Collecting):
+    """Waits for an offer; one may have come while the last task was dropped. Meanwhile it fetches a release."""
 
     @override
     def enter(self) -> None:
@@ -111,15 +112,33 @@ class Idle(DeviceState):
         if self.ctx.kit.config.conditions.new_data is not None:
             self.ctx.look()  # the task that has ended may have been what there was data for
         self.ctx.publish_status()
-        self.wake_at = time.monotonic() + _REST_SECONDS
+        self._rest_at = time.monotonic() + _REST_SECONDS
         if self.ctx.pending is not None:
             offer, self.ctx.pending = self.ctx.pending, None
             self.ctx.take(offer)
+        else:
+            self.on_wake()
 
     @override
     def on_wake(self) -> None:
-        self.ctx.kit.memory.lived()  # a board that is asked for nothing tries again some time, too
-        self.enter()
+        now, wanted = time.monotonic(), None if self.ctx.measured.paused else self.ctx.releases.wanted
+        if now >= self._rest_at:
+            self.ctx.kit.memory.lived()  # a board that is asked for nothing tries again some time, too
+            self.enter()
+        elif wanted is not None and self._fetch.waits_for(wanted[1].digest):
+            super().on_wake()
+        else:
+            self._fetch.close()
+            self.wake_at = self._rest_at if self.ctx.releases.wanted is None else now + _PAUSED_SECONDS
+            if wanted is not None:
+                self._guarded(lambda: self._want(wanted[1]))
+
+    @override
+    def _advance(self) -> None:
+        wanted = self.ctx.releases.wanted
+        if wanted is not None and self._fetch.complete:
+            self.ctx.releases.move("whole", wanted[0].number, str(self.ctx.kit.blobs.path(wanted[1].digest)))
+            self.ctx.post(Event.STOP)
 
 
 class _Ending(DeviceState):
@@ -134,7 +153,7 @@ class _Ending(DeviceState):
         ctx.task, ctx.failure = None, None
         if update is not None:
             ctx.kit.blobs.remove(update.digest)
-        ctx.kit.cache.evict(())
+        ctx.kit.cache.evict(ctx.blobs_in_use())
         ctx.post(Event.CLEARED)
 
 

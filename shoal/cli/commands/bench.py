@@ -41,19 +41,10 @@ def _fleet(options: _Options) -> None:
     with needs("server"):
         from shoal.bench.fleet import FleetBench, bench_fleet
 
-    figures = bench_fleet(
-        FleetBench(
-            folder=options.folder,
-            devices=options.devices,
-            rounds=options.rounds,
-            payload_bytes=options.payload,
-            broker=options.broker,
-            port=options.port,
-            processes=options.processes,
-            deadline_seconds=options.deadline,
-        )
-    )
-    if options.as_json:
+    chosen = dataclasses.asdict(options)
+    as_json, size, seconds = (chosen.pop(name) for name in ("as_json", "payload", "deadline"))
+    figures = bench_fleet(FleetBench(**chosen, payload_bytes=size, deadline_seconds=seconds))
+    if as_json:
         print(json.dumps(dataclasses.asdict(figures), indent=1))
         return
     ratio = figures.round_seconds / figures.bare_seconds

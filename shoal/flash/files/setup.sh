@@ -12,6 +12,13 @@ start)
   systemd-sysusers shoal.conf
   systemd-tmpfiles --create shoal.conf
   systemctl enable -q "$unit"
+  record=/var/lib/shoal/releases/record # what was installed by hand runs, and no release with a lower number
+  if [ -e "$record" ]; then
+    read -r _ number _ <"$record"
+    echo "failed $number 0 0 Shoal was installed by hand" >"$record.new"
+    chown shoal:shoal "$record.new"
+    mv -f "$record.new" "$record"
+  fi
   if [ ! -d /run/systemd/system ]; then exit 0; fi # in a chroot it starts with the system
   systemctl daemon-reload
   if [ -e /etc/shoal/device.toml ] && { [ -e /etc/shoal/enrolment ] || ! grep -q '^\[identity\]' /etc/shoal/device.toml; }; then

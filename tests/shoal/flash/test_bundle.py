@@ -165,7 +165,7 @@ def test_a_runtime_that_does_not_run_is_told_at_once(made, tmp_path):
 def test_the_unit_is_one_and_keeps_to_itself(tmp_path):
     """Systemd knows every line of it, and rates its exposure 2.0 or less of 10."""
     unit = tmp_path / "shoal-device.service"
-    unit.write_text(read_part("shoal-device.service").decode().replace("/opt/shoal/bin/shoal", "/bin/true"))
+    unit.write_text(read_part("shoal-device.service").decode().replace("/opt/shoal/bin/launch", "/bin/true"))
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, timeout=60, check=False
     )

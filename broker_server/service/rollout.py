@@ -1,0 +1,144 @@
+"""A release on its way to a fleet: to a few boards first, to more while these do well, to no more where they do not.
+
+The operator signs it and says how it goes, in rollout.json of the fleet's folder; there the server keeps how far it is.
+"""
+
+import contextlib
+import json
+import math
+import shutil
+import time
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from broker_server.rounds.fleet import Fleet
+from broker_server.service.authority import changing, sign_release
+from broker_server.service.blob_service import BlobService
+from fleet_protocol.blob_store import BlobStore, write_atomically
+from fleet_protocol.blobs import DEFAULT_CHUNK_BYTES, blob_ref
+from fleet_protocol.digests import blob_digest
+from fleet_protocol.errors import ConfigError, StorageError
+from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.identity.enrolment import Papers
+from fleet_protocol.identity.release import Release
+
+_LOOK_SECONDS = 1.0
+
+
+class Rollout(FrozenModel):
+    """How a release goes to a fleet, and how far it is.
+
+    Attributes:
+        release: what the operator signed; `signed` is how it travels.
+        stages: shares of the boards that are asked, one after the other, each when all before have ended.
+        within_seconds: after which a board that is not back with it has failed.
+        most_failed: share of the boards asked that may fail; with more it stops.
+        asked: when each board was asked, seconds since 1970.
+        stopped: why nobody is asked any more; empty while it goes on.
+    """
+
+    release: Release
+    signed: str
+    stages: tuple[float, ...]
+    within_seconds: float
+    most_failed: float
+    asked: Mapping[str, float] = {}
+    stopped: str = ""
+
+    def outcomes(self, records: Mapping[str, str], now: float) -> dict[str, str]:
+        """What became of each board asked, by what boards told last: ``running``, ``failed: why``, or how far it is."""
+        found = {}
+        for name, asked in self.asked.items():
+            phase, number, *why = records.get(name, "asked 0").split(" ", 4)
+            phase = phase if number == str(self.release.number) else "asked"
+            late = phase != "running" and now > asked + self.within_seconds
+            found[name] = f"failed: {why[-1]}" if phase == "failed" else "failed: not back in time" if late else phase
+        return found
+
+    def advanced(self, records: Mapping[str, str], online: Collection[str], now: float) -> "Rollout":
+        """The same a moment later: stopped, or with the boards of its next stage asked."""
+        states = self.outcomes(records, now)
+        failed = [f"{name} {said}" for name, said in states.items() if said.startswith("failed")]
+        if self.stopped or len(failed) > self.most_failed * len(states):
+            return self.model_copy(
+                update={"stopped": self.stopped or f"{len(failed)} of {len(states)} boards: {failed[0]}"}
+            )
+        if len(failed) + [*states.values()].count("running") < len(states):
+            return self
+        there = {blob_digest(f"{self.signed}{name}".encode()): name for name in {*online} & records.keys() - states}
+        aims = [math.ceil(share * len(records)) - len(states) for share in self.stages]
+        more = next((aim for aim in aims if aim > 0), 0)
+        asked = dict.fromkeys([there[digest] for digest in sorted(there)][:more], now)
+        return self.model_copy(update={"asked": {**self.asked, **asked}})
+
+
+def read_rollout(folder: Path) -> Rollout:
+    """The newest of a fleet's folder; a ConfigError where there is none."""
+    try:
+        return Rollout.model_validate_json((folder / "rollout.json").read_bytes())
+    except (OSError, ValidationError) as error:
+        raise ConfigError(f"{folder} has no rollout; begin one with `shoal rollout start`") from error
+
+
+def keep_rollout(folder: Path, change: Callable[[], Rollout]) -> Rollout:
+    """Keep what a change makes, one at a time; a ConfigError or StorageError where that cannot be."""
+    with changing(folder):
+        new = change()
+        write_atomically(folder / "rollout.json", new.model_dump_json(indent=1).encode())
+        return new
+
+
+def begin(folder: Path, builds: Mapping[str, bytes], days: int, **how: object) -> Rollout:
+    """Sign a release of some builds, by kind of board, and roll it out; errors as of `keep_rollout`.
+
+    Boards take it for so many days, 0 for ever; the rest is of `Rollout`.
+    """
+    refs, before = {kind: blob_ref(data) for kind, data in builds.items()}, 0
+    with contextlib.suppress(ConfigError):
+        before = read_rollout(folder).release.number
+    release, signed = sign_release(folder, refs, days, before)
+    rollout = Rollout.model_validate({"release": release, "signed": signed, **how})
+    shutil.rmtree(folder / "releases", ignore_errors=True)  # the files of the one before
+    store = BlobStore(folder / "releases")
+    for data in builds.values():
+        store.put(data)
+    return keep_rollout(folder, lambda: rollout)
+
+
+class Carrier:
+    """Tells boards of the rollout, and serves its files; `source` is what the operator says besides."""
+
+    def __init__(self, folder: Path, source: Callable[[], Mapping[str, bytes]]) -> None:
+        self._folder, self._source, self._next, self._papers = folder, source, 0.0, source()
+
+    def papers(self) -> Mapping[str, bytes]:
+        """What is said to each device; the same object until it is another."""
+        return self._papers
+
+    def turn(self, fleet: Fleet, blobs: BlobService) -> bool:
+        """Look once a second, and say whether boards are to be told something else."""
+        if time.monotonic() < self._next:
+            return False
+        self._next, records, papers = time.monotonic() + _LOOK_SECONDS, fleet.releases(), dict(self._source())
+        waits = False  # boards that start anew have forgotten what they were told
+        said = {name: {"heard": line.split(" ")[1]} for name, line in records.items() if line.startswith("trial ")}
+        with contextlib.suppress(ConfigError, StorageError):  # there is none, or it cannot be changed just now
+            old = read_rollout(self._folder)
+            if old.advanced(records, fleet.online, time.time()) != old:
+                old = keep_rollout(
+                    self._folder, lambda: read_rollout(self._folder).advanced(records, fleet.online, time.time())
+                )
+            store = BlobStore(self._folder / "releases")
+            refs = [ref.digest for ref in old.release.builds.values() if store.has(ref.digest)]
+            blobs.serve({digest: store.path(digest) for digest in refs}, DEFAULT_CHUNK_BYTES)
+            waits = not all(
+                each.startswith(("running", "failed")) for each in old.outcomes(records, time.time()).values()
+            )
+            for name in old.asked if not old.stopped else ():
+                said[name] = {**said.get(name, {}), "release": old.signed}
+        for name in said.keys() & papers.keys():
+            papers[name] = Papers(**{**json.loads(papers[name]), **said[name]}).to_bytes()
+        changed, self._papers = papers != self._papers, papers
+        return changed or waits

@@ -1,0 +1,37 @@
+"""A runtime for boards, as the operator of a fleet has signed it: which one, for which boards, and until when."""
+
+import platform
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from fleet_protocol.identity.certificate import Said
+from fleet_protocol.messages.bounds import Count, Positive, Word
+from fleet_protocol.messages.values import BlobRef, Name
+
+
+class Release(Said):
+    """A runtime.
+
+    Attributes:
+        fleet: name of the fleet.
+        number: grows with each release; a board that has had one in hand takes none with a lower number.
+        builds: by `kind_of` board, a tar.gz of the files below opt/shoal/lib.
+        expires: seconds since 1970 after which no board takes it; 0 for never.
+    """
+
+    purpose: ClassVar[bytes] = b"shoal-release-1\0"
+    run: ClassVar[str] = "release"  # what a request for its chunks names, as the next two
+    task: ClassVar[str] = "release"
+    round: ClassVar[int] = 1
+
+    fleet: Name
+    number: Positive
+    builds: Annotated[Mapping[Word, BlobRef], Field(min_length=1, max_length=16)]
+    expires: Count = 0
+
+
+def kind_of(machine: str = "", python: str = "") -> str:
+    """A kind of boards: the machine, as in ``uname -m``, and a Python's first two numbers; by default of this one."""
+    return f"{machine or platform.machine()}-{python or '.'.join(platform.python_version_tuple()[:2])}"

@@ -1,0 +1,63 @@
+"""Bring a new runtime to the boards of a fleet over the air: to a few first, and back where it fails."""
+
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shoal.cli.common import DEFAULT_STORE, StoreFolder
+from shoal.cli.console import print_rows, say
+from shoal.cli.extras import needs
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
+Folder = Annotated[Path, typer.Option(help="The fleet's folder, as `shoal init` made it.")]
+
+
+@app.command("start")
+def _start(
+    configs: Annotated[list[Path], typer.Argument(help="What the boards are, flash.toml; one for each kind.")],
+    stages: Annotated[list[float] | None, typer.Option("--stage", help="Percent; by default 5, 25, then 100.")] = None,
+    failed: Annotated[float, typer.Option(min=0, max=100, help="Percent of them that may fail.")] = 0.0,
+    within: Annotated[float, typer.Option(min=1, help="Minutes in which a board must be back with it.")] = 60.0,
+    folder: Folder = Path(),
+) -> None:
+    """Pack this version of Shoal, sign it for 90 days, and let a server that is up bring it to the boards."""
+    with needs("server"):
+        from broker_server.service.rollout import begin
+    from fleet_protocol.identity.release import kind_of
+    from shoal.flash.bundle import release_files
+    from shoal.flash.settings import load_flash_config
+
+    boards = [load_flash_config(path) for path in configs]
+    builds = {kind_of(each.target.machine, each.target.python): release_files(each) for each in boards}
+    shares = [share / 100 for share in stages or (5, 25, 100)]
+    begun = begin(folder, builds, 90, stages=shares, most_failed=failed / 100, within_seconds=within * 60)
+    say(f"release {begun.release.number} for {', '.join(builds)}; see how it goes with `shoal rollout show`")
+
+
+@app.command("stop")
+def _stop(folder: Folder = Path()) -> None:
+    """Ask no more boards; those that run the release stay with it."""
+    with needs("server"):
+        from broker_server.service.rollout import keep_rollout, read_rollout
+
+    keep_rollout(folder, lambda: read_rollout(folder).model_copy(update={"stopped": "the operator stopped it"}))
+
+
+@app.command("show")
+def _show(folder: Folder = Path(), store: StoreFolder = DEFAULT_STORE) -> None:
+    """How far the newest rollout is, and what became of each board."""
+    with needs("server"):
+        from broker_server.service.rollout import read_rollout
+        from broker_server.store import Store
+
+    rollout = read_rollout(folder)
+    with closing(Store(store, read_only=True)) as opened:
+        known = {device.id: device.profile for device in opened.devices(rollout.release.fleet)}
+    records = {name: profile.release for name, profile in known.items() if profile and profile.release}
+    states = dict.fromkeys(records, "not asked") | rollout.outcomes(records, time.time())
+    rows = [{"device": name, "release": said} for name, said in states.items()]
+    print_rows(f"release {rollout.release.number}", rows, empty="no board takes releases")
+    say(f"stopped: {rollout.stopped}" if rollout.stopped else f"{len(rollout.asked)} of {len(records)} asked")

@@ -1,0 +1,100 @@
+"""Rollouts as a rule of values: who is asked when, when it stops, and what a folder keeps."""
+
+import pytest
+
+from broker_server.service.authority import Founding, found_fleet
+from broker_server.service.rollout import Rollout, begin, keep_rollout, read_rollout
+from fleet_protocol.blobs import blob_ref
+from fleet_protocol.errors import ConfigError
+from fleet_protocol.identity.release import Release, kind_of
+from fleet_protocol.messages import Profile
+
+RELEASE = Release(fleet="lab", number=7, builds={kind_of(): blob_ref(b"a runtime")})
+NAMES = [f"pi-{number}" for number in range(20)]
+
+
+def rollout(**changes):
+    values = {"stages": (0.05, 0.25, 1.0), "within_seconds": 100.0, "most_failed": 0.1}
+    return Rollout.model_validate({"release": RELEASE, "signed": "00", **values, **changes})
+
+
+def test_stages_wait_for_those_before_and_take_later_boards():
+    """One of twenty, then five, then all, then who comes later; each is asked once."""
+    records = dict.fromkeys(NAMES, "running 0 0 0")
+    going, asked = rollout(), []
+    for at in range(5):
+        going = going.advanced(records, records, float(at))
+        assert going.advanced(records, records, at + 0.5) == going  # nobody has ended
+        asked.append(len(going.asked))
+        records |= dict.fromkeys(going.asked, "running 7 0 0")
+        if at == 2:
+            records["pi-new"] = "failed 3 0 0 once"
+    assert asked == [1, 5, 20, 21, 21]
+    assert not going.stopped
+    assert set(going.outcomes(records, 9.0).values()) == {"running"}
+
+
+def test_only_boards_that_are_there_are_asked():
+    """The others are when they come."""
+    records = dict.fromkeys(NAMES, "running 0 0 0")
+    assert rollout(stages=(1.0,)).advanced(records, ["pi-3", "pi-x"], 0.0).asked == {"pi-3": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("record", "later", "said"),
+    [
+        (
+            "failed 7 0 0 its self-test failed: no numpy",
+            1.0,
+            "1 of 1 boards: NAME failed: its self-test failed: no numpy",
+        ),
+        ("running 0 0 0", 101.0, "1 of 1 boards: NAME failed: not back in time"),
+        ("trial 7 0 1", 101.0, "1 of 1 boards: NAME failed: not back in time"),
+        ("trial 7 0 1", 99.0, ""),
+        ("failed 6 0 0 long ago", 99.0, ""),
+    ],
+)
+def test_it_stops_where_more_fail_than_may(record, later, said):
+    """With the first reason; once stopped it asks nobody, whatever comes."""
+    records = dict.fromkeys(NAMES, "running 0 0 0")
+    first = rollout().advanced(records, records, 0.0)
+    (name,) = first.asked
+    stopped = first.advanced(records | {name: record}, records, later)
+    assert stopped.stopped == said.replace("NAME", name)
+    if said:
+        assert stopped.advanced(records | {name: "running 7 0 0"}, records, later) == stopped
+
+
+def test_some_may_fail():
+    """Two of twenty of a tenth."""
+    records = dict.fromkeys(NAMES, "running 7 0 0") | dict.fromkeys(NAMES[:2], "failed 7 0 0 x")
+    whole = rollout(stages=(1.0,), asked=dict.fromkeys(NAMES, 0.0))
+    assert not whole.advanced(records, records, 1.0).stopped
+    assert whole.advanced(records | {NAMES[2]: "failed 7 0 0 x"}, records, 1.0).stopped.startswith("3 of 20 boards")
+
+
+def test_a_folder_keeps_the_newest_with_its_files(tmp_path):
+    """Numbers grow, also where a rollout is lost with a backup; without the operator's key nothing changes."""
+    folder = tmp_path / "lab"
+    found_fleet(folder, Founding("lab", "h"))
+    with pytest.raises(ConfigError, match="shoal rollout start"):
+        read_rollout(folder)
+    how = {"stages": (1.0,), "within_seconds": 60.0, "most_failed": 0.0}
+    first = begin(folder, {"a": b"one", "b": b"two"}, 90, **how)
+    second = begin(folder, {"a": b"three"}, 90, **how)
+    assert second.release.number > first.release.number > 1_700_000_000
+    assert read_rollout(folder) == second
+    assert len(list((folder / "releases/objects").glob("*/*"))) == 1
+    keep_rollout(folder, lambda: second.model_copy(update={"stopped": "so"}))
+    (folder / "operator.pem").unlink()
+    with pytest.raises(ConfigError, match="operator's key"):
+        begin(folder, {"a": b"four"}, 90, **how)
+    assert read_rollout(folder).stopped == "so"
+    assert len(list((folder / "releases/objects").glob("*/*"))) == 1
+
+
+@pytest.mark.parametrize("text", ["", "running", "trial x 0 0", "running 1 0 0\nfailed", "trial 99999999999999999 0 0"])
+def test_what_a_board_says_of_its_releases_is_checked_where_it_comes(text):
+    """A server takes it apart."""
+    with pytest.raises(ValueError, match="release"):
+        Profile.model_validate({"release": text})

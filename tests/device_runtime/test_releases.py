@@ -1,0 +1,109 @@
+"""What a board takes of releases, and the record that it keeps; the launcher is tested where the bundle is."""
+
+import time
+
+import pytest
+
+from device_runtime.agent.releases import TRANSITIONS, Releases
+from device_runtime.settings import DeviceConfig
+from fleet_protocol.blobs import blob_ref
+from fleet_protocol.data import NpzData
+from fleet_protocol.errors import RefusedError
+from fleet_protocol.identity.release import Release, kind_of
+from fleet_protocol.transport import Told
+
+
+@pytest.fixture
+def made(tmp_path, monkeypatch):
+    """A board with a launcher, after a start with some record."""
+    monkeypatch.setenv("SHOAL_RELEASES", str(tmp_path))
+
+    def make(record="", **settings):
+        if record:
+            (tmp_path / "record").write_text(record + "\n")
+        data = NpzData(path=tmp_path / "x.npz")
+        config = {
+            "fleet": "lab",
+            "device": "pi-1",
+            "broker": "mqtt://h",
+            "state_dir": tmp_path,
+            "data": data,
+            **settings,
+        }
+        return Releases(DeviceConfig.model_validate(config))
+
+    return make
+
+
+def release(number, **changes):
+    return Release.model_validate({"fleet": "lab", "number": number, "builds": {kind_of(): blob_ref(b"it")}, **changes})
+
+
+def test_without_a_launcher_no_release_is_taken(made, monkeypatch):
+    """Nobody could go back."""
+    monkeypatch.delenv("SHOAL_RELEASES")
+    board = made()
+    board.hear(Told(False, release(7)))
+    assert (board.record, board.wanted) == (None, None)
+
+
+def test_a_release_that_fits_is_wanted_until_it_is_offered_no_more(made):
+    """And is on disk as what is in hand when it is whole."""
+    board = made()
+    board.hear(Told(False, release(7)))
+    assert board.wanted == (release(7), blob_ref(b"it"))
+    board.hear(Told(False))
+    assert board.wanted is None
+    board.hear(Told(False, release(7)))
+    board.move("whole", 7, "/a file")
+    assert (made().record, board.over, board.wanted) == ("fetched 7 0 0 /a file", True, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "why"),
+    [
+        ({"builds": {"riscv64-3.9": blob_ref(b"x")}}, {}, "it is for riscv64-3.9, and this board is"),
+        ({"expires": int(time.time()) - 1}, {}, "it has expired"),
+        ({}, {"max_cache_bytes": 1}, "its 2 bytes are more than max_cache_bytes"),
+    ],
+)
+def test_one_that_does_not_fit_is_told_and_tried_once(made, changes, settings, why):
+    """What runs stays, and so does the number below which nothing is taken."""
+    board = made("running 5 3 0", **settings)
+    board.hear(Told(False, release(7, **changes)))
+    assert board.record.startswith(f"failed 7 5 0 {why}")
+    assert not board.over
+    board.hear(Told(False, release(7)))
+    assert board.wanted is None
+    with pytest.raises(RefusedError, match="release 6, where 7 is known"):
+        board.hear(Told(False, release(6)))
+    board = made()
+    board.hear(Told(False, release(8)))
+    assert board.wanted == (release(8), blob_ref(b"it"))
+
+
+def test_on_trial_nothing_newer_is_taken_until_it_is_heard(made):
+    """By its own number; then it is what runs."""
+    board = made("trial 7 5 1")
+    assert board.until < float("inf")
+    board.hear(Told(False, release(8), heard=5))
+    assert (board.record, board.wanted) == ("trial 7 5 1", None)
+    board.hear(Told(False, release(8), heard=7))
+    assert (board.record, board.until, board.over) == ("running 7 5 0", float("inf"), False)
+
+
+def test_one_that_is_not_heard_gives_way(made):
+    """To the one before, with the reason."""
+    board = made("trial 7 5 1")
+    board.move("silent", why="not\nheard")
+    assert (made().record, board.over) == ("failed 7 5 0 not heard", True)
+
+
+def test_a_damaged_record_is_none(made):
+    """The launcher runs what the board was made with, too."""
+    assert made("trial \0").record == "running 0 0 0"
+
+
+def test_every_phase_has_a_way_out():
+    """And each way leads to a phase of the table."""
+    assert set(TRANSITIONS.values()) == {phase for phase, _ in TRANSITIONS}
