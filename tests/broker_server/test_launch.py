@@ -60,9 +60,10 @@ def test_a_run_is_submitted_to_the_server_that_is_up(url, config, fleet):
     rejected = []
 
     def busy(peer, work):
-        with pytest.raises(RunRejectedError, match="another run is in progress") as error:
-            submit(settings, broker_address(settings.broker))
-        rejected.append(error.value)
+        if not rejected:  # the run that is started again may ask, too
+            with pytest.raises(RunRejectedError, match="another run is in progress") as error:
+                submit(settings, broker_address(settings.broker))
+            rejected.append(error.value)
         honest()(peer, work)
 
     with Serving(settings, url), Peer(fleet, "d", url, busy):

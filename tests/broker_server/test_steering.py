@@ -144,7 +144,7 @@ def test_a_run_is_stopped_from_the_page(url, settings):
         found = stored(settings).run
         client.headers["Authorization"] = f"Bearer {token}"
         answer = client.post(f"/api/v1/runs/{found.id}/actions/stop")
-        assert (answer.status_code, answer.json()) == (200, {"done": "stop"})
+        assert (answer.status_code, answer.json()) == (200, {"done": "stop", "run": found.id})
         assert run.finished().status == "stopped"
     kinds = [event["kind"] for event in client.get("/api/v1/log").json()]
     assert kinds.index("asked") < kinds.index("run-steered") < kinds.index("run-finished")
