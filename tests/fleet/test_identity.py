@@ -396,8 +396,8 @@ def test_a_board_whose_enrolment_has_ended_is_renewed_where_it_stands(tmp_path, 
     config = BrokerConfig(url="mosquitto", port=port, identity=folder / "server.enrolment")
     status = DeviceStatus(fleet="test", device="device-0", online=True, state="idle").to_bytes()
 
-    def heard(kind):
-        while not isinstance(inbox.get(timeout=60), kind):
+    def heard(kind, **what):
+        while not (isinstance(event := inbox.get(timeout=60), kind) and what.items() <= vars(event).items()):
             pass
 
     with Server("test", tmp_path / "store", config) as server, contextlib.ExitStack() as stack:
@@ -412,7 +412,7 @@ def test_a_board_whose_enrolment_has_ended_is_renewed_where_it_stands(tmp_path, 
         board.subscribe(TOPICS.task("device-0"))
         board.publish(TOPICS.status("device-0"), status)
         renew(folder, ["device-0"], days=30)
-        heard(Told)
+        heard(Told, renewed=True)
         board.publish(TOPICS.status("device-0"), status)
         patience = time.monotonic() + 60
         while not server._known.knows("device-0") and time.monotonic() < patience:
