@@ -194,6 +194,7 @@ def test_fixed_levels_go_by_the_order_of_the_devices(trained):
     assert merged(watcher) == [("w0.125-d1",) * 3 + ("w0.50-d1",) + ("w0.25-d1",) * 2] * ROUNDS
 
 
+@pytest.mark.slow
 def test_dynamic_levels_are_drawn_anew_in_every_round(trained):
     """The tiers of a device differ from round to round and stay within its limit."""
     watcher, gain = trained(tiers={"assign": "dynamic", "levels": "a1-b1-c1-d1"})

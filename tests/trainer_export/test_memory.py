@@ -81,6 +81,7 @@ def test_a_step_of_the_wide_convolutions_needs_less_than_half():
     assert after < 45 * MEGABYTE
 
 
+@pytest.mark.slow
 def test_rewriting_twice_changes_nothing_more():
     """What fits is left alone."""
     once = fit_into_memory(graph_of("conv", 0.25, "train"))

@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fleet_protocol.errors import ConfigError, ExportError
 from models import architecture, infer_layout
+from tests.marking import mostly_slow
 from tests.trainer_export.helpers import train_report
 from trainer_export.artifact_set import export_architecture
 from trainer_export.check import open_session
@@ -373,7 +374,10 @@ class AdaptingInTraining(Adapting):
         return torch.autograd.grad(functional.linear(x, weight).square().mean(), weight, create_graph=True)[0]
 
 
-@pytest.mark.parametrize("kind", [Remedied, WritesPlaces, Standardised, Energy, Adapting, HookedClone, TiedByUse])
+TRAINED = [Remedied, WritesPlaces, Standardised, Energy, Adapting, HookedClone, TiedByUse]
+
+
+@pytest.mark.parametrize("kind", mostly_slow(TRAINED, lambda kind: kind in {WritesPlaces, Energy}))
 def test_what_trains_as_in_pytorch(kind):
     """Over six steps."""
     torch.manual_seed(1)
