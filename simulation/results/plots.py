@@ -6,6 +6,7 @@ the lowest to the highest.
 """
 
 import io
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,8 @@ _ORDERED = "cividis"  # made for colour-blind readers, dark to light also in gre
 _GRID_POINTS = 400
 _STEPS = (1, 2, 5, 10)  # between ticks, times a power of ten
 _BARS = 200  # of a plot of tiers; more rounds are averaged, or the bars would be thinner than a pixel
+_HEIGHT, _AROUND = 3.8, 1.0  # inches: of a figure, and of it above and below what stands beside the axes
+_LEGEND_LETTERS = 36  # in a line
 _UNITS = ((7200.0, 3600.0, "hours"), (300.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))  # from so many seconds on
 
 _Values: TypeAlias = NDArray[np.float64]
@@ -165,13 +168,13 @@ def plot_run(folder: Path, rows: Sequence[RoundRow], *, title: str = "") -> tupl
 
 
 def _figure(title: str) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(7.6, 3.8), layout="constrained")
+    figure = Figure(figsize=(7.6, _HEIGHT), layout="constrained")
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", alpha=0.25)
     axes.set_axisbelow(True)
     if title:
-        axes.set_title(title, loc="left", fontsize=11)
+        figure.suptitle(title, x=0.01, ha="left", fontsize=11, wrap=True)
     return figure, axes
 
 
@@ -253,10 +256,11 @@ def _finish(axes: Axes, curves: Sequence[Curve], quantity: Quantity) -> None:
 
 
 def _legend(axes: Axes, handles: Sequence[Artist], labels: Sequence[str], *, title: str | None) -> None:
-    """A legend to the right of the axes, where it hides no data."""
-    axes.legend(
+    """A legend to the right of the axes, where it hides no data; the figure is as high as it needs."""
+    figure = axes.figure.figure
+    made = axes.legend(
         handles,
-        labels,
+        [textwrap.fill(label, _LEGEND_LETTERS) for label in labels],
         title=title,
         frameon=False,
         fontsize=9,
@@ -266,6 +270,7 @@ def _legend(axes: Axes, handles: Sequence[Artist], labels: Sequence[str], *, tit
         bbox_to_anchor=(1.01, 1.0),
         borderaxespad=0.0,
     )
+    figure.set_figheight(max(_HEIGHT, made.get_window_extent().height / figure.dpi + _AROUND))
 
 
 def _tier_label(tier: str) -> str:

@@ -166,3 +166,16 @@ def test_the_plots_of_a_run_are_files(tmp_path):
     assert [path.read_bytes() for path in plot_run(tmp_path, rows, title="two rounds")] == content
     assert [path.name for path in plot_run(tmp_path / "blind", a_run([None]))] == ["tiers.png"]
     assert save(tier_counts(rows), tmp_path / "tiers.svg").read_bytes().startswith(b"<?xml")
+
+
+def test_long_words_lie_within_the_picture():
+    """A title longer than the figure is wide, and more arms than beside it would find room."""
+    arms = [Curve(f"federated-dropout/cifar10-high-{at}", [a_run([0.1, 0.5])] * 2, 0.7) for at in range(24)]
+    figure = over_rounds(arms, targets=[0.7], title="the simulated hours to a target accuracy, " * 4)
+    figure.draw_without_rendering()
+    (axes,) = figure.axes
+    assert axes.bbox.width > figure.bbox.width / 3
+    for text in (*figure.texts, *axes.get_legend().get_texts(), axes.xaxis.label, axes.yaxis.label):
+        box, whole = text.get_window_extent(), figure.bbox
+        assert whole.x0 <= box.x0 < box.x1 <= whole.x1, text
+        assert whole.y0 <= box.y0 < box.y1 <= whole.y1, text
