@@ -11,15 +11,19 @@ EXTRAS := demo,simulate,view,dev
 TRAINING := .venv-training
 TRAINING_STAMP := $(TRAINING)/.installed
 SIDE_BY_SIDE := -n logical --maxprocesses 4 --dist worksteal
+# A suite keeps what failed in a place of its own, since CI runs several at once; it sets ENDED to learn how each ended.
+SUITE = -m pytest -o cache_dir=.pytest_cache/$@ $(SIDE_BY_SIDE)
 
 # Tests start hundreds of processes, side by side: without compiled code each compiles the packages again, and threads of
 # PyTorch that wait for one another take a core from the next.
 unexport PYTHONDONTWRITEBYTECODE
 test test-slow test-installed test-training: export OMP_NUM_THREADS = 1
 
-.PHONY: soak install demo test test-slow test-installed test-training mutants fuzz fuzz-api conformance check format bench docs site clean arm
+.PHONY: soak install install-training demo test test-slow test-installed test-training mutants fuzz fuzz-api conformance check format bench docs site clean arm
 
 install: $(STAMP) $(TESTS_STAMP)
+
+install-training: $(TRAINING_STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -44,13 +48,13 @@ demo: $(STAMP)  ## Export, start a broker, a server and six devices, train, comp
 # Tests run side by side; a worker that has nothing left takes from the others. How much of the packages they reach is
 # a question to the whole suite, not to TESTS=tests/models.
 test: install  ## The default suite, or TESTS=...; with branch coverage if it is all of it.
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(if $(TESTS),,--cov) $(TESTS)
+	$(BIN)/python $(SUITE) $(if $(TESTS),,--cov) $(TESTS) $(ENDED)
 
 test-slow: install  ## Proofs that take minutes.
-	$(BIN)/python -m pytest -m slow $(SIDE_BY_SIDE) $(TESTS)
+	$(BIN)/python $(SUITE) -m slow $(TESTS) $(ENDED)
 
 test-installed: install  ## Each extra alone from the wheel, in an empty environment; takes a network and many minutes.
-	$(BIN)/python -m pytest -m installed $(SIDE_BY_SIDE) $(TESTS)
+	$(BIN)/python $(SUITE) -m installed $(TESTS) $(ENDED)
 
 # onnxruntime-training is the same import package as onnxruntime, so what it adds is tested in an environment of its own.
 $(TRAINING_STAMP): pyproject.toml constraints.txt
@@ -60,7 +64,7 @@ $(TRAINING_STAMP): pyproject.toml constraints.txt
 	touch $(TRAINING_STAMP)
 
 test-training: $(TRAINING_STAMP)  ## What onnxruntime-training adds; needs Python <= 3.12 on x86-64.
-	$(TRAINING)/bin/python -m pytest -m ort_training $(SIDE_BY_SIDE) $(TESTS)
+	$(TRAINING)/bin/python $(SUITE) -m ort_training $(TESTS) $(ENDED)
 
 # What builds a card (its refusals name the same packages) and the emulated board. CUTS=20 loses power so often, and SEED
 # says again at which moments.
