@@ -15,7 +15,7 @@ from rich.table import Table
 
 from benchmarks.row import Row
 
-BENCHMARKS = ("merge", "reslicing", "fleet", "identity", "parity", "step_time", "device_memory", "simulation", "export")
+BENCHMARKS = ("merge", "reslicing", "fleet", "identity", "step_time", "device_memory", "simulation", "export")
 OUT = Path(__file__).parent / "out" / "bench.json"
 
 
