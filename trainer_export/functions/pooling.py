@@ -9,10 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fleet_protocol.errors import ExportError
-
-
-def _each(value: Any, rank: int) -> list[Any]:
-    return list(value) if isinstance(value, (tuple, list)) else [value] * rank
+from trainer_export.functions.resampling import each
 
 
 def _refuse_indices(name: str, *, wanted: bool) -> None:
@@ -40,7 +37,7 @@ def _adaptive(rank: int) -> Callable[..., Any]:
         _refuse_indices(f"adaptive_max_pool{rank}d", wanted=return_indices)
         if x.dim() != rank + 2:
             return NotImplemented
-        counts = _each(output_size, rank)
+        counts = each(output_size, rank)
         plane = x if rank == 2 else x.unsqueeze(2)
         # The last axis first: of equal maxima PyTorch takes the first in reading order.
         for axis, count in zip((3, 2), reversed(counts), strict=False):
@@ -63,9 +60,9 @@ def _volume(
     _refuse_indices("max_pool3d", wanted=return_indices)
     if x.dim() != 5:
         return NotImplemented
-    kernel = _each(kernel_size, 3)
-    steps = kernel if stride is None or stride == () else _each(stride, 3)
-    pads, gaps = _each(padding, 3), _each(dilation, 3)
+    kernel = each(kernel_size, 3)
+    steps = kernel if stride is None or stride == () else each(stride, 3)
+    pads, gaps = each(padding, 3), each(dilation, 3)
     channels, depth = int(x.shape[1]), int(x.shape[2])
     plane = functional.max_pool2d(x.flatten(1, 2), kernel[1:], steps[1:], pads[1:], gaps[1:], ceil_mode)
     sides = plane.shape[2:]

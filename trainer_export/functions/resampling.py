@@ -57,14 +57,9 @@ def along_axes(x: Tensor, functions: Sequence[Callable[[Tensor], Tensor] | None]
     return x
 
 
-def _each(value: Any, rank: int) -> list[Any]:
+def each(value: Any, rank: int) -> list[Any]:
+    """One value for each axis, of a value for all of them or one each."""
     return list(value) if isinstance(value, (tuple, list)) else [value] * rank
-
-
-def _only(axis: int, rank: int, value: Any, other: Any) -> list[Any]:
-    values = [other] * rank
-    values[axis] = value
-    return values
 
 
 def _interpolate(x: Tensor, size: Any = None, scale_factor: Any = None, *args: Any, **settings: Any) -> Any:
@@ -74,10 +69,10 @@ def _interpolate(x: Tensor, size: Any = None, scale_factor: Any = None, *args: A
     if settings.get("antialias"):
         raise ExportError("interpolate(antialias=True) cannot be exported; use mode='area', or average pooling before")
     given = "size" if scale_factor is None else "scale_factor"
-    values = _each(size if scale_factor is None else scale_factor, rank)
+    values = each(size if scale_factor is None else scale_factor, rank)
 
     def resize(axis: int) -> Callable[[Tensor], Tensor]:
-        along: dict[str, Any] = {**settings, given: _only(axis, rank, values[axis], 1)}
+        along: dict[str, Any] = {**settings, given: [values[axis] if other == axis else 1 for other in range(rank)]}
         return lambda eye: functional.interpolate(eye, **along)
 
     return along_axes(x, [resize(axis) for axis in range(rank)])
@@ -87,7 +82,7 @@ def _adaptive(rank: int) -> Callable[..., Tensor]:
     def pool(x: Tensor, output_size: Any) -> Any:
         if x.dim() != rank + 2:
             return NotImplemented
-        wanted = [x.shape[i + 2] if n is None else n for i, n in enumerate(_each(output_size, rank))]
+        wanted = [x.shape[i + 2] if n is None else n for i, n in enumerate(each(output_size, rank))]
         if all(n == 1 for n in wanted):
             return x.mean(tuple(range(2, x.dim())), keepdim=True) if rank == 3 else NotImplemented
 
@@ -109,8 +104,8 @@ def _average(rank: int) -> Callable[..., Tensor]:
         count_include_pad: bool = True,
         divisor_override: int | None = None,
     ) -> Any:
-        kernel, pads = _each(kernel_size, rank), _each(padding, rank)
-        steps = kernel if stride is None or stride == () else _each(stride, rank)
+        kernel, pads = each(kernel_size, rank), each(padding, rank)
+        steps = kernel if stride is None or stride == () else each(stride, rank)
         tiling = steps == kernel and not any(pads) and not ceil_mode
         summed = divisor_override is not None
         if x.dim() != rank + 2 or (tiling and rank < 3 and not summed):

@@ -47,8 +47,7 @@ def _average_pool(e: Emitter, out: Spec, x: Value, *settings: Any) -> Value:
     return e.value(name, out.shape)
 
 
-def _gelu(e: Emitter, out: Spec, x: Value, *, approximate: str = "none") -> Value:
-    del out
+def _gelu(e: Emitter, _out: Spec, x: Value, *, approximate: str = "none") -> Value:
     if approximate != "none":
         raise ExportError(f"gelu(approximate={approximate!r}) cannot be exported; use the exact one")
     twice = e.pointwise("Add", e.pointwise("Erf", multiply(e, x, math.sqrt(0.5))), e.scalar(1, x.dtype))

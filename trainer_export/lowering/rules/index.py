@@ -15,7 +15,7 @@ from trainer_export.lowering.values import Dim, Spec, Value, overload
 aten = torch.ops.aten
 
 
-def take(e: Emitter, x: Value, dim: int, index: Sequence[int]) -> Value:
+def _take(e: Emitter, _out: Spec, x: Value, dim: int, index: Sequence[int]) -> Value:
     """Elements along a dimension by constant places, zeros for -1."""
     x = e.full(x)
     size = x.shape[dim]
@@ -27,26 +27,19 @@ def take(e: Emitter, x: Value, dim: int, index: Sequence[int]) -> Value:
     return e.value(name, shape, x.dtype, x.order)
 
 
-def _take(e: Emitter, out: Spec, x: Value, dim: int, index: Sequence[int]) -> Value:
-    del out
-    return take(e, x, dim, index)
-
-
 def _flip(e: Emitter, out: Spec, x: Value, dims: Sequence[int]) -> Value:
-    del out
     for dim in dims:
         size = _known(x.shape[dim % x.rank], "flip")
-        x = take(e, x, dim % x.rank, range(size)[::-1])
+        x = _take(e, out, x, dim % x.rank, range(size)[::-1])
     return x
 
 
 def _roll(e: Emitter, out: Spec, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()) -> Value:
     if not dims:
         raise ExportError("roll without dims cannot be exported; name the dimension")
-    del out
     for shift, dim in zip(shifts, dims, strict=True):
         size = _known(x.shape[dim % x.rank], "roll")
-        x = take(e, x, dim % x.rank, [(place - shift) % size for place in range(size)])
+        x = _take(e, out, x, dim % x.rank, [(place - shift) % size for place in range(size)])
     return x
 
 
@@ -92,7 +85,7 @@ def _indexed(x: Value, indices: Sequence[Value | None]) -> tuple[list[int], list
     return chosen, rest, chosen == list(range(chosen[0], chosen[-1] + 1))
 
 
-def _index(e: Emitter, out: Spec, x: Value, indices: Sequence[Value | None]) -> Value:
+def _index(e: Emitter, _out: Spec, x: Value, indices: Sequence[Value | None]) -> Value:
     chosen, rest, together = _indexed(x, indices)
     flat = _places(e, [x.shape[d] for d in chosen], [i for i in indices if i is not None])
     kept = tuple(x.shape[d] for d in rest)
@@ -104,7 +97,6 @@ def _index(e: Emitter, out: Spec, x: Value, indices: Sequence[Value | None]) -> 
     # The new dimensions stand where the first indexed one stood.
     before, many = chosen[0], flat.rank
     order = [*range(many, many + before), *range(many), *range(many + before, found.rank)]
-    del out
     return permuted(found, order)
 
 
@@ -124,9 +116,8 @@ def _index_put(
     flat = _places(e, sizes, [i for i in indices if i is not None])
     kept = tuple(x.shape[d] for d in rest)
     before = chosen[0] if together else 0
-    given = Value(values.name, values.shape, values.dtype, values.stored, values.order)
     whole = (*kept[:before], *flat.shape, *kept[before:])
-    lifted = e.view(given, (1,) * (len(whole) - given.rank) + tuple(given.shape))
+    lifted = e.view(values, (1,) * (len(whole) - values.rank) + tuple(values.shape))
     spread = Value(lifted.name, whole, lifted.dtype, lifted.stored, lifted.order)
     many = flat.rank
     front = permuted(spread, [*range(before, before + many), *range(before), *range(before + many, len(whole))])
@@ -167,7 +158,9 @@ def _extreme(op_type: str, place: str) -> Callable[..., tuple[Value, Value]]:
     return lower
 
 
-def _top(e: Emitter, out: Sequence[Spec], x: Value, count: int, dim: int, largest: bool) -> tuple[Value, Value]:
+def _top(
+    e: Emitter, out: Sequence[Spec], x: Value, count: int, dim: int = -1, largest: bool = True, *_: bool
+) -> tuple[Value, Value]:
     names = e.graph.nodes(
         "TopK",
         e.plain(x),
@@ -176,12 +169,6 @@ def _top(e: Emitter, out: Sequence[Spec], x: Value, count: int, dim: int, larges
         attributes={"axis": dim % x.rank, "largest": int(largest), "sorted": 1},
     )
     return e.value(names[0], out[0].shape, x.dtype), e.value(names[1], out[1].shape, torch.int64)
-
-
-def _topk(
-    e: Emitter, out: Sequence[Spec], x: Value, count: int, dim: int = -1, largest: bool = True, _: bool = True
-) -> tuple[Value, Value]:
-    return _top(e, out, x, count, dim, largest)
 
 
 def _sort(
@@ -209,7 +196,7 @@ LOWERINGS: dict[Any, Callable[..., Any]] = {
     aten.scatter_add.default: _scatter("add"),
     aten.max.dim: _extreme("ReduceMax", "ArgMax"),
     aten.min.dim: _extreme("ReduceMin", "ArgMin"),
-    aten.topk.default: _topk,
+    aten.topk.default: _top,
     aten.sort.default: _sort,
     aten.sort.stable: _sort,
     aten.cumsum.default: _cumsum,

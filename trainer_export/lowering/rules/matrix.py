@@ -36,13 +36,11 @@ def matrix_product(e: Emitter, left: Value, right: Value, added: str = "", scale
     return e.value(name, (left.shape[0], right.shape[1]))
 
 
-def _mm(e: Emitter, out: Spec, a: Value, b: Value) -> Value:
-    del out
+def _mm(e: Emitter, _out: Spec, a: Value, b: Value) -> Value:
     return matrix_product(e, a, b)
 
 
-def _addmm(e: Emitter, out: Spec, bias: Value, a: Value, b: Value, **scales: float) -> Value:
-    del out
+def _addmm(e: Emitter, _out: Spec, bias: Value, a: Value, b: Value, **scales: float) -> Value:
     stored = e.arranged(bias, range(bias.rank)) if bias.stored == bias.shape else e.plain(bias)
     return matrix_product(e, a, b, stored, _Scales(**scales))
 

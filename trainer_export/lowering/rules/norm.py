@@ -36,9 +36,8 @@ def _layer_norm(e: Emitter, out: Sequence[Spec], x: Value, *settings: Any) -> tu
 
 
 def _layer_norm_backward(
-    e: Emitter, out: Sequence[Spec | None], grad: Value, x: Value, *saved: Any
+    e: Emitter, _out: Sequence[Spec | None], grad: Value, x: Value, *saved: Any
 ) -> tuple[Value | None, ...]:
-    del out
     sizes, mean, inverse, weight, _, mask = saved
     inner = list(range(x.rank - len(sizes), x.rank))
     outer = list(range(x.rank - len(sizes)))
@@ -99,8 +98,7 @@ def _moments(e: Emitter, x: Value, eps: float) -> tuple[Value, Value]:
     return centred, e.pointwise("Reciprocal", deviation)
 
 
-def _static_batch_norm(e: Emitter, out: Spec, x: Value, weight: Value, bias: Value, eps: float) -> Value:
-    del out
+def _static_batch_norm(e: Emitter, _out: Spec, x: Value, weight: Value, bias: Value, eps: float) -> Value:
     x = e.full(x)
     centred, inverse = _moments(e, x, eps)
     scale = e.pointwise("Mul", weight, inverse)
@@ -109,9 +107,8 @@ def _static_batch_norm(e: Emitter, out: Spec, x: Value, weight: Value, bias: Val
 
 
 def _static_batch_norm_backward(
-    e: Emitter, out: Sequence[Spec], grad: Value, x: Value, weight: Value, eps: float
+    e: Emitter, _out: Sequence[Spec], grad: Value, x: Value, weight: Value, eps: float
 ) -> tuple[Value, Value, Value]:
-    del out
     x, grad = e.full(x), e.full(grad)
     centred, inverse = _moments(e, x, eps)
     axes = [0, *range(2, x.rank)]

@@ -14,24 +14,19 @@ from trainer_export.lowering.values import Spec, Value, overload
 aten = torch.ops.aten
 
 
-def _softmax(e: Emitter, out: Spec, x: Value, dim: int, half_to_float: bool = False) -> Value:
-    del out, half_to_float
-    return e.value(e.graph.node("Softmax", e.plain(x), axis=dim % x.rank), x.shape)
+def _along(op_type: str) -> Callable[..., Value]:
+    def lower(e: Emitter, _out: Spec, x: Value, dim: int, *_: object) -> Value:
+        return e.value(e.graph.node(op_type, e.plain(x), axis=dim % x.rank), x.shape)
+
+    return lower
 
 
-def _log_softmax(e: Emitter, out: Spec, x: Value, dim: int, half_to_float: bool = False) -> Value:
-    del out, half_to_float
-    return e.value(e.graph.node("LogSoftmax", e.plain(x), axis=dim % x.rank), x.shape)
-
-
-def _softmax_backward(e: Emitter, out: Spec, grad: Value, y: Value, dim: int, *_: object) -> Value:
-    del out
+def _softmax_backward(e: Emitter, _out: Spec, grad: Value, y: Value, dim: int, *_: object) -> Value:
     total = e.reduce("ReduceSum", e.pointwise("Mul", grad, y), [dim], keep=True)
     return e.pointwise("Mul", y, e.pointwise("Sub", grad, total))
 
 
-def _log_softmax_backward(e: Emitter, out: Spec, grad: Value, y: Value, dim: int, *_: object) -> Value:
-    del out
+def _log_softmax_backward(e: Emitter, _out: Spec, grad: Value, y: Value, dim: int, *_: object) -> Value:
     total = e.reduce("ReduceSum", grad, [dim], keep=True)
     return e.pointwise("Sub", grad, e.pointwise("Mul", e.pointwise("Exp", y), total))
 
@@ -41,13 +36,6 @@ def _reduction(op_type: str) -> Callable[..., Value]:
         e: Emitter, out: Spec, x: Value, dim: Sequence[int] | None = None, keepdim: bool = False, **_: object
     ) -> Value:
         return e.reduce(op_type, e.cast(x, out.dtype), list(dim or range(x.rank)), keep=keepdim)
-
-    return lower
-
-
-def _total(op_type: str) -> Callable[..., Value]:
-    def lower(e: Emitter, out: Spec, x: Value, **_: object) -> Value:
-        return e.reduce(op_type, e.cast(x, out.dtype), list(range(x.rank)), keep=False)
 
     return lower
 
@@ -82,8 +70,7 @@ def _place(op_type: str) -> Callable[..., Value]:
     return lower
 
 
-def _vector_norm(e: Emitter, out: Spec, x: Value, *args: Any, **_: object) -> Value:
-    del out
+def _vector_norm(e: Emitter, _out: Spec, x: Value, *args: Any, **_: object) -> Value:
     given: tuple[Any, ...] = (*args, *(2, None, False)[len(args) :])
     order, dim, keepdim = given
     if order not in (1, 2):
@@ -96,16 +83,16 @@ def _vector_norm(e: Emitter, out: Spec, x: Value, *args: Any, **_: object) -> Va
 
 
 LOWERINGS: dict[Any, Callable[..., Any]] = {
-    overload("_softmax"): _softmax,
-    overload("_log_softmax"): _log_softmax,
+    overload("_softmax"): _along("Softmax"),
+    overload("_log_softmax"): _along("LogSoftmax"),
     overload("_softmax_backward_data"): _softmax_backward,
     overload("_log_softmax_backward_data"): _log_softmax_backward,
     aten.sum.dim_IntList: _reduction("ReduceSum"),
     aten.mean.dim: _reduction("ReduceMean"),
     aten.amax.default: _reduction("ReduceMax"),
     aten.amin.default: _reduction("ReduceMin"),
-    aten.sum.default: _total("ReduceSum"),
-    aten.mean.default: _total("ReduceMean"),
+    aten.sum.default: _reduction("ReduceSum"),
+    aten.mean.default: _reduction("ReduceMean"),
     aten.argmax.default: _place("ArgMax"),
     aten.argmin.default: _place("ArgMin"),
     aten.var.correction: _var,

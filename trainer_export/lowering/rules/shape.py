@@ -39,15 +39,13 @@ def _relabel(e: Emitter, x: Value, keep: Sequence[int | None]) -> Value:
     return replace(result, name=e.reshaped(x.name, x.physical, result.physical))
 
 
-def _unsqueeze(e: Emitter, out: Spec, x: Value, dim: int) -> Value:
-    del out
+def _unsqueeze(e: Emitter, _out: Spec, x: Value, dim: int) -> Value:
     axes: list[int | None] = list(range(x.rank))
     axes.insert(dim % (x.rank + 1), None)
     return _relabel(e, x, axes)
 
 
-def _squeeze(e: Emitter, out: Spec, x: Value, dim: Any = None) -> Value:
-    del out
+def _squeeze(e: Emitter, _out: Spec, x: Value, dim: Any = None) -> Value:
     dims = range(x.rank) if dim is None else [dim] if isinstance(dim, int) else dim
     dropped = {d % x.rank for d in dims if x.shape[d] == 1} if x.rank else set()
     return _relabel(e, x, [axis for axis in range(x.rank) if axis not in dropped])
@@ -66,22 +64,19 @@ def permuted(x: Value, dims: Sequence[int]) -> Value:
     )
 
 
-def _permute(e: Emitter, out: Spec, x: Value, dims: Sequence[int]) -> Value:
-    del e, out
+def _permute(_e: Emitter, _out: Spec, x: Value, dims: Sequence[int]) -> Value:
     return permuted(x, dims)
 
 
-def _transpose(e: Emitter, out: Spec, x: Value, first: int, second: int) -> Value:
+def _transpose(_e: Emitter, _out: Spec, x: Value, first: int, second: int) -> Value:
     if x.rank == 0:
         return x
     dims = list(range(x.rank))
     dims[first], dims[second] = dims[second], dims[first]
-    del e, out
     return permuted(x, dims)
 
 
-def _matrix_transpose(e: Emitter, out: Spec, x: Value) -> Value:
-    del e, out
+def _matrix_transpose(_e: Emitter, _out: Spec, x: Value) -> Value:
     return x if x.rank < 2 else permuted(x, (1, 0))
 
 
@@ -92,8 +87,7 @@ def _expand(e: Emitter, out: Spec, x: Value, *_: object, **__: object) -> Value:
     return replace(x, shape=out.shape)
 
 
-def _copy(e: Emitter, out: Spec, x: Value, source: Value, *_: object) -> Value:
-    del x
+def _copy(e: Emitter, out: Spec, _x: Value, source: Value, *_: object) -> Value:
     return _expand(e, out, e.cast(source, out.dtype))
 
 
@@ -182,8 +176,7 @@ def padded(e: Emitter, x: Value, dim: int, around: tuple[int, int], value: float
     return e.value(name, shape, x.dtype, x.order)
 
 
-def _constant_pad(e: Emitter, out: Spec, x: Value, pads: Sequence[int], value: float = 0.0) -> Value:
-    del out
+def _constant_pad(e: Emitter, _out: Spec, x: Value, pads: Sequence[int], value: float = 0.0) -> Value:
     x = e.full(x)
     for i in range(0, len(pads), 2):
         dim, (before, after) = x.rank - 1 - i // 2, pads[i : i + 2]
@@ -229,8 +222,7 @@ def _stack(e: Emitter, out: Spec, parts: Sequence[Value], dim: int = 0) -> Value
     return _join(e, out, [_unsqueeze(e, out, part, dim) for part in parts], dim)
 
 
-def _split(e: Emitter, out: Sequence[Spec], x: Value, sizes: Any, dim: int = 0) -> tuple[Value, ...]:
-    del sizes
+def _split(e: Emitter, out: Sequence[Spec], x: Value, _sizes: Any, dim: int = 0) -> tuple[Value, ...]:
     x, dim = e.full(x), dim % x.rank
     lengths = [spec.shape[dim] for spec in out]
     names = e.graph.nodes(
