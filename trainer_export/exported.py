@@ -1,7 +1,7 @@
 """The sub-models that an export is about: their settings, their weights, what they take and return."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from fleet_protocol.errors import ConfigError, ExportError
-from models.architecture import Architecture, build
+from models.architecture import Architecture, build, call_builder
+from models.cut import Cut
 from models.layout import Layout
 from models.tier import Tier
 from models.zoo.exchange import samples
@@ -51,6 +52,29 @@ class Export:
         """What the model takes and returns, but for the shape of its labels."""
         layout, row = self.layout, self.arch.row(self.layout.settings)
         return Signature(layout.input_shape, layout.input_dtype, layout.classes, row=row, known=self.known)
+
+    def signature_of(self, tier: Tier, module: nn.Module) -> Signature:
+        """What a tier takes and returns.
+
+        Raises:
+            ExportError: as of `Signature.with_places_of`; or its classes are in another dimension, which as many places
+                hide and one class more shows.
+        """
+        layout, row = self.layout, self.signature
+        known = replace(row, classes=layout.classes_of(tier), base=tuple(layout.base_of(tier))).with_places_of(module)
+        place = 0 if len(known.places) > 1 else len(known.places)
+        if not known.heads and known.output.count(known.classes) > 1:
+            more = Cut(tier.width, tier.depth, enlarge=dict.fromkeys(layout.label_axes, 1))
+            with torch.random.fork_rng(devices=[]), Undrawn(), torch.no_grad():
+                wider = prepared(call_builder(self.arch, more, self.settings(tier)), "eval")(known.samples(2))
+            grown = [at for at, size in enumerate(wider.shape[1:]) if size != known.output[at]]
+            if grown and place not in grown:
+                raise ExportError(
+                    f"the model has its classes in dimension {grown[0] + 1} of [batch, {str([*known.output])[1:]}, and"
+                    f" graphs read them in dimension {place + 1}; let it return"
+                    f" logits.movedim({grown[0] + 1}, {place + 1})"
+                )
+        return known
 
     def settings(self, tier: Tier) -> Mapping[str, Any]:
         """The settings that a tier is built with: the model's, with the labels of a head of its own."""

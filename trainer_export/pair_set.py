@@ -185,7 +185,7 @@ class _Prepared:
 def _prepared(pair: Pair, recipe: Recipe, seed: int, counter: Counter) -> _Prepared:
     exports = {side: _export(model, recipe, seed, counter) for side, model in pair.models}
     modules = {side: exports[side].module(model.tier) for side, model in pair.models}
-    signatures = {side: exports[side].signature.with_places_of(modules[side]) for side in modules}
+    signatures = {side: exports[side].signature_of(model.tier, modules[side]) for side, model in pair.models}
     signature = signatures["sent"]
     if signatures["own"] != signature:
         raise ConfigError(

@@ -98,9 +98,7 @@ class TierSets:
         head = export.head(tier)
         module, recipe = export.module(tier), export.recipe
         made_from = self._facts(tier, module)
-        names, base = tuple(export.layout.base_of(tier)), self.bases.get(tier.width)
-        signature = replace(export.signature, classes=export.layout.classes_of(tier), base=names)
-        signature = signature.with_places_of(module)
+        base, signature = self.bases.get(tier.width), export.signature_of(tier, module)
         signature = replace(signature, noise=model_noise(module, signature))
         flops = count_flops(module, signature)
         batches = SizedBatches(signature, vocabulary_of(module), seed=export.seed, loss=recipe.loss).sized_for(flops[1])

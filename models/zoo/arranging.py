@@ -8,6 +8,7 @@ how many entries each unit has in it.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -111,10 +112,12 @@ def read(
         while shown and len(found) < len(places):  # what is known tells more: behind gates their states, say
             shown = _seen(subject, shapes, axes, axis, growth, found)
             found = {**found, **shown}
-        alike = {tuple(growth[place].items()): row for place, row in found.items()}
+        alike: dict[tuple[Any, ...], list[Block]] = {tuple(growth[place].items()): row for place, row in found.items()}
+        alike |= {_beside(place, growth): row for place, row in found.items()}  # a bias, say, of keys, has no gradient
         for style in styles:
             rest = {
-                place: alike.get(tuple(growth[place].items()))
+                place: alike.get(_beside(place, growth))
+                or alike.get(tuple(growth[place].items()))
                 or _filled(axis, shapes[place[0]][place[1]], growth[place], style)
                 for place in places
                 if place not in found
@@ -123,6 +126,11 @@ def read(
                 yield found | {place: row for place, row in rest.items() if row is not None}
             if not rest:
                 break
+
+
+def _beside(place: Place, growth: Growth) -> tuple[Any, ...]:
+    """What a dimension shares with those of the same layer that lie as it does."""
+    return place[0].rpartition(".")[0], place[1], *growth[place].items()
 
 
 def _seen(

@@ -6,11 +6,14 @@ import torch
 from torch import nn
 
 from fleet_protocol.errors import ExportError
+from models import architecture, build, infer_layout
 from tests.marking import mostly_slow
 from tests.trainer_export.helpers import all_reports, deviation, graphs_of, tiny, train_report
 from trainer_export.check import open_session, run_session
+from trainer_export.exported import Export
 from trainer_export.losses.cross_entropy import correct_count, loss_and_logit_gradient, loss_sum
 from trainer_export.model_inputs import Signature
+from trainer_export.recipe import Recipe
 
 MASK = torch.tensor([1.0, 0.0, 1.0, 1.0])
 
@@ -97,3 +100,42 @@ def test_logits_of_another_shape_are_refused():
         train_report(module, plain)
     with pytest.raises(ExportError, match="must return logits"):
         Signature((2, 3, 4), "float32", 5).with_places_of(nn.Linear(4, 5))
+
+
+class Stepwise(nn.Module):
+    """Logits of each of as many steps, or rows and columns, as there are classes."""
+
+    def __init__(self, hidden, classes, moves):
+        super().__init__()
+        self.first, self.last, self.moves = nn.Conv2d(2, hidden, 1), nn.Conv2d(hidden, classes, 1), moves
+
+    def forward(self, x):
+        logits = self.last(self.first(x)) if x.dim() == 4 else self.last(self.first(x.unsqueeze(3))).squeeze(3)
+        for one, other in self.moves:
+            logits = logits.movedim(one, other)
+        return logits
+
+
+@pytest.mark.parametrize(
+    ("shape", "moves", "message"),
+    [
+        ((2, 4), [], r"dimension 1 of \[batch, 4, 4\], and graphs read them in dimension 2.*logits\.movedim\(1, 2\)"),
+        ((2, 4), [(1, 2)], ""),
+        ((2, 4, 4), [(1, 3)], r"dimension 3 of \[batch, 4, 4, 4\].*dimension 1; .*logits\.movedim\(3, 1\)"),
+        ((2, 4, 4), [(1, 3), (3, 1)], ""),
+    ],
+)
+def test_as_many_places_as_classes_hide_no_classes_elsewhere(shape, moves, message):
+    """They were read along the wrong dimension in silence; what the message says is taken."""
+
+    @architecture()
+    def stepwise(cut, *, input_shape=shape, classes=4):
+        return Stepwise(cut.width("hidden", 6), cut.classes(classes), moves)
+
+    layout = infer_layout(stepwise)
+    export, tier = Export(stepwise, layout, Recipe()), layout.tier(0.5)
+    if message:
+        with pytest.raises(ExportError, match=message):
+            export.signature_of(tier, build(stepwise, tier))
+    else:
+        assert export.signature_of(tier, build(stepwise, tier)).places == (4,) * (len(shape) - 1)
