@@ -4,7 +4,9 @@ Everything is read from the agent's state folder, beside a running agent. That r
 model is whole on disk, so a reader sees the one or the other and never parts of both.
 """
 
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,12 +26,14 @@ from device_runtime.training.task import base_tensors
 from device_runtime.training.weights_file import read_weights
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.data import load_data
+from fleet_protocol.data.readers import Named
 from fleet_protocol.data.samples import read_samples
-from fleet_protocol.errors import BlobError, ConfigError, StorageError
+from fleet_protocol.errors import BlobError, ConfigError, DataError, StorageError
 from fleet_protocol.manifest import Manifest, parameter_input
 from fleet_protocol.messages import TrainSettings
 
 _BATCH = 32
+_Found = tuple[Mapping[str, str | int], list[dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,58 @@ class _Model:
     parameters: Mapping[str, NDArray[Any]]
 
 
-def predict(config: DeviceConfig, path: Path) -> tuple[Mapping[str, str | int], list[dict[str, Any]]]:
+class Predictor:
+    """The board's newest model, which it opens when there is a newer one than the one it has open.
+
+    A call of it may take so many seconds.
+    """
+
+    def __init__(self, config: DeviceConfig, seconds: float = threading.TIMEOUT_MAX) -> None:
+        self._config, self._seconds, self._turn = config, seconds, threading.Lock()
+        self._key: object = None
+        self._model: Any = None
+
+    def __call__(self, samples: Path | Named) -> _Found:
+        """As `predict`, of a file or of arrays, of several threads; a DataError where there is no time for it."""
+        ends = time.monotonic() + self._seconds
+        if not self._turn.acquire(timeout=self._seconds):
+            raise DataError(f"others have asked for so much that {self._seconds:g} seconds are over; ask again")
+        try:
+            return self._run(samples, ends)
+        finally:
+            self._turn.release()
+
+    def _run(self, samples: Path | Named, ends: float) -> _Found:
+        config, index = self._config, read_index(self._config.state_dir)
+        try:
+            own = [(path.name, path.stat().st_mtime_ns) for path in sorted(config.state_dir.glob("own-model-*"))]
+            key = (index.newest, index.sets[-1:], index.weights[-1:]) if config.own_model is None else own
+            if self._key != key:
+                self._key = None  # until it is open
+                choose_backend(config.backend)  # whatever else is missing, without a runtime nothing helps
+                self._model = _fleets(config, index) if config.own_model is None else _own(config)
+                self._graph, self._fixed = _opened(config, self._model)
+                self._key = key
+            manifest = self._model.manifest
+            data = read_samples(samples, config.data, manifest).batches(_BATCH, manifest.input_dtype)
+            return self._model.about, _rows(manifest, self._outputs(data, ends))
+        except (BlobError, StorageError, OSError):
+            if read_index(config.state_dir) == index:
+                raise
+        return self._run(samples, ends)  # the agent has replaced what was being read
+
+    def _outputs(self, data: Iterator[tuple[NDArray[Any], Any]], ends: float) -> dict[str, NDArray[Any]]:
+        """``logits``, or ``logits.<head>`` of every head, ``[N, ...]``."""
+        parts: list[list[NDArray[Any]]] = []
+        for x, _ in data:
+            if time.monotonic() > ends:
+                raise DataError(f"no time for more than {_BATCH * len(parts)} of the samples; ask for fewer at once")
+            parts.append(self._graph.run(None, {"x": x, **self._fixed}))
+        names = [port.name for port in self._graph.get_outputs()]
+        return {name: np.concatenate(found) for name, found in zip(names, zip(*parts, strict=True), strict=True)}
+
+
+def predict(config: DeviceConfig, path: Path) -> _Found:
     """Let the board's model judge the samples of a file, see `fleet_protocol.data.samples`.
 
     Returns:
@@ -55,15 +110,7 @@ def predict(config: DeviceConfig, path: Path) -> tuple[Mapping[str, str | int], 
         BlobError: a file of the model is damaged.
         RefusedError: the graph is none that a board runs.
     """
-    choose_backend(config.backend)  # whatever else is missing, without a runtime nothing helps
-    index = read_index(config.state_dir)
-    try:
-        model = _fleets(config, index) if config.own_model is None else _own(config)
-        return model.about, _rows(model.manifest, _outputs(config, model, path))
-    except (BlobError, StorageError, OSError):
-        if read_index(config.state_dir) == index:
-            raise
-        return predict(config, path)  # the agent has replaced what was being read
+    return Predictor(config)(path)
 
 
 def _fleets(config: DeviceConfig, index: CacheIndex) -> _Model:
@@ -91,21 +138,17 @@ def _own(config: DeviceConfig) -> _Model:
     return _Model(about, own, graphs, model.parameters(kept))
 
 
-def _outputs(config: DeviceConfig, model: _Model, path: Path) -> dict[str, NDArray[Any]]:
-    """``logits``, or ``logits.<head>`` of every head, ``[N, ...]``."""
+def _opened(config: DeviceConfig, model: _Model) -> tuple[Any, dict[str, NDArray[Any]]]:
+    """The graph that predicts, and all that it takes but samples."""
     manifest = model.manifest
     if not {INFER, *([STATS] if manifest.statistics else [])} <= model.graphs.keys():
         raise ConfigError(
             f"the newest model on this board has no graph that predicts ({manifest.arch} {manifest.tier}): set predict"
             " = true in device.toml and let the board take part in another round"
         )
-    samples = read_samples(path, config.data, manifest)
     graph = open_session(model.graphs[INFER], manifest.graphs.values(), threads=config.threads, leaves=False)
     fixed = {parameter_input(name): value for name, value in model.parameters.items()} | _statistics(config, model)
-    fixed = {port.name: fixed[port.name] for port in graph.get_inputs() if port.name in fixed}
-    parts = [graph.run(None, {"x": x} | fixed) for x, _ in samples.batches(_BATCH, manifest.input_dtype)]
-    names = [port.name for port in graph.get_outputs()]
-    return {name: np.concatenate(found) for name, found in zip(names, zip(*parts, strict=True), strict=True)}
+    return graph, {port.name: fixed[port.name] for port in graph.get_inputs() if port.name in fixed}
 
 
 def _rows(manifest: Manifest, outputs: Mapping[str, NDArray[Any]]) -> list[dict[str, Any]]:

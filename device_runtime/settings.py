@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from device_runtime.conditions import ConditionsConfig
 from device_runtime.training.own_model_files import KEPT_RUNS
@@ -56,6 +56,26 @@ class OwnModelConfig(FrozenModel):
     keep_runs: int = Field(default=KEPT_RUNS, ge=1)
 
 
+class PredictConfig(FrozenModel):
+    """What predicts is kept beside the weights of every task; programs may ask while the agent runs.
+
+    Attributes:
+        socket: where programs on the board connect; who may write to the file may ask.
+        max_bytes: of a request.
+        max_clients: that are served at a time; others wait.
+        seconds: for a request to arrive, for its answer, and for the answer to be taken.
+    """
+
+    socket: Path | None = None
+    max_bytes: int = Field(default=2**20, ge=64)
+    max_clients: int = Field(default=4, ge=1, le=64)
+    seconds: Seconds = 60.0
+
+
+def _switch(given: object) -> object:
+    return ({} if given else None) if isinstance(given, bool) else given
+
+
 class DeviceConfig(FrozenModel):
     """Everything an operator may set on a board.
 
@@ -80,7 +100,7 @@ class DeviceConfig(FrozenModel):
             graphs to run.
         own_model: the board's own model, for methods that train one beside the fleet's.
         conditions: when this board may train.
-        predict: keep what predicts beside the weights of every task, for `shoal device predict`.
+        predict: predictions on this board, ``true`` for `shoal device predict` alone.
     """
 
     fleet: Name
@@ -102,7 +122,7 @@ class DeviceConfig(FrozenModel):
     insecure: bool = False
     own_model: OwnModelConfig | None = None
     conditions: ConditionsConfig = ConditionsConfig()
-    predict: bool = False
+    predict: Annotated[PredictConfig | None, BeforeValidator(_switch)] = None
 
     def address(self) -> BrokerAddress:
         """The broker with its certificate files.

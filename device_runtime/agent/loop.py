@@ -94,7 +94,7 @@ class Agent:
             TransportError: the broker cannot be reached at start.
         """
         settle_allocator()
-        with _only_one(self.ctx.kit.config), self._signals():
+        with _only_one(self.ctx.kit.config), _served(self.ctx.kit.config), self._signals():
             try:
                 self._enter(State.STARTING)
                 self._follow()
@@ -280,6 +280,15 @@ class Agent:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _served(config: DeviceConfig) -> contextlib.AbstractContextManager[object]:
+    """Let other programs on the board ask its model, where they may."""
+    if config.predict is None or config.predict.socket is None:
+        return contextlib.nullcontext()
+    from device_runtime.serving import Serving  # noqa: PLC0415  (not on every board, and Unix alone has it)
+
+    return contextlib.closing(Serving(config, config.predict, config.predict.socket))
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from fleet_protocol.data.augment import changed
 from fleet_protocol.data.dataset import DataSet as DataSet
 from fleet_protocol.data.dataset import joined
 from fleet_protocol.data.dataset import make_dataset as make_dataset
-from fleet_protocol.data.readers import read_csv, read_idx, read_image, read_images, read_npz, read_python
+from fleet_protocol.data.readers import Arrays, read_csv, read_idx, read_image, read_images, read_npz, read_python
 from fleet_protocol.data.sources import CsvData as CsvData
 from fleet_protocol.data.sources import DataConfig as DataConfig
 from fleet_protocol.data.sources import IdxData as IdxData
@@ -18,15 +18,19 @@ from fleet_protocol.data.sources import NpzData as NpzData
 from fleet_protocol.data.sources import PythonData as PythonData
 
 
-def load_data(config: DataConfig, *, labelled: bool = True) -> DataSet:
+def load_data(config: DataConfig, *, labelled: bool = True, given: Arrays | None = None) -> DataSet:
     """Read data; paths are absolute. Without labels it is arrays, a table or one image, and the labels mean nothing.
+
+    What is given is not read.
 
     Raises:
         DataError: the data is missing, empty or malformed; the message names the path and what was expected.
         ConfigError: a package for this kind of data is not installed.
     """
     source = config.entry_point if isinstance(config, PythonData) else str(config.path)
-    if isinstance(config, NpzData):
+    if given is not None:
+        found = given
+    elif isinstance(config, NpzData):
         found = read_npz(config, labelled=labelled)
     elif isinstance(config, ImagesData):
         found = read_images(config) if labelled else (read_image(config.path, config)[None], {})

@@ -3,15 +3,17 @@
 from pathlib import Path
 
 from fleet_protocol.data import CsvData, DataConfig, DataSet, ImagesData, NpzData, load_data
-from fleet_protocol.data.readers import IMAGE_SUFFIXES
+from fleet_protocol.data.readers import IMAGE_SUFFIXES, Arrays, Named
 from fleet_protocol.errors import DataError
 from fleet_protocol.manifest import Manifest
 
 _KEPT = ("scale", "mean", "std", "transforms")
 
 
-def read_samples(path: Path, source: DataConfig, manifest: Manifest) -> DataSet:
+def read_samples(samples: Path | Named, source: DataConfig, manifest: Manifest) -> DataSet:
     """Samples from an ``.npz`` or ``.npy`` file, a table or an image, as a model takes them; their labels mean nothing.
+
+    Arrays ``[N, ...]`` are taken as those of a file.
 
     Of the source of the board's own data scale, mean, std and transforms hold, and where the file is of its kind, names
     of arrays and columns, channels and size.
@@ -20,6 +22,7 @@ def read_samples(path: Path, source: DataConfig, manifest: Manifest) -> DataSet:
         DataError: the file is not what its ending says, or holds other samples than the model takes.
         ConfigError: Pillow is not installed.
     """
+    path = samples if isinstance(samples, Path) else Path("request.npy")
     takes, suffix = tuple(manifest.input_shape), path.suffix.lower()
     same = {name: getattr(source, name) for name in _KEPT}
     own: DataConfig
@@ -35,4 +38,5 @@ def read_samples(path: Path, source: DataConfig, manifest: Manifest) -> DataSet:
         raise DataError(f"{path} is none of .npz, .npy, .csv and an image; convert it")
     shape = None if manifest.parts[0] else takes
     update = {"path": path, "shape": shape, "classes": None, "augment": (), "limit": None}
-    return load_data(own.model_copy(update=update), labelled=False).fitted(manifest, labelled=False)
+    given: Arrays | None = None if isinstance(samples, Path) else (samples, {})
+    return load_data(own.model_copy(update=update), labelled=False, given=given).fitted(manifest, labelled=False)

@@ -2,8 +2,11 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -211,12 +214,20 @@ def test_beside_a_running_agent(tmp_path):
     x, y = samples(30)
     np.savez(tmp_path / "data.npz", x=x, y=y)
     tiny = write_tiny_set(tmp_path / "blobs", predicts=True)
-    with any_broker(tmp_path) as broker, scripted_server(broker.url, BlobStore(tmp_path / "blobs")) as server:
+    with (
+        any_broker(tmp_path) as broker,
+        scripted_server(broker.url, BlobStore(tmp_path / "blobs")) as server,
+        tempfile.TemporaryDirectory() as folder,
+        socket.socket(socket.AF_UNIX) as link,
+    ):
         data = {"kind": "npz", "path": str(tmp_path / "data.npz")}
-        device = DeviceProcess(tmp_path / "device", broker.url, data, holdout=0, predict=True)
+        path = Path(folder) / "predict.sock"  # pytest's own folder is too long for one
+        device = DeviceProcess(tmp_path / "device", broker.url, data, holdout=0, **{"predict.socket": str(path)})
         device.start()
         try:
             server.wait_state("idle")
+            link.settimeout(60)
+            link.connect(str(path))
             for version in (3, 4):
                 choice = tiny.choice(initial_weights(version))
                 server.offer(device.id, choice, task=f"t{version}", round=version + 1, version=version)
@@ -236,5 +247,10 @@ def test_beside_a_running_agent(tmp_path):
                 wanted = told(initial_weights(version), x, x, scale=1)
                 found_logits = [row["logits"] for row in said["predictions"]]
                 np.testing.assert_allclose(found_logits, wanted, rtol=1e-3, atol=1e-3)
+                link.sendall(json.dumps({"x": x.tolist()}).encode() + b"\n")
+                with link.makefile("rb") as lines:
+                    assert json.loads(lines.readline()) == said
+            device.terminate()
+            assert not path.exists()
         finally:
             device.kill()
