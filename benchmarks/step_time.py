@@ -166,7 +166,8 @@ class Subjects:
 
     def steps(self) -> dict[str, Step]:
         """A step of each: ``device``, ``static``, ``eager`` and, where it is installed, ``ort-training``."""
-        runs: dict[str, Step] = {"device": self._device("onnx"), "static": self._static(), "eager": self._eager()}
+        eager = partial(Reference(self._module, Recipe()).step, self._x, Answer(self._y, self._mask), self._noise)
+        runs: dict[str, Step] = {"device": self._device("onnx"), "static": self._static(), "eager": eager}
         if ort_training.is_installed():
             runs["ort-training"] = self._device("ort-training")
         return runs
@@ -209,6 +210,3 @@ class Subjects:
             assert kept  # the bound arrays live as long as the step does
 
         return step
-
-    def _eager(self) -> Step:
-        return partial(Reference(self._module, Recipe()).step, self._x, Answer(self._y, self._mask), self._noise)

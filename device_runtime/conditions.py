@@ -219,9 +219,6 @@ CONDITIONS: Mapping[str, Callable[[ConditionsConfig, Ticks, bool], Seen]] = Mapp
 class Watch:
     """Looks at the conditions again and again, and knows why the board pauses.
 
-    Args:
-        rules: the operator's.
-
     Attributes:
         look_at: ``time.monotonic()`` of the next look; never where no condition is asked.
         seen: the conditions that are asked, as of the last look.

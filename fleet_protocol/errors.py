@@ -1,14 +1,4 @@
-"""The exceptions of Shoal, one tree, each with the exit code the command line ends with.
-
-    ShoalError
-    ├── ConfigError        a file, option or setting the user gave is wrong           exit 2
-    ├── PlanError          a tier or plan that the model cannot have                  exit 2
-    ├── ExportError        a graph that cannot be lowered, or fails its check         exit 3
-    ├── DataError          a data set that is missing, empty or malformed             exit 4
-    ├── TransportError     the broker cannot be reached, or a wait ran out            exit 5
-    ├── BlobError          bytes that are truncated, corrupted or not what was asked  exit 6
-    ├── StorageError       a disk that is full or a store that cannot be written      exit 7
-    └── RefusedError       a message or update that breaks the protocol               exit 8
+"""The exceptions of Shoal, all of one root, each with the exit code the command line ends with.
 
 A message says what failed, for which device, round or tensor, and what to do next.
 """

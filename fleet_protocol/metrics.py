@@ -92,9 +92,6 @@ def _measured(name: str, rule: str, sums: Sequence[NDArray[np.float64]]) -> Meas
 def label_accuracies(found: Evaluation) -> tuple[float | None, ...]:
     """The share of each label's samples that were taken for it (recall).
 
-    Args:
-        found: about a model.
-
     Returns:
         By label, None where the samples have none of it; empty where no metric counts classes.
     """

@@ -63,9 +63,6 @@ class Member:
     def answer(self, said: Sum) -> dict[str, Mapping[str, str]]:
         """Take the next step, each once; what comes again is answered alike.
 
-        Args:
-            said: what the server passed on.
-
         Returns:
             What goes back, as `fleet_protocol.messages.Shares` has it; empty where nothing does.
 

@@ -5,7 +5,7 @@ MQTT 5 is one (`fleet_protocol.link`). Another is one file with a class of the s
 
 import queue
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
@@ -72,12 +72,6 @@ class BrokerAddress:
     ) -> "BrokerAddress":
         """Read ``mqtt[s]://[user:password@]host[:port]``.
 
-        Args:
-            url: the address.
-            ca_file: certificates to trust instead of the system's.
-            cert_file: client certificate.
-            key_file: its key.
-
         Raises:
             ConfigError: the address has another form.
         """
@@ -102,10 +96,6 @@ class BrokerAddress:
             cert_file=cert_file,
             key_file=key_file,
         )
-
-    def with_login(self, username: str, password: str) -> "BrokerAddress":
-        """The same broker with another login."""
-        return replace(self, username=username, password=password)
 
     @property
     def on_this_machine(self) -> bool:

@@ -8,11 +8,7 @@ _CALLED_BY_MODELS = ("forward", "__torch_function__")  # of layers of ours, and 
 
 
 def at_line_of(error: BaseException) -> str:
-    """Where in the model's file an error came from: `` at line ... of ..., in module ...``, or nothing if it did not.
-
-    Args:
-        error: caught, with its traceback.
-    """
+    """Where in the model's file a caught error is from, `` at line ... of ..., in module ...``, or nothing."""
     found = module = ""
     for frame, number in walk_tb(error.__traceback__):
         code = frame.f_code

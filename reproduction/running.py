@@ -7,7 +7,6 @@ An arm that was stopped goes on where it was, and so does one whose table asks f
 complete is not run again. Whatever is complete, and nothing else, is in the table.
 """
 
-import json
 import os
 import platform
 from collections.abc import Callable, Mapping
@@ -23,7 +22,6 @@ from fleet_protocol.frozen import FrozenModel
 from reproduction.experiment import Arm, Experiment, Scale
 from simulation.results.history import RoundRow, read_history
 from simulation.settings import HOW_COMPUTED, SimulationConfig
-from simulation.stored import as_of_today
 from simulation.tables import EngineTable
 
 _RESULT = "result.json"
@@ -199,9 +197,8 @@ def _read(folder: Path) -> _Record | None:
     if not path.is_file():
         return None
     try:
-        record = json.loads(path.read_bytes())
-        return _Record.model_validate({**record, "config": as_of_today(record["config"])})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return _Record.model_validate_json(path.read_bytes())
+    except (OSError, ValueError) as error:
         raise DataError(f"cannot read {path}: {error}; remove the folder and run the arm again") from error
 
 

@@ -50,13 +50,9 @@ class BoardTimes:
             self._conditions.of(index, number), Load(tier.width, train.batch_size, 1, depth_share=self._share(tier))
         )
 
-    def full_upload_seconds(self, index: int, number: int) -> float:
-        """Time of the whole model on a device's link."""
-        return self._full_bits / (self._conditions.of(index, number).mbps * 1e6)
-
     def bytes_per_second(self, index: int, number: int) -> float:
         """Speed of a device's link, as the time of the whole model tells."""
-        return self._full_bytes / self.full_upload_seconds(index, number)
+        return self._full_bytes / (self._full_bits / (self._conditions.of(index, number).mbps * 1e6))
 
     def round_seconds(self, index: int, task: TaskRecord, train: TrainSettings, examples: int = 0) -> float:
         """Time of a device's part in a round.

@@ -7,7 +7,6 @@ code judges all rows of the test text together, 64 tokens of each at a time, and
 inequality the figure is no less than exp of the mean of all chunks.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -21,6 +20,7 @@ from broker_server.store import VersionRecord
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.data import DataSet
 from fleet_protocol.errors import ConfigError
+from fleet_protocol.metrics import RULES
 from simulation.data.held import Parts
 from simulation.settings import EvaluationTable
 
@@ -129,10 +129,8 @@ def matthews(found: tuple[int, int], present: tuple[int, int]) -> float:
     Returns:
         In [-1, 1]; 0 where only one label is present or predicted.
     """
-    right_0, right_1 = found
-    wrong_0, wrong_1 = present[0] - right_0, present[1] - right_1
-    spread = math.prod((right_1 + wrong_0, right_0 + wrong_1, *present))
-    return (right_0 * right_1 - wrong_0 * wrong_1) / math.sqrt(spread) if spread else 0.0
+    right, there = np.array(found, np.float64), np.array(present, np.float64)
+    return RULES["matthews"](right, right + (there - right)[::-1], there)
 
 
 def _by_perplexity(context: RunContext, evaluator: Evaluator, count: int, samples: int) -> Judge:

@@ -23,7 +23,6 @@ from fleet_protocol.data.dataset import check_parts
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.manifest import parse_manifest
 from fleet_protocol.targets import fit_targets
-from models.layout import Layout
 from models.registry import Registry
 from simulation.data.dataset import Dataset, evenly
 from simulation.data.datasets import load_dataset
@@ -57,10 +56,6 @@ class Prepared:
 
 def prepare(config: SimulationConfig, stage: Stage = lambda _text: None) -> Prepared:
     """Make what is not there yet.
-
-    Args:
-        config: with absolute paths.
-        stage: told what is being done.
 
     Raises:
         ConfigError: a name or setting is wrong, or an extra is not installed.
@@ -110,17 +105,13 @@ def prepare(config: SimulationConfig, stage: Stage = lambda _text: None) -> Prep
     return Prepared(artifacts, folder, parts, weights, model.settings, pairs)
 
 
-def _staying(config: StrategyConfig, layout: Layout) -> tuple[str, ...]:
-    """Parameters of the global model's copies that the strategy leaves on the devices."""
-    return build_strategy(config.settings, layout, (layout.tier(1.0),)).stays
-
-
 def _pair(model: Chosen, own: Chosen, classes: int | None, config: StrategyConfig) -> ModelPair:
     """A device's own model with the global one, both with the classes of the device's task if it has one."""
     if classes is None:
         return ModelPair(model, own)
     sent = model.changed(classes=classes)
-    return ModelPair(sent, own.changed(classes=classes), _staying(config, sent.layout))
+    strategy = build_strategy(config.settings, sent.layout, (sent.layout.tier(1.0),))
+    return ModelPair(sent, own.changed(classes=classes), strategy.stays)
 
 
 def split_data(config: SimulationConfig, data: Dataset) -> Parts:

@@ -10,7 +10,6 @@ how long the round would have taken on the emulated devices.
 import contextlib
 import json
 import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,7 @@ from broker_server.rounds.reporting import Reporter
 from broker_server.rounds.run_context import RunContext, new_run_id, prepare_run
 from broker_server.rounds.stopping import StopRequested, stop_on_signals
 from broker_server.settings.fleet import FleetConfig
-from broker_server.store import RoundRecord, RunRecord, Store
+from broker_server.store import RoundRecord, Store
 from broker_server.store.machine import RoundState
 from fleet_protocol import control
 from fleet_protocol.blob_store import BlobStore, write_atomically
@@ -39,8 +38,7 @@ from simulation.orders import WorkerSetup
 from simulation.preparing import Prepared, prepare
 from simulation.results.history import HistoryWriter, RoundRow
 from simulation.results.rows import RowMaker
-from simulation.settings import FLEET, HOW_COMPUTED, SimulationConfig
-from simulation.stored import as_of_today
+from simulation.settings import HOW_COMPUTED, SimulationConfig
 from simulation.virtual_dispatcher import Records, VirtualDispatcher
 from simulation.virtual_fleet import VirtualFleet
 
@@ -107,8 +105,8 @@ def _claim(config: SimulationConfig) -> None:
     if path.is_file():
         # Read as a configuration, so that keys which came later have their defaults.
         try:
-            stored = SimulationConfig.model_validate(as_of_today(json.loads(path.read_bytes())))
-        except (ValueError, AttributeError) as error:
+            stored = SimulationConfig.model_validate_json(path.read_bytes())
+        except ValueError as error:
             raise ConfigError(f"{path} cannot be read ({error}); take another `out`, or remove the folder") from error
         before = json.loads(stored.model_dump_json(exclude=set(HOW_COMPUTED)))
         changed = [key for key in mine if _without_rounds(key, mine[key]) != _without_rounds(key, before.get(key))]
@@ -157,7 +155,7 @@ class _Simulation:
         known = self._store.runs()
         context = prepare_run(known[0].id if known else new_run_id(), self._fleet, artifacts, seeded)
         if not known:
-            self._store.add_run(self._record(context), first_version(context, self._blobs))
+            self._store.add_run(context.begun(), first_version(context, self._blobs))
         parts = Parts.load(self._prepared.parts)
         fleet = VirtualFleet.of(
             self._config.devices,
@@ -191,20 +189,6 @@ class _Simulation:
             reporter = Reporter(context.run, self._store, told)
             finished = self._work(context, reporter, fleet, judges.evaluator)
         return SimulationResult(context.run, self._folder, finished, history.rows)
-
-    def _record(self, context: RunContext) -> RunRecord:
-        return RunRecord(
-            id=context.run,
-            fleet=FLEET,
-            arch=self._fleet.model.arch,
-            config=self._fleet.model_dump_json(),
-            status="running",
-            detail=None,
-            created_at=time.time(),
-            ended_at=None,
-            wire_bytes=0,
-            payload_bytes=0,
-        )
 
     def _work(
         self, context: RunContext, reporter: Reporter, fleet: VirtualFleet, evaluator: Evaluator | None

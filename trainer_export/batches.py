@@ -37,11 +37,7 @@ class SizedBatches:
     steps: int = 6
 
     def sized_for(self, flops: int) -> "SizedBatches":
-        """Less of them for a large model: a step from the start and one from where it led, each of another size.
-
-        Args:
-            flops: of a training step, per sample.
-        """
+        """Two steps of unlike sizes for a large model, by the FLOPs of a training step for one sample."""
         return replace(self, sizes=(3, 2), steps=2) if flops > _LARGE_FLOPS else self
 
     def take(self, count: int) -> Iterator[tuple[Tensor, Tensor]]:

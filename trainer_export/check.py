@@ -110,10 +110,6 @@ def repeated(run: Callable[[SizedBatches], CheckSpec], batches: SizedBatches) ->
     can tell from a small fault; so a run that deviates is repeated with other random batches. A fault deviates in
     every run.
 
-    Args:
-        run: compares a graph with PyTorch.
-        batches: what it is given first.
-
     Raises:
         ExportError: all of the runs deviate.
     """

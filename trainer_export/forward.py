@@ -44,12 +44,7 @@ class Forward:
 
 
 def trace_forward(model: nn.Module, signature: Signature, forward: Forward) -> Trace:
-    """Trace a run of the model in evaluation mode and what follows.
-
-    Args:
-        model: not changed.
-        signature: what it takes and returns.
-        forward: what follows.
+    """Trace a run of the model, which is not changed, in evaluation mode, and what follows.
 
     Returns:
         Inputs ``param.*``, ``stat.*``, ``x`` and the further ones.

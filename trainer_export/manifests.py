@@ -57,14 +57,7 @@ class Facts:
 
 
 def manifest_of(export: Export, tier: Tier, files: Sequence[SetFile], facts: Facts) -> Manifest:
-    """The manifest of a sub-model's files.
-
-    Args:
-        export: what is exported.
-        tier: the sub-model's shape.
-        files: of the set.
-        facts: what is known of the sub-model.
-    """
+    """The manifest of a sub-model's files."""
     layout, recipe, output = export.layout, export.recipe, facts.signature.output
     parameters = _parameter_specs(layout, tier)
     return Manifest(

@@ -64,15 +64,7 @@ class Metric(ABC):
 def counts(
     metrics: Sequence[Metric], loss: Loss, output: Tensor, answer: Answer, *, by_pytorch: bool = False
 ) -> dict[str, Tensor]:
-    """The sums of some metrics over a batch, without those of the loss.
-
-    Args:
-        metrics: of a recipe.
-        loss: of the recipe.
-        output: of the model.
-        answer: what it is compared with.
-        by_pytorch: whether as the witness of the graph.
-    """
+    """The sums of some metrics over a batch, without those of the loss; or by PyTorch's own means, as a witness."""
     found: dict[str, Tensor] = {}
     for metric in metrics:
         found |= (metric.pytorch_counts if by_pytorch else metric.counts)(loss, output, answer)

@@ -38,12 +38,7 @@ class Range:
 
 
 def number(default: float | None, allowed: Range) -> Any:
-    """A field of a frozen dataclass that holds a number.
-
-    Args:
-        default: its value if nothing else is said.
-        allowed: where it must lie.
-    """
+    """A field of a frozen dataclass that holds a number."""
     return dataclasses.field(default=default, metadata={_KEY: allowed})
 
 

@@ -81,9 +81,6 @@ class Optimizer(ABC):
     def direction(self, slot: Slot) -> tuple[Tensor, dict[str, Tensor]]:
         """Where to move a parameter to; pure and traceable.
 
-        Args:
-            slot: the parameter with its gradient and states.
-
         Returns:
             What is subtracted from the parameter after a multiplication with the learning rate, and the new states.
         """
@@ -96,9 +93,6 @@ class Optimizer(ABC):
         """The states of a model, in the order in which graphs take them.
 
         An optimizer with one state per parameter and nothing else names it after the parameter.
-
-        Args:
-            shapes: of the model's parameters, by name.
         """
         alone = len(self.states) == 1 and not self.counts_steps
         specs = [

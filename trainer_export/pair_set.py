@@ -160,15 +160,7 @@ def export_pairs(
 
 @dataclass(frozen=True)
 class _Prepared:
-    """A pair that can be exported.
-
-    Attributes:
-        pair: the two models.
-        routine: what trains them.
-        exports: of each.
-        modules: of each.
-        batches: to check with.
-    """
+    """A pair that can be exported."""
 
     pair: Pair
     routine: PairRoutine

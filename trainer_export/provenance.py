@@ -61,13 +61,7 @@ def record_of(folder: Path, facts: Mapping[str, Any]) -> bytes:
 
 
 def unchanged(folder: Path, record: str, facts: Mapping[str, Any]) -> bool:
-    """Whether a tier's files are whole and made from the same.
-
-    Args:
-        folder: of the tier.
-        record: name of the file with what :func:`record_of` gave.
-        facts: from :func:`facts_of`.
-    """
+    """Whether a tier's files are whole and made from these facts, as :func:`record_of` noted them."""
     try:
         known = json.loads((folder / record).read_bytes())
     except (OSError, ValueError):

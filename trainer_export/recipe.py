@@ -95,11 +95,7 @@ class Recipe:
                 metric.try_out(self.loss, output, answer)
 
     def state_specs(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[StateSpec, ...]:
-        """What a device keeps from step to step beside the parameters, in the order in which graphs take it.
-
-        Args:
-            shapes: of the model's parameters, by name.
-        """
+        """What a device keeps from step to step beside the parameters, in the order in which graphs take it."""
         sums = (StateSpec(name=f"gradient_sum.{name}", shape=shape) for name, shape in shapes.items())
         return (*self.optimizer.state_specs(shapes), *(sums if self.accumulate else ()))
 

@@ -68,16 +68,7 @@ def forth(cell: Cell, z: Tensor, weight: Tensor, bias: Tensor, states: States) -
 
 
 def back(cell: Cell, slopes: States, z: Tensor, weight: Tensor, bias: Tensor, states: States) -> list[Tensor]:
-    """The gradient of :func:`forth`: with respect to the states, ``z`` and what the states add to the gates.
-
-    Args:
-        cell: what the step does.
-        slopes: of the new states.
-        z: as of the step.
-        weight: as of the step.
-        bias: as of the step.
-        states: before the step.
-    """
+    """The gradient of :func:`forth`: with respect to the states, ``z`` and what the states add to the gates."""
     with torch.enable_grad():
         leaves = [z, torch.addmm(bias, states[0], weight.t()), *states]
         leaves = [leaf.detach().requires_grad_() for leaf in leaves]

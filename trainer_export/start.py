@@ -61,7 +61,8 @@ class Start:
     def _renamed(self, name: str) -> str:
         for theirs, ours in self.names:
             head, star, tail = theirs.partition("*")
-            if name == theirs or (star and len(name) >= len(head + tail) and _is_between(name, head, tail)):
+            inside = star and len(name) >= len(head + tail) and name.startswith(head) and name.endswith(tail)
+            if inside or name == theirs:
                 return ours.replace("*", name[len(head) : len(name) - len(tail)])
         return name
 
@@ -115,10 +116,6 @@ def read_start(path: Path) -> dict[str, NDArray[np.float32]]:
     if not floats:
         raise ConfigError(f"{path} holds no float tensors by name; give the state_dict of a model")
     return floats
-
-
-def _is_between(name: str, head: str, tail: str) -> bool:
-    return name.startswith(head) and name.endswith(tail)
 
 
 def _some(names: Sequence[str]) -> str:

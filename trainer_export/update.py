@@ -36,12 +36,7 @@ class Trained:
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor], optimizer: Optimizer) -> "Trained":
-        """Read the tensors that a graph takes: parameters, then the states as `Optimizer.state_specs` orders them.
-
-        Args:
-            tensors: as a graph takes them.
-            optimizer: whose states.
-        """
+        """Read the tensors that a graph takes: parameters, then the states as `Optimizer.state_specs` orders them."""
         kinds = [state.name for state in optimizer.states]
         count = (len(tensors) - optimizer.counts_steps) // (1 + len(kinds))
         states = {name: tensors[count * (i + 1) : count * (i + 2)] for i, name in enumerate(kinds)}
@@ -58,12 +53,7 @@ class Trained:
         return Trained([self.parameters[i] for i in places], states, self.step)
 
     def with_moved(self, moved: "Trained", places: Sequence[int]) -> "Trained":
-        """The whole after a part of it was stepped.
-
-        Args:
-            moved: what :meth:`only` gave, after the step.
-            places: of its parameters.
-        """
+        """The whole after a part of it was stepped: that of some places, as :meth:`only` gave it."""
 
         def placed(old: Sequence[Tensor], new: Sequence[Tensor]) -> list[Tensor]:
             stepped = dict(zip(places, new, strict=True))

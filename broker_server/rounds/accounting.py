@@ -14,12 +14,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ByteCount:
-    """Bytes of a run since some moment.
-
-    Attributes:
-        wire: as above.
-        payload: as above.
-    """
+    """Bytes of a run since some moment."""
 
     wire: int
     payload: int

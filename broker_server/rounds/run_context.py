@@ -13,6 +13,7 @@ from broker_server.rounds.fleet import require_levels, usable_tiers
 from broker_server.settings.fleet import FleetConfig
 from broker_server.settings.pairs import require_pairs
 from broker_server.store.privacy_spent import require_accountant
+from broker_server.store.records import RunRecord
 from broker_server.strategies.registry import build_strategy
 from broker_server.strategies.strategy import Average, PlanRequest, Strategy
 from fleet_protocol.encodings import LEVELS
@@ -106,6 +107,21 @@ class RunContext:
         upload = Upload(encoding=encoding, feedback=feedback, hiding=hiding, summing=summing)
         asked = Instructions(train=settings, stays=self.strategy.stays, upload=upload)
         return self.strategy.instruct(asked, closed_rounds)
+
+    def begun(self) -> RunRecord:
+        """The run as the store has it when it begins."""
+        return RunRecord(
+            id=self.run,
+            fleet=self.config.fleet,
+            arch=self.config.model.arch,
+            config=self.config.model_dump_json(),
+            status="running",
+            detail=None,
+            created_at=time.time(),
+            ended_at=None,
+            wire_bytes=0,
+            payload_bytes=0,
+        )
 
     def _exported(self, key: str, wanted: str) -> TierArtifacts:
         if wanted not in self.artifacts.tiers:

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from broker_server.service import emqx
-from broker_server.service.certificates import Authority, serial_of
+from broker_server.service.certificates import Authority, pem, serial_of
 from broker_server.service.registry import MemberEntry, Registry, later, read_registry
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.identity.certificate import Certificate, Revocations, issue, read_certificate
@@ -100,7 +100,7 @@ def found_fleet(folder: Path, founding: Founding) -> None:
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty; `shoal init` makes a new folder")
     operator = Ed25519PrivateKey.generate()
-    write_secret(folder / "operator.pem", _pem(operator))
+    write_secret(folder / "operator.pem", pem(operator))
     authority = Authority.generate(founding.fleet)
     authority.write(folder)
     certificate, key = authority.issue(founding.host, hosts=(founding.host, "localhost", "127.0.0.1"))
@@ -294,12 +294,6 @@ def _added(folder: Path, registry: Registry, name: str, role: Literal["server", 
     left = registry.without(name)  # who has an old enrolment reads nothing any more
     _keep(folder, left.model_copy(update={"serial": serial, "members": {**left.members, name: entry}}))
     return path
-
-
-def _pem(key: Ed25519PrivateKey) -> str:
-    return key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    ).decode()
 
 
 def _public(key: Ed25519PrivateKey) -> str:

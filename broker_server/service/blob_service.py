@@ -82,13 +82,7 @@ def _payload_bytes(chunks: Iterable[int], size: int, chunk_bytes: int) -> int:
 
 
 class BlobService:
-    """Publishes blobs that devices ask for.
-
-    Args:
-        link: the connection.
-        topics: of the fleet.
-        chunk_bytes: payload bytes of a chunk.
-    """
+    """Publishes blobs that devices ask for."""
 
     def __init__(self, link: Transport, topics: Topics, chunk_bytes: int) -> None:
         self._link = link

@@ -213,11 +213,7 @@ class ChildBroker(ABC):
             return True
 
     def stop(self, timeout_seconds: float = 5.0) -> None:
-        """Stop it and free the port; stopping twice is no error.
-
-        Args:
-            timeout_seconds: how long to wait before it is killed.
-        """
+        """Stop it and free the port; stopping twice is no error."""
         with self._changing:
             process, self._process = self._process, None
             if process is None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fleet_protocol.errors import ConfigError
@@ -18,7 +19,8 @@ _YEARS = 20
 _BEGIN = dt.datetime(1970, 1, 1, tzinfo=dt.timezone.utc)  # where boards without a clock start
 
 
-def _pem(key: ec.EllipticCurvePrivateKey) -> str:
+def pem(key: ec.EllipticCurvePrivateKey | Ed25519PrivateKey) -> str:
+    """A private key in PEM, without a password."""
     return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     ).decode()
@@ -57,7 +59,7 @@ class Authority:
             .add_extension(_usage(authority=True), critical=True)
             .sign(key, hashes.SHA256())
         )
-        return cls(fleet, built.public_bytes(serialization.Encoding.PEM).decode(), _pem(key))
+        return cls(fleet, built.public_bytes(serialization.Encoding.PEM).decode(), pem(key))
 
     @classmethod
     def read(cls, folder: Path) -> "Authority":
@@ -107,7 +109,7 @@ class Authority:
         if names:
             builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         built = builder.sign(parent, hashes.SHA256())
-        return built.public_bytes(serialization.Encoding.PEM).decode(), _pem(key)
+        return built.public_bytes(serialization.Encoding.PEM).decode(), pem(key)
 
     def revoked(self, serials: Iterable[str]) -> str:
         """The list of certificates that count for nothing any more (RFC 5280), in PEM.

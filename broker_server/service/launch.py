@@ -223,14 +223,7 @@ def serve_fleet(
     listener: Listener | None = None,
     on_ready: Callable[[Server], None] | None = None,
 ) -> None:
-    """Be the server of a fleet until SIGTERM or SIGINT.
-
-    Args:
-        fleet: name of the fleet.
-        store: folder of the database and the blobs.
-        broker: which broker.
-        listener: called with every event of every run.
-        on_ready: called once when devices and run requests can come.
+    """Be the server of a fleet until SIGTERM or SIGINT; `on_ready` is called once when devices and requests can come.
 
     Raises:
         TransportError: the broker cannot be reached, or another server has this fleet.

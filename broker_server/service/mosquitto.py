@@ -84,15 +84,7 @@ def rights(topics: Topics, name: str) -> list[tuple[str, str]]:
 
 
 class MosquittoBroker(ChildBroker):
-    """Mosquitto as a child of the server; with the access rules of the members when it starts.
-
-    Args:
-        folder: for its configuration, log and messages; it is made.
-        fleet: name of the fleet.
-        port: TCP port.
-        listen: address to listen on.
-        gate: TLS, and who is a member; without it anybody is let in.
-    """
+    """Mosquitto as a child of the server; with the access rules of the members when it starts."""
 
     def __init__(
         self, folder: Path, fleet: str, *, port: int = 1883, listen: str = "127.0.0.1", gate: Gate | None = None

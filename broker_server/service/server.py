@@ -176,19 +176,7 @@ class Server:
         context, evaluators = self._prepare(new_run_id(), config)
         if unfinished is not None:
             self._store.end_run(unfinished.id, "stopped", f"run {context.run} with another configuration was begun")
-        record = RunRecord(
-            id=context.run,
-            fleet=self.fleet,
-            arch=config.model.arch,
-            config=config.model_dump_json(),
-            status="running",
-            detail=None,
-            created_at=time.time(),
-            ended_at=None,
-            wire_bytes=0,
-            payload_bytes=0,
-        )
-        self._store.add_run(record, first_version(context, self._blobs))
+        self._store.add_run(context.begun(), first_version(context, self._blobs))
         return self._work(context, evaluators, request)
 
     def resume(self) -> control.RunFinished | None:

@@ -63,12 +63,11 @@ class Mix:
         return rate / self.levels[0].rate
 
 
-def parse_mix(text: str, rates: Mapping[str, float] = LEVEL_RATES) -> Mix:
+def parse_mix(text: str) -> Mix:
     """Read a mix of levels, in the order written.
 
     Args:
         text: such as ``a2-b8``.
-        rates: width of each level.
 
     Raises:
         ConfigError: the text has another form, names an unknown or repeated level, a level wider than the first
@@ -80,9 +79,9 @@ def parse_mix(text: str, rates: Mapping[str, float] = LEVEL_RATES) -> Mix:
         if match is None:
             raise ConfigError(f"{text!r} is not a mix of levels; expected a form like a2-b8, with integer weights")
         name = match["level"]
-        if name not in rates:
-            raise ConfigError(f"{text!r}: there is no level {name!r}; the levels are {', '.join(rates)}")
-        levels.append(Level(name, rates[name], int(match["weight"])))
+        if name not in LEVEL_RATES:
+            raise ConfigError(f"{text!r}: there is no level {name!r}; the levels are {', '.join(LEVEL_RATES)}")
+        levels.append(Level(name, LEVEL_RATES[name], int(match["weight"])))
     if len({level.name for level in levels}) < len(levels):
         raise ConfigError(f"{text!r} names a level twice; add their weights up")
     wider = [level.name for level in levels if level.rate > levels[0].rate]

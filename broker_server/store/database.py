@@ -29,10 +29,6 @@ class Database:
         read_only: write nothing, neither into the folder nor into the database, and refuse to make a store where
             there is none. A store of an older version is read as it would be once it is upgraded.
 
-    Attributes:
-        folder: holds the database.
-        path: of the database.
-
     Raises:
         StorageError: the folder cannot be used, or was written by a newer version of Shoal.
     """

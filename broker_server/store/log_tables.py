@@ -55,12 +55,7 @@ class LogTables(Database):
         return self._all(EventRecord, query if last is None else query.limit(last))[::-1]
 
     def newest_marks(self, run: str, kind: str) -> dict[str | None, int]:
-        """The round that the newest line of one kind names, by device.
-
-        Args:
-            run: id of the run.
-            kind: of the lines.
-        """
+        """The round that the newest line of one kind names, by device."""
         self.flush()
         table = schema.events
         query = select(table.c.device, table.c.round).where(table.c.run == run, table.c.kind == kind)

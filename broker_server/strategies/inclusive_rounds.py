@@ -24,7 +24,6 @@ from broker_server.strategies.ladder import stack_of
 from broker_server.strategies.server_optimizer import OptimizerSettings
 from broker_server.strategies.strategy import (
     Basis,
-    Contribution,
     GlobalModel,
     Merge,
     Method,
@@ -129,7 +128,7 @@ def build(basis: Basis[InclusiveTable]) -> Strategy:
         paper="https://arxiv.org/abs/2202.08036",
         tiers=in_use,
         plan=lambda request: PlannedTier(f"{request.tier.id}/{request.device}", make_plan(layout, request.tier)),
-        merge=Merge(GroupSums, _fold_alone, _keep_alone),
+        merge=Merge(GroupSums, lambda sums, update: sums.add(update.device, update.weights), _keep_alone),
         begin=_begin_alone,
         send=lambda plan, request, model: _send_alone(layout, plan, request, model),
     )
@@ -144,7 +143,7 @@ def build(basis: Basis[InclusiveTable]) -> Strategy:
     return replace(
         alone,
         plan=lambda request: PlannedTier(request.tier.id, make_plan(layout, request.tier)),
-        merge=Merge(GroupSums, _fold, rounds.finish),
+        merge=Merge(GroupSums, lambda sums, update: sums.add(group_of(update.tier), update.weights), rounds.finish),
         begin=rounds.begin,
         send=rounds.send,
     )
@@ -168,19 +167,9 @@ def _tiers(layout: Layout, offered: Sequence[Tier], baseline: Baseline) -> tuple
     return (usable[-1],) if baseline.depth == "smallest" else tuple(usable)
 
 
-def _fold(sums: GroupSums, update: Contribution) -> None:
-    sums.add(group_of(update.tier), update.weights)
-
-
 @dataclass(frozen=True)
 class _Rounds:
-    """The method for one run.
-
-    Attributes:
-        layout: of the deepest model.
-        depths: by group.
-        settings: of the method.
-    """
+    """The method for one run."""
 
     layout: Layout
     depths: Mapping[str, int]
@@ -220,10 +209,6 @@ class _Rounds:
 
 
 # The baseline "local": the server keeps the weights of every device for it and merges nothing.
-
-
-def _fold_alone(sums: GroupSums, update: Contribution) -> None:
-    sums.add(update.device, update.weights)
 
 
 def _keep_alone(sums: GroupSums, old: GlobalModel) -> GlobalModel:

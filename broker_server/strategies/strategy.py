@@ -172,21 +172,6 @@ def stepped(
     return finish
 
 
-def slice_of_global(plan: CompiledPlan, _request: PlanRequest, model: GlobalModel) -> Tensors:
-    """What most methods send: the plan's part of the global weights."""
-    return plan.slice(model.weights)
-
-
-def largest_only(largest: Tier) -> tuple[Tier, ...]:
-    """What most methods offer: the largest tier that the device can train."""
-    return (largest,)
-
-
-def keep_instructions(instructions: Instructions, _closed_rounds: int) -> Instructions:
-    """What most methods ask of a device: plain training, nothing beyond the configuration."""
-    return instructions
-
-
 @dataclass(frozen=True)
 class Strategy:
     """How one method plans and merges, for one model and the tiers in use.
@@ -199,7 +184,7 @@ class Strategy:
         merge: how updates become the next global model; the accumulator may be of any type.
         begin: the state of a run before its first round, from the initial weights and those of the heads that tiers
             in use have of their own; None for a method that has no place for such heads.
-        send: the tensors that a device is sent, from plan, request and global model.
+        send: the tensors that a device is sent, from plan, request and global model; for most the plan's part of it.
         offer: the tiers that a device is offered, the one it takes by default first, from the largest it can train.
         instruct: what it changes in what a training task asks of a device, given the rounds closed so far.
         stays: parameters that stay on the devices: each trains its own, and they are in no update.
@@ -211,9 +196,9 @@ class Strategy:
     plan: Callable[[PlanRequest], PlannedTier]
     merge: Merge[Any]
     begin: Callable[[Tensors, Mapping[Tier, Tensors]], ServerState] | None = None
-    send: Callable[[CompiledPlan, PlanRequest, GlobalModel], Tensors] = slice_of_global
-    offer: Callable[[Tier], tuple[Tier, ...]] = largest_only
-    instruct: Callable[[Instructions, int], Instructions] = keep_instructions
+    send: Callable[[CompiledPlan, PlanRequest, GlobalModel], Tensors] = lambda plan, _, model: plan.slice(model.weights)
+    offer: Callable[[Tier], tuple[Tier, ...]] = lambda largest: (largest,)
+    instruct: Callable[[Instructions, int], Instructions] = lambda asked, _: asked
     stays: tuple[str, ...] = ()
 
 

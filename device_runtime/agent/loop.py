@@ -56,9 +56,6 @@ class StopRequested:
 class Agent:
     """A device: one configuration, one state folder, one link.
 
-    Args:
-        config: the operator's, with absolute paths.
-
     Raises:
         StorageError: the state folder cannot be made.
     """

@@ -55,11 +55,7 @@ class Moment:
     step: int
 
     def generator(self, key: int) -> np.random.Generator:
-        """Random numbers for one purpose.
-
-        Args:
-            key: of the purpose.
-        """
+        """Random numbers for one purpose."""
         sequence = np.random.SeedSequence([self.seed, self.round, self.epoch, self.step], spawn_key=(key,))
         return np.random.Generator(np.random.PCG64(sequence))
 

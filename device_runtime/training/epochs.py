@@ -74,14 +74,7 @@ def train(session: TrainSession, manifest: Manifest, course: Course, hooks: Hook
 
 
 def loss_refused(loss: float, manifest: Manifest, moment: Moment, step: int) -> RefusedError:
-    """The refusal of a task whose loss is not finite.
-
-    Args:
-        loss: what it is.
-        manifest: of the artifact set.
-        moment: when it was found.
-        step: of the task, from 1.
-    """
+    """The refusal of a task whose loss is not finite."""
     return RefusedError(
         RefusalReason.FAILED,
         f"the loss is {loss} in round {moment.round} at step {step} (epoch {moment.epoch + 1}) of "

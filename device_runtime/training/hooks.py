@@ -32,14 +32,6 @@ class SelfTested:
     name: str
 
 
-def _nobody_listens(_report: object) -> None:
-    """What is reported is dropped."""
-
-
-def _never() -> bool:
-    return False
-
-
 @dataclass(frozen=True)
 class Hooks:
     """What a task calls while it runs; by default nobody listens and nobody stops it.
@@ -49,8 +41,8 @@ class Hooks:
         stopped: asked before every step whether the result is no longer wanted.
     """
 
-    report: Callable[[object], None] = _nobody_listens
-    stopped: Callable[[], bool] = _never
+    report: Callable[[object], None] = lambda _report: None
+    stopped: Callable[[], bool] = lambda: False
 
     def go_on(self) -> None:
         """Return if the result is still wanted.

@@ -1,6 +1,7 @@
 """The one file that makes a device, or the server, a member of a fleet."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -73,7 +74,7 @@ class Enrolment(FrozenModel):
             cert_file=paths.get("tls_certificate"),
             key_file=paths.get("tls_key"),
         )
-        return address.with_login(self.name, self.token)
+        return replace(address, username=self.name, password=self.token)
 
 
 class Papers(FrozenModel):

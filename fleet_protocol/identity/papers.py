@@ -52,9 +52,6 @@ class Standing:
     def take(self, data: bytes) -> Told:
         """Believe what the operator has signed, on disk first.
 
-        Args:
-            data: `Papers` as they came.
-
         Raises:
             RefusedError: with `MALFORMED`, `FORGED`, or `REPLAYED` for a list before the one that is known.
             StorageError: it cannot be kept; nothing has changed.

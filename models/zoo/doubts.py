@@ -30,11 +30,7 @@ _WRAPPERS = (nn.DataParallel, nn.parallel.DistributedDataParallel, torch.jit.Scr
 
 
 class _Drawing(TorchFunctionMode):
-    """Notes which line of the user's file moves torch's random state first.
-
-    Attributes:
-        where: for a message; empty before.
-    """
+    """Notes which line of the user's file moves torch's random state first."""
 
     where = ""
 

@@ -96,9 +96,9 @@ class MiniLmSettings:
         ffn: feed-forward units in the global model.
         blocks: encoder layers of the global model.
         dropout: share dropped.
-        pooling: as in `MiniLm`; a head without pooling has no dense layer.
         pretrained: whether to load the weights of the MiniLM package. Narrow models are left at random, since their
             weights are slices of the global model's.
+        pooling: as in `MiniLm`; a head without pooling has no dense layer.
         scaler: whether narrow models scale up.
 
     Raises:
@@ -110,9 +110,9 @@ class MiniLmSettings:
     ffn: int
     blocks: int
     dropout: float
-    pooling: Pooling
     pretrained: bool
-    scaler: bool
+    pooling: Pooling = "mean"
+    scaler: bool = False
 
     def __post_init__(self) -> None:
         if self.shape.embed % self.heads:

@@ -33,15 +33,7 @@ def minilm_adapters(
     pretrained: bool = True,
 ) -> nn.Module:
     """Build a text classifier; the rank of its adapters is cut by width, its layers by depth."""
-    settings = MiniLmSettings(
-        shape=TextShape(input_shape[0], vocab, embed, classes),
-        heads=heads,
-        ffn=ffn,
-        blocks=blocks,
-        dropout=dropout,
-        pooling="mean",
-        pretrained=pretrained,
-        scaler=False,
-    )
+    sizes = TextShape(input_shape[0], vocab, embed, classes)
+    settings = MiniLmSettings(sizes, heads, ffn, blocks, dropout, pretrained)
     model = build_minilm(cut.whole(), settings)
     return with_adapters(model, Adapters(rank, alpha, tuple(targets), tuple(trained)), cut)

@@ -33,14 +33,6 @@ def minilm_encoder(
     """Build a text classifier; embedding, heads, feed-forward and head units are cut by width, layers by depth."""
     if pooling not in ("mean", "first"):
         raise ConfigError(f"pooling {pooling!r} is unknown; choose 'mean' or 'first'")
-    settings = MiniLmSettings(
-        shape=TextShape(input_shape[0], vocab, embed, classes),
-        heads=heads,
-        ffn=ffn,
-        blocks=blocks,
-        dropout=dropout,
-        pooling=pooling,
-        pretrained=pretrained,
-        scaler=scaler,
-    )
+    sizes = TextShape(input_shape[0], vocab, embed, classes)
+    settings = MiniLmSettings(sizes, heads, ffn, blocks, dropout, pretrained, pooling, scaler)
     return build_minilm(cut, settings)

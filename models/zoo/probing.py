@@ -25,11 +25,6 @@ Build = Callable[[Mapping[str, int]], Shapes]
 def grown_with(title: str, axes: Mapping[str, Axis], build: Build) -> Growth:
     """Find what grows with each axis.
 
-    Args:
-        title: the architecture, for messages.
-        axes: what the builder asked for.
-        build: builds the model anew.
-
     Raises:
         ConfigError: an axis moves nothing, or not by a whole number of entries for each unit.
     """

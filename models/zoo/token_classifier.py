@@ -27,14 +27,6 @@ def token_classifier(
     scaler: bool = True,
 ) -> MiniLm:
     """Build a token classifier (3 classes: outside, begin, inside of one entity type) cut by width and depth."""
-    settings = MiniLmSettings(
-        shape=TextShape(input_shape[0], vocab, embed, classes),
-        heads=heads,
-        ffn=ffn,
-        blocks=blocks,
-        dropout=dropout,
-        pooling="none",
-        pretrained=pretrained,
-        scaler=scaler,
-    )
+    sizes = TextShape(input_shape[0], vocab, embed, classes)
+    settings = MiniLmSettings(sizes, heads, ffn, blocks, dropout, pretrained, "none", scaler)
     return build_minilm(cut, settings)

@@ -76,10 +76,6 @@ def parse_settings(option: str, values: Sequence[str]) -> dict[str, Any]:
 def parse_heads(option: str, values: Sequence[str]) -> dict[Tier, int]:
     """Read ``w1.00-d2=5`` and the like.
 
-    Args:
-        option: name of the option, for the message.
-        values: one ``tier=labels`` each.
-
     Raises:
         ConfigError: a value is not of this form.
     """

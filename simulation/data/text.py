@@ -51,9 +51,6 @@ class Vocabulary:
         >>> words = Vocabulary.of(["a cat", "a dog", "a cat!"], size=4)
         >>> words.encode(["A dog sat"], length=5)
         array([[2, 1, 1, 0, 0]])
-
-    Attributes:
-        ids: id of each word.
     """
 
     ids: Mapping[str, int]

@@ -57,12 +57,6 @@ def check_graphs(
 ) -> tuple[CheckSpec, ...]:
     """Compare every graph with PyTorch.
 
-    Args:
-        graphs: what :func:`write_graphs` wrote.
-        module: the sub-model as its author wrote it.
-        recipe: what the train graph was made for.
-        batches: random batches.
-
     Raises:
         ExportError: a graph deviates; the message names it and the tensor.
     """

@@ -103,12 +103,6 @@ def check_artifacts(
 ) -> tuple[CheckSpec, ...]:
     """Train with the step graph, and with the official set through its own API, and compare with PyTorch.
 
-    Args:
-        files: what :func:`write_artifacts` wrote.
-        module: the sub-model whose weights are in the checkpoint.
-        recipe: what the step graph was made for.
-        batches: random batches.
-
     Raises:
         ExportError: one of them deviates; the message names the tensor.
     """

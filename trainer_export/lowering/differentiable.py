@@ -18,7 +18,8 @@ aten = torch.ops.aten
 
 def _convolution(e: Emitter, out: Spec, x: Value, weight: Value, bias: Value | None, *settings: Any) -> Value:
     convolution = Convolution(*settings)
-    convolution.refuse_transposed()
+    if convolution.transposed:
+        raise ExportError("a transposed convolution cannot be exported; use Upsample followed by a convolution")
     rank = x.rank - 2
     inputs = [e.plain(value) for value in (x, weight, bias) if value is not None]
     name = e.graph.node(

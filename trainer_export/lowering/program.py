@@ -45,10 +45,6 @@ _SUGGESTIONS: Mapping[str, str] = MappingProxyType(
 def write_graph(trace: Trace, metadata: Mapping[str, str] | None = None) -> Any:
     """The ONNX model of a traced program.
 
-    Args:
-        trace: the program and the names of its inputs and outputs.
-        metadata: strings stored in the model.
-
     Returns:
         An ``onnx.ModelProto`` of standard operators, opset 18, IR 9.
 
@@ -71,12 +67,6 @@ def lower(
     emitter: Emitter, trace: Trace, inputs: Sequence[Value], rules: Mapping[Any, Lowering] = LOWERINGS
 ) -> list[Value]:
     """Write the nodes of a traced program into a graph.
-
-    Args:
-        emitter: where to.
-        trace: the program.
-        inputs: values of its inputs, in order.
-        rules: the lowering of each operator.
 
     Returns:
         Values of its outputs.

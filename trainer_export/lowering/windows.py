@@ -58,15 +58,6 @@ class Convolution:
         settings = (tuple(spread(sizes, rank)) for sizes in (self.stride, self.padding, self.dilation))
         return Geometry(tuple(wide), tuple(narrow), weight.shape[2:], *settings)
 
-    def refuse_transposed(self) -> None:
-        """See that it goes forward.
-
-        Raises:
-            ExportError: it does not.
-        """
-        if self.transposed:
-            raise ExportError("a transposed convolution cannot be exported; use Upsample followed by a convolution")
-
 
 @dataclass(frozen=True)
 class MaxWindow:

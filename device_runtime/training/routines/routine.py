@@ -42,10 +42,6 @@ class Result:
     evaluation: Evaluation | None = None
 
 
-def join_always(_instructions: Instructions, _bench: Bench) -> None:
-    """What most routines need of a board before it joins: nothing."""
-
-
 @dataclass(frozen=True)
 class Routine:
     """How one routine works.
@@ -66,7 +62,7 @@ class Routine:
     settings: type[FrozenModel]
     graphs: Callable[[Manifest, Bench], tuple[str, ...]]
     run: Callable[[Task, Bench, Hooks], Result]
-    join: Callable[[Instructions, Bench], None] = join_always
+    join: Callable[[Instructions, Bench], None] = lambda _instructions, _bench: None
 
 
 def missing_graph(manifest: Manifest, what: str) -> RefusedError:
