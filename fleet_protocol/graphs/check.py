@@ -1,5 +1,6 @@
 """Holds a graph against what the exporter writes, before anything runs it."""
 
+import functools
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 
@@ -17,6 +18,13 @@ GRAPH_LIMIT_BYTES = 512 * 1024 * 1024
 
 def _unsafe(what: str) -> RefusedError:
     return RefusedError(RefusalReason.UNSAFE_GRAPH, f"{what}; it is not run")
+
+
+@functools.lru_cache(maxsize=64)
+def _passed(spec: GraphSpec, leaves: bool) -> list[bool]:
+    """Empty until a file with the digest of `spec` has passed; a board opens the same few graphs in every round."""
+    del spec, leaves
+    return []
 
 
 def check_graph(data: Buffer, specs: Iterable[GraphSpec], *, leaves: bool = True) -> None:
@@ -37,17 +45,24 @@ def _check(data: memoryview, specs: Iterable[GraphSpec], leaves: bool) -> None:
     spec = known.get(name_among(data, known) or "")
     if spec is None:
         raise _unsafe(f"a graph of {len(data)} bytes is not in the manifest")
+    passed = _passed(spec, leaves)
+    if passed:
+        return
     graph = check_structure(data)
     for what, ports, stated in (("inputs", graph.inputs, spec.inputs), ("outputs", graph.outputs, spec.outputs)):
         _compare(f"{what} of graph {spec.path}", ports, stated)
-    if not leaves:
-        return
+    if leaves:
+        _check_outputs(graph, spec.path)
+    passed.append(True)
+
+
+def _check_outputs(graph: Graph, path: str) -> None:
     grown = [port.name for port in graph.outputs if any(isinstance(size, str) or size < 0 for size in port.shape)]
     if grown:
-        raise _unsafe(f"output {grown[0]!r} of graph {spec.path} grows with the batch")
+        raise _unsafe(f"output {grown[0]!r} of graph {path} grows with the batch")
     bare = bare_outputs(graph, (port.name for port in graph.inputs if is_batch(port.name)))
     if bare:
-        raise _unsafe(f"output {bare[0]!r} of graph {spec.path} carries the batch itself")
+        raise _unsafe(f"output {bare[0]!r} of graph {path} carries the batch itself")
 
 
 def check_structure(data: memoryview) -> Graph:

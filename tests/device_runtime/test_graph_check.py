@@ -238,6 +238,21 @@ def test_the_manifest_says_exactly_what_goes_in_and_out() -> None:
         check_graph(data + b"\x08\x09", [spec])
 
 
+def test_what_has_passed_is_hashed_again_but_not_read_again(monkeypatch) -> None:
+    """The same file opens quickly in the next round; what passed for the board alone has not passed for an update."""
+    data, evil = small().SerializeToString(), thief()
+    spec, stolen = spec_of(small(), data), spec_of(evil, evil.SerializeToString())
+    check_graph(data, [spec])
+    check_graph(evil.SerializeToString(), [stolen], leaves=False)
+    for _ in range(2):
+        with pytest.raises(RefusedError, match="carries the batch"):
+            check_graph(evil.SerializeToString(), [stolen])
+    monkeypatch.delattr("fleet_protocol.graphs.check.check_structure")
+    check_graph(data, [spec])
+    with pytest.raises(RefusedError, match="not in the manifest"):
+        check_graph(data + b" ", [spec])
+
+
 def test_a_session_is_made_only_of_a_checked_graph(tmp_path) -> None:
     """The device's own sessions look first; a file that is gone or empty is an error that says so."""
     tiny = write_tiny_set(tmp_path / "good")

@@ -60,13 +60,13 @@ class SwappingStep:
 
     def __init__(self, graph: Path, specs: Iterable[GraphSpec], tensors: StepTensors, *, threads: int = 1) -> None:
         runtime = load_runtime()
-        self._session = open_session(graph, specs, threads=threads)
+        self._session = open_session(graph, specs, threads=threads, as_written=True)
         self._inputs = {spec.name for spec in self._session.get_inputs()}
         shapes = {spec.name: spec.shape for spec in self._session.get_outputs()}
         self._scalars = {name: np.zeros(shapes[name], np.float32) for name in tensors.scalars}
         self._settings = {name: np.zeros((), np.float32) for name in tensors.settings if name in self._inputs}
         first = _zeros(tensors.moving)
-        second = {name: array if name in tensors.in_place else np.zeros_like(array) for name, array in first.items()}
+        second = _zeros(tensors.moving) | {name: first[name] for name in tensors.in_place}
         self._buffers: tuple[dict[str, Array], dict[str, Array]] = (first, second)
         self._fixed = _zeros({name: sized for name, sized in tensors.fixed.items() if name in self._inputs})
         self._given = {name: array for name, array in tensors.given.items() if name in self._inputs}
