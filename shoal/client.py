@@ -18,9 +18,11 @@ from pydantic import TypeAdapter
 
 from broker_server.rounds.advice import Advice
 from broker_server.rounds.best import VersionView
+from broker_server.service.rollout import RolloutView
 from broker_server.store import EventRecord, queries
 from fleet_protocol.errors import ConfigError, StorageError, TransportError
 
+RolloutVerb = Literal["stop"]
 Verb = Literal["start", "stop", "abandon", "pause", "resume", "promote", "rollback", "release"]
 _Answer = TypeVar("_Answer")
 
@@ -94,6 +96,15 @@ class Client:
     def advice(self, run: str = "") -> list[Advice]:
         """What to do next, with the evidence."""
         return self.ask(list[Advice], self._of(run, "/advice"))
+
+    def rollouts(self) -> list[RolloutView]:
+        """The release on its way to the boards, and those before it, newest first."""
+        return self.ask(list[RolloutView], "/rollout")
+
+    def act_on_rollout(self, verb: RolloutVerb) -> None:
+        """Steer the newest rollout; for operators."""
+        with self._opened("POST", f"/rollout/actions/{verb}", {}):
+            pass
 
     def act(self, verb: Verb, run: str = "", **which: str | int) -> str:
         """Steer a run, begin another like it, choose a `version`, free a `device`, and say the run; for operators."""

@@ -9,13 +9,16 @@ import math
 import shutil
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from pydantic import ValidationError
 
 from broker_server.rounds.fleet import Fleet
 from broker_server.service.authority import changing, sign_release
 from broker_server.service.blob_service import BlobService
+from broker_server.store import Store
 from fleet_protocol.blob_store import BlobStore, write_atomically
 from fleet_protocol.blobs import DEFAULT_CHUNK_BYTES, blob_ref
 from fleet_protocol.digests import blob_digest
@@ -37,6 +40,8 @@ class Rollout(FrozenModel):
         most_failed: share of the boards asked that may fail; with more it stops.
         asked: when each board was asked, seconds since 1970.
         stopped: why nobody is asked any more; empty while it goes on.
+        told: what boards asked said last of this release, which they forget with the next.
+        ended: when another took its place, seconds since 1970; 0 while none has.
     """
 
     release: Release
@@ -46,32 +51,86 @@ class Rollout(FrozenModel):
     most_failed: float
     asked: Mapping[str, float] = {}
     stopped: str = ""
+    told: Mapping[str, str] = {}
+    ended: float = 0.0
+
+    @property
+    def state(self) -> str:
+        """``going``, ``stopped``, or ``replaced`` by another."""
+        return "replaced" if self.ended else "stopped" if self.stopped else "going"
+
+    def _heard(self, records: Mapping[str, str]) -> Mapping[str, str]:
+        own = str(self.release.number)
+        new = {name: line for name, line in records.items() if name in self.asked and line.split(" ")[1] == own}
+        return {**self.told, **new}
 
     def outcomes(self, records: Mapping[str, str], now: float) -> dict[str, str]:
         """What became of each board asked, by what boards told last: ``running``, ``failed: why``, or how far it is."""
-        found = {}
+        found, told, now = {}, self._heard(records), self.ended or now
         for name, asked in self.asked.items():
-            phase, number, *why = records.get(name, "asked 0").split(" ", 4)
-            phase = phase if number == str(self.release.number) else "asked"
+            phase, *why = told.get(name, "asked").split(" ", 4)
             late = phase != "running" and now > asked + self.within_seconds
             found[name] = f"failed: {why[-1]}" if phase == "failed" else "failed: not back in time" if late else phase
         return found
 
     def advanced(self, records: Mapping[str, str], online: Collection[str], now: float) -> "Rollout":
         """The same a moment later: stopped, or with the boards of its next stage asked."""
-        states = self.outcomes(records, now)
+        states, told = self.outcomes(records, now), self._heard(records)
         failed = [f"{name} {said}" for name, said in states.items() if said.startswith("failed")]
         if self.stopped or len(failed) > self.most_failed * len(states):
-            return self.model_copy(
-                update={"stopped": self.stopped or f"{len(failed)} of {len(states)} boards: {failed[0]}"}
-            )
+            why = self.stopped or f"{len(failed)} of {len(states)} boards: {failed[0]}"
+            return self.model_copy(update={"stopped": why, "told": told})
         if len(failed) + [*states.values()].count("running") < len(states):
-            return self
+            return self.model_copy(update={"told": told})
         there = {blob_digest(f"{self.signed}{name}".encode()): name for name in {*online} & records.keys() - states}
         aims = [math.ceil(share * len(records)) - len(states) for share in self.stages]
         more = next((aim for aim in aims if aim > 0), 0)
         asked = dict.fromkeys([there[digest] for digest in sorted(there)][:more], now)
-        return self.model_copy(update={"asked": {**self.asked, **asked}})
+        return self.model_copy(update={"asked": {**self.asked, **asked}, "told": told})
+
+
+# What an operator does with a rollout: the states in which he can, and what changes.
+VERBS: Mapping[str, tuple[Collection[str], Mapping[str, str]]] = MappingProxyType({
+    "stop": (("going",), {"stopped": "the operator stopped it"}),
+})  # fmt: skip
+
+
+@dataclass(frozen=True)
+class RolloutView:
+    """A rollout, its state, and the `VERBS` that can be done now.
+
+    Attributes:
+        boards: what became of each board, ``not asked`` or as of `Rollout.outcomes`; once replaced, of those asked.
+        versions: of Shoal, as boards said last.
+    """
+
+    rollout: Rollout
+    state: str
+    verbs: tuple[str, ...]
+    boards: Mapping[str, str]
+    versions: Mapping[str, str]
+
+
+def view_of(rollout: Rollout, store: Store) -> RolloutView:
+    """How far a rollout is, by what the devices of a store said last."""
+    known = {device.id: device.profile for device in store.devices(rollout.release.fleet) if device.profile is not None}
+    records = {name: profile.release for name, profile in known.items() if profile.release}
+    boards = dict.fromkeys(() if rollout.ended else records, "not asked") | rollout.outcomes(records, time.time())
+    verbs = tuple(verb for verb, (states, _) in VERBS.items() if rollout.state in states)
+    versions = {name: profile.runtime_version for name, profile in known.items() if name in boards}
+    return RolloutView(rollout, rollout.state, verbs, boards, versions)
+
+
+def rollouts(store: Store) -> list[RolloutView]:
+    """Those of the fleet in whose folder a store lies, the newest first; a StorageError where one is damaged."""
+    folder = store.folder.resolve().parent
+    past = sorted((folder / "rollouts").glob("*.json"), reverse=True)  # numbers are times, of ten digits
+    try:
+        found = [Rollout.model_validate_json(path.read_bytes()) for path in (*folder.glob("rollout.json"), *past)]
+    except (OSError, ValidationError) as error:
+        text = f"a rollout in {folder} is damaged; remove its rollouts folder, or begin anew with `shoal rollout start`"
+        raise StorageError(text) from error
+    return [view_of(rollout, store) for rollout in found]
 
 
 def read_rollout(folder: Path) -> Rollout:
@@ -90,16 +149,32 @@ def keep_rollout(folder: Path, change: Callable[[], Rollout]) -> Rollout:
         return new
 
 
+def steer_rollout(folder: Path, verb: str) -> Rollout:
+    """Do one of `VERBS` with the newest; a ConfigError where its state forbids it, else errors as of `keep_rollout`."""
+
+    def change() -> Rollout:
+        old, (states, changes) = read_rollout(folder), VERBS[verb]
+        if old.state not in states:
+            raise ConfigError(f"release {old.release.number} has stopped: {old.stopped}; nothing is left to {verb}")
+        return old.model_copy(update=changes)
+
+    return keep_rollout(folder, change)
+
+
 def begin(folder: Path, builds: Mapping[str, bytes], days: int, **how: object) -> Rollout:
     """Sign a release of some builds, by kind of board, and roll it out; errors as of `keep_rollout`.
 
     Boards take it for so many days, 0 for ever; the rest is of `Rollout`.
     """
-    refs, before = {kind: blob_ref(data) for kind, data in builds.items()}, 0
+    refs, old = {kind: blob_ref(data) for kind, data in builds.items()}, None
     with contextlib.suppress(ConfigError):
-        before = read_rollout(folder).release.number
-    release, signed = sign_release(folder, refs, days, before)
+        old = read_rollout(folder)
+    release, signed = sign_release(folder, refs, days, old.release.number if old else 0)
     rollout = Rollout.model_validate({"release": release, "signed": signed, **how})
+    if old is not None:
+        (folder / "rollouts").mkdir(exist_ok=True)
+        over = old.model_copy(update={"ended": time.time()})
+        write_atomically(folder / "rollouts" / f"{old.release.number}.json", over.to_bytes())
     shutil.rmtree(folder / "releases", ignore_errors=True)  # the files of the one before
     store = BlobStore(folder / "releases")
     for data in builds.values():

@@ -1,19 +1,20 @@
 """What an operator does on the page: the verbs of the command line, each with a line in the log that says who asked."""
 
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, HTTPException, Query, Request
 
 from broker_server.rounds.quarantine import release
+from broker_server.service.rollout import read_rollout, steer_rollout
 from broker_server.settings.fleet import FleetConfig
 from broker_server.store import Store, choosing, queries
 from broker_server.store.export import load_version
 from fleet_protocol.errors import ConfigError, ShoalError, StorageError, TransportError
 from fleet_protocol.requests import Wanted
-from shoal.client import Verb
+from shoal.client import RolloutVerb, Verb
 
 Steer = Callable[[FleetConfig, Wanted, str], str]
 _CODES: dict[int | str, dict[str, Any]] = {
@@ -53,10 +54,8 @@ def acting(store: Path, steer: Steer | None) -> APIRouter:
         with closing(Store(store)) as opened:
             record = queries.find_run(opened, run)
             named, asked = record.id, f"{verb} {device or ''}{'' if version is None else version}".strip()
-            who = request.client.host if request.client else "somebody"
-            opened.log("asked", f"{asked}, on the page, from {who}", run=record.id, device=device)
-            opened.flush()
-            try:
+            _note(opened, request, asked, run=record.id, device=device)
+            with _answered():
                 if verb == "release":
                     release(opened, record.id, device or "")
                 elif verb in {"promote", "rollback"}:
@@ -69,9 +68,32 @@ def acting(store: Path, steer: Steer | None) -> APIRouter:
                 else:
                     wish = cast("Wanted", "go" if verb == "resume" else verb)
                     named = steer(FleetConfig.model_validate_json(record.config), wish, record.id)
-            except ShoalError as error:
-                away = isinstance(error, (StorageError, TransportError))
-                raise HTTPException(503 if away else 409, str(error)) from error
         return {"done": asked, "run": named}
 
+    @api.post("/rollout/actions/{verb}", summary="Steer the newest rollout.", responses=_CODES)
+    def _act_on_rollout(request: Request, verb: RolloutVerb) -> dict[str, str]:
+        Store(store, read_only=True).close()
+        with closing(Store(store)) as opened, _answered():
+            asked = f"{verb} the rollout of release {read_rollout(store.resolve().parent).release.number}"
+            _note(opened, request, asked)
+            steer_rollout(store.resolve().parent, verb)
+        return {"done": asked}
+
     return api
+
+
+def _note(opened: Store, request: Request, asked: str, **of: str | None) -> None:
+    """Say in the log who asked for something, before it is done."""
+    who = request.client.host if request.client else "somebody"
+    opened.log("asked", f"{asked}, on the page, from {who}", run=of.get("run"), device=of.get("device"))
+    opened.flush()
+
+
+@contextmanager
+def _answered() -> Iterator[None]:
+    """Refusals as answers."""
+    try:
+        yield
+    except ShoalError as error:
+        away = isinstance(error, (StorageError, TransportError))
+        raise HTTPException(503 if away else 409, str(error)) from error

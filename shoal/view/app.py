@@ -24,6 +24,7 @@ from broker_server.rounds.best import VersionView, versions
 from broker_server.rounds.coverage import Coverage, coverage
 from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.tier_version import stored_context
+from broker_server.service.rollout import RolloutView, rollouts
 from broker_server.store import EventRecord, Store, TaskRecord, queries
 from broker_server.store.explaining import DeviceInRound, explain_round
 from broker_server.store.following import LOOK_SECONDS, stamp
@@ -32,6 +33,7 @@ from fleet_protocol.manifest import Manifest
 from shoal.view.access import guarded
 from shoal.view.actions import Steer, acting
 from shoal.view.metrics import StoreMetrics
+from shoal.view.tables import tables
 
 _FOLLOWED = 10_000  # lines that may come between two looks at the store
 
@@ -133,6 +135,14 @@ def _api(store: Path) -> APIRouter:
         leave = {"parameters", "states", "graphs", "base", "statistics"}
         found = [item.manifest for item in context(run).artifacts.tiers.values()]
         return JSONResponse([item.model_dump(mode="json", exclude=leave) for item in found])
+
+    @get("/rollout", list[RolloutView], "The release on its way to the boards, and those before it, newest first.")
+    def _rollout() -> JSONResponse:
+        return look(rollouts)
+
+    @get("/tables", dict[str, list[dict[str, str]]], "The tables of `shoal reproduce` among whose runs the store lies.")
+    def _tables() -> JSONResponse:
+        return JSONResponse(tables(store))
 
     @get("/compare/{one}/{other}", queries.Comparison, "Two runs side by side.")
     def _compare(one: str, other: str) -> JSONResponse:

@@ -1,13 +1,18 @@
 """Rollouts as a rule of values: who is asked when, when it stops, and what a folder keeps."""
 
+import time
+from contextlib import closing
+
 import pytest
 
 from broker_server.service.authority import Founding, found_fleet
-from broker_server.service.rollout import Rollout, begin, keep_rollout, read_rollout
+from broker_server.service.rollout import Rollout, begin, read_rollout, rollouts, steer_rollout, view_of
+from broker_server.store import Store
 from fleet_protocol.blobs import blob_ref
-from fleet_protocol.errors import ConfigError
+from fleet_protocol.errors import ConfigError, StorageError
 from fleet_protocol.identity.release import Release, kind_of
-from fleet_protocol.messages import Profile
+from fleet_protocol.messages import DeviceProfile, Profile
+from tests.broker_server.peer import profile
 
 RELEASE = Release(fleet="lab", number=7, builds={kind_of(): blob_ref(b"a runtime")})
 NAMES = [f"pi-{number}" for number in range(20)]
@@ -62,7 +67,8 @@ def test_it_stops_where_more_fail_than_may(record, later, said):
     stopped = first.advanced(records | {name: record}, records, later)
     assert stopped.stopped == said.replace("NAME", name)
     if said:
-        assert stopped.advanced(records | {name: "running 7 0 0"}, records, later) == stopped
+        late = stopped.advanced(records | {name: "running 7 0 0"}, records, later)
+        assert (late.stopped, late.asked) == (stopped.stopped, stopped.asked)
 
 
 def test_some_may_fail():
@@ -71,6 +77,25 @@ def test_some_may_fail():
     whole = rollout(stages=(1.0,), asked=dict.fromkeys(NAMES, 0.0))
     assert not whole.advanced(records, records, 1.0).stopped
     assert whole.advanced(records | {NAMES[2]: "failed 7 0 0 x"}, records, 1.0).stopped.startswith("3 of 20 boards")
+
+
+def test_what_became_of_boards_stays_when_they_take_the_next_release(tmp_path):
+    """They forget the one before; who had not come back by then, and was not late, is still on the way."""
+    records = dict.fromkeys(NAMES[:4], "running 0 0 0")
+    asked = rollout(stages=(1.0,), most_failed=1.0).advanced(records, records, time.time())
+    records |= {NAMES[0]: "running 7 0 0", NAMES[1]: "failed 7 0 0 no numpy"}
+    over = asked.advanced(records, records, time.time()).model_copy(update={"ended": time.time()})
+    with closing(Store(tmp_path / "store")) as store:
+        for name, record in zip(NAMES[1:6], ["running 8 7 0"] * 3 + ["trial 7 0 1"] * 2, strict=True):
+            store.see_device(DeviceProfile(fleet="lab", device=name, profile=profile(release=record)))
+        view, going = view_of(over, store), view_of(asked, store)
+        assert (view.state, view.verbs, view.versions) == ("replaced", (), dict.fromkeys(NAMES[1:4], "0"))
+        assert view.boards == {"pi-0": "running", "pi-1": "failed: no numpy", "pi-2": "asked", "pi-3": "asked"}
+        assert (going.state, going.verbs) == ("going", ("stop",))
+        assert [going.boards[name] for name in NAMES[1:6]] == ["asked"] * 3 + ["not asked"] * 2
+        assert rollouts(store) == []
+    late = over.model_copy(update={"ended": time.time() + 101.0})
+    assert late.outcomes({}, 0.0)["pi-2"] == "failed: not back in time"
 
 
 def test_a_folder_keeps_the_newest_with_its_files(tmp_path):
@@ -82,14 +107,23 @@ def test_a_folder_keeps_the_newest_with_its_files(tmp_path):
     how = {"stages": (1.0,), "within_seconds": 60.0, "most_failed": 0.0}
     first = begin(folder, {"a": b"one", "b": b"two"}, 90, **how)
     second = begin(folder, {"a": b"three"}, 90, **how)
+    with closing(Store(folder / "store")) as store:
+        kept = [view.rollout for view in rollouts(store)]
+        assert [found.model_copy(update={"ended": 0.0}) for found in kept] == [second, first]
+        (folder / "rollouts" / "1.json").write_text("{}")
+        with pytest.raises(StorageError, match="remove its rollouts folder"):
+            rollouts(store)
     assert second.release.number > first.release.number > 1_700_000_000
     assert read_rollout(folder) == second
     assert len(list((folder / "releases/objects").glob("*/*"))) == 1
-    keep_rollout(folder, lambda: second.model_copy(update={"stopped": "so"}))
+    stopped = steer_rollout(folder, "stop")
+    assert read_rollout(folder) == stopped == second.model_copy(update={"stopped": "the operator stopped it"})
+    with pytest.raises(ConfigError, match="the operator stopped it; nothing is left to stop"):
+        steer_rollout(folder, "stop")
     (folder / "operator.pem").unlink()
     with pytest.raises(ConfigError, match="operator's key"):
         begin(folder, {"a": b"four"}, 90, **how)
-    assert read_rollout(folder).stopped == "so"
+    assert read_rollout(folder) == stopped
     assert len(list((folder / "releases/objects").glob("*/*"))) == 1
 
 

@@ -17,6 +17,7 @@ from broker_server.rounds.advice import advice
 from broker_server.rounds.best import versions
 from broker_server.rounds.coverage import Coverage, coverage
 from broker_server.rounds.tier_version import stored_context
+from broker_server.service.rollout import rollouts
 from broker_server.settings.fleet import ViewConfig
 from broker_server.store import EventRecord, Store, TaskRecord, queries
 from broker_server.store.explaining import DeviceInRound, explain_round
@@ -57,6 +58,7 @@ def test_every_answer_is_what_the_store_holds(store, address):
         asked = client.ask(list[TaskRecord], f"/runs/{RUN}/devices/pi-0000")
         assert asked == opened.tasks_of(RUN, "pi-0000") != []
         assert client.versions() == versions(opened, RUN)
+        assert client.rollouts() == rollouts(opened) != []
         assert client.advice() == advice(opened, RUN)
         asked = client.ask(Coverage, f"/runs/{RUN}/coverage", last=2, tier=TIERS[1])
         assert asked == coverage(opened, context, upto=2, tier=TIERS[1])
@@ -71,6 +73,8 @@ def test_what_is_refused_is_an_error_with_the_words_of_the_server(address, tmp_p
         Client(address).rounds("nothing")
     with pytest.raises(ConfigError, match="this needs the operator's token"):
         Client(address).act("pause")
+    with pytest.raises(ConfigError, match="this needs the operator's token"):
+        Client(address).act_on_rollout("stop")
     with pytest.raises(ConfigError, match="give one as http://"):
         Client("localhost:8420")
     Store(tmp_path / "store").close()

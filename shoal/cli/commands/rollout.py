@@ -1,14 +1,13 @@
 """Bring a new runtime to the boards of a fleet over the air: to a few first, and back where it fails."""
 
-import time
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from shoal.cli.common import DEFAULT_STORE, StoreFolder
-from shoal.cli.console import print_rows, say
+from shoal.cli.common import DEFAULT_STORE, AsJson, StoreFolder
+from shoal.cli.console import print_json, print_rows, say
 from shoal.cli.extras import needs
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
@@ -41,23 +40,24 @@ def _start(
 def _stop(folder: Folder = Path()) -> None:
     """Ask no more boards; those that run the release stay with it."""
     with needs("server"):
-        from broker_server.service.rollout import keep_rollout, read_rollout
+        from broker_server.service.rollout import steer_rollout
 
-    keep_rollout(folder, lambda: read_rollout(folder).model_copy(update={"stopped": "the operator stopped it"}))
+    say(f"release {steer_rollout(folder, 'stop').release.number} goes to no more boards")
 
 
 @app.command("show")
-def _show(folder: Folder = Path(), store: StoreFolder = DEFAULT_STORE) -> None:
+def _show(folder: Folder = Path(), store: StoreFolder = DEFAULT_STORE, as_json: AsJson = False) -> None:
     """How far the newest rollout is, and what became of each board."""
     with needs("server"):
-        from broker_server.service.rollout import read_rollout
-        from broker_server.store import Store
+        from broker_server.service.rollout import read_rollout, view_of
+        from broker_server.store import Store, queries
 
     rollout = read_rollout(folder)
     with closing(Store(store, read_only=True)) as opened:
-        known = {device.id: device.profile for device in opened.devices(rollout.release.fleet)}
-    records = {name: profile.release for name, profile in known.items() if profile and profile.release}
-    states = dict.fromkeys(records, "not asked") | rollout.outcomes(records, time.time())
-    rows = [{"device": name, "release": said} for name, said in states.items()]
+        view = view_of(rollout, opened)
+    if as_json:
+        print_json(queries.plain(view))
+        return
+    rows = [{"device": n, "version": view.versions.get(n, "-"), "release": said} for n, said in view.boards.items()]
     print_rows(f"release {rollout.release.number}", rows, empty="no board takes releases")
-    say(f"stopped: {rollout.stopped}" if rollout.stopped else f"{len(rollout.asked)} of {len(records)} asked")
+    say(f"stopped: {rollout.stopped}" if rollout.stopped else f"{len(rollout.asked)} of {len(view.boards)} asked")

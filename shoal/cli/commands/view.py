@@ -10,7 +10,7 @@ from shoal.cli.extras import needs
 
 
 def _view(
-    store: Annotated[Path, typer.Argument(help="Folder of the store.")] = DEFAULT_STORE,
+    store: Annotated[Path, typer.Argument(help="Folder of a store, or of results of `reproduce`.")] = DEFAULT_STORE,
     host: Annotated[str, typer.Option(help="Address to listen on; beyond loopback a token is needed.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8420,
     token_file: Annotated[Path | None, typer.Option(help="Ask for the token in this file; it is made.")] = None,
@@ -20,6 +20,7 @@ def _view(
 ) -> None:
     with needs("view"):
         from shoal.view.serving import serving
+        from shoal.view.tables import store_of
 
     import threading
 
@@ -28,6 +29,7 @@ def _view(
     from broker_server.store import Store
     from shoal.cli.console import error_console
 
+    store = store_of(store)
     Store(store, read_only=True).close()  # a store that cannot be read is said here, not in the page
     done = threading.Event()
     with (

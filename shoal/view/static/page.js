@@ -4,7 +4,8 @@
 const CHUNK = 100; // rounds that are asked for at once
 const SHOWN = 100; // rows of a table, until all are wanted
 const SHARE = 20; // of the time, the server answers this page in one part of so many
-const VIEWS = { fleet: "Fleet", run: "Run", coverage: "Coverage", models: "Models", methods: "Methods", artifacts: "Artifacts" };
+const VIEWS = { fleet: "Fleet", run: "Run", coverage: "Coverage", models: "Models", methods: "Methods", artifacts: "Artifacts", rollouts: "Rollouts" };
+const ALONE = ["fleet", "methods", "rollouts"]; // views that need no run
 const LOWER = ["loss", "mae", "rmse", "perplexity"];
 const state = { rounds: new Map(), charts: new Map(), all: new Set(), filter: "", of: null, files: new Map(), ended: new Map(), drawn: new Set() };
 const at = (id) => document.getElementById(id);
@@ -153,10 +154,10 @@ const exporting = (version) => `shoal export-weights --store ${state.status.run.
 
 const acts = () => Boolean(state.access?.acts);
 
-function verb(name, text, question, more = {}) {
+function verb(name, text, question, more = {}, path = of(`/actions/${name}`)) {
   return el("button", { type: "button", onclick: async () => {
     if (!confirm(question)) return;
-    const answer = await fetch(`api/v1/${of(`/actions/${name}`)}?${new URLSearchParams(more)}`, { method: "POST" }).catch(() => null);
+    const answer = await fetch(`api/v1/${path}?${new URLSearchParams(more)}`, { method: "POST" }).catch(() => null);
     const found = (await answer?.json().catch(() => null)) ?? { detail: "the server does not answer" };
     at("said").className = answer?.ok ? "good" : "error";
     at("said").textContent = answer?.ok ? `Done: ${found.done}.` : `Not done: ${found.detail}`;
@@ -333,7 +334,7 @@ function models() {
 
 const MOST_SIDES = 6, MOST_BYTES = 30e6;
 const over = (id) => state.runs.find((view) => view.run.id === id)?.run.ended_at;
-const sides = () => [...new Set([state.status.run.id, ...(place().with ?? "").split(",")])].filter((id) => state.runs.some((view) => view.run.id === id)).slice(0, MOST_SIDES);
+const sides = () => [...new Set([state.status.run?.id, ...(place().with ?? "").split(",")])].filter((id) => state.runs.some((view) => view.run.id === id)).slice(0, MOST_SIDES);
 const READ = { accuracy: (view) => view.round.evaluation?.accuracy, loss: (view) => view.round.evaluation?.loss, "mean on devices": (view) => view.device_accuracy };
 const TOOK = { round: null, "bytes so far": (view) => view.sent_bytes + view.received_bytes, "seconds so far": (view) => view.seconds ?? 0 };
 
@@ -353,13 +354,15 @@ function separated(text) {
   return rows.map((cells) => Object.fromEntries(head.map((name, at) => [name, cells[at] ?? ""])));
 }
 
+const ours = (rows) => rows.length && rows.every((row) => row.arm && row.figure && Number.isFinite(+row.best));
+
 async function openFiles(list) {
   for (const file of list) {
     try {
       if (file.size > MOST_BYTES) throw new Error(`it has ${size(file.size)}, more than ${size(MOST_BYTES)}`);
       const text = await file.text(), found = text.trimStart().startsWith("[") ? JSON.parse(text) : separated(text);
       if (found.length && found.every((view) => Number.isInteger(view.round?.number))) state.files.set(file.name, { curve: found });
-      else if (found.length && found.every((row) => row.arm && row.figure && Number.isFinite(+row.best))) state.files.set(file.name, { table: found });
+      else if (ours(found)) state.files.set(file.name, { table: found });
       else throw new Error("it holds neither the rounds of a run nor a table");
       at("said").textContent = "";
     } catch (error) { at("said").className = "error"; at("said").textContent = `${file.name} is not shown: ${error.message}. Open what shoal rounds --json printed, or the .csv of shoal reproduce.`; }
@@ -378,16 +381,18 @@ function arms(name, rows) {
 function methods() {
   const { runs, files } = state, { of: which, over } = place(), of = READ[which] ? which : "accuracy", across = over in TOOK ? over : "round", chosen = sides();
   const view = (id) => runs.find((found) => found.run.id === id), curves = [...(state.detail.curves ?? []), ...[...files].filter(([, file]) => file.curve).map(([name, file]) => [name, file.curve])];
-  const told = [...files].flatMap(([name, file]) => (file.table ? arms(name, file.table) : [])), drawn = told.filter((arm) => state.drawn.has(arm.key));
+  const given = Object.entries(state.detail.tables).filter(([, rows]) => ours(rows)).map(([name, table]) => [name, { table }]);
+  const told = [...given, ...files].flatMap(([name, file]) => (file.table ? arms(name, file.table) : [])), drawn = told.filter((arm) => state.drawn.has(arm.key));
   const titled = (id) => (view(id) ? `${view(id).strategy} ${id}` : id), pick = (id, text, given, now) => el("label", {}, `${text} `, el("select", { id, onchange: (event) => go({ [id]: event.target.value }) }, Object.keys(given).map((name) => el("option", { value: name, selected: name === now }, name))));
   part("choose", "", [runs.map((found) => [found.run.id, found.run.status]), chosen, [...files.keys()], of, across], () => [
-    el("p", { class: "note" }, ...sentence("Runs of this store on one chart. Beside them what you open here, which stays in this browser: rounds of another store (`shoal rounds --json`), and tables of `shoal reproduce` (`.csv`) with the published values.")),
-    el("fieldset", { class: "row" }, el("legend", {}, `Runs, ${MOST_SIDES} at most`), runs.map((found) => { const { id } = found.run; return el("label", {}, el("input", { type: "checkbox", id: `side-${id}`, checked: chosen.includes(id), disabled: id === chosen[0] || (chosen.length >= MOST_SIDES && !chosen.includes(id)),
+    el("p", { class: "note" }, ...sentence("Runs of this store on one chart. Beside them the tables that lie around it, and what you open here, which stays in this browser: rounds of another store (`shoal rounds --json`), and tables of `shoal reproduce` (`.csv`) with the published values.")),
+    !runs.length ? "" : el("fieldset", { class: "row" }, el("legend", {}, `Runs, ${MOST_SIDES} at most`), runs.map((found) => { const { id } = found.run; return el("label", {}, el("input", { type: "checkbox", id: `side-${id}`, checked: chosen.includes(id), disabled: id === chosen[0] || (chosen.length >= MOST_SIDES && !chosen.includes(id)),
       onchange: (event) => go({ with: event.target.checked ? [...chosen.slice(1), id] : chosen.slice(1).filter((other) => other !== id) }) }), ` ${titled(id)}, ${found.run.status}`); })),
     el("p", { class: "row" }, pick("of", "Show", READ, of), pick("over", "over", TOOK, across), el("label", {}, "Open ", el("input", { type: "file", id: "files", multiple: true, accept: ".csv,.json", onchange: (event) => openFiles([...event.target.files]) })),
       ...[...files.keys()].map((name) => el("button", { type: "button", onclick: () => { files.delete(name); draw(); } }, `Close ${name}`)))]);
   const lines = curves.map(([id, rounds]) => { let sum = 0; return [titled(id), new Map(rounds.map((one) => [TOOK[across] ? (sum += TOOK[across](one)) : one.round.number, READ[of](one) ?? null]))]; });
   const x = [...new Set(lines.flatMap(([, points]) => [...points.keys()]))].sort((a, b) => a - b), flat = (value) => x.map(() => value / 100);
+  if (!x.length && drawn.length) x.push(0, 1);
   part("sides", "Side by side", 1, () => el("div", { class: "charts one" }));
   const made = chart("sides-chart", `${capital(of)} over ${across === "round" ? "rounds" : across}`, x, [...lines.map(([name, points]) => [name, x.map((key) => points.get(key) ?? null)]),
     ...(of === "accuracy" ? drawn.flatMap((arm) => [[`${arm.arm}, here`, flat(arm.mean), true], ...(arm.published === null ? [] : [[`${arm.arm}, published`, flat(arm.published), true]])]) : [])], undefined, across);
@@ -423,11 +428,42 @@ function artifacts() {
   ], found));
 }
 
+// ---- releases on their way to the boards
+
+const STEERS = { stop: ["Stop", "Ask no more boards? Those that run the release stay with it."] }; // verbs of a rollout
+
+function rollouts() {
+  const [newest, ...past] = state.detail.rollouts;
+  if (!newest) return part("none", "", 1, () => el("p", { class: "note" }, sentence("No release yet. `shoal rollout start` begins one.")));
+  const counts = ({ rollout, boards }) => { const of = (found) => Object.values(boards).filter(found).length, failed = of((outcome) => outcome.startsWith("failed")), running = of((outcome) => outcome === "running"), asked = Object.keys(rollout.asked).length; return { asked, running, failed, under: asked - running - failed }; };
+  const listed = (view) => Object.entries(view.boards).map(([id, outcome]) => ({ id, outcome, version: view.versions[id] ?? "-" })).sort((a, b) => rank(a) - rank(b) || (a.id < b.id ? -1 : 1));
+  const rank = ({ outcome }) => (outcome.startsWith("failed") ? 0 : outcome === "not asked" ? 3 : outcome === "running" ? 2 : 1);
+  const { rollout, verbs } = newest, boards = listed(newest), told = counts(newest), percent = (share) => `${+(100 * share).toPrecision(3)} %`;
+  const tone = (outcome) => (outcome === "running" ? "good" : outcome.startsWith("failed") ? "bad" : ""), named = (name) => (state.status.run ? link({ view: "device", device: name }, name) : name);
+  part("release", `Release ${rollout.release.number}`, [newest, acts()], () => [
+    acts() && verbs.length ? el("p", { class: "row" }, verbs.filter((name) => STEERS[name]).map((name) => verb(name, ...STEERS[name], {}, `rollout/actions/${name}`))) : "",
+    tiles({ "it is": newest.state, asked: `${told.asked} of ${boards.length}`, running: told.running, "on their way": told.under, failed: told.failed, "for boards": Object.keys(rollout.release.builds).join(", ") }),
+    rollout.stopped ? el("p", { class: "row error" }, `Stopped: ${rollout.stopped}.`) : ""],
+    `It stops by itself where more than ${percent(rollout.most_failed)} of the boards asked fail; a board that is not back within ${seconds(rollout.within_seconds)} has failed.`);
+  const aims = rollout.stages.map((share) => Math.ceil(share * boards.length)), current = aims.findIndex((aim) => told.asked <= aim);
+  part("stages", "Stages", [rollout.stages, aims, told, newest.state], () => table("stages", "Each begins when all boards that were asked before have ended", [
+    ["stage", ([, at]) => String(at + 1)], ["share", ([share]) => percent(share), "n"], ["boards in all", ([, at]) => aims[at], "n"],
+    ["it is", ([, at]) => (told.asked > aims[at] || (told.asked === aims[at] && !told.under) ? "over" : newest.state !== "going" ? "not reached" : told.asked && at === current ? "going" : "waits")],
+  ], rollout.stages.map((share, at) => [share, at])));
+  part("boards", "Boards", [boards, rollout.asked, state.all.has("boards")], () => table("boards", "Every board that takes releases, those that failed first", [
+    ["board", (board) => named(board.id)], ["release", (board) => el("span", { class: tone(board.outcome) }, board.outcome.split(":")[0])], ["why", (board) => board.outcome.split(": ").slice(1).join(": ") || "-", "long"], ["asked", (board) => clock(rollout.asked[board.id]), "id"], ["Shoal", (board) => board.version],
+  ], boards, true));
+  part("past", "Releases before", [past, state.all.has("past")], () => table("past", "Newest first, as they were when another took their place", [
+    ["release", (view) => String(view.rollout.release.number), "id"], ["asked", (view) => counts(view).asked, "n"], ["running", (view) => counts(view).running, "n"], ["failed", (view) => counts(view).failed, "n"], ["on their way", (view) => counts(view).under, "n"], ["stopped because", (view) => view.rollout.stopped || "-", "long"],
+    ["what failed", (view) => { const failed = listed(view).filter((board) => rank(board) === 0); return failed.length ? el("details", {}, el("summary", {}, `${failed.length} board${failed.length > 1 ? "s" : ""}`), el("ul", {}, failed.map((board) => el("li", {}, named(board.id), ` ${board.outcome}`)))) : "-"; }, "long"],
+  ], past, true));
+}
+
 // ---- where we are, and what is asked for
 
 const place = () => Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
 const go = (more) => { location.hash = new URLSearchParams({ ...place(), ...more }); };
-const DRAWN = { fleet, run, round, device, coverage: covered, models, methods, artifacts };
+const DRAWN = { fleet, run, round, device, coverage: covered, models, methods, artifacts, rollouts };
 
 async function api(path) {
   const answer = await fetch(`api/v1/${path}`, { headers: { Accept: "application/json" } });
@@ -442,10 +478,12 @@ async function detail() {
   const hash = location.hash, { view, device: name, round: which } = place();
   const query = (more) => new URLSearchParams(Object.entries(more).filter(([, value]) => value !== undefined && value !== ""));
   let found = {};
-  if (view === "round") found = { tasks: (await api(of(`/rounds?first=${+which}&last=${+which}`)))[0]?.tasks ?? [], explained: await api(of(`/rounds/${+which}`)) };
+  if (view === "rollouts") found = { rollouts: await api("rollout") };
+  else if (view === "methods") found = { tables: await api("tables"), curves: await Promise.all(sides().map(async (id) => [id, await curve(id)])) };
+  else if (!state.status.run) found = {};
+  else if (view === "round") found = { tasks: (await api(of(`/rounds?first=${+which}&last=${+which}`)))[0]?.tasks ?? [], explained: await api(of(`/rounds/${+which}`)) };
   else if (view === "device") found = { tasks: await api(of(`/devices/${encodeURIComponent(name)}`)) };
   else if (view === "artifacts") found = { artifacts: await api(of("/artifacts")) };
-  else if (view === "methods") found = { curves: await Promise.all(sides().map(async (id) => [id, await curve(id)])) };
   else if (view === "coverage") {
     const get = (more) => api(of(`/coverage?${query({ last: state.round, ...more })}`)), whole = await get({});
     const tiers = whole.tiers.length > 1 ? whole.tiers.slice(0, 6) : [];
@@ -461,7 +499,7 @@ async function read() {
   at("operator").hidden = acts() || !state.access.offered;
   if (state.of !== run?.id) { state.of = run?.id; state.rounds.clear(); state.devices = state.advice = null; state.round = undefined; state.log = await api(`log?last=200${run ? `&run=${encodeURIComponent(run.id)}` : ""}`); }
   if (!run) { state.devices = []; state.versions = []; return; }
-  if (state.devices && ["run", "round", "coverage", "methods", "artifacts"].includes(place().view)) return;
+  if (state.devices && ["run", "round", "coverage", "methods", "artifacts", "rollouts"].includes(place().view)) return;
   [state.devices, state.versions] = await Promise.all([api(of("/devices")), api(of("/versions"))]);
 }
 
@@ -483,7 +521,7 @@ async function fetchRounds() {
 function draw(again = false) {
   const began = performance.now(), here = place(), view = DRAWN[here.view] ? here.view : "fleet", run = state.status.run;
   if (state.login) return; // until somebody is in, or goes elsewhere
-  if (run && state.detailOf !== location.hash) return; // it is drawn when what it needs has come
+  if (state.detailOf !== location.hash) return; // it is drawn when what it needs has come
   const title = { round: `Round ${here.round}`, device: here.device }[view] ?? VIEWS[view];
   const key = `${view} ${here.device ?? ""} ${here.round ?? ""} ${run?.id}`;
   if (state.shown !== key || again === "fresh") { at("content").replaceChildren(); state.charts.forEach((known) => known.plot?.destroy()); state.charts.clear(); state.shown = key; }
@@ -494,7 +532,7 @@ function draw(again = false) {
     at("runs").shown = JSON.stringify([state.runs.map((found) => [found.run.id, found.run.status]), run?.id]);
     at("runs").replaceChildren(...state.runs.map((found) => el("option", { value: found.run.id, selected: found.run.id === run?.id }, `${found.run.id}, ${found.strategy}, ${found.run.status}`)));
   }
-  if (!run && view !== "fleet") part("none", "", 1, () => el("p", { class: "note" }, "No run yet."));
+  if (!run && !ALONE.includes(view)) part("none", "", 1, () => el("p", { class: "note" }, "No run yet."));
   else DRAWN[view]();
   at("main").dataset.shown = location.hash.slice(1);
   performance.measure("update", { start: began });
@@ -525,7 +563,7 @@ async function refresh() {
   const began = performance.now();
   try {
     await read();
-    if (state.status.run) await detail();
+    await detail();
     draw();
     if (state.status.run) await history();
   } catch (error) { failed(error); }
@@ -538,7 +576,7 @@ async function navigate() {
   try {
     if (place().run && place().run !== state.of) await read();
     state.playing = false; state.round = undefined;
-    if (state.status.run) await detail();
+    await detail();
     const before = state.shown;
     draw();
     if (state.shown !== before) at("main").focus({ preventScroll: true }); // else whoever chooses keeps his place

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from sqlalchemy import insert
 
+from broker_server.service.registry import Registry
+from broker_server.service.rollout import Rollout
 from broker_server.settings.fleet import FleetConfig
 from broker_server.store import DeviceRecord, LeftOut, RoundRecord, RunRecord, Store, TaskPhase, TaskRecord, schema
 from broker_server.store.machine import RoundEvent, RoundState
@@ -17,11 +19,13 @@ from broker_server.store.rows import to_row
 from broker_server.store.task_records import Screening, Timing
 from fleet_protocol.control import VersionEvaluation
 from fleet_protocol.errors import RefusalReason
+from fleet_protocol.identity.release import Release
 from fleet_protocol.messages import BlobRef, Evaluation, Measured, TaskMetrics
 from tests.broker_server.artifacts import ARCH, CLASSES, export_tiny
 from tests.broker_server.peer import profile
 
 RUN = "20260101-000000-abcd"
+RELEASED = ("running 8 0 0", "running 0 0 0", "failed 8 0 0 its self-test failed: no numpy", "trial 8 0 1")
 TIERS = ("w1.00-d1", "w0.50-d1")
 HOSTILE = "<img src=x onerror=alert(1)>"
 
@@ -53,7 +57,8 @@ def made(folder: Path, devices: int = 6, rounds: int = 4, asked: int = 4, *, hos
     )
     seen, records, tasks, versions = [], [], [], [version(0, None, now)]
     for number, name in enumerate(names):
-        said = profile(max_width=1.0 if tier_of(number) == TIERS[0] else 0.5, examples=20 + number)
+        width = 1.0 if tier_of(number) == TIERS[0] else 0.5
+        said = profile(max_width=width, examples=20 + number, release=RELEASED[number % 4])
         seen.append(DeviceRecord("lab", name, number % 5 != 4, "idle", said, now - 9000, now - 10))
     for number in range(1, rounds + 2):
         began, over = now - 60 * (rounds + 1 - number) - 30, number <= rounds
@@ -79,8 +84,23 @@ def made(folder: Path, devices: int = 6, rounds: int = 4, asked: int = 4, *, hos
             with store._begin() as connection:
                 connection.execute(insert(table), [to_row(row) for row in rows])
         store.log("round-started", f"{HOSTILE if hostile else 'devices'} asked", run=RUN, number=1, device=names[1])
+        roll_out(folder, names)
         store.count_refusal(RUN, names[0], RefusalReason.FORGED, "server", 2)
     return folder / "store"
+
+
+def roll_out(folder: Path, names: list[str]) -> None:
+    """Two releases of the fleet's folder: every second board was asked for the newest, all for the one before."""
+    Registry().write(folder)
+    fixed = {"signed": "00", "stages": (0.05, 0.5, 1.0), "within_seconds": 1e9, "most_failed": 0.3}
+    for number, path in ((1_767_000_000, folder / "rollouts" / "1767000000.json"), (8, folder / "rollout.json")):
+        path.parent.mkdir(exist_ok=True)
+        release = Release(fleet="lab", number=number, builds={"aarch64-3.11": ref("a runtime")})
+        asked = dict.fromkeys(names[:: 1 if number > 8 else 2], float(number))
+        told = {names[1]: f"failed {number} 0 0 {HOSTILE}"} if number > 8 else {}
+        ended, stopped = (number + 5.0, "the operator stopped it") if number > 8 else (0.0, "")
+        made = Rollout(release=release, asked=asked, told=told, ended=ended, stopped=stopped, **fixed)
+        path.write_text(made.model_dump_json())
 
 
 def evaluation(number: int, rounds: int) -> VersionEvaluation:

@@ -2,6 +2,7 @@
 
 import time
 from contextlib import closing
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ pytest.importorskip("fastapi")
 from fastapi.testclient import TestClient
 from sqlalchemy import insert
 
+from broker_server.service.rollout import VERBS, read_rollout
 from broker_server.settings.fleet import FleetConfig
 from broker_server.store import Store, TaskPhase, TaskRecord, VersionRecord, choosing, schema
 from broker_server.store.machine import RoundState
@@ -19,9 +21,10 @@ from broker_server.store.rows import to_row
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import TransportError
 from fleet_protocol.weights import encode_weights
+from shoal.client import RolloutVerb
 from shoal.view import access
 from shoal.view.app import make_app
-from tests.shoal.view.stores import HOSTILE, RUN, ref
+from tests.shoal.view.stores import HOSTILE, RUN, ref, roll_out
 
 READER, OPERATOR = "the token of whoever reads", "the token of whoever acts"
 HERE = "http://localhost"
@@ -135,6 +138,28 @@ def test_a_login_ends(store, monkeypatch):
     assert reader.post("/login", json={"token": READER}).status_code == 200
     assert reader.get("/api/v1/status").status_code == 200
     assert post(reader, "promote?version=0")[0] == 403
+
+
+def test_a_rollout_is_stopped_by_who_may(tmp_path):
+    """As the command does it, with a line in the log; not twice, and by nobody else; a verb is a row of one table."""
+    assert set(get_args(RolloutVerb)) == set(VERBS)
+    folder, store, path = tmp_path, tmp_path / "store", "/api/v1/rollout/actions/stop"
+    Store(store).close()
+    client = acting(store)
+    assert client.post(path).status_code == 409
+    roll_out(folder, ["a", "b"])
+    for token, code in (("", 401), ("wrong", 401), (READER, 403)):
+        assert acting(store, token).post(path).status_code == code
+    assert client.post(path, headers={"Origin": "http://evil.example"}).status_code == 403
+    assert noted(store) == []
+    assert client.post(path).json() == {"done": "stop the rollout of release 8"}
+    assert read_rollout(folder).stopped == "the operator stopped it"
+    again = client.post(path)
+    assert (again.status_code, again.json()["detail"]) == (
+        409, "release 8 has stopped: the operator stopped it; nothing is left to stop"
+    )  # fmt: skip
+    assert noted(store) == [("asked", "stop the rollout of release 8, on the page, from testclient")] * 2
+    assert client.post("/api/v1/rollout/actions/eat").status_code == 422
 
 
 @pytest.mark.parametrize(

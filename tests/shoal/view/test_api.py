@@ -2,8 +2,11 @@
 
 import asyncio
 import contextlib
+import csv
 import json
+import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -29,6 +32,7 @@ from shoal.cli.main import app as command
 from shoal.view import app as view_app
 from shoal.view.app import make_app
 from shoal.view.serving import serving
+from shoal.view.tables import store_of
 from tests.broker_server.artifacts import HIDDEN
 from tests.brokers import embedded_broker
 from tests.shoal.view.stores import RUN, TIERS, made
@@ -49,6 +53,8 @@ PATHS = {
     "/runs/{run}/coverage": [RUN],
     "/runs/{run}/artifacts": [RUN],
     "/compare/{one}/{other}": [RUN, RUN],
+    "/rollout": [],
+    "/tables": [],
     "/log": [],
 }
 
@@ -89,7 +95,7 @@ def test_it_answers_what_the_command_prints(client, store, capsys, path, typed):
     printed, answered = json.loads(capsys.readouterr().out), get(client, path)
     for value in [printed, answered] if path == "/runs" else []:  # how long a run has taken goes on
         for item in value:
-            item["seconds"] = round(item["seconds"], -1)
+            item["seconds"] = 0
     assert answered == printed
 
 
@@ -102,7 +108,8 @@ def test_every_answer_is_of_the_form_that_the_document_says(client):
     """No path is left out, and no answer has a value of another type."""
     document = json.loads(DOCUMENT.read_text())
     assert set(document["paths"]) == {
-        f"/api/v1{path}" for path in (*PATHS, "/events", "/access", "/runs/{run}/actions/{verb}")
+        f"/api/v1{path}"
+        for path in (*PATHS, "/events", "/access", "/runs/{run}/actions/{verb}", "/rollout/actions/{verb}")
     }
     for path, values in PATHS.items():
         names = [part[1:-1] for part in path.split("/") if part.startswith("{")]
@@ -115,6 +122,34 @@ def test_every_answer_is_of_the_form_that_the_document_says(client):
     jsonschema_fails = {"type": "object", "components": document["components"]}
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(get(client, "/runs"), jsonschema_fails)
+
+
+def test_releases_are_those_that_the_command_shows(store, client, capsys):
+    """The newest as `shoal rollout show --json` prints it, and those before; none where there is none."""
+    found = get(client, "/rollout")
+    command(["rollout", "show", "--json", "--folder", str(store.parent), "--store", str(store)], standalone_mode=False)
+    assert json.loads(capsys.readouterr().out) == found[0]
+    assert [(item["state"], item["verbs"], len(item["boards"])) for item in found] == [
+        ("going", ["stop"], 6), ("replaced", [], 6)
+    ]  # fmt: skip
+
+
+def test_tables_of_reproductions_are_found(store, client, tmp_path):
+    """From any store of their runs; the folder of all is the run written last; nothing of a damaged or another file."""
+    results = Path(__file__).parents[3] / "docs" / "results"
+    shutil.copytree(results / "fedrolex-3", tmp_path / "fedrolex-3" / "small")
+    (tmp_path / "fedrolex-3" / "small" / "other.csv").write_text("a,b\n1,2\n")
+    (tmp_path / "fedrolex-3" / "small" / "bad.csv").write_bytes(b"table,scale,arm,figure,\n\xff")
+    assert store_of(tmp_path) == tmp_path  # which says that there is none
+    runs = [tmp_path / "fedrolex-3" / "small" / "rolling" / "high" / f"seed-{seed}" / "store" for seed in (1, 2)]
+    for at, run in enumerate(runs):
+        Store(run).close()
+        os.utime(run / "shoal.db", (2 - at, 2 - at))
+    assert [store_of(folder) for folder in (tmp_path, runs[1], store)] == [runs[0], runs[1], store]
+    (found,) = get(TestClient(make_app(runs[1]), base_url=HERE), "/tables").items()
+    assert found[0] == "fedrolex-3/small/fedrolex-3.csv"
+    assert found[1] == list(csv.DictReader((results / "fedrolex-3" / "fedrolex-3.csv").read_text().splitlines()))
+    assert get(client, "/tables") == {}
 
 
 @pytest.mark.parametrize(

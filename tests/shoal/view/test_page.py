@@ -36,6 +36,7 @@ VIEWS = [
     "view=models",
     f"view=methods&with={OTHER}",
     "view=artifacts",
+    "view=rollouts",
 ]
 pytestmark = [
     pytest.mark.slow,
@@ -271,6 +272,54 @@ def test_an_operator_acts_once_it_is_confirmed(tmp_path, opened):
         assert asked == [("pause", RUN)]
         page.close()  # it would look for a server that ends
         opened.complaints[:] = [text for text in opened.complaints if "409" not in text]  # the refusal, by Chromium
+
+
+def test_a_release_is_followed_and_stopped(tmp_path, opened):
+    """Its stages, its boards with the reasons, and those before it; to stop it takes a login and a yes."""
+    store = made(tmp_path, devices=8)
+    with serving(store, ViewConfig(port=0, actions=True)) as address:
+        page = opened(address)
+        show(page, "view=rollouts")
+        stages = page.get_by_role("region", name="Each begins when").get_by_role("row").all()[1:]
+        assert [row.inner_text().split("\t")[2:] for row in stages] == [["1", "over"], ["4", "over"], ["8", "waits"]]
+        boards = page.get_by_role("region", name="Every board").get_by_role("row").all()[1:]
+        assert boards[0].inner_text().split("\t")[:3] == ["pi-0002", "failed", "its self-test failed: no numpy"]
+        assert (
+            sorted(row.inner_text().split("\t")[1] for row in boards)
+            == ["failed"] * 2 + ["not asked"] * 4 + ["running"] * 2
+        )
+        page.get_by_text("1 board", exact=True).click()
+        page.get_by_text(f"pi-0001 failed: {HOSTILE}").wait_for()
+        assert page.get_by_role("button", name="Stop").count() == page.locator("img").count() == 0
+        page.get_by_role("button", name="Act as operator").click()
+        page.get_by_label("Token").fill((store / "operator.token").read_text().strip())
+        page.get_by_role("button", name="Log in").click()
+        page.once("dialog", lambda dialog: dialog.accept())
+        page.get_by_role("button", name="Stop").click()
+        page.locator("#said").get_by_text("Done: stop the rollout of release 8.").wait_for()
+        page.get_by_text("Stopped: the operator stopped it.").wait_for()
+        assert page.get_by_role("button", name="Stop").count() == 0
+
+
+def test_results_without_a_run_show_their_tables(tmp_path, opened):
+    """Every arm beside what was published, before the first run has begun, and nothing that needs one."""
+    shutil.copytree(RESULTS / "fedrolex-3", tmp_path / "fedrolex-3" / "small")
+    store = tmp_path / "fedrolex-3" / "small" / "arm" / "seed-1" / "store"
+    Store(store).close()
+    with serving(store, ViewConfig(port=0)) as address:
+        page = opened(address)
+        show(page, "view=methods")
+        arms = page.get_by_role("region", name="Arms of the tables")
+        row = arms.get_by_role("row", name="federated-dropout/cifar10-high")
+        assert "fedrolex-3/small/fedrolex-3.csv" in row.first.inner_text()
+        page.get_by_label("Draw federated-dropout/cifar10-high, global").check()
+        page.get_by_role("img", name="federated-dropout/cifar10-high, published: 0.4664 at first").wait_for()
+        assert page.evaluate("axe.run().then(found => found.violations.map(item => item.id))") == []
+        show(page, "view=run")
+        page.get_by_text("No run yet.").wait_for()
+        show(page, "view=rollouts")
+        page.get_by_text("No release yet.").wait_for()
+        page.close()
 
 
 def test_methods_stand_side_by_side(fleet, opened, tmp_path):
