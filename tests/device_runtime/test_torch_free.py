@@ -50,12 +50,12 @@ def device_requirements() -> list[str]:
 def board_python(tmp_path_factory) -> Path:
     """Interpreter of an environment like a board's."""
     folder = tmp_path_factory.mktemp("board") / "venv"
-    venv.create(folder, with_pip=True)
+    venv.create(folder)
     python = folder / ("Scripts" if sys.platform == "win32" else "bin") / "python"
     constraints = REPOSITORY / "constraints.txt"
     pinned = ["--constraint", str(constraints)] if constraints.is_file() else []
-    command = [str(python), "-m", "pip", "install", "--quiet", *pinned, *device_requirements()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    command = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-compile", *pinned]
+    done = subprocess.run([*command, *device_requirements()], capture_output=True, text=True, timeout=600, check=False)
     if done.returncode:
         pytest.skip(f"pip cannot install the device's packages here: {done.stderr.strip()[-300:]}")
     return python

@@ -56,7 +56,12 @@ def test_three_kinds_of_device_train_one_model(ground, broker):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("away_seconds", [3.0, 20.0], ids=["3s", "20s"])
+@pytest.mark.parametrize(
+    ("broker", "away_seconds"),
+    [(mosquitto_broker, 20.0), (embedded_broker, 3.0)],
+    indirect=["broker"],
+    ids=["mosquitto-20s", "embedded-3s"],
+)
 def test_a_broker_that_dies_in_mid_round_costs_time_only(ground, broker, away_seconds):
     """The broker dies when the first device has accepted, loses all sessions, and comes back: no round is lost."""
     watcher = Watcher()

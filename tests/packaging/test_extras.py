@@ -69,8 +69,7 @@ def test_every_message_that_names_an_extra_names_one_that_there_is():
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.version_info >= (3, 13), reason="onnxruntime-training has no wheel for this Python")
-@pytest.mark.parametrize("training", ["device-training", "server-training"])
-@pytest.mark.parametrize("stock", ["device", "server"])
+@pytest.mark.parametrize(("stock", "training"), [("device", "server-training"), ("server", "device-training")])
 def test_pip_refuses_both_runtimes(wheel, stock, training):
     """Asked for an extra of either kind, pip finds no solution, where it would have mixed two packages."""
     alone = pip("install", "--dry-run", "--quiet", "--ignore-installed", f"{wheel}[{training}]")

@@ -243,7 +243,8 @@ def test_export(install, folder, extra):
     """The tutorial's model, and a pair of models; with the other runtime its artifacts come, too."""
     environment = install(extra)
     says_its_version(environment, folder)
-    lacks(environment, folder, {"export"})
+    if extra == "export":  # once is enough
+        lacks(environment, folder, {"export"})
     shutil.copy(TUTORIAL / "my_models.py", folder)
     environment.run(
         "shoal", "export", "--models", "my_models.py", "--arch", "small_cnn", "--widths", "0.25", cwd=folder

@@ -1,6 +1,7 @@
 """Running tables: complete runs stay, those cut short go on, and wrong names end with exit code 2."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -196,13 +197,19 @@ def smoke_tables():
         yield pytest.param(experiment, id=name, marks=marks)
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """Several tables train the same model, which is exported once."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.mark.parametrize("experiment", list(smoke_tables()))
-def test_every_table_runs_at_the_scale_smoke(experiment, tmp_path, monkeypatch):
+def test_every_table_runs_at_the_scale_smoke(experiment, cache, tmp_path, monkeypatch):
     """Training for real: each chosen arm is complete and in the table, with all figures that it should have."""
     monkeypatch.setenv("SHOAL_DATA", str(FOLDER))
     todo = jobs(experiment, "smoke", tmp_path)
     for job in todo:
-        run_job(job)
+        run_job(replace(job, config=job.config.model_copy(update={"cache": cache})))
     results = collect(experiment, "smoke", tmp_path)
     assert [result.arm for result in results] == [job.arm for job in todo]
     for result in results:
@@ -227,6 +234,8 @@ def test_a_table_that_is_interrupted_goes_on_to_the_same_figures(tmp_path):
 
     straight = shoal(*command, "--out", tmp_path / "straight")
     assert straight.returncode == 0, straight.stderr
+    exports = Path("heterofl-1", "smoke", "cache")
+    shutil.copytree(tmp_path / "straight" / exports, tmp_path / "cut" / exports)
     arguments = [SHOAL, "reproduce", *command, "--out", tmp_path / "cut"]
     with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as cut:
         assert cut.stderr is not None

@@ -70,23 +70,24 @@ def test_the_list_of_packages_is_that_of_the_wheel():
     assert set(re.findall(r'"(\w+)\*"', listed)) == {*OWN_PACKAGES, "shoal"}
 
 
+# A simulation exports, too, in the same process, and starts workers.
 @pytest.mark.parametrize(
-    "program",
+    ("program", "arguments"),
     [
-        pytest.param([SHOAL], id="shoal"),
-        pytest.param([PYTHON, "-m", "shoal"], id="python -m shoal", marks=pytest.mark.slow),
-    ],
-)
-@pytest.mark.parametrize(
-    "arguments",
-    [
+        pytest.param([SHOAL], ["reproduce", "--list"], id="shoal reproduce"),
         pytest.param(
-            ["export", "--arch", "mlp", "--set", "input_shape=1,4,4", "--formats", "onnx"], marks=pytest.mark.slow
+            [SHOAL],
+            ["export", "--arch", "mlp", "--set", "input_shape=1,4,4", "--formats", "onnx"],
+            id="shoal export",
+            marks=pytest.mark.slow,
         ),
-        pytest.param(["simulate", "--config", "sim.toml"], marks=pytest.mark.slow),
-        ["reproduce", "--list"],
+        pytest.param(
+            [PYTHON, "-m", "shoal"],
+            ["simulate", "--config", "sim.toml"],
+            id="python -m shoal simulate",
+            marks=pytest.mark.slow,
+        ),
     ],
-    ids=lambda arguments: arguments[0],
 )
 def test_commands_run_in_a_folder_with_such_files(folder, program, arguments):
     """The working folder is the user's; neither the command nor its workers import from it."""
