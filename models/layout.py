@@ -7,9 +7,11 @@ and read back without torch.
 import json
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, PlainSerializer, PlainValidator, TypeAdapter
 
 from fleet_protocol.errors import ConfigError, PlanError
 from models.axes import Axis, AxisKind
@@ -43,6 +45,17 @@ def _thaw(value: Any) -> Any:
     return value
 
 
+def _by_name(axes: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    return {str(item["name"]): item for item in axes}
+
+
+def _listed(axes: Mapping[str, Axis]) -> list[dict[str, Any]]:
+    return [asdict(axis) for axis in axes.values()]
+
+
+_Dim = Annotated[Dim, PlainValidator(Dim.from_json), PlainSerializer(Dim.to_json)]
+
+
 @dataclass(frozen=True)
 class Parameter:
     """A trained tensor of the global model.
@@ -56,7 +69,7 @@ class Parameter:
 
     name: str
     shape: tuple[int, ...]
-    dims: tuple[Dim, ...]
+    dims: tuple[_Dim, ...]
     block: str
 
 
@@ -71,7 +84,7 @@ class Statistic:
     """
 
     name: str
-    dims: tuple[Dim, ...]
+    dims: tuple[_Dim, ...]
     block: str
 
     @property
@@ -102,8 +115,8 @@ class Layout:
     """
 
     arch: str
-    settings: Mapping[str, Any]
-    axes: Mapping[str, Axis]
+    settings: Annotated[Mapping[str, Any], PlainSerializer(_thaw)]
+    axes: Annotated[Mapping[str, Axis], BeforeValidator(_by_name), PlainSerializer(_listed)]
     parameters: tuple[Parameter, ...]
     statistics: tuple[Statistic, ...]
     depth: int
@@ -112,7 +125,7 @@ class Layout:
     input_shape: tuple[int, ...]
     input_dtype: Literal["float32", "int64"]
     classes: int
-    heads: Mapping[str, int] = field(default_factory=dict)
+    heads: Annotated[Mapping[str, int], PlainSerializer(dict)] = field(default_factory=dict)
     base: tuple[Parameter, ...] = ()
 
     def __post_init__(self) -> None:
@@ -205,32 +218,9 @@ class Layout:
 
     def to_json(self) -> str:
         """Write the layout as JSON text, the content of ``layout.json``."""
-        document: dict[str, Any] = {
-            "version": FORMAT_VERSION,
-            "arch": self.arch,
-            "settings": _thaw(self.settings),
-            "input_shape": list(self.input_shape),
-            "input_dtype": self.input_dtype,
-            "classes": self.classes,
-            "depth": self.depth,
-            "depths": list(self.depths),
-            "label_axes": list(self.label_axes),
-            "axes": [
-                {"name": axis.name, "size": axis.size, "kind": axis.kind.value, "groups": axis.groups}
-                | ({"leading": True} if axis.leading else {})
-                for axis in self.axes.values()
-            ],
-            "parameters": [_document(item) for item in self.parameters],
-            "statistics": [
-                {"name": item.name, "dims": [dim.to_json() for dim in item.dims], "block": item.block}
-                for item in self.statistics
-            ],
-        }
-        if self.heads:
-            document["heads"] = dict(self.heads)
-        if self.base:
-            document["base"] = [_document(item) for item in self.base]
-        return json.dumps(document, indent=1)
+        empty = {name for name in ("heads", "base") if not getattr(self, name)}
+        document = _STORED.dump_python(self, mode="json", exclude=empty)
+        return json.dumps({"version": FORMAT_VERSION, **document}, indent=1)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Layout":
@@ -248,56 +238,13 @@ class Layout:
             raise ConfigError(f"layout.json cannot be read ({error!r}); export the architecture again") from error
 
 
-def _document(item: Parameter) -> dict[str, Any]:
-    return {
-        "name": item.name,
-        "shape": list(item.shape),
-        "dims": [dim.to_json() for dim in item.dims],
-        "block": item.block,
-    }
-
-
-def _parameters(documents: Iterable[Mapping[str, Any]]) -> tuple[Parameter, ...]:
-    return tuple(
-        Parameter(str(item["name"]), tuple(map(int, item["shape"])), _dims(item["dims"]), str(item["block"]))
-        for item in documents
-    )
+_STORED = TypeAdapter(Layout)
 
 
 def _read(document: Mapping[str, Any]) -> Layout:
     if document["version"] != FORMAT_VERSION:
         raise ValueError(f"format version {document['version']}, this release reads {FORMAT_VERSION}")
-    axes = [
-        Axis(
-            str(item["name"]),
-            int(item["size"]),
-            AxisKind(item["kind"]),
-            int(item["groups"]),
-            leading=bool(item.get("leading", False)),
-        )
-        for item in document["axes"]
-    ]
-    return Layout(
-        arch=str(document["arch"]),
-        settings=document["settings"],
-        axes={axis.name: axis for axis in axes},
-        parameters=_parameters(document["parameters"]),
-        statistics=tuple(
-            Statistic(str(item["name"]), _dims(item["dims"]), str(item["block"])) for item in document["statistics"]
-        ),
-        depth=int(document["depth"]),
-        depths=tuple(map(int, document["depths"])),
-        label_axes=tuple(map(str, document["label_axes"])),
-        input_shape=tuple(map(int, document["input_shape"])),
-        input_dtype=cast('Literal["float32", "int64"]', document["input_dtype"]),
-        classes=int(document["classes"]),
-        heads={str(tier): int(classes) for tier, classes in document.get("heads", {}).items()},
-        base=_parameters(document.get("base", ())),
-    )
-
-
-def _dims(values: Iterable[Any]) -> tuple[Dim, ...]:
-    return tuple(Dim.from_json(value) for value in values)
+    return _STORED.validate_python(document)
 
 
 def _check(layout: Layout) -> None:

@@ -10,8 +10,8 @@ import onnx
 
 from fleet_protocol.manifest import next_name
 from trainer_export.graph import values_read
+from trainer_export.sized_graph import VIEWS
 
-_VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Identity", "Flatten"})  # may share their input's memory
 _ENTRYWISE = frozenset({"Add", "Mul", "Sub"})  # read an entry before they write it
 
 
@@ -37,7 +37,7 @@ def states_in_place(model: onnx.ModelProto) -> bool:
         for name in same:  # which grows by what may share its memory
             for index in readers.get(name, ()):
                 node = graph.node[index]
-                if node.op_type in _VIEWS:
+                if node.op_type in VIEWS:
                     same.extend(node.output)
                 if not (ancestors[writer] >> index & 1 or (index == writer and node.op_type in _ENTRYWISE)):
                     return False

@@ -21,14 +21,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from models.zoo.layers import set_mode
 from trainer_export.graph import values_read
 from trainer_export.model_inputs import Signature
-from trainer_export.sized_graph import sized
+from trainer_export.sized_graph import VIEWS, sized
 
 MEMORY_BATCH = 32
 """Samples per batch the memory estimate is for."""
 
 _ITEM_BYTES = {1: 4, 7: 8, 9: 1, 6: 4, 11: 8}
-# These give another name to the same memory.
-_VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Identity"})
 
 
 @dataclass(frozen=True)
@@ -92,7 +90,7 @@ def _peak(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> int:
     owner: dict[str, str] = {}
     last: dict[str, int] = {}
     for i, node in enumerate(graph.node):
-        if node.op_type in _VIEWS:
+        if node.op_type in VIEWS:
             owner[node.output[0]] = owner.get(node.input[0], node.input[0])
         for name in values_read(node):
             last[owner.get(name, name)] = i

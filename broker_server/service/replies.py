@@ -13,23 +13,10 @@ from broker_server.rounds.collecting import OpenTask
 from broker_server.service.connection import Connection
 from broker_server.service.run_parts import RunParts
 from broker_server.store import TaskPhase, TaskRecord
-from fleet_protocol import control
+from fleet_protocol import control, messages
 from fleet_protocol.errors import RefusalReason, RefusedError
-from fleet_protocol.messages import (
-    Accept,
-    BlobRef,
-    Cancel,
-    DeviceMessage,
-    Done,
-    NeedChunks,
-    Progress,
-    Refuse,
-    Shares,
-    UploadAck,
-    parse_device_message,
-)
 
-_NO_BLOB = BlobRef(digest="0" * 64, size=1, chunk_bytes=1024)
+_NO_BLOB = messages.BlobRef(digest="0" * 64, size=1, chunk_bytes=1024)
 
 
 class Replies:
@@ -48,9 +35,9 @@ class Replies:
         Raises:
             RefusedError: it is malformed, foreign, or about something else than what is asked.
         """
-        message = parse_device_message(payload)
+        message = messages.parse_device_message(payload)
         if (message.fleet, message.device) != (self._fleet, device) or not self._parts.fleet.knows(device):
-            if isinstance(message, Done):
+            if isinstance(message, messages.Done):
                 self._outbox.refuse(self._as_named(message), device, RefusalReason.UNKNOWN_DEVICE, "announce yourself")
             raise RefusedError(
                 RefusalReason.UNKNOWN_DEVICE,
@@ -58,20 +45,20 @@ class Replies:
                 "which has not announced itself under this name",
             )
         task = tasks.get(message.task)
-        if isinstance(message, NeedChunks):
+        if isinstance(message, messages.NeedChunks):
             self._need(message, task)
             return
         if task is None:
             self._not_open(message, past.get(message.task))
             return
         if task.record.device != device:
-            if isinstance(message, Done):
+            if isinstance(message, messages.Done):
                 self._outbox.refuse(task.record, device, RefusalReason.UNKNOWN_DEVICE, "this task is another device's")
             raise RefusedError(
                 RefusalReason.UNKNOWN_DEVICE, f"{message.type} for task {message.task} of {task.record.device}"
             )
         task.heard = time.monotonic()
-        if isinstance(message, Done):
+        if isinstance(message, messages.Done):
             self._parts.uploads.done(task, message)
         elif (message.run, message.round) != (task.record.run, task.record.round):
             raise RefusedError(
@@ -80,24 +67,26 @@ class Replies:
         else:
             self._about(task, message)
 
-    def _need(self, message: NeedChunks, task: OpenTask | None) -> None:
+    def _need(self, message: messages.NeedChunks, task: OpenTask | None) -> None:
         if task is not None:
             task.heard = time.monotonic()
         if not self._parts.blobs.need(message):
             reason = RefusalReason.UNKNOWN_TASK if task is None else RefusalReason.LATE
             raise RefusedError(reason, f"blob {message.digest[:12]} of task {message.task} is not offered")
 
-    def _about(self, task: OpenTask, message: Accept | Progress | Refuse | Shares) -> None:
+    def _about(
+        self, task: OpenTask, message: messages.Accept | messages.Progress | messages.Refuse | messages.Shares
+    ) -> None:
         record, reporter = task.record, self._reporter
         where: dict[str, Any] = {"run": reporter.run, "seconds": reporter.seconds, "round": record.round}
         where["device"] = record.device
-        if isinstance(message, Accept):
+        if isinstance(message, messages.Accept):
             self._parts.blobs.forget(record.device, but=message.lacks)
             self._parts.uploads.cohorts.join(task, message.keys)
             reporter.emit(control.DeviceAccepted(**where, kind=record.kind, tier=message.tier))
-        elif isinstance(message, Shares):
+        elif isinstance(message, messages.Shares):
             self._parts.uploads.cohorts.take(task, message)
-        elif isinstance(message, Progress):
+        elif isinstance(message, messages.Progress):
             how_far = message.model_dump(include={"epoch", "epochs", "step", "loss"})
             reporter.emit(control.DeviceProgressed(**where, **how_far))
         elif not record.phase.answered:
@@ -109,29 +98,29 @@ class Replies:
                 message.reason, message.detail, device=record.device, number=record.round, by_device=True
             )
 
-    def _not_open(self, message: DeviceMessage, past: OpenTask | None) -> None:
+    def _not_open(self, message: messages.DeviceMessage, past: OpenTask | None) -> None:
         """Answer a message about a task that is over, or that never was."""
         received = past is not None and past.record.phase is TaskPhase.RECEIVED  # of a slow server a thousand ask twice
         known = past.record if past is not None and received else self._store.task(message.task)
         if known is not None and (known.run, known.phase) == (self._reporter.run, TaskPhase.OFFERED):
             return  # it goes on beyond its round, and a server that was just started has not begun the next
         named = known or self._as_named(message)
-        if known is not None and known.device == message.device and isinstance(message, Done):
+        if known is not None and known.device == message.device and isinstance(message, messages.Done):
             if known.phase in {TaskPhase.RECEIVED, TaskPhase.MERGED}:
-                self._outbox.tell(UploadAck, known)  # the first acknowledgement was lost
+                self._outbox.tell(messages.UploadAck, known)  # the first acknowledgement was lost
                 return
             detail = f"round {known.round} is over"
             self._outbox.refuse(known, message.device, RefusalReason.LATE, detail)
             raise RefusedError(RefusalReason.LATE, f"update for task {message.task}: {detail}")
         if known is not None and known.device == message.device:
-            self._outbox.tell(Cancel, known, reason=f"round {known.round} is over")
+            self._outbox.tell(messages.Cancel, known, reason=f"round {known.round} is over")
             return
         reason = RefusalReason.UNKNOWN_TASK if known is None else RefusalReason.UNKNOWN_DEVICE
-        if isinstance(message, Done):
+        if isinstance(message, messages.Done):
             self._outbox.refuse(named, message.device, reason, "there is no such task for this device")
         raise RefusedError(reason, f"{message.type} for task {message.task}")
 
-    def _as_named(self, message: DeviceMessage) -> TaskRecord:
+    def _as_named(self, message: messages.DeviceMessage) -> TaskRecord:
         """A task as a message names it, to answer in its words."""
         return TaskRecord(
             id=message.task,

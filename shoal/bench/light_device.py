@@ -2,26 +2,10 @@
 
 import time
 
+from fleet_protocol import messages
 from fleet_protocol.blobs import DEFAULT_CHUNK_BYTES, blob_ref, decode_chunk, iter_chunks, ranges_of
 from fleet_protocol.digests import matches
 from fleet_protocol.errors import BlobError
-from fleet_protocol.messages import (
-    Accept,
-    BlobRef,
-    Cancel,
-    DeviceProfile,
-    DeviceStatus,
-    Done,
-    NeedChunks,
-    Offer,
-    Profile,
-    Ranges,
-    TaskMetrics,
-    UploadAck,
-    UploadMissing,
-    UploadRefused,
-    parse_server_message,
-)
 from fleet_protocol.topics import BlobTopic, Topics
 from fleet_protocol.transport import Farewell
 from fleet_protocol.weights import decode_weights, encode_weights
@@ -30,7 +14,7 @@ from shoal.bench.swarm import Member
 REPAIR_SECONDS = 2.0
 RETRY_SECONDS = 5.0
 
-_PROFILE = Profile(
+_PROFILE = messages.Profile(
     arch="light",
     system="bench",
     cores=1,
@@ -45,7 +29,7 @@ _PROFILE = Profile(
 
 
 def _status(topics: Topics, device: str, state: str, *, online: bool = True) -> bytes:
-    return DeviceStatus(fleet=topics.fleet, device=device, online=online, state=state).to_bytes()
+    return messages.DeviceStatus(fleet=topics.fleet, device=device, online=online, state=state).to_bytes()
 
 
 class LightDevice:
@@ -55,10 +39,10 @@ class LightDevice:
         self._member = member
         self._topics = member.topics
         self._whole = whole
-        self._offer: Offer | None = None
-        self._done: tuple[bytes, BlobRef, bytes] | None = None
+        self._offer: messages.Offer | None = None
+        self._done: tuple[bytes, messages.BlobRef, bytes] | None = None
         self._held: list[str] = []
-        self._refs: dict[str, BlobRef] = {}
+        self._refs: dict[str, messages.BlobRef] = {}
         self._parts: dict[str, dict[int, bytes]] = {}
         self._moved = 0.0
         self._patience = REPAIR_SECONDS
@@ -70,7 +54,7 @@ class LightDevice:
         """Listen for tasks and for what is being fetched, and say what this device is: the session is a new one."""
         for wanted in (self._topics.task(self._member.name), *map(self._topics.blob_filter, self._refs)):
             self._member.subscribe(wanted)
-        said = DeviceProfile(fleet=self._topics.fleet, device=self._member.name, profile=_PROFILE)
+        said = messages.DeviceProfile(fleet=self._topics.fleet, device=self._member.name, profile=_PROFILE)
         self._member.publish(self._topics.profile(self._member.name), said.to_bytes(), retain=True)
         self._say(self._state)
 
@@ -80,14 +64,14 @@ class LightDevice:
         if isinstance(where, BlobTopic):
             self._chunk(where.digest, payload)
             return
-        message = parse_server_message(payload)
-        if isinstance(message, Offer):
+        message = messages.parse_server_message(payload)
+        if isinstance(message, messages.Offer):
             self._take(message)
         elif self._offer is None or message.task != self._offer.task:
             return
-        elif isinstance(message, UploadMissing):
+        elif isinstance(message, messages.UploadMissing):
             self._upload(message.ranges)
-        elif isinstance(message, UploadAck | UploadRefused | Cancel):
+        elif isinstance(message, messages.UploadAck | messages.UploadRefused | messages.Cancel):
             self._end()
 
     def on_tick(self, now: float) -> None:
@@ -106,17 +90,19 @@ class LightDevice:
         status = _status(self._topics, self._member.name, state)
         self._member.publish(self._topics.status(self._member.name), status, retain=True)
 
-    def _send(self, kind: type[Accept | NeedChunks | Done], **fields: object) -> None:
+    def _send(self, kind: type[messages.Accept | messages.NeedChunks | messages.Done], **fields: object) -> None:
         self._member.publish(self._topics.reply(self._member.name), self._message(kind, **fields).to_bytes())
 
-    def _message(self, kind: type[Accept | NeedChunks | Done], **fields: object) -> Accept | NeedChunks | Done:
+    def _message(
+        self, kind: type[messages.Accept | messages.NeedChunks | messages.Done], **fields: object
+    ) -> messages.Accept | messages.NeedChunks | messages.Done:
         offer = self._offer
         if offer is None:
             raise RuntimeError("a light device speaks about a task that it does not have; this is a bug")
         head = {"fleet": self._topics.fleet, "run": offer.run, "round": offer.round, "task": offer.task}
         return kind.model_validate({**head, "device": self._member.name, **fields})
 
-    def _take(self, offer: Offer) -> None:
+    def _take(self, offer: messages.Offer) -> None:
         if self._offer is not None and self._offer.task == offer.task:
             return
         self._end(quiet=True)
@@ -124,7 +110,7 @@ class LightDevice:
         choice = offer.choices[0]
         missing = [ref for ref in (choice.artifact_set, choice.weights) if ref.digest not in self._held]
         self._say("fetching")
-        self._send(Accept, tier=choice.tier, lacks=[ref.digest for ref in missing])
+        self._send(messages.Accept, tier=choice.tier, lacks=[ref.digest for ref in missing])
         for ref in missing:
             self._refs[ref.digest], self._parts[ref.digest] = ref, {}
             self._member.subscribe(self._topics.blob_filter(ref.digest))
@@ -134,7 +120,7 @@ class LightDevice:
     def _ask(self, digest: str) -> None:
         self._moved = time.monotonic()
         missing = set(range(self._refs[digest].chunks)) - self._parts[digest].keys()
-        self._send(NeedChunks, digest=digest, ranges=ranges_of(missing))
+        self._send(messages.NeedChunks, digest=digest, ranges=ranges_of(missing))
 
     def _chunk(self, digest: str, frame: bytes) -> None:
         ref = self._refs.get(digest)
@@ -153,7 +139,7 @@ class LightDevice:
         if len(self._parts[digest]) == ref.chunks:
             self._finish(digest, ref)
 
-    def _finish(self, digest: str, ref: BlobRef) -> None:
+    def _finish(self, digest: str, ref: messages.BlobRef) -> None:
         if digest not in self._whole:
             data = b"".join(self._parts[digest][index] for index in range(ref.chunks))
             if not matches(data, digest):
@@ -181,16 +167,16 @@ class LightDevice:
             "tier": choice.tier,
         }
         data = encode_weights(decode_weights(self._whole[choice.weights.digest]), metadata)
-        metrics = TaskMetrics(
+        metrics = messages.TaskMetrics(
             examples=1, batches=1, labels=(0,), fetch_seconds=0.0, train_seconds=0.0, resident_bytes=0
         )
         update = blob_ref(data, choice.weights.chunk_bytes or DEFAULT_CHUNK_BYTES)
-        done = self._message(Done, update=update, tier=choice.tier, metrics=metrics)
+        done = self._message(messages.Done, update=update, tier=choice.tier, metrics=metrics)
         self._done = (done.to_bytes(), update, data)
         self._say("uploading")
         self._upload(((0, update.chunks),))
 
-    def _upload(self, ranges: Ranges) -> None:
+    def _upload(self, ranges: messages.Ranges) -> None:
         if self._done is None or self._offer is None:
             return
         _, update, data = self._done

@@ -110,19 +110,13 @@ class Report:
         """The numbers of the report as plain JSON values."""
         main = self.arms[0]
         return {
-            "title": self.title,
-            "data": self.data,
-            "arch": self.arch,
-            "seed": self.seed,
+            **asdict(self),
             "accuracy": {arm.key: arm.accuracy for arm in self.arms},
             "rounds": len(main.rounds),
             "devices": len(self.devices),
             "fleet": dict(self.devices),
             "wire_bytes": main.wire_bytes,
             "payload_bytes": main.payload_bytes,
-            "seconds": self.seconds,
-            "settings": dict(self.settings),
-            "arms": [asdict(arm) for arm in self.arms],
         }
 
 

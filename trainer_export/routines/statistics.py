@@ -4,37 +4,28 @@ import torch
 from torch import Tensor, nn
 
 from fleet_protocol.manifest import CheckSpec, parameter_input, statistic_mean, statistic_variance
+from trainer_export import model_inputs
 from trainer_export.batches import SizedBatches
 from trainer_export.check import Worst, open_session, run_session
-from trainer_export.model_inputs import (
-    Signature,
-    call_model,
-    norms,
-    parameter_names,
-    parameter_ports,
-    prepared,
-    sample_port,
-    statistic_ports,
-)
 from trainer_export.recipe import Recipe
 from trainer_export.traced_program import Trace, trace_program
 
 
-def trace_statistics(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace | None:
+def trace_statistics(model: nn.Module, signature: model_inputs.Signature, recipe: Recipe) -> Trace | None:
     """Mean and unbiased variance of every static batch norm for one batch; None if the model has none."""
     del recipe
-    model = prepared(model, "statistics")
-    names, layers = parameter_names(model), norms(model)
+    model = model_inputs.prepared(model, "statistics")
+    names, layers = model_inputs.parameter_names(model), model_inputs.norms(model)
     if not layers:
         return None
 
     def measure(*tensors: Tensor) -> list[Tensor]:
-        call_model(model, names, tensors[:-1], tensors[-1])
+        model_inputs.call_model(model, names, tensors[:-1], tensors[-1])
         return [t for _, norm in layers for t in (norm.last_mean, norm.last_var) if t is not None]
 
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    inputs = (*parameter_ports(shapes), sample_port(signature))
-    return trace_program("stats", measure, inputs, statistic_ports(layers), signature.known)
+    inputs = (*model_inputs.parameter_ports(shapes), model_inputs.sample_port(signature))
+    return trace_program("stats", measure, inputs, model_inputs.statistic_ports(layers), signature.known)
 
 
 def check_statistics(
@@ -47,14 +38,14 @@ def check_statistics(
     """
     del recipe
     session, worst = open_session(model), Worst()
-    reference = prepared(module, "statistics")
+    reference = model_inputs.prepared(module, "statistics")
     parameters = {parameter_input(n): p.detach().numpy() for n, p in reference.named_parameters()}
     for x, _ in batches.take(len(batches.sizes)):
         worst.sizes.append(len(x))
         outputs = run_session(session, {**parameters, "x": x.numpy()})
         with torch.no_grad():
             reference(x)
-        for path, norm in norms(reference):
+        for path, norm in model_inputs.norms(reference):
             assert norm.last_mean is not None
             assert norm.last_var is not None
             pair = {statistic_mean(path): norm.last_mean.numpy(), statistic_variance(path): norm.last_var.numpy()}

@@ -219,21 +219,7 @@ def _recipe(options: _Options) -> "RecipeTable":
 
 def _print_reports(reports: "Sequence[TierReport]", title: str, *, as_json: bool) -> None:
     if as_json:
-        print_json(
-            [
-                {
-                    "tier": report.tier.id,
-                    "parameters": report.parameters,
-                    "flops_per_sample": report.flops_per_sample,
-                    "graph_bytes": report.graph_bytes,
-                    "peak_memory_bytes": report.peak_memory_bytes,
-                    "worst_deviation": report.worst_deviation,
-                    "skipped": dict(report.skipped),
-                    "taken": report.taken,
-                }
-                for report in reports
-            ]
-        )
+        print_json([{**vars(item), "tier": item.tier.id, "skipped": dict(item.skipped)} for item in reports])
         return
     print_rows(
         title,
