@@ -225,7 +225,7 @@ def _broker(config: DeviceConfig) -> str:
     inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
     link = open_transport(config.address(), f"shoal-doctor-{uuid.uuid4().hex[:12]}", inbox)
     topic = Topics(config.fleet).server_status
-    try:
+    with contextlib.closing(link):
         link.connect(_PROBE_SECONDS)
         link.subscribe(topic)
         deadline = time.monotonic() + _SERVER_SECONDS
@@ -234,8 +234,6 @@ def _broker(config: DeviceConfig) -> str:
                 item = inbox.get(timeout=max(0.0, deadline - time.monotonic()))
                 if isinstance(item, Received) and item.topic == topic:
                     return f"connected to {link.address}; the server of fleet {config.fleet} has announced itself"
-    finally:
-        link.close()
     raise _DoubtError(
         f"connected to {link.address}, but no server of a fleet {config.fleet!r} has announced itself there; is `fleet`"
         " spelled as in fleet.toml, and is `shoal up` running?"

@@ -91,11 +91,8 @@ def simulate(
     _claim(config)
     prepared = prepare(config, stage)
     fleet = config.fleet(artifacts=prepared.artifacts, weights=prepared.weights, test_set=prepared.test_set)
-    store = Store(fleet.store)
-    try:
+    with contextlib.closing(Store(fleet.store)) as store:
         return _Simulation(config, prepared, fleet, store, watch).run(listener)
-    finally:
-        store.close()
 
 
 def _claim(config: SimulationConfig) -> None:

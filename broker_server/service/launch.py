@@ -55,10 +55,8 @@ def _visit(
     client = f"shoal-{fleet}-cli-{secrets.token_hex(4)}"
     link = open_for(member, address, client, inbox, session_expiry_seconds=0)
     link.connect(timeout_seconds)
-    try:
+    with contextlib.closing(link):
         yield link, inbox
-    finally:
-        link.close()
 
 
 def _read_status(event: Event, topics: Topics) -> ServerStatus | None:

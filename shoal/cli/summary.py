@@ -1,6 +1,7 @@
 """Reads a stored run back into the numbers of a report."""
 
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 from broker_server.store import RoundRecord, Store, TaskRecord
@@ -40,8 +41,7 @@ def summarise(store_folder: Path, run: str, heading: Heading, seconds: float) ->
     Raises:
         ConfigError: the store has no such run.
     """
-    store = Store(store_folder, read_only=True)
-    try:
+    with closing(Store(store_folder, read_only=True)) as store:
         record = store.run(run)
         rounds = [item for item in store.rounds(run) if item.state is RoundState.CLOSED]
         points = tuple(_round(item, store.tasks(run, item.number, "train")) for item in rounds)
@@ -49,8 +49,6 @@ def summarise(store_folder: Path, run: str, heading: Heading, seconds: float) ->
         for refusal in store.refusals(run):
             refusals[str(getattr(refusal.reason, "value", refusal.reason))] += refusal.count
         spent = epsilons(store, record) if record is not None else {}
-    finally:
-        store.close()
     return Arm(
         key=heading.key,
         title=heading.title,
