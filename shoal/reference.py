@@ -19,7 +19,7 @@ from pydantic_core import PydanticUndefined
 
 from broker_server.settings.fleet import FleetConfig
 from device_runtime.settings import DeviceConfig
-from fleet_protocol import asyncapi
+from fleet_protocol import asyncapi, errors
 from fleet_protocol.manifest import Manifest
 from shoal.cli.main import app
 from shoal.flash.settings import FlashConfig
@@ -33,6 +33,13 @@ FILES: Mapping[str, tuple[type[BaseModel], str]] = MappingProxyType(
         "sim.toml": (SimulationConfig, "What `shoal simulate` reads; see [Simulations](../simulation.md)."),
     }
 )
+_CODES = {  # beside those of the tree of errors
+    0: "Done.",
+    1: "A bug of Shoal; what is printed belongs into a report.",
+    9: "A worker of a simulation died twice over the same work; the same command goes on.",
+    75: "`shoal device run` ends for another runtime to start, see [over the air](../rollout.md).",
+    130: "Interrupted by Ctrl-C.",
+}
 _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
 _CHOICE = {
     "kind": "chooses this form of the table.",
@@ -131,6 +138,10 @@ def _cli() -> Iterator[str]:
         if options:
             yield from ["", "| argument or option | what it is |", "|---|---|"]
             yield from (_row(f"`{typed}`", meaning) for typed, meaning in options)
+    yield from ["", "## Exit codes", "", "| code | what it says |", "|---|---|"]
+    kinds = [each for each in vars(errors).values() if inspect.isclass(each) and issubclass(each, errors.ShoalError)]
+    codes = [*_CODES.items(), *((each.exit_code, inspect.getdoc(each) or "") for each in kinds[1:])]
+    yield from (_row(str(code), about.partition("\n")[0]) for code, about in sorted(codes, key=lambda code: code[0]))
 
 
 PAGES: Mapping[str, Callable[[], Iterator[str]]] = MappingProxyType(

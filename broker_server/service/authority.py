@@ -165,8 +165,9 @@ def renew(folder: Path, names: Collection[str], *, days: int) -> list[str]:
         ConfigError: no such device, or one from before there were renewals; no fleet's folder, no operator's key.
         StorageError: it cannot be written.
     """
-    operator, expires, done = _operator(folder), _end(days), []
+    expires, done = _end(days), []
     with changing(folder) as registry:
+        operator = _operator(folder)
         for name in names or registry.devices():
             entry = registry.devices().get(name)
             if entry is None:

@@ -169,8 +169,8 @@ def find_run(store: Store, run: str | None = None) -> RunRecord:
     if exact or (found and (run is None or len(found) == 1)):
         return (exact or found)[0]
     if not found:
-        shown = ", ".join(record.id for record in known[:5]) or "none yet"
-        raise ConfigError(f"the store {store.folder} has no run {run or ''}; its runs: {shown}".replace("  ", " "))
+        shown = f"its runs: {', '.join(record.id for record in known[:5])}" if known else "`shoal run` begins one"
+        raise ConfigError(f"the store {store.folder} has no run {run or 'yet'}; {shown}")
     raise ConfigError(f"{run} is the beginning of {len(found)} runs: {', '.join(record.id for record in found)}")
 
 

@@ -5,9 +5,10 @@ from contextlib import closing
 
 import pytest
 
-from broker_server.service.authority import Founding, found_fleet
+from broker_server.service.authority import Founding, enroll, found_fleet, renew, revoke
 from broker_server.service.rollout import Rollout, begin, read_rollout, rollouts, steer_rollout, view_of
 from broker_server.store import Store
+from broker_server.store.queries import find_run
 from fleet_protocol.blobs import blob_ref
 from fleet_protocol.errors import ConfigError, StorageError
 from fleet_protocol.identity.release import Release, kind_of
@@ -125,6 +126,18 @@ def test_a_folder_keeps_the_newest_with_its_files(tmp_path):
         begin(folder, {"a": b"four"}, 90, **how)
     assert read_rollout(folder) == stopped
     assert len(list((folder / "releases/objects").glob("*/*"))) == 1
+
+
+def test_a_folder_of_no_fleet_is_said_to_be_none(tmp_path):
+    """By each command that changes one, and not that a key in it cannot be read; so are a store and runs."""
+    for change in (lambda: enroll(tmp_path, "pi"), lambda: renew(tmp_path, (), days=1), lambda: revoke(tmp_path, "pi")):
+        with pytest.raises(ConfigError, match="is no fleet's folder"):
+            change()
+    with (
+        closing(Store(tmp_path / "store")) as store,
+        pytest.raises(ConfigError, match="no run yet; `shoal run` begins"),
+    ):
+        find_run(store)
 
 
 @pytest.mark.parametrize("text", ["", "running", "trial x 0 0", "running 1 0 0\nfailed", "trial 99999999999999999 0 0"])

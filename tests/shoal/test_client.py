@@ -67,6 +67,11 @@ def test_every_answer_is_what_the_store_holds(store, address):
         assert [next(following) for _ in lines] == client.ask(list[EventRecord], "/log") == lines != []
 
 
+def test_every_method_is_on_the_page():
+    """With its name, as a program writes it."""
+    assert [name for name in vars(Client) if name[0] != "_" and f"{name}`" not in PAGE.read_text()] == []
+
+
 def test_what_is_refused_is_an_error_with_the_words_of_the_server(address, tmp_path):
     """An unknown run, a wrong token, a store that went away, nobody who listens, and what is no address."""
     with pytest.raises(ConfigError, match="has no run nothing; its runs: "):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import shoal.cli.commands
+from device_runtime.agent.releases import RESTART
 from fleet_protocol import asyncapi
 from fleet_protocol.manifest import Manifest
 from shoal.reference import FILES, commands, keys_of, page
@@ -53,6 +54,19 @@ def test_every_message_has_a_heading_and_a_topic():
     text = page("messages")
     assert re.findall(r"^## (\w+)$", text, re.MULTILINE) == list(asyncapi.document()["components"]["messages"])
     assert text.count("Topic: `shoal/") == text.count("\n## ")
+
+
+def test_every_exit_code_is_there():
+    """Each that any error of the code has, and what ends an agent for another runtime."""
+    said = {int(code) for code in re.findall(r"^\| (\d+) \|", page("cli"), re.MULTILINE)}
+    root = PAGES.parents[1]
+    files = [
+        path
+        for name in ("fleet_protocol", "simulation", "reproduction", "shoal")
+        for path in (root / name).rglob("*.py")
+    ]
+    given = {int(code) for path in files for code in re.findall(r"exit_code = (\d+)", path.read_text())}
+    assert said >= given | {0, RESTART, 130} > {9}
 
 
 def test_every_command_says_what_it_is_and_what_each_option_means():
