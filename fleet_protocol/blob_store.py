@@ -55,6 +55,11 @@ def _sync(path: Path) -> None:
         raise storage_error("write", path, error) from error
 
 
+def _keep(path: Path, data: bytes) -> None:
+    write_atomically(path, data, durable=False)
+    _sync(path)  # after it has its name, which must survive as well
+
+
 class BlobStore:
     """A folder of blobs named by their digest: ``objects/<first two digits>/<digest>``, parts under ``parts/``.
 
@@ -106,6 +111,10 @@ class BlobStore:
             if self._durable and not durable:
                 self._syncing[digest] = self._threads.submit(_sync, path)
         return digest
+
+    def keep(self, digest: str, data: bytes) -> None:
+        """Keep bytes that a digest is known to name; another thread writes them, for which `sync` waits."""
+        self._syncing[digest] = self._threads.submit(_keep, self.path(digest), data)
 
     def read(self, digest: str) -> bytes:
         """The bytes of a blob.

@@ -204,13 +204,16 @@ class PartFile:
             )
         if chunk.index in self._have:
             return False
+        self._write(chunk)
+        self._have.add(chunk.index)
+        return True
+
+    def _write(self, chunk: Chunk) -> None:
         try:
             _write_all(self._file.fileno(), chunk.payload, chunk.index * chunk.chunk_bytes)
             _write_all(self._file.fileno(), _MARK, self.ref.size + chunk.index)
         except OSError as error:
             raise storage_error("write", self.path, error) from error
-        self._have.add(chunk.index)
-        return True
 
     def finish(self, *, durable: bool = True) -> Path:
         """Verify the whole and close the file; without `durable` the caller sees that it would survive a power cut.

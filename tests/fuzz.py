@@ -218,10 +218,7 @@ def targets() -> Iterator[list[Target]]:
                     refusals.append(error)
             if partial.missing("t1", ref):
                 raise refusals[0] if refusals else BlobError("a chunk says that it is another")
-            partial.finish("t1", ref)
-            found = partial.blobs.path(ref.digest).read_bytes()
-            partial.blobs.remove(ref.digest)
-            return found
+            return partial.finish("t1", ref)
 
         def tensors(_: int, data: bytes) -> None:
             read_metadata(data)  # first, as the server does

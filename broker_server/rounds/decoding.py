@@ -11,7 +11,7 @@ from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.weights import decode_weights, encode_weights, read_metadata
 
 
-def take_update(digest: str, task: OpenTask, blobs: BlobStore, updates: BlobStore) -> str:
+def take_update(digest: str, task: OpenTask, blobs: BlobStore, updates: BlobStore, held: bytes | None = None) -> str:
     """Check an update, and replace one that is encoded by the weights that it says.
 
     Args:
@@ -19,6 +19,7 @@ def take_update(digest: str, task: OpenTask, blobs: BlobStore, updates: BlobStor
         task: that it answers.
         blobs: with the weights that its device was sent.
         updates: what devices sent; to be synced by the caller.
+        held: the update, where it is in memory and not yet among the updates.
 
     Returns:
         The digest of what is to be merged.
@@ -28,7 +29,7 @@ def take_update(digest: str, task: OpenTask, blobs: BlobStore, updates: BlobStor
         BlobError: the weights that were sent are damaged on disk.
         StorageError: the disk is full.
     """
-    data = updates.path(digest).read_bytes()
+    data = updates.path(digest).read_bytes() if held is None else held
     as_it_is = task.instructions.upload.encoding == "fp32"
     try:
         if not as_it_is:
@@ -39,7 +40,11 @@ def take_update(digest: str, task: OpenTask, blobs: BlobStore, updates: BlobStor
     except RefusedError:
         updates.remove(digest)
         raise
-    return digest if as_it_is else updates.put(data, durable=False)
+    if not as_it_is:
+        return updates.put(data, durable=False)
+    if held is not None:
+        updates.keep(digest, held)
+    return digest
 
 
 def _decoded(data: bytes, task: OpenTask, blobs: BlobStore) -> bytes:

@@ -1,16 +1,40 @@
-"""Updates on their way in: chunks are kept on disk by task until the whole is there, checked and stored."""
+"""Updates on their way in: chunks are kept in memory, or on disk, by task until the whole is there, checked and stored.
+
+A server that ends loses those in memory: they are asked for again, as what was lost on the way.
+"""
 
 import contextlib
 from collections import OrderedDict
 
+from typing_extensions import override
+
 from fleet_protocol.blob_store import BlobStore
-from fleet_protocol.blobs import PartFile, decode_chunk
+from fleet_protocol.blobs import Chunk, PartFile, decode_chunk
+from fleet_protocol.digests import matches
 from fleet_protocol.errors import BlobError, RefusalReason, RefusedError
 from fleet_protocol.messages import BlobRef, Ranges
 
 UNKNOWN_DIGEST = "0" * 64
 _OPEN_FILES = 512  # half of what a process may usually have open
+_HELD_BYTES = 16 * 1024 * 1024  # of all updates in memory; those for which there is no room are written as they come
 _MAX_CHUNK_BYTES = 16 * 1024 * 1024
+
+
+class _HeldPart(PartFile):
+    """A part in memory."""
+
+    def __init__(self, ref: BlobRef) -> None:
+        self.ref = ref
+        self._have = set()
+        self._payloads: dict[int, memoryview] = {}
+
+    @override
+    def _write(self, chunk: Chunk) -> None:
+        self._payloads[chunk.index] = chunk.payload
+
+    def whole(self) -> bytes:
+        """All of it; no chunk is missing."""
+        return b"".join(self._payloads[index] for index in range(self.ref.chunks))
 
 
 class PartialUploads:
@@ -19,6 +43,7 @@ class PartialUploads:
     def __init__(self, blobs: BlobStore) -> None:
         self.blobs = blobs
         self._open: OrderedDict[str, PartFile] = OrderedDict()
+        self._held: dict[str, _HeldPart] = {}
 
     def add(self, task: str, frame: bytes, limit_bytes: int) -> None:
         """Keep a chunk.
@@ -56,19 +81,28 @@ class PartialUploads:
             part = self._part(task, ref)
         return part.missing()
 
-    def finish(self, task: str, ref: BlobRef) -> None:
-        """Verify a complete update and put it in its place, where it is safe from a power cut after `BlobStore.sync`.
+    def finish(self, task: str, ref: BlobRef) -> bytes | None:
+        """Verify a complete update.
+
+        Returns:
+            Its bytes, if they were in memory; else it is in its place, safe from a power cut after `BlobStore.sync`.
 
         Raises:
             BlobError: the whole does not match its digest; the part is dropped.
         """
+        if (held := self._held.pop(task, None)) is not None:
+            if not matches(data := held.whole(), ref.digest):
+                raise BlobError(f"the update does not have the digest {ref.digest[:12]}")
+            return data
         part = self._part(task, ref)
         del self._open[task]
         part.ref = ref
         self.blobs.adopt(part, durable=False)
+        return None
 
     def drop(self, task: str) -> None:
         """Forget what has arrived of an update."""
+        self._held.pop(task, None)
         self._close(task)
         (self.blobs.root / "parts" / task).unlink(missing_ok=True)
 
@@ -81,13 +115,18 @@ class PartialUploads:
                     path.unlink()
 
     def close(self) -> None:
-        """Close every file; what arrived stays."""
+        """Close every file, whose content stays, and forget what is in memory."""
+        self._held.clear()
         for task in list(self._open):
             self._close(task)
 
     def _part(self, task: str, ref: BlobRef) -> PartFile:
+        if (held := self._held.get(task)) is not None:
+            return held
         part = self._open.get(task)
         if part is None:
+            if sum(held.ref.size for held in self._held.values()) + ref.size <= _HELD_BYTES:
+                return self._held.setdefault(task, _HeldPart(ref))
             while len(self._open) >= _OPEN_FILES:
                 self._close(next(iter(self._open)))
             part = self._open[task] = self.blobs.part(ref, key=task)

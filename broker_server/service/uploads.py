@@ -98,7 +98,7 @@ class Uploads:
                 task.announced, task.quiet = message, time.monotonic() + QUIET_SECONDS
                 return False
             task.announced, task.quiet = None, math.inf
-            self._partial.finish(record.id, message.update)
+            held = self._partial.finish(record.id, message.update)
         except BlobError as error:
             return self._damaged(task, message, str(error))
         except RefusedError as error:
@@ -112,7 +112,7 @@ class Uploads:
             return self._refuse(task, error)
         try:
             self.cohorts.expect(task)
-            merged = take_update(message.update.digest, task, self._blobs, self._partial.blobs)
+            merged = take_update(message.update.digest, task, self._blobs, self._partial.blobs, held)
         except RefusedError as error:
             return self._refuse(task, error)
         self._accepted[record.id] = (task, message, merged)

@@ -1,6 +1,7 @@
 """A light device: it speaks the whole protocol, fetches, repairs and uploads, and returns the weights it was sent."""
 
 import time
+from functools import lru_cache
 
 from fleet_protocol import messages
 from fleet_protocol.blobs import DEFAULT_CHUNK_BYTES, blob_ref, decode_chunk, iter_chunks, ranges_of
@@ -26,6 +27,8 @@ _PROFILE = messages.Profile(
     max_width=1.0,
     examples=1,
 )
+
+_decoded = lru_cache(2)(decode_weights)  # for all devices of a process
 
 
 def _status(topics: Topics, device: str, state: str, *, online: bool = True) -> bytes:
@@ -158,7 +161,6 @@ class LightDevice:
         if offer is None or self._refs:
             return
         choice = offer.choices[0]
-        self._say("training")
         metadata = {
             "task": offer.task,
             "run": offer.run,
@@ -166,7 +168,7 @@ class LightDevice:
             "version": str(offer.version),
             "tier": choice.tier,
         }
-        data = encode_weights(decode_weights(self._whole[choice.weights.digest]), metadata)
+        data = encode_weights(_decoded(self._whole[choice.weights.digest]), metadata)
         metrics = messages.TaskMetrics(
             examples=1, batches=1, labels=(0,), fetch_seconds=0.0, train_seconds=0.0, resident_bytes=0
         )
