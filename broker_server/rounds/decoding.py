@@ -31,14 +31,16 @@ def take_update(digest: str, task: OpenTask, blobs: BlobStore, updates: BlobStor
     """
     data = updates.path(digest).read_bytes() if held is None else held
     as_it_is = task.instructions.upload.encoding == "fp32"
+    if held is None and not as_it_is:
+        updates.remove(digest)
     try:
         if not as_it_is:
-            updates.remove(digest)
             data = _decoded(data, task, blobs)
         masked = task.instructions.upload.summing is not None
         check_update(data, task.record, task.manifest, task.instructions.stays, masked=masked)
     except RefusedError:
-        updates.remove(digest)
+        if held is None:
+            updates.remove(digest)
         raise
     if not as_it_is:
         return updates.put(data, durable=False)

@@ -28,6 +28,7 @@ from fleet_protocol.transport import Connected, Disconnected, Event, Received, R
 _LOG = logging.getLogger(__name__)
 
 TURN_SECONDS = 0.2  # longest time that events are handled before what they ask for is committed and answered
+LINGER_SECONDS = 5e-5  # that more is waited for, for each device that has not answered: a turn looks at all of them
 PATIENCE_SECONDS = 1.0  # longest single wait, so that a request to stop is noticed
 _MOST_STRANGERS = 10_000
 CROSSING_SECONDS = 1.0  # a device that says it is idle has this long to answer an offer that is under way
@@ -98,15 +99,17 @@ class MqttDispatcher:
             pass
         else:
             self._handle(event)
-            self._handle_more(time.monotonic() + TURN_SECONDS)
+            self._handle_more(time.monotonic(), wake)
         self._uploads.commit()
         self._do_what_is_due(time.monotonic())
 
-    def _handle_more(self, until: float) -> None:
-        """Handle what has come meanwhile, so that one commit is for all of it."""
-        while time.monotonic() < until:
+    def _handle_more(self, began: float, wake: float) -> None:
+        """Handle what has come meanwhile, and comes within a moment, so that one commit is for all of it."""
+        waiting = len(self._collection.unanswered) if self._collection is not None else 0
+        linger = min(wake, began + LINGER_SECONDS * waiting)
+        while (now := time.monotonic()) < began + TURN_SECONDS:
             try:
-                event = self._connection.inbox.get_nowait()
+                event = self._connection.inbox.get(timeout=max(0.0, linger - now))
             except queue.Empty:
                 return
             self._handle(event)
