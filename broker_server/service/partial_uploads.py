@@ -26,15 +26,11 @@ class _HeldPart(PartFile):
     def __init__(self, ref: BlobRef) -> None:
         self.ref = ref
         self._have = set()
-        self._payloads: dict[int, memoryview] = {}
+        self.payloads: dict[int, memoryview] = {}
 
     @override
     def _write(self, chunk: Chunk) -> None:
-        self._payloads[chunk.index] = chunk.payload
-
-    def whole(self) -> bytes:
-        """All of it; no chunk is missing."""
-        return b"".join(self._payloads[index] for index in range(self.ref.chunks))
+        self.payloads[chunk.index] = chunk.payload
 
 
 class PartialUploads:
@@ -91,7 +87,8 @@ class PartialUploads:
             BlobError: the whole does not match its digest; the part is dropped.
         """
         if (held := self._held.pop(task, None)) is not None:
-            if not matches(data := held.whole(), ref.digest):
+            data = b"".join(held.payloads[index] for index in range(ref.chunks))
+            if not matches(data, ref.digest):
                 raise BlobError(f"the update does not have the digest {ref.digest[:12]}")
             return data
         part = self._part(task, ref)

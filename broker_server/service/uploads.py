@@ -1,4 +1,4 @@
-"""Taking updates: chunks to disk, a finished update checked, committed to the store and only then acknowledged.
+"""Taking updates: chunks kept, a finished update checked, committed to the store and only then acknowledged.
 
 Updates that are accepted within one turn of the server's loop are synced side by side and committed together.
 """
