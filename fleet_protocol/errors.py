@@ -83,6 +83,12 @@ class RefusalReason(str, Enum):
     FAILED = "failed"
 
 
+def plain(text: str) -> str:
+    """What a stranger wrote, as one line for a terminal: it moves no cursor, names no colour, and is not endless."""
+    text = text[:8000]
+    return text if text.isprintable() else "".join(letter if letter.isprintable() else " " for letter in text)
+
+
 class RefusedError(ShoalError):
     """A message or update that breaks the protocol.
 
@@ -93,5 +99,5 @@ class RefusedError(ShoalError):
     exit_code = 8
 
     def __init__(self, reason: RefusalReason, message: str) -> None:
-        super().__init__(message)
+        super().__init__(plain(message))
         self.reason = reason

@@ -89,10 +89,7 @@ class _Client(paho.Client):
         end = 2 + int.from_bytes(packet[:2], "big")
         if command >> 1 & 3 != 1 or len(packet) < end + 3 or packet[end + 2]:
             return super()._handle_publish()
-        try:
-            topic = packet[2:end].decode()
-        except UnicodeDecodeError:
-            return super()._handle_publish()
+        topic = packet[2:end].decode(errors="replace")
         self.plain(topic, bytes(memoryview(packet)[end + 3 :]), bool(command & 1))
         return self._send_puback(int.from_bytes(packet[end : end + 2], "big"))
 
@@ -192,7 +189,8 @@ class Link:
         self._inbox.put(Disconnected(str(reason)))
 
     def _on_message(self, _client: paho.Client, _data: object, message: paho.MQTTMessage) -> None:
-        self._take(message.topic, bytes(message.payload), bool(message.retain), message.qos)
+        with contextlib.suppress(UnicodeDecodeError):  # the topic is no text: paho's thread must outlive that
+            self._take(message.topic, bytes(message.payload), bool(message.retain), message.qos)
 
     def _take(self, topic: str, payload: bytes, retained: bool, qos: int = 1) -> None:
         self._received += publish_packet_bytes(topic, len(payload), qos)

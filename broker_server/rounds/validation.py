@@ -63,7 +63,9 @@ def check_done(
     if done.tier != task.tier:
         offered = ", ".join(choice.tier for choice in task.choices)
         raise RefusedError(RefusalReason.UNSUPPORTED, f"task {task.id} was offered as {offered}, not {done.tier}")
-    limit = size_limit(task, manifest, stays)
+    limit, cut = size_limit(task, manifest, stays), task.weights.chunk_bytes
+    if done.update.chunk_bytes < cut:  # what is missing is counted chunk by chunk
+        raise RefusedError(RefusalReason.OVERSIZED, f"chunks of {done.update.chunk_bytes} bytes, of {cut} at least")
     if done.update.size > limit:
         raise RefusedError(
             RefusalReason.OVERSIZED, f"an update of {done.update.size} bytes; {task.tier} has at most {limit}"

@@ -22,7 +22,7 @@ from fleet_protocol.identity.enrolment import write_secret
 from fleet_protocol.topics import Topics
 
 _SERVER = "server"
-_QUEUED = 100_000  # messages for a member that is away; what is dropped is asked for again
+_QUEUED = 100_000  # messages, of the bytes below, for a member that is away; what is dropped is asked for again
 
 _CONFIG = """\
 listener {port} {listen}
@@ -31,6 +31,7 @@ persistence_location {folder}/
 autosave_interval 60
 max_packet_size {packet_bytes}
 max_queued_messages {queued}
+max_queued_bytes 536870912
 log_type error
 log_type warning
 {user}{gate}"""

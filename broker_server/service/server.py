@@ -317,8 +317,8 @@ class Server:
                     self._known.see(said)
                     self._store.see_device(said)
             elif isinstance(topic, DeviceTopic) and topic.channel == "reply":
-                if isinstance(asked := parse_device_message(event.payload), NeedChunks):
-                    self._releases.need(asked)
+                if isinstance(need := parse_device_message(event.payload), NeedChunks) and need.device == topic.device:
+                    self._releases.need(need)
             elif topic == ServerTopic("control"):
                 self._requested(event.payload)
         except RefusedError as error:

@@ -177,7 +177,8 @@ def _apply(
         for held in (first, second):
             if held:
                 _check(name, old, held, "server optimizer's state")
-                held[name] = _own(held[name], donate=donate)
+                mine = donate and _reusable(held[name], held[name].dtype)
+                held[name] = held[name] if mine else np.array(held[name], order="C")
                 moments.append(held[name])
         out = given[name] if donate and _reusable(given[name], old.dtype) else np.empty(old.shape, old.dtype)
         _walk(settings, eta, (old, given[name], out), moments, merged=reading.merged)
@@ -204,10 +205,6 @@ def _check(name: str, weight: Array, given: Tensors, where: str) -> None:
 
 def _reusable(value: Array, dtype: np.dtype[Any]) -> bool:
     return value.flags.writeable and value.flags.c_contiguous and value.dtype == dtype
-
-
-def _own(value: Array, *, donate: bool) -> Array:
-    return value if donate and _reusable(value, value.dtype) else np.array(value, order="C")
 
 
 def _walk(

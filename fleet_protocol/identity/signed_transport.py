@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
+from fleet_protocol.digests import chunk_digest
 from fleet_protocol.errors import RefusalReason, RefusedError, StorageError
 from fleet_protocol.identity.chunks import ChunkSigner, ChunkVerifier, UntoldError, place_of
 from fleet_protocol.identity.enrolment import Enrolment
@@ -211,7 +212,7 @@ def open_signed(
     signer = Signer(enrolment, next_session(folder / "session.json"))
     inner = open_transport(
         address,
-        client_id,
+        f"{client_id}-{chunk_digest(enrolment.token.encode()).hex()[:16]}",  # a name that others know they could take
         OpeningInbox(inbox, enrolment, Verifier(enrolment, marks, revoked), keys, handover),
         will=SignedTransport.sealed(signer, will),
         session_expiry_seconds=session_expiry_seconds,

@@ -8,6 +8,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
+from fleet_protocol.errors import plain
+
 _EXACT = 2**53  # every whole number up to here is a float, too
 
 CHUNKS_LIMIT = 2**20  # of a blob: 96 GiB in chunks of the default size
@@ -30,10 +32,10 @@ PositiveMeasure = Annotated[float, Field(gt=0, le=1e15)]
 Loss = Annotated[float, Field(ge=-1e30, le=1e30)]
 """A mean over samples; far below the largest float, so that sums over a fleet stay finite."""
 
-Word = Annotated[str, Field(max_length=200)]
+Word = Annotated[str, Field(max_length=200), AfterValidator(plain)]
 """An id, a version, a state."""
 
-Text = Annotated[str, Field(max_length=8000)]
+Text = Annotated[str, Field(max_length=8000), AfterValidator(plain)]
 """A reason for people to read."""
 
 

@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from fleet_protocol.digests import DIGEST_PATTERN
+from fleet_protocol.errors import plain
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.labels import Labels
 from fleet_protocol.messages.bounds import CHUNKS_LIMIT, Count, Loss, Measure, Positive, SizeBytes, Text, Word
@@ -94,7 +95,7 @@ class Profile(FrozenModel):
     unable: Text = ""
     memory_below: Count | None = None
     lowered: Text | None = None
-    release: Annotated[str, Field(pattern=RELEASE_PATTERN, max_length=2000)] | None = None
+    release: Annotated[str, Field(pattern=RELEASE_PATTERN, max_length=2000), AfterValidator(plain)] | None = None
 
 
 class Measured(FrozenModel):

@@ -43,10 +43,6 @@ def _norm(layer: Any) -> nn.Module:
     return norm
 
 
-def _stack(layer: Any) -> nn.Module | None:
-    return RecurrentStack(layer) if layer.dropout and layer.num_layers > 1 else None
-
-
 _Rule = Callable[[Any], nn.Module | None]
 
 _RULES: Mapping[type[nn.Module], tuple[_Rule, str]] = MappingProxyType(
@@ -65,7 +61,10 @@ _RULES: Mapping[type[nn.Module], tuple[_Rule, str]] = MappingProxyType(
             lambda layer: SpectralNorm(layer.dim),
             "SpectralNorm: its vectors are found anew each time",
         ),
-        nn.RNNBase: (_stack, "RecurrentStack: a layer each, with Dropout between them"),
+        nn.RNNBase: (
+            lambda layer: RecurrentStack(layer) if layer.dropout and layer.num_layers > 1 else None,
+            "RecurrentStack: a layer each, with Dropout between them",
+        ),
     }
 )
 

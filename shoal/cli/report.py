@@ -2,10 +2,11 @@
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from fleet_protocol.blob_store import write_atomically
@@ -158,16 +159,12 @@ def _table(report: Report) -> list[dict[str, str]]:
             "rounds": str(len(arm.rounds)),
             "wire": bytes_text(arm.wire_bytes),
             "payload": bytes_text(arm.payload_bytes),
-            "round_seconds": seconds_text(_mean([point.seconds for point in arm.rounds])),
+            "round_seconds": seconds_text(fmean(at.seconds for at in arm.rounds) if arm.rounds else None),
             "epsilon": "" if arm.epsilon is None else f"{arm.epsilon:.4g}",
             "refusals": ", ".join(f"{count} {reason}" for reason, count in arm.refusals.items()) or "none",
         }
         for arm in report.arms
     ]
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
 
 
 def _figure(width: float = 7.2, height: float = 3.4) -> tuple[Any, Any]:

@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 _COOKIE = "shoal"
+_BODY_BYTES = 4096  # of what is asked for; a login is shorter
 _READS_SECONDS, _ACTS_SECONDS = 30 * 24 * 3600, 12 * 3600  # how long a login lasts
 _HERE = ["localhost", "127.0.0.1", "[::1]"]
 _HEADERS = {
@@ -37,10 +38,13 @@ def guarded(app: FastAPI, token: str | None, operator: str | None = None) -> Non
     @app.middleware("http")
     async def _guard(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
         given = request.headers.get("authorization", "").removeprefix("Bearer ") or request.cookies.get(_COOKIE, "")
-        path, origin = request.url.path, request.headers.get("origin")
+        path, origin = request.scope["path"], request.headers.get("origin")
         request.state.acts = _holds(given, operator)
         changes, said = request.method not in {"GET", "HEAD"}, (0, "")
-        if changes and origin is not None and origin.partition("//")[2] != request.headers.get("host"):
+        length = "9999" if "transfer-encoding" in request.headers else request.headers.get("content-length", "0")
+        if changes and int(length) > _BODY_BYTES:  # which would be read, whoever asks
+            said = 413, f"no request has more than {_BODY_BYTES} bytes, or leaves out how many"
+        elif changes and origin is not None and origin.partition("//")[2] != request.headers.get("host"):
             said = 403, "a page of another server asked for this"
         elif path.startswith(("/api/", "/metrics")) and not (
             token is None or request.state.acts or _holds(given, token)
@@ -57,6 +61,7 @@ def guarded(app: FastAPI, token: str | None, operator: str | None = None) -> Non
 
     @app.post("/login", include_in_schema=False)
     def _login(given: Annotated[str, Body(embed=True, alias="token")]) -> JSONResponse:
+        given = given.encode(errors="replace").decode()  # JSON may name half a character
         if not (_holds(given, operator) or _holds(given, token)):
             return JSONResponse({"detail": "this is not the token of the server"}, 401)
         response, seconds = JSONResponse({}), _ACTS_SECONDS if _holds(given, operator) else _READS_SECONDS

@@ -1,5 +1,6 @@
 """Serving the page: an address, a token where others may reach it, and a thread that answers until it is stopped."""
 
+import asyncio
 import contextlib
 import secrets
 import socket
@@ -9,6 +10,8 @@ from ipaddress import ip_address
 from pathlib import Path
 
 import uvicorn
+from typing_extensions import override
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from broker_server.settings.fleet import ViewConfig
 from fleet_protocol.errors import ConfigError, TransportError
@@ -17,6 +20,18 @@ from shoal.view.actions import Steer
 from shoal.view.app import make_app
 
 _STOP_SECONDS = 5.0
+_CONNECTIONS, _REQUEST_SECONDS = 128, 10.0  # at once, and until one has asked: the server beside needs files, too
+
+
+class _Connection(H11Protocol):
+    """One of so many, and not for long without a request."""
+
+    @override
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > _CONNECTIONS:
+            transport.abort()
+        self.loop.call_later(_REQUEST_SECONDS, lambda: self.cycle or transport.abort())
 
 
 @contextlib.contextmanager
@@ -53,7 +68,7 @@ def serving(
     except OSError as error:
         raise TransportError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
     app = make_app(store, token, operator, steer)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=3))
+    server = uvicorn.Server(uvicorn.Config(app, http=_Connection, log_level="warning", timeout_graceful_shutdown=3))
     thread = threading.Thread(target=server.run, args=([listening],), name="shoal-view", daemon=True)
     with listening:
         thread.start()

@@ -77,7 +77,8 @@ class RayEngine:
         self._actors: list[_Actor] = []
         self._files: dict[str, list[Any]] | None = None
         self._weights: dict[str, Any] = {}
-        self._connected = connect(config.address, workers=config.workers or _cores())
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self._connected = connect(config.address, workers=config.workers or cores)
         try:
             self._count, self._gpus = shares_of(config, ray.cluster_resources())
             self._actors = self._start(self._count)
@@ -272,10 +273,6 @@ def shares_of(config: EngineTable, resources: dict[str, float]) -> tuple[int, fl
     count = config.workers or gpus
     # Ray deals fractions out of one GPU at a time, so each GPU must hold a whole number of them.
     return count, 1.0 if count <= gpus else 1.0 / -(-count // gpus)
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _resources(found: dict[str, float]) -> str:

@@ -132,6 +132,7 @@ class Peer:
         self._announce = announce
         self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         will = Farewell(self.topics.status(device), self._status(online=False))
+        self.cut = CHUNK_BYTES
         self.link = Link(BrokerAddress.parse(url), f"shoal-{fleet}-{device}", self._inbox, will=will)
         self._blobs: dict[str, dict[int, bytes]] = {}
         self._refs: dict[str, BlobRef] = {}
@@ -285,8 +286,8 @@ class Peer:
             self.link.publish(self.topics.reply(self.device), message.to_bytes())
 
     def upload(self, task: str, data: bytes, ranges: Any = None) -> None:
-        ref = blob_ref(data, CHUNK_BYTES)
-        for index, frame in iter_chunks(data, CHUNK_BYTES, ranges or ((0, ref.chunks),)):
+        ref = blob_ref(data, self.cut)
+        for index, frame in iter_chunks(data, self.cut, ranges or ((0, ref.chunks),)):
             self.link.publish(self.topics.upload(task, index), frame)
 
     def done(self, work: Work, data: bytes, **changes: Any) -> Done:
@@ -299,7 +300,8 @@ class Peer:
             "train_seconds": 0.0,
             "resident_bytes": 0,
         }
-        values = {"update": blob_ref(data, CHUNK_BYTES), "tier": work.offer.choices[0].tier}
+        self.cut = work.offer.choices[0].weights.chunk_bytes
+        values = {"update": blob_ref(data, self.cut), "tier": work.offer.choices[0].tier}
         head = self.head(work.offer)
         return Done(**{**head, **values, "metrics": TaskMetrics(**metrics), **changes})
 

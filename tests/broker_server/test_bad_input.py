@@ -1,13 +1,16 @@
 """What devices send that must not be merged: each case is refused, counted and logged, and the round goes on."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from broker_server.store import Store
+from broker_server.rounds.validation import check_done
+from broker_server.store import Store, TaskRecord
 from fleet_protocol import control
 from fleet_protocol.blobs import encode_chunk
-from fleet_protocol.errors import RefusalReason
-from fleet_protocol.messages import Accept, Cancel, UploadAck, UploadMissing, UploadRefused
+from fleet_protocol.errors import RefusalReason, RefusedError
+from fleet_protocol.messages import Accept, BlobRef, Cancel, Done, TaskMetrics, UploadAck, UploadMissing, UploadRefused
 from fleet_protocol.weights import encode_weights
 from tests.broker_server.peer import CHUNK_BYTES, Peer, honest, silent
 
@@ -115,6 +118,19 @@ def test_a_bad_update_is_refused_and_the_round_closes_without_it(script, url, co
     assert closed.merged == {"good": "w1.00-d1"}
     assert closed.missing == ("bad",)
     assert refusals(server).get(CASES[script].value, 0) >= 1
+
+
+def test_an_update_in_finer_chunks_than_its_task_is_refused():
+    """What is missing is counted with every chunk that comes: a million tiny ones held the server up for hours."""
+    cut = BlobRef(digest="0" * 64, size=10_000, chunk_bytes=4096)
+    task = TaskRecord("t", "r", 1, "pi", "train", "w1.00-d1", "k", 0, cut, cut)
+    metrics = TaskMetrics(examples=1, batches=1, labels=(0,), fetch_seconds=0, train_seconds=0, resident_bytes=0)
+    named = {"fleet": "lab", "run": "r", "round": 1, "task": "t", "device": "pi", "tier": "w1.00-d1"}
+    done, manifest = Done(**named, update=cut, metrics=metrics), SimpleNamespace(parameters=(), classes=4)
+    check_done(done, task, manifest)
+    finer = done.model_copy(update={"update": cut.model_copy(update={"chunk_bytes": 1024})})
+    with pytest.raises(RefusedError, match="chunks of 1024 bytes, of 4096 at least"):
+        check_done(finer, task, manifest)
 
 
 def test_a_damaged_upload_is_asked_for_again(url, config, running, fleet):

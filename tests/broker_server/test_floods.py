@@ -6,6 +6,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +18,7 @@ from broker_server.settings.fleet import BrokerConfig
 from broker_server.store import Store
 from fleet_protocol import control, requests
 from fleet_protocol.link import Link
+from fleet_protocol.messages import NeedChunks
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import BrokerAddress, Received
 from tests.broker_server.peer import Peer, honest
@@ -143,6 +145,16 @@ def test_an_exception_from_one_message_is_counted_and_ends_nothing(url, config, 
     (line,) = [event.detail for event in store.events() if "OverflowError" in event.detail]
     store.close()
     assert Topics(fleet).reply("d") in line
+
+
+def test_chunks_of_a_release_are_asked_for_in_ones_own_name(tmp_path):
+    """A member that asked in invented names had the idle server keep every one of them."""
+    server, asked = Server("lab", tmp_path, BrokerConfig()), []
+    server._releases = SimpleNamespace(need=asked.append)
+    for name in ("pi", "invented"):
+        need = NeedChunks(fleet="lab", run="r", round=1, task="t", device=name, digest="0" * 64, ranges=((0, 1),))
+        server._idle(Received(Topics("lab").reply("pi"), need.to_bytes(), retained=False))
+    assert [need.device for need in asked] == ["pi"]
 
 
 def test_a_bucket_holds_its_rate():

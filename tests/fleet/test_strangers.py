@@ -10,8 +10,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from broker_server.service import mosquitto
 from broker_server.service.authority import Founding, enroll, found_fleet, renew
-from broker_server.service.membership import member_of
+from broker_server.service.membership import broker_address, hosted_broker, member_of
 from broker_server.service.server import Server
 from broker_server.settings.fleet import BrokerConfig
 from broker_server.store import Store, queries
@@ -22,7 +23,7 @@ from fleet_protocol.identity.member import Member
 from fleet_protocol.identity.opening import open_for
 from fleet_protocol.link import Link
 from fleet_protocol.topics import Topics
-from fleet_protocol.transport import BrokerAddress, Received, Rejected
+from fleet_protocol.transport import BrokerAddress, Connected, Received, Rejected
 from shoal.cli.local_fleet import LocalDevice
 from tests.brokers import free_port, mosquitto_broker
 
@@ -74,6 +75,74 @@ def test_what_a_stranger_puts_in_the_brokers_keeping_is_said_over_again(tmp_path
         server.publish_stream([chunk], time.monotonic() + PATIENCE_SECONDS)
         assert heard(at_board, Received, chunk[0]).payload == chunk[1]
         assert (member.folder / "papers.json").exists()
+
+
+@contextlib.contextmanager
+def two_members(tmp_path, kind):
+    """A broker that the server would start, with the enrolments of two devices."""
+    if kind == "mosquitto" and not shutil.which("mosquitto", path=f"{os.environ['PATH']}:/usr/sbin"):
+        pytest.skip("mosquitto is not installed")
+    folder, port = tmp_path / "lab", free_port()
+    found_fleet(folder, Founding("test", "127.0.0.1", port, kind))
+    enrolments = [read_enrolment(enroll(folder, name)) for name in ("pi-1", "pi-2")]
+    config = BrokerConfig(url=kind, port=port, identity=folder / "server.enrolment")
+    with hosted_broker(config, "test", tmp_path / "broker"):
+        yield config, *enrolments
+
+
+@pytest.mark.parametrize("kind", ["mosquitto", pytest.param("embedded", marks=pytest.mark.slow)])
+def test_no_member_takes_the_session_of_another(tmp_path, kind):
+    """Whoever connected under a board's guessable name had it disconnected, for as long as they liked."""
+    with two_members(tmp_path, kind) as (config, one, other), contextlib.ExitStack() as stack:
+
+        def opened(link):
+            stack.callback(link.close)
+            link.connect(30)
+            return link
+
+        heard, member = queue.SimpleQueue(), Member(one, tmp_path / "one", remembers=True)
+        board = opened(open_for(member, one.address(tmp_path / "tls-1"), "shoal-test-pi-1", heard))
+        opened(Link(other.address(tmp_path / "tls-2"), "shoal-test-pi-1", queue.SimpleQueue()))
+        board.subscribe(TOPICS.task("pi-1"))
+        opened(open_for(member_of(config), broker_address(config), "server", queue.SimpleQueue())).publish(
+            TOPICS.task("pi-1"), b"still here"
+        )
+        events = []
+        while not events or not isinstance(events[-1], Received):
+            events.append(heard.get(timeout=PATIENCE_SECONDS))
+        assert [type(event) for event in events] == [Connected, Received]
+        board.close()
+        again = queue.SimpleQueue()
+        opened(open_for(member, one.address(tmp_path / "tls-1"), "shoal-test-pi-1", again))
+        assert again.get(timeout=PATIENCE_SECONDS) == Connected(session_present=True)
+
+
+def test_what_waits_in_mosquitto_for_a_member_that_is_away_is_bounded(tmp_path, monkeypatch):
+    """A member that subscribes to all weights and leaves had the broker keep them in memory, 100,000 chunks."""
+    monkeypatch.setattr(mosquitto, "_CONFIG", mosquitto._CONFIG.replace("bytes 536870912", "bytes 500000"))
+    with two_members(tmp_path, "mosquitto") as (config, one, _), contextlib.ExitStack() as stack:
+
+        def away():
+            heard = queue.SimpleQueue()
+            link = Link(one.address(tmp_path / "tls"), "ghost", heard)
+            link.connect(30)
+            link.subscribe(TOPICS.blob_filter("0" * 64))
+            return link, heard
+
+        away()[0].close()
+        server = Link(broker_address(config), "server", queue.SimpleQueue())
+        stack.callback(server.close)
+        server.connect(30)
+        messages = [(TOPICS.blob("0" * 64, index), bytes(50_000)) for index in range(80)]
+        server.publish_stream(messages, time.monotonic() + PATIENCE_SECONDS)
+        server.drain(time.monotonic() + PATIENCE_SECONDS)
+        link, heard = away()
+        stack.callback(link.close)
+        server.publish(TOPICS.blob("0" * 64, 99), b"the last")
+        kept = 0
+        while (event := heard.get(timeout=PATIENCE_SECONDS)) and getattr(event, "payload", b"") != b"the last":
+            kept += isinstance(event, Received)
+        assert 0 < kept < 40
 
 
 @pytest.mark.slow

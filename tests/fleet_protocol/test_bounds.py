@@ -93,6 +93,23 @@ def test_metrics_beyond_all_bounds_are_refused(field):
         parse_device_message(json.dumps({**done, "metrics": {**METRICS, field: HUGE}}).encode())
 
 
+def test_what_strangers_write_moves_no_cursor():
+    """An operator's terminal shows it: a sequence that clears the screen, or turns the text round, is not one any more.
+
+    Names of keys that nobody knows come back in refusals, as long as the message.
+    """
+    evil = "\x1b[2J\u202e\r\nroot"
+    said = {"schema_version": SCHEMA_VERSION, "type": "profile", "fleet": "lab", "device": "pi"}
+    profile = {**PROFILE, "arch": evil, "unable": evil, "backends": {evil: evil}, "release": "running 1 0 0 \x1b[2J"}
+    taken = parse_presence(json.dumps({**said, "profile": profile}).encode()).profile
+    assert (taken.arch, taken.unable, taken.backends) == (" [2J   root", " [2J   root", {" [2J   root": " [2J   root"})
+    assert taken.release == "running 1 0 0  [2J"
+    with pytest.raises(RefusedError) as refused:
+        parse_presence(json.dumps({**said, "profile": {**PROFILE, evil + "x" * 200_000: 1}}).encode())
+    assert str(refused.value).isprintable()
+    assert len(str(refused.value)) == 8000
+
+
 def test_a_declared_terabyte_costs_nothing(tmp_path):
     """A blob of more chunks than any has is refused; one at the bound is waited for without counting up its chunks."""
     with pytest.raises(ValidationError, match="chunks"):

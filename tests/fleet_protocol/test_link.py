@@ -303,3 +303,39 @@ class CountingProxy:
         self._thread.join(WAIT)
         for end in (self._server, self._wake, self._waker):
             end.close()
+
+
+def _packet(connection):
+    kind, size, shift = connection.recv(1), 0, 0
+    while (byte := connection.recv(1)[0]) | 1:
+        size, shift = size | (byte & 127) << shift, shift + 7
+        if byte < 128:
+            break
+    return kind[0] if kind else 0, connection.recv(size, socket.MSG_WAITALL) if size else b""
+
+
+@pytest.mark.parametrize("properties", [b"", b"\x26\0\1k\0\1v"], ids=["plain", "properties"])
+def test_a_topic_that_is_no_text_leaves_the_link_alive(properties):
+    """A broker that lets it pass ended the network thread, and with it whatever the process would have heard."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve():
+            connection, _ = listening.accept()
+            with connection:
+                kind = 0
+                while kind != 0xE0:
+                    kind, body = _packet(connection)
+                    if kind == 0x10:
+                        connection.sendall(b"\x20\3\0\0\0")
+                    elif kind == 0x82:
+                        connection.sendall(b"\x90\4" + body[:2] + b"\0\1")
+                        for topic in (b"\xff\xfe", b"ok"):
+                            said = bytes((0, len(topic))) + topic + b"\0\7" + bytes((len(properties),)) + properties
+                            connection.sendall(bytes((0x32, len(said))) + said)
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        with linked(f"mqtt://127.0.0.1:{listening.getsockname()[1]}", "a") as (link, inbox):
+            link.subscribe("#")
+            assert next_of(inbox, Received, matching=lambda event: event.topic == "ok")
+        serving.join(WAIT)

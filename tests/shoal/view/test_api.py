@@ -7,11 +7,13 @@ import json
 import os
 import re
 import shutil
+import socket
 import stat
 import subprocess
 import sys
 import threading
 import urllib.error
+import urllib.parse
 import urllib.request
 from contextlib import closing
 from pathlib import Path
@@ -323,6 +325,35 @@ def test_beyond_loopback_a_token_is_needed_and_made(store, tmp_path):
     file.chmod(0o644)
     with pytest.raises(ConfigError, match="chmod 600"), serving(store, ViewConfig(port=0), file):
         pass
+
+
+def answered(address, request):
+    """The first line of what is answered to bytes that no client would send."""
+    with socket.create_connection(address, timeout=60) as asking, contextlib.suppress(ConnectionError):
+        asking.sendall(request)
+        return asking.recv(1000).partition(b"\r\n")[0].decode()
+    return ""
+
+
+def test_strangers_cannot_fill_the_memory_and_files_of_a_server(store, tmp_path, monkeypatch):
+    """Who has no token: requests without end are not read, open connections are so many, and not for long."""
+    monkeypatch.setattr("shoal.view.serving._CONNECTIONS", 4)
+    monkeypatch.setattr("shoal.view.serving._REQUEST_SECONDS", 1.0)
+    login = b"POST /login HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+    with serving(store, ViewConfig(port=0), tmp_path / "token") as address, contextlib.ExitStack() as stack:
+        where = ("127.0.0.1", urllib.parse.urlsplit(address).port)
+        assert answered(where, login + b"Content-Length: 99999999\r\n\r\n").startswith("HTTP/1.1 413")
+        assert answered(where, login + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n").startswith("HTTP/1.1 413")
+        half = b'{"token":"\\ud800"}'
+        assert answered(where, login + b"Content-Length: %d\r\n\r\n" % len(half) + half).startswith("HTTP/1.1 401")
+        held = [stack.enter_context(socket.create_connection(where, timeout=60)) for _ in range(12)]
+        for one in held:
+            with contextlib.suppress(ConnectionError):
+                one.sendall(b"GET / HTTP/1.1\r\nHo")
+        for one in held:  # all are closed: those above the bound at once
+            with contextlib.suppress(ConnectionError):
+                assert one.recv(10) == b""
+        assert answered(where, b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").startswith("HTTP/1.1 200")
 
 
 @pytest.mark.parametrize("what", ["nothing", "foreign"])
