@@ -31,7 +31,11 @@ class _Connection(H11Protocol):
         super().connection_made(transport)
         if len(self.connections) > _CONNECTIONS:
             transport.abort()
-        self.loop.call_later(_REQUEST_SECONDS, lambda: self.cycle or transport.abort())
+        self.loop.call_later(_REQUEST_SECONDS, self._end_unasked)
+
+    def _end_unasked(self) -> None:
+        if not self.headers:
+            self.transport.abort()
 
 
 @contextlib.contextmanager
