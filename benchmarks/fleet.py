@@ -4,7 +4,8 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.row import Row
-from shoal.bench.fleet import FleetBench, bench_fleet
+from shoal.bench.fleet import bench_fleet
+from shoal.bench.settings import FleetBench
 from tests.brokers import free_port
 
 DEVICES, ROUNDS = 60, 4
@@ -16,7 +17,7 @@ COPIES_BUDGET = 1.02
 def rows() -> list[Row]:
     """Measure over Mosquitto; the ratio of wall times has no budget, since cores are shared."""
     with tempfile.TemporaryDirectory() as folder:
-        found = bench_fleet(FleetBench(Path(folder), devices=DEVICES, rounds=ROUNDS, port=free_port()))
+        found = bench_fleet(FleetBench(DEVICES, ROUNDS, port=free_port(), folder=Path(folder)))
     copies = found.bytes_by_kind["blobs received"] / (ROUNDS * DEVICES * found.update_bytes)
     wire = found.wire_bytes / found.payload_bytes
     ratio = found.round_seconds / found.bare_seconds

@@ -26,6 +26,9 @@ from models.tier import Tier
 from trainer_export.exported import Export
 from trainer_export.manifests import versions
 
+MADE_FROM = "made-from.json"
+"""Name of the record beside a tier's other files."""
+
 _FOLDERS = (*models.__path__, *fleet_protocol.__path__, str(Path(__file__).parent))
 _PLAIN = (bool, int, float, str, tuple, type(None))
 _INSTALLED = tuple(sysconfig.get_paths()[key] for key in ("stdlib", "platstdlib", "purelib", "platlib"))
@@ -60,14 +63,14 @@ def record_of(folder: Path, facts: Mapping[str, Any]) -> bytes:
     return json.dumps({"facts": facts, "files": _digests(folder)}, indent=1, sort_keys=True).encode()
 
 
-def unchanged(folder: Path, record: str, facts: Mapping[str, Any]) -> bool:
+def unchanged(folder: Path, facts: Mapping[str, Any]) -> bool:
     """Whether a tier's files are whole and made from these facts, as :func:`record_of` noted them."""
     try:
-        known = json.loads((folder / record).read_bytes())
+        known = json.loads((folder / MADE_FROM).read_bytes())
     except (OSError, ValueError):
         return False
     found = _digests(folder)
-    found.pop(record)
+    found.pop(MADE_FROM)
     return bool(known == {"facts": facts, "files": found})
 
 

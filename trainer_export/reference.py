@@ -29,23 +29,16 @@ class TorchOptimizer:
     Args:
         recipe: whose optimizer and bounds of the gradient it has, by PyTorch's own clipping.
         module: what it trains.
-        lr: learning rate.
         base: parameters that it knows nothing of.
         underway: whether it has `UNDERWAY` steps behind it; otherwise it begins.
     """
 
     def __init__(
-        self,
-        recipe: Recipe,
-        module: nn.Module,
-        lr: float = LEARNING_RATE,
-        base: Collection[str] = (),
-        *,
-        underway: bool = False,
+        self, recipe: Recipe, module: nn.Module, base: Collection[str] = (), *, underway: bool = False
     ) -> None:
         self._parameters = {name: value for name, value in module.named_parameters() if name not in base}
         self._recipe, self._record, self._steps = recipe, recipe.optimizer, 0
-        self._optimizer = recipe.optimizer.pytorch(list(self._parameters.values()), lr)
+        self._optimizer = recipe.optimizer.pytorch(list(self._parameters.values()), LEARNING_RATE)
         behind = {state.name: state.underway for state in self._record.states if state.underway is not None}
         if underway and behind:
             self._steps = UNDERWAY
@@ -93,24 +86,17 @@ class Reference:
     Args:
         module: not changed.
         recipe: loss, optimizer, clipping and proximal term.
-        lr: learning rate.
         base: frozen parameters that no graph returns.
         underway: whether the training has begun before; see `TorchOptimizer`.
     """
 
     def __init__(
-        self,
-        module: nn.Module,
-        recipe: Recipe,
-        lr: float = LEARNING_RATE,
-        base: Collection[str] = (),
-        *,
-        underway: bool = False,
+        self, module: nn.Module, recipe: Recipe, base: Collection[str] = (), *, underway: bool = False
     ) -> None:
         self._module = set_mode(copy.deepcopy(module), "train")
         self._recipe, self._base = recipe, base
         self._sent = [p.detach() for p in module.parameters()]
-        self._optimizer = TorchOptimizer(recipe, self._module, lr, base, underway=underway)
+        self._optimizer = TorchOptimizer(recipe, self._module, base, underway=underway)
 
     def step(self, x: Tensor, answer: Answer, noise: Mapping[str, Tensor] | None = None) -> NDArray[Any]:
         """One training step; returns the loss."""

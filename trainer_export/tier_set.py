@@ -29,13 +29,12 @@ from trainer_export.loss import Answer
 from trainer_export.manifests import Facts, manifest_of
 from trainer_export.model_inputs import heads_of, model_noise, prepared, require_one_output
 from trainer_export.parallel import Job, Tell
-from trainer_export.provenance import facts_of, record_of, unchanged
+from trainer_export.provenance import MADE_FROM, facts_of, record_of, unchanged
 from trainer_export.publishing import write_file
 from trainer_export.recipe import Recipe
 from trainer_export.traced_program import advice_on
 
 Format = Literal["onnx", "ort-training"]
-MADE_FROM = "made-from.json"
 
 _BASE_BYTES, _COPIES = 100_000_000, 8  # what a process exports a tier in: beside what it shares, and of its parameters
 
@@ -68,7 +67,7 @@ class TierSets:
         """
         if not (old / MADE_FROM).is_file():
             return False
-        if not unchanged(old, MADE_FROM, self._facts(tier, self.export.module(tier))):
+        if not unchanged(old, self._facts(tier, self.export.module(tier))):
             return False
         shutil.copytree(old, self.folder / tier.id)
         return True

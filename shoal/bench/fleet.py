@@ -7,7 +7,6 @@ import secrets
 import statistics
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from broker_server.service.membership import hosted_broker
 from broker_server.service.server import Server
@@ -20,32 +19,7 @@ from fleet_protocol.transport import BrokerAddress
 from shoal.bench.architecture import ARCH, write_architecture
 from shoal.bench.bare import BareRound, bare_rounds
 from shoal.bench.processes import device_processes
-
-
-@dataclass(frozen=True)
-class FleetBench:
-    """What is measured.
-
-    Attributes:
-        folder: for the store and the model; it is made.
-        devices: light devices.
-        rounds: closed rounds; the first warms up and is not counted.
-        payload_bytes: of the model, nearly; so of every update and of the broadcast.
-        broker: ``mosquitto`` or ``embedded``, which are started, or the address of a running one. The embedded one
-            drops chunks of readers that fall behind, which a fleet asks for again and the baseline cannot.
-        port: of a broker that is started.
-        processes: that hold the devices.
-        deadline_seconds: of a round.
-    """
-
-    folder: Path
-    devices: int = 200
-    rounds: int = 4
-    payload_bytes: int = 400_000
-    broker: str = "mosquitto"
-    port: int = 18830
-    processes: int = 2
-    deadline_seconds: float = 120.0
+from shoal.bench.settings import FleetBench
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """A bench of light devices speaks the whole protocol with a real server, beside the bare broker."""
 
-from shoal.bench.fleet import FleetBench, bench_fleet
+from shoal.bench.fleet import bench_fleet
+from shoal.bench.settings import FleetBench
 from tests.brokers import mosquitto_broker
 
 UPDATE = 40_000
@@ -9,7 +10,7 @@ UPDATE = 40_000
 def test_light_devices_close_their_rounds(tmp_path):
     """Every update of every device is merged, and what the devices count is what was asked of them."""
     with mosquitto_broker(tmp_path) as broker:
-        bench = FleetBench(tmp_path / "bench", devices=6, rounds=3, payload_bytes=UPDATE, broker=broker.url)
+        bench = FleetBench(6, 3, UPDATE, broker=broker.url, folder=tmp_path / "bench")
         figures = bench_fleet(bench)
     assert figures.merged == figures.asked == 2 * 6
     assert abs(figures.update_bytes - UPDATE) < 1000
