@@ -37,7 +37,8 @@ class Row:
         """Of a sample: a row, or the one input as it is."""
         return (sum(map(math.prod, self.shapes.values())),) if self.named else self.shapes[""]
 
-    def _places(self) -> Iterator[tuple[str, slice]]:
+    def places(self) -> Iterator[tuple[str, slice]]:
+        """Where each input lies in a row."""
         start = 0
         for name, shape in self.shapes.items():
             yield name, slice(start, start + math.prod(shape))
@@ -51,12 +52,12 @@ class Row:
     def parts(self, x: Any) -> dict[str, Any]:
         """Rows [batch, *shape] taken apart, whole numbers as int64."""
         flat = x.flatten(1) if x.dim() > 1 else x[:, None]
-        parts = {name: flat[:, place].reshape(x.shape[0], *self.shapes[name]) for name, place in self._places()}
+        parts = {name: flat[:, place].reshape(x.shape[0], *self.shapes[name]) for name, place in self.places()}
         return {name: part.long() if self.dtypes[name] == "int64" else part for name, part in parts.items()}
 
     def with_tokens(self, x: Any, vocabulary: int) -> Any:
         """Random rows, float [batch, numbers], with whole numbers below a bound where they belong, changed in place."""
-        for name, place in self._places():
+        for name, place in self.places():
             if self.dtypes[name] == "int64":
                 part = x[:, place] if self.named else x
                 part[:] = (part.abs() * 1000).floor() % vocabulary

@@ -4,7 +4,7 @@ from pathlib import Path
 from traceback import walk_tb
 
 _OURS = tuple(str(Path(__file__).parents[1] / name) for name in ("models", "trainer_export"))
-_CALLED_BY_MODELS = ("forward", "__torch_function__")  # of layers of ours, and of modes that stand around functions
+_CALLED_BY_MODELS = ("forward", "__torch_function__", "evaluate_expr")  # of our layers, modes and sizes
 
 
 def at_line_of(error: BaseException) -> str:

@@ -204,6 +204,11 @@ def check_output(output: Any, signature: Signature) -> None:
         return
     if isinstance(output, Tensor) and tuple(output.shape[1:]) == expected and len(signature.places) <= _MOST_PLACES:
         return
+    if not isinstance(output, Tensor) and not signature.heads:
+        raise ExportError(
+            f"the model returns a {type(output).__name__} in training and one tensor otherwise; let it return the same"
+            " heads in both, which a loss of yours weighs, @shoal.loss() of (outputs, targets)"
+        )
     shape = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
     wanted = ", ".join(map(str, ("batch", *expected)))
     classes = signature.classes

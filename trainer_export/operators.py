@@ -152,6 +152,12 @@ def _eye(rows: int, columns: int | None = None, *, dtype: torch.dtype | None = N
     return places.to(dtype or torch.get_default_dtype())
 
 
+def _triangle(rows: int, columns: int, offset: int = 0, *, upper: bool, **_: Any) -> Tensor:
+    """Places on and below a diagonal, or on and above it, int64 [2, places]."""
+    places = [(i, j) for i in range(rows) for j in range(columns) if j - i == offset or (j - i > offset) == upper]
+    return torch.tensor(places, dtype=torch.int64).view(-1, 2).t()
+
+
 def _atan2(y: Tensor, x: Tensor) -> Tensor:
     angle = torch.atan(y / torch.where(x == 0, 1, x))
     behind = angle + torch.where(y < 0, -math.pi, math.pi)
@@ -167,6 +173,11 @@ DECOMPOSITIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         torch.ops.aten.atan2.default: _atan2,
         torch.ops.aten.hypot.default: lambda x, y: torch.sqrt(x * x + y * y),
         torch.ops.aten.isinf.default: lambda x: torch.abs(x) == math.inf,
+        torch.ops.aten.fmax.default: lambda x, y: torch.where((x >= y) | y.isnan(), x, y),
+        torch.ops.aten.fmin.default: lambda x, y: torch.where((x <= y) | y.isnan(), x, y),
+        torch.ops.aten.copysign.Tensor: lambda x, y: torch.where(y < 0, -x.abs(), x.abs()),
+        torch.ops.aten.tril_indices.default: functools.partial(_triangle, upper=False),
+        torch.ops.aten.triu_indices.default: functools.partial(_triangle, upper=True),
         torch.ops.aten.erfc.default: lambda x: 1 - torch.erf(x),
         torch.ops.aten.fmod.Scalar: functools.partial(_rest, "trunc"),
         torch.ops.aten.fmod.Tensor: functools.partial(_rest, "trunc"),

@@ -14,6 +14,7 @@ def simplify(program: fx.GraphModule) -> None:
     _drop_no_operations(program.graph)
     _fold_scales_into_norms(program.graph)
     _drop_cancelled_biases(program.graph)
+    _choose_behind_roots(program.graph)
     _pool_before_relu(program.graph)
     program.graph.eliminate_dead_code()
 
@@ -108,6 +109,30 @@ def _drop_cancelled_biases(graph: fx.Graph) -> None:
         mask: Any = receivers[0].args[10]
         receivers[0].args = (*receivers[0].args[:10], [mask[0], mask[1], False])
         conv.args = (*conv.args[:2], None, *conv.args[3:])
+
+
+_STEEP = {getattr(aten, name).default for name in ("sqrt", "rsqrt", "log", "reciprocal")} | {aten.pow.Tensor_Scalar}
+_SUMMED = {aten.sum.dim_IntList, aten.mean.dim, aten.view.default, aten.max_pool2d_with_indices.default}
+
+
+def _is_steep(node: fx.Node) -> bool:
+    """Whether what a value goes into, directly or summed up, has an infinite gradient at 0."""
+    passed = {*_SUMMED, operator.getitem}
+    return any(user.target in _STEEP or (user.target in passed and _is_steep(user)) for user in node.users)
+
+
+def _choose_behind_roots(graph: fx.Graph) -> None:
+    """The gradient of a relu is chosen where it may be infinite, since infinity times 0 is no number."""
+    for node in [n for n in graph.nodes if n.target is aten.threshold_backward.default and _is_steep(_argument(n, 1))]:
+        grad, x, bound = node.args
+        with graph.inserting_before(node):
+            off = graph.call_function(aten.le.Scalar, (x, bound))
+            chosen = graph.call_function(aten.masked_fill.Scalar, (grad, off, 0.0))
+        value = _argument(node, 1).meta["val"]
+        with value.fake_mode:
+            off.meta, chosen.meta = {**node.meta, "val": value <= bound}, dict(node.meta)
+        node.replace_all_uses_with(chosen)
+        graph.erase_node(node)
 
 
 def _pool_before_relu(graph: fx.Graph) -> None:

@@ -27,7 +27,7 @@ from trainer_export.formats.files import SetFile
 from trainer_export.formats.ort_training import UnavailableError
 from trainer_export.loss import Answer
 from trainer_export.manifests import Facts, manifest_of
-from trainer_export.model_inputs import heads_of, model_noise, prepared, require_one_output
+from trainer_export.model_inputs import check_output, heads_of, model_noise, prepared, require_one_output
 from trainer_export.parallel import Job, Tell
 from trainer_export.provenance import MADE_FROM, facts_of, record_of, unchanged
 from trainer_export.publishing import write_file
@@ -163,6 +163,7 @@ def _refuse_idle(module: nn.Module, recipe: Recipe, batches: SizedBatches, heads
     model, (x, y) = prepared(module, "train"), next(batches.take(1))
     with torch.random.fork_rng(devices=[]):
         output = model(x)
+    check_output(output, batches.signature)
     loss = recipe.loss.pytorch(output, Answer(y, batches.mask()))
     read, todo = set[Any](), list[Any]([get_gradient_edge(loss)[:2]] if loss.requires_grad else ())
     while todo:

@@ -1,5 +1,6 @@
 """Runs a function once on fake tensors and keeps what it did as a flat list of torch operators."""
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from torch.fx import traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from typing_extensions import override
 
 from fleet_protocol.errors import ExportError
 from models.user_lines import at_line_of, first_line
@@ -26,7 +28,7 @@ from trainer_export.lowering.table import LOWERINGS
 from trainer_export.lowering.values import Spec
 from trainer_export.operators import DECOMPOSITIONS
 from trainer_export.passes import simplify
-from trainer_export.rewriting import Rewriting, place_of
+from trainer_export.rewriting import Rewriting, line_of, place_of
 
 BATCH = "batch"
 _EXAMPLE_BATCH, _OTHER_BATCH = 5, 7  # above 1; the other for models that have the one among their own sizes
@@ -74,6 +76,19 @@ class Trace:
         return f"the {self.name} graph outside any module"
 
 
+class _Batch(ShapeEnv):
+    """Remembers the first place where the batch was taken for a number."""
+
+    where = ""
+
+    @override
+    def evaluate_expr(self, *args: Any, **kwargs: Any) -> Any:
+        found = super().evaluate_expr(*args, **kwargs)
+        if self.replacements and not self.where:
+            self.where = place_of(traceback.current_meta, line_of(sys._getframe(1)))  # noqa: SLF001 - no public name
+        return found
+
+
 def trace_program(
     name: str,
     function: Callable[..., list[Tensor]],
@@ -93,8 +108,9 @@ def trace_program(
     Raises:
         ExportError: the function cannot be traced with a dynamic batch.
     """
+    places = list[str]()
 
-    def traced(example: int, environment: ShapeEnv | None) -> Trace | None:
+    def traced(example: int, environment: _Batch | None) -> Trace | None:
         mode = FakeTensorMode(shape_env=environment, allow_non_fake_inputs=True)
         fakes = _fake_inputs(mode, inputs, example)
         table = _decompositions()
@@ -106,6 +122,7 @@ def trace_program(
         describe(program, None if environment else example)
         specs = tuple(node.meta["val"] for node in program.graph.nodes if node.op == "placeholder")
         if batched and all(isinstance(size, int) for spec in specs for size in spec.shape):
+            places.append(environment.where if environment else "")
             return None  # it works for the example alone
         return Trace(name, program, inputs, specs, outputs, next(iter(batched), ""))
 
@@ -118,7 +135,7 @@ def trace_program(
                 return trace
     try:
         for example in (_EXAMPLE_BATCH, _OTHER_BATCH):
-            trace = traced(example, ShapeEnv())
+            trace = traced(example, _Batch())
             if trace:
                 known[key] = uses_of(trace.program)
                 return trace
@@ -129,8 +146,8 @@ def trace_program(
             f"the {name} graph cannot be traced{at_line_of(error)}: {first_line(error)}; {advice_on(error)}"
         ) from error
     raise ExportError(
-        f"the {name} graph works for one batch size only; do not use the batch size as a number, and call no"
-        " function of torch.jit.script"
+        f"the {name} graph works for one batch size only{', '.join(['', *filter(None, places[:1])])}; do not use the"
+        " batch size as a number, and call no function of torch.jit.script"
     )
 
 

@@ -32,6 +32,7 @@ from models.zoo.exchange import Run, Subject, noise, samples, stretched, subject
 from models.zoo.layers import StaticBatchNorm
 from models.zoo.probing import Growth, Shapes, grown_with
 from models.zoo.proof import Case, Doubt, View, proved_dims
+from models.zoo.rare import rare_samples
 
 _NARROW = (0.7, 0.5, 0.75, 0.3)  # odd sizes first: they tell most
 _FILLS = frozenset({Tensor.normal_, Tensor.uniform_, Tensor.fill_, Tensor.zero_})
@@ -228,10 +229,13 @@ def _refuse_moved(
 
 def _stretched(arch: Architecture, view: View, row: Row) -> Iterator[View]:
     """The same model where rare values are common: a branch for large activations, or for padding, treats units too."""
-    for scale, shift, gain in _STRETCHED:
-        if row.dtype == "int64" and (scale > 1 or shift):  # no size of tokens; the gain is enough
-            continue
-        x = samples(view.subject.module, row, _MORE_SAMPLES, scale, shift)
+    module, whole = view.subject.module, row.dtype == "int64"
+    usual = [  # of tokens no size; the gain is enough
+        (samples(module, row, _MORE_SAMPLES, scale, shift), gain)
+        for scale, shift, gain in _STRETCHED
+        if not whole or (scale <= 1 and not shift)
+    ]
+    for x, gain in (*usual, *((x, 1.0) for x in rare_samples(view.subject, row))):
         for dtype in (torch.float64, torch.float32):  # the first has no rounding to speak of; some know the other alone
             subject = stretched(view.subject, x, gain, dtype)
             with contextlib.suppress(Exception), torch.random.fork_rng(devices=[]):
@@ -239,7 +243,7 @@ def _stretched(arch: Architecture, view: View, row: Row) -> Iterator[View]:
                 if all(bool(value.isfinite().all()) for value in before.outputs):
                     yield replace(view, subject=subject, before=before)
                 break
-        _refuse_moved(arch, subject, dict(view.subject.module.named_buffers()), subject.buffers)
+        _refuse_moved(arch, subject, dict(module.named_buffers()), subject.buffers)
 
 
 def _agree(one: Run, other: Run) -> bool:

@@ -6,6 +6,7 @@ from torch import nn
 
 from fleet_protocol.errors import ConfigError
 from models import architecture, infer_layout
+from tests.marking import mostly_slow
 
 
 def arch_of(kind, shape, dtype="float32"):
@@ -66,7 +67,55 @@ class Padded(nn.Module):
         return self.last(torch.where((x == 0)[..., None], y.flip(2), y).mean(1))
 
 
-@pytest.mark.parametrize("kind", [Large, LargeSingle, LargeNormed, Padded])
+class Special(Padded):
+    """Treats one token of many in another way, wherever it lies in the vocabulary."""
+
+    def special(self, x):
+        return x == 1234
+
+    def forward(self, x):
+        y = self.table(x)
+        return self.last(torch.where(self.special(x)[..., None], y.flip(2), y).mean(1))
+
+
+class Listed(Special):
+    def special(self, x):
+        return torch.isin(x, torch.tensor([2000, 2001]))
+
+
+class Flagged(Special):
+    """Known from a table."""
+
+    def __init__(self, hidden, classes):
+        super().__init__(hidden, classes)
+        self.register_buffer("flags", torch.arange(5000) == 4321)
+
+    def special(self, x):
+        return self.flags[x]
+
+
+class Reserved(Special):
+    """The last ten."""
+
+    def special(self, x):
+        return x >= 4990
+
+
+class Missing(Layered):
+    """A number that stands for none."""
+
+    def forward(self, x):
+        y = self.first(x)
+        return self.last(torch.where((x == -1).any(1, keepdim=True), self.placed(y), y))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    mostly_slow(
+        [Large, LargeSingle, LargeNormed, Padded, Special, Listed, Flagged, Reserved, Missing],
+        lambda kind: kind not in (Listed, Reserved, Large, LargeNormed),
+    ),
+)
 def test_units_that_have_places_on_rare_values_alone(kind):
     """They would be sliced wrongly as soon as such a value comes."""
     is_layered = issubclass(kind, Layered)

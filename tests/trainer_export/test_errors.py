@@ -112,7 +112,7 @@ def test_an_unsupported_operator_names_itself_its_module_and_a_way_out() -> None
         (Frozen(), VECTOR, "every parameter is frozen.*free some"),
         (Resized(), IMAGE, r"module \(the model itself\) \(Resized\), line \d+ of test_err.*mode='area'"),
         (Branching(), VECTOR, r"at line \d+ of test_errors\.py, in module Branching: .* must not depend on the values"),
-        (FixedBatch(), VECTOR, "one batch size only"),
+        (FixedBatch(), VECTOR, r"one batch size only, module .*\(FixedBatch\), line \d+ of test_errors\.py; "),
         (nn.Linear(6, 4), VECTOR, r"must return logits \[batch, 3\], it returned"),
     ],
 )
@@ -204,8 +204,31 @@ def _bounded(x: Tensor) -> Tensor:
     return (rows * (1.0 / rows.norm(dim=-1, keepdim=True).clamp(min=1.0))).sum(2)
 
 
+def _log_gamma(x: Tensor) -> Tensor:
+    x = x.abs() + 1
+    y = x + 5
+    product = x * (x + 1) * (x + 2) * (x + 3) * (x + 4)
+    return (y - 0.5) * y.log() - y + 0.9189385 + 1 / (12 * y) - 1 / (360 * y**3) - product.log()
+
+
+def _digamma(x: Tensor) -> Tensor:
+    x = x.abs() + 1
+    y = x + 5
+    return y.log() - 1 / (2 * y) - 1 / (12 * y**2) + 1 / (120 * y**4) - sum(1 / (x + k) for k in range(5))
+
+
+def _inverse_error(x: Tensor) -> Tensor:
+    x = x.tanh()
+    t = (1 - x * x).log()
+    s = 4.3307 + t / 2
+    return x.sign() * ((s * s - t / 0.147).sqrt() - s).sqrt()
+
+
 REMEDIES: Mapping[str, tuple[Callable[[Tensor], Tensor], str, Callable[[Tensor], Tensor]]] = {
-    "norm": (lambda x: x.norm(3, 1, keepdim=True), "use order 1 or 2", lambda x: x.norm(1, 1, keepdim=True)),
+    "norm": (lambda x: x.norm(0, 1, keepdim=True), "use order 1 or 2", lambda x: x.norm(1, 1, keepdim=True)),
+    "lgamma": (lambda x: (x.abs() + 1).lgamma(), r"Stirling's series above 0: .* \(x \+ 4\)\)\.log\(\)", _log_gamma),
+    "digamma": (lambda x: (x.abs() + 1).digamma(), r"its series above 0: .* range\(5\)\)", _digamma),
+    "erfinv": (lambda x: x.tanh().erfinv(), r"Winitzki's formula.*- s\)\.sqrt\(\)", _inverse_error),
     "roll": (lambda x: x.roll(1), "name the dimension", lambda x: x.roll(1, 1)),
     "flip": (lambda x: x.flip(0), "name another dimension", lambda x: x.flip(1)),
     "mask": (lambda x: x[x > 0].sum(), "multiply by it", lambda x: (x * (x > 0)).sum(1, keepdim=True)),
@@ -254,6 +277,14 @@ def test_a_refusal_and_what_it_advises(name: str) -> None:
     with pytest.raises(ExportError, match=rf"line \d+ of test_errors\.py: .*{message}"):
         train_report(Between(refused), VECTOR)
     assert train_report(Between(instead), VECTOR, sizes=(4, 3)).worst_absolute <= 1e-5
+
+
+def test_formulas_that_are_advised_are_right() -> None:
+    """Where PyTorch has the function."""
+    x = torch.linspace(-3, 3, 50)
+    torch.testing.assert_close(_log_gamma(x), (x.abs() + 1).lgamma(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(_digamma(x), (x.abs() + 1).digamma(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(_inverse_error(x), x.tanh().erfinv(), rtol=4e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("numbers", [{"momentum": 1.0}, {"momentum": -0.1}, {"weight_decay": -1.0}, {"clip_norm": 0.0}])

@@ -118,3 +118,11 @@ def test_an_output_that_no_loss_depends_on_is_refused(tmp_path: Path) -> None:
     for arch, chosen in ((model(both), of_both), (single, of_one)):
         with pytest.raises(Reached):
             export(arch, Recipe(loss=chosen()), tmp_path)
+
+
+def test_heads_in_training_alone_are_refused(tmp_path: Path) -> None:
+    """In both modes, under a loss of one's own, they are not."""
+    with pytest.raises(ExportError, match=r"returns a dict in training and one tensor.*the same heads in both"):
+        export(model(lambda net, x: both(net, x) if net.training else net.first(x)), Recipe(), tmp_path)
+    with pytest.raises(Reached):
+        export(model(both), Recipe(loss=of_both()), tmp_path)

@@ -304,13 +304,16 @@ def test_what_cannot_be_traced(inner, message):
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script.:DeprecationWarning")
 def test_what_is_scripted_knows_one_batch_size():
-    """Nothing tells the line of it."""
+    """The line that calls it is named."""
 
     def gate(y: torch.Tensor) -> torch.Tensor:
         return y * torch.sigmoid(y)
 
     scripted = torch.jit.script(gate)
-    with pytest.raises(ExportError, match=r"one batch size only; .* and call no function of torch\.jit\.script"):
+    with pytest.raises(
+        ExportError,
+        match=r"one batch size only, .*, line \d+ of test_str.*\.py; .* and call no function of torch\.jit\.script",
+    ):
         train_report(Tracing(lambda y: scripted(y)), VECTOR)  # noqa: PLW0108 - a module that holds it cannot be copied
     assert train_report(Tracing(gate), VECTOR).worst_absolute < 1e-5
 

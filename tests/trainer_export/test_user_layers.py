@@ -3,6 +3,7 @@
 Before every one stands a layer with parameters, so that its own gradient with respect to its input counts.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import pytest
@@ -59,6 +60,12 @@ def turned(x: Tensor) -> Tensor:
     """A grid of places for a batch of maps, another one for each sample."""
     theta = torch.stack([x.mean((2, 3)), x[:, :, 0, 0]], 1)[..., :3] + torch.eye(2, 3)
     return functional.affine_grid(theta, list(x.shape), align_corners=True)
+
+
+def triangles(x: Tensor) -> Tensor:
+    """The entries below a diagonal, and those above another."""
+    below, above = torch.tril_indices(9, 8, -1), torch.triu_indices(9, 8, 2)
+    return torch.cat([x[:, :, below[0], below[1]], x[:, :, above[0], above[1]]], 2).unsqueeze(2)
 
 
 RESIZED: Mapping[str, tuple[int, nn.Module]] = {
@@ -147,6 +154,10 @@ OTHERS: Mapping[str, tuple[int, nn.Module]] = {
         2,
         Do(lambda x: x + x.frac() * torch.div(x, 0.3, rounding_mode="trunc") + torch.hypot(x, x + 3) + torch.erfc(x)),
     ),
+    "larger that is a number": (2, Do(lambda x: torch.fmax(x, x.flip(2)) + torch.fmin(x, 0.5 * x).copysign(x.flip(3)))),
+    "norms": (2, Do(lambda x: sum(x.norm(order, 3, keepdim=True) for order in (3, 0.5, math.inf, -math.inf)))),
+    "triangles": (2, Do(triangles)),
+    "root of what is cut off": (2, Do(lambda x: x.relu().sqrt() + (x - 1).relu().sum(3, keepdim=True) ** 0.5)),
     "masks multiplied": (2, Do(lambda x: x * ((x > 0) * (x < 0.5)))),
     "bilinear": (2, Twice(nn.Bilinear(8, 8, 3))),
     "bounded variances": (2, Do(lambda x: functional.gaussian_nll_loss(x, x.flip(2), x**2, True, 0.1, "none"))),

@@ -33,6 +33,12 @@ _SUGGESTIONS: Mapping[str, str] = MappingProxyType(
         "kthvalue": "topk",
         **dict.fromkeys((".max.default", ".min.default"), "amax or amin along dimensions behind the batch"),
         **dict.fromkeys(("bucketize", "searchsorted"), "sums of comparisons: (x.unsqueeze(-1) > edges).sum(-1)"),
+        "lgamma": "Stirling's series above 0: with y = x + 5, (y - 0.5) * y.log() - y + 0.9189385 + 1 / (12 * y)"
+        " - 1 / (360 * y**3) - (x * (x + 1) * (x + 2) * (x + 3) * (x + 4)).log()",
+        "digamma": "its series above 0: with y = x + 5, y.log() - 1 / (2 * y) - 1 / (12 * y**2) + 1 / (120 * y**4)"
+        " - sum(1 / (x + k) for k in range(5))",
+        "erfinv": "Winitzki's formula, right to 0.4 %: with t = (1 - x * x).log() and s = 4.3307 + t / 2,"
+        " x.sign() * ((s * s - t / 0.147).sqrt() - s).sqrt()",
         "sparse": "a dense matrix",
         "unfold": "Tensor.unfold; for a spectrum matrix products with tables of cosines and sines",
         "linalg": "additions and matrix products",

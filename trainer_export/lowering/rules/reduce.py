@@ -73,13 +73,17 @@ def _place(op_type: str) -> Callable[..., Value]:
 def _vector_norm(e: Emitter, _out: Spec, x: Value, *args: Any, **_: object) -> Value:
     given: tuple[Any, ...] = (*args, *(2, None, False)[len(args) :])
     order, dim, keepdim = given
-    if order not in (1, 2):
-        raise ExportError(f"vector norm of order {order} cannot be exported; use order 1 or 2")
+    if order == 0:
+        raise ExportError("vector norm of order 0 cannot be exported, nor does it train; use order 1 or 2")
+    size, axes = e.pointwise("Abs", x), list(dim or range(x.rank))
     if x.rank == 0:
-        return e.pointwise("Abs", x)
-    if order == 1:
-        return e.reduce("ReduceSum", e.pointwise("Abs", x), list(dim or range(x.rank)), keep=keepdim)
-    return e.reduce("ReduceL2", x, list(dim or range(x.rank)), keep=keepdim)
+        return size
+    if order == 2:
+        return e.reduce("ReduceL2", x, axes, keep=keepdim)
+    if order == 1 or math.isinf(order):
+        return e.reduce({1: "ReduceSum", math.inf: "ReduceMax"}.get(order, "ReduceMin"), size, axes, keep=keepdim)
+    total = e.reduce("ReduceSum", e.pointwise("Pow", size, e.scalar(order, x.dtype)), axes, keep=keepdim)
+    return e.pointwise("Pow", total, e.scalar(1 / order, x.dtype))
 
 
 LOWERINGS: dict[Any, Callable[..., Any]] = {
