@@ -36,7 +36,7 @@ class _Sink:
         """Take payloads."""
         del deadline
         sizes = [len(payload) for _, payload in messages]
-        self.taken = sum(sizes)
+        self.taken += sum(sizes)
         return len(sizes)
 
 
@@ -58,31 +58,32 @@ def _measure(folder: Path) -> tuple[float, int]:
     link = _Sink()
     service = BlobService(link, Topics("bench"), DEFAULT_CHUNK_BYTES)  # type: ignore[arg-type]  # all that it uses
     # The whole model's slice would be the version itself: with a number in it nothing is there already.
-    sizes: list[int] = []
 
     def announce(number: int) -> None:
-        sizes.clear()
+        link.taken = 0
         for plan in plans:
             parts = weights_parts(plan.slice(model), {"number": str(number)})
             digest = blobs.put(*parts)
             service.serve({digest: blobs.path(digest)})
             head = {"fleet": "bench", "run": "r", "round": 1, "task": "t", "device": "d"}
             service.need(NeedChunks.model_validate({**head, "digest": digest, "ranges": ((0, CHUNKS_LIMIT),)}))
-            problems = service.flush(math.inf)
-            if problems:
-                raise RuntimeError(problems[0])
-            sizes.append(link.taken)
+            while service.next_due() is not None:
+                problems = service.flush(math.inf)
+                if problems:
+                    raise RuntimeError(problems[0])
             service.withdraw([digest])
-            blobs.remove(digest)
+            announced.append(digest)
 
-    ratios = []
+    ratios, announced = [], list[str]()
     for number in range(REPEATS):
         ours = _cpu(lambda number=number: announce(number))  # type: ignore[misc]
-        source = np.ones(sum(sizes), np.uint8)
+        for digest in announced:
+            blobs.remove(digest)
+        source = np.ones(link.taken, np.uint8)
         target = np.zeros_like(source)
         bare = min(_cpu(lambda: np.copyto(target, source)) for _ in range(5))  # noqa: B023  (called at once)
         ratios.append(ours / bare)
-    return statistics.median(ratios), sum(sizes)
+    return statistics.median(ratios), link.taken
 
 
 def rows() -> list[Row]:

@@ -94,10 +94,7 @@ class CompiledPlan:
         cut: dict[str, NDArray[Any]] = {}
         for tensor in self._present(weights):
             source = self._of_shape(weights, tensor.name, tensor.shape, "global weights")
-            local = np.empty(tensor.local_shape, dtype=source.dtype)
-            for region in tensor.regions:
-                local[region.part] = source[region.whole]
-            cut[tensor.name] = local
+            cut[tensor.name] = _in_place(tensor, source)
         return cut
 
     def scatter(self, sub: Tensors, onto: Tensors) -> dict[str, NDArray[Any]]:
@@ -252,6 +249,18 @@ def _regions(shape: tuple[int, ...], runs: tuple[tuple[Run, ...], ...]) -> tuple
 
 def _entries(spans: Sequence[tuple[int, int]]) -> Indices:
     return np.concatenate([np.arange(start, start + length, dtype=np.int64) for start, length in spans])
+
+
+def _in_place(tensor: CompiledTensor, source: NDArray[Any]) -> NDArray[Any]:
+    """What is kept of a tensor: a view where it is one piece of what nobody may write to, such as a mapped file."""
+    if len(tensor.regions) == 1 and not source.flags.writeable:
+        piece: NDArray[Any] = source[tensor.regions[0].whole]
+        if piece.shape == tensor.local_shape and piece.flags.c_contiguous and np.may_share_memory(piece, source):
+            return piece
+    local = np.empty(tensor.local_shape, dtype=source.dtype)
+    for region in tensor.regions:
+        local[region.part] = source[region.whole]
+    return local
 
 
 def _add(total: NDArray[Any], index: tuple[Any, ...], addend: Any) -> None:

@@ -196,17 +196,15 @@ class BlobService:
 
     def _publish(self, digest: str, chunks: set[int]) -> None:
         served, known = self._served[digest], self._published.setdefault(digest, set())
-        with _opened(served, digest, check=not known.isdisjoint(chunks)) as data:
-            messages = self._messages(data, digest, served.chunk_bytes, chunks)
+        again = not known.isdisjoint(chunks)
+        with _opened(served, digest, check=again) as data:
+            frames = iter_chunks(
+                data, served.chunk_bytes, ranges_of(chunks), digests=again and not self._link.authentic
+            )
+            messages = ((self._topics.blob(digest, index), frame) for index, frame in frames)
             self._link.publish_stream(messages, time.monotonic() + TURN_SECONDS)
         self._payload_bytes += _payload_bytes(chunks - known, served.size, served.chunk_bytes)
         known |= chunks
-
-    def _messages(
-        self, data: memoryview, digest: str, chunk_bytes: int, chunks: set[int]
-    ) -> Iterator[tuple[str, bytes]]:
-        for index, frame in iter_chunks(data, chunk_bytes, ranges_of(chunks), digests=not self._link.authentic):
-            yield self._topics.blob(digest, index), frame
 
     def take_payload_bytes(self) -> int:
         """Payload bytes published since the last call; a chunk that is published again counts no more."""
@@ -219,7 +217,7 @@ def _opened(served: _Served, digest: str, *, check: bool) -> Iterator[memoryview
     """The bytes of a blob, from the page cache.
 
     Devices check what they receive, and ask again for what is wrong: only then is the file's digest taken, once for as
-    long as the file stays the same.
+    long as the file stays the same, and only then do chunks carry digests of their own.
     """
     path = served.path
     try:

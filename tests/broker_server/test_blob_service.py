@@ -8,7 +8,7 @@ import pytest
 
 from broker_server.service.blob_service import BlobService
 from fleet_protocol.blob_store import BlobStore
-from fleet_protocol.blobs import DEFAULT_CHUNK_BYTES, decode_chunk
+from fleet_protocol.blobs import DEFAULT_CHUNK_BYTES, FRAME_OVERHEAD, decode_chunk
 from fleet_protocol.digests import matches
 from fleet_protocol.errors import TransportError
 from fleet_protocol.messages import NeedChunks
@@ -23,7 +23,7 @@ class Broker:
 
     def __init__(self) -> None:
         self.chunks: dict[int, bytes] = {}
-
+        self.digests = 0  # chunks that came with one of their own
         self.away = False
 
     authentic = False
@@ -36,6 +36,7 @@ class Broker:
         for _, frame in messages:
             chunk = decode_chunk(frame)
             self.chunks[chunk.index] = bytes(chunk.payload)
+            self.digests += frame[FRAME_OVERHEAD - 32 : FRAME_OVERHEAD] != bytes(32)
             count += 1
         return count
 
@@ -75,10 +76,12 @@ def test_chunks_are_sent_as_asked_and_a_whole_file_again(service, broker, tmp_pa
     service.serve({digest: blobs.path(digest)})
     assert ask(service, digest, (1, 2)) == []
     assert list(broker.chunks) == [1]
+    assert broker.digests == 0, "every byte is hashed once: the digest of the blob must do"
     assert service.take_payload_bytes() == DEFAULT_CHUNK_BYTES
     assert ask(service, digest, (0, 3)) == []
     assert matches(b"".join(broker.chunks[index] for index in range(3)), digest)
     assert service.take_payload_bytes() == len(data) - DEFAULT_CHUNK_BYTES, "what was sent before counts once"
+    assert broker.digests == 3, "where something was wrong, each chunk shows that it is right"
 
 
 @pytest.mark.parametrize(("devices", "seconds"), [(1, 0.005), (1000, 5.2)])

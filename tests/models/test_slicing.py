@@ -70,6 +70,23 @@ def test_a_slice_is_the_outer_product_of_the_kept_lists(case):
 
 
 @given(planned())
+def test_what_nobody_may_write_to_is_not_copied_where_it_is_one_piece(case):
+    """A mapped version is handed on as it lies, and as safe from writing; the entries are those of a copy."""
+    layout, plan = case
+    weights = noise(layout)
+    copied = slice_weights(layout, plan, weights)
+    for value in weights.values():
+        value.flags.writeable = False
+    for name, value in slice_weights(layout, plan, weights).items():
+        np.testing.assert_array_equal(value, copied[name])
+        assert type(value) is np.ndarray
+        assert value.flags.c_contiguous
+        assert value.flags.writeable != np.shares_memory(value, weights[name])
+        if value.shape == weights[name].shape and plan.kind == "static":
+            assert np.shares_memory(value, weights[name])
+
+
+@given(planned())
 def test_scatter_undoes_slice(case):
     """What was cut out and written back elsewhere is cut out again unchanged, and the rest stays."""
     layout, plan = case
