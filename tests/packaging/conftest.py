@@ -63,13 +63,13 @@ class Environment:
         path = [str(self.program(command[0])), *map(str, command[1:])]
         return subprocess.Popen(path, cwd=cwd, env={**surroundings(), "COLUMNS": "200"}, text=True, **options)
 
-    def run(self, *command, cwd, timeout=240):
+    def run(self, *command, cwd, timeout=400):
         """Run one to its end, and return what it printed; it must end well."""
         done = self.tried(*command, cwd=cwd, timeout=timeout)
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout
 
-    def tried(self, *command, cwd, timeout=240):
+    def tried(self, *command, cwd, timeout=400):
         """Run one to its end, whatever that is."""
         with self.start(*command, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             try:

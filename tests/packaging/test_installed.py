@@ -192,13 +192,15 @@ def a_round(install, folder, device_extra, server_extra, python):
             up = server.start("shoal", "up", "--config", "fleet.toml", cwd=folder, stderr=subprocess.PIPE)
             try:
                 greeting = up.stderr.readline()  # a run before it would make a server of its own
-                finished = json.loads(server.run("shoal", "run", "--config", "fleet.toml", "--json", cwd=folder))
+                done = server.tried("shoal", "run", "--config", "fleet.toml", "--json", cwd=folder)
             finally:
                 agent.terminate()
                 up.terminate()
-                rest = up.communicate(timeout=30)[1]
-                codes = agent.wait(30), up.returncode
-    assert finished["status"] == "finished", (folder / "device.log").read_text() + greeting + rest
+                rest = up.communicate(timeout=60)[1]
+                codes = agent.wait(60), up.returncode
+                print((folder / "device.log").read_text(), greeting, rest)  # shown where anything fails
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout)["status"] == "finished"
     assert codes == (0, 0)
     assert json.loads(server.run("shoal", "status", "--store", "store", "--json", cwd=folder))["closed"] == 1
     (seen,) = json.loads(server.run("shoal", "devices", "--store", "store", "--json", cwd=folder))
