@@ -11,9 +11,12 @@ def main() -> None:
     if problem:
         print(f"error: {problem}", file=sys.stderr)
         sys.exit(2)
-    from shoal.cli.main import main as run  # noqa: PLC0415  (what may be hidden)
+    try:
+        from shoal.cli.main import main as run  # noqa: PLC0415  (what may be hidden)
 
-    run()
+        run()
+    except KeyboardInterrupt:  # while it is loaded
+        sys.exit(130)
 
 
 if __name__ == "__main__":

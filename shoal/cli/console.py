@@ -7,9 +7,10 @@ from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
-PIPE_WIDTH = 160
+PIPE_WIDTH, _WIDEST = 160, 10_000
 
 
 def output_console() -> Console:
@@ -34,7 +35,10 @@ def print_json(value: Any) -> None:
 
 
 def print_rows(title: str, rows: Sequence[Mapping[str, str]], *, empty: str) -> None:
-    """Print a table whose columns are the keys of the first row; a [word] in a cell is no markup."""
+    """Print a table whose columns are the keys of the first row; a [word] in a cell is no markup.
+
+    On a terminal too narrow for its words each row is a list of its own.
+    """
     console = output_console()
     if not rows:
         console.print(empty)
@@ -45,7 +49,11 @@ def print_rows(title: str, rows: Sequence[Mapping[str, str]], *, empty: str) -> 
         table.add_column(name, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*map(escape, row.values()))
-    console.print(table)
+    if Measurement.get(console, console.options.update(max_width=_WIDEST), table).minimum <= console.width:
+        console.print(table)
+        return
+    for row in rows:
+        say("\n  ".join(f"{name}: {value}" for name, value in row.items()))
 
 
 def bytes_text(count: float) -> str:

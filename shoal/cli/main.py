@@ -1,14 +1,17 @@
 """The entry point: one Typer application, and one place where errors become exit codes."""
 
+import errno
 import logging
+import os
 import sys
 from importlib.metadata import version
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
-from fleet_protocol.errors import ShoalError
+from fleet_protocol.errors import ShoalError, StorageError
 from shoal.cli.console import error_console
 from shoal.cli.folder import CommandFolder
 
@@ -44,11 +47,22 @@ def _options(
 
 def main() -> None:
     """Run the command line; an error that is not a bug prints one message and its exit code."""
+    for name in ("stdout", "stderr"):  # whoever started it may have closed them
+        setattr(sys, name, getattr(sys, name) or Path(os.devnull).open("w"))  # noqa: SIM115
     try:
-        app(prog_name="shoal")
+        try:
+            app(prog_name="shoal")
+        finally:
+            sys.stdout.flush()
     except ShoalError as error:
         error_console().print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.errno not in {errno.ENOSPC, errno.EIO, errno.EPIPE}:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python says it again when it ends
+        error_console().print(f"[bold red]error:[/] what this prints cannot be written: {error.strerror}")
+        sys.exit(StorageError.exit_code)
     except KeyboardInterrupt:
         error_console().print("interrupted")
         sys.exit(130)

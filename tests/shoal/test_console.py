@@ -1,12 +1,17 @@
 """What devices and the store say is text, never markup."""
 
 import io
+import subprocess
+import sys
+import types
 
 import pytest
 from rich.console import Console
 
+import shoal.__main__
 from fleet_protocol import control
 from fleet_protocol.errors import RefusalReason
+from shoal.cli import console
 from shoal.cli.console import print_rows
 from shoal.cli.progress import RunDisplay
 
@@ -29,3 +34,33 @@ def test_cells_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]):
     """So are the notes of a round in a table."""
     print_rows("rounds", [{"note": DETAIL}], empty="none")
     assert DETAIL in capsys.readouterr().out
+
+
+def test_a_table_that_is_too_wide_is_a_list(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    """No cell is without its words on a terminal of 40 columns; one that fits, folded, stays a table."""
+    monkeypatch.setattr(console, "PIPE_WIDTH", 40)
+    wide = {f"column {at}": f"value{at} and-more" for at in range(14)}
+    print_rows("devices", [wide, wide], empty="none")
+    shown = capsys.readouterr().out
+    assert shown.count("column 13: value13 and-more\n") == 2
+    assert max(map(len, shown.splitlines())) <= 40
+    print_rows("few", [{"note": "several words in a cell that is folded"}], empty="none")
+    assert "┃" in capsys.readouterr().out
+
+
+def test_output_that_nobody_takes_is_no_bug(monkeypatch):
+    """Closed it is not missed, on a full disk it is said with the code of one; and Ctrl-C may come while it loads."""
+    command = f"{sys.executable} -m shoal --version"
+    closed = subprocess.run(["sh", "-c", f"{command} >&- 2>&-"], timeout=120, check=False)
+    full = subprocess.run(
+        ["sh", "-c", f"{command} >/dev/full"], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert closed.returncode == 0
+    assert (full.returncode, full.stderr) == (7, "error: what this prints cannot be written: No space left on device\n")
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(sys.modules, "shoal.cli.main", types.SimpleNamespace(main=interrupted))
+    with pytest.raises(SystemExit, match="130"):
+        shoal.__main__.main()
