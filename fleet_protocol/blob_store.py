@@ -19,7 +19,7 @@ def write_atomically(path: Path, *parts: bytes | memoryview, durable: bool = Tru
     """Replace a file so that a reader, or a crash, sees the old content or the new and nothing between.
 
     Args:
-        path: the file; its folder is made.
+        path: the file, for its owner alone; its folder is made.
         parts: of the new content, in order.
         durable: wait until it would survive a power cut; without, it survives the end of the process alone.
 
@@ -28,7 +28,7 @@ def write_atomically(path: Path, *parts: bytes | memoryview, durable: bool = Tru
     """
     temporary = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)  # as the file, which is its owner's alone
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(descriptor, "wb") as file:
             for part in parts:

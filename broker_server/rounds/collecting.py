@@ -17,6 +17,8 @@ from fleet_protocol.messages.instructions import Summing
 from fleet_protocol.messages.values import SUM_LIMIT
 from fleet_protocol.secure_sum import majority
 
+_MOST_TAKEN = 3
+
 
 @dataclass
 class OpenTask:
@@ -29,6 +31,7 @@ class OpenTask:
         heard: ``time.monotonic()`` of the last sign of the device about this task.
         offered: the same of the last offer.
         damaged: uploads whose digest was wrong.
+        taken: times that the device changed its tier.
         announced: the device's Done while chunks are still missing.
         quiet: ``time.monotonic()`` from which on they count as lost if none has come.
         instructions: what its offers ask of the device.
@@ -42,6 +45,7 @@ class OpenTask:
     heard: float = -math.inf
     offered: float = -math.inf
     damaged: int = 0
+    taken: int = 0
     announced: Done | None = None
     quiet: float = math.inf
     manifests: Mapping[str, Manifest] = field(default_factory=dict)
@@ -52,14 +56,16 @@ class OpenTask:
         """Follow the device to the tier it took.
 
         Args:
-            tier: its id; one that was not offered changes nothing.
+            tier: its id; one that was not offered changes nothing, nor does a change of mind that is one too many: each
+                waits for the disk.
 
         Returns:
             Whether it is another tier than before.
         """
         changed = self.record.taking(tier)
-        if changed is self.record:
+        if changed is self.record or self.taken >= _MOST_TAKEN:
             return False
+        self.taken += 1
         self.record, self.manifest = changed, self.manifests[tier]
         return True
 

@@ -5,8 +5,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from broker_server.rounds.collecting import OpenTask
 from broker_server.rounds.validation import check_done
 from broker_server.store import Store, TaskRecord
+from broker_server.store.task_records import Alternative, Alternatives
 from fleet_protocol import control
 from fleet_protocol.blobs import encode_chunk
 from fleet_protocol.errors import RefusalReason, RefusedError
@@ -131,6 +133,16 @@ def test_an_update_in_finer_chunks_than_its_task_is_refused():
     finer = done.model_copy(update={"update": cut.model_copy(update={"chunk_bytes": 1024})})
     with pytest.raises(RefusedError, match="chunks of 1024 bytes, of 4096 at least"):
         check_done(finer, task, manifest)
+
+
+def test_a_device_changes_its_mind_a_few_times_at_most():
+    """Each change waits for the disk: a hundred a second, which a device may say, held up everybody else."""
+    ref = BlobRef(digest="0" * 64, size=10_000, chunk_bytes=4096)
+    other = Alternative(tier="w0.50-d1", plan_key="k", artifact_set=ref, weights=ref)
+    record = TaskRecord("t", "r", 1, "pi", "train", "w1.00-d1", "k", 0, ref, ref, others=Alternatives(items=(other,)))
+    task = OpenTask(record, None, None, manifests={"w1.00-d1": None, "w0.50-d1": None})
+    assert [task.take(("w0.50-d1", "w1.00-d1")[number % 2]) for number in range(6)] == [True] * 3 + [False] * 3
+    assert task.record.tier == "w0.50-d1"
 
 
 def test_a_damaged_upload_is_asked_for_again(url, config, running, fleet):

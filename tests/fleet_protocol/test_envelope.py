@@ -1,6 +1,7 @@
 """Envelopes: whose message it is, where it may be said, and that it is said once."""
 
 import json
+import os
 import stat
 import time
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from broker_server.service.authority import Founding, enroll, found_fleet, renew_server, revoke
 from broker_server.service.registry import RegistryReader
+from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.errors import ConfigError, RefusalReason, RefusedError
 from fleet_protocol.identity.certificate import Certificate, issue
 from fleet_protocol.identity.enrolment import Enrolment, read_enrolment, write_secret
@@ -209,6 +211,13 @@ def test_no_changed_envelope_is_opened(fleet, data):
 def test_secrets_are_for_their_owner_alone(fleet, tmp_path):
     """Every file of a fleet's folder; an enrolment that others may read is not taken."""
     folder = fleet[0]
+    before = os.umask(0)
+    try:
+        write_atomically(tmp_path / "board" / "papers.json", b"what the operator says")
+    finally:
+        os.umask(before)
+    kept = tmp_path / "board" / "papers.json"
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (kept.parent, kept)] == [0o700, 0o600]
     for path in folder.rglob("*"):
         assert not stat.S_IMODE(path.stat().st_mode) & 0o077, path
     copy = tmp_path / "pi.enrolment"
