@@ -16,6 +16,7 @@ import numpy as np
 from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
 _PREFIX = "bitmap:"
+_MOST = 2**18  # labels of a bitmap, all of the largest vocabularies: each of its bits may become a number
 _READABLE = 1000  # characters; shorter lists stay lists, which people and earlier versions read
 
 
@@ -46,6 +47,8 @@ def _read(value: Any) -> Any:
         data = base64.b64decode(value[len(_PREFIX) :], validate=True)
     except binascii.Error as error:
         raise ValueError(f"a bitmap of labels is not base64: {error}") from error
+    if len(data) * 8 > _MOST:
+        raise ValueError(f"a bitmap of {len(data) * 8} labels; {_MOST} are the most")
     bits = np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")
     return tuple(np.flatnonzero(bits).tolist())
 

@@ -159,7 +159,7 @@ class MqttDispatcher:
         topic = self._topics.parse(event.topic)
         try:
             if isinstance(topic, DeviceTopic):
-                self._limits.check(topic.device, topic.channel, time.monotonic())
+                self._limits.check(topic.device, topic.channel, time.monotonic(), len(event.payload))
             match topic:
                 case DeviceTopic(device, "status" | "profile"):
                     self._presence(device, event.payload)

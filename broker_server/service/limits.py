@@ -32,14 +32,14 @@ class Bucket:
         self._left = float(rate.burst)
         self._at: float | None = None
 
-    def take(self, now: float) -> bool:
-        """Take one at a ``time.monotonic()``, if there is one left."""
+    def take(self, now: float, count: int = 1) -> bool:
+        """Take some at a ``time.monotonic()``, if there are so many left."""
         since = 0.0 if self._at is None else now - self._at
         self._at = now
         self._left = min(float(self._rate.burst), self._left + since * self._rate.per_second)
-        if self._left < 1:
+        if self._left < count:
             return False
-        self._left -= 1
+        self._left -= count
         return True
 
 
@@ -56,13 +56,14 @@ class Limits:
         statuses = Bucket(STRANGE_STATUSES)
         self._strange = {"reply": Bucket(STRANGE_REPLIES), "status": statuses, "profile": statuses}
 
-    def check(self, device: str, channel: str, now: float) -> None:
+    def check(self, device: str, channel: str, now: float, size: int = 0) -> None:
         """See that a message may be read.
 
         Args:
             device: on whose topic it came.
             channel: ``status``, ``profile`` or ``reply``.
             now: ``time.monotonic()``.
+            size: bytes of the message; one that is long to read counts for many.
 
         Raises:
             RefusedError: there are too many.
@@ -70,5 +71,5 @@ class Limits:
         bucket = self._strange[channel] if not self._knows(device) else self._devices.get(device)
         if bucket is None:
             bucket = self._devices[device] = Bucket(DEVICE)
-        if not bucket.take(now):
+        if not bucket.take(now, 1 + size // 2048):
             raise RefusedError(RefusalReason.TOO_MANY, f"more messages of {device} than are read")

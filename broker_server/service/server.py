@@ -310,8 +310,9 @@ class Server:
     def _idle(self, event: Received) -> None:
         topic = self._topics.parse(event.topic)
         try:
+            if isinstance(topic, DeviceTopic):
+                self._limits.check(topic.device, topic.channel, time.monotonic(), len(event.payload))
             if isinstance(topic, DeviceTopic) and topic.channel in {"status", "profile"}:
-                self._limits.check(topic.device, topic.channel, time.monotonic())
                 said = parse_presence(event.payload)
                 if (said.fleet, said.device) == (self.fleet, topic.device):
                     self._known.see(said)

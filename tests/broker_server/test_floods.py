@@ -11,12 +11,13 @@ from types import SimpleNamespace
 import pytest
 
 from broker_server.service.inbox import Inbox
-from broker_server.service.limits import Bucket, Rate
+from broker_server.service.limits import Bucket, Limits, Rate
 from broker_server.service.replies import Replies
 from broker_server.service.server import Server
 from broker_server.settings.fleet import BrokerConfig
 from broker_server.store import Store
 from fleet_protocol import control, requests
+from fleet_protocol.errors import RefusedError
 from fleet_protocol.link import Link
 from fleet_protocol.messages import NeedChunks
 from fleet_protocol.topics import Topics
@@ -150,7 +151,7 @@ def test_an_exception_from_one_message_is_counted_and_ends_nothing(url, config, 
 def test_chunks_of_a_release_are_asked_for_in_ones_own_name(tmp_path):
     """A member that asked in invented names had the idle server keep every one of them."""
     server, asked = Server("lab", tmp_path, BrokerConfig()), []
-    server._releases = SimpleNamespace(need=asked.append)
+    server._releases, server._limits = SimpleNamespace(need=asked.append), Limits(lambda _: True)
     for name in ("pi", "invented"):
         need = NeedChunks(fleet="lab", run="r", round=1, task="t", device=name, digest="0" * 64, ranges=((0, 1),))
         server._idle(Received(Topics("lab").reply("pi"), need.to_bytes(), retained=False))
@@ -163,6 +164,15 @@ def test_a_bucket_holds_its_rate():
     assert [bucket.take(0.0) for _ in range(4)] == [True, True, True, False]
     assert [bucket.take(0.1), bucket.take(0.1)] == [True, False]
     assert sum(bucket.take(100.0) for _ in range(10)) == 3
+
+
+def test_what_is_long_to_read_counts_for_many():
+    """A set of labels in 240 kB took the server 0.14 s to read: seven a second were all that it could do."""
+    limits = Limits(lambda _: True)
+    for _ in range(20):
+        limits.check("pi", "reply", 0.0, 40_000)
+    with pytest.raises(RefusedError, match="more messages of pi than are read"):
+        limits.check("pi", "reply", 0.0, 40_000)
 
 
 def test_an_inbox_takes_no_more_than_it_holds():

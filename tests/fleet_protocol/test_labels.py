@@ -62,3 +62,14 @@ def test_nonsense_is_refused(value):
     """Neither a list of numbers nor a bitmap."""
     with pytest.raises(ValidationError):
         ADAPTER.validate_json(json.dumps(value))
+
+
+def test_a_bitmap_makes_no_more_labels_than_a_vocabulary_has():
+    """One message of 250 kB became two million numbers, of which a few a second are all that a server can read."""
+
+    def said(size):
+        return TypeAdapter(Labels).validate_python("bitmap:" + base64.b64encode(b"\xff" * size).decode())
+
+    assert said(2**15) == tuple(range(2**18))
+    with pytest.raises(ValidationError, match="262152 labels; 262144 are the most"):
+        said(2**15 + 1)
