@@ -117,8 +117,9 @@ _SUMMED = {aten.sum.dim_IntList, aten.mean.dim, aten.view.default, aten.max_pool
 
 def _is_steep(node: fx.Node) -> bool:
     """Whether what a value goes into, directly or summed up, has an infinite gradient at 0."""
-    passed = {*_SUMMED, operator.getitem}
-    return any(user.target in _STEEP or (user.target in passed and _is_steep(user)) for user in node.users)
+    passed, square = {*_SUMMED, operator.getitem}, (1, 2, 3, 4)  # powers that are flat at 0, which are costly to choose
+    steep = [user for user in node.users if user.target in _STEEP and user.args[-1] not in square]
+    return bool(steep) or any(_is_steep(user) for user in node.users if user.target in passed)
 
 
 def _choose_behind_roots(graph: fx.Graph) -> None:
