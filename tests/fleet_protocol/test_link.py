@@ -307,11 +307,11 @@ class CountingProxy:
 
 def _packet(connection):
     kind, size, shift = connection.recv(1), 0, 0
-    while (byte := connection.recv(1)[0]) | 1:
+    while kind and (byte := connection.recv(1)[0]) | 1:
         size, shift = size | (byte & 127) << shift, shift + 7
         if byte < 128:
             break
-    return kind[0] if kind else 0, connection.recv(size, socket.MSG_WAITALL) if size else b""
+    return kind[0] if kind else 0xE0, connection.recv(size, socket.MSG_WAITALL) if size else b""
 
 
 @pytest.mark.parametrize("properties", [b"", b"\x26\0\1k\0\1v"], ids=["plain", "properties"])

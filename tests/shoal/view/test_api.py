@@ -337,8 +337,6 @@ def answered(address, request):
 
 def test_strangers_cannot_fill_the_memory_and_files_of_a_server(store, tmp_path, monkeypatch):
     """Who has no token: requests without end are not read, open connections are so many, and not for long."""
-    monkeypatch.setattr("shoal.view.serving._CONNECTIONS", 4)
-    monkeypatch.setattr("shoal.view.serving._REQUEST_SECONDS", 1.0)
     login = b"POST /login HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
     with serving(store, ViewConfig(port=0), tmp_path / "token") as address, contextlib.ExitStack() as stack:
         where = ("127.0.0.1", urllib.parse.urlsplit(address).port)
@@ -346,13 +344,16 @@ def test_strangers_cannot_fill_the_memory_and_files_of_a_server(store, tmp_path,
         assert answered(where, login + b"Transfer-Encoding: chunked\r\n\r\n1\r\n{\r\n").startswith("HTTP/1.1 413")
         half = b'{"token":"\\ud800"}'
         assert answered(where, login + b"Content-Length: %d\r\n\r\n" % len(half) + half).startswith("HTTP/1.1 401")
-        held = [stack.enter_context(socket.create_connection(where, timeout=60)) for _ in range(12)]
+        monkeypatch.setattr("shoal.view.serving._CONNECTIONS", 8)
+        monkeypatch.setattr("shoal.view.serving._REQUEST_SECONDS", 1.0)
+        held = [stack.enter_context(socket.create_connection(where, timeout=60)) for _ in range(24)]
         for one in held:
             with contextlib.suppress(ConnectionError):
                 one.sendall(b"GET / HTTP/1.1\r\nHo")
         for one in held:  # all are closed: those above the bound at once
             with contextlib.suppress(ConnectionError):
                 assert one.recv(10) == b""
+        monkeypatch.undo()
         assert answered(where, b"GET / HTTP/1.1\r\nHost: a\r\n\r\n").startswith("HTTP/1.1 200")
 
 
