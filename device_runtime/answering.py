@@ -48,11 +48,8 @@ def _samples(asked: Any) -> Named:
 
 
 def _array(kind: str, value: Any) -> NDArray[Any]:
-    if kind == "npy":
-        data = io.BytesIO(base64.b64decode(value, validate=True))
-        array: NDArray[Any] = np.lib.format.read_array(data, allow_pickle=False)
-    else:
-        array = np.array(value)
+    data = io.BytesIO(base64.b64decode(value, validate=True)) if kind == "npy" else None
+    array: NDArray[Any] = np.array(value) if data is None else np.lib.format.read_array(data, allow_pickle=False)
     if array.dtype.kind not in "fiub" or not array.ndim:
         raise DataError("the samples are no array of numbers: all of them need the same shape")
     return array

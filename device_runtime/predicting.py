@@ -47,10 +47,7 @@ class _Model:
 
 
 class Predictor:
-    """The board's newest model, which it opens when there is a newer one than the one it has open.
-
-    A call of it may take so many seconds.
-    """
+    """The board's newest model, opened when there is a newer one; a call of it may take so many seconds."""
 
     def __init__(self, config: DeviceConfig, seconds: float = threading.TIMEOUT_MAX) -> None:
         self._config, self._seconds, self._turn = config, seconds, threading.Lock()

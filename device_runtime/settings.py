@@ -18,6 +18,7 @@ from fleet_protocol.transport import BrokerAddress
 
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 Seconds = Annotated[float, Field(gt=0)]
+_SWITCH = BeforeValidator(lambda given: ({} if given else None) if isinstance(given, bool) else given)
 
 
 class TlsConfig(FrozenModel):
@@ -72,10 +73,6 @@ class PredictConfig(FrozenModel):
     seconds: Seconds = 60.0
 
 
-def _switch(given: object) -> object:
-    return ({} if given else None) if isinstance(given, bool) else given
-
-
 class DeviceConfig(FrozenModel):
     """Everything an operator may set on a board.
 
@@ -122,7 +119,7 @@ class DeviceConfig(FrozenModel):
     insecure: bool = False
     own_model: OwnModelConfig | None = None
     conditions: ConditionsConfig = ConditionsConfig()
-    predict: Annotated[PredictConfig | None, BeforeValidator(_switch)] = None
+    predict: Annotated[PredictConfig | None, _SWITCH] = None
 
     def address(self) -> BrokerAddress:
         """The broker with its certificate files.

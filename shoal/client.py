@@ -22,7 +22,7 @@ from broker_server.service.rollout import RolloutView
 from broker_server.store import EventRecord, queries
 from fleet_protocol.errors import ConfigError, StorageError, TransportError
 
-RolloutVerb = Literal["stop"]
+RolloutVerb = Literal["pause", "resume", "stop"]
 Verb = Literal["start", "stop", "abandon", "pause", "resume", "promote", "rollback", "release"]
 _Answer = TypeVar("_Answer")
 

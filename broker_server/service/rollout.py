@@ -8,6 +8,7 @@ import json
 import math
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,8 @@ from pydantic import ValidationError
 from broker_server.rounds.fleet import Fleet
 from broker_server.service.authority import changing, sign_release
 from broker_server.service.blob_service import BlobService
-from broker_server.store import Store
+from broker_server.store import Store, TaskPhase
+from broker_server.store.task_table import Answer
 from fleet_protocol.blob_store import BlobStore, write_atomically
 from fleet_protocol.blobs import DEFAULT_CHUNK_BYTES, blob_ref
 from fleet_protocol.digests import blob_digest
@@ -28,6 +30,7 @@ from fleet_protocol.identity.enrolment import Papers
 from fleet_protocol.identity.release import Release
 
 _LOOK_SECONDS = 1.0
+_EXCUSED = ("busy", "late", "no-data", "no-space", "too-far")  # what a board runs has no part in them
 
 
 class Rollout(FrozenModel):
@@ -38,7 +41,11 @@ class Rollout(FrozenModel):
         stages: shares of the boards that are asked, one after the other, each when all before have ended.
         within_seconds: after which a board that is not back with it has failed.
         most_failed: share of the boards asked that may fail; with more it stops.
+        gate: so many training tasks each must have finished with it before the next are asked.
         asked: when each board was asked, seconds since 1970.
+        heard: when each board that runs it was first heard to.
+        judged: of boards that run it, why one has failed in a round since, empty for one that is through the gate.
+        paused: whether nobody is asked for now.
         stopped: why nobody is asked any more; empty while it goes on.
         told: what boards asked said last of this release, which they forget with the next.
         ended: when another took its place, seconds since 1970; 0 while none has.
@@ -49,38 +56,59 @@ class Rollout(FrozenModel):
     stages: tuple[float, ...]
     within_seconds: float
     most_failed: float
+    gate: int = 0
     asked: Mapping[str, float] = {}
+    heard: Mapping[str, float] = {}
+    judged: Mapping[str, str] = {}
+    paused: bool = False
     stopped: str = ""
     told: Mapping[str, str] = {}
     ended: float = 0.0
 
     @property
     def state(self) -> str:
-        """``going``, ``stopped``, or ``replaced`` by another."""
-        return "replaced" if self.ended else "stopped" if self.stopped else "going"
+        """``going``, ``paused``, ``stopped``, or ``replaced`` by another."""
+        return "replaced" if self.ended else "stopped" if self.stopped else "paused" if self.paused else "going"
 
     def _heard(self, records: Mapping[str, str]) -> Mapping[str, str]:
         own = str(self.release.number)
         new = {name: line for name, line in records.items() if name in self.asked and line.split(" ")[1] == own}
         return {**self.told, **new}
 
+    def after(self, records: Mapping[str, str], now: float, answers: Collection[Answer]) -> "Rollout":
+        """The same, with what boards told last, and what became of tasks planned since each was heard."""
+        judged, told = dict(self.judged), self._heard(records)
+        heard = {name: now for name in self.asked if told.get(name, "").startswith("running")} | {**self.heard}
+        for name, phase, why in answers:
+            if phase in {TaskPhase.DECLINED, TaskPhase.REFUSED} and not str(why).startswith(_EXCUSED):
+                judged[name] = f"in a round: {why}"
+        done = Counter(name for name, phase, _ in answers if phase.value in {"merged", "left-out", "refused"})
+        passed = {name: "" for name, count in done.items() if count >= self.gate}
+        return self.model_copy(update={"heard": heard, "judged": {**passed, **judged}})
+
     def outcomes(self, records: Mapping[str, str], now: float) -> dict[str, str]:
-        """What became of each board asked, by what boards told last: ``running``, ``failed: why``, or how far it is."""
+        """What became of each board asked: ``running``, ``proving`` to the gate, ``failed: why``, or how far it is."""
         found, told, now = {}, self._heard(records), self.ended or now
         for name, asked in self.asked.items():
             phase, *why = told.get(name, "asked").split(" ", 4)
+            if phase == "running" and (self.gate or name in self.judged):
+                why = [self.judged.get(name, "")]
+                phase = "failed" if why[0] else "running" if name in self.judged else "proving"
             late = phase != "running" and now > asked + self.within_seconds
             found[name] = f"failed: {why[-1]}" if phase == "failed" else "failed: not back in time" if late else phase
         return found
 
-    def advanced(self, records: Mapping[str, str], online: Collection[str], now: float) -> "Rollout":
-        """The same a moment later: stopped, or with the boards of its next stage asked."""
+    def advanced(
+        self, records: Mapping[str, str], online: Collection[str], now: float, answers: Collection[Answer] = ()
+    ) -> "Rollout":
+        """The same a moment later, see `after`: stopped, or with the boards of its next stage asked."""
+        self = self.after(records, now, answers)  # noqa: PLW0642
         states, told = self.outcomes(records, now), self._heard(records)
         failed = [f"{name} {said}" for name, said in states.items() if said.startswith("failed")]
         if self.stopped or len(failed) > self.most_failed * len(states):
             why = self.stopped or f"{len(failed)} of {len(states)} boards: {failed[0]}"
             return self.model_copy(update={"stopped": why, "told": told})
-        if len(failed) + [*states.values()].count("running") < len(states):
+        if self.paused or len(failed) + [*states.values()].count("running") < len(states):
             return self.model_copy(update={"told": told})
         there = {blob_digest(f"{self.signed}{name}".encode()): name for name in {*online} & records.keys() - states}
         aims = [math.ceil(share * len(records)) - len(states) for share in self.stages]
@@ -90,8 +118,10 @@ class Rollout(FrozenModel):
 
 
 # What an operator does with a rollout: the states in which he can, and what changes.
-VERBS: Mapping[str, tuple[Collection[str], Mapping[str, str]]] = MappingProxyType({
-    "stop": (("going",), {"stopped": "the operator stopped it"}),
+VERBS: Mapping[str, tuple[Collection[str], Mapping[str, str | bool]]] = MappingProxyType({
+    "pause": (("going",), {"paused": True}),  # those that were asked go on
+    "resume": (("paused",), {"paused": False}),
+    "stop": (("going", "paused"), {"stopped": "the operator stopped it"}),
 })  # fmt: skip
 
 
@@ -155,7 +185,7 @@ def steer_rollout(folder: Path, verb: str) -> Rollout:
     def change() -> Rollout:
         old, (states, changes) = read_rollout(folder), VERBS[verb]
         if old.state not in states:
-            raise ConfigError(f"release {old.release.number} has stopped: {old.stopped}; nothing is left to {verb}")
+            raise ConfigError(f"release {old.release.number} is {old.state}: {old.stopped}; nothing is left to {verb}")
         return old.model_copy(update=changes)
 
     return keep_rollout(folder, change)
@@ -186,13 +216,13 @@ class Carrier:
     """Tells boards of the rollout, and serves its files; `source` is what the operator says besides."""
 
     def __init__(self, folder: Path, source: Callable[[], Mapping[str, bytes]]) -> None:
-        self._folder, self._source, self._next, self._papers = folder, source, 0.0, source()
+        self._folder, self._source, self._next, self._judge, self._papers = folder, source, 0.0, 0.0, source()
 
     def papers(self) -> Mapping[str, bytes]:
         """What is said to each device; the same object until it is another."""
         return self._papers
 
-    def turn(self, fleet: Fleet, blobs: BlobService) -> bool:
+    def turn(self, fleet: Fleet, blobs: BlobService, store: Store) -> bool:
         """Look once a second, and say whether boards are to be told something else."""
         if time.monotonic() < self._next:
             return False
@@ -200,16 +230,18 @@ class Carrier:
         waits = False  # boards that start anew have forgotten what they were told
         said = {name: {"heard": line.split(" ")[1]} for name, line in records.items() if line.startswith("trial ")}
         with contextlib.suppress(ConfigError, StorageError):  # there is none, or it cannot be changed just now
-            old = read_rollout(self._folder)
-            if old.advanced(records, fleet.online, time.time()) != old:
-                old = keep_rollout(
-                    self._folder, lambda: read_rollout(self._folder).advanced(records, fleet.online, time.time())
-                )
-            store = BlobStore(self._folder / "releases")
-            refs = [ref.digest for ref in old.release.builds.values() if store.has(ref.digest)]
-            blobs.serve({digest: store.path(digest) for digest in refs}, DEFAULT_CHUNK_BYTES)
+            old, now = read_rollout(self._folder), time.time()
+            watched = {name: at for name, at in old.heard.items() if now < at + old.within_seconds and not old.stopped}
+            answers = store.answered_since(watched) if watched and now >= self._judge else []
+            self._judge = now + 10.0 if answers else self._judge  # of a large fleet there are many
+            news = (records, fleet.online, now, answers)
+            if old.advanced(*news) != old:
+                old = keep_rollout(self._folder, lambda: read_rollout(self._folder).advanced(*news))
+            files = BlobStore(self._folder / "releases")
+            refs = [ref.digest for ref in old.release.builds.values() if files.has(ref.digest)]
+            blobs.serve({digest: files.path(digest) for digest in refs}, DEFAULT_CHUNK_BYTES)
             waits = not all(
-                each.startswith(("running", "failed")) for each in old.outcomes(records, time.time()).values()
+                each.startswith(("running", "failed", "proving")) for each in old.outcomes(records, now).values()
             )
             for name in old.asked if not old.stopped else ():
                 said[name] = {**said.get(name, {}), "release": old.signed}

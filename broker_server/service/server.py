@@ -255,7 +255,7 @@ class Server:
             self._outbox.status(None)
 
     def _carry(self, blobs: BlobService, run: str | None) -> None:
-        if self._carrier is not None and self._carrier.turn(self._known, blobs):
+        if self._carrier is not None and self._carrier.turn(self._known, blobs, self._store):
             self._outbox.status(run)  # and with it what the operator says
 
     # The broker.

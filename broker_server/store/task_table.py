@@ -1,5 +1,6 @@
 """Tasks in the store: what each device was asked in a round, and what came of it."""
 
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -16,6 +17,7 @@ _RECEIVE = _OF_TASK.values(
 )
 _SETTLE = _OF_TASK.values({name: bindparam(name) for name in ("phase", "detail")})
 _NOTE_ANSWER = _OF_TASK.values(timing=bindparam("timing"))
+Answer = tuple[str, TaskPhase, str | None]
 
 
 class TaskTable(Database):
@@ -36,6 +38,16 @@ class TaskTable(Database):
         table = schema.tasks
         query = select(table).where(table.c.run == run, table.c.device == device, table.c.kind == "train")
         return self._all(TaskRecord, query.order_by(table.c.round))
+
+    def answered_since(self, since: Mapping[str, float]) -> list[Answer]:
+        """Device, phase and detail of the training tasks of some devices, in rounds planned after a time of each."""
+        table, rounds = schema.tasks, schema.rounds
+        query = select(table.c.device, table.c.phase, table.c.detail, rounds.c.planned_at).where(
+            (table.c.run == rounds.c.run) & (table.c.round == rounds.c.number) & (table.c.kind == "train"),
+            rounds.c.planned_at > min(since.values()),
+        )
+        rows = self._rows(query)
+        return [(name, TaskPhase(phase), why) for name, phase, why, at in rows if at > since.get(name, math.inf)]
 
     def planned(self, run: str) -> list[PlannedTask]:
         """Every training task of a run, by round."""

@@ -11,9 +11,7 @@ _KEPT = ("scale", "mean", "std", "transforms")
 
 
 def read_samples(samples: Path | Named, source: DataConfig, manifest: Manifest) -> DataSet:
-    """Samples from an ``.npz`` or ``.npy`` file, a table or an image, as a model takes them; their labels mean nothing.
-
-    Arrays ``[N, ...]`` are taken as those of a file.
+    """Samples ``[N, ...]``, of an ``.npz`` or ``.npy`` file, a table or an image, as a model takes them, unlabelled.
 
     Of the source of the board's own data scale, mean, std and transforms hold, and where the file is of its kind, names
     of arrays and columns, channels and size.

@@ -93,7 +93,7 @@ def runtime_tree(board: Board, wheels: list[Path]) -> Iterator[Entry]:
         yield from _unpacked(wheel, site)
     for package in (device_runtime, fleet_protocol):
         folder = Path(str(package.__file__)).parent
-        for path in sorted(folder.rglob("*.py")):
+        for path in sorted(each for each in folder.rglob("*.*") if each.suffix in {".py", ".json", ".onnx"}):
             yield Entry(f"{site}/{folder.name}/{path.relative_to(folder).as_posix()}", path.read_bytes())
     version = importlib.metadata.version("shoal")
     about = f"Metadata-Version: 2.1\nName: shoal\nVersion: {version}\nLicense: Apache-2.0\n"

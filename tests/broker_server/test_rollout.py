@@ -6,8 +6,8 @@ from contextlib import closing
 import pytest
 
 from broker_server.service.authority import Founding, enroll, found_fleet, renew, revoke
-from broker_server.service.rollout import Rollout, begin, read_rollout, rollouts, steer_rollout, view_of
-from broker_server.store import Store
+from broker_server.service.rollout import Rollout, begin, keep_rollout, read_rollout, rollouts, steer_rollout, view_of
+from broker_server.store import Store, TaskPhase
 from broker_server.store.queries import find_run
 from fleet_protocol.blobs import blob_ref
 from fleet_protocol.errors import ConfigError, StorageError
@@ -92,11 +92,70 @@ def test_what_became_of_boards_stays_when_they_take_the_next_release(tmp_path):
         view, going = view_of(over, store), view_of(asked, store)
         assert (view.state, view.verbs, view.versions) == ("replaced", (), dict.fromkeys(NAMES[1:4], "0"))
         assert view.boards == {"pi-0": "running", "pi-1": "failed: no numpy", "pi-2": "asked", "pi-3": "asked"}
-        assert (going.state, going.verbs) == ("going", ("stop",))
+        assert (going.state, going.verbs) == ("going", ("pause", "stop"))
         assert [going.boards[name] for name in NAMES[1:6]] == ["asked"] * 3 + ["not asked"] * 2
         assert rollouts(store) == []
     late = over.model_copy(update={"ended": time.time() + 101.0})
     assert late.outcomes({}, 0.0)["pi-2"] == "failed: not back in time"
+
+
+def test_a_paused_rollout_asks_nobody_until_it_goes_on(tmp_path):
+    """Those that were asked go on meanwhile, and their failures stop it; what is stopped stays so."""
+    records = dict.fromkeys(NAMES, "running 0 0 0")
+    going = rollout().advanced(records, records, 0.0)
+    (name,) = going.asked
+    for state, may in {"going": "pause stop", "paused": "resume stop", "stopped": ""}.items():
+        for verb in ("pause", "resume", "stop"):
+            (tmp_path / "registry.json").write_text("{}")
+            changes = {"going": {}, "paused": {"paused": True}, "stopped": {"stopped": "x"}}[state]
+            keep_rollout(tmp_path, lambda changes=changes: going.model_copy(update=changes))
+            if verb in may:
+                after = {"pause": "paused", "resume": "going", "stop": "stopped"}[verb]
+                assert steer_rollout(tmp_path, verb).state == after
+            else:
+                with pytest.raises(ConfigError, match=f"release 7 is {state}.*nothing is left to {verb}"):
+                    steer_rollout(tmp_path, verb)
+    paused = going.model_copy(update={"paused": True})
+    runs = records | {name: "running 7 0 0"}
+    assert list(paused.advanced(runs, records, 1.0).asked) == [name]
+    assert len(going.advanced(runs, records, 1.0).asked) == 5
+    stopped = paused.advanced(records | {name: "failed 7 0 0 x"}, records, 1.0)
+    assert (stopped.state, stopped.stopped) == ("stopped", f"1 of 1 boards: {name} failed: x")
+
+
+def test_a_board_that_fails_in_a_round_after_it_has_failed():
+    """By a refusal of either side, however well it took the release; not because it was busy."""
+    records = dict.fromkeys(NAMES, "running 0 0 0")
+    first = rollout().advanced(records, records, 0.0)
+    (name,) = first.asked
+    records[name] = "running 7 0 0"
+    for phase, why in (
+        (TaskPhase.DECLINED, "busy: on battery"),
+        (TaskPhase.REFUSED, "too-far: x"),
+        (TaskPhase.MISSED, None),
+    ):
+        excused = first.after(records, 0.5, [(name, phase, why)])
+        assert len(excused.advanced(records, records, 1.0).asked) == 5
+    for phase in (TaskPhase.DECLINED, TaskPhase.REFUSED):
+        failing = first.after(records, 0.5, [(name, TaskPhase.MERGED, None), (name, phase, "failed: the loss is nan")])
+        said = f"1 of 1 boards: {name} failed: in a round: failed: the loss is nan"
+        assert failing.after(records, 0.6, []).advanced(records, records, 1.0).stopped == said
+
+
+def test_the_gate_holds_the_next_stage_until_tasks_are_finished():
+    """Whoever has not finished enough in time has failed."""
+    records = dict.fromkeys(NAMES, "running 0 0 0")
+    first = rollout(gate=2).advanced(records, records, 0.0)
+    (name,) = first.asked
+    records[name] = "running 7 0 0"
+    assert first.outcomes(records, 1.0) == {name: "proving"}
+    once = first.after(records, 0.5, [(name, TaskPhase.MERGED, None)])
+    assert once.advanced(records, records, 99.0).asked == first.asked
+    assert once.judged == {}
+    assert once.advanced(records, records, 101.0).stopped == f"1 of 1 boards: {name} failed: not back in time"
+    twice = first.after(records, 0.5, [(name, TaskPhase.MERGED, None), (name, TaskPhase.LEFT_OUT, None)])
+    assert twice.outcomes(records, 101.0) == {name: "running"}
+    assert len(twice.advanced(records, records, 1.0).asked) == 5
 
 
 def test_a_folder_keeps_the_newest_with_its_files(tmp_path):

@@ -129,3 +129,19 @@ def test_a_file_that_is_no_database_is_an_error(tmp_path):
     (tmp_path / "shoal.db").write_bytes(b"not a database" * 100)
     with pytest.raises(StorageError, match=r"shoal\.db"):
         Store(tmp_path)
+
+
+def test_what_became_of_tasks_since_a_time_of_each_device(begun):
+    """Of rounds planned later, none of them before the device's own time, nobody else's."""
+    for number in (1, 2):
+        record, _ = add_round(begun, number=number, devices=("a", "b", "c"))
+    begun.settle(["t1-a", "t2-b"], TaskPhase.DECLINED, "failed: x")
+    assert record.planned_at == 1.0
+    since = {"a": 0.5, "b": 1.0, "c": 0.9}
+    offered = TaskPhase.OFFERED
+    assert sorted(begun.answered_since(since), key=str) == [
+        ("a", TaskPhase.DECLINED, "failed: x"),
+        ("a", offered, None),
+        ("c", offered, None),
+        ("c", offered, None),
+    ]

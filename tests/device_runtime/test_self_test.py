@@ -10,16 +10,20 @@ from device_runtime import self_test as module
 from device_runtime.board import installed_backends
 from device_runtime.self_test import self_test
 from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.digests import blob_digest
+from fleet_protocol.manifest import Manifest
 from tests.brokers import any_broker
 from tests.device_runtime.device_process import REPOSITORY, DeviceProcess
 from tests.device_runtime.scripted_server import scripted_server
-from tests.device_runtime.tiny_set import samples
+from tests.device_runtime.tiny_set import packaged, samples
 
 WRONG = """
-import numpy
-class InferenceSession:
-    __init__ = lambda *_, **__: None
-    run = lambda *_: [numpy.zeros((1, 1))]
+import sys, sysconfig
+del sys.modules["onnxruntime"]
+sys.path.insert(0, sysconfig.get_path("platlib"))
+import onnxruntime
+onnxruntime.SessionIOBinding.bind_ortvalue_output = lambda *_: None
+onnxruntime.InferenceSession.run_with_iobinding = lambda *_: None
 """
 BROKEN = {
     "a library is missing": (
@@ -31,8 +35,8 @@ BROKEN = {
         "import os, signal\nos.kill(os.getpid(), signal.SIGILL)",
         "died of SIGILL: is it built for this processor?",
     ),
-    "half a package": ("", "has no attribute 'InferenceSession'"),
-    "wrong arithmetic": (WRONG, "2 * 1 + 3 * 10 is [[0.0]]"),
+    "half a package": ("", "has no attribute 'SessionOptions'"),
+    "wrong arithmetic": (WRONG, "take the loss from 0.0 to 0.0"),
 }
 
 
@@ -63,6 +67,16 @@ def test_what_does_not_work_is_named_with_what_to_do(tmp_path, monkeypatch, kind
     assert words in said
     assert f"pip install --force-reinstall {runtime.split()[0]}" in said
     assert not (tmp_path / "state").exists()
+
+
+def test_the_set_that_is_trained_is_the_one_that_the_tests_know():
+    """Its manifest as it is made, and a graph whose steps are those of numpy (`test_training`)."""
+    folder = Path(module.__file__).parent / "self_test_set"
+    found = {path.name: path.read_bytes() for path in folder.iterdir()}
+    manifest, made = Manifest.model_validate_json(found["manifest.json"]), packaged()
+    assert found["manifest.json"] == made["manifest.json"]
+    assert found["train.onnx"] == made["train.onnx"]
+    assert manifest.graphs["onnx/train"].digest == blob_digest(found["train.onnx"])
 
 
 def test_a_test_that_hangs_has_an_end(tmp_path, monkeypatch):

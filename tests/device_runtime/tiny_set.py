@@ -14,6 +14,7 @@ second states do not start from zero:
     t = t + 1,  m = b1 m + (1 - b1) s g,  v = b2 v + (1 - b2) (s g)^2,  p = p - lr m / (1 - b1^t) / (sqrt(v) + e)
 """
 
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -350,3 +351,16 @@ def write_tiny_set(
     )
     blobs.put(manifest.to_bytes())
     return TinySet(manifest, blobs)
+
+
+def packaged() -> dict[str, bytes]:
+    """The files of `device_runtime/self_test_set`, which a board trains before it joins.
+
+    python -c "from tests.device_runtime.tiny_set import *; [Path('device_runtime/self_test_set', n).write_bytes(d) for
+    n, d in packaged().items()]" writes them.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        tiny = write_tiny_set(Path(folder))
+        train = {"onnx/train": tiny.manifest.graphs["onnx/train"]}
+        manifest = tiny.manifest.model_copy(update={"graphs": train, "statistics": ()})
+        return {"manifest.json": manifest.to_bytes() + b"\n", "train.onnx": tiny.graph("onnx/train").read_bytes()}

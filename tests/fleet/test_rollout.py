@@ -1,6 +1,7 @@
 """Releases over the air, with a real server, broker, launcher and agents; good ones, bad ones, power cuts."""
 
 import contextlib
+import itertools
 import os
 import shutil
 import signal
@@ -42,12 +43,12 @@ def built(**changes):
     """A release of this source; changes are (old, new) texts by file, with ``__`` for a slash."""
     tree = [Entry(f"{SITE}/separate.pth", SEPARATE.encode())]
     for package in ("device_runtime", "fleet_protocol"):
-        for path in sorted((REPOSITORY / package).rglob("*.py")):
+        for path in sorted(each for each in (REPOSITORY / package).rglob("*.*") if each.suffix != ".pyc"):
             name = path.relative_to(REPOSITORY).as_posix()
             old, new = changes.get(name.removesuffix(".py").replace("/", "__"), ("", ""))
-            text = path.read_text()
-            assert old in text
-            tree.append(Entry(f"{SITE}/{name}", text.replace(old, new).encode() if old else text.encode()))
+            content = path.read_bytes()
+            assert old.encode() in content
+            tree.append(Entry(f"{SITE}/{name}", content.replace(old.encode(), new.encode()) if old else content))
     return {kind_of(): packed(tree)}
 
 
@@ -123,9 +124,17 @@ def lab(ground):
         config = BrokerConfig(url="mosquitto", port=port, identity=folder / "server.enrolment")
         paths = [enroll(folder, f"device-{index}") for index in range(2)]
 
-        def up():
+        def up(rounds=0):
             server = stack.enter_context(Server("test", ground.folder / "store", config))
-            serving = threading.Thread(target=server.serve)
+            run = ground.config("embedded", rounds=rounds or 1, min_devices=1).model_copy(update={"broker": config})
+
+            def work():
+                """Runs, one after the other: one ends where nobody is left who trains."""
+                for seed in itertools.count():
+                    if server.run(run.model_copy(update={"seed": seed})).status == "stopped":
+                        return
+
+            serving = threading.Thread(target=work if rounds else server.serve)
             serving.start()
             stack.callback(serving.join, 60)
             stack.callback(server.stop)
@@ -162,6 +171,35 @@ def test_a_broken_release_stops_at_the_canary_and_a_good_one_goes_to_all(lab):
     assert all(set(each.codes) == {RESTART} for each in boards), boards[0].log()
     until(lambda: [said.split(" ")[0] for said in server._known.releases().values()] == ["running"] * 2)
     assert set(read_rollout(folder).outcomes(server._known.releases(), time.time()).values()) == {"running"}
+
+
+def test_a_release_whose_onnxruntime_does_not_train_is_never_tried(lab):
+    """Everything imports and connects; but its self-test takes twenty steps, and the loss stays as it is."""
+    folder, up, board = lab
+    server, one = up(), board(0)
+    until(server._known.releases, one.log)
+    lame = built(device_runtime__training__backends__swapping=("self._current = 1 - self._current", "pass"))
+    number = begin_as(folder, lame, stages=(1.0,)).release.number
+    until(lambda: read_rollout(folder).stopped, one.log)
+    assert one.record.startswith(f"failed {number} 0 0 its self-test failed: twenty training steps take the loss from")
+
+
+def test_a_release_that_fails_in_a_round_goes_no_further(lab):
+    """It is heard and chosen, and refuses its task: the rollout stops. A good one goes on once each has done a task."""
+    folder, up, board = lab
+    server = up(rounds=100_000)
+    boards = [board(index) for index in range(2)]
+    until(lambda: len(server._known.releases()) == 2, *(each.log for each in boards))
+    ends = "    seconds = time.monotonic() - started\n"
+    bad = built(device_runtime__training__epochs=(ends, f"    raise ArithmeticError('a bad release')\n{ends}"))
+    begin_as(folder, bad, gate=1)
+    until(lambda: read_rollout(folder).stopped, *(each.log for each in boards))
+    assert "in a round: failed: ArithmeticError: a bad release" in read_rollout(folder).stopped
+    assert len(read_rollout(folder).asked) == 1
+    number = begin_as(folder, built(), gate=1).release.number
+    until(lambda: list(read_rollout(folder).judged.values()) == ["", ""], *(each.log for each in boards))
+    assert {tuple(each.record.split(" ")[:2]) for each in boards} == {("running", str(number))}
+    assert not read_rollout(folder).stopped
 
 
 def test_a_release_that_the_server_does_not_hear_is_taken_back(lab):

@@ -70,6 +70,8 @@ LACKING = {
     "run --config fleet.toml": "server",
     "renew": "server",
     "rollout start flash.toml": "server",
+    "rollout pause": "server",
+    "rollout resume": "server",
     "rollout stop": "server",
     "rollout show": "server",
     "status": "server",

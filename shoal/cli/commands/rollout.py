@@ -19,6 +19,7 @@ def _start(
     configs: Annotated[list[Path], typer.Argument(help="What the boards are, flash.toml; one for each kind.")],
     stages: Annotated[list[float] | None, typer.Option("--stage", help="Percent; by default 5, 25, then 100.")] = None,
     failed: Annotated[float, typer.Option(min=0, max=100, help="Percent of them that may fail.")] = 0.0,
+    gate: Annotated[int, typer.Option(min=0, help="Training tasks that each must first finish with it.")] = 0,
     within: Annotated[float, typer.Option(min=1, help="Minutes in which a board must be back with it.")] = 60.0,
     folder: Folder = Path(),
 ) -> None:
@@ -32,17 +33,22 @@ def _start(
     boards = [load_flash_config(path) for path in configs]
     builds = {kind_of(each.target.machine, each.target.python): release_files(each) for each in boards}
     shares = [share / 100 for share in stages or (5, 25, 100)]
-    begun = begin(folder, builds, 90, stages=shares, most_failed=failed / 100, within_seconds=within * 60)
+    begun = begin(folder, builds, 90, stages=shares, most_failed=failed / 100, within_seconds=within * 60, gate=gate)
     say(f"release {begun.release.number} for {', '.join(builds)}; see how it goes with `shoal rollout show`")
 
 
-@app.command("stop")
-def _stop(folder: Folder = Path()) -> None:
-    """Ask no more boards; those that run the release stay with it."""
-    with needs("server"):
-        from broker_server.service.rollout import steer_rollout
+def _steer(verb: str, about: str, then: str) -> None:
+    @app.command(verb, help=about)
+    def _command(folder: Folder = Path()) -> None:
+        with needs("server"):
+            from broker_server.service.rollout import steer_rollout
 
-    say(f"release {steer_rollout(folder, 'stop').release.number} goes to no more boards")
+        say(f"release {steer_rollout(folder, verb).release.number} {then}")
+
+
+_steer("pause", "Ask no more boards for now; those that were asked go on.", "goes to no more boards for now")
+_steer("resume", "Go on with a rollout that was paused.", "goes on")
+_steer("stop", "Ask no more boards, for good; those that run it stay with it.", "goes to no more boards")
 
 
 @app.command("show")
@@ -60,4 +66,8 @@ def _show(folder: Folder = Path(), store: StoreFolder = DEFAULT_STORE, as_json: 
         return
     rows = [{"device": n, "version": view.versions.get(n, "-"), "release": said} for n, said in view.boards.items()]
     print_rows(f"release {rollout.release.number}", rows, empty="no board takes releases")
-    say(f"stopped: {rollout.stopped}" if rollout.stopped else f"{len(rollout.asked)} of {len(view.boards)} asked")
+    say(
+        f"{view.state}: {rollout.stopped}"
+        if rollout.stopped
+        else f"{view.state}: {len(rollout.asked)} of {len(view.boards)} asked"
+    )

@@ -430,7 +430,7 @@ function artifacts() {
 
 // ---- releases on their way to the boards
 
-const STEERS = { stop: ["Stop", "Ask no more boards? Those that run the release stay with it."] }; // verbs of a rollout
+const STEERS = { pause: ["Pause", "Ask no more boards for now? Those that were asked go on."], resume: ["Resume", "Go on with the rollout?"], stop: ["Stop", "Ask no more boards? Those that run the release stay with it."] }; // verbs of a rollout
 
 function rollouts() {
   const [newest, ...past] = state.detail.rollouts;

@@ -156,7 +156,7 @@ def test_a_rollout_is_stopped_by_who_may(tmp_path):
     assert read_rollout(folder).stopped == "the operator stopped it"
     again = client.post(path)
     assert (again.status_code, again.json()["detail"]) == (
-        409, "release 8 has stopped: the operator stopped it; nothing is left to stop"
+        409, "release 8 is stopped: the operator stopped it; nothing is left to stop"
     )  # fmt: skip
     assert noted(store) == [("asked", "stop the rollout of release 8, on the page, from testclient")] * 2
     assert client.post("/api/v1/rollout/actions/eat").status_code == 422

@@ -132,7 +132,7 @@ def test_releases_are_those_that_the_command_shows(store, client, capsys):
     command(["rollout", "show", "--json", "--folder", str(store.parent), "--store", str(store)], standalone_mode=False)
     assert json.loads(capsys.readouterr().out) == found[0]
     assert [(item["state"], item["verbs"], len(item["boards"])) for item in found] == [
-        ("going", ["stop"], 6), ("replaced", [], 6)
+        ("going", ["pause", "stop"], 6), ("replaced", [], 6)
     ]  # fmt: skip
 
 
