@@ -139,22 +139,22 @@ class BlobStore:
         """Open, or go on with, a blob that is arriving; its part file is named by its digest or another key."""
         return PartFile(ref, self.root / "parts" / (key or ref.digest))
 
-    def adopt(self, part: PartFile, *, durable: bool = True) -> Path:
-        """Verify a finished part and move it to its place; without `durable`, `sync` waits for many blobs at once.
+    def place(self, source: Path, digest: str, *, durable: bool = True) -> Path:
+        """Move a file that a digest is known to name to its place; it is as safe from a power cut as it was before.
+
+        Without `durable`, `sync` waits for it.
 
         Raises:
-            BlobError: see :meth:`PartFile.finish`.
             StorageError: the disk cannot be written.
         """
-        source = part.finish(durable=durable)
-        path = self.path(part.ref.digest)
+        path = self.path(digest)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             source.replace(path)
         except OSError as error:
             raise storage_error("write", path, error) from error
         if self._durable and not durable:  # while others still arrive
-            self._syncing[part.ref.digest] = self._threads.submit(_sync, path)
+            self._syncing[digest] = self._threads.submit(_sync, path)
         return path
 
     def sync(self, digests: Collection[str]) -> None:

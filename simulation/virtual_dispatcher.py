@@ -266,12 +266,17 @@ class VirtualDispatcher:
             self._settle(task, TaskPhase.DECLINED, RefusalReason(result.reason), result.detail)
 
     def _finished(self, task: OpenTask, result: Finished) -> None:
-        record, update = task.record, result.update
+        record, update, updates = task.record, result.update, self._records.updates
+        data, merged = updates.path(update.digest).read_bytes(), update.digest
         try:
-            merged = take_update(update.digest, task, self._records.blobs, self._records.updates)
+            whole = take_update(data, task, self._records.blobs)
         except RefusedError as error:
+            updates.remove(merged)
             self._settle(task, TaskPhase.REFUSED, error.reason, str(error))
             return
+        if whole is not data:
+            updates.remove(merged)
+            merged = updates.put(whole, durable=False)
         received = record.receiving(update.model_copy(update={"digest": merged}), result.metrics)
         self._store.receive([received])
         task.record = received

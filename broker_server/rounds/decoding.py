@@ -11,42 +11,26 @@ from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.weights import decode_weights, encode_weights, read_metadata
 
 
-def take_update(digest: str, task: OpenTask, blobs: BlobStore, updates: BlobStore, held: bytes | None = None) -> str:
-    """Check an update, and replace one that is encoded by the weights that it says.
+def take_update(data: bytes, task: OpenTask, blobs: BlobStore) -> bytes:
+    """Check an update, and decode one that is encoded to the weights that it says.
 
     Args:
-        digest: of the update, which is among the updates; it stays there only if it is taken as it is.
+        data: the update, as its device sent it.
         task: that it answers.
         blobs: with the weights that its device was sent.
-        updates: what devices sent; to be synced by the caller.
-        held: the update, where it is in memory and not yet among the updates.
 
     Returns:
-        The digest of what is to be merged.
+        What is to be merged: `data` itself, if it travelled as it is.
 
     Raises:
         RefusedError: it cannot be decoded, or is not what `check_update` lets pass.
         BlobError: the weights that were sent are damaged on disk.
-        StorageError: the disk is full.
     """
-    data = updates.path(digest).read_bytes() if held is None else held
-    as_it_is = task.instructions.upload.encoding == "fp32"
-    if held is None and not as_it_is:
-        updates.remove(digest)
-    try:
-        if not as_it_is:
-            data = _decoded(data, task, blobs)
-        masked = task.instructions.upload.summing is not None
-        check_update(data, task.record, task.manifest, task.instructions.stays, masked=masked)
-    except RefusedError:
-        if held is None:
-            updates.remove(digest)
-        raise
-    if not as_it_is:
-        return updates.put(data, durable=False)
-    if held is not None:
-        updates.keep(digest, held)
-    return digest
+    if task.instructions.upload.encoding != "fp32":
+        data = _decoded(data, task, blobs)
+    masked = task.instructions.upload.summing is not None
+    check_update(data, task.record, task.manifest, task.instructions.stays, masked=masked)
+    return data
 
 
 def _decoded(data: bytes, task: OpenTask, blobs: BlobStore) -> bytes:

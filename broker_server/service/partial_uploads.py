@@ -77,11 +77,14 @@ class PartialUploads:
             part = self._part(task, ref)
         return part.missing()
 
-    def finish(self, task: str, ref: BlobRef) -> bytes | None:
-        """Verify a complete update.
+    def finish(self, task: str, ref: BlobRef) -> bytes:
+        """Verify a complete update, which is to be kept or dropped next.
+
+        Only what was checked takes its place: a copy of what another device sent must not, or its refusal would take
+        the other's away.
 
         Returns:
-            Its bytes, if they were in memory; else it is in its place, safe from a power cut after `BlobStore.sync`.
+            Its bytes.
 
         Raises:
             BlobError: the whole does not match its digest; the part is dropped.
@@ -94,8 +97,15 @@ class PartialUploads:
         part = self._part(task, ref)
         del self._open[task]
         part.ref = ref
-        self.blobs.adopt(part, durable=False)
-        return None
+        return part.finish(durable=False).read_bytes()
+
+    def keep(self, task: str, digest: str, data: bytes) -> None:
+        """Put a finished update in its place, where it is safe from a power cut after `BlobStore.sync`."""
+        part = self.blobs.root / "parts" / task
+        if part.exists():
+            self.blobs.place(part, digest, durable=False)
+        else:
+            self.blobs.keep(digest, data)
 
     def drop(self, task: str) -> None:
         """Forget what has arrived of an update."""
@@ -122,7 +132,8 @@ class PartialUploads:
             return held
         part = self._open.get(task)
         if part is None:
-            if sum(held.ref.size for held in self._held.values()) + ref.size <= _HELD_BYTES:
+            begun = (self.blobs.root / "parts" / task).exists()  # before the server ended, to be gone on with
+            if not begun and sum(held.ref.size for held in self._held.values()) + ref.size <= _HELD_BYTES:
                 return self._held.setdefault(task, _HeldPart(ref))
             while len(self._open) >= _OPEN_FILES:
                 self._close(next(iter(self._open)))

@@ -98,7 +98,7 @@ class Uploads:
                 task.announced, task.quiet = message, time.monotonic() + QUIET_SECONDS
                 return False
             task.announced, task.quiet = None, math.inf
-            held = self._partial.finish(record.id, message.update)
+            data = self._partial.finish(record.id, message.update)
         except BlobError as error:
             return self._damaged(task, message, str(error))
         except RefusedError as error:
@@ -112,9 +112,15 @@ class Uploads:
             return self._refuse(task, error)
         try:
             self.cohorts.expect(task)
-            merged = take_update(message.update.digest, task, self._blobs, self._partial.blobs, held)
+            whole = take_update(data, task, self._blobs)
         except RefusedError as error:
             return self._refuse(task, error)
+        merged = message.update.digest
+        if whole is data:
+            self._partial.keep(record.id, merged, data)
+        else:
+            self._partial.drop(record.id)
+            merged = self._partial.blobs.put(whole, durable=False)
         self._accepted[record.id] = (task, message, merged)
         return True
 

@@ -109,7 +109,7 @@ class Fetch:
         """Move a complete part to its place; a part whose digest is wrong starts again."""
         part = self._parts.pop(digest)
         try:
-            self._blobs.adopt(part)
+            self._blobs.place(part.finish(), digest)
         except BlobError as error:
             self._tries[digest] = self._tries.get(digest, 0) + 1
             if self._tries[digest] >= _TRIES:

@@ -7,6 +7,7 @@ import pytest
 
 from broker_server.rounds.collecting import OpenTask
 from broker_server.rounds.validation import check_done
+from broker_server.service import partial_uploads
 from broker_server.store import Store, TaskRecord
 from broker_server.store.task_records import Alternative, Alternatives
 from fleet_protocol import control
@@ -120,6 +121,27 @@ def test_a_bad_update_is_refused_and_the_round_closes_without_it(script, url, co
     assert closed.merged == {"good": "w1.00-d1"}
     assert closed.missing == ("bad",)
     assert refusals(server).get(CASES[script].value, 0) >= 1
+
+
+def test_a_copy_of_another_update_takes_nothing_from_it(url, config, running, fleet, monkeypatch):
+    """Both have one digest, and one place on the disk: the refusal of the copy took the original away before."""
+    monkeypatch.setattr(partial_uploads, "_HELD_BYTES", 0)
+    sent = []
+
+    def original(peer, work):
+        sent.append(encode_weights(tensors_of(work), work.metadata()))
+        peer.send(work, sent[0])
+
+    def copied(peer, work):
+        good.wait_for(lambda peer: peer.got(UploadAck))
+        peer.send(work, sent[0])
+
+    with Peer(fleet, "good", url, original) as good, Peer(fleet, "bad", url, copied) as bad:
+        server = running(config(round={"min_devices": 2, "quorum": 0.5}, evaluation={"data": None}), url)
+        server.wait()
+        bad.wait_for(lambda peer: peer.got(UploadRefused))
+    assert bad.got(UploadRefused)[0].reason is RefusalReason.UNKNOWN_TASK
+    assert server.of(control.RoundClosed)[0].merged == {"good": "w1.00-d1"}
 
 
 def test_an_update_in_finer_chunks_than_its_task_is_refused():

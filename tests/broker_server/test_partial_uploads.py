@@ -30,7 +30,9 @@ def test_an_update_without_room_in_memory_goes_to_the_disk_and_survives_there(tm
     assert partial.missing("a", blob_ref(first, CHUNK)) == ((0, 3),)
     assert partial.missing("b", blob_ref(second, CHUNK)) == ((0, 1), (2, 3))
     add(partial, "b", second, 0, 2)
-    assert partial.finish("b", blob_ref(second, CHUNK)) is None
+    assert partial.finish("b", blob_ref(second, CHUNK)) == second
+    assert not list((tmp_path / "objects").rglob("*"))
+    partial.keep("b", blob_ref(second, CHUNK).digest, second)
     assert partial.blobs.read(blob_ref(second, CHUNK).digest) == second
     monkeypatch.undo()
     partial.drop("a")

@@ -119,12 +119,12 @@ def test_a_wrong_whole_is_dropped_and_can_be_fetched_again(tmp_path):
     for index in range(3):
         part.add(decode_chunk(encode_chunk(wrong, index, CHUNK)))
     with pytest.raises(BlobError, match="fetch it again"):
-        store.adopt(part)
+        store.place(part.finish(), part.ref.digest)
     part = store.part(blob_ref(right, CHUNK))
     assert part.missing() == ((0, 3),)
     for index in range(3):
         part.add(decode_chunk(encode_chunk(right, index, CHUNK)))
-    assert store.adopt(part).read_bytes() == right
+    assert store.place(part.finish(), part.ref.digest).read_bytes() == right
 
 
 def test_store_finds_damage_and_never_serves_it(tmp_path):
@@ -182,7 +182,7 @@ def test_blobs_named_before_keep_their_names(tmp_path):
     part = store.part(BlobRef(digest=old, size=len(data), chunk_bytes=CHUNK))
     for index in range(3):
         part.add(decode_chunk(encode_chunk(data, index, CHUNK)))
-    assert store.adopt(part) == tmp_path / "objects" / old[:2] / old
+    assert store.place(part.finish(), part.ref.digest) == tmp_path / "objects" / old[:2] / old
     assert store.read(old) == data
     store.path(old).write_bytes(data[1:])
     with pytest.raises(BlobError, match="damaged"):
