@@ -98,11 +98,8 @@ class Rollout(FrozenModel):
             found[name] = f"failed: {why[-1]}" if phase == "failed" else "failed: not back in time" if late else phase
         return found
 
-    def advanced(
-        self, records: Mapping[str, str], online: Collection[str], now: float, answers: Collection[Answer] = ()
-    ) -> "Rollout":
-        """The same a moment later, see `after`: stopped, or with the boards of its next stage asked."""
-        self = self.after(records, now, answers)  # noqa: PLW0642
+    def advanced(self, records: Mapping[str, str], online: Collection[str], now: float) -> "Rollout":
+        """The same a moment later: stopped, or with the boards of its next stage asked."""
         states, told = self.outcomes(records, now), self._heard(records)
         failed = [f"{name} {said}" for name, said in states.items() if said.startswith("failed")]
         if self.stopped or len(failed) > self.most_failed * len(states):
@@ -234,9 +231,12 @@ class Carrier:
             watched = {name: at for name, at in old.heard.items() if now < at + old.within_seconds and not old.stopped}
             answers = store.answered_since(watched) if watched and now >= self._judge else []
             self._judge = now + 10.0 if answers else self._judge  # of a large fleet there are many
-            news = (records, fleet.online, now, answers)
-            if old.advanced(*news) != old:
-                old = keep_rollout(self._folder, lambda: read_rollout(self._folder).advanced(*news))
+
+            def moved(rollout: Rollout) -> Rollout:
+                return rollout.after(records, now, answers).advanced(records, fleet.online, now)
+
+            if moved(old) != old:
+                old = keep_rollout(self._folder, lambda: moved(read_rollout(self._folder)))
             files = BlobStore(self._folder / "releases")
             refs = [ref.digest for ref in old.release.builds.values() if files.has(ref.digest)]
             blobs.serve({digest: files.path(digest) for digest in refs}, DEFAULT_CHUNK_BYTES)
