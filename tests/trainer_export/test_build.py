@@ -167,6 +167,7 @@ from tests.trainer_export.test_build import WIDTHS, export, small
 from models.tier import Tier
 from trainer_export.artifact_set import export_architecture
 from trainer_export.recipe import Recipe
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
 signal.signal(signal.SIGTERM, signal.SIG_DFL)  # coverage has a handler of its own, to which an export would leave it
 tiers = [Tier(width, 1) for width in WIDTHS]
 progress = lambda state: print(state.stage, flush=True)
