@@ -66,7 +66,8 @@ class Watch:
 
 
 def joined(event):
-    return isinstance(event, control.FleetChanged) and "pi-1" in event.online
+    """The last device that a round waits for is told by the round's start alone."""
+    return isinstance(event, control.RoundStarted) and "pi-1" in event.devices
 
 
 def weights_of(store):
