@@ -13,7 +13,7 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, s
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool, StaticPool
 
-from broker_server.store.schema import SCHEMA_VERSION, mark, old_mark
+from broker_server.store.schema import SCHEMA_VERSION, mark
 from fleet_protocol.errors import StorageError
 
 BUSY_SECONDS = 10.0  # how long a reader waits for the transaction of another process
@@ -130,12 +130,11 @@ def _version(connection: Connection, path: Path) -> int:
     tables = inspect(connection).get_table_names()
     if not tables:
         return 0
-    known = next((column for column in (mark, old_mark) if column.table.name in tables), None)
-    text = str(connection.execute(select(known)).scalar() if known is not None else None)
+    text = str(connection.execute(select(mark)).scalar() if mark.table.name in tables else None)
     if not text.isdecimal():
         raise StorageError(
-            f"{path} has tables but not the mark of a store: another program made it, or Shoal was killed while it did "
-            "and has stored nothing in it; move the file away, or take another store folder"
+            f"{path} has tables but not the mark of a store: another program made it, or a Shoal from before schema "
+            "version 3, which alone reads it; move the file away, or take another store folder"
         )
     found = int(text)
     if found > SCHEMA_VERSION:

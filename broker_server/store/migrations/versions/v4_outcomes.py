@@ -18,3 +18,4 @@ def upgrade() -> None:
         op.add_column("rounds", column)
     for name in ("timing", "screening"):
         op.add_column("tasks", Column(name, Text))
+    op.drop_table("shoal_store")  # the mark that versions 1 and 2 had
