@@ -1,8 +1,9 @@
 """Devices that are not asked for a while, because their updates were refused again and again.
 
 It follows from what is stored: a device whose updates were refused in so many rounds, with none between that was taken,
-is not asked for the next ones. Then it may try again, and is back in quarantine with the next refusal. An operator can
-release it (`shoal devices release`); what was refused before then counts no more.
+is not asked for the next ones, unless there are too few devices without it. Then it may try again, and is back in
+quarantine with the next refusal. An operator can release it (`shoal devices release`); what was refused before then
+counts no more.
 """
 
 from collections.abc import Iterable, Mapping

@@ -76,10 +76,12 @@ def _wait_for_devices(
     deadline = dispatcher.now() + config.round.wait_seconds
     told: tuple[str, ...] | None = None
     while True:
-        there = {key: item for key, item in dispatcher.fleet.profiles().items() if key not in {*banned, *busy}}
-        eligible = assign(there, context.tiers, config.tiers, seed=config.seed, version=version)
-        if len(eligible) + len(busy) >= config.round.min_devices:
-            return eligible
+        # Who is in quarantine takes part where there were too few without: one refusal more costs less than the run.
+        for absent in ({*banned, *busy}, {*busy}):
+            there = {key: item for key, item in dispatcher.fleet.profiles().items() if key not in absent}
+            eligible = assign(there, context.tiers, config.tiers, seed=config.seed, version=version)
+            if len(eligible) + len(busy) >= config.round.min_devices:
+                return eligible
         online = dispatcher.fleet.online
         if told != online:
             told = online
@@ -96,8 +98,7 @@ def _wait_for_devices(
         if dispatcher.now() >= deadline:
             raise TransportError(
                 f"{len(eligible)} eligible devices after {config.round.wait_seconds:g} s, "
-                f"{config.round.min_devices} needed; {len(online)} online: {', '.join(online) or 'none'}; {len(banned)}"
-                " in quarantine. "
+                f"{config.round.min_devices} needed; {len(online)} online: {', '.join(online) or 'none'}. "
                 "Are the devices started, on this broker and in this fleet, and can they train one of the tiers "
                 f"{', '.join(item.tier.id for item in context.tiers)}?"
             )

@@ -358,7 +358,7 @@ class Server:
             )
             reporter.emit(steered, f"an operator asked for: {request.wish}")
             return
-        self._tell(control.RunRejected(request=request.request, detail=detail))
+        self._tell(control.RunRejected(request=request.request, detail=detail, exit_code=ConfigError.exit_code))
 
     def _tell(self, event: control.RunEvent) -> None:
         """Tell whoever watches over MQTT, then the caller's display.

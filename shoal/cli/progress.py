@@ -41,7 +41,8 @@ def export_bar(console: Console, title: str) -> "Iterator[Callable[[Stage], None
 class RunDisplay:
     """A live view of one run; give every event to :meth:`show`.
 
-    Where the console is no terminal, one line per closed round is printed instead.
+    Where the console is no terminal, lines are printed instead: of closed rounds, and of devices that come and
+    go while there are too few.
     """
 
     def __init__(self, console: Console, title: str) -> None:
@@ -91,6 +92,8 @@ class RunDisplay:
                 self._waiting = (
                     f"waiting for devices: {event.eligible} of {event.needed} ready, {len(event.online)} online"
                 )
+                if not self._console.is_terminal:
+                    self._say(self._waiting)
             case control.RoundStarted():
                 self._waiting = ""
                 self._devices = {device: (tier, "asked") for device, tier in event.devices.items()}

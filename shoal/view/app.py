@@ -64,7 +64,8 @@ def make_app(store: Path, token: str | None = None, operator: str | None = None,
         with closing(Store(store, read_only=True)) as opened:
             return Response(encode(StoreMetrics(opened)), media_type=kind)
 
-    app.mount("/", StaticFiles(directory=Path(__file__).parent / "static", html=True))
+    # Not mounted: it would answer for the API, too, with methods of its own, wherever a method is not allowed.
+    app.router.default = StaticFiles(directory=Path(__file__).parent / "static", html=True)
 
     @app.exception_handler(ShoalError)
     def _refuse(_request: Request, error: ShoalError) -> JSONResponse:

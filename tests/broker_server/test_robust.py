@@ -325,6 +325,16 @@ def test_a_device_that_is_refused_again_and_again_is_not_asked_until_it_is_relea
             CliRunner().invoke(app, [*map(str, wrong), "--store", str(settings.store)], catch_exceptions=False)
 
 
+def test_quarantine_leaves_no_round_without_enough_devices(url, config, running, fleet):
+    """A board alone in its ways is refused round by round; the run had ended where it was needed for `min_devices`."""
+    robust = {"quarantine_after": 2, "quarantine_rounds": 9}
+    rounds = {"rounds": 4, "min_devices": 4, "wait_seconds": 30}
+    settings = config(round=rounds, robust=robust, evaluation={"data": None})
+    server, tasks, _ = attacked({**GOOD, "bad": scaled(1e6)}, settings, url, running, fleet)
+    assert [event.device for event in server.of(control.UpdateRefused)] == ["bad"] * 4
+    assert {name: task.phase for name, task in tasks.items()} == {**dict.fromkeys(GOOD, MERGED), "bad": REFUSED}
+
+
 def test_two_of_three_that_are_too_large_are_all_refused(url, config, running, fleet):
     """Where the majority lies the median is theirs; what no sum can hold is still refused and named."""
     scripts = {"good": honest(1.0), "bad0": constant(3.4e38), "bad1": constant(3.4e38)}

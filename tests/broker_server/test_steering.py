@@ -65,8 +65,11 @@ def test_a_paused_run_holds_after_its_round_and_goes_on_when_told(url, settings,
             run = Followed(settings)
             with run.heard:
                 assert run.heard.wait_for(lambda: "round-closed" in run.events, 30)
-            with pytest.raises(RunRejectedError, match=f"run nope is not in progress, run {asked[0]} is"):
+            with pytest.raises(RunRejectedError, match=f"run nope is not in progress, run {asked[0]} is") as wrong:
                 steer(settings, "go", "nope")
+            with pytest.raises(RunRejectedError, match="another run is in progress") as second:
+                steer(settings, "start")
+            assert {wrong.value.exit_code, second.value.exit_code} == {2}  # 1 would be a bug of Shoal
             serving.server.stop()
             assert run.finished().status == "stopped"
         assert (stored(settings).closed, stored(settings).run.status) == (1, "paused")

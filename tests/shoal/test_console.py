@@ -30,6 +30,17 @@ def test_what_a_device_says_is_shown_as_it_is():
     assert file.getvalue().count(DETAIL) == 2
 
 
+def test_where_nobody_watches_a_terminal_the_wait_for_devices_is_a_line():
+    """Each time it changes; a run that waits is not silent in a file."""
+    file = io.StringIO()
+    display = RunDisplay(Console(file=file, width=200), "run")
+    for online in ((), ("attic",)):
+        display.show(control.FleetChanged(run="r", seconds=1.0, online=online, eligible=len(online), needed=3))
+    assert file.getvalue().splitlines() == [
+        f"waiting for devices: {count} of 3 ready, {count} online" for count in range(2)
+    ]
+
+
 def test_cells_are_shown_as_they_are(capsys: pytest.CaptureFixture[str]):
     """So are the notes of a round in a table."""
     print_rows("rounds", [{"note": DETAIL}], empty="none")

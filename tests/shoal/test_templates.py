@@ -110,6 +110,7 @@ def test_a_template_is_exported_and_simulated(tmp_path, template):
     status = json.loads(run(["shoal", "status", "--store", "runs/simulation/store", "--json"], folder))
     assert status["run"]["status"] == "finished"
     assert status["evaluation"]["accuracy"] > 0.5
+    assert status["refusals"] == {}
 
 
 @pytest.mark.slow
