@@ -16,13 +16,9 @@ _ENTRYWISE = frozenset({"Add", "Mul", "Sub"})  # read an entry before they write
 
 
 def states_in_place(model: onnx.ModelProto) -> bool:
-    """Whether every state of a step graph may share memory with its next value.
+    """Whether every state of a step graph (``state.<name>``) may share memory with its next (``next.state.<name>``).
 
-    Args:
-        model: a step graph; its states are the inputs ``state.<name>``, their next values ``next.state.<name>``.
-
-    Returns:
-        True also where there are no states.
+    Also true where there are no states.
     """
     graph = model.graph
     reads = [values_read(node) for node in graph.node]

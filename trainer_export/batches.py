@@ -72,13 +72,7 @@ class SizedBatches:
         return replace(self, seed=self.seed + attempt)
 
     def noise(self, shapes: Mapping[str, tuple[int, ...]], count: int, step: int) -> dict[str, Tensor]:
-        """Random numbers for the layers that need them.
-
-        Args:
-            shapes: of one sample, by path of the layer.
-            count: samples.
-            step: other numbers for every step.
-        """
+        """Random numbers for layers that need them, by path, of the shapes for one sample; others at each step."""
         generator = torch.Generator().manual_seed(1000 * self.seed + step)
         return {path: torch.rand((count, *shape), generator=generator) for path, shape in shapes.items()}
 

@@ -123,15 +123,7 @@ def repeated(run: Callable[[SizedBatches], CheckSpec], batches: SizedBatches) ->
 
 
 def run_session(session: onnxruntime.InferenceSession, feed: Mapping[str, NDArray[Any]]) -> Arrays:
-    """Run a graph once.
-
-    Args:
-        session: the graph.
-        feed: arrays for all its inputs by name; what it does not take is left out.
-
-    Returns:
-        Its outputs by name.
-    """
+    """Run a graph once on arrays by name, of which it takes its inputs; returns its outputs by name."""
     taken: Sequence[str] = [i.name for i in session.get_inputs()]
     names = [o.name for o in session.get_outputs()]
     outputs = session.run(names, {n: feed[n] for n in taken})

@@ -96,16 +96,11 @@ def _peak(graph: onnx.GraphProto, sizes: Mapping[str, int]) -> int:
             last[owner.get(name, name)] = i
     forever = {v.name for v in (*graph.input, *graph.output)} | {t.name for t in graph.initializer}
     live = sum(sizes.get(v.name, 0) for v in graph.input) + sum(sizes[t.name] for t in graph.initializer)
-    worst, dying = live, _deaths(last)
+    worst, dying = live, dict[int, list[str]]()
+    for name, i in last.items():
+        dying.setdefault(i, []).append(name)
     for i, node in enumerate(graph.node):
         live += sum(sizes.get(name, 0) for name in node.output if name not in owner)
         worst = max(worst, live)
         live -= sum(sizes.get(name, 0) for name in dying.get(i, ()) if name not in forever)
     return worst
-
-
-def _deaths(last: Mapping[str, int]) -> dict[int, list[str]]:
-    dying: dict[int, list[str]] = {}
-    for name, i in last.items():
-        dying.setdefault(i, []).append(name)
-    return dying

@@ -1,7 +1,6 @@
 """Graphs that read parameters and change nothing: one run of the model with given statistics, and what follows it."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,28 +25,17 @@ from trainer_export.model_inputs import (
 from trainer_export.traced_program import Trace, trace_program
 
 
-@dataclass(frozen=True)
-class Forward:
-    """What a graph makes of a model's output.
-
-    Attributes:
-        name: of the graph.
-        finish: the model's output and the further inputs to the graph's outputs; pure and traceable.
-        extra: further inputs.
-        outputs: of the graph.
-    """
-
-    name: str
-    finish: Callable[..., list[Tensor]]
-    extra: tuple[Port, ...]
-    outputs: tuple[Port, ...]
-
-
-def trace_forward(model: nn.Module, signature: Signature, forward: Forward) -> Trace:
-    """Trace a run of the model, which is not changed, in evaluation mode, and what follows.
+def trace_forward(
+    model: nn.Module,
+    signature: Signature,
+    finish: Callable[..., list[Tensor]],
+    extra: tuple[Port, ...],
+    outputs: tuple[Port, ...],
+) -> Trace:
+    """Trace a run of the model, which is not changed, in evaluation mode, and what a pure function makes of its output.
 
     Returns:
-        Inputs ``param.*``, ``stat.*``, ``x`` and the further ones.
+        Inputs ``param.*``, ``stat.*``, ``x`` and the extra ones, which the function is given behind the output.
     """
     model = prepared(model, "eval")
     names, layers = parameter_names(model), norms(model)
@@ -57,11 +45,11 @@ def trace_forward(model: nn.Module, signature: Signature, forward: Forward) -> T
     def run(*tensors: Tensor) -> list[Tensor]:
         output = call_model(model, given, tensors[: len(given)], tensors[len(given)])
         check_output(output, signature)
-        return forward.finish(output, *tensors[len(given) + 1 :])
+        return finish(output, *tensors[len(given) + 1 :])
 
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters()}
-    inputs = (*parameter_ports(shapes), *statistic_ports(layers), sample_port(signature), *forward.extra)
-    return trace_program(forward.name, run, inputs, forward.outputs, signature.known)
+    inputs = (*parameter_ports(shapes), *statistic_ports(layers), sample_port(signature), *extra)
+    return trace_program("eval", run, inputs, outputs, signature.known)
 
 
 def check_forward(
@@ -71,11 +59,11 @@ def check_forward(
     graph: str,
     expected: Callable[[Tensor, Tensor], dict[str, Tensor]],
 ) -> CheckSpec:
-    """Compare a forward graph with the module as it was written.
+    """Compare a forward graph with the module as it was written, which is not changed.
 
     Args:
         model: the serialized graph.
-        module: not changed.
+        module: what it was made from.
         batches: what to run.
         graph: key of the graph in the manifest, for the report.
         expected: the module's output and the targets to what the graph must return.

@@ -51,12 +51,7 @@ class GraphBuilder:
     """
 
     def __init__(self, name: str, prefix: str = "") -> None:
-        """Begin a graph.
-
-        Args:
-            name: of the graph.
-            prefix: of the names of its values; inside another graph one that no other has (:meth:`inner_prefix`).
-        """
+        """Begin a graph; inside another one its values have a prefix that no other has (:meth:`inner_prefix`)."""
         self._name = name
         self.prefix = prefix
         self._inner = 0
@@ -120,15 +115,9 @@ class GraphBuilder:
         return self._constants.get(name)
 
     def node(self, op_type: str, *inputs: str, **attributes: Attribute) -> str:
-        """Append a node with one output, or find the equal one.
+        """Append a node of the default domain with one output, or find the equal one; returns the name of the output.
 
-        Args:
-            op_type: operator of the default domain.
-            inputs: value names; an empty name leaves an optional input out.
-            attributes: the operator's attributes.
-
-        Returns:
-            Name of the output.
+        An empty name among the inputs leaves an optional one out.
         """
         return self.nodes(op_type, *inputs, outputs=1, attributes=attributes)[0]
 
@@ -155,12 +144,9 @@ class GraphBuilder:
         constants: Mapping[str, NDArray[np.generic]],
         shapes: Sequence[onnx.ValueInfoProto],
     ) -> None:
-        """Take over nodes of another graph as they are; their names must not be of the form ``v<i>`` or ``c<i>``.
+        """Take over nodes of another graph, as they are and in order, with constants and shapes of values between them.
 
-        Args:
-            nodes: in an order in which they can run.
-            constants: by name.
-            shapes: types and shapes of values between the nodes, kept in the model.
+        Their names must not be of the form ``v<i>`` or ``c<i>``.
         """
         self._nodes.extend(nodes)
         self._constants.update(constants)
@@ -171,9 +157,7 @@ class GraphBuilder:
     ) -> onnx.ModelProto:
         """The finished model: live nodes only, outputs under their own names, nothing in external files.
 
-        Args:
-            metadata: strings stored in the model.
-            domains: operator sets beyond the default one that appended nodes use, with versions.
+        The domains are operator sets, with versions, that appended nodes use beyond the default one.
         """
         model = helper.make_model(
             self.graph(),
@@ -188,7 +172,7 @@ class GraphBuilder:
     def graph(self) -> onnx.GraphProto:
         """The finished graph: what :meth:`model` wraps, and what a node such as a loop has inside."""
         renamed, copies = self._name_outputs()
-        live = self._live_nodes({value for _, value in self._outputs})
+        live = live_nodes(self._nodes, {value for _, value in self._outputs})
         nodes = [_renamed(node, renamed) for node in live] + copies
         used = {name for node in nodes for name in values_read(node)}
         made = {name for node in nodes for name in node.output} - {port.name for port, _ in self._outputs}
@@ -217,13 +201,15 @@ class GraphBuilder:
                 renamed[value] = port.name
         return renamed, copies
 
-    def _live_nodes(self, wanted: set[str]) -> list[onnx.NodeProto]:
-        live: list[onnx.NodeProto] = []
-        for node in reversed(self._nodes):
-            if any(name in wanted for name in node.output):
-                live.append(node)
-                wanted.update(values_read(node))
-        return live[::-1]
+
+def live_nodes(nodes: Sequence[onnx.NodeProto], wanted: set[str]) -> list[onnx.NodeProto]:
+    """The nodes that some values depend on; the names of all values that these take are added to them."""
+    live: list[onnx.NodeProto] = []
+    for node in reversed(nodes):
+        if any(name in wanted for name in node.output):
+            live.append(node)
+            wanted.update(values_read(node))
+    return live[::-1]
 
 
 def values_read(node: onnx.NodeProto) -> set[str]:

@@ -56,12 +56,12 @@ def calls_of(model: nn.Module, x: Tensor) -> Calls:
 
 
 def refuse_unlike(name: str, narrow: nn.Module, theirs: Calls, shapes: Mapping[str, Any], x: Tensor) -> None:
-    """See that a tier computes what the whole model does.
+    """See that a tier, whose mode is changed, computes what the whole model does on the same samples.
 
     Args:
         name: of architecture and tier, for the message.
-        narrow: the tier; its mode is changed.
-        theirs: `calls_of` the model of full width and the same depth, on the same samples.
+        narrow: the tier.
+        theirs: `calls_of` the model of full width and the same depth.
         shapes: of the tier's parameters, as the layout foresees them.
         x: a batch of samples.
 

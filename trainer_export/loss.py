@@ -91,30 +91,20 @@ class Loss(ABC):
 
     @abstractmethod
     def target(self, output: tuple[int, ...]) -> Target:
-        """What a sample's target is.
-
-        Args:
-            output: shape of the model's output for one sample.
-        """
+        """What a sample's target is, by the shape of the model's output for one sample."""
 
     @abstractmethod
     def value(self, output: Tensor, answer: Answer) -> Tensor:
-        """The loss of a batch, a mean over what counts, float32 []; pure and traceable.
+        """The loss of a batch, float32 [], a mean over what counts; pure and traceable.
 
-        Args:
-            output: of the model, float32 [batch, ...].
-            answer: what it is compared with.
+        The output of the model is float32 [batch, ...].
         """
 
     def value_and_slope(self, output: Any, answer: Answer) -> tuple[Tensor, Any]:
         """The loss and its gradient with respect to the output; traced, unless a loss writes it by hand.
 
-        Args:
-            output: of the model, float32 [batch, ...]; of a model of several heads their tuple or mapping.
-            answer: what it is compared with.
-
-        Returns:
-            The gradient in the form of the output, or of its heads one behind the other, None for one without.
+        Of a model of several heads the output is their tuple or mapping. The gradient has the form of the output, or is
+        of its heads one behind the other, None for one without.
         """
         with torch.enable_grad():
             leaves = tree_map(lambda head: head.detach().requires_grad_(), output)
@@ -144,11 +134,9 @@ class Loss(ABC):
         return None
 
     def spec(self, output: tuple[int, ...], zeros: Any = None) -> LossSpec:
-        """This loss as the manifest states it.
+        """This loss as the manifest states it, by the shape of the model's output for one sample.
 
-        Args:
-            output: shape of the model's output for one sample.
-            zeros: in the form of all its outputs for one sample; with them a loss of the user's is asked for its range.
+        With zeros in the form of all its outputs for one sample a loss of the user's is asked for its range.
         """
         del zeros
         return LossSpec(
@@ -165,12 +153,7 @@ class Loss(ABC):
 def loss_named(
     name: str, settings: Mapping[str, Any] | None = None, own: Mapping[str, type[Any]] = MappingProxyType({})
 ) -> Loss:
-    """A loss by its name.
-
-    Args:
-        name: of one of `trainer_export.losses`, or of the user's.
-        settings: its numbers; a missing one has its default.
-        own: what the user's file defines beside architectures.
+    """A loss of `trainer_export.losses` or of the user's by its name; of its numbers a missing one has its default.
 
     Raises:
         ConfigError: there is no such loss or number, or a number is out of its range.

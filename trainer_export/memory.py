@@ -18,14 +18,7 @@ from trainer_export.sized_graph import SizedGraph
 
 
 def fit_into_memory(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Rewrite a graph.
-
-    Args:
-        model: any graph with one dynamic dimension; not changed.
-
-    Returns:
-        The same inputs and outputs; where nothing can be gained, the same nodes.
-    """
+    """A graph with one dynamic dimension, rewritten; where nothing can be gained, a copy with the same nodes."""
     result = onnx.ModelProto()
     result.CopyFrom(model)
     graph = SizedGraph(result)

@@ -83,12 +83,7 @@ def count_shapes(metrics: Sequence[Metric], loss: Loss, signature: Signature) ->
 def metric_named(
     name: str, settings: Mapping[str, object] | None = None, own: Mapping[str, type[Any]] = MappingProxyType({})
 ) -> Metric:
-    """A metric by its name.
-
-    Args:
-        name: of one of `trainer_export.metrics`, or of the user's.
-        settings: its numbers.
-        own: what the user's file defines beside architectures.
+    """A metric of `trainer_export.metrics` or of the user's by its name, with its numbers.
 
     Raises:
         ConfigError: there is no such metric or number.

@@ -78,10 +78,7 @@ class Signature:
         return tuple(heads.values()) if "0" in heads else heads
 
     def with_places_of(self, model: nn.Module) -> "Signature":
-        """The same with the places that a model's logits have.
-
-        Args:
-            model: run once, on a copy.
+        """The same with the places that a model's logits have; a copy of the model is run once.
 
         Raises:
             ExportError: the model takes other inputs, fails on a batch of zeros, or does not return logits of these
@@ -176,14 +173,9 @@ def call_model(
     x: Tensor,
     noise: Mapping[str, Tensor] | None = None,
 ) -> Any:
-    """Run a model with other parameters and buffers than its own.
+    """Run a model on samples with other parameters and buffers than its own, by their names.
 
-    Args:
-        model: what to run.
-        names: of parameters and buffers.
-        tensors: their values.
-        x: samples.
-        noise: random numbers of its layers by path; a layer that is not named draws its own.
+    A layer that is not named in the noise, by path, draws its own.
     """
     feed_noise(model, noise or {})
     try:

@@ -108,11 +108,7 @@ class Optimizer(ABC):
 
 
 def optimizer_named(name: str, settings: Mapping[str, Any] | None = None) -> Optimizer:
-    """An optimizer by its name.
-
-    Args:
-        name: of one of `trainer_export.optimizers`.
-        settings: its numbers; a missing one has its default.
+    """An optimizer of `trainer_export.optimizers` by its name; of its numbers a missing one has its default.
 
     Raises:
         ConfigError: there is no such optimizer or number, or a number is out of its range.

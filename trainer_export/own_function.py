@@ -53,11 +53,7 @@ class OwnFunction(Own):
         raise ExportError(f"{self.place} {wrong}; {remedy}")
 
     def call(self, outputs: Any, targets: Any) -> Any:
-        """Call it, so that what it does is traced as a model's own operators are, with its lines.
-
-        Args:
-            outputs: of the model for a batch.
-            targets: of the batch.
+        """Call it on a batch, so that what it does is traced as a model's own operators are, with its lines.
 
         Raises:
             ExportError: it fails; the message names the line.
@@ -100,14 +96,10 @@ class OwnFunction(Own):
         return found
 
     def require_alone(self, found: Sequence[Tensor], single: Callable[[int], Sequence[Tensor]]) -> None:
-        """See that what a sample gets does not depend on the other samples of its batch.
-
-        Args:
-            found: results of a batch.
-            single: the results of one of its samples, computed without the others.
+        """See that what a sample gets in a batch is what `single` computes for it without the others.
 
         Raises:
-            ExportError: it does, or something is not finite.
+            ExportError: it is not, or something is not finite.
         """
         if not all(bool(part.isfinite().all()) for part in found):
             self.refuse(
@@ -136,10 +128,7 @@ def one_of(output: Any, place: int) -> Any:
 def record_of(function: Callable[..., Any], base: type[RecordT], **fixed: Any) -> type[RecordT]:
     """The class of records that stands for a function; its fields are the function's keyword arguments.
 
-    Args:
-        function: takes outputs, targets, and numbers with defaults.
-        base: what the records are.
-        fixed: further class attributes.
+    The function takes outputs, targets, and numbers with defaults; `fixed` are further attributes of the class.
 
     Raises:
         ConfigError: the function has no name, takes fewer arguments, or a further one has no default.

@@ -24,15 +24,8 @@ def check_pair(
 ) -> CheckSpec:
     """Train both models with PyTorch, let the graph take each step from there, and compare losses and all tensors.
 
-    Args:
-        model: the serialized graph.
-        routine: whose step it is.
-        modules: the device's own model and the one it was sent, as their authors wrote them; not changed.
-        recipe: what the graph was made for.
-        batches: what to train on.
-
-    Returns:
-        The figures of the first run within the limit.
+    The modules, the device's own and the one it was sent, are as their authors wrote them, and not changed. Returns the
+    figures of the first run within the limit.
 
     Raises:
         ExportError: the graph deviates; the message names the tensor.

@@ -65,10 +65,7 @@ class PairRoutine:
 
 
 def pair_routine(name: str | None = None) -> PairRoutine:
-    """A routine by its name.
-
-    Args:
-        name: of one in `trainer_export.routines`; None where there is but one.
+    """A routine of `trainer_export.routines` by its name; None where there is but one.
 
     Raises:
         ConfigError: there is no such routine, or several to choose from.
@@ -114,17 +111,7 @@ class Learnt:
 
 
 def pair_step(routine: PairRoutine, learners: tuple[Learner, Learner], x: Tensor, y: Tensor) -> tuple[Learnt, Learnt]:
-    """Train both models on one batch, simultaneously.
-
-    Args:
-        routine: whose loss it is.
-        learners: the device's own model and the one it was sent.
-        x: samples, [batch, ...].
-        y: labels, int64 [batch].
-
-    Returns:
-        Both models after the step.
-    """
+    """Train both models, the device's own and the one it was sent, on one batch, simultaneously."""
     runs = [_run(learner, x) for learner in learners]
     logits = [made.detach() for _, made in runs]
     own, sent = (
@@ -172,13 +159,7 @@ class _Half:
 def trace_pair(
     routine: PairRoutine, models: tuple[nn.Module, nn.Module], signature: Signature, recipe: Recipe
 ) -> Trace:
-    """The step of two models on one batch.
-
-    Args:
-        routine: whose loss it is.
-        models: the device's own model and the one it was sent; not changed.
-        signature: what both take and return.
-        recipe: the optimizer of both.
+    """The step of two models, the device's own and the one it was sent, on one batch; neither is changed.
 
     Returns:
         Inputs ``<side>.param.*`` and ``<side>.state.*`` of both, ``x``, ``y``, ``noise.<side>.*``, the knobs and

@@ -26,17 +26,7 @@ def proximal_loss(parameters: Sequence[Tensor], anchors: Sequence[Tensor], mu: T
 def proximal_gradients(
     gradients: Sequence[Tensor], parameters: Sequence[Tensor], anchors: Sequence[Tensor], mu: Tensor | float
 ) -> list[Tensor]:
-    """Add the gradient of the proximal term, ``mu * (w - w_sent)``.
-
-    Args:
-        gradients: of the loss without the term.
-        parameters: the weights now, in the same order.
-        anchors: the weights the device was sent, in the same order.
-        mu: strength, >= 0, a number or float [].
-
-    Returns:
-        The gradients of the loss with the term.
-    """
+    """The gradients of the loss with those of the proximal term, ``mu * (w - w_sent)``; arguments as there."""
     return [
         gradient + (parameter - anchor) * mu
         for gradient, parameter, anchor in zip(gradients, parameters, anchors, strict=True)

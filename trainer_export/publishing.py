@@ -27,12 +27,7 @@ _TRIES = 10  # of making a folder that an export beside this one takes for a dea
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a file of a set that is not published yet.
-
-    Args:
-        path: below the folder of :func:`replacing`.
-        data: the content.
-    """
+    """Write a file below the folder of :func:`replacing`, of a set that is not published yet."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
 
@@ -43,9 +38,6 @@ def replacing(folder: Path) -> Iterator[Path]:
 
     SIGTERM ends the block as SIGINT does. When it is published each file is a link to ``objects/<sha256[:2]>/<sha256>``
     beside the folder, and objects that no set has any more are gone.
-
-    Args:
-        folder: of the set; made if it is not there.
 
     Raises:
         StorageError: no folder can be made beside it.

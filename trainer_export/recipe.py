@@ -58,11 +58,7 @@ class Recipe:
 
     @classmethod
     def of(cls, table: RecipeTable, own: Mapping[str, type[Any]] = MappingProxyType({})) -> "Recipe":
-        """The recipe that a table describes.
-
-        Args:
-            table: names and numbers.
-            own: losses and metrics of the user's file, the `own` of its registry.
+        """The recipe that a table describes, with losses and metrics of the user's file (the `own` of its registry).
 
         Raises:
             ConfigError: there is no such optimizer, loss or number, or a number is out of its range.

@@ -40,13 +40,7 @@ class _Peak:
 
 
 class _Schedule:
-    """An order of nodes, and how long each value lives in it.
-
-    Args:
-        nodes: in order.
-        sizes: bytes of each value.
-        fixed: inputs, constants and outputs, which live outside.
-    """
+    """An order of nodes, and how long each value lives in it; those that are fixed live outside."""
 
     def __init__(self, nodes: Sequence[onnx.NodeProto], sizes: Mapping[str, int], fixed: frozenset[str]) -> None:
         self.nodes, self.sizes, self.fixed = list(nodes), dict(sizes), fixed

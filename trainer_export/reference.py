@@ -47,11 +47,9 @@ class TorchOptimizer:
                 self._optimizer.state[parameter] = {"step": torch.tensor(float(UNDERWAY)), **made}
 
     def step(self, loss: Tensor, *, materialize: bool = False) -> None:
-        """Go down the gradient of a loss.
+        """Go down the gradient of a loss, float [].
 
-        Args:
-            loss: float [].
-            materialize: whether a parameter outside the loss has a gradient of zero, which weight decay adds to.
+        If it is to `materialize`, a parameter outside the loss has a gradient of zero, which weight decay adds to.
         """
         loss.backward()  # type: ignore[no-untyped-call]
         for parameter in self._parameters.values():

@@ -11,12 +11,7 @@ from fleet_protocol.errors import ConfigError
 
 
 def runnable(graph: bytes, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> bytes:
-    """Put weights into a graph.
-
-    Args:
-        graph: a serialized infer graph.
-        tensors: its inputs ``param.*`` and ``stat.*`` by name.
-        metadata: strings to keep in the file.
+    """Put weights into a serialized infer graph, by its inputs ``param.*`` and ``stat.*``, and metadata.
 
     Returns:
         A model of one input, ``x``, and one output, ``logits``.

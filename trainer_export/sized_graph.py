@@ -8,7 +8,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from trainer_export.graph import values_read
+from trainer_export.graph import live_nodes
 
 _BATCH = 32
 VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Identity", "Flatten"})
@@ -69,14 +69,10 @@ class SizedGraph:
     def replace(self, nodes: Sequence[onnx.NodeProto]) -> None:
         """Set the nodes, without those whose results nobody uses, and forget unused constants."""
         needed = {value.name for value in self.proto.output}
-        kept: list[onnx.NodeProto] = []
-        for node in reversed(nodes):
-            if any(name in needed for name in node.output):
-                kept.append(node)
-                needed.update(values_read(node))
+        kept = live_nodes(nodes, needed)
         constants = [t for t in self.proto.initializer if t.name in needed]
         del self.proto.node[:], self.proto.initializer[:]
-        self.proto.node.extend(reversed(kept))
+        self.proto.node.extend(kept)
         self.proto.initializer.extend(constants)
 
 

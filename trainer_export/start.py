@@ -39,10 +39,7 @@ class Start:
     partial: bool = False
 
     def put_into(self, weights: Mapping[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
-        """The weights of a model with what this has of them.
-
-        Args:
-            weights: as they were drawn, by name.
+        """The weights of a model, as they were drawn, with what this has of them.
 
         Raises:
             ConfigError: two tensors get one name, none fits, or without `partial` not all fit; the message names some.

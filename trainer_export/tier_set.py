@@ -56,15 +56,7 @@ class TierSets:
     folder: Path
 
     def take(self, tier: Tier, old: Path) -> bool:
-        """Take a tier's files as they are, if they would come out the same.
-
-        Args:
-            tier: the shape.
-            old: folder of an earlier export.
-
-        Returns:
-            Whether they were taken.
-        """
+        """Take a tier's files from an earlier export's folder, if they would come out the same; whether they would."""
         if not (old / MADE_FROM).is_file():
             return False
         if not unchanged(old, self._facts(tier, self.export.module(tier))):

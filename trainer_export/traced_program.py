@@ -57,13 +57,7 @@ class Trace:
     hidden: frozenset[str] = frozenset()
 
     def part(self, name: str, outputs: Sequence[str], hidden_inputs: Sequence[str] = ()) -> "Trace":
-        """The same program as another graph with some of the outputs.
-
-        Args:
-            name: of the graph.
-            outputs: names of those it has.
-            hidden_inputs: what only the others depend on.
-        """
+        """The same program as another graph with some of the outputs, without inputs that only the others depend on."""
         others = {port.name for port in self.outputs}.difference(outputs)
         return replace(self, name=name, hidden=frozenset({*others, *hidden_inputs}))
 
@@ -96,14 +90,9 @@ def trace_program(
     outputs: tuple[Port, ...],
     known: Known | None = None,
 ) -> Trace:
-    """Trace a function of tensors with a dynamic batch.
+    """Trace a pure function, of one tensor per input to one per output, with a dynamic batch.
 
-    Args:
-        name: of the graph.
-        function: takes one tensor per input, returns one per output; must be pure.
-        inputs: names, types and shapes of what goes in.
-        outputs: the same of what comes out.
-        known: where the batch is in programs that were traced before; this one's is noted.
+    What is `known` says where the batch is in programs that were traced before; this one's place is noted.
 
     Raises:
         ExportError: the function cannot be traced with a dynamic batch.

@@ -85,7 +85,7 @@ def clip_scale(gradients: Sequence[Tensor], clip_norm: float) -> Tensor:
 def update(
     trained: Trained, gradients: Sequence[Tensor], lr: Tensor, recipe: Recipe, pull: Pull | None = None
 ) -> Trained:
-    """One step of the optimizer.
+    """One step of the optimizer: what takes the place of `trained`.
 
     Args:
         trained: parameters and states.
@@ -93,9 +93,6 @@ def update(
         lr: learning rate, float32 [].
         recipe: the optimizer, and the bound of the gradient.
         pull: added to the gradient before it is clipped; None for no proximal term.
-
-    Returns:
-        What takes the place of `trained`.
     """
     groups = _groups(trained.parameters)
     parameters, slopes = (_joined(kind, groups) for kind in (trained.parameters, gradients))

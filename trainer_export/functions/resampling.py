@@ -43,12 +43,9 @@ def _along(x: Tensor, axis: int, matrix: Tensor) -> Tensor:
 
 
 def along_axes(x: Tensor, functions: Sequence[Callable[[Tensor], Tensor] | None]) -> Tensor:
-    """Apply a separable linear function.
+    """Apply a separable linear function to float32 [batch, channels, ...].
 
-    Args:
-        x: float32 [batch, channels, ...].
-        functions: for each spatial axis what it does to a tensor whose other spatial axes have size 1; None for
-            nothing.
+    For each spatial axis it is what is done to a tensor whose other spatial axes have size 1; None for nothing.
     """
     rank = len(functions)
     for axis, function in enumerate(functions):

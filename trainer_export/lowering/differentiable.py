@@ -9,9 +9,9 @@ import torch
 
 from fleet_protocol.errors import ExportError
 from trainer_export.lowering.emitter import Emitter
-from trainer_export.lowering.rules.elementwise import multiply
+from trainer_export.lowering.rules.elementwise import multiply, only_exact
 from trainer_export.lowering.values import Spec, Value
-from trainer_export.lowering.windows import Convolution, MaxWindow, MeanWindow, spread
+from trainer_export.lowering.windows import Convolution, Window, mean_window, spread
 
 aten = torch.ops.aten
 
@@ -35,22 +35,19 @@ def _convolution(e: Emitter, out: Spec, x: Value, weight: Value, bias: Value | N
 
 
 def _max_pool(e: Emitter, out: Sequence[Spec], x: Value, *settings: Any) -> tuple[Value, None]:
-    window = MaxWindow(*settings)
+    window = Window(*settings)
     name = e.graph.node("MaxPool", e.plain(x), **window.attributes, dilations=spread(window.dilation, 2))
     return e.value(name, out[0].shape), None
 
 
 def _average_pool(e: Emitter, out: Spec, x: Value, *settings: Any) -> Value:
-    mean = MeanWindow(*settings)
-    name = e.graph.node(
-        "AveragePool", e.plain(x), **mean.window.attributes, count_include_pad=int(mean.count_include_pad)
-    )
+    window, with_pads = mean_window(*settings)
+    name = e.graph.node("AveragePool", e.plain(x), **window.attributes, count_include_pad=int(with_pads))
     return e.value(name, out.shape)
 
 
 def _gelu(e: Emitter, _out: Spec, x: Value, *, approximate: str = "none") -> Value:
-    if approximate != "none":
-        raise ExportError(f"gelu(approximate={approximate!r}) cannot be exported; use the exact one")
+    only_exact(approximate)
     twice = e.pointwise("Add", e.pointwise("Erf", multiply(e, x, math.sqrt(0.5))), e.scalar(1, x.dtype))
     return e.pointwise("Mul", x, multiply(e, twice, 0.5))
 

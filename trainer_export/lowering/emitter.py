@@ -164,11 +164,7 @@ class Emitter:
     def pointwise(self, op_type: str, *operands: Value, dtype: torch.dtype | None = None, **attributes: float) -> Value:
         """An element-wise operator with broadcasting; works in the order in which the largest operand lies.
 
-        Args:
-            op_type: ONNX operator.
-            operands: its inputs.
-            dtype: element type of the result, by default that of the first operand.
-            attributes: attributes of the operator.
+        The element type of the result is by default that of the first operand.
         """
         rank = max(v.rank for v in operands)
         shape = _broadcast([v.shape for v in operands], rank)

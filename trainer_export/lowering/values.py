@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import sympy  # type: ignore[import-untyped]
 import torch
+from onnx import helper
 
 from fleet_protocol.errors import ExportError
 
@@ -22,14 +23,7 @@ BATCH_HINT = 32  # samples assumed wherever the cost of two lowerings is compare
 Dim = Any  # int, or a sympy expression of the batch size
 Shape = tuple[Dim, ...]
 
-_ONNX_DTYPES = {torch.float32: 1, torch.int64: 7, torch.int32: 6, torch.bool: 9, torch.float64: 11}
-_NUMPY_DTYPES = {
-    torch.float32: np.float32,
-    torch.int64: np.int64,
-    torch.int32: np.int32,
-    torch.bool: np.bool_,
-    torch.float64: np.float64,
-}
+_DTYPES = {getattr(torch, name): np.dtype(name) for name in ("float32", "int64", "int32", "bool", "float64")}
 
 
 def overload(name: str) -> Any:
@@ -37,17 +31,16 @@ def overload(name: str) -> Any:
     return getattr(torch.ops.aten, name).default
 
 
-def onnx_dtype(dtype: torch.dtype) -> int:
-    """The ONNX number of a torch element type."""
-    if dtype not in _ONNX_DTYPES:
-        raise ExportError(f"element type {dtype} cannot be exported; use .float(), or .long() for whole numbers")
-    return _ONNX_DTYPES[dtype]
-
-
 def numpy_dtype(dtype: torch.dtype) -> Any:
     """The numpy type of a torch element type."""
-    onnx_dtype(dtype)
-    return _NUMPY_DTYPES[dtype]
+    if dtype not in _DTYPES:
+        raise ExportError(f"element type {dtype} cannot be exported; use .float(), or .long() for whole numbers")
+    return _DTYPES[dtype]
+
+
+def onnx_dtype(dtype: torch.dtype) -> int:
+    """The ONNX number of a torch element type."""
+    return int(helper.np_dtype_to_tensor_dtype(numpy_dtype(dtype)))
 
 
 def dim_of(size: Any) -> Dim:
@@ -104,14 +97,10 @@ class Value:
     @property
     def is_plain(self) -> bool:
         """Whether the ONNX value lies in logical order up to dimensions of size 1."""
-        return _trivial(self.stored, self.order)
+        significant = [axis for axis in self.order if self.stored[axis] != 1]
+        return significant == sorted(significant)
 
 
 def channels_last(rank: int) -> tuple[int, ...]:
     """The order of axes convolutions work in: batch, space, channels."""
     return (0, *range(2, rank), 1)
-
-
-def _trivial(stored: Shape, order: Sequence[int]) -> bool:
-    significant = [axis for axis in order if stored[axis] != 1]
-    return significant == sorted(significant)

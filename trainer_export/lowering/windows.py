@@ -60,7 +60,7 @@ class Convolution:
 
 
 @dataclass(frozen=True)
-class MaxWindow:
+class Window:
     """The settings of ``aten.max_pool2d_with_indices``.
 
     Attributes:
@@ -104,27 +104,7 @@ class MaxWindow:
         }
 
 
-@dataclass(frozen=True)
-class MeanWindow:
-    """The settings of ``aten.avg_pool2d``.
-
-    Attributes:
-        kernel: sizes of the window.
-        stride: its steps; empty for those sizes.
-        padding: before and after each dimension.
-        ceil_mode: whether a window may reach over the end.
-        count_include_pad: whether padding counts in the mean.
-        divisor_override: what the sum is divided by; None for the number of members.
-    """
-
-    kernel: Sizes
-    stride: Sizes = ()
-    padding: Sizes = (0, 0)
-    ceil_mode: bool = False
-    count_include_pad: bool = True
-    divisor_override: int | None = None
-
-    @property
-    def window(self) -> MaxWindow:
-        """The window alone."""
-        return MaxWindow(self.kernel, self.stride, self.padding, ceil_mode=self.ceil_mode)
+def mean_window(kernel: Sizes, *rest: Any) -> tuple[Window, bool]:
+    """The window of ``aten.avg_pool2d``, and whether padding counts in the mean; divisors are rewritten before."""
+    stride, padding, ceil_mode, count_include_pad = (*rest, *((), (0, 0), False, True)[len(rest) :])[:4]
+    return Window(kernel, stride, padding, ceil_mode=ceil_mode), count_include_pad

@@ -6,26 +6,33 @@ from types import MappingProxyType
 from typing import ClassVar
 
 from torch import Tensor
-from torch.nn import functional
 
 from fleet_protocol.errors import ConfigError
 from trainer_export.loss import Answer, Loss
 from trainer_export.losses.cross_entropy import MaskedCrossEntropy
 from trainer_export.losses.elementwise import Elementwise
+from trainer_export.losses.regression import MeanAbsoluteError, MeanSquaredError
 from trainer_export.metric import Metric
 
 
 @dataclass(frozen=True)
 class _OfNumbers(Metric):
+    error: ClassVar[Elementwise]
+
     def check(self, loss: Loss) -> None:
         """Only losses that compare numbers have differences."""
         if not isinstance(loss, Elementwise):
             raise ConfigError(f"the metric {self.name} is for losses of numbers, such as huber, not for {loss.name}")
 
+    def counts(self, loss: Loss, output: Tensor, answer: Answer) -> dict[str, Tensor]:
+        """The mean of each sample, summed."""
+        del loss
+        return {self.sums[0]: self.error.sums(output, answer)[0]}
 
-def _differences(loss: Loss, output: Tensor, answer: Answer) -> Tensor:
-    assert isinstance(loss, Elementwise)
-    return (output - loss.matched(output, answer)).flatten(1)
+    def pytorch_counts(self, loss: Loss, output: Tensor, answer: Answer) -> dict[str, Tensor]:
+        """By PyTorch's own loss."""
+        del loss
+        return {self.sums[0]: self.error.pytorch_sums(output, answer)[0]}
 
 
 @dataclass(frozen=True)
@@ -35,15 +42,7 @@ class Mae(_OfNumbers):
     name: ClassVar[str] = "mae"
     rule: ClassVar[str] = "ratio"
     sums: ClassVar[tuple[str, ...]] = ("absolute_errors", "examples")
-
-    def counts(self, loss: Loss, output: Tensor, answer: Answer) -> dict[str, Tensor]:
-        """The mean of each sample, summed."""
-        return {"absolute_errors": _differences(loss, output, answer).abs().mean(1).sum()}
-
-    def pytorch_counts(self, loss: Loss, output: Tensor, answer: Answer) -> dict[str, Tensor]:
-        """`torch.nn.functional.l1_loss`."""
-        del loss
-        return {"absolute_errors": functional.l1_loss(output, answer.y.reshape(output.shape)) * len(output)}
+    error: ClassVar[Elementwise] = MeanAbsoluteError()
 
 
 @dataclass(frozen=True)
@@ -53,16 +52,7 @@ class Rmse(_OfNumbers):
     name: ClassVar[str] = "rmse"
     rule: ClassVar[str] = "root"
     sums: ClassVar[tuple[str, ...]] = ("squared_errors", "examples")
-
-    def counts(self, loss: Loss, output: Tensor, answer: Answer) -> dict[str, Tensor]:
-        """The mean of each sample, summed."""
-        difference = _differences(loss, output, answer)
-        return {"squared_errors": (difference * difference).mean(1).sum()}
-
-    def pytorch_counts(self, loss: Loss, output: Tensor, answer: Answer) -> dict[str, Tensor]:
-        """`torch.nn.functional.mse_loss`."""
-        del loss
-        return {"squared_errors": functional.mse_loss(output, answer.y.reshape(output.shape)) * len(output)}
+    error: ClassVar[Elementwise] = MeanSquaredError()
 
 
 @dataclass(frozen=True)

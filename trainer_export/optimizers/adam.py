@@ -8,7 +8,7 @@ https://arxiv.org/abs/1711.05101, algorithm 2, whose decay is multiplied with th
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,7 @@ class Adam(Optimizer):
 
     name: ClassVar[str] = "adam"
     counts_steps: ClassVar[bool] = True
+    torchs: ClassVar[type[Any]] = torch.optim.Adam
 
     beta1: float = number(0.9, Range(below=1))
     beta2: float = number(0.999, Range(below=1))
@@ -60,9 +61,10 @@ class Adam(Optimizer):
         return direction, {_FIRST: first, _SECOND: second}
 
     def pytorch(self, parameters: Sequence[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-        """`torch.optim.Adam`."""
-        betas = (self.beta1, self.beta2)
-        return torch.optim.Adam(parameters, lr=lr, betas=betas, eps=self.eps, weight_decay=self.weight_decay)
+        """`torch.optim.Adam` or `torch.optim.AdamW`."""
+        settings = {"betas": (self.beta1, self.beta2), "eps": self.eps, "weight_decay": self.weight_decay}
+        made: torch.optim.Optimizer = self.torchs(parameters, lr=lr, **settings)
+        return made
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class AdamW(Adam):
     """
 
     name: ClassVar[str] = "adamw"
+    torchs: ClassVar[type[Any]] = torch.optim.AdamW
 
     weight_decay: float = number(0.01, Range())
 
@@ -81,11 +84,6 @@ class AdamW(Adam):
         """That of Adam, with the decay beside it."""
         adapted, states = self._adapted(slot, slot.gradient)
         return adapted + slot.parameter * self.weight_decay if self.weight_decay else adapted, states
-
-    def pytorch(self, parameters: Sequence[nn.Parameter], lr: float) -> torch.optim.Optimizer:
-        """`torch.optim.AdamW`."""
-        betas = (self.beta1, self.beta2)
-        return torch.optim.AdamW(parameters, lr=lr, betas=betas, eps=self.eps, weight_decay=self.weight_decay)
 
 
 OPTIMIZERS: Mapping[str, type[Optimizer]] = MappingProxyType({kind.name: kind for kind in (Adam, AdamW)})

@@ -5,7 +5,7 @@ from torch.utils._pytree import tree_leaves
 
 from fleet_protocol.manifest import CheckSpec
 from trainer_export.batches import SizedBatches
-from trainer_export.forward import Forward, check_forward, trace_forward
+from trainer_export.forward import check_forward, trace_forward
 from trainer_export.graph import Port
 from trainer_export.loss import Answer
 from trainer_export.metric import count_shapes, counts
@@ -30,21 +30,14 @@ def trace_eval(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace:
         *(Port(name, "float32", shape) for name, shape in count_shapes(recipe.metrics, recipe.loss, signature).items()),
     )
     extra = batch_ports(signature, recipe.loss)[1:]
-    traced = trace_forward(model, signature, Forward("eval", evaluate, extra, (*outputs, *output_ports(signature))))
+    traced = trace_forward(model, signature, evaluate, extra, (*outputs, *output_ports(signature)))
     return traced.part("eval", [port.name for port in outputs])
 
 
 def check_eval(
     model: bytes, module: nn.Module, recipe: Recipe, batches: SizedBatches, *, graph: str = "onnx/eval"
 ) -> CheckSpec:
-    """Compare the sums with PyTorch's.
-
-    Args:
-        model: the serialized graph.
-        module: the module as its author wrote it; not changed.
-        recipe: whose loss it is.
-        batches: what to run.
-        graph: key of the graph in the manifest, for the report.
+    """Compare the sums with PyTorch's; the module, as its author wrote it, is not changed.
 
     Raises:
         ExportError: the graph deviates.

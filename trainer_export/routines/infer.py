@@ -19,7 +19,7 @@ def infer_part(evaluation: Trace) -> Trace:
 def check_infer(
     model: bytes, module: nn.Module, recipe: Recipe, batches: SizedBatches, *, graph: str = "onnx/infer"
 ) -> CheckSpec:
-    """Compare the output with PyTorch's; arguments as for `check_eval`.
+    """Compare the output with PyTorch's.
 
     Raises:
         ExportError: the graph deviates.

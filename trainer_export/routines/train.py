@@ -39,12 +39,7 @@ from trainer_export.update import changing_ports, extra_ports, stepped
 
 
 def trace_train(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace:
-    """The whole training step: loss, gradient, clipping and optimizer.
-
-    Args:
-        model: the module, unchanged by this.
-        signature: what it takes and returns.
-        recipe: loss and optimizer.
+    """The whole training step: loss, gradient, clipping and optimizer; the module is not changed.
 
     Returns:
         Inputs ``param.*``, ``state.*``, ``x``, ``y``, ``mask`` if the loss takes one, ``noise.*``, ``lr``, with a
@@ -147,15 +142,7 @@ def check_train(
 ) -> CheckSpec:
     """Train with PyTorch, let the graph take each step from where PyTorch stands, and compare all that comes out.
 
-    Args:
-        model: the serialized train graph.
-        module: the module as its author wrote it; not changed.
-        recipe: what the graph was made for.
-        batches: what to train on.
-        graph: key of the graph in the manifest, for the report.
-
-    Returns:
-        The figures of the first run within the limit.
+    The module is as its author wrote it, and not changed. Returns the figures of the first run within the limit.
 
     Raises:
         ExportError: the graph deviates by more than `LIMIT`; the message names the tensor.

@@ -77,18 +77,12 @@ def _example(value: Any) -> Any:
     return torch.empty((1,) * value.rank, dtype=value.dtype)
 
 
-def _add(e: Emitter, out: Spec, a: Any, b: Any, *, alpha: float = 1) -> Value:
-    left, right = operand(e, a, out.dtype), operand(e, b, out.dtype)
-    return e.pointwise("Add", left, multiply(e, right, alpha))
+def _scaled(op_type: str) -> Callable[..., Value]:
+    def lower(e: Emitter, out: Spec, a: Any, b: Any, *, alpha: float = 1) -> Value:
+        left, right = operand(e, a, out.dtype), operand(e, b, out.dtype)
+        return e.pointwise(op_type, left, multiply(e, right, alpha))
 
-
-def _sub(e: Emitter, out: Spec, a: Any, b: Any, *, alpha: float = 1) -> Value:
-    left, right = operand(e, a, out.dtype), operand(e, b, out.dtype)
-    return e.pointwise("Sub", left, multiply(e, right, alpha))
-
-
-def _rsub(e: Emitter, out: Spec, a: Any, b: Any, alpha: float = 1) -> Value:
-    return _sub(e, out, b, a, alpha=alpha)
+    return lower
 
 
 def _div(e: Emitter, out: Spec, a: Any, b: Any, *, rounding_mode: str | None = None) -> Value:
@@ -140,10 +134,6 @@ def _where(e: Emitter, out: Spec, condition: Value, a: Any, b: Any) -> Value:
     return replace(choice, dtype=out.dtype)
 
 
-def _masked_fill(e: Emitter, out: Spec, x: Value, mask: Value, value: Any) -> Value:
-    return _where(e, out, mask, value, x)
-
-
 def _threshold_backward(e: Emitter, _out: Spec, grad: Value, x: Value, threshold: float) -> Value:
     if threshold != 0:
         x = e.pointwise("Sub", x, e.scalar(threshold, x.dtype))
@@ -167,20 +157,21 @@ def _normal_share(e: Emitter, x: Value) -> tuple[Value, Value]:
 
 
 def _gelu(e: Emitter, _out: Spec, x: Value, *, approximate: str = "none") -> Value:
-    _only_exact(approximate)
+    only_exact(approximate)
     return e.pointwise("Mul", x, _normal_share(e, x)[1])
 
 
 def _gelu_backward(e: Emitter, _out: Spec, grad: Value, x: Value, *, approximate: str = "none") -> Value:
     """``share + x * density``, the second term as ``s * exp(-s^2 - log(pi) / 2)``."""
-    _only_exact(approximate)
+    only_exact(approximate)
     scaled, share = _normal_share(e, x)
     exponent = e.pointwise("Sub", e.scalar(-0.5 * math.log(math.pi), x.dtype), e.pointwise("Mul", scaled, scaled))
     density = e.pointwise("Mul", scaled, e.pointwise("Exp", exponent))
     return e.pointwise("Mul", grad, e.pointwise("Add", share, density))
 
 
-def _only_exact(approximate: str) -> None:
+def only_exact(approximate: str) -> None:
+    """Refuse the approximation by tanh, which is rewritten before."""
     if approximate != "none":
         raise ExportError(f"gelu(approximate={approximate!r}) cannot be exported; use the exact one")
 
@@ -190,14 +181,6 @@ def _elu(e: Emitter, out: Spec, x: Value, alpha: float = 1.0, scale: float = 1.0
     zero = e.scalar(0, out.dtype)
     low = _expm1(e, out, multiply(e, e.pointwise("Min", x, zero), input_scale))
     return multiply(e, e.pointwise("Add", e.pointwise("Relu", x), multiply(e, low, alpha)), scale)
-
-
-def _hardtanh(e: Emitter, out: Spec, x: Value, low: float = -1.0, high: float = 1.0) -> Value:
-    return _clamp(e, out, x, low, high)
-
-
-def _leaky_relu(e: Emitter, _out: Spec, x: Value, slope: float = 0.01) -> Value:
-    return e.pointwise("LeakyRelu", x, alpha=float(slope))
 
 
 def _filled(value: float) -> Callable[..., Value]:
@@ -238,12 +221,12 @@ def _same(_e: Emitter, _out: Spec, x: Value, *_: object, **__: object) -> Value:
 
 
 _WITH_NUMBERS: dict[str, Callable[..., Value]] = {
-    "add": _add,
-    "sub": _sub,
-    "rsub": _rsub,
+    "add": _scaled("Add"),
+    "sub": _scaled("Sub"),
+    "rsub": lambda e, out, a, b, alpha=1: _scaled("Sub")(e, out, b, a, alpha=alpha),
     "mul": _binary("Mul"),
     "div": _div,
-    "masked_fill": _masked_fill,
+    "masked_fill": lambda e, out, x, mask, value: _where(e, out, mask, value, x),
     "eq": _compare("Equal"),
     "ne": _compare("Equal", negate=True),
     "lt": _compare("Less"),
@@ -271,18 +254,12 @@ LOWERINGS: dict[Any, Callable[..., Any]] = {
     aten.tanh_backward.default: _tanh_backward,
     aten.sigmoid_backward.default: _sigmoid_backward,
     aten.elu.default: _elu,
-    aten.hardtanh.default: _hardtanh,
-    aten.leaky_relu.default: _leaky_relu,
+    aten.hardtanh.default: lambda e, out, x, low=-1.0, high=1.0: _clamp(e, out, x, low, high),
+    aten.leaky_relu.default: lambda e, _, x, slope=0.01: e.pointwise("LeakyRelu", x, alpha=float(slope)),
     aten.gelu.default: _gelu,
     aten.gelu_backward.default: _gelu_backward,
     aten.full.default: _full,
     aten.full_like.default: lambda e, out, x, value, **_: _full(e, out, x, value),
-    aten.zeros.default: _filled(0),
-    aten.zeros_like.default: _filled(0),
-    aten.new_zeros.default: _filled(0),
-    aten.ones.default: _filled(1),
-    aten.ones_like.default: _filled(1),
-    aten.new_ones.default: _filled(1),
     aten.arange.default: _arange,
     aten.arange.start: _arange,
     aten.arange.start_step: _arange,
@@ -296,6 +273,11 @@ LOWERINGS: dict[Any, Callable[..., Any]] = {
     aten.logical_or.default: _binary("Or"),
     aten.bitwise_or.Tensor: _binary("Or"),
 }
+_FILLED = {
+    0: ("zeros", "zeros_like", "new_zeros", "new_empty", "new_empty_strided", "empty_like"),
+    1: ("ones", "ones_like", "new_ones"),
+}
+LOWERINGS |= {getattr(aten, name).default: _filled(value) for value, names in _FILLED.items() for name in names}
 LOWERINGS |= {getattr(aten, op_type.lower()).default: _unary(op_type) for op_type in UNARY.split()}
 LOWERINGS |= {
     getattr(aten, name).default: _same for name in ("detach", "clone", "alias", "lift_fresh_copy", "contiguous")

@@ -36,10 +36,6 @@ def matrix_product(e: Emitter, left: Value, right: Value, added: str = "", scale
     return e.value(name, (left.shape[0], right.shape[1]))
 
 
-def _mm(e: Emitter, _out: Spec, a: Value, b: Value) -> Value:
-    return matrix_product(e, a, b)
-
-
 def _addmm(e: Emitter, _out: Spec, bias: Value, a: Value, b: Value, **scales: float) -> Value:
     stored = e.arranged(bias, range(bias.rank)) if bias.stored == bias.shape else e.plain(bias)
     return matrix_product(e, a, b, stored, _Scales(**scales))
@@ -77,7 +73,7 @@ def _mv(e: Emitter, out: Spec, a: Value, vector: Value) -> Value:
 
 
 LOWERINGS: dict[Any, Callable[..., Any]] = {
-    aten.mm.default: _mm,
+    aten.mm.default: lambda e, _out, a, b: matrix_product(e, a, b),
     aten.addmm.default: _addmm,
     aten.bmm.default: _bmm,
     aten.baddbmm.default: _baddbmm,

@@ -18,7 +18,7 @@ from fleet_protocol.errors import ExportError
 from trainer_export.lowering.emitter import Emitter
 from trainer_export.lowering.rules.elementwise import multiply
 from trainer_export.lowering.values import Spec, Value, channels_last
-from trainer_export.lowering.windows import MaxWindow, MeanWindow, spread
+from trainer_export.lowering.windows import Window, mean_window, spread
 
 aten = torch.ops.aten
 
@@ -83,7 +83,7 @@ def _stages(e: Emitter, x: Value, kernel: tuple[int, ...]) -> tuple[list[_Stage]
 
 
 def _max_pool(e: Emitter, out: Sequence[Spec], x: Value, *settings: Any) -> tuple[Value | None, ...]:
-    window = MaxWindow(*settings)
+    window = Window(*settings)
     x = e.full(x)
     if window.is_tiling:
         _, name, _ = _stages(e, x, window.size)
@@ -100,7 +100,7 @@ def _max_pool_backward(e: Emitter, out: Spec, grad: Value, x: Value, *rest: Any)
     if indices is not None:
         return _scattered(e, out, grad, indices)
     x = e.full(x)
-    stages, _, sizes = _stages(e, x, MaxWindow(*settings).size)
+    stages, _, sizes = _stages(e, x, Window(*settings).size)
     name = e.arranged(grad, channels_last(x.rank))
     for stage in reversed(stages):
         name = _unstage(e, e.graph.node("Reshape", name, e.graph.ints(-1, 1, stage.inner)), stage)
@@ -139,12 +139,12 @@ def _average_pool(e: Emitter, out: Spec, x: Value, *settings: Any) -> Value:
 
 def _tiling_of_average(settings: Sequence[Any]) -> tuple[tuple[int, ...], int]:
     """Sizes of the window, and what its sum is divided by."""
-    mean = MeanWindow(*settings)
-    if not mean.window.is_tiling:
+    window, _ = mean_window(*settings)
+    if not window.is_tiling:
         raise ExportError(
             "average pooling with overlapping or padded windows cannot be exported; use stride = kernel size"
         )
-    return mean.window.size, math.prod(mean.window.size)
+    return window.size, math.prod(window.size)
 
 
 def _open_windows(sizes: Sequence[int], kernel: Sequence[int]) -> list[int]:

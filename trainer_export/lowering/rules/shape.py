@@ -9,7 +9,6 @@ import torch
 
 from fleet_protocol.errors import ExportError
 from trainer_export.lowering.emitter import Emitter
-from trainer_export.lowering.rules.elementwise import fill
 from trainer_export.lowering.values import Dim, Spec, Value, hint, overload
 
 aten = torch.ops.aten
@@ -64,20 +63,12 @@ def permuted(x: Value, dims: Sequence[int]) -> Value:
     )
 
 
-def _permute(_e: Emitter, _out: Spec, x: Value, dims: Sequence[int]) -> Value:
-    return permuted(x, dims)
-
-
 def _transpose(_e: Emitter, _out: Spec, x: Value, first: int, second: int) -> Value:
     if x.rank == 0:
         return x
     dims = list(range(x.rank))
     dims[first], dims[second] = dims[second], dims[first]
     return permuted(x, dims)
-
-
-def _matrix_transpose(_e: Emitter, _out: Spec, x: Value) -> Value:
-    return x if x.rank < 2 else permuted(x, (1, 0))
 
 
 def _expand(e: Emitter, out: Spec, x: Value, *_: object, **__: object) -> Value:
@@ -285,10 +276,6 @@ def _index_select(e: Emitter, out: Spec, x: Value, dim: int, index: Value) -> Va
     return e.value(name, out.shape, x.dtype)
 
 
-def _filled_shape(e: Emitter, out: Spec, *_: object, **__: object) -> Value:
-    return fill(e, out, 0)
-
-
 LOWERINGS: dict[Any, Callable[..., Any]] = {
     aten.view.default: _view,
     overload("_unsafe_view"): _view,
@@ -298,9 +285,9 @@ LOWERINGS: dict[Any, Callable[..., Any]] = {
     aten.squeeze.default: _squeeze,
     aten.squeeze.dim: _squeeze,
     aten.squeeze.dims: _squeeze,
-    aten.permute.default: _permute,
+    aten.permute.default: lambda _e, _out, x, dims: permuted(x, dims),
     aten.transpose.int: _transpose,
-    aten.t.default: _matrix_transpose,
+    aten.t.default: lambda _e, _out, x: x if x.rank < 2 else permuted(x, (1, 0)),
     aten.expand.default: _expand,
     aten.copy.default: _copy,
     aten.slice.Tensor: _slice,
@@ -319,7 +306,4 @@ LOWERINGS: dict[Any, Callable[..., Any]] = {
     aten.embedding_dense_backward.default: _embedding_backward,
     aten.gather.default: _gather,
     aten.index_select.default: _index_select,
-    aten.new_empty.default: _filled_shape,
-    aten.new_empty_strided.default: _filled_shape,
-    aten.empty_like.default: _filled_shape,
 }
