@@ -115,6 +115,13 @@ def proc_number(path: Path, key: str) -> int:
     return 0
 
 
+def boot_id() -> str:
+    """Which of its starts this computer is in; empty where the system does not tell."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return ""
+
+
 def _ram_bytes() -> int:
     with contextlib.suppress(AttributeError, ValueError, OSError):  # no sysconf on Windows
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -92,6 +92,8 @@ class Agent:
         """
         settle_allocator()
         with _only_one(self.ctx.kit.config), _served(self.ctx.kit.config), self._signals():
+            for left in self.ctx.kit.config.state_dir.glob(".*.????????"):  # half written in a power cut
+                left.unlink(missing_ok=True)
             try:
                 self._enter(State.STARTING)
                 self._follow()

@@ -14,12 +14,14 @@ from pydantic import Field, ValidationError
 
 from device_runtime.agent.machine import Event
 from device_runtime.agent.memory import Load
+from device_runtime.board import boot_id
 from fleet_protocol.blob_store import BlobStore, write_atomically
 from fleet_protocol.errors import BlobError
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import BlobRef, Offer, TaskMetrics, TierChoice
 
 CRASH_LIMIT = 3  # a task that took the agent down this often is refused instead of tried again
+OUTAGE_LIMIT = 20  # so is one in which the board started anew so often: its supply may be too weak to compute
 
 Phase = Literal["fetching", "training", "measuring", "uploading"]
 
@@ -33,7 +35,9 @@ class StoredTask(FrozenModel):
         offer: as it arrived.
         tier: the choice taken.
         deadline_unix: when the round closes by the board's own clock, seconds since 1970.
-        crashes: how often the agent came back without having ended this task or itself.
+        boot: which of the board's starts saved it.
+        crashes: how often the agent came back, in one start of the board, without having ended this task or itself.
+        outages: how often the board itself started anew meanwhile, which says nothing about the task.
         settled: the agent ended by itself, so coming back is no crash.
         update: the finished update, from uploading on.
         metrics: what goes with it.
@@ -45,7 +49,9 @@ class StoredTask(FrozenModel):
     offer: Offer
     tier: str
     deadline_unix: float
+    boot: str = Field(default_factory=boot_id)
     crashes: int = Field(default=0, ge=0)
+    outages: int = Field(default=0, ge=0)
     settled: bool = False
     update: BlobRef | None = None
     metrics: TaskMetrics | None = None
@@ -119,7 +125,7 @@ def resume_event(record: StoredTask | None, blobs: BlobStore) -> Event:
     if record.seconds_left() <= 0:
         # The round is over; nobody waits for the result and nobody needs to be told.
         return Event.RESUME_EXPIRED
-    if record.crashes >= CRASH_LIMIT:
+    if record.crashes >= CRASH_LIMIT or record.outages >= OUTAGE_LIMIT:
         return Event.RESUME_POISONED
     if record.phase == "uploading" and record.update is not None and record.metrics is not None:
         # The update is finished. The server may have all, some or none of it: it says so when it hears Done.

@@ -6,6 +6,7 @@ of the state before, whose row applies (``test_task_store`` checks the map itsel
 """
 
 import contextlib
+import json
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -312,6 +313,29 @@ def test_a_task_that_kills_the_agent_three_times_is_refused(tmp_path, broker, ti
         choice = replace(scene.tiny, manifest=smaller).choice(initial_weights())
         scene.server.offer(scene.device.id, choice, task="t3")
         scene.server.wait_update("t3")
+
+
+@pytest.mark.slow
+def test_power_cuts_are_not_held_against_a_task(tmp_path, broker, tiny):
+    """A board that started anew between four kills goes on with its task, and blames neither that nor its memory."""
+    with make_scene(tmp_path, broker, tiny) as scene:
+        scene.device.start()
+        hold_idle(scene)
+        choice, task = scene.tiny.choice(initial_weights()), scene.device.state_dir / "task.json"
+        offer = scene.server.offer(scene.device.id, choice, train=ENDLESS, seconds_left=3600.0)
+        for cut in range(4):
+            scene.device.wait_log("epoch 1/")
+            scene.device.kill()
+            task.write_text(json.dumps({**json.loads(task.read_text()), "boot": f"start {cut} of this board"}))
+            (task.parent / ".task.json.abcdefgh").write_text("half")
+            scene.device.start()
+            scene.device.wait_log(f"crashes=0, outages={cut + 1}")
+        scene.device.wait_log("epoch 1/")
+        assert not list(task.parent.glob(".task.json.*"))
+        scene.server.cancel(scene.device.id, offer)
+        scene.device.wait_log("state=idle")
+        scene.offer(task="t2")
+        scene.server.wait_update("t2")
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 
 from device_runtime.agent.cache import Cache
 from device_runtime.agent.machine import Event
-from device_runtime.agent.task_store import CRASH_LIMIT, StoredTask, TaskStore, resume_event
+from device_runtime.agent.task_store import CRASH_LIMIT, OUTAGE_LIMIT, StoredTask, TaskStore, resume_event
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.blobs import blob_ref
 from fleet_protocol.messages import Offer, TaskMetrics, TierChoice, TrainSettings
@@ -66,6 +66,8 @@ def test_an_unreadable_record_is_set_aside(tmp_path, text):
         ({"phase": "training", "crashes": CRASH_LIMIT - 1}, Event.RESUME_FETCH),
         ({"phase": "training", "crashes": CRASH_LIMIT}, Event.RESUME_POISONED),
         ({"phase": "training", "crashes": CRASH_LIMIT, "deadline_unix": 0.0}, Event.RESUME_EXPIRED),
+        ({"phase": "training", "outages": OUTAGE_LIMIT - 1}, Event.RESUME_FETCH),
+        ({"phase": "training", "outages": OUTAGE_LIMIT}, Event.RESUME_POISONED),
     ],
 )
 def test_the_recovery_map(tmp_path, changes, event):

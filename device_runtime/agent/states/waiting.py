@@ -16,7 +16,7 @@ from device_runtime.agent.states.fetching import Collecting, Fetching
 from device_runtime.agent.states.uploading import Uploading
 from device_runtime.agent.task_in_hand import TaskInHand
 from device_runtime.agent.task_store import StoredTask, resume_event
-from device_runtime.board import probe
+from device_runtime.board import boot_id, probe
 from device_runtime.self_test import self_test
 from device_runtime.training.backends import choose_backend
 from device_runtime.training.own_model import OwnModel
@@ -81,24 +81,26 @@ class Probing(DeviceState):
             self._take_up(record)
         event = resume_event(ctx.task.record if ctx.task else None, ctx.kit.blobs)
         if event is Event.RESUME_POISONED and ctx.task:
-            ctx.failure = (
-                RefusalReason.FAILED,
-                f"this task took the agent down {ctx.task.record.crashes} times; it is not tried again",
-            )
+            found = ctx.task.record
+            why = f"this task took the agent down {found.crashes} times"
+            if found.outages > found.crashes:
+                why = f"this board started anew {found.outages} times in this task (is its supply strong enough?)"
+            ctx.failure = (RefusalReason.FAILED, f"{why}; it is not tried again")
         ctx.post(event)
 
     def _take_up(self, record: StoredTask) -> None:
-        """Make the record the task in hand, the crash that led here counted on disk first."""
-        ctx = self.ctx
-        crashes = record.crashes + (0 if record.settled else 1)
+        """Make the record the task in hand, what led here counted on disk first."""
+        ctx, boot = self.ctx, boot_id()
+        outage, crash = not record.settled and record.boot != boot, not record.settled and record.boot == boot
+        crashes, outages = record.crashes + crash, record.outages + outage
         now, left = time.monotonic(), max(0.0, record.seconds_left())
         ctx.hold(TaskInHand(record, deadline=now + left, started=now, resumed=True))
         ctx.kit.journal.follow(record.offer)
-        if record.load is not None and record.phase == record.load.phase and not record.settled:
+        if record.load is not None and record.phase == record.load.phase and crash:
             ctx.kit.memory.died(record.load)
-        ctx.kit.journal.info(f"found a task in phase {record.phase}, crashes={crashes}, seconds_left={left:.0f}")
+        ctx.kit.journal.info(f"found a task in phase {record.phase}, {crashes=}, {outages=}, seconds_left={left:.0f}")
         try:
-            ctx.save(crashes=crashes, settled=False)
+            ctx.save(boot=boot, crashes=crashes, outages=outages, settled=False)
         except StorageError as error:
             ctx.kit.journal.warning(f"cannot count the crash: {error}")
 
