@@ -12,6 +12,7 @@ from device_runtime.doctor import examine
 from device_runtime.predicting import predict
 from device_runtime.settings import load_device_config
 from fleet_protocol.errors import ShoalError
+from fleet_protocol.logs import log_to_stderr
 
 _FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
@@ -28,8 +29,7 @@ def run_device(config_path: Path, enrolment: Path | None = None) -> int:
     Returns:
         0 after a clean stop, 75 for another runtime to start, else the error's (see ``fleet_protocol.errors``).
     """
-    if not logging.getLogger().handlers:
-        logging.basicConfig(level=logging.INFO, format=_FORMAT)
+    log_to_stderr(logging.INFO, _FORMAT)
     try:
         return Agent(load_device_config(config_path, enrolment)).run()
     except ShoalError as error:

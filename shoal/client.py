@@ -20,6 +20,7 @@ from broker_server.rounds.advice import Advice
 from broker_server.rounds.best import VersionView
 from broker_server.service.rollout import RolloutView
 from broker_server.store import EventRecord, queries
+from broker_server.store.explaining import DeviceInRound
 from fleet_protocol.errors import ConfigError, StorageError, TransportError
 
 RolloutVerb = Literal["pause", "resume", "stop"]
@@ -96,6 +97,23 @@ class Client:
     def advice(self, run: str = "") -> list[Advice]:
         """What to do next, with the evidence."""
         return self.ask(list[Advice], self._of(run, "/advice"))
+
+    def explained(self, number: int, run: str = "") -> list[DeviceInRound]:
+        """What became of every device in a round, and why."""
+        return self.ask(list[DeviceInRound], self._of(run, f"/rounds/{number}"))
+
+    def compare(self, one: str, other: str) -> queries.Comparison:
+        """Two runs side by side."""
+        return self.ask(queries.Comparison, f"/compare/{quote(one, safe='')}/{quote(other, safe='')}")
+
+    def log(self, last: int = 50, **of: str) -> list[EventRecord]:
+        """The newest lines of the log, of a `run` or of everything, oldest first."""
+        return self.ask(list[EventRecord], "/log", last=last, **of)
+
+    def weights(self, version: int, run: str = "", **of: str) -> bytes:
+        """A global version as a safetensors file, whole or a `tier` of it; for operators."""
+        with self._opened("GET", self._of(run, f"/versions/{version}/weights"), of) as (_, answer):
+            return answer.read()
 
     def rollouts(self) -> list[RolloutView]:
         """The release on its way to the boards, and those before it, newest first."""

@@ -148,6 +148,7 @@ class _MlFlow(_ByRounds):
 
     def __init__(self, address: str) -> None:
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")  # else minutes, when nobody answers
+        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # where our own JSON is read
         from mlflow import MlflowClient  # noqa: PLC0415  (an extra)
 
         self._address = address
@@ -226,6 +227,10 @@ class _Traces(_ByRounds):
         began = record.opened_at or record.planned_at
         took = (record.ended_at or began) - began
         whole = span(f"round {record.number}", began, took, None, round=record.number, state=record.state.value)
+        if record.collect_seconds is not None:
+            collected = min(record.collect_seconds, took)  # a simulation collects on a clock of its own
+            span("collect", began, collected, whole, wanted=record.wanted, quorum=record.quorum)
+            span("merge", began + collected, took - collected, whole, version=record.version)
         for task in view.tasks:
             ended = (task.timing.answered or task.timing.left) if task.timing else None
             given_up = record.collect_seconds or took

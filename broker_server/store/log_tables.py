@@ -1,8 +1,9 @@
 """The log in the store: what happened, line by line, and how often what was refused."""
 
 import time
+from collections.abc import Collection
 
-from sqlalchemy import insert, select
+from sqlalchemy import func, insert, select
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from broker_server.store import schema
@@ -60,6 +61,13 @@ class LogTables(Database):
         table = schema.events
         query = select(table.c.device, table.c.round).where(table.c.run == run, table.c.kind == kind)
         return {device: number or 0 for device, number in self._rows(query.order_by(table.c.id))}
+
+    def lines(self, run: str, kinds: Collection[str]) -> dict[str, int]:
+        """How many lines a run has of each of these kinds."""
+        self.flush()
+        table = schema.events
+        of = table.c.run == run, table.c.kind.in_(kinds)
+        return dict(self._rows(select(table.c.kind, func.count()).where(*of).group_by(table.c.kind)))
 
     def refusals(self, run: str | None = None) -> list[RefusalRecord]:
         """How often what was refused."""

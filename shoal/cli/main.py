@@ -12,6 +12,7 @@ import typer
 from rich.markup import escape
 
 from fleet_protocol.errors import ShoalError, StorageError
+from fleet_protocol.logs import log_to_stderr
 from shoal.cli.console import error_console
 from shoal.cli.folder import CommandFolder
 
@@ -38,11 +39,7 @@ def _options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    logging.basicConfig(
-        level=logging.INFO if verbose else logging.WARNING,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    log_to_stderr(logging.INFO if verbose else logging.WARNING, "%(asctime)s %(levelname)s %(name)s: %(message)s")
 
 
 def main() -> None:

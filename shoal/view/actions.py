@@ -5,24 +5,30 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-from fastapi import APIRouter, HTTPException, Query, Request
+from fastapi import APIRouter, HTTPException, Query, Request, Response
+from fastapi import Path as InPath
 
 from broker_server.rounds.quarantine import release
+from broker_server.rounds.tier_version import tier_version
 from broker_server.service.rollout import read_rollout, steer_rollout
 from broker_server.settings.fleet import FleetConfig
 from broker_server.store import Store, choosing, queries
 from broker_server.store.export import load_version
 from fleet_protocol.errors import ConfigError, ShoalError, StorageError, TransportError
 from fleet_protocol.requests import Wanted
+from fleet_protocol.weights import encode_weights
 from shoal.client import RolloutVerb, Verb
 
+_MOST = 2**31
 Steer = Callable[[FleetConfig, Wanted, str], str]
+Tier = Annotated[str | None, Query(max_length=64, description="Such as w0.50-d2.")]
 _CODES: dict[int | str, dict[str, Any]] = {
     403: {"description": "not the operator's token, or asked from a page of another server"},
     404: {"description": "no such run"},
     409: {"description": "it cannot be done; the answer says why"},
     503: {"description": "the store cannot be written, or no server answers"},
 }
+_FILE = {**_CODES, 200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}}
 
 
 def acting(store: Path, steer: Steer | None) -> APIRouter:
@@ -47,7 +53,7 @@ def acting(store: Path, steer: Steer | None) -> APIRouter:
         request: Request,
         run: str,
         verb: Verb,
-        version: Annotated[int | None, Query(ge=0, le=2**31, description="To promote or roll back to.")] = None,
+        version: Annotated[int | None, Query(ge=0, le=_MOST, description="To promote or roll back to.")] = None,
         device: Annotated[str | None, Query(max_length=64, description="To release.")] = None,
     ) -> dict[str, str]:
         Store(store, read_only=True).close()  # a store is not made by this
@@ -69,6 +75,18 @@ def acting(store: Path, steer: Steer | None) -> APIRouter:
                     wish = cast("Wanted", "go" if verb == "resume" else verb)
                     named = steer(FleetConfig.model_validate_json(record.config), wish, record.id)
         return {"done": asked, "run": named}
+
+    about = "A version as a safetensors file, whole or a tier of it; for operators."
+
+    @api.get("/runs/{run}/versions/{version}/weights", summary=about, response_class=Response, responses=_FILE)
+    def _weights(request: Request, run: str, version: Annotated[int, InPath(ge=0, le=_MOST)], tier: Tier = None) -> Any:
+        if not request.state.acts:
+            raise HTTPException(403, "models are for operators: this needs the token in operator.token of the store")
+        with closing(Store(store, read_only=True)) as opened:
+            found = load_version(opened, run, version)
+            found = found if tier is None else tier_version(opened, found, tier)[0]
+        file = encode_weights({**found.weights, **found.statistics}, found.metadata)
+        return Response(file, media_type="application/octet-stream")
 
     @api.post("/rollout/actions/{verb}", summary="Steer the newest rollout.", responses=_CODES)
     def _act_on_rollout(request: Request, verb: RolloutVerb) -> dict[str, str]:

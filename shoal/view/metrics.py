@@ -10,6 +10,7 @@ from itertools import accumulate
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.process_collector import ProcessCollector
 
 from broker_server.settings.fleet import FleetConfig
 from broker_server.store import RoundRecord, Store, queries
@@ -23,6 +24,7 @@ MOST_DEVICES = 100
 MOST_STATES = 20
 """States of devices that have rows of their own; likewise."""
 
+_TROUBLES = ("broker-lost", "blob-delayed", "inbox-full")  # lines of the log
 _OTHERS = "(others)"  # no device is called so
 _BUCKETS = (1, 5, 15, 60, 300, 900, 3600, 14400)  # seconds of a round
 
@@ -40,9 +42,15 @@ class StoreMetrics:
         for state, _ in states.most_common()[MOST_STATES:]:  # devices say what they like
             states[_OTHERS] += states.pop(state)
         yield _gauge("shoal_devices", "Devices by the state of their agent.", "state", states)
+        tiers = Counter(view.tier for view in views if view.tier)
+        yield _gauge("shoal_tier_devices", "Devices by the tier that they were last given.", "tier", tiers)
+        yield from ProcessCollector(registry=None).collect()
         view = queries.status(self.store)
         if view.run is not None:
             yield from _run(view, view.run, self.store.rounds(view.run.id))
+            counts = self.store.lines(view.run.id, _TROUBLES)
+            troubles = {(kind,): counts.get(kind, 0) for kind in _TROUBLES}
+            yield _counter("shoal_broker_troubles", "What went wrong between server and broker.", ["kind"], troubles)
             yield from _devices(sorted(views, key=lambda item: item.device.id))
 
 

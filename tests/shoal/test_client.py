@@ -1,6 +1,7 @@
 """The client gives back what the store holds, as the very types of the server, and says what the server refuses."""
 
 import http.server
+import json
 import re
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 pytest.importorskip("fastapi")
 
@@ -19,9 +21,10 @@ from broker_server.rounds.coverage import Coverage, coverage
 from broker_server.rounds.tier_version import stored_context
 from broker_server.service.rollout import rollouts
 from broker_server.settings.fleet import ViewConfig
-from broker_server.store import EventRecord, Store, TaskRecord, queries
-from broker_server.store.explaining import DeviceInRound, explain_round
+from broker_server.store import Store, TaskRecord, queries
+from broker_server.store.explaining import explain_round
 from fleet_protocol.errors import ConfigError, StorageError, TransportError
+from shoal.cli.main import app
 from shoal.client import Client
 from shoal.view.serving import serving
 from tests.shoal.view.stores import RUN, TIERS, made
@@ -52,8 +55,7 @@ def test_every_answer_is_what_the_store_holds(store, address):
         ]
         assert client.rounds() == queries.rounds(opened)
         assert client.rounds(RUN, first=2, last=3, tasks=0) == queries.rounds(opened, first=2, last=3, tasks=False)
-        asked = client.ask(list[DeviceInRound], f"/runs/{RUN}/rounds/2")
-        assert asked == explain_round(opened, 2, RUN)
+        assert client.explained(2) == client.explained(2, RUN[:10]) == explain_round(opened, 2, RUN)
         assert client.devices() == queries.devices(opened)
         asked = client.ask(list[TaskRecord], f"/runs/{RUN}/devices/pi-0000")
         assert asked == opened.tasks_of(RUN, "pi-0000") != []
@@ -62,14 +64,39 @@ def test_every_answer_is_what_the_store_holds(store, address):
         assert client.advice() == advice(opened, RUN)
         asked = client.ask(Coverage, f"/runs/{RUN}/coverage", last=2, tier=TIERS[1])
         assert asked == coverage(opened, context, upto=2, tier=TIERS[1])
-        assert client.ask(queries.Comparison, f"/compare/{RUN}/{RUN}") == queries.compare(opened, RUN, RUN)
+        assert client.compare(RUN, RUN[:10]) == queries.compare(opened, RUN, RUN)
         lines, following = queries.log(opened), client.events(PATIENCE)
-        assert [next(following) for _ in lines] == client.ask(list[EventRecord], "/log") == lines != []
+        assert [next(following) for _ in lines] == client.log() == client.log(run=RUN) == lines != []
+        assert client.log(last=1) == lines[-1:]
 
 
 def test_every_method_is_on_the_page():
     """With its name, as a program writes it."""
     assert [name for name in vars(Client) if name[0] != "_" and f"{name}`" not in PAGE.read_text()] == []
+
+
+def commands(group, *before):
+    """Every command that does something, by what is typed."""
+    context, found = group.context_class(group), []
+    for name in group.list_commands(context):
+        _, command, _ = group.resolve_command(context, [name])
+        inner = commands(command, *before, name) if hasattr(command, "list_commands") else []
+        found += inner if inner and not command.invoke_without_command else [" ".join([*before, name]), *inner]
+    return found
+
+
+def test_every_command_has_a_path_and_a_method_or_a_reason_for_none():
+    """By the table of docs/page.md, whose paths are in the document of the API."""
+    rows = re.findall(r"^\| (`shoal .*?) \| (.*?) \| (.*?) ?\|$", PAGE.read_text(), re.MULTILINE)
+    named = [name for row in rows for name in re.findall(r"`shoal ([a-z -]+)`", row[0])]
+    assert sorted(named) == sorted(commands(get_command(app)))
+    paths = json.loads((PAGE.parent / "openapi.json").read_text())["paths"]
+    for row in rows:
+        given = re.findall(r"`(/[^`]*)`", row[1])
+        assert {f"/api/v1{path}" for path in given} <= paths.keys()
+        methods = re.findall(r"`(\w+)`", row[2])
+        assert all(callable(getattr(Client, name)) for name in methods)
+        assert bool(methods) == (not row[1].startswith("none: "))
 
 
 def test_what_is_refused_is_an_error_with_the_words_of_the_server(address, tmp_path):

@@ -80,6 +80,7 @@ def test_version_and_help(tmp_path):
         ("shoal exp", ["export", "export-mutual", "export-weights"]),
         ("shoal rounds sh", ["show"]),
         ("shoal log --fo", ["--follow"]),
+        ("shoal init lab --template t", ["tabular", "text"]),
     ],
 )
 def test_a_shell_completes_commands_and_options(tmp_path, typed, offered):

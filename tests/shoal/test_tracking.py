@@ -133,6 +133,10 @@ def test_a_collector_has_a_trace_of_each_round(store, typed):
         (whole,) = [span for span in spans.values() if not span.parent_span_id]
         assert whole.name == names[view.round.number]
         parts = {span.name: span for span in spans.values() if span.parent_span_id == whole.span_id}
+        collected, merged = parts.pop("collect"), parts.pop("merge")  # the server's own part
+        assert whole.start_time_unix_nano == collected.start_time_unix_nano < collected.end_time_unix_nano
+        assert collected.end_time_unix_nano == merged.start_time_unix_nano
+        assert merged.end_time_unix_nano == pytest.approx(whole.end_time_unix_nano, abs=1000)
         assert sorted(parts) == [task.device for task in view.tasks]
         for task in view.tasks:
             told = {item.key: item.value.string_value for item in parts[task.device].attributes}

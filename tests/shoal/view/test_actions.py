@@ -15,6 +15,7 @@ from sqlalchemy import insert
 from broker_server.service.rollout import VERBS, read_rollout
 from broker_server.settings.fleet import FleetConfig
 from broker_server.store import Store, TaskPhase, TaskRecord, VersionRecord, choosing, schema
+from broker_server.store.export import export_safetensors, load_version
 from broker_server.store.machine import RoundState
 from broker_server.store.records import RoundRecord, RunRecord
 from broker_server.store.rows import to_row
@@ -109,6 +110,20 @@ def test_what_cannot_be_done_is_said(store, path, code, said):
     got, detail = post(acting(store), path)
     assert (got, said in str(detail)) == (code, True), detail
     assert [kind for kind, _ in noted(store)] == (["asked"] if code == 409 else [])
+
+
+def test_a_model_is_given_to_operators_as_the_command_writes_it(store, tmp_path):
+    """The very bytes; to nobody who may only read, and no version that there is not."""
+    path = f"/api/v1/runs/{RUN[:8]}/versions/1/weights"
+    with closing(Store(store, read_only=True)) as opened:
+        export_safetensors(load_version(opened, RUN, 1), tmp_path / "file")
+    answer = acting(store).get(path)
+    assert (answer.status_code, answer.content) == (200, (tmp_path / "file").read_bytes())
+    assert answer.headers["content-type"] == "application/octet-stream"
+    refused = acting(store, READER).get(path)
+    assert (refused.status_code, "operator.token" in refused.json()["detail"]) == (403, True)
+    missing = acting(store).get(path.replace("/1/", "/9/"))
+    assert (missing.status_code, "it has versions 0 to 1" in missing.json()["detail"]) == (404, True)
 
 
 def test_a_run_that_goes_on_is_not_rolled_back(store):

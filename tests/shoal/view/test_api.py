@@ -111,7 +111,14 @@ def test_every_answer_is_of_the_form_that_the_document_says(client):
     document = json.loads(DOCUMENT.read_text())
     assert set(document["paths"]) == {
         f"/api/v1{path}"
-        for path in (*PATHS, "/events", "/access", "/runs/{run}/actions/{verb}", "/rollout/actions/{verb}")
+        for path in (
+            *PATHS,
+            "/events",
+            "/access",
+            "/runs/{run}/actions/{verb}",
+            "/rollout/actions/{verb}",
+            "/runs/{run}/versions/{version}/weights",
+        )
     }
     for path, values in PATHS.items():
         names = [part[1:-1] for part in path.split("/") if part.startswith("{")]

@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 import subprocess
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
@@ -39,7 +40,8 @@ def read(store):
     answer = TestClient(make_app(store), base_url="http://localhost").get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain; version=")
     families = text_string_to_metric_families(answer.text)
-    samples = [sample for family in families for sample in family.samples]
+    samples = [sample for family in families for sample in family.samples if sample.name.startswith("shoal_")]
+    assert "process_resident_memory_bytes" in answer.text  # of the server whose page it is
     found = {(sample.name, *sorted(sample.labels.items())): sample.value for sample in samples}
     assert len(found) == len(samples)  # Prometheus refuses all where one stands twice
     return found
@@ -65,6 +67,20 @@ def test_it_says_what_the_store_holds(store):
         merged = found["shoal_device_updates_total", ("device", view.device.id), ("outcome", "merged")]
         assert merged == sum(task.phase.value == "merged" for task in tasks)
     assert ("shoal_device_online", ("device", HOSTILE)) in found
+    tiers = {view.tier: found["shoal_tier_devices", ("tier", view.tier)] for view in devices if view.tier}
+    assert tiers == Counter(view.tier for view in devices if view.tier)
+    assert found["shoal_broker_troubles_total", ("kind", "broker-lost")] == 0
+
+
+def test_troubles_with_the_broker_are_counted(tmp_path):
+    """By their lines in the log, of the newest run alone."""
+    folder = made(tmp_path)
+    with closing(Store(folder)) as opened:
+        for run in (RUN, RUN, None):
+            opened.log("broker-lost", "the connection to the broker is gone", run=run)
+    found = read(folder)
+    assert found["shoal_broker_troubles_total", ("kind", "broker-lost")] == 2
+    assert found["shoal_broker_troubles_total", ("kind", "inbox-full")] == 0
 
 
 def test_many_devices_are_few_rows(store, tmp_path, monkeypatch):
@@ -125,6 +141,27 @@ def test_rules_and_dashboard_name_metrics_that_there_are(store):
             assert {(label, item) for item in given} <= known, text
     documented = set(NAME.findall((ROOT / "docs" / "page.md").read_text()))
     assert documented == {re.sub(r"_(bucket|sum|count)$", "", name) for name in names}
+
+
+def test_the_dashboard_is_one_that_grafana_draws():
+    """As its schema has it: panels beside one another on a grid of 24, each with a source and targets."""
+    board = json.loads((DEPLOY / "grafana.json").read_text())
+    assert board["schemaVersion"] >= 36  # since then a source is an object
+    assert {name["name"]: name["type"] for name in board["templating"]["list"]} == {
+        "source": "datasource", "instance": "query"
+    }  # fmt: skip
+    source, taken = {"type": "prometheus", "uid": "${source}"}, set()
+    for panel in board["panels"]:
+        assert panel["type"] in {"stat", "timeseries"}
+        assert panel["datasource"] == source
+        assert [target["datasource"] for target in panel["targets"]] == [source] * len(panel["targets"])
+        assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert max(x for x, _ in cells) < 24
+        assert not cells & taken
+        taken |= cells
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
 
 
 @pytest.mark.skipif(
