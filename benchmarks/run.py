@@ -26,11 +26,7 @@ def _shown(value: float | None) -> str:
 
 
 def main(names: Sequence[str]) -> int:
-    """Run the named benchmarks; all when none is named.
-
-    Returns:
-        0 when every budget is met, 1 when one is missed, 2 for an unknown name.
-    """
+    """Run the named benchmarks, or all; 0 when every budget is met, 1 when one is missed, 2 for an unknown name."""
     unknown = [name for name in names if name not in BENCHMARKS]
     if unknown:
         print(f"no benchmark {unknown[0]!r}; there are {', '.join(BENCHMARKS)}", file=sys.stderr)

@@ -72,14 +72,7 @@ class Axis:
         return self.size // self.groups
 
     def kept(self, width: float) -> int:
-        """Count the units a tier of this width keeps.
-
-        Args:
-            width: share of the global width, in (0, 1].
-
-        Returns:
-            ``size`` for a fixed axis, else ``groups * max(1, ceil(group_size * width))``.
-        """
+        """Count the units a tier of a width in (0, 1] keeps: all of a fixed axis, else the same of each group."""
         if self.kind is AxisKind.FIXED:
             return self.size
         return self.groups * kept_units(self.group_size, width)

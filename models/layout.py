@@ -135,11 +135,7 @@ class Layout:
         _check(self)
 
     def tier(self, width: float, depth: int | None = None) -> Tier:
-        """Make a tier of this model.
-
-        Args:
-            width: share of the global width, in (0, 1].
-            depth: number of blocks; all of them if omitted.
+        """Make a tier of this model; without a depth of all its blocks.
 
         Raises:
             PlanError: if the model cannot have this width or depth; the message names what it can have.
@@ -224,10 +220,7 @@ class Layout:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Layout":
-        """Read a layout back from JSON text.
-
-        Returns:
-            An equal layout.
+        """Read an equal layout back from JSON text.
 
         Raises:
             ConfigError: if the text is not a layout of this format version.

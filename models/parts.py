@@ -7,11 +7,9 @@ from models.layout import Layout, Parameter, Statistic
 
 
 def in_parts(item: Parameter | Statistic, parts: Collection[str]) -> bool:
-    """Whether a parameter, or a norm, lies in one of some parts.
+    """Whether a parameter, or a norm, of a layout lies in one of some parts.
 
-    Args:
-        item: of a layout.
-        parts: blocks (``stem``, ``block1`` ..., ``head``), modules (``trunk``, ``hidden.0``) or parameters by path.
+    These are blocks (``stem``, ``block1`` ..., ``head``), modules (``trunk``, ``hidden.0``) or parameters by path.
     """
     return item.block in parts or any(item.name == part or item.name.startswith(f"{part}.") for part in parts)
 

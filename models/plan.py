@@ -115,11 +115,7 @@ def _output_dim(layout: Layout, parameter: Parameter) -> int | None:
 
 
 def compile_plan(layout: Layout, plan: Plan) -> CompiledPlan:
-    """Find once what a plan moves, for use on many sets of weights.
-
-    Returns:
-        The regions of every kept parameter, then of every kept statistic.
-    """
+    """Find once what a plan moves of every kept parameter and then statistic, for use on many sets of weights."""
     tensors = [
         compile_tensor(layout, item.name, item.dims, _units(layout, plan, item))
         for item in layout.parameters

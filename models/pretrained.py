@@ -51,13 +51,9 @@ def minilm_file(name: str) -> Path:
 
 
 def minilm_weights(layers: int = MINILM_LAYERS, length: int = MINILM_LENGTH) -> dict[str, NDArray[np.float32]]:
-    """Read the encoder's weights under the names of the zoo's MiniLM encoder.
+    """Read the encoder's weights under the names of the zoo's MiniLM encoder: its lowest layers, 1 to 6, and positions.
 
     A text is one segment here, so the embedding of segment 0 is added to that of every position.
-
-    Args:
-        layers: lowest layers to read, 1 to 6.
-        length: positions to read, 1 to 512.
 
     Returns:
         float32 arrays by parameter name: ``tokens.weight``, ``positions``, ``norm.*`` and ``blocks.<n>.*``.

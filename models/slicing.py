@@ -172,14 +172,7 @@ class CompiledPlan:
 def compile_tensor(
     layout: Layout, name: str, dims: Sequence[Dim], units: Sequence[Mapping[str, Indices]]
 ) -> CompiledTensor:
-    """Find the runs and boxes of one tensor.
-
-    Args:
-        layout: the global model.
-        name: the tensor's name.
-        dims: the axis of each dimension.
-        units: for each dimension the kept units of its axes, all of an axis that is not named.
-    """
+    """Find the runs and boxes of one tensor, whose dimensions keep some units of axes; all of one that is not named."""
     shape = layout.local_shape(dims, 1.0)
     runs = tuple(
         _runs(dim.entries(layout.axes, kept), 1) if kept else (Run(0, 0, size),)
@@ -190,11 +183,7 @@ def compile_tensor(
 
 
 def tensor_regions(tensor: CompiledTensor, rows: Mapping[str, Indices] | None = None) -> tuple[Region, ...]:
-    """List the boxes of a tensor, restricted to some rows of its label axes.
-
-    Args:
-        tensor: a compiled tensor.
-        rows: units to keep of label axes, ascending; axes not named are whole.
+    """List the boxes of a tensor, restricted to some rows, ascending, of its label axes; axes not named are whole.
 
     Raises:
         PlanError: if a row lies outside its axis.

@@ -42,10 +42,7 @@ class Tier:
 
     @classmethod
     def parse(cls, text: str) -> "Tier":
-        """Read a tier back from its id.
-
-        Args:
-            text: an id such as ``w0.50-d4``, in exactly the form `id` writes.
+        """Read a tier back from its id, in exactly the form `id` writes.
 
         Raises:
             PlanError: if the text is not the id of a tier.

@@ -27,11 +27,7 @@ class Difference:
 
 
 def differences(published: SimulationConfig, here: SimulationConfig) -> tuple[Difference, ...]:
-    """Compare two configurations, defaults included.
-
-    Returns:
-        The keys with another value, sorted.
-    """
+    """The keys, sorted, that two configurations give another value, defaults included."""
     before, after = _flat(published), _flat(here)
     return tuple(
         Difference(key, before.get(key, _ABSENT), after.get(key, _ABSENT))
@@ -41,11 +37,7 @@ def differences(published: SimulationConfig, here: SimulationConfig) -> tuple[Di
 
 
 def grouped(by_arm: Mapping[str, Sequence[Difference]]) -> tuple[Difference, ...]:
-    """Join the differences of several arms.
-
-    Returns:
-        Each difference once, sorted by key, with the arms it holds for; without arms where it holds for all.
-    """
+    """The differences of several arms, each once, sorted by key, with its arms; without arms where it holds for all."""
     arms: dict[Difference, list[str]] = {}
     for arm, found in by_arm.items():
         for difference in found:

@@ -39,8 +39,7 @@ _BOARD: Mapping[str, Mapping[str, str]] = {
 class HomeAssistant:
     """A device for the fleet and one for each board, each with a retained state that is told again when it changes.
 
-    Args:
-        address: of the broker, ``mqtt://[user:password@]host[:port]``.
+    Its broker is at ``mqtt://[user:password@]host[:port]``.
 
     Raises:
         ConfigError: the address has another form.

@@ -49,16 +49,7 @@ def tracking(target: str) -> Writer:
 
 
 def track(opened: Store, run: str | None, writer: Writer, looks: Callable[[], Iterator[object]]) -> int:
-    """Write the rounds that have ended.
-
-    Args:
-        opened: the store.
-        run: id of the run, or its beginning; None for the newest.
-        writer: where to.
-        looks: yields whenever the store is to be looked at.
-
-    Returns:
-        How many rounds were written.
+    """Write the rounds of a run (None for the newest) that have ended, at each of the looks; how many were written.
 
     Raises:
         ConfigError: there is no such run.

@@ -85,14 +85,14 @@ def _filled(axis: Axis, size: int, moved: Mapping[str, int], inner: int | None) 
 def read(
     subject: Subject, shapes: Shapes, axes: Mapping[str, Axis], axis: Axis, growth: Growth, styles: Sequence[int]
 ) -> Iterator[Arranged]:
-    """Read the order of an axis off the model.
+    """Read the order of an axis off the model, where the growth says which dimensions the axes move.
 
     Args:
         subject: the model.
         shapes: of its parameters.
         axes: all axes by name.
         axis: the axis.
-        growth: which dimensions the axes move.
+        growth: of all axes.
         styles: numbers of consecutive entries to suppose where the gradients show no order.
 
     Yields:

@@ -2,8 +2,10 @@
 
 Diao, Ding, Tarokh: "HeteroFL: Computation and communication efficient federated learning for heterogeneous
 clients", ICLR 2021. Layer by layer as in the authors' code: 3x3 convolution with bias, Scaler, norm, ReLU,
-max-pooling (not in the last layer); then global average pooling and one linear layer. `models.zoo.har_cnn` has the same
-over time instead of images.
+max-pooling (not in the last layer); then global average pooling and one linear layer.
+
+The adaptive method of specification 4 (arXiv:2405.00885) trains a CNN on windows of motion sensors and does not
+describe it, so here that has the same layers over time instead of images.
 """
 
 from collections.abc import Callable, Mapping
@@ -84,3 +86,25 @@ def conv(
             " halves the sides; use fewer channels entries"
         )
     return Conv(input_shape[0], cut.widths("conv", channels), cut.classes(classes), (3, 3), norming)
+
+
+@architecture(paper="the CNN@HAR task of arXiv:2405.00885; layers of arXiv:2010.01264 in one dimension")
+def har_cnn(
+    cut: Cut,
+    *,
+    input_shape: tuple[int, int] = (6, 128),
+    classes: int = 7,
+    channels: tuple[int, ...] = (32, 64, 128),
+    kernel: int = 5,
+    norm: Norm = "sbn",
+    scaler: bool = True,
+) -> Conv:
+    """Build a CNN for windows of a 6-axis watch; the channels of every layer are cut by width."""
+    norming = Norming(norm, cut.rate if scaler else 1.0)
+    if kernel < 1 or kernel % 2 == 0:
+        raise ConfigError(f"kernel {kernel} must be odd, so that a convolution keeps the length")
+    if not channels or input_shape[1] >> (len(channels) - 1) < 1:
+        raise ConfigError(
+            f"input_shape {input_shape} does not fit {len(channels)} layers, all but one halve its length"
+        )
+    return Conv(input_shape[0], cut.widths("conv", channels), cut.classes(classes), (kernel,), norming)

@@ -7,6 +7,9 @@ table. Its parts have the names of the published weights of this form, so that t
 How it is cut by width: heads go as a whole, a head of keys and values with the queries that share it, since each
 dimension of a rotating head has an angle of its own; units of the gated network go one by one. The residual stream is
 whole in every tier.
+
+Allal et al.: "SmolLM - blazingly fast and remarkably powerful", 2024, for the default sizes; the form is Llama's
+(Touvron et al., 2023). The package has no weights: give some to `shoal export --start`.
 """
 
 from dataclasses import dataclass, replace
@@ -16,7 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fleet_protocol.errors import ConfigError
+from models.architecture import architecture
 from models.cut import Cut
+from models.zoo.adapters import Adapters, with_adapters
 from models.zoo.transformer import future_penalty
 
 _DEVIATION = 0.02
@@ -158,12 +163,7 @@ class Decoder(nn.Module):
 
 
 def build_decoder(cut: Cut, shape: DecoderShape) -> Decoder:
-    """Build a decoder; see the top of this module for its axes.
-
-    Args:
-        cut: names the axes ``block<n>.heads`` and ``block<n>.ffn``, and asks for depth and labels.
-        shape: of the global model.
-    """
+    """Build a decoder by the shape of the global model, with axes ``block<n>.heads`` and ``block<n>.ffn``."""
     depth = cut.depth(shape.blocks)
     shape = replace(shape, vocab=cut.classes(shape.vocab))
 
@@ -179,3 +179,33 @@ def _turned(x: Tensor, angles: Tensor) -> Tensor:
     first, second = x.chunk(2, -1)
     cos, sin = angles.cos(), angles.sin()
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
+
+
+@architecture(input_dtype="int64", paper="SmolLM-135M, 2024")
+def smollm(
+    cut: Cut,
+    *,
+    input_shape: tuple[int] = (64,),
+    classes: int = 49152,
+    embed: int = 576,
+    heads: int = 9,
+    shared_heads: int = 3,
+    head_dim: int = 64,
+    ffn: int = 1536,
+    blocks: int = 30,
+    theta: float = 10000.0,
+    rank: int = 0,
+    alpha: float = 16.0,
+    targets: tuple[str, ...] = ("layers.*.q_proj", "layers.*.v_proj"),
+) -> nn.Module:
+    """Build a causal language model of SmolLM's form, whose labels are the tokens, one at each position.
+
+    With rank 0 all of it trains, and heads and units of its gated networks are cut by width. With a rank it is frozen
+    beside adapters of that rank, which is all that is cut then.
+    """
+    del input_shape  # positions are angles, so any length will do
+    shape = DecoderShape(classes, embed, heads, shared_heads, head_dim, ffn, blocks, theta)
+    if not rank:
+        return build_decoder(cut, shape)
+    model = build_decoder(cut.whole(), shape)
+    return with_adapters(model, Adapters(rank, alpha, tuple(targets)), cut)

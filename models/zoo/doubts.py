@@ -48,12 +48,9 @@ class _Drawing(TorchFunctionMode):
 
 
 def explained(doubt: Doubt, case: Case, works: Callable[[Axis], bool]) -> str:
-    """Say why an axis cannot be cut as it is declared, and what to do.
+    """Say why an axis cannot be cut as it is declared, as `proved_dims` found, and what to do.
 
-    Args:
-        doubt: what `proved_dims` found.
-        case: the model.
-        works: whether the architecture can be cut with another form of an axis.
+    Whether the architecture can be cut with another form of an axis is found by `works`.
     """
     subject = case.views[0].subject
     lost = next((row for row in _numbers(subject, subject.state) if bool(row[2].isnan().any())), None)

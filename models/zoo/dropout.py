@@ -75,30 +75,28 @@ class Dropout(NoiseLayer):
     An entry is kept where its noise is at least the rate.
     """
 
+    _leading: int | None = None  # dimensions that tell apart what is dropped whole; None for all of them
+
     def forward(self, x: Tensor) -> Tensor:
         """Return x or, in training, what is left of it; any float shape."""
         if not self.active:
             return x
-        kept = (self.uniform(x) >= self.rate).to(x.dtype)
+        noise = self.uniform(x)
+        if self._leading is not None and x.dim() > self._leading:
+            noise = noise.flatten(self._leading)[..., 0]
+        kept = (noise >= self.rate).to(x.dtype)
+        if noise.dim() < x.dim():
+            kept = kept.view(*noise.shape, *(1,) * (x.dim() - noise.dim()))
         return x * (kept * (1.0 / (1.0 - self.rate)))
 
 
-class ChannelDropout(NoiseLayer):
+class ChannelDropout(Dropout):
     """Sets a share of the channels to 0 in training, each whole, and scales the others up, so that the mean stays.
 
-    A channel is kept where the first noise of its entries is at least the rate.
+    A channel, of float [batch, channels, ...], is kept where the first noise of its entries is at least the rate.
     """
 
-    _leading = 2  # dimensions that tell apart what is dropped whole
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return x or, in training, what is left of it; float of shape [batch, channels, ...]."""
-        if not self.active:
-            return x
-        noise = self.uniform(x)
-        first = noise.flatten(self._leading)[..., 0] if x.dim() > self._leading else noise
-        kept = (first >= self.rate).to(x.dtype).view(*first.shape, *(1,) * (x.dim() - first.dim()))
-        return x * (kept * (1.0 / (1.0 - self.rate)))
+    _leading = 2
 
 
 class SampleDropout(ChannelDropout):
@@ -117,11 +115,7 @@ class TokenMask(NoiseLayer):
     """
 
     def __init__(self, rate: float, symbol: int) -> None:
-        """Make the layer.
-
-        Args:
-            rate: share of tokens to replace.
-            symbol: token id of the mask symbol.
+        """Make the layer, which puts the id of the mask symbol in the place of a share of the tokens.
 
         Raises:
             ConfigError: if the share is outside [0, 1).
@@ -137,11 +131,7 @@ class TokenMask(NoiseLayer):
 
 
 def noise_layers(module: nn.Module) -> dict[str, NoiseLayer]:
-    """Find the layers of a model that need noise in the mode it is in.
-
-    Returns:
-        The layers by dotted path, in module order; none in evaluation.
-    """
+    """The layers of a model that need noise in the mode it is in, by dotted path; none in evaluation."""
     return {name: layer for name, layer in module.named_modules() if isinstance(layer, NoiseLayer) and layer.active}
 
 
@@ -189,12 +179,9 @@ def _uses(module: nn.Module, x: Tensor) -> dict[str, list[tuple[int, ...]]]:
 
 
 def feed_noise(module: nn.Module, noise: Mapping[str, Tensor]) -> None:
-    """Set where the layers of a model take their noise from.
+    """Set where the layers of a model take their noise from: float32 [batch, ...], uniform in [0, 1), by dotted path.
 
-    Args:
-        module: the model; changed in place.
-        noise: float32 [batch, ...], uniform in [0, 1), by dotted path of the layer. Layers that are not named draw
-            their own, so an empty mapping undoes an earlier call.
+    Layers that are not named draw their own, so an empty mapping undoes an earlier call.
 
     Raises:
         ExportError: if the model has no such layer.

@@ -86,12 +86,7 @@ class Subject:
 
 
 def subject_of(module: nn.Module, x: Tensor) -> Subject:
-    """Make a subject of a model with random parameters.
-
-    Args:
-        module: on a device with memory, or on the meta device; then its buffers have no defined content.
-        x: a batch of samples.
-    """
+    """Make a subject of a model with random parameters; on the meta device its buffers have no defined content."""
     state = {}
     is_meta = any(value.is_meta for value in module.parameters())
     if is_meta:
@@ -126,14 +121,7 @@ def samples(module: nn.Module, row: Row, count: int = _SAMPLES, scale: float = 1
 
 
 def stretched(subject: Subject, x: Tensor, gain: float, dtype: torch.dtype) -> Subject:
-    """A model with other samples and larger parameters, in some precision; to run without gradients.
-
-    Args:
-        subject: the model; not changed.
-        x: a batch of samples.
-        gain: what the parameters are multiplied by.
-        dtype: of parameters, buffers and samples, where they are no whole numbers.
-    """
+    """A model with other samples, and parameters larger by a gain, in some precision; to run without gradients."""
     state = {name: value.to(dtype) * gain for name, value in subject.state.items()}
     buffers = {
         name: value.to(dtype, copy=True) for name, value in subject.module.named_buffers() if value.is_floating_point()

@@ -46,12 +46,7 @@ _LARGE = 1_000_000  # parameters; beyond, gradients are compared on a narrower m
 def initial_weights(
     arch: Architecture, settings: Mapping[str, Any] | None = None, seed: int = 0
 ) -> dict[str, NDArray[np.float32]]:
-    """Draw the initial weights of a global model; the global random state of torch is left as it was.
-
-    Args:
-        arch: the architecture.
-        settings: settings that differ from the defaults.
-        seed: seed of the draw.
+    """Draw the initial weights of a global model by a seed; the global random state of torch is left as it was.
 
     Returns:
         Float32 arrays in registration order; a function of the arguments for one release of torch.

@@ -3,14 +3,29 @@
 Diao, Ding, Tarokh: "HeteroFL", ICLR 2021; Alam, Liu, Yan, Zhang: "FedRolex", NeurIPS 2022. Learned positions,
 post-norm encoder layers and a two-layer decoder, all cut by width; the vocabulary is the label axis, so the rows of
 the token embedding and of the projection fall under the label rule.
+
+HeteroFL's hides tokens of WikiText-2, with sizes as in the authors' code (specification 1.7). In training each token is
+hidden with a probability of 0.15, and the loss is over all positions, hidden or not. In evaluation the model hides
+nothing: the test text has its masks already, so that every device and round is judged on the same one.
+
+FedRolex's tells the next word. The sizes are those of the released code, which specification 2.5 follows; the paper has
+heads of 12 dimensions and ReLU instead (`head_dim=12, activation="relu"`). The token table has a row for each word and
+none for a mask symbol, which this task does not use.
 """
+
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from fleet_protocol.errors import ConfigError
+from models.architecture import architecture
+from models.cut import Cut
 from models.zoo.dropout import Dropout, TokenMask
 from models.zoo.layers import Scaler, zero_linear_biases
-from models.zoo.transformer import LayerStyle, TextShape, future_penalty
+from models.zoo.transformer import Activation, LayerShape, LayerStyle, TextShape, encoder_layers, future_penalty
+
+MaskRow = Literal["as_released", "shared"]
 
 
 class MaskableEmbedding(nn.Module):
@@ -85,3 +100,71 @@ class LanguageModel(nn.Module):
         if self.mask is not None:
             return torch.zeros(1, 1, 1, 1, dtype=x.dtype, device=x.device)
         return future_penalty(length, x)[None, None]
+
+
+@architecture(input_dtype="int64", paper="ICLR 2021, arXiv:2010.01264 (WikiText-2)")
+def transformer_mlm(
+    cut: Cut,
+    *,
+    input_shape: tuple[int] = (64,),
+    classes: int = 33279,
+    embed: int = 256,
+    heads: int = 8,
+    ffn: int = 512,
+    blocks: int = 4,
+    dropout: float = 0.2,
+    mask_rate: float = 0.15,
+    mask_row: MaskRow = "as_released",
+    scaler: bool = True,
+) -> LanguageModel:
+    """Build a masked language model; its labels are the tokens, and token `classes` is the mask symbol.
+
+    The row of the mask symbol belongs to no label. `as_released` keeps it in the table of the tokens, under the label
+    rule, so no device ever changes it on the server; `shared` gives it a parameter of its own that is merged like
+    any other. Both have the same number of parameters.
+    """
+    if embed % heads:
+        raise ConfigError(f"embed {embed} is not a multiple of heads {heads}")
+    if mask_row not in ("as_released", "shared"):
+        raise ConfigError(f"mask_row {mask_row!r} is unknown; choose 'as_released' or 'shared'")
+    depth, width = cut.depth(blocks), cut.width("embed", embed)
+    style = LayerStyle(cut.rate if scaler else 1.0, dropout, dropout)
+    vocab = cut.classes(classes)
+    return LanguageModel(
+        nn.Embedding(cut.labels("tokens", classes + 1), width)
+        if mask_row == "as_released"
+        else MaskableEmbedding(vocab, width, classes),
+        encoder_layers(cut, depth, width, LayerShape(heads, embed // heads, ffn), style),
+        TextShape(input_shape[0], classes + 1, width, vocab),
+        style,
+        TokenMask(mask_rate, classes),
+    )
+
+
+@architecture(input_dtype="int64", paper="NeurIPS 2022, arXiv:2212.01548 (Stack Overflow)")
+def next_word(
+    cut: Cut,
+    *,
+    input_shape: tuple[int] = (20,),
+    classes: int = 10000,
+    embed: int = 128,
+    heads: int = 8,
+    head_dim: int = 16,
+    ffn: int = 2048,
+    blocks: int = 3,
+    dropout: float = 0.1,
+    activation: Activation = "gelu",
+    scaler: bool = True,
+) -> LanguageModel:
+    """Build a causal language model; its labels are the words, one at each position."""
+    if heads < 1 or head_dim < 1:
+        raise ConfigError(f"{heads} heads of {head_dim} dimensions cannot be built; choose at least 1 of each")
+    depth, width = cut.depth(blocks), cut.width("embed", embed)
+    style = LayerStyle(cut.rate if scaler else 1.0, dropout, dropout, activation)
+    vocab = cut.classes(classes)
+    return LanguageModel(
+        nn.Embedding(vocab, width),
+        encoder_layers(cut, depth, width, LayerShape(heads, head_dim, ffn), style),
+        TextShape(input_shape[0], vocab, width, vocab),
+        style,
+    )

@@ -64,8 +64,5 @@ def lenet5(
     scaler: bool = True,
 ) -> LeNet5:
     """Build LeNet-5; all hidden layers are cut by width."""
-    sizes = (
-        *(cut.width(f"conv{number}", size) for number, size in enumerate(channels, 1)),
-        *(cut.width(f"fc{number}", size) for number, size in enumerate(hidden, 1)),
-    )
+    sizes = (*cut.widths("conv", channels), *cut.widths("fc", hidden))
     return LeNet5(input_shape, sizes, cut.classes(classes), cut.rate if scaler else 1.0)

@@ -3,6 +3,8 @@
 Wang, Wei, Dong, Bao, Yang, Zhou: "MiniLM", NeurIPS 2020: BERT's architecture (Devlin, Chang, Lee, Toutanova, NAACL
 2019) with 6 layers of width 384 and 12 heads. InclusiveFL (Liu et al., KDD 2022) trains depths 4, 8 and 12 of a
 12-layer encoder; here depths 2, 4 and 6 stand for them, and the head (a dense layer and the classifier) is its too.
+Tokens are classified for named entities, as in its NER: labels are int64 [batch, length], and a negative one (padding,
+later pieces of a word) counts for nothing. Adapters are those of Hu et al.: "LoRA", ICLR 2022.
 
 Differences from BERT: the embedding of the one segment is part of the positions, attention weights are not dropped,
 and narrow models have HeteroFL's Scalers.
@@ -15,8 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from fleet_protocol.errors import ConfigError
+from models.architecture import architecture
 from models.cut import Cut
 from models.pretrained import MINILM_EMBED, MINILM_FFN, MINILM_HEADS, MINILM_LAYERS, MINILM_VOCAB, minilm_weights
+from models.zoo.adapters import Adapters, with_adapters
 from models.zoo.dropout import Dropout
 from models.zoo.layers import Scaler
 from models.zoo.transformer import PAD, LayerShape, LayerStyle, TextShape, encoder_layers, padding_penalty
@@ -148,3 +152,76 @@ def build_minilm(cut: Cut, settings: MiniLmSettings) -> MiniLm:
         stored = {name: torch.from_numpy(value) for name, value in minilm_weights(depth, whole.length).items()}
         model.load_state_dict({**model.state_dict(), **stored})
     return model
+
+
+@architecture(input_dtype="int64", paper="MiniLM (NeurIPS 2020) for the encoder, InclusiveFL (KDD 2022) for the depths")
+def minilm_encoder(
+    cut: Cut,
+    *,
+    input_shape: tuple[int] = (DEFAULT_LENGTH,),
+    classes: int = 2,
+    vocab: int = MINILM_VOCAB,
+    embed: int = MINILM_EMBED,
+    heads: int = MINILM_HEADS,
+    ffn: int = MINILM_FFN,
+    blocks: int = MINILM_LAYERS,
+    dropout: float = 0.1,
+    pooling: Literal["mean", "first"] = "mean",
+    pretrained: bool = True,
+    scaler: bool = True,
+) -> MiniLm:
+    """Build a text classifier; embedding, heads, feed-forward and head units are cut by width, layers by depth."""
+    if pooling not in ("mean", "first"):
+        raise ConfigError(f"pooling {pooling!r} is unknown; choose 'mean' or 'first'")
+    sizes = TextShape(input_shape[0], vocab, embed, classes)
+    settings = MiniLmSettings(sizes, heads, ffn, blocks, dropout, pretrained, pooling, scaler)
+    return build_minilm(cut, settings)
+
+
+@architecture(input_dtype="int64", paper="MiniLM (NeurIPS 2020) with LoRA (ICLR 2022)")
+def minilm_adapters(
+    cut: Cut,
+    *,
+    input_shape: tuple[int] = (DEFAULT_LENGTH,),
+    classes: int = 2,
+    rank: int = 8,
+    alpha: float = 16.0,
+    targets: tuple[str, ...] = ("blocks.*.query", "blocks.*.value"),
+    trained: tuple[str, ...] = ("pooler.*", "head.*"),
+    vocab: int = MINILM_VOCAB,
+    embed: int = MINILM_EMBED,
+    heads: int = MINILM_HEADS,
+    ffn: int = MINILM_FFN,
+    blocks: int = MINILM_LAYERS,
+    dropout: float = 0.1,
+    pretrained: bool = True,
+) -> nn.Module:
+    """Build a text classifier that trains adapters and its head alone, beside an encoder that is the same for all.
+
+    The rank of its adapters is cut by width, its layers by depth.
+    """
+    sizes = TextShape(input_shape[0], vocab, embed, classes)
+    settings = MiniLmSettings(sizes, heads, ffn, blocks, dropout, pretrained)
+    model = build_minilm(cut.whole(), settings)
+    return with_adapters(model, Adapters(rank, alpha, tuple(targets), tuple(trained)), cut)
+
+
+@architecture(input_dtype="int64", paper="MiniLM (NeurIPS 2020) for the encoder, InclusiveFL (KDD 2022) for the task")
+def token_classifier(
+    cut: Cut,
+    *,
+    input_shape: tuple[int] = (DEFAULT_LENGTH,),
+    classes: int = 3,
+    vocab: int = MINILM_VOCAB,
+    embed: int = MINILM_EMBED,
+    heads: int = MINILM_HEADS,
+    ffn: int = MINILM_FFN,
+    blocks: int = MINILM_LAYERS,
+    dropout: float = 0.1,
+    pretrained: bool = True,
+    scaler: bool = True,
+) -> MiniLm:
+    """Build a token classifier (3 classes: outside, begin, inside of one entity type) cut by width and depth."""
+    sizes = TextShape(input_shape[0], vocab, embed, classes)
+    settings = MiniLmSettings(sizes, heads, ffn, blocks, dropout, pretrained, "none", scaler)
+    return build_minilm(cut, settings)

@@ -98,11 +98,7 @@ class Doubt:
 
 
 def proved_dims(case: Case) -> Proved | Doubt:
-    """Find the order of the entries in every dimension, and prove it.
-
-    Returns:
-        The dimensions, or the first axis for which there are none.
-    """
+    """Find the order of the entries in every dimension, and prove it; or the first axis for which there is none."""
     orders = {name: _usual(case, axis) for name, axis in case.axes.items()}
     deviation = math.inf
     if None not in orders.values():

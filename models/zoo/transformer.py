@@ -147,12 +147,8 @@ class EncoderLayer(nn.Module):
 def encoder_layers(cut: Cut, blocks: int, embed: int, shape: LayerShape, style: LayerStyle) -> nn.ModuleList:
     """Build a stack of encoder layers, whose heads and feed-forward units are axes ``block<n>.attention``, ``.ffn``.
 
-    Args:
-        cut: names the axes.
-        blocks: layers to build, what `Cut.depth` returned.
-        embed: units of the residual stream to build, what `Cut.width` returned.
-        shape: of each layer in the global model.
-        style: of all layers.
+    Blocks and units of the residual stream are those to build, as `Cut.depth` and `Cut.width` returned them; the shape
+    is that of each layer in the global model.
     """
 
     def kept(number: int) -> LayerShape:

@@ -23,11 +23,7 @@ class CommandFolder(TyperGroup):
             self.commands[name] = TyperCommand(name)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """What stands for a command in the list of all, without importing it.
-
-        Returns:
-            A command that has its help and nothing else, or None if there is none of this name.
-        """
+        """What stands for a command in the list of all, without importing it: its help and nothing else, or None."""
         command = super().get_command(ctx, cmd_name)
         if command is not None and not command.help:
             command.help = _docstring(cmd_name)

@@ -22,11 +22,7 @@ _BUSY = {"train": "training", "statistics": "statistics"}
 
 @contextmanager
 def export_bar(console: Console, title: str) -> "Iterator[Callable[[Stage], None]]":
-    """Draw how far an export is; nothing where the console is no terminal.
-
-    Yields:
-        What to call with every stage.
-    """
+    """What to call with every stage of an export, to draw how far it is; nothing where the console is no terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     # Drawn to a file it would leave an empty line before an error.
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -38,28 +34,14 @@ def export_bar(console: Console, title: str) -> "Iterator[Callable[[Stage], None
         yield show
 
 
-class RunDisplay:
-    """A live view of one run; give every event to :meth:`show`.
+class Display:
+    """Bars that are drawn anew while something runs, where the console is a terminal."""
 
-    Where the console is no terminal, lines are printed instead: of closed rounds, and of devices that come and
-    go while there are too few.
-    """
-
-    def __init__(self, console: Console, title: str) -> None:
+    def __init__(self, console: Console) -> None:
         self._console = console
-        self._title = title
-        self._devices: dict[str, tuple[str, str]] = {}
-        self._waiting = ""
-        self._last = ""
-        self._bar = Progress(
-            TextColumn("[bold]{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=console,
-        )
-        self._rounds: TaskID = self._bar.add_task(title, total=None)
-        self._live = Live(self._render(), console=console, refresh_per_second=8, transient=True)
+        columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._bars = Progress(*columns, console=console)
+        self._live = Live(self._bars, console=console, refresh_per_second=8, transient=True)
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
@@ -69,15 +51,29 @@ class RunDisplay:
     def __exit__(self, *_: object) -> None:
         self._live.stop()
 
+
+class RunDisplay(Display):
+    """A live view of one run; give every event to :meth:`show`.
+
+    Where the console is no terminal, lines are printed instead: of closed rounds, and of devices that come and
+    go while there are too few.
+    """
+
+    def __init__(self, console: Console, title: str) -> None:
+        super().__init__(console)
+        self._title = title
+        self._devices: dict[str, tuple[str, str]] = {}
+        self._waiting = ""
+        self._last = ""
+        self._rounds: TaskID = self._bars.add_task(title, total=None)
+        self._live.update(self._render())
+
     def _render(self) -> RenderableType:
         table = Table.grid(padding=(0, 2))
         for device, (tier, state) in sorted(self._devices.items()):
             table.add_row(f"  {device}", f"[dim]{tier}[/]", state)
         lines = [line for line in (self._waiting, self._last) if line]
-        return Group(self._bar, table, *lines)
-
-    def _say(self, text: str) -> None:
-        self._console.print(text)
+        return Group(self._bars, table, *lines)
 
     def _set(self, device: str, state: str, tier: str | None = None) -> None:
         known = self._devices.get(device, ("", ""))[0]
@@ -87,13 +83,13 @@ class RunDisplay:
         """Take in one event."""
         match event:
             case control.RunStarted():
-                self._bar.update(self._rounds, total=event.rounds, completed=event.closed)
+                self._bars.update(self._rounds, total=event.rounds, completed=event.closed)
             case control.FleetChanged():
                 self._waiting = (
                     f"waiting for devices: {event.eligible} of {event.needed} ready, {len(event.online)} online"
                 )
                 if not self._console.is_terminal:
-                    self._say(self._waiting)
+                    self._console.print(self._waiting)
             case control.RoundStarted():
                 self._waiting = ""
                 self._devices = {device: (tier, "asked") for device, tier in event.devices.items()}
@@ -106,20 +102,21 @@ class RunDisplay:
                 self._set(event.device, f"[green]sent {bytes_text(event.size)}[/]")
             case control.UpdateRefused():
                 # The text is a device's: a [word] in it is no markup.
-                self._say(f"[yellow]refused[/] ({event.reason.value}) {event.device or ''}: {escape(event.detail)}")
+                who = f"({event.reason.value}) {event.device or ''}"
+                self._console.print(f"[yellow]refused[/] {who}: {escape(event.detail)}")
             case control.StatisticsStarted():
                 for device in event.devices:
                     self._set(device, "asked for statistics")
             case control.RoundClosed():
                 self._closed(event)
             case control.RoundAbandoned():
-                self._say(f"[yellow]round {event.round} abandoned:[/] {escape(event.reason)}")
+                self._console.print(f"[yellow]round {event.round} abandoned:[/] {escape(event.reason)}")
             case control.RunFinished() | control.RunRejected():
                 self._devices = {}
         self._live.update(self._render())
 
     def _closed(self, event: control.RoundClosed) -> None:
-        self._bar.advance(self._rounds)
+        self._bars.advance(self._rounds)
         accuracy = "" if event.evaluation is None else f"{event.evaluation.summary}, "
         missing = f", missing {', '.join(event.missing)}" if event.missing else ""
         self._last = (

@@ -122,10 +122,7 @@ class Report:
 
 
 def write_report(report: Report, folder: Path) -> tuple[Path, Path]:
-    """Write ``report.html`` and ``report.json``.
-
-    Returns:
-        Paths of the page and of the JSON.
+    """Write ``report.html`` and ``report.json``, and return their paths.
 
     Raises:
         StorageError: the folder cannot be written.

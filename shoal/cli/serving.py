@@ -79,10 +79,7 @@ def steer_run(settings: FleetConfig, wish: Wish, run: str, done: str) -> None:
 
 
 def do_run(settings: FleetConfig, *, as_json: bool) -> int:
-    """Do one run, and say how it ended.
-
-    Returns:
-        The exit code.
+    """Do one run, say how it ended, and return the exit code.
 
     Raises:
         ShoalError: the run could not be started.

@@ -4,39 +4,23 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from typing_extensions import Self
 
 from fleet_protocol import control
 from shoal.cli.console import bytes_text, output_console, seconds_text
+from shoal.cli.progress import Display
 
 if TYPE_CHECKING:
     from simulation.results.history import RoundRow
 
 
-class SimulationDisplay:
-    """Two bars, rounds and the tasks of the round in progress, and the last round in words.
-
-    Where the console is no terminal, one line per closed round is printed instead.
-    """
+class SimulationDisplay(Display):
+    """Two bars, rounds and the tasks of the round in progress, and the last round in words."""
 
     def __init__(self, console: Console, rounds: int) -> None:
-        self._console = console
-        columns = (TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self._bars = Progress(*columns, console=console)
+        super().__init__(console)
         self._rounds = self._bars.add_task("rounds", total=rounds)
         self._tasks = self._bars.add_task("devices", total=None)
-        self._live = Live(self._bars, console=console, refresh_per_second=4, transient=True)
-
-    def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
 
     def stage(self, text: str) -> None:
         """Show what is being prepared."""

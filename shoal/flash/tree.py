@@ -26,14 +26,10 @@ class Entry:
 
 
 def packed(entries: Iterable[Entry], *, prefix: str = "", folders: bool = False, compress: bool = True) -> bytes:
-    """A tar archive; all belongs to root, nothing has a time.
+    """A tar archive of entries below a prefix; all belongs to root, nothing has a time.
 
-    Args:
-        entries: what it holds.
-        prefix: in front of every path.
-        folders: whether folders have entries of their own, as dpkg needs; without them those of a board stay as they
-            are where it is unpacked.
-        compress: by gzip.
+    Folders have entries of their own if they are asked for, as dpkg needs; without them those of a board stay as they
+    are where it is unpacked.
     """
     buffer = io.BytesIO()
     made: set[PurePosixPath] = set()

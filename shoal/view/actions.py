@@ -34,9 +34,7 @@ _FILE = {**_CODES, 200: {"content": {"application/octet-stream": {"schema": {"ty
 def acting(store: Path, steer: Steer | None) -> APIRouter:
     """The verbs; whoever calls them was let in by `shoal.view.access`.
 
-    Args:
-        store: folder of the store; it is written.
-        steer: as `broker_server.service.launch.steer`; None where no server works on the store.
+    They write the store, and steer as `broker_server.service.launch.steer`; None where no server works on the store.
     """
     api = APIRouter(prefix="/api/v1")
 

@@ -55,17 +55,17 @@ class StoreMetrics:
 
 
 def _gauge(name: str, about: str, label: str, values: Mapping[str, float]) -> Metric:
-    made = GaugeMetricFamily(name, about, labels=[label])
-    for key, value in values.items():
-        made.add_metric([key], value)
-    return made
+    return _filled(GaugeMetricFamily(name, about, labels=[label]), {(key,): value for key, value in values.items()})
 
 
 def _counter(name: str, about: str, labels: Sequence[str], values: Mapping[Any, float]) -> Metric:
-    made = CounterMetricFamily(name, about, labels=labels)
+    return _filled(CounterMetricFamily(name, about, labels=labels), values)
+
+
+def _filled(made: Any, values: Mapping[Any, float]) -> Metric:
     for keys, value in values.items():
         made.add_metric(keys, value)
-    return made
+    return made  # type: ignore[no-any-return]
 
 
 def _run(view: queries.StatusView, run: RunRecord, rounds: Sequence[RoundRecord]) -> Iterator[Metric]:
