@@ -57,11 +57,7 @@ class BoardTimes:
     def round_seconds(self, index: int, task: TaskRecord, train: TrainSettings, examples: int = 0) -> float:
         """Time of a device's part in a round.
 
-        Args:
-            index: number of the device.
-            task: what it has done, or is to do.
-            train: settings of the training.
-            examples: samples of the device, where the task does not say how many it has trained on.
+        Its samples count where the task does not say how many it has trained on.
 
         Raises:
             ConfigError: the clock's table does not reach this width.

@@ -120,14 +120,9 @@ def _by_correlation(context: RunContext, evaluator: Evaluator, data: DataSet) ->
 
 
 def matthews(found: tuple[int, int], present: tuple[int, int]) -> float:
-    """Correlation of predictions with labels.
+    """Correlation of predictions with labels 0 and 1, by how many of each are found and how many are present.
 
-    Args:
-        found: how many samples of labels 0 and 1 are predicted right.
-        present: how many there are of each.
-
-    Returns:
-        In [-1, 1]; 0 where only one label is present or predicted.
+    It is in [-1, 1]; 0 where only one label is present or predicted.
     """
     right, there = np.array(found, np.float64), np.array(present, np.float64)
     return RULES["matthews"](right, right + (there - right)[::-1], there)

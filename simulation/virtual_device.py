@@ -88,11 +88,7 @@ class VirtualDevices:
         self._tested = frozenset({f"onnx/train {runtime}"})
 
     def work(self, order: WorkOrder) -> list[Finished | Failed]:
-        """Do an order.
-
-        Returns:
-            One result for each task; an error of one is its result alone.
-        """
+        """Do an order: one result for each task; an error of one is its result alone."""
         first = order.items[0]
         if self._setup.backend == "torch" and first.instructions.routine == "train":
             return self._with_torch(order.items)

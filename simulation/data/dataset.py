@@ -65,10 +65,7 @@ def dataset_folder(root: Path | None, name: str, holds: str) -> Path:
 
 
 def read_arrays(path: Path, names: tuple[str, ...]) -> tuple[NDArray[Any], ...]:
-    """Read arrays of an npz file; it may hold no Python objects.
-
-    Returns:
-        The arrays in the order of the names.
+    """Read arrays of an npz file, in the order of the names; it may hold no Python objects.
 
     Raises:
         DataError: the file is missing, damaged or lacks an array.

@@ -13,10 +13,7 @@ _TRIES = 1000
 
 
 def iid(samples: int, devices: int, seed: int) -> list[NDArray[np.int64]]:
-    """Random equal disjoint parts, floor(samples / devices) each (specification 1.8).
-
-    Returns:
-        One array of indices per device.
+    """Random equal disjoint parts, indices for each device, floor(samples / devices) each (specification 1.8).
 
     Raises:
         ConfigError: there are fewer samples than devices.
@@ -80,10 +77,7 @@ class Shards:
     counts: tuple[int, ...]
 
     def split(self, targets: Targets, seed: int) -> list[NDArray[np.int64]]:
-        """Cut every class into shards and hand them out at random.
-
-        Returns:
-            One sorted array of indices per device. Each shard goes to one device at most.
+        """Cut every class into shards and hand them out at random, each to one device: sorted indices by device.
 
         Raises:
             ConfigError: a label is outside the classes, or a class has fewer samples than shards.

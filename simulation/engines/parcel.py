@@ -13,10 +13,7 @@ _TEST = "test.npz"  # for workers that judge devices on their own part of it
 
 
 def packing_list(setup: WorkerSetup) -> dict[str, Path]:
-    """The files a worker reads that stay the same for the whole simulation.
-
-    Returns:
-        Their places, relative and with slashes, and where they lie.
+    """The files a worker reads that stay the same for the whole simulation, by their places, relative and with slashes.
 
     Raises:
         DataError: one of them is missing.
@@ -44,13 +41,7 @@ def _places(setup: WorkerSetup) -> dict[str, str | None]:
 
 
 def relocated(setup: WorkerSetup, shared: Path, own: Path) -> WorkerSetup:
-    """The setup of a worker that keeps its files in places of its own.
-
-    Args:
-        setup: as in the simulation.
-        shared: where the files of the packing list lie, which workers of one machine may share.
-        own: folder of this worker.
-    """
+    """The setup of a worker with a folder of its own; those of one machine may share the packing list's files."""
     return setup.model_copy(
         update={
             "artifacts": shared / "artifacts",
@@ -70,10 +61,7 @@ def relocated(setup: WorkerSetup, shared: Path, own: Path) -> WorkerSetup:
 
 
 def read_state(folder: Path) -> dict[str, bytes]:
-    """What a device keeps between rounds.
-
-    Returns:
-        The content of its files by name.
+    """What a device keeps between rounds: the content of its files by name.
 
     Raises:
         StorageError: one cannot be read.

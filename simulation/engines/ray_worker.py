@@ -67,15 +67,7 @@ class RayWorker:
         self._held: list[str] = []
 
     def greet(self, setup: bytes, marker: str) -> bytes:
-        """Say who is there.
-
-        Args:
-            setup: a `WorkerSetup`.
-            marker: a file that the engine has just written beside the updates.
-
-        Returns:
-            A `Greeting`.
-        """
+        """Answer a `WorkerSetup` with a `Greeting`; the marker is a file that the engine has just written."""
         given = WorkerSetup.model_validate_json(setup)
         there = (Path(marker), given.artifacts, given.data, given.parts, given.blobs)
         shares = all(path.exists() for path in there)
@@ -84,11 +76,7 @@ class RayWorker:
         return greeting.model_dump_json().encode()
 
     def unpack(self, setup: bytes, files: Mapping[str, Sequence[Any]]) -> None:
-        """Work in places of its own instead of in the simulation's folder.
-
-        Args:
-            setup: a `WorkerSetup`.
-            files: the packing list, each file in pieces that are objects in Ray's store.
+        """Work in places of its own instead of in the simulation's folder, with the packing list's files in pieces.
 
         Raises:
             StorageError: the disk is full.
@@ -101,13 +89,7 @@ class RayWorker:
         self._setup = relocated(WorkerSetup.model_validate_json(setup), shared, self._own)
 
     def work(self, order: bytes, weights: Mapping[str, Any], states: Mapping[str, Mapping[str, bytes]]) -> Answer:
-        """Do an order.
-
-        Args:
-            order: a `WorkOrder`.
-            weights: objects in Ray's store by digest; none if the folder is shared.
-            states: what the devices keep between rounds; none if the folder is shared.
-        """
+        """Do a `WorkOrder`, with weights in Ray's store by digest and what devices keep unless the folder is shared."""
         if self._setup is None:
             raise AssertionError("an actor is greeted first")
         asked = WorkOrder.model_validate_json(order)

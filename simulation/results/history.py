@@ -131,10 +131,7 @@ _TYPES: Mapping[Any, Any] = MappingProxyType(
 
 
 def read_history(folder: Path) -> tuple[RoundRow, ...]:
-    """Read the rounds of a simulation.
-
-    Returns:
-        Its rounds in order.
+    """Read the rounds of a simulation, in order.
 
     Raises:
         DataError: there is no history, or it is damaged or of another version.
@@ -155,10 +152,7 @@ def write_history(folder: Path, rows: Sequence[RoundRow]) -> None:
 
 
 def read_devices(folder: Path) -> tuple[DeviceRow, ...]:
-    """Read what each device did in each round.
-
-    Returns:
-        The rows, by round and then as they were added; none if none were written.
+    """Read what each device did in each round, by round and then as it was added; none if nothing was written.
 
     Raises:
         DataError: a part is damaged or of another version.

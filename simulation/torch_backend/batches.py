@@ -48,14 +48,9 @@ class Stretch(NamedTuple):
 
 
 def stretches(sizes: Sequence[Sequence[int]], batch_size: int) -> list[Stretch]:
-    """Cut a pass over the samples into stretches.
+    """Cut a pass over the samples into stretches, by the sizes of each device's batches: all full but perhaps the last.
 
-    Args:
-        sizes: of the batches of each device, in their order: all full but perhaps the last.
-        batch_size: samples of a full batch.
-
-    Returns:
-        Stretches that hold every batch of every device once, those of one device in their order.
+    They hold every batch of every device once, those of one device in their order.
     """
     found: list[Stretch] = []
     full = [sum(size == batch_size for size in device) for device in sizes]

@@ -111,28 +111,15 @@ class Stepper(Protocol):
     """Computes losses and gradients of some devices on one batch each."""
 
     def gradients(self, batch: Batch, out: Tensor) -> Tensor:
-        """One forward and backward pass.
+        """One forward and backward pass: the mean loss of each batch, float32 ``[k]``.
 
-        Args:
-            batch: of each device.
-            out: float32 ``[k, trained entries]``, overwritten with the gradients.
-
-        Returns:
-            Mean loss of each batch, float32 ``[k]``.
+        What is in `out`, float32 ``[k, trained entries]``, is overwritten with the gradients.
         """
         ...
 
 
 class Alone:
-    """One device: the module's own parameters, run eagerly.
-
-    Args:
-        module: its parameters become views of the row.
-        layout: of the row.
-        rows: float32 ``[1, entries]`` on the module's device.
-        manifest: of the artifact set.
-        losses: of its recipe, see `losses_of`.
-    """
+    """One device: the module's own parameters, which become views of the row, float32 ``[1, entries]``, run eagerly."""
 
     def __init__(self, module: nn.Module, layout: Layout, rows: Tensor, manifest: Manifest, losses: Losses) -> None:
         self._module, self._places, self._layers = module, layout.moving, _noise_layers(module, manifest)
@@ -155,14 +142,9 @@ class Alone:
 class Together:
     """Several devices: the module mapped over their rows, so that their convolutions become one grouped one.
 
-    The gradient of the sum of the losses is that of every device's own loss, since no row meets another.
-
-    Args:
-        module: in mode train; its own parameters are not used.
-        layout: of a row; not channels-last, in which grouped convolutions have no kernel of their own.
-        rows: float32 ``[devices, entries]`` on the module's device.
-        manifest: of the artifact set.
-        losses: of its recipe, see `losses_of`.
+    The gradient of the sum of the losses is that of every device's own loss, since no row meets another. The module is
+    in mode train, and its own parameters are not used; the layout is not channels-last, in which grouped convolutions
+    have no kernel of their own.
     """
 
     def __init__(self, module: nn.Module, layout: Layout, rows: Tensor, manifest: Manifest, losses: Losses) -> None:

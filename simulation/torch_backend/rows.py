@@ -42,14 +42,7 @@ class Place:
         return self.start + math.prod(self.shape)
 
     def view(self, rows: Tensor) -> Tensor:
-        """The parameter in some rows.
-
-        Args:
-            rows: float32 ``[..., entries]``.
-
-        Returns:
-            float32 ``[..., *shape]``, sharing memory.
-        """
+        """The parameter in some rows, float32 ``[..., entries]``: float32 ``[..., *shape]``, sharing memory."""
         piece = rows[..., self.start : self.stop]
         if not self.channels_last:
             return piece.view((*rows.shape[:-1], *self.shape))
@@ -57,14 +50,7 @@ class Place:
         return piece.view((*rows.shape[:-1], outer, *sides, inner)).movedim(-1, -3)
 
     def row(self, tensor: Tensor) -> Tensor:
-        """The reverse of :meth:`view`, for a gradient.
-
-        Args:
-            tensor: float32 ``[k, *shape]``.
-
-        Returns:
-            float32 ``[k, entries]``; a copy only where the memory lies otherwise.
-        """
+        """The reverse of :meth:`view`, for a gradient, float32 ``[k, *shape]``; a copy where memory lies otherwise."""
         ordered = tensor.movedim(-3, -1) if self.channels_last else tensor
         return ordered.reshape(len(tensor), -1)
 
@@ -104,14 +90,7 @@ class Layout:
         return tuple(place for place in self.places if place.stop <= self.trained)
 
     def filled(self, weights: Sequence[Mapping[str, NDArray[np.float32]]]) -> Tensor:
-        """Rows with the weights of some devices.
-
-        Args:
-            weights: float32 arrays by parameter name, one mapping per device.
-
-        Returns:
-            float32 ``[devices, entries]`` on the CPU.
-        """
+        """Rows with the weights of some devices by parameter name, float32 ``[devices, entries]`` on the CPU."""
         rows = torch.empty((len(weights), self.entries))
         for row, tensors in zip(rows, weights, strict=True):
             for place in self.places:
@@ -119,15 +98,7 @@ class Layout:
         return rows
 
     def tensors(self, row: Tensor, order: Sequence[str]) -> dict[str, NDArray[np.float32]]:
-        """The parameters of one device.
-
-        Args:
-            row: float32 ``[entries]`` on the CPU.
-            order: their names in the order wanted.
-
-        Returns:
-            New C-contiguous float32 arrays by name.
-        """
+        """The parameters of one device's row on the CPU, by name in some order: new C-contiguous float32 arrays."""
         found = {place.name: place.view(row).numpy().copy(order="C") for place in self.places}
         return {name: found[name] for name in order}
 
@@ -198,11 +169,7 @@ class Rule:
         )
 
     def started(self, values: Tensor) -> dict[str, Tensor]:
-        """The optimizer's states before the first step.
-
-        Args:
-            values: float32 ``[devices, entries]``.
-        """
+        """The optimizer's states before the first step, each like the values, float32 ``[devices, entries]``."""
         return {state.name: torch.full_like(values, state.initial) for state in self.optimizer.states}
 
     def step(self, rows: Rows) -> None:

@@ -176,9 +176,6 @@ class TorchTrainer:
     def measure(self, job: TorchJob) -> tuple[Statistics, int]:
         """Batch norm statistics of a model on a device's samples, as `device_runtime.training.measuring.measure`.
 
-        Args:
-            job: of its settings batch size and seed count.
-
         Returns:
             ``stat.<norm>.mean`` and ``stat.<norm>.var`` as means over the batches, and the number of batches.
 
@@ -270,14 +267,7 @@ class TorchTrainer:
         return outcomes
 
     def _train_rows(self, stepper: Stepper, values: Tensor, group: Sequence[_Ready], tallies: Sequence[_Tally]) -> None:
-        """Train until every device has done its passes, or failed.
-
-        Args:
-            stepper: on the rows of the group.
-            values: the trained part of the rows, changed in place.
-            group: the devices.
-            tallies: of each, told every loss.
-        """
+        """Train until every device has done its passes, or failed; the trained part of their rows changes in place."""
         jobs = [ready.job for ready in group]
         rule = Rule.of(self._manifest)
         rate = self._column([job.course.settings.learning_rate for job in jobs])
