@@ -8,7 +8,10 @@ import typer
 DEFAULT_STORE = Path("runs/store")
 
 StoreFolder = Annotated[Path, typer.Option("--store", help="Folder of the server's store.")]
-RunId = Annotated[str | None, typer.Option(help="Id of a run, or its beginning; by default the newest.")]
+RunId = Annotated[
+    str | None,
+    typer.Option(help="Id of a run, or its beginning; by default the newest, in a list of runs or lines all."),
+]
 FleetFile = Annotated[Path, typer.Option("--config", help="The configuration of the fleet and its runs, fleet.toml.")]
 RunName = Annotated[str, typer.Option("--run", help="Id of the run, or its beginning; by default the one in progress.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]

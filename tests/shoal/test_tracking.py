@@ -162,7 +162,18 @@ def test_a_home_finds_the_fleet_and_its_boards(store, typed, tmp_path):
     configs = {topic: json.loads(item.payload) for topic, item in heard.items() if topic.startswith("homeassistant/")}
     assert len(configs) == 1 + len(known)
     uniques = []
+    about = {"identifiers", "name", "manufacturer", "via_device"}
+    shown = {"platform", "unique_id", "value_template", "name", "state_class", "device_class"}
     for topic, found in configs.items():
+        # The keys that Home Assistant knows of a device discovery; it refuses a message with another.
+        assert found.keys() == {"device", "origin", "state_topic", "components"}
+        assert {"identifiers", "name"} <= found["device"].keys() <= about
+        assert isinstance(found["device"]["identifiers"], list)
+        assert found["origin"].keys() == {"name", "sw_version"}
+        for part in found["components"].values():
+            assert part["platform"] in {"sensor", "binary_sensor"}
+            assert part.keys() <= shown | {"suggested_display_precision", "unit_of_measurement"}
+            assert part.get("state_class", "total") in {"measurement", "total", "total_increasing"}
         assert re.fullmatch(r"homeassistant/device/[A-Za-z0-9_-]+/config", topic)
         state = json.loads(heard[found["state_topic"]].payload)
         for key, part in found["components"].items():

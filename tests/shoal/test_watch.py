@@ -14,6 +14,7 @@ from broker_server.store import Store, VersionRecord, following
 from broker_server.store.records import RunRecord
 from fleet_protocol.errors import ConfigError, StorageError
 from shoal.cli.main import app as command
+from tests.shoal.view.stores import roll_out
 
 RUN = "20260101-000000-abcd"
 
@@ -54,12 +55,16 @@ def noted(store):
     return write
 
 
-@pytest.mark.parametrize("typed", ["status", "devices", "runs", "rounds", "log"])
+@pytest.mark.parametrize(
+    "typed", ["status", "devices", "runs", "rounds", "versions", "advice", "log", "rollout show --folder FOLDER"]
+)
 def test_a_line_of_json_each_time_it_is_written(store, typed):
     """One at first, one after the write, and Ctrl-C ends it without an error."""
     noted(store)()  # a log without a line has nothing to print
+    roll_out(store, ["pi-1", "pi-2"])
+    words = typed.replace("FOLDER", str(store)).split()
     with redirect_stdout(Terminal("\n", [noted(store)])) as out:
-        command([typed, "--store", str(store), "--watch", "--json"], standalone_mode=False)
+        command([*words, "--store", str(store), "--watch", "--json"], standalone_mode=False)
     assert len([json.loads(line) for line in out.getvalue().splitlines()]) == 2
 
 

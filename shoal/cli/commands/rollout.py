@@ -1,13 +1,12 @@
 """Bring a new runtime to the boards of a fleet over the air: to a few first, and back where it fails."""
 
-from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from shoal.cli.common import DEFAULT_STORE, AsJson, StoreFolder
-from shoal.cli.console import print_json, print_rows, say
+from shoal.cli.common import DEFAULT_STORE, AsJson, StoreFolder, Watch
+from shoal.cli.console import print_rows, say
 from shoal.cli.extras import needs
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
@@ -52,22 +51,18 @@ _steer("stop", "Ask no more boards, for good; those that run it stay with it.", 
 
 
 @app.command("show")
-def _show(folder: Folder = Path(), store: StoreFolder = DEFAULT_STORE, as_json: AsJson = False) -> None:
+def _show(
+    folder: Folder = Path(), store: StoreFolder = DEFAULT_STORE, as_json: AsJson = False, watch: Watch = False
+) -> None:
     """How far the newest rollout is, and what became of each board."""
     with needs("server"):
-        from broker_server.service.rollout import read_rollout, view_of
-        from broker_server.store import Store, queries
+        from broker_server.service.rollout import RolloutView, read_rollout, view_of
+        from shoal.cli.stored import Shown
 
-    rollout = read_rollout(folder)
-    with closing(Store(store, read_only=True)) as opened:
-        view = view_of(rollout, opened)
-    if as_json:
-        print_json(queries.plain(view))
-        return
-    rows = [{"device": n, "version": view.versions.get(n, "-"), "release": said} for n, said in view.boards.items()]
-    print_rows(f"release {rollout.release.number}", rows, empty="no board takes releases")
-    say(
-        f"{view.state}: {rollout.stopped}"
-        if rollout.stopped
-        else f"{view.state}: {len(rollout.asked)} of {len(view.boards)} asked"
-    )
+    def draw(view: RolloutView) -> None:
+        release, asked = view.rollout.release, f"{len(view.rollout.asked)} of {len(view.boards)} asked"
+        rows = [{"device": n, "version": view.versions.get(n, "-"), "release": said} for n, said in view.boards.items()]
+        print_rows(f"release {release.number}", rows, empty="no board takes releases")
+        say(f"{view.state}: {view.rollout.stopped or asked}")
+
+    Shown(lambda opened, _: view_of(read_rollout(folder), opened), draw).show(store, None, as_json=as_json, watch=watch)
