@@ -21,6 +21,7 @@ BACKEND_PACKAGES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("onnxruntime-training", ("ort-training", "onnx")),
     ("onnxruntime", ("onnx",)),
     ("onnxruntime-gpu", ("onnx",)),
+    ("onnxruntime-openvino", ("onnx",)),
 )
 
 _SYSFS = Path("/sys/class")

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from device_runtime.board import installed_backends, probe
 from device_runtime.conditions import Seen, Watch
-from device_runtime.self_test import self_test
+from device_runtime.self_test import provider_test, self_test
 from device_runtime.settings import DeviceConfig, load_device_config
 from fleet_protocol.errors import ConfigError, ShoalError, StorageError, TransportError
 from fleet_protocol.onnx_runtime import check_runtime
@@ -184,6 +184,17 @@ def _runtime(config: DeviceConfig) -> str:
     return f"backend {backend}: a small graph runs"
 
 
+def _providers(config: DeviceConfig) -> str:
+    wanted = config.accelerators()
+    if wanted is None:
+        return "the CPU; [runtime] providers names no other"
+    problems = [problem for name in wanted.names if (problem := provider_test(name))]
+    known = [f"graph {key[:8]}: {key.rpartition(' ')[2]} {trial}" for key, trial in wanted.known().items()]
+    if problems:
+        raise _DoubtError("; ".join([*problems, *known]))
+    return "; ".join([f"{', '.join(wanted.names)} compute a small graph", *known])
+
+
 def _data(config: DeviceConfig) -> str:
     from fleet_protocol.data import load_data  # noqa: PLC0415  (numpy)
 
@@ -249,5 +260,6 @@ _GENERAL: tuple[tuple[str, Callable[[], str]], ...] = (
 _CONFIGURED: tuple[tuple[str, Callable[[DeviceConfig], str]], ...] = (
     ("state folder", _state),
     ("runtime", _runtime),
+    ("providers", _providers),
     ("data", _data),
 )

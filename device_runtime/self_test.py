@@ -35,15 +35,20 @@ def self_test(state_dir: Path, backend: str) -> str:
     with contextlib.suppress(OSError, UnicodeDecodeError):
         if passed.read_text(encoding="utf-8") == tested:
             return ""
-    found = _tried(runtime)
+    found = _tried(runtime, f"pip install --force-reinstall {runtime.partition(' ')[0]}")
     if not found:
         with contextlib.suppress(StorageError):  # a full disk is told when there is something to keep
             write_atomically(passed, tested.encode())
     return found
 
 
-def _tried(runtime: str) -> str:
-    command = python_module("device_runtime.self_test")
+def provider_test(name: str) -> str:
+    """Why an execution provider of the runtime cannot train; empty where it can."""
+    return _tried(name, "the CPU does its work", name)
+
+
+def _tried(runtime: str, remedy: str, *provider: str) -> str:
+    command = [*python_module("device_runtime.self_test"), *provider]
     try:
         done = subprocess.run(  # noqa: S603  (this interpreter, these arguments)
             command, capture_output=True, text=True, errors="replace", timeout=_SECONDS, check=False
@@ -58,21 +63,21 @@ def _tried(runtime: str) -> str:
         why = f"it died of {signal.Signals(-done.returncode).name}: is it built for this processor?"
     else:
         why = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-    package = runtime.partition(" ")[0]
-    return f"{runtime} does not work on this board: {why} (pip install --force-reinstall {package})"
+    return f"{runtime} does not work on this board: {why} ({remedy})"
 
 
 def main() -> None:
     """Train in this process, by the way of a task; an error ends it with its message on standard error."""
     import numpy as np  # noqa: PLC0415  (the agent imports this module, not what the test needs)
 
+    from device_runtime.training.backends.runtime import CPU  # noqa: PLC0415
     from device_runtime.training.backends.session import TrainSession  # noqa: PLC0415
     from fleet_protocol.manifest import Manifest  # noqa: PLC0415
 
     folder = Path(__file__).parent / "self_test_set"
     try:
         manifest = Manifest.model_validate_json((folder / "manifest.json").read_bytes())
-        session = TrainSession(manifest, folder / "train.onnx")
+        session = TrainSession(manifest, folder / "train.onnx", provider=(*sys.argv[1:], CPU)[0])
         session.load({each.name: np.zeros(each.shape, np.float32) for each in manifest.parameters})
         x, mask = np.eye(4, 12, dtype=np.float32).reshape(4, 3, 4), np.ones(4, np.float32)
         first, *_, last = (session.step(x, np.arange(4), mask, 0.1) for _ in range(20))

@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from device_runtime.conditions import ConditionsConfig
+from device_runtime.training.accelerators import Accelerators
 from device_runtime.training.own_model_files import KEPT_RUNS
 from fleet_protocol.configuration import read_toml, validate_config
 from fleet_protocol.data.sources import DataConfig
@@ -18,6 +19,7 @@ from fleet_protocol.transport import BrokerAddress
 
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 Seconds = Annotated[float, Field(gt=0)]
+ProviderName = Annotated[str, AfterValidator(lambda name: name.removesuffix("ExecutionProvider"))]
 _SWITCH = BeforeValidator(lambda given: ({} if given else None) if isinstance(given, bool) else given)
 
 
@@ -55,6 +57,19 @@ class OwnModelConfig(FrozenModel):
 
     set: Path
     keep_runs: int = Field(default=KEPT_RUNS, ge=1)
+
+
+class RuntimeConfig(FrozenModel):
+    """What computes the training steps, where the installed onnxruntime has more than the CPU.
+
+    Attributes:
+        providers: execution providers in the order in which they are tried, such as ``CUDA``; one that is not there,
+            fails, computes other numbers than the CPU, or is not faster, leaves the steps to the next, or the CPU.
+        insist: use one although it is not faster.
+    """
+
+    providers: tuple[ProviderName, ...] = ()
+    insist: bool = False
 
 
 class PredictConfig(FrozenModel):
@@ -97,6 +112,7 @@ class DeviceConfig(FrozenModel):
             graphs to run.
         own_model: the board's own model, for methods that train one beside the fleet's.
         conditions: when this board may train.
+        runtime: what computes the training steps.
         predict: predictions on this board, ``true`` for `shoal device predict` alone.
     """
 
@@ -119,7 +135,13 @@ class DeviceConfig(FrozenModel):
     insecure: bool = False
     own_model: OwnModelConfig | None = None
     conditions: ConditionsConfig = ConditionsConfig()
+    runtime: RuntimeConfig = RuntimeConfig()
     predict: Annotated[PredictConfig | None, _SWITCH] = None
+
+    def accelerators(self) -> Accelerators | None:
+        """What is tried beside the CPU; None for nothing."""
+        path, wanted = self.state_dir / "providers.json", self.runtime
+        return Accelerators(path, wanted.providers, wanted.insist) if wanted.providers else None
 
     def address(self) -> BrokerAddress:
         """The broker with its certificate files.

@@ -14,7 +14,13 @@ from typing import Any, cast
 from fleet_protocol.errors import ConfigError
 
 # Whatever provides the import package. The training ones also run what the stock ones do, so they come first.
-RUNTIMES = ("onnxruntime-training-cpu", "onnxruntime-training", "onnxruntime", "onnxruntime-gpu")
+RUNTIMES = (
+    "onnxruntime-training-cpu",
+    "onnxruntime-training",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "onnxruntime-openvino",
+)
 _TRAINING_PACKAGE = "onnxruntime.training"
 
 

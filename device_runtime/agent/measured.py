@@ -18,6 +18,7 @@ class Measured:
         board: from probing on.
         step_seconds: mean time of a training step in the last task.
         link_bytes_per_second: of the last download.
+        provider: what computed the training steps of the last task, and why that; empty where there is no choice.
         unable: why the board cannot train; empty where it can.
         paused: why it shall not train now; empty where it may.
     """
@@ -25,6 +26,7 @@ class Measured:
     board: Board | None = None
     step_seconds: float | None = None
     link_bytes_per_second: float | None = None
+    provider: str = ""
     unable: str = ""
     paused: str = ""
 
@@ -46,6 +48,7 @@ class Measured:
             examples=examples,
             step_seconds=self.step_seconds,
             link_bytes_per_second=self.link_bytes_per_second,
+            provider=self.provider,
             unable=self.unable or self.paused or ("it fetches a release" if releases.wanted else ""),
             memory_below=large.peak if large else None,
             lowered=large.said if large else None,

@@ -3,9 +3,10 @@
 Nothing here knows the agent, MQTT or the disk.
 """
 
+import itertools
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,6 +100,22 @@ def check_parameters(
             )
 
 
+def made_up_steps(session: TrainSession, manifest: Manifest, count: int) -> Iterator[float]:
+    """Losses of steps without end on so many made-up samples each, from made-up weights; they are always the same."""
+    draw = np.random.Generator(np.random.PCG64(0))
+    session.load({p.name: draw.normal(0, 0.05, p.shape).astype(np.float32) for p in manifest.parameters})
+    shape, places = (count, *manifest.input_shape), (count, *manifest.label_shape)
+    x: NDArray[Any] = np.zeros(shape, np.int64)  # token 0 exists in every vocabulary
+    y: Targets = np.arange(math.prod(places), dtype=np.int64).reshape(places) % manifest.classes
+    for step in itertools.count():
+        if manifest.input_dtype == "float32":
+            x = draw.random(shape, np.float32)  # token 0 in a row that has tokens, too
+        if manifest.recipe.loss.target == "float32":
+            y = draw.random(places, np.float32)  # in [0, 1), which every loss takes
+        noise = draw_noise(manifest.noise, Moment(0, 0, 0, step), count)
+        yield session.step(x, y, np.ones(manifest.classes, np.float32), 0.01, noise)
+
+
 def self_test(session: TrainSession, manifest: Manifest) -> None:
     """One step on made-up weights and samples; a set that fails must not be used on this board.
 
@@ -107,18 +124,7 @@ def self_test(session: TrainSession, manifest: Manifest) -> None:
     Raises:
         RefusedError: the loss or a parameter is not finite.
     """
-    draw = np.random.Generator(np.random.PCG64(0))
-    session.load({p.name: draw.normal(0, 0.05, p.shape).astype(np.float32) for p in manifest.parameters})
-    shape = (_SELF_TEST_SAMPLES, *manifest.input_shape)
-    x: NDArray[Any] = np.zeros(shape, np.int64)  # token 0 exists in every vocabulary
-    if manifest.input_dtype == "float32":
-        x = draw.random(shape, np.float32)  # token 0 in a row that has tokens, too
-    places = (_SELF_TEST_SAMPLES, *manifest.label_shape)
-    y: Targets = np.arange(math.prod(places), dtype=np.int64).reshape(places) % manifest.classes
-    if manifest.recipe.loss.target == "float32":
-        y = draw.random(places, np.float32)  # in [0, 1), which every loss takes
-    noise = draw_noise(manifest.noise, Moment(0, 0, 0, 0), _SELF_TEST_SAMPLES)
-    loss = session.step(x, y, np.ones(manifest.classes, np.float32), 0.01, noise)
+    loss = next(made_up_steps(session, manifest, _SELF_TEST_SAMPLES))
     broken = [name for name, value in session.parameters().items() if not np.isfinite(value).all()]
     if not math.isfinite(loss) or broken:
         what = f"loss {loss}" if not math.isfinite(loss) else f"parameter {broken[0]} not finite"

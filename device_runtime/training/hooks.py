@@ -33,11 +33,19 @@ class SelfTested:
 
 
 @dataclass(frozen=True)
+class Settled:
+    """What computes the steps of a task that begins, now or anew: a provider of onnxruntime, and why that one."""
+
+    provider: str
+    why: str
+
+
+@dataclass(frozen=True)
 class Hooks:
     """What a task calls while it runs; by default nobody listens and nobody stops it.
 
     Attributes:
-        report: told an `EpochReport` after every epoch and a `SelfTested` after a self-test.
+        report: told an `EpochReport` after every epoch, a `SelfTested` after a self-test, a `Settled` at a choice.
         stopped: asked before every step whether the result is no longer wanted.
     """
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from device_runtime.training.accelerators import Accelerators
 from device_runtime.training.backends import Sessions
 from device_runtime.training.course import Course, holdout_split
 from device_runtime.training.own_model import OwnModel
@@ -36,6 +37,7 @@ class Bench:
         sessions: opens the graphs; None opens each anew on `threads`.
         parts: training and held-out indices to use instead of a split by `holdout`.
         noise: random bytes for what hides its part.
+        accelerators: what is tried for training steps beside the CPU; None for nothing.
     """
 
     data: DataSet
@@ -48,6 +50,7 @@ class Bench:
     sessions: Sessions | None = None
     parts: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
     noise: Draw = os.urandom
+    accelerators: Accelerators | None = None
 
     @property
     def examples(self) -> int:

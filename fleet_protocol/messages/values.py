@@ -71,6 +71,7 @@ class Profile(FrozenModel):
         link_bytes_per_second: measured download speed, when known.
         temperature_celsius: of the processor, where the board tells.
         on_battery: power state, where the board tells.
+        provider: what computes its training steps, and why that; empty where there is no choice, or not yet one.
         unable: why it cannot train, or pauses now, with what to do; empty where it can.
         memory_below: the predicted memory of what it takes must be less; None where nothing was too large for it.
         lowered: why, and when it will take larger sub-models again.
@@ -92,6 +93,7 @@ class Profile(FrozenModel):
     link_bytes_per_second: Measure | None = None
     temperature_celsius: float | None = Field(default=None, ge=-300, le=10_000)
     on_battery: bool | None = None
+    provider: Text = ""
     unable: Text = ""
     memory_below: Count | None = None
     lowered: Text | None = None

@@ -135,6 +135,7 @@ def _draw_devices(views: Sequence[queries.DeviceView]) -> None:
                 "own accuracy": _number(view.evaluation.accuracy if view.evaluation else None),
                 "training": seconds_text(view.train_seconds),
                 "memory": "-" if view.resident_bytes is None else bytes_text(view.resident_bytes),
+                "trains on": (profile.provider if profile else "") or "-",
                 "last seen": _clock(view.device.last_seen_at),
                 "not training, or less": view.reason or (profile.lowered if profile else None) or "-",
             }

@@ -26,6 +26,7 @@ CHECKS = [
     "configuration",
     "state folder",
     "runtime",
+    "providers",
     "data",
     "network",
     "broker",
@@ -102,6 +103,24 @@ def test_what_keeps_a_board_from_training(board, changes, check, code, words):
     first = next(iter(found.values()))
     assert (first.check, first.level, first.exit_code) == (check, "failed", code)
     assert words in found[check].detail
+
+
+def test_a_provider_that_does_not_work_is_a_warning(board, tmp_path):
+    """The CPU does its work; what trials have found stands beside it."""
+    config = board()
+    said = {finding.check: finding for finding in examine(config)}["providers"]
+    assert (said.level, said.detail) == ("ok", "the CPU; [runtime] providers names no other")
+    config.write_text(config.read_text() + '[runtime]\nproviders = ["CPU", "NowhereExecutionProvider"]\n')
+    trial = '{"b3-abcdefgh onnxruntime 1.0 CPU": {"speed": 1.5}}'
+    (tmp_path / "state").mkdir(exist_ok=True)
+    (tmp_path / "state" / "providers.json").write_text(trial)
+    found = ill(config)
+    assert list(found) == ["providers"]
+    assert found["providers"].detail.startswith("Nowhere does not work on this board: ")
+    assert "(the CPU does its work); graph " in found["providers"].detail
+    assert found["providers"].detail.endswith(": CPU makes 1.50 steps in the time of one of the CPU")
+    config.write_text(config.read_text().replace(', "NowhereExecutionProvider"', ""))
+    assert ill(config) == {}
 
 
 def test_another_fleet_is_a_warning(board):

@@ -2,6 +2,7 @@
 
 import re
 import time
+from dataclasses import replace
 
 from typing_extensions import override
 
@@ -10,8 +11,9 @@ from device_runtime.agent.context import Context
 from device_runtime.agent.machine import Event
 from device_runtime.agent.states.base import NEVER, DeviceState
 from device_runtime.agent.worker import Job, WorkDone, WorkFailed, WorkReport
+from device_runtime.training.backends.runtime import CPU
 from device_runtime.training.compute import Outcome, compute
-from device_runtime.training.hooks import EpochReport, Hooks, SelfTested, TaskStopped
+from device_runtime.training.hooks import EpochReport, Hooks, SelfTested, Settled, TaskStopped
 from device_runtime.training.task import Task
 from fleet_protocol.errors import StorageError
 from fleet_protocol.messages import Progress
@@ -45,6 +47,9 @@ class _Computing(DeviceState):
             ctx.fail(error)
             return
         ctx.publish_status()
+        if task.record.crashes and bench.accelerators is not None:
+            self._on_report(Settled(CPU, "the agent died in this task"))
+            bench = replace(bench, accelerators=None)
         offer, tier = task.offer, task.record.tier
         work = Task(
             run=offer.run,
@@ -113,6 +118,10 @@ class _Computing(DeviceState):
         if isinstance(value, SelfTested):
             self.ctx.kit.cache.mark_tested(self.ctx.need_task().record.choice.artifact_set.digest, value.name)
             self.ctx.kit.journal.info(f"self-test passed: {value.name}")
+        elif isinstance(value, Settled):
+            self._losses.clear()  # what has begun on something else begins anew
+            self.ctx.measured.provider = f"{value.provider} ({value.why})"
+            self.ctx.kit.journal.info(f"trains on {self.ctx.measured.provider}")
         elif isinstance(value, EpochReport):
             first, self._epochs = self._epochs is None, value
             self._losses.append(value.loss)  # every epoch has all samples, so the mean of these is that of all steps

@@ -43,8 +43,9 @@ class Starting(DeviceState):
         if config.own_model is not None:
             own = OwnModel(config.own_model.set, config.state_dir, config.own_model.keep_runs)
             own.check()  # a set that is not whole ends the process here, not in the first round
+        tried = config.accelerators()
         self.ctx.bench = Bench(
-            data, self.ctx.kit.blobs, backend, config.threads, config.holdout, own, folder=config.state_dir
+            data, self.ctx.kit.blobs, backend, config.threads, config.holdout, own, config.state_dir, accelerators=tried
         )
         self.ctx.kit.journal.info(f"data {data.source}: {len(data)} samples; backend {backend}")
         self.ctx.measured.unable = self_test(config.state_dir, backend)

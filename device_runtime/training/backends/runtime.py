@@ -6,6 +6,7 @@ import functools
 import mmap
 from collections.abc import Iterable
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from fleet_protocol import onnx_runtime
@@ -13,6 +14,11 @@ from fleet_protocol.errors import BlobError
 from fleet_protocol.graphs.check import check_graph
 from fleet_protocol.manifest import GraphSpec
 
+CPU = "CPU"
+"""The provider that every runtime has."""
+
+_PROVIDER = "ExecutionProvider"  # the end of every provider's name
+_OPTIONS = MappingProxyType({"CUDA": {"use_tf32": "0"}})  # float32, as the graph says, not ten bits of it
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # from glibc's malloc.h
 _MMAP_BYTES = 64 * 1024  # below a chunk on the wire, so that chunks in the inbox leave nothing behind
 _ARENA_BYTES = 64 * 1024 * 1024
@@ -69,11 +75,17 @@ def _shared_arena() -> bool:
 
 
 def open_session(
-    graph: Path, specs: Iterable[GraphSpec], *, threads: int = 1, leaves: bool = True, as_written: bool = False
+    graph: Path,
+    specs: Iterable[GraphSpec],
+    *,
+    threads: int = 1,
+    leaves: bool = True,
+    as_written: bool = False,
+    provider: str = CPU,
 ) -> Any:
     """Check a graph, and open it with the settings that were measured to need the least memory at full speed.
 
-    With 0 threads an operator takes every core.
+    With 0 threads an operator takes every core. The CPU computes what another `provider` lacks.
 
     A device that trains ``conv`` at width 1, batch 32, peaks at 156 MB with them (onnxruntime 1.31.1, x86-64), 8 MB
     higher with an arena per session, 50 MB higher with memory patterns; without any arena it is 9 MB lower and two to
@@ -113,4 +125,18 @@ def open_session(
     options.log_severity_level = 3
     # Idle worker threads that spin take the core from the rest of the board.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return runtime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+    return make_session(graph, options, provider)
+
+
+def offered() -> tuple[str, ...]:
+    """The execution providers that the installed runtime was built with, without the end of their names."""
+    return tuple(name.removesuffix(_PROVIDER) for name in load_runtime().get_available_providers())
+
+
+def make_session(graph: Path, options: Any, provider: str) -> Any:
+    """An ``InferenceSession`` on a provider, or an error of any kind; left to itself the runtime takes the CPU then."""
+    chosen = [(name + _PROVIDER, _OPTIONS.get(name, {})) for name in dict.fromkeys((provider, CPU))]
+    session = load_runtime().InferenceSession(str(graph), options, providers=chosen, enable_fallback=0)
+    if provider + _PROVIDER not in session.get_providers():
+        raise RuntimeError("onnxruntime could not load it, and has said why on standard error")
+    return session

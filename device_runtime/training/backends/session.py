@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.training.backends.runtime import open_session
+from device_runtime.training.backends.runtime import CPU, open_session
 from device_runtime.training.backends.swapping import StepTensors, SwappingStep
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.manifest import (
@@ -44,10 +44,17 @@ class TrainSession:
         graph: file of the step graph.
         threads: threads of one operator; 0 takes every core.
         base: the frozen tensors of the manifest by name; read where they lie, never copied.
+        provider: what computes the step.
     """
 
     def __init__(
-        self, manifest: Manifest, graph: Path, *, threads: int = 1, base: Mapping[str, Array] | None = None
+        self,
+        manifest: Manifest,
+        graph: Path,
+        *,
+        threads: int = 1,
+        base: Mapping[str, Array] | None = None,
+        provider: str = CPU,
     ) -> None:
         self._manifest = manifest
         states = {state_input(spec.name): spec for spec in manifest.states}
@@ -59,7 +66,7 @@ class TrainSession:
             in_place=frozenset(states) if manifest.states_in_place else frozenset(),
             given={parameter_input(name): array for name, array in (base or {}).items()},
         )
-        self._step = SwappingStep(graph, manifest.graphs.values(), tensors, threads=threads)
+        self._step = SwappingStep(graph, manifest.graphs.values(), tensors, threads=threads, provider=provider)
         self._piece: int | None = None
 
     def reset(self) -> dict[str, NDArray[np.float32]]:
@@ -240,17 +247,17 @@ class ForwardSession:
 
 
 class Sessions:
-    """Opens the graphs of a task; with 0 threads an operator takes every core.
+    """Opens the graphs of a task, steps on a provider; with 0 threads an operator takes every core.
 
     A board opens each anew, for memory; a simulation, which trains one tier for many devices, may keep them.
     """
 
-    def __init__(self, threads: int = 1) -> None:
-        self.threads = threads
+    def __init__(self, threads: int = 1, provider: str = CPU) -> None:
+        self.threads, self.provider = threads, provider
 
     def train(self, manifest: Manifest, graph: Path, base: Mapping[str, Array]) -> TrainSession:
         """A session of a step graph; the caller loads weights."""
-        return TrainSession(manifest, graph, threads=self.threads, base=base)
+        return TrainSession(manifest, graph, threads=self.threads, base=base, provider=self.provider)
 
     def forward(self, manifest: Manifest, graph: Path, parameters: Mapping[str, Array]) -> ForwardSession:
         """A session of a graph that changes nothing."""

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from device_runtime.training.backends.runtime import load_runtime, open_session
+from device_runtime.training.backends.runtime import CPU, load_runtime, open_session
 from fleet_protocol.manifest import GraphSpec, next_name
 
 Array = NDArray[Any]
@@ -58,9 +58,11 @@ class SwappingStep:
         RefusedError: the graph is not one that a board runs.
     """
 
-    def __init__(self, graph: Path, specs: Iterable[GraphSpec], tensors: StepTensors, *, threads: int = 1) -> None:
+    def __init__(
+        self, graph: Path, specs: Iterable[GraphSpec], tensors: StepTensors, *, threads: int = 1, provider: str = CPU
+    ) -> None:
         runtime = load_runtime()
-        self._session = open_session(graph, specs, threads=threads, as_written=True)
+        self._session = open_session(graph, specs, threads=threads, as_written=True, provider=provider)
         self._inputs = {spec.name for spec in self._session.get_inputs()}
         shapes = {spec.name: spec.shape for spec in self._session.get_outputs()}
         self._scalars = {name: np.zeros(shapes[name], np.float32) for name in tensors.scalars}
@@ -79,6 +81,7 @@ class SwappingStep:
         self._bindings = (self._bind(0), self._bind(1))
         self._bound: tuple[dict[str, Array], dict[str, Array]] = ({}, {})
         self._current = 0
+        self._ours = provider == CPU
 
     def _bind(self, source: int) -> Any:
         binding = self._session.io_binding()
@@ -120,6 +123,11 @@ class SwappingStep:
                 that the step does not use. An array that was fed before may have other numbers in it now.
         """
         binding, bound = self._bindings[self._current], self._bound[self._current]
+        if not self._ours:  # a binding copies into another memory when it is made, and never again
+            bound.clear()
+            changing = {**self._values[self._current], **self._fixed_values[0]}
+            for name in self._inputs & changing.keys() - self._given.keys():
+                binding.bind_ortvalue_input(name, changing[name])
         for name, value in feeds.items():
             known = bound.get(name) is value and value.flags.c_contiguous  # the runtime copies what is not
             if not known and name in self._inputs:

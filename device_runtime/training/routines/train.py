@@ -7,14 +7,17 @@ from typing import Any
 from numpy.typing import NDArray
 
 from device_runtime.board import installed_backends
-from device_runtime.training.backends import ForwardSession, step_graph_key
+from device_runtime.training.accelerators import Trial
+from device_runtime.training.backends import ForwardSession, Sessions, TrainSession, step_graph_key
+from device_runtime.training.backends.runtime import CPU
 from device_runtime.training.epochs import TrainResult, self_test, train
-from device_runtime.training.hooks import Hooks, SelfTested
+from device_runtime.training.hooks import Hooks, SelfTested, Settled, TaskStopped
 from device_runtime.training.labels import label_mask, present_labels
 from device_runtime.training.measuring import EVAL, STATS, HeldOut, judge
 from device_runtime.training.routines.routine import NoSettings, Result, Routine, missing_graph
 from device_runtime.training.task import Bench, Task, base_tensors
 from device_runtime.training.weights_file import read_weights
+from fleet_protocol.errors import RefusedError, ShoalError
 from fleet_protocol.manifest import Manifest
 from fleet_protocol.messages import Evaluation
 
@@ -41,18 +44,47 @@ def _step_key(manifest: Manifest, bench: Bench) -> str:
 def _run(task: Task, bench: Bench, hooks: Hooks) -> Result:
     manifest = task.manifest
     bench = replace(bench, data=bench.data.fitted(manifest))
-    tensors, result = _train(task, bench, hooks)
+    tensors, result = _accelerated(task, bench, hooks)
     evaluation = _evaluate(task, bench, tensors, hooks)
     return Result(tensors, result.steps, result.seconds, result.loss, result.mean_loss, evaluation)
+
+
+def _accelerated(task: Task, bench: Bench, hooks: Hooks) -> tuple[Tensors, TrainResult]:
+    """Train on the accelerator that the board's trials settle on; where it fails, once more on the CPU."""
+    if bench.accelerators is None:
+        return _train(task, bench, hooks)
+    key, asked = _step_key(task.manifest, bench), task.instructions.train
+    graph = f"{task.manifest.graphs[key].digest} {installed_backends()[bench.backend]}"
+    batch = min(asked.micro_batch or asked.batch_size, bench.examples)
+
+    def on(provider: str) -> Bench:
+        return replace(bench, sessions=Sessions(bench.threads, provider))
+
+    settled = bench.accelerators.settle(graph, task.manifest, batch, lambda name: _opened(task, on(name), key), hooks)
+    hooks.report(settled)
+    try:
+        return _train(task, on(settled.provider), hooks)
+    except Exception as error:
+        foreign = isinstance(error, RefusedError) or not isinstance(error, ShoalError | TaskStopped)
+        if settled.provider == CPU or not foreign:
+            raise
+        why = f"{settled.provider} failed in a task: {type(error).__name__}: {error}"[:500]
+    hooks.report(Settled(CPU, why))
+    done = _train(task, bench, hooks)
+    bench.accelerators.note(f"{graph} {settled.provider}", Trial(fault=why))  # what the CPU can do was its fault
+    return done
+
+
+def _opened(task: Task, bench: Bench, key: str) -> TrainSession:
+    path = bench.blobs.path(task.manifest.graphs[key].digest)
+    return bench.opening.train(task.manifest, path, base_tensors(task.manifest, bench.blobs))
 
 
 def _train(task: Task, bench: Bench, hooks: Hooks) -> tuple[Tensors, TrainResult]:
     """Train; returns the parameters and what training said, after its session is gone."""
     manifest = task.manifest
     key = _step_key(manifest, bench)
-    session = bench.opening.train(
-        manifest, bench.blobs.path(manifest.graphs[key].digest), base_tensors(manifest, bench.blobs)
-    )
+    session = _opened(task, bench, key)
     name = f"{key} {installed_backends()[bench.backend]}"
     if name not in task.tested:
         self_test(session, manifest)
