@@ -1,4 +1,4 @@
-"""Assignment: complexity levels, who gets which, and the learning rate of a round.
+"""Assignment: complexity levels, and who gets which.
 
 Levels and the two ways of handing them out are those of HeteroFL (Diao, Ding, Tarokh: "HeteroFL: Computation and
 Communication Efficient Federated Learning for Heterogeneous Clients", ICLR 2021; specification 1.1). FedRolex (Alam,
@@ -9,10 +9,9 @@ A mix of levels is written ``a2-b8``: integer weights, of which the first level 
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
 
 import numpy as np
 
@@ -20,9 +19,6 @@ from fleet_protocol.errors import ConfigError
 
 LEVEL_RATES: Mapping[str, float] = MappingProxyType({"a": 1.0, "b": 0.5, "c": 0.25, "d": 0.125, "e": 0.0625})
 """Width of each level relative to level a (specification 1.1)."""
-
-Schedule = Literal["after", "before"]
-"""When a milestone acts: ``after`` its round (HeteroFL, specification 1.2), or already in it (FedRolex, 2.6)."""
 
 _TERM = re.compile(r"(?P<level>[a-z]+)(?P<weight>\d+)", re.ASCII)
 _LEVELS = 2  # tells the random streams of one round apart
@@ -100,11 +96,7 @@ def assign_fix(mix: Mix, devices: int) -> tuple[float, ...]:
     Returns:
         The rate of each device. ``floor(devices / total)`` devices count for a weight of 1; devices left over at
         the end get the last level (specification 1.1).
-
-    Raises:
-        ConfigError: there is no device.
     """
-    _require_devices(devices)
     unit = devices // mix.total
     rates = [level.rate for level in mix.levels for _ in range(unit * level.weight)]
     return (*rates, *[mix.levels[-1].rate] * (devices - len(rates)))
@@ -121,41 +113,8 @@ def assign_dynamic(mix: Mix, devices: int, *, seed: int, round_index: int) -> tu
 
     Returns:
         The rate of each device, drawn independently with probability weight / total; a function of the arguments.
-
-    Raises:
-        ConfigError: there is no device.
     """
-    _require_devices(devices)
     generator = np.random.default_rng([seed, round_index, _LEVELS])
     shares = [level.weight / mix.total for level in mix.levels]
     drawn = generator.choice(len(mix.levels), size=devices, p=shares)
     return tuple(mix.levels[int(index)].rate for index in drawn)
-
-
-def scheduled_rate(
-    learning_rate: float, milestones: Sequence[int], factor: float, round_number: int, schedule: Schedule = "after"
-) -> float:
-    """The learning rate of a round under a multi-step schedule.
-
-    Args:
-        learning_rate: of the first round.
-        milestones: rounds at which it is multiplied.
-        factor: by what.
-        round_number: from 1.
-        schedule: ``after``: milestone 150 first acts in round 151; ``before``: it already acts in round 150.
-
-    Raises:
-        ConfigError: a number is out of range.
-    """
-    if not (learning_rate > 0 and factor > 0 and round_number >= 1):
-        raise ConfigError(
-            f"a schedule needs a positive learning rate ({learning_rate}) and factor ({factor}), and rounds from 1"
-            f" ({round_number})"
-        )
-    acting = round_number if schedule == "before" else round_number - 1
-    return learning_rate * factor ** sum(acting >= milestone for milestone in milestones)
-
-
-def _require_devices(devices: int) -> None:
-    if devices < 1:
-        raise ConfigError(f"levels are handed out to at least one device, not {devices}")

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from broker_server.settings.assignment import parse_mix, scheduled_rate
+from broker_server.settings.assignment import parse_mix
 from broker_server.settings.evaluation import EvaluationConfig
 from broker_server.settings.method import StrategyConfig
 from broker_server.settings.privacy import PrivacyConfig, SecureSumConfig
@@ -117,7 +117,8 @@ class TrainConfig(FrozenModel):
 
     def rate_after(self, closed_rounds: int) -> float:
         """The learning rate of the round that follows ``closed_rounds`` closed ones."""
-        return scheduled_rate(self.learning_rate, self.milestones, self.factor, closed_rounds + 1, self.schedule)
+        acting = closed_rounds + (self.schedule == "before")
+        return self.learning_rate * self.factor ** sum(acting >= milestone for milestone in self.milestones)
 
 
 class TiersConfig(FrozenModel):

@@ -16,7 +16,7 @@ Floating point addition does not associate, so the caller folds in an order of i
 names) and gets the same bits however the updates arrived.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,12 @@ from models.slicing import CompiledPlan, CompiledTensor, Region, Run, Tensors, t
 _SCRATCH_VALUES = 256 * 1024  # 1 MB of products: they are added while they are still in the second-level cache
 
 Floats = NDArray[np.float32]
+Factor = Callable[[CompiledPlan, str], float]
+"""Of the weight of an update, for one of its tensors: by plan and name."""
+
+
+def _alike(_plan: CompiledPlan, _name: str) -> float:
+    return 1.0
 
 
 @dataclass
@@ -56,6 +62,7 @@ class Accumulator:
         sums: weighted sums, float32, of the global shapes.
         groups: totals by plan key.
         updates: how many were folded.
+        factor: of weights; see `Factor`.
         spent: it was finished; its sums belong to the result.
     """
 
@@ -63,13 +70,15 @@ class Accumulator:
     sums: dict[str, Floats]
     groups: dict[str, _Group] = field(default_factory=dict)
     updates: int = 0
+    factor: Factor = field(default=_alike)
     spent: bool = False
     scratch: Floats = field(default_factory=lambda: np.empty(_SCRATCH_VALUES, np.float32), repr=False)
 
 
-def start(layout: Layout) -> Accumulator:
+def start(layout: Layout, factor: Factor = _alike) -> Accumulator:
     """An empty accumulator."""
-    return Accumulator(layout, {item.name: np.zeros(item.shape, np.float32) for item in layout.parameters})
+    sums = {item.name: np.zeros(item.shape, np.float32) for item in layout.parameters}
+    return Accumulator(layout, sums, factor=factor)
 
 
 def _label_axes(layout: Layout) -> frozenset[str]:
@@ -122,8 +131,9 @@ def fold(
             boxes: tuple[Region, ...] = tensor.regions
             if rows is not None and any(dim.axis in axes for dim in tensor.dims):
                 boxes = tensor_regions(tensor, dict.fromkeys(axes, rows))
+            own = weight * state.factor(plan, name)
             for box in boxes:
-                _add(state.sums[name], box, update[name], weight, state.scratch)
+                _add(state.sums[name], box, update[name], own, state.scratch)
     count(state, key, plan, weight, rows)
 
 
@@ -190,18 +200,18 @@ def coverage(state: Accumulator, name: str) -> Floats:
     ]
     total = np.zeros([1 if alone else size for alone, size in zip(shared, shape, strict=True)], np.float32)
     for group, tensor in held:
-        _add_coverage(total, shared, labelled, group, tensor)
+        _add_coverage(total, shared, labelled, group, tensor, state.factor(group.plan, name))
     return total
 
 
 def _add_coverage(
-    count: Floats, shared: list[bool], labelled: list[bool], group: _Group, tensor: CompiledTensor
+    count: Floats, shared: list[bool], labelled: list[bool], group: _Group, tensor: CompiledTensor, factor: float
 ) -> None:
-    amount: Any = np.float32(group.weight)
+    amount: Any = np.float32(group.weight * factor)
     for at, by_label in enumerate(labelled):
         if by_label:
             inner = tensor.dims[at].inner
-            column = np.repeat(group.by_label.astype(np.float32), inner)
+            column = np.repeat((group.by_label * factor).astype(np.float32), inner)
             amount = column.reshape([-1 if other == at else 1 for other in range(len(labelled))])
     if all(isinstance(index, slice) for box in tensor.regions for index in box.whole):
         for box in tensor.regions:

@@ -15,23 +15,14 @@ from typing import Literal
 from pydantic import Field
 
 from broker_server.strategies import heterofl
-from broker_server.strategies.strategy import (
-    Basis,
-    Contribution,
-    Merge,
-    Method,
-    PlannedTier,
-    PlanRequest,
-    Strategy,
-    stepped,
-)
-from broker_server.strategies.width_merge import Weighting, WidthMerge, finish_width, fold_width, start_width
+from broker_server.strategies.accumulator import start
+from broker_server.strategies.strategy import Basis, Method, PlannedTier, PlanRequest, Strategy
+from broker_server.strategies.width_merge import Weighting, layer_factor
 from fleet_protocol.errors import PlanError
 from fleet_protocol.frozen import FrozenModel
 from models.axes import AxisKind, kept_units
 from models.draws import Direction, HeadRule, Window
 from models.layout import Layout
-from models.plan import make_plan
 
 
 class FedRolexSettings(FrozenModel):
@@ -73,22 +64,16 @@ def build(basis: Basis[FedRolexSettings]) -> Strategy:
         PlanError: a plan is configured, or two ways of weighting are, or a window would leave units untrained.
     """
     keys = basis.own
-    built = _windowed(basis, Window(keys.window, keys.step, keys.direction, keys.heads))
+    window = Window(keys.window, keys.step, keys.direction, keys.heads)
     if keys.weighting == "avg":
-        return built
+        return _windowed(basis, window)
     if basis.weighting is not None:
         raise PlanError(
             f"{basis.name}: fedrolex.weighting = {keys.weighting!r} weights by layers, so weighting ="
             f" {basis.weighting!r} has no place; remove one"
         )
-    by_label = basis.label_rule is not False
-
-    def fold_layers(sums: WidthMerge, update: Contribution) -> None:
-        fold_width(sums, update.plan, update.weights, labels=update.metrics.labels if by_label else None)
-
-    merge = Merge(
-        lambda: start_width(basis.layout, keys.weighting), fold_layers, stepped(finish_width, basis.optimizer)
-    )
+    built, factor = _windowed(replace(basis, average="mean"), window), layer_factor(basis.layout, keys.weighting)
+    merge = replace(built.merge, start=lambda: start(basis.layout, factor), deltas=False)
     return replace(built, merge=merge)
 
 
@@ -101,8 +86,7 @@ def build_dropout(basis: Basis[DropoutSettings]) -> Strategy:
     Raises:
         PlanError: a plan is configured.
     """
-    window = Window(kind="random", draw=basis.own.draw)
-    built = _windowed(basis, window)
+    built = _windowed(basis, Window(kind="random", draw=basis.own.draw))
     return replace(built, paper="https://arxiv.org/abs/1812.07210")
 
 
@@ -121,29 +105,13 @@ def _windowed(basis: Basis[FrozenModel | None], window: Window) -> Strategy:
 
 
 def plan_window(layout: Layout, request: PlanRequest, window: Window) -> PlannedTier:
-    """Plan one device's sub-model.
-
-    Args:
-        layout: the global model.
-        request: for whom; its version is the round index j of specification 2.1.
-        window: how to choose the units.
-
-    Returns:
-        The plan. All devices of a tier share it, except that every device has a random one of its own.
+    """Plan one device's sub-model; the version of the request is the round index j of specification 2.1.
 
     Raises:
         PlanError: the model cannot have this tier, or a window of this step would never reach some units.
     """
-    own = window.kind == "random"
     check_coverage(layout, request.tier.width, window)
-    plan = make_plan(
-        layout,
-        request.tier,
-        window,
-        round_index=request.version,
-        seed=heterofl.seed_of(request.seed, request.device) if own else request.seed,
-    )
-    return PlannedTier(f"{request.tier.id}/{request.device}" if own else request.tier.id, plan)
+    return heterofl.planned(layout, request, window)
 
 
 def check_coverage(layout: Layout, width: float, window: Window) -> None:

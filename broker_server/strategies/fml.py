@@ -92,13 +92,12 @@ def build(basis: Basis[FmlSettings]) -> Strategy:
     )
 
 
-def trunk(layout: Layout, shared: Iterable[str] | None = None) -> Layout:
+def trunk(layout: Layout, shared: Iterable[str]) -> Layout:
     """The part of the global model that devices share.
 
     Args:
         layout: the global model.
-        shared: blocks (``stem``, ``block1`` ..., ``head``) or modules by path that are shared; None shares all but the
-            head, which is each device's adaptor.
+        shared: blocks (``stem``, ``block1`` ..., ``head``) or modules by path that are shared.
 
     Returns:
         A layout of the shared parameters and statistics alone.
@@ -106,7 +105,7 @@ def trunk(layout: Layout, shared: Iterable[str] | None = None) -> Layout:
     Raises:
         PlanError: a part has no parameter, or nothing is left to share.
     """
-    parts = {item.block for item in layout.parameters} - {"head"} if shared is None else set(shared)
+    parts = set(shared)
     names = parameters_in(layout, parts)
     if not names:
         raise PlanError(f"{layout.arch} would share nothing; name the parts that devices share")

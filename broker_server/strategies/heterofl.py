@@ -24,6 +24,8 @@ from broker_server.strategies.strategy import (
     stepped,
 )
 from fleet_protocol.frozen import FrozenModel
+from models.draws import PlanKind, Window
+from models.layout import Layout
 from models.plan import make_plan
 
 
@@ -32,21 +34,19 @@ def seed_of(seed: int, device: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}/{device}".encode()).digest()[:7], "big")
 
 
+def planned(layout: Layout, request: PlanRequest, window: Window | PlanKind) -> PlannedTier:
+    """One device's plan: all devices of a tier share it, except that every device has a random one of its own."""
+    rule = window if isinstance(window, Window) else Window(window)
+    own = rule.kind == "random"
+    seed = seed_of(request.seed, request.device) if own else request.seed
+    plan = make_plan(layout, request.tier, rule, round_index=request.version, seed=seed)
+    return PlannedTier(f"{request.tier.id}/{request.device}" if own else request.tier.id, plan)
+
+
 def build(basis: Basis[FrozenModel | None]) -> Strategy:
     """The strategy as configured; ``weighting`` defaults to uniform, ``label_rule`` to on."""
     by_samples = (basis.weighting or "uniform") == "samples"
     label_rule = basis.label_rule is not False
-
-    def plan(request: PlanRequest) -> PlannedTier:
-        own = basis.plan == "random"
-        made = make_plan(
-            basis.layout,
-            request.tier,
-            basis.plan,
-            round_index=request.version,
-            seed=seed_of(request.seed, request.device) if own else request.seed,
-        )
-        return PlannedTier(f"{request.tier.id}/{request.device}" if own else request.tier.id, made)
 
     def add(sums: Accumulator, update: Contribution) -> None:
         fold(
@@ -62,7 +62,11 @@ def build(basis: Basis[FrozenModel | None]) -> Strategy:
     if basis.average != "mean":
         merge = merge_of_holders(basis.average, basis.faulty, basis.optimizer, label_rule=label_rule)
     return Strategy(
-        name="heterofl", paper="https://arxiv.org/abs/2010.01264", tiers=tuple(basis.tiers), plan=plan, merge=merge
+        name="heterofl",
+        paper="https://arxiv.org/abs/2010.01264",
+        tiers=tuple(basis.tiers),
+        plan=lambda request: planned(basis.layout, request, basis.plan),
+        merge=merge,
     )
 
 

@@ -61,19 +61,6 @@ def group_of(tier: Tier) -> str:
     return f"d{tier.depth}"
 
 
-@dataclass(frozen=True)
-class GroupMeans:
-    """What the updates of a round amount to.
-
-    Attributes:
-        weights: by group that took part, the mean of its devices' weights, float32.
-        counts: by group that took part, how many devices.
-    """
-
-    weights: Mapping[str, Weights]
-    counts: Mapping[str, int]
-
-
 @dataclass
 class GroupSums:
     """A merge in progress.
@@ -95,12 +82,12 @@ class GroupSums:
                 np.add(total, weights[name], out=total)
         self.counts[group] = self.counts.get(group, 0) + 1
 
-    def means(self) -> GroupMeans:
-        """The mean of each group; the sums are spent."""
+    def means(self) -> Mapping[str, Weights]:
+        """By group that took part, the mean of its devices' weights; the sums are spent."""
         for group, sums in self.sums.items():
             for total in sums.values():
                 np.divide(total, self.counts[group], out=total)
-        return GroupMeans(self.sums, self.counts)
+        return self.sums
 
 
 def build(basis: Basis[InclusiveTable]) -> Strategy:
@@ -197,9 +184,9 @@ class _Rounds:
         state, means = self._state(old), sums.means()
         updates = {
             group: {name: mean[name] - value for name, value in state.models[group].items()}
-            for group, mean in means.weights.items()
+            for group, mean in means.items()
         }
-        new, _ = inclusivefl.apply(state, updates, means.counts, self.settings)
+        new, _ = inclusivefl.apply(state, updates, sums.counts, self.settings)
         own = {item.name for item in self.layout.own_head(self.layout.tier(1.0, new.ladder.deepest))}
         deepest = new.models[new.ladder.groups[-1]]
         # A baseline of shallow models leaves the rest of the global model as it was, its head too if that is another.
@@ -212,7 +199,7 @@ class _Rounds:
 
 
 def _keep_alone(sums: GroupSums, old: GlobalModel) -> GlobalModel:
-    own = {f"{device}/{name}": value for device, mean in sums.means().weights.items() for name, value in mean.items()}
+    own = {f"{device}/{name}": value for device, mean in sums.means().items() for name, value in mean.items()}
     return GlobalModel({name: np.array(value) for name, value in old.weights.items()}, {**old.state, **own})
 
 

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from broker_server.strategies import server_optimizer
 from broker_server.strategies.ladder import Ladder, Stack, stack_of
 from broker_server.strategies.server_optimizer import OptimizerSettings, OptimizerState
-from fleet_protocol.errors import ConfigError, PlanError
+from fleet_protocol.errors import PlanError
 from models.layout import Layout
 
 Array = NDArray[Any]
@@ -50,10 +50,6 @@ class InclusiveSettings:
     beta: float = 0.2
     optimizer: OptimizerSettings = field(default_factory=lambda: OptimizerSettings(name="fedadam"))
     sharing: bool = True
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.beta <= 1:
-            raise ConfigError(f"inclusivefl: beta must be in [0, 1], not {self.beta}")
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,13 @@ def init(settings: OptimizerSettings, weights: Tensors) -> OptimizerState:
 
 
 def apply(
-    settings: OptimizerSettings, state: OptimizerState, weights: Tensors, update: Tensors, *, donate: bool = False
+    settings: OptimizerSettings,
+    state: OptimizerState,
+    weights: Tensors,
+    given: Tensors,
+    *,
+    merged: bool = False,
+    donate: bool = False,
 ) -> tuple[dict[str, Array], OptimizerState]:
     """One step along an update.
 
@@ -119,8 +125,10 @@ def apply(
         settings: which optimizer.
         state: from `init` or the step before.
         weights: the weights before the step, floats of any shapes.
-        update: g above, of the same names and shapes.
-        donate: the arrays of `state` and `update` may be overwritten to hold the results; do not use them again.
+        given: g above, of the same names and shapes.
+        merged: what is given are the merged weights, and the update is the way to them. Plain with eta 1 returns
+            exactly these.
+        donate: the arrays of `state` and `given` may be overwritten to hold the results; do not use them again.
 
     Returns:
         The new weights, in the order of `weights`, and the new state.
@@ -128,45 +136,10 @@ def apply(
     Raises:
         PlanError: a tensor is missing from the update or the state, or has another shape.
     """
-    return _apply(settings, state, weights, update, _Reading(merged=False, donate=donate))
-
-
-def apply_merged(
-    settings: OptimizerSettings, state: OptimizerState, weights: Tensors, merged: Tensors, *, donate: bool = False
-) -> tuple[dict[str, Array], OptimizerState]:
-    """One step along the way from the old weights to the merged ones.
-
-    Args:
-        settings: which optimizer.
-        state: as for `apply`, like the rest.
-        weights: the weights the round started from.
-        merged: what the strategy's average made of them. Plain with eta 1 returns exactly these.
-        donate: the arrays of `state` and `merged` may be overwritten.
-    """
-    return _apply(settings, state, weights, merged, _Reading(merged=True, donate=donate))
-
-
-@dataclass(frozen=True)
-class _Reading:
-    """What the tensors of a step are.
-
-    Attributes:
-        merged: merged weights, from which the update is read; otherwise the update itself.
-        donate: they and the state may be overwritten.
-    """
-
-    merged: bool
-    donate: bool
-
-
-def _apply(
-    settings: OptimizerSettings, state: OptimizerState, weights: Tensors, given: Tensors, reading: _Reading
-) -> tuple[dict[str, Array], OptimizerState]:
-    donate = reading.donate
     state, eta = _restarted(settings, state)
     for name, value in weights.items():
         _check(name, value, given, "update")
-    if reading.merged and settings.name == "plain" and eta == 1.0:
+    if merged and settings.name == "plain" and eta == 1.0:
         # old + (merged - old) would lose the last bit.
         taken = {name: given[name] if donate else np.array(given[name]) for name in weights}
         return taken, replace(state, steps=state.steps + 1)
@@ -181,7 +154,7 @@ def _apply(
                 held[name] = held[name] if mine else np.array(held[name], order="C")
                 moments.append(held[name])
         out = given[name] if donate and _reusable(given[name], old.dtype) else np.empty(old.shape, old.dtype)
-        _walk(settings, eta, (old, given[name], out), moments, merged=reading.merged)
+        _walk(settings, eta, (old, given[name], out), moments, merged=merged)
         new[name] = out
     return new, OptimizerState(state.steps + 1, MappingProxyType(first), MappingProxyType(second))
 
@@ -321,7 +294,7 @@ def server_step(
 
     def step(old: Tensors, merged: dict[str, Array], stored: Tensors) -> tuple[dict[str, Array], dict[str, Array]]:
         state = state_from_tensors(stored) if stored else init(settings, old)
-        weights, state = apply_merged(settings, state, old, merged, donate=True)
+        weights, state = apply(settings, state, old, merged, merged=True, donate=True)
         return weights, state_tensors(state)
 
     return step

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from broker_server.settings.assignment import LEVEL_RATES, assign_dynamic, assign_fix, parse_mix, scheduled_rate
+from broker_server.settings.assignment import LEVEL_RATES, assign_dynamic, assign_fix, parse_mix
+from broker_server.settings.fleet import TrainConfig
 from fleet_protocol.errors import ConfigError
 
 
@@ -57,18 +58,8 @@ def test_dynamic_levels_are_drawn_anew_by_weight():
 
 def test_milestones_act_after_their_round_or_in_it():
     """HeteroFL steps the schedule after the round, FedRolex before it."""
-    assert scheduled_rate(1.0, [3], 0.5, 3) == 1.0
-    assert scheduled_rate(1.0, [3], 0.5, 4) == 0.5
-    assert scheduled_rate(1.0, [3], 0.5, 3, "before") == 0.5
-    assert scheduled_rate(1.0, [2, 3], 0.5, 9) == 0.25
-
-
-def test_what_makes_no_sense_is_refused():
-    """No devices, round 0."""
-    for call in (
-        lambda: assign_fix(parse_mix("a1"), 0),
-        lambda: assign_dynamic(parse_mix("a1"), 0, seed=0, round_index=0),
-        lambda: scheduled_rate(0.1, [], 0.1, 0),
-    ):
-        with pytest.raises(ConfigError):
-            call()
+    train = TrainConfig(learning_rate=1.0, milestones=(3,), factor=0.5)
+    assert [train.rate_after(closed) for closed in range(5)] == [1.0, 1.0, 1.0, 0.5, 0.5]
+    early = train.model_copy(update={"schedule": "before"})
+    assert [early.rate_after(closed) for closed in range(4)] == [1.0, 1.0, 0.5, 0.5]
+    assert train.model_copy(update={"milestones": (2, 3)}).rate_after(8) == 0.25

@@ -9,7 +9,7 @@ from broker_server.strategies import inclusivefl
 from broker_server.strategies.inclusivefl import BASELINES, InclusiveSettings
 from broker_server.strategies.ladder import Ladder, stack_of
 from broker_server.strategies.server_optimizer import OptimizerSettings
-from fleet_protocol.errors import ConfigError, PlanError
+from fleet_protocol.errors import PlanError
 from models import Registry, infer_layout
 from tests.models.layouts import noise
 
@@ -199,5 +199,3 @@ def test_what_cannot_be_stacked_is_refused(layout):
         inclusivefl.apply(state, {}, {"weak": 1}, chosen)
     with pytest.raises(PlanError, match="missing"):
         inclusivefl.apply(state, {"weak": {}}, {"weak": 1}, chosen)
-    with pytest.raises(ConfigError):
-        InclusiveSettings(1.5)

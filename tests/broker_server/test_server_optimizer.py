@@ -12,7 +12,6 @@ from broker_server.strategies import server_optimizer
 from broker_server.strategies.server_optimizer import (
     OptimizerSettings,
     apply,
-    apply_merged,
     init,
     server_step,
     state_from_tensors,
@@ -77,7 +76,7 @@ def test_pieces_donation_and_merged_weights_do_not_change_the_result(name, seed,
         merged = {key: weights[key] + update[key] for key in shapes}
         before = {key: np.array(value) for key, value in weights.items()}
         plain, plain_state = apply(chosen, state, weights, update)
-        new, state = apply_merged(chosen, state, weights, merged, donate=donate)
+        new, state = apply(chosen, state, weights, merged, merged=True, donate=donate)
         for key, shape in shapes.items():
             assert new[key].shape == shape
             np.testing.assert_allclose(new[key], plain[key], rtol=1e-9, atol=1e-9)
@@ -110,7 +109,7 @@ def test_plain_with_rate_one_returns_the_merged_weights_bit_for_bit():
     weights = {"w": rng.standard_normal(1000).astype(np.float32)}
     merged = {"w": (rng.standard_normal(1000) * 1e-4).astype(np.float32)}
     chosen = OptimizerSettings()
-    new, state = apply_merged(chosen, init(chosen, weights), weights, merged)
+    new, state = apply(chosen, init(chosen, weights), weights, merged, merged=True)
     np.testing.assert_array_equal(new["w"], merged["w"])
     assert new["w"].dtype == np.float32
     assert state.steps == 1
@@ -135,7 +134,7 @@ def test_untouched_entries_go_on_moving_while_the_moment_decays():
     chosen = OptimizerSettings(name="fedadam")
     weights = arrays(0.0)
     weights, state = apply(chosen, init(chosen, weights), weights, arrays(1.0))
-    later, _ = apply_merged(chosen, state, weights, dict(weights))
+    later, _ = apply(chosen, state, weights, dict(weights), merged=True)
     assert later["w"][0] > weights["w"][0]
 
 
@@ -165,7 +164,7 @@ def test_a_killed_server_goes_on_from_the_stored_arrays(name):
     straight, state = dict(weights), init(chosen, weights)
     for _ in range(3):
         change = rng.standard_normal(5)
-        straight, state = apply_merged(chosen, state, straight, {"a.b": straight["a.b"] + change})
+        straight, state = apply(chosen, state, straight, {"a.b": straight["a.b"] + change}, merged=True)
         weights, stored = step(weights, {"a.b": weights["a.b"] + change}, stored)
         stored = {key: np.array(value) for key, value in stored.items()}
         np.testing.assert_array_equal(weights["a.b"], straight["a.b"])

@@ -5,9 +5,10 @@ from types import MappingProxyType
 
 import numpy as np
 
+from broker_server.strategies.accumulator import finish, fold, start
 from broker_server.strategies.fedrolex import plan_window
 from broker_server.strategies.strategy import PlanRequest
-from broker_server.strategies.width_merge import Weighting, finish_width, fold_width, start_width
+from broker_server.strategies.width_merge import Weighting, layer_factor
 from fleet_protocol.errors import PlanError
 from models import Axis, Dim, Layout, Plan, Tier, Window, compile_plan, slice_weights
 from tests.conformance.entry import Check, Entry, MismatchError
@@ -189,10 +190,10 @@ def r8(entry: Entry, check: Check) -> None:
     plans = [compile_plan(layout, _plan(layout, width / max(widths), 0, Window(kind="static"))) for width in widths]
     schemes: tuple[Weighting, ...] = ("avg", "width", "updates", "updates_width")
     for scheme in schemes:
-        state = start_width(layout, scheme)
+        state = start(layout, layer_factor(layout, scheme))
         for plan, value, width in zip(plans, values, widths, strict=True):
-            fold_width(state, plan, {"w": float32([value] * width)})
-        new = finish_width(state, {"w": np.zeros(max(widths), np.float32)})
+            fold(state, str(width), plan, {"w": float32([value] * width)})
+        new = finish(state, {"w": np.zeros(max(widths), np.float32)})
         check.same(scheme, float(new["w"][0]), entry.expected[scheme], relative=1e-6)
     if any(key.startswith("quirk") for key in entry.expected):
         check.note("the quirk rows are signs of a bug of the released code, which is not copied")

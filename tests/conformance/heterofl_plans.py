@@ -5,12 +5,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from broker_server.settings.assignment import LEVEL_RATES, assign_fix, parse_mix, scheduled_rate
+from broker_server.settings.assignment import LEVEL_RATES, assign_fix, parse_mix
+from broker_server.settings.fleet import TrainConfig
 from models import Axis, AxisKind, Dim, Layout, Registry, infer_layout, make_plan, slice_weights
 from models.axes import kept_units
 from simulation.data.partition import cut_shards, deal_shards
@@ -194,17 +195,12 @@ def _deals_agree(check: Check, classes: int, users: int, per_device: int, odds: 
 
 def h11(entry: Entry, check: Check) -> None:
     """The learning rate of rounds, by both conventions."""
-    schedules = {"heterofl": "after", "fedrolex": "before"}
+    schedules: dict[str, Literal["after", "before"]] = {"heterofl": "after", "fedrolex": "before"}
     for name, rounds in entry.expected.items():
-        given, schedule = entry.inputs[name], schedules[name]
+        given = {key: entry.inputs[name][key] for key in ("milestones", "factor")}
+        train = TrainConfig(learning_rate=entry.inputs[name]["lr"], schedule=schedules[name], **given)
         for number, expected in rounds.items():
-            got = scheduled_rate(
-                given["lr"],
-                given["milestones"],
-                given["factor"],
-                int(number),
-                "before" if schedule == "before" else "after",
-            )
+            got = train.rate_after(int(number) - 1)
             # Learning rates are small: a millionth of a unit would hide a wrong one.
             check.same(f"{name} round {number}", got, expected, absolute=1e-12, relative=1e-6)
 
