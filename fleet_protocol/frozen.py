@@ -1,9 +1,12 @@
 """The base of every value that crosses a border: frozen, strict about unknown keys, JSON both ways."""
 
 import sys
-from typing import Annotated
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, JsonValue, ValidationError
+from typing_extensions import Self
 
 
 def _finite(value: JsonValue) -> JsonValue:
@@ -26,6 +29,20 @@ class FrozenModel(BaseModel):
     def to_bytes(self) -> bytes:
         """The value as it travels; what is not there is left out, and read as not there."""
         return self.model_dump_json(exclude_none=True).encode()
+
+    def resolved(self, base: Path) -> Self:
+        """The same with every relative path in it taken from a folder, usually that of its file."""
+        found = {name: (value, _resolved(value, base)) for name, value in self}
+        changed = {name: new for name, (old, new) in found.items() if new != old}  # what was not said stays so
+        return self.model_copy(update=changed) if changed else self
+
+
+def _resolved(value: Any, base: Path) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _resolved(item, base) for key, item in value.items()}
+    if isinstance(value, FrozenModel):
+        return value.resolved(base)
+    return base / value if isinstance(value, Path) else value
 
 
 def problems(error: ValidationError, whole: str, most: int = 3) -> str:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
+from typing_extensions import Self
 
 from fleet_protocol.configuration import load_config, parse_config
 from fleet_protocol.errors import ConfigError
@@ -73,11 +74,9 @@ class ClockConfig(FrozenModel):
     download: bool = False
     dynamics: DynamicsConfig = DynamicsConfig()
 
-    def relative_to(self, folder: Path) -> "ClockConfig":
+    def resolved(self, base: Path) -> Self:
         """The same, with the path of a table taken as relative to a folder."""
-        if self.table == SHIPPED:
-            return self
-        return self.model_copy(update={"table": str(folder / self.table)})
+        return self if self.table == SHIPPED else self.model_copy(update={"table": str(base / self.table)})
 
 
 class DeviceType(FrozenModel):

@@ -1,6 +1,6 @@
 """Running a simulation: the server's coordinator with virtual devices.
 
-    result = simulate(load_config(path, SimulationConfig).relative_to(path.parent))
+    result = simulate(load_config(path, SimulationConfig).resolved(path.parent))
 
 Planning, sampling, folding, merging, judging, the store and going on after a kill are `broker_server`'s; training and
 statistics are `device_runtime`'s. What is different from a fleet is the way between them, and time: `RoundRow` tells

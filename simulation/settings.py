@@ -89,21 +89,6 @@ class SimulationConfig(RunKeys):
             raise ValueError('train.rate.per = "step" is for engine.backend = "onnx"; the torch backend knows "round"')
         return self
 
-    def relative_to(self, folder: Path) -> "SimulationConfig":
-        """The same configuration with its relative paths taken from ``folder``."""
-        model = {
-            key: folder / value for key in ("models", "weights") if (value := getattr(self.model, key)) is not None
-        }
-        return self.model_copy(
-            update={
-                "out": folder / self.out,
-                "cache": None if self.cache is None else folder / self.cache,
-                "model": self.model.model_copy(update=model),
-                "data": self.data.resolved(folder),
-                "clock": self.clock.relative_to(folder),
-            }
-        )
-
     def fleet(self, *, artifacts: Path, weights: Path, test_set: Path) -> FleetConfig:
         """The configuration of the fleet that is simulated."""
         evaluation = self.evaluation.model_dump(include=set(EvaluationKeys.model_fields))

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
+from typing_extensions import Self
 
 from fleet_protocol.data import Augment, DataConfig
 from fleet_protocol.data.augment import based
@@ -73,14 +74,9 @@ class DataTable(FrozenModel):
         """Random changes to the training samples, wherever they are said."""
         return self.augment if self.train is None else self.train.augment
 
-    def resolved(self, base: Path) -> "DataTable":
+    def resolved(self, base: Path) -> Self:
         """The same table with relative paths taken from ``base``."""
-        found: dict[str, object] = {"augment": tuple(based(base, item) for item in self.augment)}
-        found |= {} if self.root is None else {"root": base / self.root}
-        for name in ("train", "test"):
-            config: DataConfig | None = getattr(self, name)
-            found |= {} if config is None else {name: config.resolved(base)}
-        return self.model_copy(update=found)
+        return super().resolved(base).model_copy(update={"augment": tuple(based(base, item) for item in self.augment)})
 
 
 class PartitionTable(FrozenModel):

@@ -1,6 +1,6 @@
 """What `shoal up` and `shoal run` do, for whoever calls them: the command line, the demo, a test.
 
-    finished = run_fleet(load_config(path, FleetConfig).relative_to(path.parent), listener=show)
+    finished = run_fleet(load_config(path, FleetConfig).resolved(path.parent), listener=show)
 
 A run is given to the server that is already up on the configured broker; if there is none, everything is hosted here
 for as long as the run takes.

@@ -203,30 +203,3 @@ class FleetConfig(RunKeys):
     round: RoundConfig = RoundConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     view: ViewConfig | None = None
-
-    def relative_to(self, folder: Path) -> "FleetConfig":
-        """The same configuration with its relative paths taken from a folder, usually that of its file."""
-        evaluation = self.evaluation
-        if evaluation.data is not None:
-            by_tier = {tier: data.resolved(folder) for tier, data in evaluation.tier_data.items()}
-            evaluation = evaluation.model_copy(update={"data": evaluation.data.resolved(folder), "tier_data": by_tier})
-        files = {
-            key: folder / value
-            for key in ("ca_file", "cert_file", "key_file", "identity")
-            if (value := getattr(self.broker, key)) is not None
-        }
-        view = self.view
-        if view is not None and view.token_file is not None:
-            view = view.model_copy(update={"token_file": folder / view.token_file})
-        model = {"artifacts": folder / self.model.artifacts}
-        if self.model.weights is not None:
-            model["weights"] = folder / self.model.weights
-        return self.model_copy(
-            update={
-                "store": folder / self.store,
-                "broker": self.broker.model_copy(update=files),
-                "model": self.model.model_copy(update=model),
-                "evaluation": evaluation,
-                "view": view,
-            }
-        )

@@ -57,9 +57,8 @@ class _Data(FrozenModel):
 
     def resolved(self, base: Path) -> Self:
         """The same source with relative paths taken from ``base``."""
-        found: dict[str, object] = {name: base / value for name, value in self if isinstance(value, Path)}
-        found |= {name: tuple(based(base, item) for item in getattr(self, name)) for name in ("transforms", "augment")}
-        return self.model_copy(update=found)
+        found = {name: tuple(based(base, item) for item in getattr(self, name)) for name in ("transforms", "augment")}
+        return super().resolved(base).model_copy(update=found)
 
 
 class NpzData(_Data):

@@ -25,7 +25,7 @@ def read_fleet(path: Path, broker: str | None) -> FleetConfig:
     Raises:
         ConfigError: the file is missing or wrong.
     """
-    config = load_config(path, FleetConfig).relative_to(path.resolve().parent)
+    config = load_config(path, FleetConfig).resolved(path.resolve().parent)
     if broker is None:
         return config
     return config.model_copy(update={"broker": config.broker.model_copy(update={"url": broker})})

@@ -124,6 +124,6 @@ def test_the_listener_asks_for_a_certificate_and_takes_its_name(folder):
 
 def test_server_and_boards_are_told_where_it_is(folder):
     """It is somebody else's broker to the server, which starts none."""
-    config = load_config(folder / "fleet.toml", FleetConfig).relative_to(folder)
+    config = load_config(folder / "fleet.toml", FleetConfig).resolved(folder)
     assert not config.broker.hosted
     assert str(broker_address(config.broker)) == "mqtts://broker.local:8884"

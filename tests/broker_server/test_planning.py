@@ -247,7 +247,7 @@ data = {kind = "idx", path = "x", labels = "y"}
 tiers = ["w1.00-d2"]
 tier_data = {"w1.00-d2" = {kind = "npz", path = "z"}}
 """
-    config = parse_config(text, FleetConfig, source="f").relative_to(tmp_path)
+    config = parse_config(text, FleetConfig, source="f").resolved(tmp_path)
     assert config.store == tmp_path / "runs"
     assert config.broker.ca_file == tmp_path / "ca.pem"
     assert config.model.artifacts == tmp_path / "artifacts"

@@ -17,7 +17,7 @@ def test_a_fleet_is_founded_and_a_board_needs_one_file(tmp_path, typed):
     done = typed("init", "lab", "--host", "192.168.1.10")
     assert done.returncode == 0, done.stderr
     assert "shoal up --config lab/fleet.toml" in done.stdout
-    config = load_config(tmp_path / "lab" / "fleet.toml", FleetConfig).relative_to(tmp_path / "lab")
+    config = load_config(tmp_path / "lab" / "fleet.toml", FleetConfig).resolved(tmp_path / "lab")
     assert broker_address(config.broker).tls
     done = typed("enroll", "pi-1", "--folder", "lab", "--days", "30")
     assert done.returncode == 0, done.stderr

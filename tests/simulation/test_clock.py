@@ -27,7 +27,7 @@ cable = 100
 
 def own(tmp_path: Path, text: str = OWN, **options):
     (tmp_path / "mine.toml").write_text(text)
-    return load_clock(ClockConfig(table="mine.toml", **options).relative_to(tmp_path))
+    return load_clock(ClockConfig(table="mine.toml", **options).resolved(tmp_path))
 
 
 def test_w3_through_the_clock():
@@ -154,4 +154,4 @@ def test_a_table_that_is_not_there():
         load_clock(ClockConfig(table="baords"))
     with pytest.raises(ConfigError, match="cannot read the configuration"):
         load_clock(ClockConfig(table="nowhere.toml"))
-    assert ClockConfig().relative_to(Path("/x")).table == "boards"
+    assert ClockConfig().resolved(Path("/x")).table == "boards"

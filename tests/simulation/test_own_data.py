@@ -39,7 +39,7 @@ def own(folder, train, test, **tables):
         "tiers": {"assign": "capacity", "levels": None},
         "engine": {"workers": 1},
     }
-    return settings(folder / "out", folder / "cache", data=data, **{**wanted, **tables}).relative_to(folder)
+    return settings(folder / "out", folder / "cache", data=data, **{**wanted, **tables}).resolved(folder)
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ def _configured(options: _Options) -> "SimulationConfig":
     from fleet_protocol.configuration import load_config
     from simulation.settings import SimulationConfig
 
-    config = load_config(options.config, SimulationConfig).relative_to(options.config.resolve().parent)
+    config = load_config(options.config, SimulationConfig).resolved(options.config.resolve().parent)
     changes = {
         "out": options.out and options.out.resolve(),
         "seed": options.seed,
