@@ -22,7 +22,7 @@ from broker_server.rounds.judging import Evaluators
 from broker_server.rounds.new_version import first_version
 from broker_server.rounds.reporting import Reporter
 from broker_server.rounds.run_context import RunContext, new_run_id, prepare_run
-from broker_server.rounds.stopping import StopRequested, stop_on_signals
+from broker_server.rounds.stopping import StopRequested
 from broker_server.settings.fleet import FleetConfig
 from broker_server.store import RoundRecord, Store
 from broker_server.store.machine import RoundState
@@ -30,6 +30,7 @@ from fleet_protocol import control
 from fleet_protocol.blob_store import BlobStore, write_atomically
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.noise import seeded
+from fleet_protocol.signals import on_signals
 from simulation.clock import load_clock
 from simulation.data.held import Parts
 from simulation.engines import open_engine
@@ -192,7 +193,7 @@ class _Simulation:
     ) -> control.RunFinished:
         setup, table = self._setup(), self._config.engine
         records = Records(self._store, self._blobs, self._updates, reporter)
-        with contextlib.closing(open_engine(table, setup)) as engine, stop_on_signals(self._stopping.set):
+        with contextlib.closing(open_engine(table, setup)) as engine, on_signals(lambda _: self._stopping.set()):
             dispatcher = VirtualDispatcher(fleet, engine, records, group=table.group, stopping=self._stopping)
             services = Services(dispatcher, self._store, self._blobs, self._updates)
             coordinator = Coordinator(context, services, Evaluators(evaluator))

@@ -107,7 +107,9 @@ class Coordinator:
         record = self._store.last_round(self._context.run)
         if record is None or record.state in FINAL:
             self._dispatcher.steering.look()
-            self._check_retries()
+            if record is not None and self._all_abandoned():
+                retries = self._context.config.round.retries
+                raise TransportError(f"{retries} rounds in a row were abandoned, the last because: {record.reason}")
             record = self._plan(version, 1 if record is None else record.number + 1)
         folding: Folding | None = None
         self._round_began = time.monotonic()
@@ -116,12 +118,11 @@ class Coordinator:
         if record.state is RoundState.MERGING:
             self._merge(record, folding)
 
-    def _check_retries(self) -> None:
-        rounds = self._store.rounds(self._context.run)
+    def _all_abandoned(self) -> bool:
+        """Whether so many rounds in a row were abandoned that no other is tried."""
         retries = self._context.config.round.retries
-        tail = rounds[-retries:]
-        if len(tail) == retries and all(item.state is RoundState.ABANDONED for item in tail):
-            raise TransportError(f"{retries} rounds in a row were abandoned, the last because: {tail[-1].reason}")
+        tail = self._store.rounds(self._context.run)[-retries:]
+        return len(tail) == retries and all(item.state is RoundState.ABANDONED for item in tail)
 
     def _end(self, status: str, error: str | None, exit_code: int, early: str | None = None) -> control.RunFinished:
         self._count_bytes()
@@ -233,9 +234,7 @@ class Coordinator:
         record = self._store.advance_round(record, RoundEvent.GIVE_UP, reason=reason, waits=waits)
         self._dispatcher.close(f"round {record.number} is abandoned", waits=waits)
         self._count_bytes()
-        retries = self._context.config.round.retries
-        tail = self._store.rounds(record.run)[-retries:]
-        again = len(tail) < retries or any(item.state is not RoundState.ABANDONED for item in tail)
+        again = not self._all_abandoned()
         self._reporter.emit(
             control.RoundAbandoned(
                 run=record.run, seconds=self._reporter.seconds, round=record.number, reason=reason, again=again

@@ -1,7 +1,6 @@
 """Judging a global version: the eval graph of a tier over the server's test set, without label mask."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from fleet_protocol.manifest import Manifest, parameter_input
 from fleet_protocol.messages import Evaluation
 from fleet_protocol.metrics import evaluation_of, summed_outputs
 from fleet_protocol.targets import counted
+from models.slicing import Tensors
 
 
 def load_test_set(config: DataConfig, manifest: Manifest) -> DataSet:
@@ -51,21 +51,18 @@ class Evaluator:
         self.judged = judged
         self.data = data
         self._batch_size = batch_size
-        self._classes = judged.manifest.classes
         self._dtype = judged.manifest.input_dtype
         self._session = open_graph(judged.folder / graph.path, threads=threads)
         self._base = judged.base()
 
-    def _mask(self) -> dict[str, NDArray[np.float32]]:
-        """Every label counts; a loss without a label mask has no such input."""
-        return {"mask": np.ones(self._classes, np.float32)} if self.judged.manifest.recipe.loss.masked else {}
+    def _fixed(self, weights: Tensors, statistics: Tensors) -> dict[str, NDArray[Any]]:
+        """What the graph takes but samples; every label counts, and a loss without a label mask has no such input."""
+        masked = self.judged.manifest.recipe.loss.masked
+        mask = {"mask": np.ones(self.judged.manifest.classes, np.float32)} if masked else {}
+        taken = {parameter_input(name): value for name, value in {**self._base, **weights}.items()}
+        return {**taken, **statistics, **mask}
 
-    def _parameters(self, weights: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        return {parameter_input(name): value for name, value in {**self._base, **weights}.items()}
-
-    def evaluate(
-        self, weights: Mapping[str, NDArray[Any]], statistics: Mapping[str, NDArray[np.float32]]
-    ) -> Evaluation:
+    def evaluate(self, weights: Tensors, statistics: Tensors) -> Evaluation:
         """Loss and accuracy of a version: float32 weights of the judged tier, and what its static batch norms have.
 
         Returns:
@@ -74,9 +71,7 @@ class Evaluator:
         Raises:
             DataError: the loss is not finite; the statistics or the weights are useless.
         """
-        fixed = self._parameters(weights)
-        fixed |= dict(statistics)
-        fixed |= self._mask()
+        fixed = self._fixed(weights, statistics)
         names, sums = list(summed_outputs(self.judged.manifest.recipe)), dict[str, NDArray[np.float64]]()
         for x, y in self.data.batches(self._batch_size, self._dtype):
             found = self._session.run(names, {**fixed, "x": x, "y": y})
@@ -87,9 +82,7 @@ class Evaluator:
             raise DataError(f"the loss of {tier} of the new version on {len(self.data)} test samples is not finite")
         return evaluation_of(sums, counted(self.data.y), self.judged.manifest.recipe)
 
-    def losses(
-        self, weights: Mapping[str, NDArray[Any]], statistics: Mapping[str, NDArray[np.float32]], samples: int
-    ) -> NDArray[np.float64]:
+    def losses(self, weights: Tensors, statistics: Tensors, samples: int) -> NDArray[np.float64]:
         """Mean loss of each run of consecutive samples.
 
         Args:
@@ -100,8 +93,7 @@ class Evaluator:
         Returns:
             float64 ``[runs]``, over the labels that count.
         """
-        fixed = self._parameters(weights)
-        fixed |= {**statistics, **self._mask()}
+        fixed = self._fixed(weights, statistics)
         found = []
         for x, y in self.data.batches(samples, self._dtype):
             (loss,) = self._session.run(["loss_sum"], {**fixed, "x": x, "y": y})
@@ -109,11 +101,7 @@ class Evaluator:
         return np.array(found, np.float64)
 
     def hits(
-        self,
-        weights: Mapping[str, NDArray[Any]],
-        statistics: Mapping[str, NDArray[np.float32]],
-        chosen: NDArray[np.int64],
-        mask: NDArray[np.float32],
+        self, weights: Tensors, statistics: Tensors, chosen: NDArray[np.int64], mask: NDArray[np.float32]
     ) -> tuple[int, int]:
         """How many labels of some samples are right, with a label mask (specification 1.5: zeroed logits).
 
@@ -126,8 +114,7 @@ class Evaluator:
         Returns:
             Right ones, and how many there are.
         """
-        fixed = self._parameters(weights)
-        fixed |= {**statistics, "mask": mask}
+        fixed = self._fixed(weights, statistics) | {"mask": mask}
         correct = count = 0
         for start in range(0, len(chosen), self._batch_size):
             x, y = self.data.batch(chosen[start : start + self._batch_size], self._dtype)

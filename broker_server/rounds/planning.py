@@ -67,11 +67,8 @@ def plan_round(
                 round=number,
                 device=item.device,
                 kind="train",
-                tier=first.tier,
-                plan_key=first.plan_key,
                 version=version.number,
-                artifact_set=first.artifact_set,
-                weights=first.weights,
+                **dict(first),
                 others=Alternatives(items=tuple(others)) if others else None,
             )
         )
@@ -81,12 +78,7 @@ def plan_round(
         state=RoundState.PLANNED,
         version=version.number,
         quorum=quorum_of(context.config.round.quorum, len(chosen)),
-        reason=None,
         planned_at=time.time(),
-        opened_at=None,
-        ended_at=None,
-        evaluation=None,
-        note=None,
         wanted=len(chosen),
     )
     return record, tasks

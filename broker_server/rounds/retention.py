@@ -7,12 +7,8 @@ from broker_server.settings.evaluation import EvaluationKeys
 from broker_server.store import VersionRecord
 from fleet_protocol.blob_store import BlobStore
 
-_BY_ACCURACY = EvaluationKeys()
 
-
-def kept(
-    versions: Sequence[VersionRecord], newest: int | None, judging: EvaluationKeys = _BY_ACCURACY
-) -> tuple[VersionRecord, ...]:
+def kept(versions: Sequence[VersionRecord], newest: int | None, judging: EvaluationKeys) -> tuple[VersionRecord, ...]:
     """The versions of a run whose weights stay: the best, and so many of the newest, None for all.
 
     Returns:
@@ -29,8 +25,8 @@ def drop_old_weights(
     versions: Sequence[VersionRecord],
     newest: int | None,
     blobs: BlobStore,
-    used: Collection[str] = (),
-    judging: EvaluationKeys = _BY_ACCURACY,
+    used: Collection[str],
+    judging: EvaluationKeys,
 ) -> None:
     """Remove the weights of the versions that do not keep them.
 

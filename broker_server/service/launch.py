@@ -16,7 +16,6 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from broker_server.rounds.reporting import Listener
-from broker_server.rounds.stopping import stop_on_signals
 from broker_server.service.membership import broker_address, member_of
 from broker_server.service.server import Server
 from broker_server.settings.fleet import BrokerConfig, FleetConfig
@@ -25,6 +24,7 @@ from fleet_protocol.errors import RefusedError, ShoalError, TransportError
 from fleet_protocol.identity.member import Member
 from fleet_protocol.identity.opening import open_for
 from fleet_protocol.messages import ServerStatus
+from fleet_protocol.signals import on_signals
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import BrokerAddress, Disconnected, Event, Received, Transport
 
@@ -209,7 +209,7 @@ def run_fleet(config: FleetConfig, *, listener: Listener | None = None) -> contr
             status = server_status(address, config.fleet, connect_seconds=PROBE_SECONDS, member=member)
     if status is not None and status.online:
         return submit(config, address, listener=listener)
-    with Server(config.fleet, config.store, config.broker, listener=listener) as server, stop_on_signals(server.stop):
+    with Server(config.fleet, config.store, config.broker, listener=listener) as server, on_signals(server.stop):
         return server.run(config)
 
 
@@ -235,7 +235,7 @@ def serve_fleet(
                 f"fleet {fleet} already has a server on {broker_address(broker)}; give it runs with `shoal run`, "
                 "or choose another fleet name"
             )
-    with Server(fleet, store, broker, listener=listener) as server, stop_on_signals(server.stop):
+    with Server(fleet, store, broker, listener=listener) as server, on_signals(server.stop):
         if on_ready is not None:
             on_ready(server)
         server.serve()

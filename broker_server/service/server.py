@@ -142,8 +142,8 @@ class Server:
         link.connect(self._broker_config.connect_timeout_seconds)
         return link
 
-    def stop(self) -> None:
-        """End `run` or `serve` soon; may be called from a signal handler or another thread."""
+    def stop(self, _signal: object = None) -> None:
+        """End `run` or `serve` soon; may be called from another thread, and by `on_signals`."""
         self._stopping.set()
         self._inbox.put(Stop())
 

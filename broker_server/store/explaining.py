@@ -102,13 +102,9 @@ def _asked(record: RoundRecord, task: TaskRecord, refusals: int) -> DeviceInRoun
         tier=task.tier,
         answered_seconds=answered,
         left_seconds=timing.left if timing is not None else None,
-        norm=screening.norm if screening is not None else None,
         norm_bound=screening.bound if screening is not None else None,
-        scale=screening.scale if screening is not None else None,
-        samples=screening.samples if screening is not None else None,
-        declared=screening.declared if screening is not None else None,
         version=task.version,
-        weight=screening.weight if screening is not None else None,
+        **(screening.model_dump(exclude={"bound", "round"}) if screening is not None else {}),
         refusals=refusals,
     )
 

@@ -153,14 +153,7 @@ class TaskRecord:
         if tier == self.tier or tier not in taken:
             return self
         rest = tuple(item for item in self.choices if item.tier != tier)
-        return replace(
-            self,
-            tier=tier,
-            plan_key=taken[tier].plan_key,
-            artifact_set=taken[tier].artifact_set,
-            weights=taken[tier].weights,
-            others=Alternatives(items=rest),
-        )
+        return replace(self, **dict(taken[tier]), others=Alternatives(items=rest))
 
     def receiving(self, update: BlobRef, metrics: TaskMetrics) -> "TaskRecord":
         """The task once its update is checked and on the disk."""

@@ -7,12 +7,10 @@ state, follows the events that the state posts through the transition table, and
 import contextlib
 import os
 import queue
-import signal
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import FrameType
+from signal import Signals
 from typing import Any
 
 from device_runtime.agent.cache import Cache
@@ -33,6 +31,7 @@ from device_runtime.training.backends import settle_allocator
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import ConfigError, RefusedError, StorageError
 from fleet_protocol.messages import Cancel, Offer, Refuse, ServerMessage, parse_server_message
+from fleet_protocol.signals import on_signals
 from fleet_protocol.topics import BlobTopic
 from fleet_protocol.transport import Connected, Disconnected, Received, Rejected, Told
 
@@ -91,7 +90,7 @@ class Agent:
             TransportError: the broker cannot be reached at start.
         """
         settle_allocator()
-        with _only_one(self.ctx.kit.config), _served(self.ctx.kit.config), self._signals():
+        with _only_one(self.ctx.kit.config), _served(self.ctx.kit.config), on_signals(self._signalled):
             for left in self.ctx.kit.config.state_dir.glob(".*.????????"):  # half written in a power cut
                 left.unlink(missing_ok=True)
             try:
@@ -261,24 +260,10 @@ class Agent:
         reason, detail = past[2]
         ctx.uplink.send(offer, Refuse, reason=reason, detail=detail)
 
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Turn SIGTERM and SIGINT into a clean end while the loop runs in the main thread."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def on_signal(number: int, _frame: FrameType | None) -> None:
-            if self.ctx.state in {State.STARTING, State.PROBING}:
-                raise SystemExit(128 + number)  # nothing is announced yet, so there is nobody to say good-bye to
-            self.stop(signal.Signals(number).name)
-
-        before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def _signalled(self, signal: Signals) -> None:
+        if self.ctx.state in {State.STARTING, State.PROBING}:
+            raise SystemExit(128 + signal)  # nothing is announced yet, so there is nobody to say good-bye to
+        self.stop(signal.name)
 
 
 def _served(config: DeviceConfig) -> contextlib.AbstractContextManager[object]:

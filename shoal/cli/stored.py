@@ -15,7 +15,6 @@ import numpy as np
 from broker_server.rounds.advice import Advice, advice
 from broker_server.rounds.artifacts import TierArtifacts
 from broker_server.rounds.best import VersionView, best_of, versions
-from broker_server.rounds.stopping import stop_on_signals
 from broker_server.rounds.tier_version import tier_version
 from broker_server.settings.fleet import FleetConfig
 from broker_server.store import EventRecord, RoundRecord, Store, queries
@@ -24,6 +23,7 @@ from broker_server.store.following import changes
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.manifest import parameter_input
+from fleet_protocol.signals import on_signals
 from shoal.cli.console import bytes_text, output_console, print_json, print_rows, say, seconds_text
 from shoal.cli.extras import needs
 
@@ -75,7 +75,7 @@ def watched(opened: Store, run: str | None, look: Callable[[Store, str | None], 
         ConfigError: the store has no such run.
     """
     over = threading.Event()
-    with stop_on_signals(over.set):
+    with on_signals(lambda _: over.set()):
         for _ in changes(opened.folder, over):
             # Before the look: what came before the end is seen by it.
             ended = run is not None and queries.find_run(opened, run).ended_at is not None

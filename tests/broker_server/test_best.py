@@ -59,7 +59,7 @@ def test_the_best_by_a_metric_keeps_its_weights():
     """Not the one of the highest accuracy."""
     versions = [version(1, accuracy=0.9, f1=0.1), version(2, accuracy=0.5, f1=0.8), version(3, accuracy=0.6, f1=0.2)]
     assert [item.number for item in kept(versions, 1, EvaluationKeys(metric="f1"))] == [2, 3]
-    assert [item.number for item in kept(versions, 1)] == [1, 3]
+    assert [item.number for item in kept(versions, 1, EvaluationKeys())] == [1, 3]
     assert score(EvaluationKeys(metric="f1"), versions[0].evaluation) == 0.1
 
 

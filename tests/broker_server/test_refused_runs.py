@@ -97,7 +97,7 @@ def test_the_baseline_local_has_no_server_optimizer():
         ("[strategy]\nname = 'fedrolex'\n[strategy.fedrolex]\nstpe = 2", "did you mean 'step'"),
         ("[strategy]\nname = 'heterofl'\n[strategy.fedrolex]\nstep = 2", "no effect on strategy 'heterofl'"),
         ("[strategy]\nname = 'fedrolex'\n[strategy.fedrolex]\nstep = 0", "step"),
-        ("[strategy]\nname = 'whalefl'\n[strategy.whalefl]\ntheta = -1", "theta must be positive"),
+        ("[strategy]\nname = 'whalefl'\n[strategy.whalefl]\ntheta = -1", "theta: Input should be greater than 0"),
         ("[strategy]\nname = 'inclusivefl'\n[strategy.inclusivefl]\nbeta = 1.5", "beta"),
         ("[server_optimizer]\nname = 'adam'", "name"),
         ("[server_optimizer]\nname = 'fedadam'\nbeta1 = 1.0", "beta1"),

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from broker_server.rounds.retention import drop_old_weights, kept
+from broker_server.settings.evaluation import EvaluationKeys
 from broker_server.store import Store, VersionRecord
 from broker_server.store.export import load_version
 from fleet_protocol.blob_store import BlobStore
@@ -35,7 +36,7 @@ def version(number, accuracy=None, digest=None):
 )
 def test_the_newest_and_the_best_are_kept(accuracies, newest, wanted):
     versions = [version(number, accuracy) for number, accuracy in enumerate(accuracies)]
-    assert [item.number for item in kept(versions, newest)] == wanted
+    assert [item.number for item in kept(versions, newest, EvaluationKeys())] == wanted
 
 
 def test_weights_that_a_kept_version_shares_stay(tmp_path):
@@ -44,7 +45,7 @@ def test_weights_that_a_kept_version_shares_stay(tmp_path):
     same, other = blobs.put(b"same"), blobs.put(b"other")
     versions = [version(0, digest=same), version(1, digest=other), version(2, digest=same)]
     for _ in range(2):
-        drop_old_weights(versions, 1, blobs)
+        drop_old_weights(versions, 1, blobs, (), EvaluationKeys())
         assert blobs.read(same) == b"same"
         assert not blobs.has(other)
 

@@ -103,7 +103,7 @@ def test_what_an_offer_says_wrong_about_the_choice_is_refused_by_name():
     with pytest.raises(RefusedError, match=r"settings of the chooser whalefl: full_bytes: Field required") as missing:
         named("whalefl", {"constants": {}})
     assert missing.value.reason is RefusalReason.MALFORMED
-    with pytest.raises(RefusedError, match="settings of the chooser whalefl: adaptive sizing: theta must be positive"):
+    with pytest.raises(RefusedError, match=r"whalefl: constants\.theta: Input should be greater than 0"):
         named("whalefl", {"constants": {"theta": 0}, "full_bytes": 1})
 
 

@@ -24,9 +24,9 @@ def _view(
 
     import threading
 
-    from broker_server.rounds.stopping import stop_on_signals
     from broker_server.settings.fleet import ViewConfig
     from broker_server.store import Store
+    from fleet_protocol.signals import on_signals
     from shoal.cli.console import error_console
 
     store = store_of(store)
@@ -34,7 +34,7 @@ def _view(
     done = threading.Event()
     with (
         serving(store, ViewConfig(port=port, host=host, actions=actions), token_file) as address,
-        stop_on_signals(done.set),
+        on_signals(lambda _: done.set()),
     ):
         error_console().print(f"{store} at [bold]{address}[/]; stop with Ctrl-C", highlight=False, soft_wrap=True)
         if token_file is not None:
