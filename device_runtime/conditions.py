@@ -104,11 +104,7 @@ class Ticks:
         self.fresh: int | None = None
 
     def load(self, root: Path) -> float | None:
-        """Share of all processors that other programs took since the look before; see proc(5) for the fields.
-
-        Args:
-            root: where ``proc`` is.
-        """
+        """Share of all processors that other programs took since the look before; `root` has ``proc``, see proc(5)."""
         for _, text in texts(iter([root / "proc" / "stat"])):
             fields = [int(field) for field in text.partition("\n")[0].split()[1:9]]
             own = time.process_time() * os.sysconf("SC_CLK_TCK")
@@ -233,11 +229,7 @@ class Watch:
         self.seen: Mapping[str, Seen] = {}
 
     def look(self, now: float) -> str:
-        """Why the board shall not train now; empty where it may.
-
-        Args:
-            now: ``time.monotonic()``.
-        """
+        """Why the board shall not train at a ``time.monotonic()``; empty where it may."""
         self.look_at = now + self._rules.look_seconds if self._asked else math.inf
         self.seen = {key: CONDITIONS[key](self._rules, self.ticks, key in self._failed) for key in self._asked}
         for key, seen in self.seen.items():

@@ -66,13 +66,7 @@ def encode_chunk(data: bytes | memoryview, index: int, chunk_bytes: int, *, dige
 def iter_chunks(
     data: bytes | memoryview, chunk_bytes: int, ranges: Ranges, *, digests: bool = True
 ) -> Iterator[tuple[int, bytes]]:
-    """Frame the chunks of some ranges, in order.
-
-    Args:
-        data: the whole blob.
-        chunk_bytes: payload bytes per chunk.
-        ranges: half-open ranges of indices; parts beyond the blob are skipped.
-        digests: whether chunks need digests of their own.
+    """Frame the chunks of some half-open ranges, in order; what is beyond the blob is skipped.
 
     Yields:
         Index and frame.

@@ -87,12 +87,7 @@ def _require_finite(found: NDArray[Any], name: str, encoding: str) -> None:
 
 
 def decode(parts: Mapping[str, NDArray[Any]], shapes: Mapping[str, tuple[int, ...]], encoding: str) -> Tensors:
-    """Read a difference; what is read decides nothing about how much memory is taken.
-
-    Args:
-        parts: as `encode` wrote them.
-        shapes: of the tensors by name, in the order of the manifest.
-        encoding: as for `encode`.
+    """Read what `encode` wrote; the shapes, in the order of the manifest, alone decide how much memory is taken.
 
     Returns:
         The difference, as near as the encoding came to it.

@@ -66,13 +66,7 @@ def summed_outputs(recipe: RecipeSpec) -> tuple[str, ...]:
 
 
 def evaluation_of(sums: Sums, examples: int, recipe: RecipeSpec) -> Evaluation:
-    """Loss and metrics.
-
-    Args:
-        sums: everything of :func:`summed_outputs`, over all batches.
-        examples: samples, or labels that count; at least 1.
-        recipe: that the eval graph was exported with.
-    """
+    """Loss and metrics from everything of :func:`summed_outputs`, of at least one sample, or label that counts."""
     known = {**sums, EXAMPLES: np.asarray(float(examples))}
     return Evaluation(
         examples=examples,

@@ -26,12 +26,7 @@ def seeded(text: str) -> Draw:
 
 
 def gaussian(draw: Draw, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """Independent standard normal values, by Box and Muller's transform of uniform values of 53 bits.
-
-    Args:
-        draw: gives the bytes.
-        shape: of the result.
-    """
+    """Independent standard normal values, by Box and Muller's transform of uniform values of 53 bits."""
     size = math.prod(shape)
     values = np.empty(size + size % 2)
     for start in range(0, len(values), 2 * _BLOCK):

@@ -39,10 +39,6 @@ def weights_parts(
 ) -> list[bytes | memoryview]:
     """The blob of `encode_weights` in parts, header and tensors, so that they can be hashed and written without a copy.
 
-    Args:
-        weights: name to array, any shape, of a type in `_DTYPES`.
-        metadata: strings to carry in the header.
-
     Raises:
         BlobError: an array has a type that the format of Shoal does not carry.
     """

@@ -37,12 +37,7 @@ class Advice:
 
 
 def advice(store: Store, run: str | None = None, now: float | None = None) -> list[Advice]:
-    """What the rules find.
-
-    Args:
-        store: the store; one without a run has nothing to say.
-        run: id of a run, by default the newest.
-        now: seconds since the epoch, by default the clock's.
+    """What the rules find about a run, by default the newest, at a time; a store without a run has nothing to say.
 
     Raises:
         ConfigError: there is no such run.

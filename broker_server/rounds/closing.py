@@ -41,12 +41,7 @@ class ClosingRule:
     settling: float = 0.0
 
     def needed(self, asked: int, refused: int) -> int:
-        """Updates that make a quorum.
-
-        Args:
-            asked: devices that were asked.
-            refused: of them, those whose update the server refused.
-        """
+        """Updates that make a quorum where so many devices were asked, and the updates of so many of them refused."""
         return quorum_of(self.share, min(self.wanted, asked - refused))
 
 

@@ -125,12 +125,7 @@ class Collection:
         return self.rule.deadline
 
     def look(self, now: float, is_online: Callable[[str], bool]) -> list[Standing]:
-        """Note whose answer has come and who is away, and say how every task stands.
-
-        Args:
-            now: the dispatcher's clock.
-            is_online: whether a device is there.
-        """
+        """Note, by the dispatcher's clock, whose answer has come and who is away, and say how every task stands."""
         for task in self.tasks.values():
             if task.record.phase.answered:
                 task.answered = now if task.answered is None else task.answered

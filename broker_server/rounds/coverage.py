@@ -74,14 +74,7 @@ class Coverage:
 def coverage(
     store: Store, context: RunContext, *, upto: int | None = None, tier: str | None = None, device: str | None = None
 ) -> Coverage:
-    """Count what the merged updates of a run held.
-
-    Args:
-        store: of the run.
-        context: from `broker_server.rounds.tier_version.stored_context`.
-        upto: the last round to count; by default the newest.
-        tier: count this tier alone.
-        device: count this device alone.
+    """Count what the merged updates of a run held: up to a round, of a tier or of a device, where one is given.
 
     Raises:
         ConfigError: no such round, tier or device was ever asked.

@@ -12,12 +12,7 @@ from fleet_protocol.weights import decode_weights, encode_weights, read_metadata
 
 
 def take_update(data: bytes, task: OpenTask, blobs: BlobStore) -> bytes:
-    """Check an update, and decode one that is encoded to the weights that it says.
-
-    Args:
-        data: the update, as its device sent it.
-        task: that it answers.
-        blobs: with the weights that its device was sent.
+    """Check an update, and decode one that is encoded; `blobs` have the weights that its device was sent.
 
     Returns:
         What is to be merged: `data` itself, if it travelled as it is.

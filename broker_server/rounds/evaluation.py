@@ -32,13 +32,7 @@ def load_test_set(config: DataConfig, manifest: Manifest) -> DataSet:
 
 
 class Evaluator:
-    """The eval graph with a test set; the graph is opened once and serves every version.
-
-    Args:
-        judged: artifact set of the tier to evaluate.
-        data: the test set.
-        batch_size: samples per call.
-        threads: for onnxruntime; 0 takes every core.
+    """The eval graph of a tier with a test set; the graph is opened once and serves every version.
 
     Raises:
         ConfigError: the set has no eval graph, or onnxruntime is not installed.
@@ -83,12 +77,7 @@ class Evaluator:
         return evaluation_of(sums, counted(self.data.y), self.judged.manifest.recipe)
 
     def losses(self, weights: Tensors, statistics: Tensors, samples: int) -> NDArray[np.float64]:
-        """Mean loss of each run of consecutive samples.
-
-        Args:
-            weights: of the judged tier, float32.
-            statistics: of its static batch norms; empty if it has none.
-            samples: of a run; the last may be shorter.
+        """Mean loss of each run of so many consecutive samples; the last may be shorter.
 
         Returns:
             float64 ``[runs]``, over the labels that count.

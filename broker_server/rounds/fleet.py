@@ -89,13 +89,7 @@ def usable_tiers(tiers: Mapping[str, TierArtifacts], config: TiersConfig) -> tup
 
 
 def fits(profile: Profile, tier: TierArtifacts, memory_share: float) -> bool:
-    """Whether a device declares itself able to train a tier.
-
-    Args:
-        profile: what it says about itself; a free memory of 0 is one it could not measure.
-        tier: the artifact set.
-        memory_share: share of the free memory that training may take.
-    """
+    """Whether a device declares itself able to train a tier; a free memory of 0 is one that it could not measure."""
     manifest = tier.manifest
     return (
         manifest.width <= profile.max_width + _WIDTH_SLACK
@@ -192,13 +186,7 @@ def require_levels(tiers: Sequence[TierArtifacts], config: TiersConfig) -> None:
 
 
 def wanted_of(eligible: int, *, fraction: float, least: int) -> int:
-    """How many updates a round wants.
-
-    Args:
-        eligible: devices that can take part.
-        fraction: share of them, rounded up.
-        least: but at least so many.
-    """
+    """How many updates a round wants: a share of the eligible devices, rounded up, but at least so many."""
     return min(eligible, max(least, _share_of(fraction, eligible)))
 
 
@@ -207,12 +195,7 @@ def choose(
 ) -> tuple[Assignment, ...]:
     """Draw the devices of a round without replacement (specification 1.2, step 1).
 
-    Args:
-        eligible: by id.
-        wanted: as many of them.
-        over_selection: and so many more, as a share of the wanted ones, rounded up.
-        seed: of the run.
-        number: of the round.
+    As many as are wanted, and beyond them `over_selection`, a share of these, rounded up.
 
     Returns:
         The drawn ones, by id; a function of the arguments alone.

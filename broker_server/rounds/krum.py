@@ -38,11 +38,7 @@ def squared_distances(updates: Mapping[str, Tensors]) -> NDArray[np.float64]:
 
 
 def left_out(updates: Mapping[str, Tensors], faulty: float) -> tuple[str, ...]:
-    """The updates of a tier that are not merged.
-
-    Args:
-        updates: by task, in a fixed order; all were cut by one plan.
-        faulty: share of them that may be bad, rounded up.
+    """The updates of a tier, by task and all cut by one plan, that are not merged: `faulty` is a share, rounded up.
 
     Returns:
         Tasks, the worst first.

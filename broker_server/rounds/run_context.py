@@ -70,12 +70,7 @@ class RunContext:
         return tuple(self._exported("evaluation.tiers", wanted) for wanted in self.config.evaluation.tiers)
 
     def instructions(self, kind: Literal["train", "statistics"], closed_rounds: int) -> Instructions:
-        """What a task asks of a device.
-
-        Args:
-            kind: of the task; the strategy has a say in training alone.
-            closed_rounds: so far, for the learning rate schedule.
-        """
+        """What a task asks of a device after some closed rounds; the strategy has a say in training alone."""
         train = self.config.train
         rate, ramp, rounds = train.rate_after(closed_rounds), None, self.config.round.rounds
         if train.rate is not None and train.rate.per == "step":
@@ -136,12 +131,6 @@ def prepare_run(
     run: str, config: FleetConfig, artifacts: Artifacts, noise: Callable[[str], Draw] = lambda _name: os.urandom
 ) -> RunContext:
     """Put together what is fixed for a run, and refuse what does not go together before anything is trained.
-
-    Args:
-        run: id.
-        config: with absolute paths.
-        artifacts: of the architecture.
-        noise: random bytes for what a name says.
 
     Raises:
         ConfigError: a name or number in the configuration is wrong.

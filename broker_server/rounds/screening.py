@@ -89,12 +89,7 @@ def lower_median(values: Iterable[float]) -> float:
 def screen(
     updates: Mapping[str, Measured], earlier: Mapping[str, Sequence[float]], config: RobustConfig
 ) -> dict[str, Verdict]:
-    """Judge the updates of a round.
-
-    Args:
-        updates: by task.
-        earlier: norms that were taken in the last closed round, by tier.
-        config: the bounds.
+    """Judge the updates of a round, by task; `earlier` are the norms taken in the last closed round, by tier.
 
     Returns:
         A verdict for each.

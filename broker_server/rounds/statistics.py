@@ -38,11 +38,6 @@ def combine(
     variance between the devices' means, ``sum(n_k mean_k^2) / N - mean^2``, and so stands for the authors' one pooled
     and shuffled loader.
 
-    Args:
-        answers: number of batches and tensors of each device, in a fixed order.
-        norms: names of the norms.
-        rule: for the variance.
-
     Returns:
         float32 vectors; computed in float64.
     """
@@ -67,12 +62,7 @@ def over_batches(
 ) -> Statistics:
     """Run the stats graph over the server's own samples: the mean over batches, each batch alike (vector H8).
 
-    Args:
-        full: artifact set of the whole model.
-        weights: the global version.
-        data: the samples; labels are not used.
-        batch_size: samples per batch; a last batch of one is dropped, its variance is not defined.
-        threads: for onnxruntime.
+    A last batch of one sample is dropped: its variance is not defined.
 
     Raises:
         ConfigError: the set has no stats graph.

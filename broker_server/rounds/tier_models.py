@@ -23,11 +23,7 @@ def open_model(blobs: BlobStore, version: VersionRecord) -> GlobalModel:
 def model_of(context: RunContext, tier: Tier, version: VersionRecord, blobs: BlobStore) -> Tensors:
     """What a tier is in a global version: the model that its devices are sent, with the leading units.
 
-    Args:
-        context: the run.
-        tier: its shape; one that the run does not train is a cut of the global weights.
-        version: the global version.
-        blobs: where its weights and state are kept.
+    Of a tier that the run does not train it is a cut of the global weights.
 
     Raises:
         BlobError: they cannot be read.

@@ -86,11 +86,7 @@ class Founding:
 
 
 def found_fleet(folder: Path, founding: Founding) -> None:
-    """Make the folder of a fleet: operator, authority, server, configuration.
-
-    Args:
-        folder: of the fleet; made for its owner alone, and empty if it is there.
-        founding: what it is.
+    """Make the folder of a fleet, for its owner alone: operator, authority, server, configuration.
 
     Raises:
         ConfigError: the folder has something in it, or the name is unusable.

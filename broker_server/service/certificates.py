@@ -85,11 +85,7 @@ class Authority:
         write_secret(folder / "ca.key", self.key)
 
     def issue(self, name: str, *, hosts: Iterable[str] = ()) -> tuple[str, str]:
-        """A certificate of a broker or a client.
-
-        Args:
-            name: its common name; of a client, its name in the fleet.
-            hosts: names and addresses that a broker answers to; none for a client.
+        """A certificate of a client by its name, or of a broker that answers to some names and addresses.
 
         Returns:
             Certificate and private key, in PEM.
@@ -112,11 +108,7 @@ class Authority:
         return built.public_bytes(serialization.Encoding.PEM).decode(), pem(key)
 
     def revoked(self, serials: Iterable[str]) -> str:
-        """The list of certificates that count for nothing any more (RFC 5280), in PEM.
-
-        Args:
-            serials: their numbers, as `serial_of` says.
-        """
+        """The list of certificates, by `serial_of`, that count for nothing any more (RFC 5280), in PEM."""
         parent, issuer = self._parent()
         now = dt.datetime.now(dt.timezone.utc)
         until = now + dt.timedelta(days=365 * _YEARS)

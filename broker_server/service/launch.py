@@ -71,12 +71,6 @@ def server_status(
 ) -> ServerStatus | None:
     """What the server of a fleet last said about itself.
 
-    Args:
-        address: the broker.
-        fleet: name of the fleet.
-        connect_seconds: how long to try to reach the broker.
-        member: of an enrolled fleet.
-
     Returns:
         Its retained status, None if no server was ever there.
 

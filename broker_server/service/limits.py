@@ -44,11 +44,7 @@ class Bucket:
 
 
 class Limits:
-    """Decides which messages of devices are read.
-
-    Args:
-        knows: whether a device has announced itself before.
-    """
+    """Decides which messages of devices are read; `knows` says whether a device has announced itself before."""
 
     def __init__(self, knows: Callable[[str], bool]) -> None:
         self._knows = knows

@@ -60,10 +60,7 @@ class Mix:
 
 
 def parse_mix(text: str) -> Mix:
-    """Read a mix of levels, in the order written.
-
-    Args:
-        text: such as ``a2-b8``.
+    """Read a mix of levels such as ``a2-b8``, in the order written.
 
     Raises:
         ConfigError: the text has another form, names an unknown or repeated level, a level wider than the first
@@ -103,13 +100,7 @@ def assign_fix(mix: Mix, devices: int) -> tuple[float, ...]:
 
 
 def assign_dynamic(mix: Mix, devices: int, *, seed: int, round_index: int) -> tuple[float, ...]:
-    """Draw a level for every device, as is done before every round.
-
-    Args:
-        mix: the levels.
-        devices: how many.
-        seed: of the run, not negative.
-        round_index: 0-based round.
+    """Draw a level for every device, as is done before every round (which is counted from 0).
 
     Returns:
         The rate of each device, drawn independently with probability weight / total; a function of the arguments.

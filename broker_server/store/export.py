@@ -44,12 +44,7 @@ class ExportedVersion:
 
 
 def load_version(store: Store, run: str | None = None, version: int | None = None) -> ExportedVersion:
-    """Read a global version.
-
-    Args:
-        store: the store.
-        run: id of a run, or its beginning; by default the newest.
-        version: its number; by default the one that was promoted, or else the last.
+    """Read a global version of a run: by default the one that was promoted, or else the last, of the newest run.
 
     Raises:
         ConfigError: there is no such run or version, or its weights are not kept.
@@ -76,11 +71,7 @@ def load_version(store: Store, run: str | None = None, version: int | None = Non
 
 
 def export_safetensors(version: ExportedVersion, path: Path) -> None:
-    """Write a version as one safetensors file: parameters, then statistics.
-
-    Args:
-        version: from `load_version`.
-        path: the file; an existing one is replaced.
+    """Write a version as one safetensors file, which takes the place of another: parameters, then statistics.
 
     Raises:
         StorageError: the file cannot be written.

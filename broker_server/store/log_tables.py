@@ -30,25 +30,11 @@ class LogTables(Database):
         )
 
     def count_refusal(self, run: str, device: str, reason: RefusalReason, by: str, times: int = 1) -> None:
-        """Count refusals.
-
-        Args:
-            run: id of the run, empty outside one.
-            device: id, empty where it is not known.
-            reason: why.
-            by: ``server`` or ``device``.
-            times: how many.
-        """
+        """Count refusals by ``server`` or ``device``; run and device are empty where there is none."""
         self._later(_COUNT, {"run": run, "device": device, "reason": reason.value, "by": by, "count": times})
 
     def events(self, run: str | None = None, *, last: int | None = None, after: int = 0) -> list[EventRecord]:
-        """Lines of the log, oldest first.
-
-        Args:
-            run: of one run only.
-            last: only so many of the newest.
-            after: only those that came after the one with this id.
-        """
+        """Lines of the log, oldest first: of one run, the last so many, those after the one with an id."""
         self.flush()
         query = select(schema.events).where(schema.events.c.id > after).order_by(schema.events.c.id.desc())
         if run is not None:

@@ -204,11 +204,7 @@ def status(store: Store, run: str | None = None) -> StatusView:
 
 
 def runs(store: Store, run: str | None = None) -> list[RunView]:
-    """The runs of a store, newest first.
-
-    Args:
-        store: the store.
-        run: id of one of them, or its beginning; by default all.
+    """The runs of a store, newest first; or one of them, by its id or the beginning of that.
 
     Raises:
         ConfigError: there is no such run.
@@ -314,14 +310,9 @@ def _device(device: DeviceRecord, part: DevicePart | None, refused: int, left_ou
 def rounds(
     store: Store, run: str | None = None, *, first: int = 1, last: int | None = None, tasks: bool = True
 ) -> list[RoundView]:
-    """The rounds of a run, in order.
+    """The rounds of a run, by default the newest, in order from a first to a last.
 
-    Args:
-        store: the store.
-        run: id of a run, by default the newest.
-        first: none before this one.
-        last: none after this one.
-        tasks: whether they carry their tasks and the names of those that were left out, which are most of the bytes.
+    Without `tasks` they lack them, and the names of those that were left out, which are most of the bytes.
 
     Raises:
         ConfigError: there is no such run.
@@ -355,13 +346,7 @@ def rounds(
 
 
 def log(store: Store, run: str | None = None, *, last: int | None = None, after: int = 0) -> list[EventRecord]:
-    """Lines of the log, oldest first.
-
-    Args:
-        store: the store.
-        run: id of a run; None for everything, also what happened outside runs.
-        last: only so many of the newest.
-        after: only those that came after the one with this id.
+    """Lines of the log as of `Store.events`; without a run also of what happened outside runs.
 
     Raises:
         ConfigError: there is no such run.

@@ -22,13 +22,7 @@ _REMEDIES = (
 
 
 def why_away(device: DeviceRecord, newest: TaskRecord | None, left_out: Mapping[str, str]) -> str:
-    """Why a device takes no part, or took none in the newest round; empty where it does.
-
-    Args:
-        device: the device.
-        newest: its newest training task in the run, if it has any.
-        left_out: reasons of those that the newest round did not ask, by id.
-    """
+    """Why a device takes no part, or took none in the newest round, which left some out; empty where it does."""
     if not device.online:
         return "offline"
     if device.profile is None and device.state != SIMULATED:

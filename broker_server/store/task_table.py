@@ -80,13 +80,7 @@ class TaskTable(Database):
         return {task.device: task for task in self._all(TaskRecord, query.where(which))}
 
     def late(self, run: str, number: int, *, waiting: bool = False) -> list[TaskRecord]:
-        """Training tasks of earlier rounds whose updates are in the version of a round, by device.
-
-        Args:
-            run: id of the run.
-            number: of the round.
-            waiting: also those that are not over yet.
-        """
+        """Training tasks of earlier rounds whose updates are in the version of a round, or still may be, by device."""
         table = schema.tasks
         wanted = func.json_extract(table.c.screening, "$.round") == number
         if waiting:

@@ -13,12 +13,7 @@ _ALEMBIC = threading.Lock()
 
 
 def upgrade(connection: Connection, found: int) -> None:
-    """Bring a database up to the newest version, within the transaction that is open.
-
-    Args:
-        connection: in a transaction, which the caller commits.
-        found: version of the database, 0 if it is empty.
-    """
+    """Bring a database from a version, 0 if it is empty, to the newest, within the transaction that is open."""
     config = Config()
     config.set_main_option("script_location", "broker_server.store:migrations")
     config.attributes["connection"] = connection

@@ -140,15 +140,7 @@ def fold(
 def count(
     state: Accumulator, key: str, plan: CompiledPlan, weight: float = 1.0, rows: NDArray[np.int64] | None = None
 ) -> None:
-    """Count an update in what entries are divided by.
-
-    Args:
-        state: changed in place.
-        key: name of the plan.
-        plan: what the update holds.
-        weight: of it.
-        rows: of the labels that it holds; None for all.
-    """
+    """Count an update of a plan, with the rows of the labels that it holds or all, in what entries are divided by."""
     group = state.groups.get(key)
     if group is None:
         group = state.groups[key] = _Group(plan, 0.0, np.zeros(state.layout.classes))

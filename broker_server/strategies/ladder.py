@@ -31,10 +31,7 @@ class Ladder:
 
     @classmethod
     def of(cls, depths: Mapping[str, int]) -> "Ladder":
-        """Order the groups.
-
-        Args:
-            depths: number of layers of each group, at least 1, all different.
+        """Order the groups by their numbers of layers, which are at least 1 and all different.
 
         Raises:
             PlanError: there is no group, or two have the same depth.

@@ -95,12 +95,7 @@ class OptimizerState:
 
 
 def init(settings: OptimizerSettings, weights: Tensors) -> OptimizerState:
-    """The state before the first step.
-
-    Args:
-        settings: which optimizer.
-        weights: the weights it will step, for their names, shapes and dtypes.
-    """
+    """The state before the first step of some weights."""
     first = {} if settings.name == "plain" else {name: np.zeros_like(value) for name, value in weights.items()}
     second = (
         {name: np.full_like(value, settings.second_start) for name, value in weights.items()}

@@ -63,12 +63,7 @@ class DataSet:
         return len(self.y)
 
     def batches(self, size: int, dtype: str) -> Iterator[tuple[NDArray[Any], Targets]]:
-        """All samples in order, in batches.
-
-        Args:
-            size: samples per batch; the last may be smaller.
-            dtype: as of `batch`.
-        """
+        """All samples in order, in batches of a type as of `batch`; the last may be smaller."""
         for first in range(0, len(self), size):
             yield self.batch(slice(first, first + size), dtype)
 
@@ -234,19 +229,9 @@ def make_dataset(
     augment: Sequence[str] = (),
     black: float | Sequence[float] = 0.0,
 ) -> DataSet:
-    """Check what a source delivered.
+    """Check what a source delivered: samples ``[N, ...]``, and labels ``[N]`` or one per token or pixel, or numbers.
 
-    Args:
-        source: path, for messages.
-        x: samples ``[N, ...]``.
-        y: labels ``[N]``, or ``[N, ...]`` with one per token or pixel, whole numbers; or targets that are numbers.
-        shape: shape to give to a sample.
-        scale: factor of every value.
-        mean: subtracted after scaling; a number or one per channel.
-        std: divides last; a number or one per channel.
-        classes: number of labels, where it is known.
-        augment: random changes to the samples of a training step.
-        black: a black pixel among the raw samples; a number or one per channel.
+    The rest is as in the table of a source (`fleet_protocol.data.sources`), which messages name.
 
     Raises:
         DataError: empty, lengths that differ, wrong types, labels outside their range, values that are not finite, or

@@ -41,9 +41,7 @@ _NEITHER = _Kind(bare=False, model=False)
 def bare_outputs(graph: Graph, batch: Iterable[str]) -> tuple[str, ...]:
     """The outputs that the batch reaches without a reduction, or a contraction that parameters have a part in.
 
-    Args:
-        graph: its nodes in an order in which they can run.
-        batch: names of the inputs that carry samples or labels.
+    The nodes are in an order in which they can run; `batch` names the inputs that carry samples or labels.
 
     Returns:
         Names of outputs, in graph order; empty for whatever the exporter writes.

@@ -101,13 +101,7 @@ class ChunkSigner:
         return _START.pack(_MAGIC, what, len(head) - claim_bytes - SIGNATURE_BYTES, claim_bytes, number)
 
     def listed(self, place: str, chunks: Sequence[tuple[str, bytes]], group: Group | None) -> Iterator[bytes]:
-        """Sign a list of chunks.
-
-        Args:
-            place: that their topics have in common.
-            chunks: topic and frame of each, a window of them.
-            group: who may read them; None for everybody.
-        """
+        """Sign a list of chunks, by topic and frame, whose topics have a place in common; no group is everybody."""
         salt, bodies = os.urandom(16), [frame for _, frame in chunks]
         if group is not None:
             cipher = _group_cipher(group.key, salt, place)  # of this list alone

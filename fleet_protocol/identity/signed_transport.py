@@ -34,15 +34,7 @@ from fleet_protocol.transport import (
 
 
 class OpeningInbox(queue.SimpleQueue):  # type: ignore[type-arg]
-    """Opens what comes on its way into the owner's inbox; what is refused arrives as that.
-
-    Args:
-        inbox: the owner's.
-        enrolment: of the owner.
-        verifier: opens messages.
-        keys: of others, noted as they are heard.
-        handover: begun again with every connection.
-    """
+    """Opens what comes on its way into the owner's inbox; what is refused arrives as that."""
 
     def __init__(
         self, inbox: queue.SimpleQueue[Event], enrolment: Enrolment, verifier: Verifier, keys: Keys, handover: Handover
