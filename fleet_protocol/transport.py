@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
@@ -283,6 +283,21 @@ class Transport(Protocol):
         """
 
 
+def module_for(what: str, name: str) -> ModuleType:
+    """Import a module that something needs.
+
+    Raises:
+        ConfigError: a package that it needs is not installed.
+    """
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{error.name} is not installed here, which {what} needs: "
+            "pip install 'shoal[device]' on a board, 'shoal[server]' for a server"
+        ) from error
+
+
 def open_transport(
     address: BrokerAddress,
     client_id: str,
@@ -304,13 +319,7 @@ def open_transport(
         ConfigError: a certificate file of the address cannot be read, or what the transport needs is not installed.
     """
     scheme = SCHEMES[address.scheme]
-    try:
-        module = import_module(scheme.module)
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"{error.name} is not installed here, which {address.scheme}:// needs: "
-            "pip install 'shoal[device]' on a board, 'shoal[server]' for a server"
-        ) from error
+    module = module_for(f"{address.scheme}://", scheme.module)
     opened: Transport = getattr(module, scheme.name)(
         address, client_id, inbox, will=will, session_expiry_seconds=session_expiry_seconds
     )

@@ -51,12 +51,9 @@ class Authority:
     def generate(cls, fleet: str) -> "Authority":
         """A new authority."""
         key = ec.generate_private_key(ec.SECP256R1())
-        name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, fleet)])
         built = (
-            _builder(name, name, key.public_key())
-            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+            _builder(fleet, None, key.public_key())
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-            .add_extension(_usage(authority=True), critical=True)
             .sign(key, hashes.SHA256())
         )
         return cls(fleet, built.public_bytes(serialization.Encoding.PEM).decode(), pem(key))
@@ -92,14 +89,11 @@ class Authority:
         """
         parent, issuer = self._parent()
         key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         names = [_alternative(host) for host in dict.fromkeys(hosts)]
         purpose = ExtendedKeyUsageOID.SERVER_AUTH if names else ExtendedKeyUsageOID.CLIENT_AUTH
         builder = (
-            _builder(subject, issuer.subject, key.public_key())
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            _builder(name, issuer.subject, key.public_key())
             .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
-            .add_extension(_usage(authority=False), critical=True)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(parent.public_key()), critical=False)
         )
         if names:
@@ -130,21 +124,10 @@ def serial_of(certificate: str) -> str:
     return f"{x509.load_pem_x509_certificate(certificate.encode()).serial_number:x}"
 
 
-def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
-    now = dt.datetime.now(dt.timezone.utc)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(_BEGIN)
-        .not_valid_after(now + dt.timedelta(days=365 * _YEARS))
-    )
-
-
-def _usage(*, authority: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
+def _builder(name: str, issuer: x509.Name | None, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+    """What all certificates have; without an issuer it is that of an authority, which issues its own."""
+    subject, authority = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)]), issuer is None
+    usage = x509.KeyUsage(
         digital_signature=not authority,
         content_commitment=False,
         key_encipherment=False,
@@ -154,4 +137,15 @@ def _usage(*, authority: bool) -> x509.KeyUsage:
         crl_sign=authority,
         encipher_only=False,
         decipher_only=False,
+    )
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer or subject)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(_BEGIN)
+        .not_valid_after(dt.datetime.now(dt.timezone.utc) + dt.timedelta(days=365 * _YEARS))
+        .add_extension(x509.BasicConstraints(ca=authority, path_length=0 if authority else None), critical=True)
+        .add_extension(usage, critical=True)
     )

@@ -1,12 +1,12 @@
 """The configuration of a run, ``fleet.toml``, as frozen values."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
 from broker_server.settings.assignment import parse_mix
-from broker_server.settings.evaluation import EvaluationConfig
+from broker_server.settings.evaluation import EvaluationConfig, Share
 from broker_server.settings.method import StrategyConfig
 from broker_server.settings.privacy import PrivacyConfig, SecureSumConfig
 from broker_server.settings.robust import RobustConfig
@@ -16,8 +16,6 @@ from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import Name
 from fleet_protocol.recipe import RecipeTable
 from fleet_protocol.schedule import RateSchedule
-
-Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class BrokerConfig(FrozenModel):

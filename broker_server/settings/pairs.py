@@ -44,6 +44,10 @@ class WrongPair:
 
 
 _MEAN = 'set robust.merge = "mean"'
+_ALIKE = 'set strategy.weighting = "uniform"'
+_ALL_ROWS = "set strategy.label_rule = false"
+_ANY_SAMPLES = 'set robust.beyond_weight = "clip"'
+_AVERAGE = "median or trimmed mean"
 WRONG = (
     WrongPair(
         ("norm bound", "central noise"),
@@ -53,32 +57,22 @@ WRONG = (
     WrongPair(
         ("refused weights", "central noise"),
         "whether an update counts would depend on the others' samples",
-        'set robust.beyond_weight = "clip"',
+        _ANY_SAMPLES,
     ),
-    WrongPair(
-        ("median or trimmed mean", "central noise"), "the noise is made for a sum, of which clip bounds a part", _MEAN
-    ),
+    WrongPair((_AVERAGE, "central noise"), "the noise is made for a sum, of which clip bounds a part", _MEAN),
     WrongPair(("krum", "central noise"), "who is left out would depend on the others' updates", _MEAN),
-    WrongPair(("median or trimmed mean", "buffer"), "it compares updates of one version", _MEAN),
+    WrongPair((_AVERAGE, "buffer"), "it compares updates of one version", _MEAN),
     WrongPair(("krum", "buffer"), "it compares updates of one version", _MEAN),
-    WrongPair(
-        ("weights by samples", "median or trimmed mean"),
-        "it counts every device alike",
-        'set strategy.weighting = "uniform"',
-    ),
+    WrongPair(("weights by samples", _AVERAGE), "it counts every device alike", _ALIKE),
     WrongPair(
         ("weights by samples", "central noise"),
         "weights are taken from the samples, which the noise does not hide",
-        'set strategy.weighting = "uniform"',
+        _ALIKE,
     ),
     WrongPair(
-        ("label rule", "central noise"),
-        "which rows move, and by whom they are divided, would tell labels",
-        "set strategy.label_rule = false",
+        ("label rule", "central noise"), "which rows move, and by whom they are divided, would tell labels", _ALL_ROWS
     ),
-    WrongPair(
-        ("label rule", "local noise"), "devices do not tell their labels then", "set strategy.label_rule = false"
-    ),
+    WrongPair(("label rule", "local noise"), "devices do not tell their labels then", _ALL_ROWS),
     WrongPair(
         ("buffer", "central noise"),
         "by how many a sum is divided must be known before anyone answers",
@@ -89,15 +83,11 @@ WRONG = (
         "the server sees no update that it could measure",
         "set robust.norm_bound = 0: secure_sum.clip bounds every update",
     ),
-    WrongPair(
-        ("refused weights", "secure sum"), "what is in a sum cannot be refused", 'set robust.beyond_weight = "clip"'
-    ),
-    WrongPair(("median or trimmed mean", "secure sum"), "the server sees no update that it could compare", _MEAN),
+    WrongPair(("refused weights", "secure sum"), "what is in a sum cannot be refused", _ANY_SAMPLES),
+    WrongPair((_AVERAGE, "secure sum"), "the server sees no update that it could compare", _MEAN),
     WrongPair(("krum", "secure sum"), "the server sees no update that it could compare", _MEAN),
-    WrongPair(
-        ("weights by samples", "secure sum"), "every update counts alike in a sum", 'set strategy.weighting = "uniform"'
-    ),
-    WrongPair(("label rule", "secure sum"), "devices do not tell their labels then", "set strategy.label_rule = false"),
+    WrongPair(("weights by samples", "secure sum"), "every update counts alike in a sum", _ALIKE),
+    WrongPair(("label rule", "secure sum"), "devices do not tell their labels then", _ALL_ROWS),
     WrongPair(("encoding", "secure sum"), "what is masked cannot be made smaller", 'set upload.encoding = "fp32"'),
     WrongPair(("buffer", "secure sum"), "it adds up updates of one version", "remove round.buffer"),
     WrongPair(

@@ -1,12 +1,11 @@
 """How rounds go, ``[round]``: what a fleet and a simulation share, and what only real devices need; ``[upload]``."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
+from broker_server.settings.evaluation import Share
 from fleet_protocol.frozen import FrozenModel
-
-Share = Annotated[float, Field(gt=0, le=1)]
 
 
 class RoundKeys(FrozenModel):

@@ -1,11 +1,9 @@
 """Opens the transport of whoever speaks: signed for a member of an enrolled fleet, plain for anybody else."""
 
 import queue
-from importlib import import_module
 
-from fleet_protocol.errors import ConfigError
 from fleet_protocol.identity.member import Member
-from fleet_protocol.transport import BrokerAddress, Event, Farewell, Transport, open_transport
+from fleet_protocol.transport import BrokerAddress, Event, Farewell, Transport, module_for, open_transport
 
 
 def open_for(
@@ -27,13 +25,7 @@ def open_for(
     """
     if member is None:
         return open_transport(address, client_id, inbox, will=will, session_expiry_seconds=session_expiry_seconds)
-    try:
-        module = import_module("fleet_protocol.identity.signed_transport")  # needs cryptography
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"{error.name} is not installed here, which an enrolled fleet needs: "
-            "pip install 'shoal[device]' on a board, 'shoal[server]' for a server"
-        ) from error
+    module = module_for("an enrolled fleet", "fleet_protocol.identity.signed_transport")  # cryptography, that is
     opened: Transport = module.open_signed(
         address, client_id, inbox, member, will=will, session_expiry_seconds=session_expiry_seconds
     )
