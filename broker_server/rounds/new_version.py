@@ -118,7 +118,9 @@ def first_version(context: RunContext, blobs: BlobStore) -> VersionRecord:
         round=0,
         digest=blobs.put(*weights_parts(weights)),
         state_digest=blobs.put(*weights_parts(state)) if state else None,
+        statistics_digest=None,
         created_at=time.time(),
+        evaluation=None,
     )
 
 
@@ -150,7 +152,9 @@ def make_version(
         round=number,
         digest=digest,
         state_digest=blobs.put(*weights_parts(new.state)) if new.state else None,
+        statistics_digest=None,
         created_at=time.time(),
+        evaluation=None,
     )
     outcomes = dict(counted.outcomes)
     for task, item in outcomes.items() if context.config.round.buffer is not None else ():

@@ -78,7 +78,12 @@ def plan_round(
         state=RoundState.PLANNED,
         version=version.number,
         quorum=quorum_of(context.config.round.quorum, len(chosen)),
+        reason=None,
         planned_at=time.time(),
+        opened_at=None,
+        ended_at=None,
+        evaluation=None,
+        note=None,
         wanted=len(chosen),
     )
     return record, tasks

@@ -79,7 +79,7 @@ class LeftOut(FrozenModel):
     more: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class RoundRecord:
     """A round.
 
@@ -106,19 +106,19 @@ class RoundRecord:
     state: RoundState
     version: int
     quorum: int
-    reason: str | None = None
+    reason: str | None
     planned_at: float
-    opened_at: float | None = None
-    ended_at: float | None = None
-    evaluation: VersionEvaluation | None = None
-    note: str | None = None
+    opened_at: float | None
+    ended_at: float | None
+    evaluation: VersionEvaluation | None
+    note: str | None
     wanted: int | None = None
     ending: RoundEvent | None = None
     collect_seconds: float | None = None
     left_out: LeftOut | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class VersionRecord:
     """A global version.
 
@@ -137,10 +137,10 @@ class VersionRecord:
     number: int
     round: int
     digest: str
-    state_digest: str | None = None
-    statistics_digest: str | None = None
+    state_digest: str | None
+    statistics_digest: str | None
     created_at: float
-    evaluation: VersionEvaluation | None = None
+    evaluation: VersionEvaluation | None
 
 
 @dataclass(frozen=True)
