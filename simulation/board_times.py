@@ -6,6 +6,7 @@ Every time is that of a certain round, because load and link may change from rou
 import math
 from collections.abc import Sequence
 
+from broker_server.settings.fleet import TrainConfig
 from broker_server.store import TaskRecord
 from fleet_protocol.messages import TrainSettings
 from models.layout import Layout
@@ -54,7 +55,9 @@ class BoardTimes:
         """Speed of a device's link, as the time of the whole model tells."""
         return self._full_bytes / (self._full_bits / (self._conditions.of(index, number).mbps * 1e6))
 
-    def round_seconds(self, index: int, task: TaskRecord, train: TrainSettings, examples: int = 0) -> float:
+    def round_seconds(
+        self, index: int, task: TaskRecord, train: TrainSettings | TrainConfig, examples: int = 0
+    ) -> float:
         """Time of a device's part in a round.
 
         Its samples count where the task does not say how many it has trained on.

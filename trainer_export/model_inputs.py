@@ -61,14 +61,10 @@ class Signature:
         """Shape of the model's output for one sample; with pixels the classes come first."""
         return (self.classes, *self.places) if len(self.places) > 1 else (*self.places, self.classes)
 
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        """Element type of the samples."""
-        return torch.int64 if self.input_dtype == "int64" else torch.float32
-
     def samples(self, count: int) -> Tensor:
         """That many samples of zeros, for a run that only shapes come from."""
-        return torch.zeros((count, *self.input_shape), dtype=self.torch_dtype)
+        dtype = torch.int64 if self.input_dtype == "int64" else torch.float32
+        return torch.zeros((count, *self.input_shape), dtype=dtype)
 
     def outputs(self, count: int) -> Any:
         """Outputs for that many samples, all zero."""

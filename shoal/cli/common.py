@@ -6,12 +6,14 @@ from typing import Annotated
 import typer
 
 DEFAULT_STORE = Path("runs/store")
+HERE = Path()
 
 StoreFolder = Annotated[Path, typer.Option("--store", help="Folder of the server's store.")]
 RunId = Annotated[
     str | None,
     typer.Option(help="Id of a run, or its beginning; by default the newest, in a list of runs or lines all."),
 ]
+FleetFolder = Annotated[Path, typer.Option(help="The fleet's folder, as `shoal init` made it.")]
 FleetFile = Annotated[Path, typer.Option("--config", help="The configuration of the fleet and its runs, fleet.toml.")]
 RunName = Annotated[str, typer.Option("--run", help="Id of the run, or its beginning; by default the one in progress.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]

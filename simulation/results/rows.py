@@ -8,7 +8,7 @@ from broker_server.store import RoundRecord, Store, TaskPhase
 from broker_server.store.privacy_spent import epsilons
 from broker_server.store.queries import find_run
 from fleet_protocol.blob_store import BlobStore
-from fleet_protocol.messages import Evaluation, TrainSettings
+from fleet_protocol.messages import Evaluation
 from simulation.clock import round_seconds
 from simulation.judges import Judges
 from simulation.results.history import DeviceRow, RoundRow
@@ -35,7 +35,7 @@ class RowMaker:
             for task in (*self._store.tasks(record.run, record.number), *self._store.late(record.run, record.number))
             if task.screening is None or task.screening.round in {None, record.number}
         ]
-        devices = []
+        devices, train = [], self._context.config.train
         for task in tasks:
             if task.kind != "train" or task.phase is not TaskPhase.MERGED or task.metrics is None:
                 continue
@@ -48,7 +48,7 @@ class RowMaker:
                     examples=metrics.examples,
                     train_loss=metrics.train_loss,
                     local_accuracy=metrics.evaluation.accuracy if metrics.evaluation is not None else None,
-                    simulated_seconds=self._times.round_seconds(self._index[task.device], task, self._settings()),
+                    simulated_seconds=self._times.round_seconds(self._index[task.device], task, train),
                     seconds=metrics.train_seconds,
                     payload_bytes=task.update_size or 0,
                 )
@@ -79,16 +79,6 @@ class RowMaker:
             **self._judged(record),
         )
         return row, tuple(devices)
-
-    def _settings(self) -> TrainSettings:
-        train = self._context.config.train
-        return TrainSettings(
-            learning_rate=train.learning_rate,
-            epochs=train.epochs,
-            steps=train.steps,
-            batch_size=train.batch_size,
-            seed=self._context.config.seed,
-        )
 
     def _judged(self, record: RoundRecord) -> dict[str, float]:
         if not self._judges.others or record.evaluation is None:

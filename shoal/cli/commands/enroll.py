@@ -1,17 +1,17 @@
 """Make a device a member of a fleet: one file, to be carried to the board and shown to nobody else."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from shoal.cli.common import HERE, FleetFolder
 from shoal.cli.console import say
 from shoal.cli.extras import needs
 
 
 def _enroll(
     name: Annotated[str, typer.Argument(help="Id of the device; `server` gives the server a new key.")],
-    folder: Annotated[Path, typer.Option(help="The fleet's folder, as `shoal init` made it.")] = Path(),
+    folder: FleetFolder = HERE,
     days: Annotated[int, typer.Option(min=0, max=36_500, help="Days until it expires; 0 for never.")] = 0,
 ) -> None:
     with needs("server"):

@@ -1,18 +1,15 @@
 """Make a device no member of its fleet any more."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from shoal.cli.common import HERE, FleetFolder
 from shoal.cli.console import say
 from shoal.cli.extras import needs
 
 
-def _revoke(
-    name: Annotated[str, typer.Argument(help="Id of the device.")],
-    folder: Annotated[Path, typer.Option(help="The fleet's folder, as `shoal init` made it.")] = Path(),
-) -> None:
+def _revoke(name: Annotated[str, typer.Argument(help="Id of the device.")], folder: FleetFolder = HERE) -> None:
     with needs("server"):
         from broker_server.service.authority import revoke
 

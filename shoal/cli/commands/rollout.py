@@ -5,12 +5,11 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.common import DEFAULT_STORE, AsJson, StoreFolder, Watch
+from shoal.cli.common import DEFAULT_STORE, HERE, AsJson, FleetFolder, StoreFolder, Watch
 from shoal.cli.console import print_rows, say
 from shoal.cli.extras import needs
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
-Folder = Annotated[Path, typer.Option(help="The fleet's folder, as `shoal init` made it.")]
 
 
 @app.command("start")
@@ -20,7 +19,7 @@ def _start(
     failed: Annotated[float, typer.Option(min=0, max=100, help="Percent of them that may fail.")] = 0.0,
     gate: Annotated[int, typer.Option(min=0, help="Training tasks that each must first finish with it.")] = 0,
     within: Annotated[float, typer.Option(min=1, help="Minutes in which a board must be back with it.")] = 60.0,
-    folder: Folder = Path(),
+    folder: FleetFolder = HERE,
 ) -> None:
     """Pack this version of Shoal, sign it for 90 days, and let a server that is up bring it to the boards."""
     with needs("server"):
@@ -38,7 +37,7 @@ def _start(
 
 def _steer(verb: str, about: str, then: str) -> None:
     @app.command(verb, help=about)
-    def _command(folder: Folder = Path()) -> None:
+    def _command(folder: FleetFolder = HERE) -> None:
         with needs("server"):
             from broker_server.service.rollout import steer_rollout
 
@@ -52,7 +51,7 @@ _steer("stop", "Ask no more boards, for good; those that run it stay with it.", 
 
 @app.command("show")
 def _show(
-    folder: Folder = Path(), store: StoreFolder = DEFAULT_STORE, as_json: AsJson = False, watch: Watch = False
+    folder: FleetFolder = HERE, store: StoreFolder = DEFAULT_STORE, as_json: AsJson = False, watch: Watch = False
 ) -> None:
     """How far the newest rollout is, and what became of each board."""
     with needs("server"):
