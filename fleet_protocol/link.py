@@ -76,7 +76,7 @@ def _why(error: BaseException | None) -> str:
             return str(error)
 
 
-class _Client(paho.Client):
+class LeanClient(paho.Client):
     """paho's client, which makes no tables of properties for a message that has none: most of what reading it costs.
 
     It stands on the names of paho's own methods. Where a later paho has others, messages take paho's way.
@@ -125,7 +125,9 @@ class Link:
         self._sent = 0
         self._received = 0
         self._session_expiry_seconds = session_expiry_seconds
-        self._client = _Client(CallbackAPIVersion.VERSION2, client_id=client_id, protocol=paho.MQTTv5, manual_ack=False)
+        self._client = LeanClient(
+            CallbackAPIVersion.VERSION2, client_id=client_id, protocol=paho.MQTTv5, manual_ack=False
+        )
         if will is not None:
             self._client.will_set(will.topic, will.payload, qos=1, retain=True)
         if address.username is not None:

@@ -7,6 +7,7 @@ from fleet_protocol import messages
 from fleet_protocol.blobs import DEFAULT_CHUNK_BYTES, blob_ref, decode_chunk, iter_chunks, ranges_of
 from fleet_protocol.digests import matches
 from fleet_protocol.errors import BlobError
+from fleet_protocol.link import LeanClient
 from fleet_protocol.topics import BlobTopic, Topics
 from fleet_protocol.transport import Farewell
 from fleet_protocol.weights import decode_weights, encode_weights
@@ -204,6 +205,6 @@ class LightDevice:
 def light_member(topics: Topics, name: str, whole: dict[str, bytes]) -> Member:
     """A light device with its connection."""
     will = Farewell(topics.status(name), _status(topics, name, "gone", online=False))
-    member = Member(topics, name, will)
+    member = Member(topics, name, will, LeanClient)
     member.behaviour = LightDevice(member, whole)
     return member

@@ -11,7 +11,7 @@ from paho.mqtt.enums import CallbackAPIVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from fleet_protocol.link import KEEP_ALIVE_SECONDS
+from fleet_protocol.link import KEEP_ALIVE_SECONDS, LeanClient
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import BrokerAddress, Farewell
 
@@ -39,26 +39,31 @@ class Member:
         topics: of the fleet.
         name: id of the client.
         will: published by the broker when it vanishes.
+        client: paho's, or Shoal's own.
 
     Attributes:
         away_until: ``time.monotonic()`` before which it does not connect again.
         watched: the socket that its swarm waits for.
     """
 
-    def __init__(self, topics: Topics, name: str, will: Farewell | None = None) -> None:
+    def __init__(
+        self, topics: Topics, name: str, will: Farewell | None = None, client: type[paho.Client] = paho.Client
+    ) -> None:
         self.topics = topics
         self.name = name
         self.behaviour: Behaviour | None = None
         self.bytes_by_kind: dict[str, int] = {}
         self.away_until = 0.0
         self.watched: Any = None
-        self.client = paho.Client(
+        self.client = client(
             CallbackAPIVersion.VERSION2, client_id=f"shoal-{topics.fleet}-{name}", protocol=paho.MQTTv5
         )
         if will is not None:
             self.client.will_set(will.topic, will.payload, qos=1, retain=True)
         self.client.max_inflight_messages_set(_IN_FLIGHT)
         self.client.on_message = self._on_message
+        if isinstance(self.client, LeanClient):
+            self.client.plain = self._take
         self.client.on_connect = self._on_connect
 
     def _count(self, way: str, topic: str, size: int) -> None:
@@ -67,9 +72,12 @@ class Member:
         self.bytes_by_kind[key] = self.bytes_by_kind.get(key, 0) + size
 
     def _on_message(self, _client: paho.Client, _data: object, message: paho.MQTTMessage) -> None:
-        self._count("received", message.topic, len(message.topic) + len(message.payload))
+        self._take(message.topic, bytes(message.payload), bool(message.retain))
+
+    def _take(self, topic: str, payload: bytes, _retained: bool) -> None:
+        self._count("received", topic, len(topic) + len(payload))
         if self.behaviour is not None:
-            self.behaviour.on_message(message.topic, bytes(message.payload))
+            self.behaviour.on_message(topic, payload)
 
     def _on_connect(self, *_: Any) -> None:
         if self.behaviour is not None:
