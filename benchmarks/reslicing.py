@@ -15,8 +15,6 @@ from broker_server.service.blob_service import BlobService
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.blobs import DEFAULT_CHUNK_BYTES
 from fleet_protocol.mapped_tensors import open_tensors
-from fleet_protocol.messages import NeedChunks
-from fleet_protocol.messages.bounds import CHUNKS_LIMIT
 from fleet_protocol.topics import Topics
 from fleet_protocol.weights import weights_parts
 from models.plan import compile_plan, make_plan
@@ -65,8 +63,7 @@ def _measure(folder: Path) -> tuple[float, int]:
             parts = weights_parts(plan.slice(model), {"number": str(number)})
             digest = blobs.put(*parts)
             service.serve({digest: blobs.path(digest)})
-            head = {"fleet": "bench", "run": "r", "round": 1, "task": "t", "device": "d"}
-            service.need(NeedChunks.model_validate({**head, "digest": digest, "ranges": ((0, CHUNKS_LIMIT),)}))
+            service.need("d", digest)
             while service.next_due() is not None:
                 problems = service.flush(math.inf)
                 if problems:

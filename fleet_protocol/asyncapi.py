@@ -73,9 +73,9 @@ def _binary(name: str, summary: str, description: str) -> dict[str, Any]:
 def _chunk(summary: str) -> dict[str, Any]:
     text = (
         "magic SHC2, index (4 bytes), size of the blob (8), bytes per chunk (4), BLAKE3 of the payload (32), payload; "
-        f"{FRAME_OVERHEAD} bytes before the payload. The default chunk is {DEFAULT_CHUNK_BYTES} bytes. In an enrolled "
-        "fleet the digest is zeros, and the whole is in an envelope of magic SHK1. Elsewhere it is zeros where a "
-        "server sends a chunk for the first time: that of the blob must do, and damage is sent again with digests."
+        f"{FRAME_OVERHEAD} bytes before the payload. The default chunk is {DEFAULT_CHUNK_BYTES} bytes. With magic SHC3 "
+        "there is no digest: in an enrolled fleet, where the whole is in an envelope of magic SHK1, and elsewhere "
+        "where a chunk is sent for the first time: that of the blob must do, and damage is sent again with digests."
     )
     return _binary("Chunk", summary, text)
 

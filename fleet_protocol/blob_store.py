@@ -98,6 +98,10 @@ class BlobStore:
         """Whether the blob is here."""
         return self.path(digest).is_file()
 
+    def begun(self, digest: str) -> bool:
+        """Whether the blob is here, or its part is."""
+        return self.has(digest) or (self.root / "parts" / digest).exists()
+
     def put(self, *parts: bytes | memoryview, durable: bool = True) -> str:
         """Keep bytes in parts, and return their digest; without `durable`, `sync` waits for many blobs at once.
 

@@ -3,12 +3,12 @@
 A chunk travels as one binary payload, all integers big-endian:
 
     offset  bytes  content
-    0       4      magic "SHC2"
+    0       4      magic "SHC2", or "SHC3" where it carries no digest of its own
     4       4      index of the chunk
     8       8      size of the blob
     16      4      payload bytes of every chunk but the last
-    20      32     BLAKE3 of the payload; zeros where the transport vouches for it
-    52      ...    payload
+    20      32     BLAKE3 of the payload; not there where the transport, or the digest of the blob, must do
+    52, 20  ...    payload
 
 Brokers drop queued messages silently when a queue overflows, so completeness is ours: the receiver keeps what it has,
 knows what it misses, and asks for that.
@@ -23,15 +23,15 @@ from pathlib import Path
 
 from fleet_protocol.digests import blob_digest, chunk_digest, file_matches
 from fleet_protocol.errors import BlobError, StorageError
-from fleet_protocol.messages import BlobRef, Ranges
+from fleet_protocol.messages import BlobRef, Ranges, bounds
 
-DEFAULT_CHUNK_BYTES = 96 * 1024  # hosted brokers cap a packet at 128 kB
+DEFAULT_CHUNK_BYTES = bounds.DEFAULT_CHUNK_BYTES
 
-_MAGIC = b"SHC2"
-_HEADER = struct.Struct(">4sIQI32s")
-FRAME_OVERHEAD = _HEADER.size
+_MAGIC, _BARE = b"SHC2", b"SHC3"
+_HEADER = struct.Struct(">4sIQI")
+_DIGEST_BYTES = 32
+FRAME_OVERHEAD = _HEADER.size + _DIGEST_BYTES
 _MARK = b"\x01"
-_NO_DIGEST = bytes(32)
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ def blob_ref(data: bytes | memoryview, chunk_bytes: int = DEFAULT_CHUNK_BYTES) -
 def encode_chunk(data: bytes | memoryview, index: int, chunk_bytes: int, *, digest: bool = True) -> bytes:
     """Frame one chunk of a whole blob, with a digest of its own where it needs one."""
     payload = memoryview(data)[index * chunk_bytes : (index + 1) * chunk_bytes]
-    found = chunk_digest(payload) if digest else _NO_DIGEST
-    return b"".join((_HEADER.pack(_MAGIC, index, len(data), chunk_bytes, found), payload))
+    magic, found = (_MAGIC, chunk_digest(payload)) if digest else (_BARE, b"")
+    return b"".join((_HEADER.pack(magic, index, len(data), chunk_bytes), found, payload))
 
 
 def iter_chunks(
@@ -83,16 +83,17 @@ def decode_chunk(frame: bytes) -> Chunk:
     Raises:
         BlobError: the frame is truncated, foreign or corrupted.
     """
-    if len(frame) <= _HEADER.size:
-        raise BlobError(f"a chunk of {len(frame)} bytes is shorter than its header of {_HEADER.size}")
-    magic, index, size, chunk_bytes, digest = _HEADER.unpack_from(frame)
-    if magic != _MAGIC:
+    start = _HEADER.size if frame.startswith(_BARE) else FRAME_OVERHEAD
+    if len(frame) <= start:
+        raise BlobError(f"a chunk of {len(frame)} bytes is shorter than its header of {start}")
+    magic, index, size, chunk_bytes = _HEADER.unpack_from(frame)
+    if magic not in {_MAGIC, _BARE}:
         raise BlobError(f"a chunk starts with {magic!r} instead of {_MAGIC!r}; it is not one of Shoal's")
-    payload = memoryview(frame)[_HEADER.size :]
+    payload, digest = memoryview(frame)[start:], frame[_HEADER.size : start]
     expected = min(chunk_bytes, size - index * chunk_bytes)
     if len(payload) != expected:
         raise BlobError(f"chunk {index} carries {len(payload)} bytes instead of {expected}")
-    if digest != _NO_DIGEST and chunk_digest(payload) != digest:  # without one, that of the whole blob must do
+    if digest and chunk_digest(payload) != digest:  # without one, that of the whole blob must do
         raise BlobError(f"chunk {index} does not match its digest")
     return Chunk(index=index, size=size, chunk_bytes=chunk_bytes, payload=payload)
 

@@ -41,11 +41,7 @@ _CODES = {  # beside those of the tree of errors
     130: "Interrupted by Ctrl-C.",
 }
 _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
-_CHOICE = {
-    "kind": "chooses this form of the table.",
-    "type": "says which message it is.",
-    "schema_version": "of the protocol.",
-}
+_CHOICE = {"kind": "chooses this form of the table.", "type": "says which message it is.", "v": "of the protocol."}
 _NAMES = {"number": "number", "integer": "whole number", "string": "text", "boolean": "true or false", "null": "none"}
 
 

@@ -91,7 +91,7 @@ class RunContext:
         if kind == "statistics":
             return Instructions(routine=kind, train=settings)
         encoding = self.config.upload.encoding
-        feedback = encoding in LEVELS and _moving(self.strategy, self.tiers, self.config.seed) is None
+        feedback = encoding not in LEVELS or _moving(self.strategy, self.tiers, self.config.seed) is None
         privacy, hiding = self.config.privacy, None
         if privacy is not None and privacy.where == "local":
             hiding = Hiding(clip=privacy.clip, deviation=privacy.clip * privacy.noise_multiplier)

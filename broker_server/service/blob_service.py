@@ -19,7 +19,8 @@ from pathlib import Path
 from fleet_protocol.blobs import indices_of, iter_chunks, ranges_of
 from fleet_protocol.digests import matches
 from fleet_protocol.errors import BlobError, TransportError
-from fleet_protocol.messages import NeedChunks, Ranges
+from fleet_protocol.messages import Ranges
+from fleet_protocol.messages.bounds import CHUNKS_LIMIT
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import SEND_WINDOW, Transport
 
@@ -138,17 +139,16 @@ class BlobService:
         """Whether a device asked for a blob before, and so will not again."""
         return (digest, device) in self._asked
 
-    def need(self, message: NeedChunks) -> bool:
-        """Take a request from a device that may have the blob; False if there is no such blob."""
-        served = self._served.get(message.digest)
-        if served is None:
+    def need(self, device: str, digest: str, ranges: Ranges = ((0, CHUNKS_LIMIT),)) -> bool:
+        """Take a request from a device that may have the blob, by default for all of it; False if it is unknown."""
+        if digest not in self._served:
             return False
         now = time.monotonic()
-        waiting = self._wanted.setdefault(message.digest, Wanted(now, now))
+        waiting = self._wanted.setdefault(digest, Wanted(now, now))
         waiting.last = now
-        waiting.devices[message.device] = message.ranges
-        self._expected.get(message.digest, set()).discard(message.device)
-        self._asked.add((message.digest, message.device))
+        waiting.devices[device] = ranges
+        self._expected.get(digest, set()).discard(device)
+        self._asked.add((digest, device))
         return True
 
     def next_due(self) -> float | None:

@@ -195,7 +195,7 @@ class MqttDispatcher:
     # Presence.
 
     def _presence(self, device: str, payload: bytes) -> None:
-        said = parse_presence(payload)
+        said = parse_presence(payload).told(fleet=self._topics.fleet, device=device)
         if (said.fleet, said.device) != (self._topics.fleet, device):
             raise RefusedError(
                 RefusalReason.UNKNOWN_DEVICE,

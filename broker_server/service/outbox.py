@@ -1,7 +1,6 @@
-"""Everything the server says on MQTT, as typed messages with a running number."""
+"""Everything the server says on MQTT, as typed messages."""
 
 import contextlib
-import itertools
 
 from broker_server.store import TaskRecord
 from fleet_protocol.control import RunEvent
@@ -21,24 +20,14 @@ class Outbox:
     def __init__(self, link: Transport, topics: Topics) -> None:
         self._link = link
         self._topics = topics
-        self._numbers = itertools.count(1)
 
     def _send(self, device: str, message: TaskMessage) -> None:
         with contextlib.suppress(TransportError):
             self._link.publish(self._topics.task(device), message.to_bytes())
 
-    def _head(self, task: TaskRecord) -> dict[str, object]:
-        return {
-            "fleet": self._topics.fleet,
-            "seq": next(self._numbers),
-            "run": task.run,
-            "round": task.round,
-            "task": task.id,
-        }
-
     def status(self, run: str | None) -> None:
         """Say, retained, that the server is here, and with which run."""
-        message = ServerStatus(fleet=self._topics.fleet, seq=next(self._numbers), online=True, run=run)
+        message = ServerStatus(fleet=self._topics.fleet, online=True, run=run)
         with contextlib.suppress(TransportError):
             self._link.publish(self._topics.server_status, message.to_bytes(), retain=True)
 
@@ -52,13 +41,15 @@ class Outbox:
         choices = tuple(
             TierChoice(tier=item.tier, artifact_set=item.artifact_set, weights=item.weights) for item in task.choices
         )
-        left = max(seconds_left, 0.001)
-        self.tell(Offer, task, **instructions.model_dump(), version=task.version, choices=choices, seconds_left=left)
+        left = max(round(seconds_left, 3), 0.001)
+        asked = {**instructions.model_dump(), "run": task.run, "round": task.round, "version": task.version}
+        self.tell(Offer, task, **asked, choices=choices, seconds_left=left)
 
     def tell(self, kind: type[TaskMessage], task: TaskRecord, **said: object) -> None:
         """Send a kind of message about a task to its device."""
-        self._send(task.device, kind.model_validate({**self._head(task), **said}))
+        self._send(task.device, kind.model_validate({"task": task.id, **said}))
 
     def refuse(self, task: TaskRecord, device: str, reason: RefusalReason, detail: str) -> None:
         """Refuse an update to the device that sent it, which is not always the owner of the task."""
-        self._send(device, UploadRefused.model_validate({**self._head(task), "reason": reason, "detail": detail}))
+        about = {"task": task.id, **({"run": task.run, "round": task.round} if task.run and task.round else {})}
+        self._send(device, UploadRefused.model_validate({**about, "reason": reason, "detail": detail}))

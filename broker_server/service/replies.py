@@ -35,7 +35,7 @@ class Replies:
         Raises:
             RefusedError: it is malformed, foreign, or about something else than what is asked.
         """
-        message = messages.parse_device_message(payload)
+        message = messages.parse_device_message(payload).told(fleet=self._fleet, device=device)
         if (message.fleet, message.device) != (self._fleet, device) or not self._parts.fleet.knows(device):
             if isinstance(message, messages.Done):
                 self._outbox.refuse(self._as_named(message), device, RefusalReason.UNKNOWN_DEVICE, "announce yourself")
@@ -45,8 +45,13 @@ class Replies:
                 "which has not announced itself under this name",
             )
         task = tasks.get(message.task)
+        if task is not None:
+            record = task.record
+            message = message.told(run=record.run, round=record.round, tier=record.choices[0].tier)
         if isinstance(message, messages.NeedChunks):
-            self._need(message, task)
+            if task is not None:
+                task.heard = time.monotonic()
+            self._need(message, message.digest, task, message.ranges)
             return
         if task is None:
             self._not_open(message, past.get(message.task))
@@ -67,12 +72,12 @@ class Replies:
         else:
             self._about(task, message)
 
-    def _need(self, message: messages.NeedChunks, task: OpenTask | None) -> None:
-        if task is not None:
-            task.heard = time.monotonic()
-        if not self._parts.blobs.need(message):
+    def _need(
+        self, message: messages.DeviceMessage, digest: str, task: OpenTask | None, *ranges: messages.Ranges
+    ) -> None:
+        if not self._parts.blobs.need(message.device, digest, *ranges):
             reason = RefusalReason.UNKNOWN_TASK if task is None else RefusalReason.LATE
-            raise RefusedError(reason, f"blob {message.digest[:12]} of task {message.task} is not offered")
+            raise RefusedError(reason, f"blob {digest[:12]} of task {message.task} is not offered")
 
     def _about(
         self, task: OpenTask, message: messages.Accept | messages.Progress | messages.Refuse | messages.Shares
@@ -81,9 +86,13 @@ class Replies:
         where: dict[str, Any] = {"run": reporter.run, "seconds": reporter.seconds, "round": record.round}
         where["device"] = record.device
         if isinstance(message, messages.Accept):
-            self._parts.blobs.forget(record.device, but=message.lacks)
+            choice = next((choice for choice in record.choices if choice.tier == message.tier), record.choices[0])
+            lacks: list[str] = [getattr(choice, what).digest for what in message.lacks]
+            self._parts.blobs.forget(record.device, but=lacks)
             self._parts.uploads.cohorts.join(task, message.keys)
             reporter.emit(control.DeviceAccepted(**where, kind=record.kind, tier=message.tier))
+            for digest in lacks:
+                self._need(message, digest, task)
         elif isinstance(message, messages.Shares):
             self._parts.uploads.cohorts.take(task, message)
         elif isinstance(message, messages.Progress):

@@ -56,7 +56,7 @@ from fleet_protocol.topics import DeviceTopic, ServerTopic, Topics
 from fleet_protocol.transport import Connected, Disconnected, Farewell, Received, Rejected, Transport
 
 RETRY_SECONDS = 10.0  # between attempts to go on with a run whose store could not be written
-_DETAILS = (control.DeviceAccepted, control.DeviceProgressed, control.UpdateReceived)
+_ANSWERS = (control.RunRejected, control.RunSteered)
 QUIET_SECONDS = 0.5  # without a message, after which what waits is written to the store
 SESSION_SECONDS = 60  # longer than a broken connection lasts, short enough not to queue much for a dead server
 
@@ -313,13 +313,14 @@ class Server:
             if isinstance(topic, DeviceTopic):
                 self._limits.check(topic.device, topic.channel, time.monotonic(), len(event.payload))
             if isinstance(topic, DeviceTopic) and topic.channel in {"status", "profile"}:
-                said = parse_presence(event.payload)
+                said = parse_presence(event.payload).told(fleet=self.fleet, device=topic.device)
                 if (said.fleet, said.device) == (self.fleet, topic.device):
                     self._known.see(said)
                     self._store.see_device(said)
             elif isinstance(topic, DeviceTopic) and topic.channel == "reply":
-                if isinstance(need := parse_device_message(event.payload), NeedChunks) and need.device == topic.device:
-                    self._releases.need(need)
+                need = parse_device_message(event.payload).told(device=topic.device)
+                if isinstance(need, NeedChunks) and need.device == topic.device:
+                    self._releases.need(need.device, need.digest, need.ranges)
             elif topic == ServerTopic("control"):
                 self._requested(event.payload)
         except RefusedError as error:
@@ -363,10 +364,10 @@ class Server:
     def _tell(self, event: control.RunEvent) -> None:
         """Tell whoever watches over MQTT, then the caller's display.
 
-        What single devices do is told over MQTT where the run was asked for over MQTT, or may have been by an earlier
-        server: then somebody follows it.
+        That is done where the run was asked for over MQTT, or may have been by an earlier server: then somebody follows
+        it. Answers are told in any case.
         """
-        if self._followed or not isinstance(event, _DETAILS):
+        if self._followed or isinstance(event, _ANSWERS):
             self._outbox.event(event)
         if self._listener is not None:
             self._listener(event)

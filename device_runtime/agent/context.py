@@ -1,6 +1,7 @@
 """What the states of the agent share: what it works with, its link side, what it has measured, and the task in hand."""
 
 import contextlib
+import math
 import queue
 import time
 from collections import Counter, deque
@@ -30,6 +31,7 @@ from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import Accept, Offer
 
 _OUTCOMES_KEPT = 32
+_LASTING_SECONDS = 1.0
 _REFUSALS_LOGGED = 5
 _GIVEN_BACK = frozenset({State.FETCHING, State.TRAINING, State.MEASURING})  # a finished update is worth its upload
 
@@ -78,6 +80,7 @@ class Context:
         outcomes: how recent tasks ended.
         refused: messages that were not from who may say them, by reason.
         data_mark: when the files of the samples were last changed, as of `load_data`.
+        status_at: ``time.monotonic()`` when the state is told to the fleet, if it lasts until then.
     """
 
     kit: Kit
@@ -94,6 +97,7 @@ class Context:
     outcomes: deque[tuple[str, Event, Refusal | None]] = field(default_factory=lambda: deque(maxlen=_OUTCOMES_KEPT))
     refused: Counter[RefusalReason] = field(default_factory=Counter)
     data_mark: float = 0.0
+    status_at: float = math.inf
 
     def post(self, event: Event) -> None:
         """Tell the loop what a state has seen; it is handled before anything else from the inbox."""
@@ -152,17 +156,24 @@ class Context:
         self.uplink.send(wanted[0] if wanted is not None else self.need_task().offer, kind, **fields)
 
     def accept(self, lacks: Sequence[str] = ()) -> None:
-        """Say, or say again, that the task in hand is taken; `lacks` are digests that it asks for next."""
+        """Say, or say again, that the task in hand is taken; `lacks` are parts of its choice that it asks for."""
         task = self.need_task()
-        self.send(Accept, tier=task.record.tier, lacks=lacks, keys=None if task.member is None else task.member.keys)
+        self.send(Accept, tier=task.tier_said, lacks=lacks, keys=None if task.member is None else task.member.keys)
 
-    def publish_status(self) -> None:
-        """Tell the fleet what this device is and does."""
+    def publish_status(self, *, does: bool = True) -> None:
+        """Tell the fleet what this device is, where that has changed, and what it does."""
         # What was measured during a task is told at its end, once.
         bench = self.bench if self.state is State.IDLE or self.uplink.told is None else None
         known = (self.kit.config, bench.examples, self.kit.memory, self.releases) if bench is not None else None
         profile = None if known is None else self.measured.profile(*known)
-        self.uplink.publish_status(self.state.value, profile)
+        self.uplink.publish_status(self.state.value if does else None, profile)
+        self.status_at = math.inf
+
+    def tell_state(self) -> None:
+        """Tell the fleet of a state that begins, once it has lasted: a small model goes through all of them at once."""
+        self.publish_status(does=not self.uplink.said)
+        if self.uplink.said != self.state.value:
+            self.status_at = time.monotonic() + _LASTING_SECONDS
 
     def look(self) -> None:
         """Look at the operator's conditions; where one does not hold, a task in hand is given back."""

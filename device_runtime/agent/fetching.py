@@ -1,7 +1,7 @@
 """Blobs on their way to the device: asked for by digest, verified chunk by chunk, asked for again where they miss."""
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.blobs import PartFile, decode_chunk
@@ -52,8 +52,10 @@ class Fetch:
         """Whether a blob is still missing."""
         return digest in self._parts
 
-    def want(self, refs: Iterable[BlobRef], now: float) -> None:
+    def want(self, refs: Iterable[BlobRef], now: float, asked: Collection[str] = ()) -> None:
         """Ask for the blobs that are not on disk, intact; `now` is ``time.monotonic()``, here and below.
+
+        Those `asked` for are under way already: subscribed to, and named by the accept.
 
         Raises:
             StorageError: the disk is full or cannot be written.
@@ -65,7 +67,7 @@ class Fetch:
             if part.complete:  # a crash came between the last chunk and the move
                 self._finish(ref.digest)
         for ref in missing:
-            if ref.digest in self._parts:
+            if ref.digest in self._parts and ref.digest not in asked:
                 self._subscribe(ref.digest)
                 self._ask(ref.digest)
         self.repair_at = now + self._repair_seconds

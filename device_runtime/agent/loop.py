@@ -130,7 +130,7 @@ class Agent:
         deadline = ctx.task.deadline if ctx.task else float("inf")
         now = time.monotonic()
         self._service.alive()
-        own = min(self._state.wake_at, deadline, ctx.watch.look_at, ctx.releases.until) - now
+        own = min(self._state.wake_at, deadline, ctx.watch.look_at, ctx.releases.until, ctx.status_at) - now
         wait = min(own, _LONGEST_WAIT_SECONDS, self._service.alive_seconds)
         try:
             item = ctx.kit.inbox.get(timeout=max(0.0, wait))
@@ -140,6 +140,8 @@ class Agent:
             self._on_item(item)
             if not ctx.events:
                 self._on_time(time.monotonic())
+        if not ctx.events and time.monotonic() >= ctx.status_at:
+            ctx.publish_status()
         if not ctx.events and time.monotonic() >= ctx.watch.look_at:
             ctx.look()
         if ctx.state is State.IDLE and time.monotonic() >= ctx.releases.until:
@@ -215,7 +217,7 @@ class Agent:
         except RefusedError as error:
             ctx.kit.journal.warning(f"ignored a message on {item.topic}: {error.reason.value}: {error}")
             return
-        if message.fleet != ctx.kit.config.fleet:
+        if message.fleet not in {"", ctx.kit.config.fleet}:
             ctx.kit.journal.warning(f"ignored a message of fleet {message.fleet}")
         elif isinstance(message, Offer):
             self._on_offer(message)

@@ -39,6 +39,11 @@ class TaskInHand:
         """What the server wants."""
         return self.record.offer
 
+    @property
+    def tier_said(self) -> str:
+        """The tier as messages say it: nothing where it is the first that was offered."""
+        return "" if self.record.tier == self.offer.choices[0].tier else self.record.tier
+
     def blobs_in_use(self) -> set[str]:
         """Digests that must stay on disk while the task lasts."""
         choice, update = self.record.choice, self.record.update

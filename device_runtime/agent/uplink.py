@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 _UNWANTED_KEPT = 256
 
 
+def _differs(profile: Profile, told: Profile | None) -> bool:
+    """Whether a profile says something new: speeds are measured in every task, and told with something else again."""
+    known = {name for name in ("step_seconds", "link_bytes_per_second") if told is not None and getattr(told, name)}
+    return told is None or profile.model_dump(exclude=known) != told.model_dump(exclude=known)
+
+
 @dataclass
 class Uplink:
     """The connection, and the words that go over it.
@@ -26,6 +32,7 @@ class Uplink:
         journal: the log.
         link: from probing on.
         told: the profile that the fleet has; None when it may have none.
+        said: the state that the fleet was told last.
         unwanted: blobs whose subscription was given back because chunks came that nobody waits for.
     """
 
@@ -34,7 +41,7 @@ class Uplink:
     link: Transport | None = None
     unwanted: set[str] = field(default_factory=set)
     told: Profile | None = None
-    _seq: int = 0
+    said: str = ""
 
     @property
     def topics(self) -> Topics:
@@ -47,23 +54,9 @@ class Uplink:
             raise RuntimeError("the device has no link yet; this is a bug")
         return self.link
 
-    def _next_seq(self) -> int:
-        self._seq += 1
-        return self._seq
-
     def send(self, offer: "Offer | Release", kind: type[FrozenModel], **fields: object) -> None:
         """Send a device message about an offer's task, or a release; while the broker is away it waits."""
-        message = kind.model_validate(
-            {
-                "fleet": self.config.fleet,
-                "seq": self._next_seq(),
-                "device": self.config.device,
-                "run": offer.run,
-                "round": offer.round,
-                "task": offer.task,
-                **fields,
-            }
-        )
+        message = kind.model_validate({"task": offer.task, **fields})
         try:
             self.need().publish(self.topics.reply(self.config.device), message.to_bytes())
         except TransportError as error:
@@ -91,21 +84,22 @@ class Uplink:
             self.unsubscribe_blob(digest)
 
     def _status(self, state: str, *, online: bool) -> bytes:
-        fleet, device = self.config.fleet, self.config.device
-        return DeviceStatus(fleet=fleet, seq=self._next_seq(), device=device, online=online, state=state).to_bytes()
+        return DeviceStatus(online=online, state=state).to_bytes()
 
     def farewell(self, state: str) -> Farewell:
         """The last status, published by the broker when this device vanishes and by itself when it leaves."""
         return Farewell(self.topics.status(self.config.device), self._status(state, online=False))
 
-    def publish_status(self, state: str, profile: Profile | None) -> None:
-        """Tell the fleet, retained, what this device does, and what it is if that has changed since it was told."""
-        fleet, device = self.config.fleet, self.config.device
+    def publish_status(self, state: str | None, profile: Profile | None) -> None:
+        """Tell the fleet, retained, what this device does, and what it is if that has changed; None says nothing."""
+        device = self.config.device
         try:
-            if profile is not None and profile != self.told:
-                said = DeviceProfile(fleet=fleet, seq=self._next_seq(), device=device, profile=profile)
+            if profile is not None and _differs(profile, self.told):
+                said = DeviceProfile(profile=profile)
                 self.need().publish(self.topics.profile(device), said.to_bytes(), retain=True)
                 self.told = profile
-            self.need().publish(self.topics.status(device), self._status(state, online=True), retain=True)
+            if state is not None:
+                self.need().publish(self.topics.status(device), self._status(state, online=True), retain=True)
+                self.said = state
         except TransportError as error:
             self.journal.warning(f"cannot send the status: {error}")

@@ -23,12 +23,14 @@ class Upload:
         ranges: half-open ranges of chunk indices.
         topic: topic of a chunk index.
         deadline: ``time.monotonic()`` after which to give up.
+        again: they were sent before, so that each shows now that it is right.
     """
 
     update: BlobRef
     ranges: Ranges
     topic: Callable[[int], str]
     deadline: float
+    again: bool = False
 
 
 def send_chunks(link: Transport, blobs: BlobStore, upload: Upload, *, stopped: Callable[[], bool]) -> int:
@@ -43,7 +45,7 @@ def send_chunks(link: Transport, blobs: BlobStore, upload: Upload, *, stopped: C
         BlobError: the update is no longer intact on disk.
     """
     count, update = 0, upload.update
-    data, digests = blobs.read(update.digest), not link.authentic
+    data, digests = blobs.read(update.digest), upload.again and not link.authentic
     for index, frame in iter_chunks(data, update.chunk_bytes, upload.ranges, digests=digests):
         _wait(link, SEND_WINDOW - 1, upload.deadline, stopped)
         link.publish(upload.topic(index), frame)

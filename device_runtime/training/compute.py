@@ -66,8 +66,8 @@ def compute(task: Task, bench: Bench, hooks: Hooks) -> Outcome:
         labels=labels,
         train_loss=result.loss,
         mean_loss=result.mean_loss,
-        fetch_seconds=task.fetch_seconds,
-        train_seconds=result.seconds,
+        fetch_seconds=round(task.fetch_seconds, 3),
+        train_seconds=round(result.seconds, 3),
         resident_bytes=peak_resident_bytes(),
         evaluation=result.evaluation,
     )

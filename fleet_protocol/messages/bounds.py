@@ -12,6 +12,7 @@ from fleet_protocol.errors import plain
 
 _EXACT = 2**53  # every whole number up to here is a float, too
 
+DEFAULT_CHUNK_BYTES = 96 * 1024  # hosted brokers cap a packet at 128 kB
 CHUNKS_LIMIT = 2**20  # of a blob: 96 GiB in chunks of the default size
 
 Count = Annotated[int, Field(ge=0, le=_EXACT)]

@@ -2,25 +2,37 @@
 
 from typing import Literal
 
+from typing_extensions import Self, override
+
 from fleet_protocol.frozen import FrozenModel
-from fleet_protocol.messages.bounds import Count, Positive
+from fleet_protocol.messages.bounds import Positive
 from fleet_protocol.messages.values import Name
 
-SCHEMA_VERSION = 5  # 5: a device says what it is apart from what it does
+SCHEMA_VERSION = 6  # 6: what a device lacks is asked for by its accept, and what is as usual is left out
 
 
 class Message(FrozenModel):
-    """What every message carries.
+    """What every message carries; what its topic or its task says need not be said again, but must not differ.
 
     Attributes:
-        schema_version: version of the message formats.
+        v: version of the message formats.
+        type: of the message.
         fleet: name of the fleet.
-        seq: counts the sender's messages, for the log.
     """
 
-    schema_version: Literal[5] = 5
-    fleet: Name
-    seq: Count = 0
+    v: Literal[6] = 6
+    type: str
+    fleet: Name = ""
+
+    @override
+    def to_bytes(self) -> bytes:
+        """The message as it travels; what it would be read as if it were not said is left out."""
+        said = self.model_dump_json(exclude_defaults=True)
+        return f'{{"v":{SCHEMA_VERSION},"type":"{self.type}",{said[1:]}'.encode()
+
+    def told(self, **known: object) -> Self:
+        """The message with what was left out of it, as its topic or its task says."""
+        return self.model_copy(update={name: value for name, value in known.items() if not getattr(self, name, True)})
 
 
 class TaskMessage(Message):
@@ -29,11 +41,11 @@ class TaskMessage(Message):
     Attributes:
         run: id of the run.
         round: number of the round, from 1.
-        task: id of the task.
+        task: id of the task, which is of one run, round and device.
     """
 
-    run: Name
-    round: Positive
+    run: Name = ""
+    round: Positive = 0
     task: Name
 
 
@@ -44,4 +56,4 @@ class DeviceTaskMessage(TaskMessage):
         device: id of the device.
     """
 
-    device: Name
+    device: Name = ""

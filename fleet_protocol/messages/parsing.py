@@ -1,5 +1,6 @@
 """JSON bytes into messages; whatever is wrong with them is a refusal with its reason."""
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -7,10 +8,15 @@ from pydantic import TypeAdapter, ValidationError
 
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.frozen import problems
+from fleet_protocol.messages.header import SCHEMA_VERSION
 from fleet_protocol.messages.presence import DeviceProfile, DeviceStatus, Presence
 from fleet_protocol.messages.to_device import ServerMessage
 from fleet_protocol.messages.to_server import DeviceMessage
 
+_OLD = re.compile(rb'\{"schema_version":\s*(\d{1,9})')  # how messages began up to version 5
+_TOO_OLD = (
+    "a {} of version {} of the protocol, and this Shoal speaks version {}: bring server and boards to the same release"
+)
 MESSAGE_LIMIT_BYTES = 256 * 1024  # the largest control message is a chunk list of a few kB
 
 
@@ -28,7 +34,9 @@ def reader(kind: Any, what: str, limit_bytes: int | None = MESSAGE_LIMIT_BYTES) 
         try:
             return adapter.validate_json(payload)
         except ValidationError as error:
-            raise RefusedError(RefusalReason.MALFORMED, problems(error, "message")) from error
+            old = _OLD.match(payload)
+            text = problems(error, "message") if old is None else _TOO_OLD.format(what, int(old[1]), SCHEMA_VERSION)
+            raise RefusedError(RefusalReason.MALFORMED, text) from error
 
     return read
 

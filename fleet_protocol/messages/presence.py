@@ -18,7 +18,7 @@ class DeviceProfile(Message):
     """
 
     type: Literal["profile"] = "profile"
-    device: Name
+    device: Name = ""
     profile: Profile
 
 
@@ -32,7 +32,7 @@ class DeviceStatus(Message):
     """
 
     type: Literal["status"] = "status"
-    device: Name
+    device: Name = ""
     online: bool
     state: Word
 

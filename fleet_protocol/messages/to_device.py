@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fleet_protocol.errors import RefusalReason
-from fleet_protocol.messages.bounds import Count, PositiveMeasure, Ranges, Text
+from fleet_protocol.messages.bounds import Count, Positive, PositiveMeasure, Ranges, Text
 from fleet_protocol.messages.header import TaskMessage
 from fleet_protocol.messages.instructions import Instructions, TierChoice
 from fleet_protocol.messages.to_server import Sealed
@@ -23,6 +23,8 @@ class Offer(Instructions, TaskMessage):
     """
 
     type: Literal["offer"] = "offer"
+    run: Name
+    round: Positive
     version: Count
     choices: tuple[TierChoice, ...] = Field(min_length=1, max_length=256)
     seconds_left: PositiveMeasure

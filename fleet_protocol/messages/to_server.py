@@ -19,14 +19,14 @@ class Accept(DeviceTaskMessage):
     """A device takes a task.
 
     Attributes:
-        tier: the choice it took.
-        lacks: digests of what it was offered that it does not have, and asks for next. What it has is not sent.
+        tier: the choice it took, left out where that is the first.
+        lacks: what of that choice it has nothing of, and asks for as a whole. What it has is not sent.
         keys: of the device in a secure sum, where the update goes into one.
     """
 
     type: Literal["accept"] = "accept"
-    tier: Word
-    lacks: Annotated[tuple[Digest, ...], Field(max_length=2)] = ()
+    tier: Word = ""
+    lacks: Annotated[tuple[Literal["artifact_set", "weights"], ...], Field(max_length=2)] = ()
     keys: KeyPair | None = None
 
 
@@ -65,13 +65,13 @@ class Done(DeviceTaskMessage):
 
     Attributes:
         update: the blob the chunks make up.
-        tier: the tier it trained.
+        tier: the tier it trained, left out where that is the first that it was offered.
         metrics: what it measured.
     """
 
     type: Literal["done"] = "done"
     update: BlobRef
-    tier: Word
+    tier: Word = ""
     metrics: TaskMetrics
 
 

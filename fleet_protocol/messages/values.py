@@ -9,7 +9,17 @@ from fleet_protocol.digests import DIGEST_PATTERN
 from fleet_protocol.errors import plain
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.labels import Labels
-from fleet_protocol.messages.bounds import CHUNKS_LIMIT, Count, Loss, Measure, Positive, SizeBytes, Text, Word
+from fleet_protocol.messages.bounds import (
+    CHUNKS_LIMIT,
+    DEFAULT_CHUNK_BYTES,
+    Count,
+    Loss,
+    Measure,
+    Positive,
+    SizeBytes,
+    Text,
+    Word,
+)
 from fleet_protocol.topics import NAME_PATTERN
 
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
@@ -33,7 +43,7 @@ class BlobRef(FrozenModel):
 
     digest: Digest
     size: SizeBytes
-    chunk_bytes: int = Field(ge=1024, le=16 * 1024 * 1024)
+    chunk_bytes: int = Field(default=DEFAULT_CHUNK_BYTES, ge=1024, le=16 * 1024 * 1024)
 
     @model_validator(mode="after")
     def _few_chunks(self) -> "BlobRef":

@@ -103,8 +103,7 @@ class LightDevice:
         offer = self._offer
         if offer is None:
             raise RuntimeError("a light device speaks about a task that it does not have; this is a bug")
-        head = {"fleet": self._topics.fleet, "run": offer.run, "round": offer.round, "task": offer.task}
-        return kind.model_validate({**head, "device": self._member.name, **fields})
+        return kind.model_validate({"task": offer.task, **fields})
 
     def _take(self, offer: messages.Offer) -> None:
         if self._offer is not None and self._offer.task == offer.task:
@@ -112,13 +111,13 @@ class LightDevice:
         self._end(quiet=True)
         self._offer = offer
         choice = offer.choices[0]
-        missing = [ref for ref in (choice.artifact_set, choice.weights) if ref.digest not in self._held]
-        self._say("fetching")
-        self._send(messages.Accept, tier=choice.tier, lacks=[ref.digest for ref in missing])
-        for ref in missing:
+        offered = {"artifact_set": choice.artifact_set, "weights": choice.weights}
+        missing = {name: ref for name, ref in offered.items() if ref.digest not in self._held}
+        for ref in missing.values():
             self._refs[ref.digest], self._parts[ref.digest] = ref, {}
             self._member.subscribe(self._topics.blob_filter(ref.digest))
-            self._ask(ref.digest)
+        self._moved = time.monotonic()
+        self._send(messages.Accept, lacks=tuple(missing))
         self._work()
 
     def _ask(self, digest: str) -> None:

@@ -219,10 +219,11 @@ class Peer:
             return
         self._current, self._started, self._update = offer, False, None
         choice = offer.choices[0]
-        lacks = [ref.digest for ref in (choice.artifact_set, choice.weights) if ref.digest not in self._ready]
-        self.reply(Accept(**self.head(offer), tier=choice.tier, lacks=lacks))
+        lacks = [name for name in ("artifact_set", "weights") if getattr(choice, name).digest not in self._ready]
         self._want(choice.artifact_set)
         self._want(choice.weights)
+        self._asked = time.monotonic()
+        self.reply(Accept(**self.head(offer), tier=choice.tier, lacks=lacks))
         self._go_on()
 
     def _want(self, ref: BlobRef) -> None:
@@ -230,7 +231,6 @@ class Peer:
             self._refs[ref.digest] = ref
             self._blobs[ref.digest] = {}
             self.link.subscribe(self.topics.blob_filter(ref.digest))
-        self._ask(ref)
 
     def _ask(self, ref: BlobRef) -> None:
         if ref.digest in self._ready or self._current is None:

@@ -151,11 +151,11 @@ def test_an_exception_from_one_message_is_counted_and_ends_nothing(url, config, 
 def test_chunks_of_a_release_are_asked_for_in_ones_own_name(tmp_path):
     """A member that asked in invented names had the idle server keep every one of them."""
     server, asked = Server("lab", tmp_path, BrokerConfig()), []
-    server._releases, server._limits = SimpleNamespace(need=asked.append), Limits(lambda _: True)
+    server._releases, server._limits = SimpleNamespace(need=lambda *asks: asked.append(asks)), Limits(lambda _: True)
     for name in ("pi", "invented"):
         need = NeedChunks(fleet="lab", run="r", round=1, task="t", device=name, digest="0" * 64, ranges=((0, 1),))
         server._idle(Received(Topics("lab").reply("pi"), need.to_bytes(), retained=False))
-    assert [need.device for need in asked] == ["pi"]
+    assert [device for device, *_ in asked] == ["pi"]
 
 
 def test_a_bucket_holds_its_rate():

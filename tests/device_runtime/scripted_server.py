@@ -31,6 +31,7 @@ from fleet_protocol.messages import (
     parse_device_message,
     parse_presence,
 )
+from fleet_protocol.messages.bounds import CHUNKS_LIMIT
 from fleet_protocol.topics import Topics, UploadTopic
 from fleet_protocol.transport import BrokerAddress, Received
 
@@ -68,6 +69,7 @@ class ScriptedServer:
         self.script = Script()
         self.blobs = blobs
         self.messages: list[Any] = []
+        self.offers: dict[str, Offer] = {}
         self.statuses: list[DeviceStatus] = []
         self.profiles: list[Profile] = []
         self.chunks: dict[str, dict[int, bytes]] = {}
@@ -117,16 +119,20 @@ class ScriptedServer:
                 self._sizes[topic.task] = (chunk.size, chunk.chunk_bytes)
                 self.chunks.setdefault(topic.task, {})[chunk.index] = bytes(chunk.payload)
         elif topic.channel in {"status", "profile"}:
-            said = parse_presence(event.payload)
+            said = parse_presence(event.payload).told(device=topic.device)
             if isinstance(said, DeviceProfile):
                 self.profiles.append(said.profile)
             else:
                 self.statuses.append(said)
         else:
-            message = parse_device_message(event.payload)
+            message = parse_device_message(event.payload).told(device=topic.device, run=RUN, round=1)
             self.messages.append(message)
             if isinstance(message, NeedChunks) and self.script.serve:
                 self._serve(message.digest, message.ranges)
+            elif isinstance(message, Accept) and self.script.serve:
+                choice = next(c for c in self.offers[message.task].choices if message.tier in {"", c.tier})
+                for name in message.lacks:
+                    self._serve(getattr(choice, name).digest, ((0, CHUNKS_LIMIT),))
             elif isinstance(message, Done):
                 self._on_done(message)
 
@@ -165,6 +171,7 @@ class ScriptedServer:
             "seconds_left": 60.0,
         }
         offer = Offer.model_validate(values | changes)
+        self.offers[offer.task] = offer
         self._link.publish(self._topics.task(device), offer.to_bytes())
         return offer
 

@@ -39,7 +39,7 @@ def broker(tmp_path_factory):
     with mosquitto_broker(tmp_path_factory.mktemp("broker")) as running:
         link = open_transport(BrokerAddress.parse(running.url), "server", queue.SimpleQueue())
         link.connect(10)
-        status = ServerStatus(fleet="lab", seq=1, online=True)
+        status = ServerStatus(fleet="lab", online=True)
         link.publish(Topics("lab").server_status, status.to_bytes(), retain=True)
         link.drain(time.monotonic() + 10)
         link.close()

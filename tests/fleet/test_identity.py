@@ -129,7 +129,7 @@ class Outsider:
                 self._link.publish(event.topic, own)
         elif isinstance(topic, DeviceTopic):
             names = {"fleet": "test", "run": "r1", "round": 1, "task": "t1"}
-            at = said.find(b'{"schema_version"')
+            at = said.find(b'{"v"')
             if topic.channel == "task":
                 self._again("replayed offer", event)
                 self.say("forged cancel", event.topic, Cancel(**names, reason="over").to_bytes())

@@ -24,7 +24,7 @@ from fleet_protocol.messages.instructions import Chooser, Instructions
 from fleet_protocol.recipe_spec import LossSpec, OptimizerSpec
 
 HUGE = 10**400
-DEVICE = {"schema_version": SCHEMA_VERSION, "fleet": "lab", "device": "pi", "run": "r", "round": 1, "task": "t"}
+DEVICE = {"v": SCHEMA_VERSION, "fleet": "lab", "device": "pi", "run": "r", "round": 1, "task": "t"}
 PROFILE = {
     "arch": "aarch64",
     "system": "Linux",
@@ -73,7 +73,7 @@ def test_every_field_has_a_bound(message):
 @pytest.mark.parametrize("field", ["cores", "ram_bytes", "free_ram_bytes", "examples", "step_seconds", "max_depth"])
 def test_a_profile_with_a_number_beyond_all_bounds_is_refused(field):
     """It raised OverflowError where devices are chosen, and as it was retained, after every restart again."""
-    said = {"schema_version": SCHEMA_VERSION, "type": "profile", "fleet": "lab", "device": "pi"}
+    said = {"v": SCHEMA_VERSION, "type": "profile", "fleet": "lab", "device": "pi"}
     assert parse_presence(json.dumps({**said, "profile": PROFILE}).encode()).profile.arch == PROFILE["arch"]
     with pytest.raises(RefusedError, match=field):
         parse_presence(json.dumps({**said, "profile": {**PROFILE, field: HUGE}}).encode())
@@ -99,7 +99,7 @@ def test_what_strangers_write_moves_no_cursor():
     Names of keys that nobody knows come back in refusals, as long as the message.
     """
     evil = "\x1b[2J\u202e\r\nroot"
-    said = {"schema_version": SCHEMA_VERSION, "type": "profile", "fleet": "lab", "device": "pi"}
+    said = {"v": SCHEMA_VERSION, "type": "profile", "fleet": "lab", "device": "pi"}
     profile = {**PROFILE, "arch": evil, "unable": evil, "backends": {evil: evil}, "release": "running 1 0 0 \x1b[2J"}
     taken = parse_presence(json.dumps({**said, "profile": profile}).encode()).profile
     assert (taken.arch, taken.unable, taken.backends) == (" [2J   root", " [2J   root", {" [2J   root": " [2J   root"})

@@ -14,7 +14,7 @@ from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.topics import BlobTopic, DeviceTopic, ServerTopic, Topics, UploadTopic, check_name
 
 REF = m.BlobRef(digest="ab" * 32, size=100_000, chunk_bytes=98_304)
-TASK = {"fleet": "lab", "run": "r1", "round": 3, "task": "r1-3-pi", "seq": 7}
+TASK = {"fleet": "lab", "run": "r1", "round": 3, "task": "r1-3-pi"}
 FROM = {**TASK, "device": "pi"}
 METRICS = m.TaskMetrics(
     examples=10, batches=3, labels=(0, 2), fetch_seconds=0.1, train_seconds=1.5, resident_bytes=100, train_loss=0.5
@@ -42,7 +42,7 @@ DEVICE = [
     m.NeedChunks(**FROM, digest=REF.digest, ranges=((0, 1),)),
     m.Done(**FROM, update=REF, tier="w0.50-d4", metrics=METRICS),
     m.Refuse(**FROM, reason=RefusalReason.NO_SPACE, detail="disk full"),
-    m.Accept(**FROM, tier="w0.50-d4", lacks=(REF.digest,), keys=KEYS),
+    m.Accept(**FROM, tier="w0.50-d4", lacks=("weights",), keys=KEYS),
     m.Shares(**FROM, sealed={"pi": SEALED, "nano": SEALED}),
     m.Shares(**FROM, revealed={"pi": "0" * 65 + "7", "nano": "f" * 66}),
 ]
@@ -65,7 +65,7 @@ def test_device_messages_round_trip(message):
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"schema_version": 1}, RefusalReason.MALFORMED),
+        ({"v": 5}, RefusalReason.MALFORMED),
         ({"type": "explode"}, RefusalReason.MALFORMED),
         ({"surprise": 1}, RefusalReason.MALFORMED),
         ({"round": 0}, RefusalReason.MALFORMED),
@@ -87,6 +87,50 @@ def test_noise_is_refused(payload):
     for parse in (m.parse_device_message, m.parse_server_message, m.parse_presence):
         with pytest.raises(RefusedError):
             parse(payload)
+
+
+def test_a_message_of_the_version_before_is_refused_by_its_number():
+    """A board that was not brought up to date is told so in the server's log, and is not half understood."""
+    old = {
+        "schema_version": 5,
+        "type": "status",
+        "fleet": "lab",
+        "seq": 1,
+        "device": "pi",
+        "online": True,
+        "state": "idle",
+    }
+    with pytest.raises(RefusedError, match="version 5 of the protocol, and this Shoal speaks version 6: bring"):
+        m.parse_presence(json.dumps(old).encode())
+
+
+def test_what_topic_and_task_say_is_not_said_again_and_may_not_differ():
+    """Left out it is filled in; said, it stays for whoever receives it to compare; nothing is no name."""
+    said = m.Accept(task="t1")
+    assert said.to_bytes() == b'{"v":6,"type":"accept","task":"t1"}'
+    heard = m.parse_device_message(said.to_bytes()).told(fleet="lab", device="pi", run="r1", round=3, tier="w1.00-d1")
+    assert (heard.fleet, heard.device, heard.run, heard.round, heard.tier) == ("lab", "pi", "r1", 3, "w1.00-d1")
+    assert m.Accept(**FROM).told(fleet="attic", device="nano", run="r2", round=4) == m.Accept(**FROM)
+    for nothing in ({"device": ""}, {"round": 0}, {"run": ""}):
+        with pytest.raises(RefusedError):
+            m.parse_device_message(json.dumps({"v": 6, "type": "accept", "task": "t1", **nothing}).encode())
+
+
+def test_what_a_task_costs_beside_its_tensors_is_small():
+    """The demo's updates have some kilobytes: what is said around each of them stays a few hundred bytes."""
+    task = "t11-9abadfafd7a658df3e98"
+    ref = m.BlobRef(digest="1e20" + "ab" * 32, size=79_424)
+    metrics = METRICS.model_copy(update={"labels": tuple(range(10)), "mean_loss": 0.25})
+    offer = SERVER[0].model_copy(
+        update={"fleet": "", "run": "20261123-104804-254b", "round": 11, "task": task, "seconds_left": 59.989}
+        | {"choices": (m.TierChoice(tier="w1.00-d1", artifact_set=ref, weights=ref),)}
+    )
+    about = [offer, m.Accept(task=task, lacks=("weights",)), m.Done(task=task, update=ref, metrics=metrics)]
+    sizes = [
+        len(message.to_bytes())
+        for message in (*about, m.UploadAck(task=task), m.DeviceStatus(online=True, state="idle"))
+    ]
+    assert [size <= most for size, most in zip(sizes, (450, 90, 330, 70, 60), strict=True)] == [True] * 5, sizes
 
 
 def test_infinite_numbers_do_not_travel():

@@ -9,7 +9,7 @@ from typing_extensions import override
 from device_runtime.agent.choosing import remember_round
 from device_runtime.agent.context import Context
 from device_runtime.agent.machine import Event
-from device_runtime.agent.states.base import NEVER, DeviceState
+from device_runtime.agent.states.base import DeviceState
 from device_runtime.agent.worker import Job, WorkDone, WorkFailed, WorkReport
 from device_runtime.training.backends.runtime import CPU
 from device_runtime.training.compute import Outcome, compute
@@ -19,7 +19,7 @@ from fleet_protocol.errors import StorageError
 from fleet_protocol.messages import Progress
 
 _LACKING = re.compile("bad.alloc|[Ff]ailed to allocate memory")  # the errors of onnxruntime have no kinds
-_PROGRESS_SECONDS = 0.5  # a tiny model finishes thousands of epochs a second; the server need not hear of each
+_PROGRESS_SECONDS = 1.0  # a tiny model finishes thousands of epochs a second; the server need not hear of each
 
 
 class _Computing(DeviceState):
@@ -31,7 +31,7 @@ class _Computing(DeviceState):
         super().__init__(ctx)
         self._epochs: EpochReport | None = None
         self._losses: list[float] = []
-        self._told_at = -NEVER
+        self._told_at = time.monotonic()
 
     @override
     def enter(self) -> None:
@@ -46,7 +46,7 @@ class _Computing(DeviceState):
         except StorageError as error:
             ctx.fail(error)
             return
-        ctx.publish_status()
+        ctx.tell_state()
         if task.record.crashes and bench.accelerators is not None:
             self._on_report(Settled(CPU, "the agent died in this task"))
             bench = replace(bench, accelerators=None)
@@ -128,6 +128,7 @@ class _Computing(DeviceState):
             due = time.monotonic() - self._told_at >= _PROGRESS_SECONDS
             if first or due or value.epoch == value.epochs:
                 self.ctx.kit.journal.info(f"epoch {value.epoch}/{value.epochs} step={value.step} loss={value.loss:.4f}")
+            if due:
                 self._tell(value)
 
 

@@ -1,7 +1,7 @@
 """The states of the agent that collect blobs, and the one that collects what a task needs."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from typing_extensions import override
 
@@ -73,8 +73,8 @@ class Collecting(DeviceState):
             self._advance()
         self.wake_at = self._fetch.repair_at
 
-    def _want(self, *refs: BlobRef) -> None:
-        self._fetch.want(refs, time.monotonic())
+    def _want(self, *refs: BlobRef, asked: Collection[str] = ()) -> None:
+        self._fetch.want(refs, time.monotonic(), asked)
         self.wake_at = self._fetch.repair_at
         self._advance()
 
@@ -98,17 +98,18 @@ class Fetching(Collecting):
         except StorageError as error:
             ctx.fail(error)
             return
-        ctx.publish_status()
-        self.on_repeat()
+        ctx.tell_state()
         choice = task.record.choice
-        self._guarded(lambda: self._want(choice.artifact_set, choice.weights))
+        offered = {"artifact_set": choice.artifact_set, "weights": choice.weights}
+        lacks = {name: ref.digest for name, ref in offered.items() if not ctx.kit.blobs.begun(ref.digest)}
+        for digest in lacks.values():  # its chunks may come as soon as it is asked for
+            ctx.uplink.subscribe_blob(digest)
+        ctx.accept(tuple(lacks))
+        self._guarded(lambda: self._want(*offered.values(), asked=lacks.values()))
 
     @override
     def on_repeat(self) -> None:
-        choice = self.ctx.need_task().record.choice
-        offered = (choice.artifact_set.digest, choice.weights.digest)
-        lacks = [digest for digest in offered if not self.ctx.kit.blobs.has(digest)]
-        self.ctx.accept(lacks)
+        self.ctx.accept()
 
     @override
     def _advance(self) -> None:

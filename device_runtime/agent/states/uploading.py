@@ -26,7 +26,7 @@ class Uploading(DeviceState):
         ctx, task = self.ctx, self.ctx.need_task()
         if task.record.update is None:
             raise RuntimeError("the device uploads without an update; this is a bug")
-        ctx.publish_status()
+        ctx.tell_state()
         if self._bare:
             ctx.accept()  # after a restart with other keys than before
             self._mask()
@@ -56,12 +56,12 @@ class Uploading(DeviceState):
             self._bare = False
             self._send(((0, update.chunks),))
 
-    def _send(self, ranges: Ranges) -> None:
+    def _send(self, ranges: Ranges, *, again: bool = False) -> None:
         ctx, task = self.ctx, self.ctx.need_task()
         update, name, link, topics = task.record.update, task.offer.task, ctx.uplink.need(), ctx.uplink.topics
         if update is None:
             return
-        upload = Upload(update, ranges, lambda index: topics.upload(name, index), task.deadline)
+        upload = Upload(update, ranges, lambda index: topics.upload(name, index), task.deadline, again)
         self.wake_at = NEVER
 
         def run(job: Job) -> int:
@@ -70,8 +70,8 @@ class Uploading(DeviceState):
         ctx.kit.worker.start("uploading", run)
 
     def _announce(self) -> None:
-        record = self.ctx.need_task().record
-        self.ctx.send(Done, update=record.update, tier=record.tier, metrics=record.metrics)
+        task = self.ctx.need_task()
+        self.ctx.send(Done, update=task.record.update, tier=task.tier_said, metrics=task.record.metrics)
         self.wake_at = time.monotonic() + self.ctx.kit.config.retry_seconds
 
     @override
@@ -111,7 +111,7 @@ class Uploading(DeviceState):
         elif isinstance(message, UploadMissing):
             if ctx.kit.worker.current is None:  # else it answers an earlier Done; another follows when these are sent
                 ctx.kit.journal.info(f"the server misses chunks {message.ranges}")
-                self._send(message.ranges)
+                self._send(message.ranges, again=True)
         else:
             super().on_message(message)
             if isinstance(message, Sum) and not ctx.events:

@@ -114,7 +114,7 @@ class Idle(Collecting):
         self.ctx.kit.journal.follow(None)
         if self.ctx.kit.config.conditions.new_data is not None:
             self.ctx.look()  # the task that has ended may have been what there was data for
-        self.ctx.publish_status()
+        self.ctx.tell_state()
         self._rest_at = time.monotonic() + _REST_SECONDS
         if self.ctx.pending is not None:
             offer, self.ctx.pending = self.ctx.pending, None
