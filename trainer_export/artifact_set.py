@@ -8,6 +8,7 @@
     <out>/<arch>/<tier>/head.safetensors   initial weights of a head of the tier's own, where it has one
     <out>/<arch>/<tier>/*.onnx             the portable graphs, hard links into objects
     <out>/<arch>/<tier>/ort-training/*     the same for onnxruntime-training
+    <out>/<arch>/<tier>/executorch/*.pte   train, eval and infer for Android, iOS and C++
     <out>/<arch>/<tier>/made-from.json     what they depend on; a tier that would come out the same is taken as it is
 
 A set is built in a folder beside the old one and takes its place by a rename after its last check, so a failed or
@@ -34,7 +35,7 @@ from models.tier import Tier
 from models.zoo.inference import initial_weights
 from trainer_export.check import calm_torch
 from trainer_export.exported import Export
-from trainer_export.formats import ort_training
+from trainer_export.formats import executorch, ort_training
 from trainer_export.formats.files import SetFile
 from trainer_export.parallel import run_jobs
 from trainer_export.progress import Counter, Progress
@@ -43,7 +44,7 @@ from trainer_export.recipe import Recipe
 from trainer_export.start import Start
 from trainer_export.tier_set import Format, TierSets
 
-FORMATS: tuple[Format, ...] = ("onnx", "ort-training")
+FORMATS: tuple[Format, ...] = ("onnx", "ort-training", "executorch")
 Others = Literal["refuse", "add", "replace"]
 """What becomes of tiers that are there and not asked for: an error, they stay, or they go."""
 
@@ -110,7 +111,7 @@ def export_architecture(
         recipe: what a training step does.
         out: folder of all artifact sets; made if it is not there.
         formats: ``onnx`` is always written; ``ort-training`` beside it, where the runtime has the gradients: if not,
-            report and manifest say so under ``skipped``. By default all of `installed_formats`.
+            report and manifest say so under ``skipped``, and so for ``executorch``. By default `installed_formats`.
         seed: of the initial weights and of the random batches of the checks.
         progress: called before each stage, and once at the end.
         heads: number of labels of tiers that have a head of their own.
@@ -135,8 +136,9 @@ def export_architecture(
     if not wanted or unknown:
         wrong = f"unknown format {unknown[0]!r}; there are {', '.join(FORMATS)}" if unknown else "no tier to export"
         raise ConfigError(f"{arch.name}: {wrong}")
-    if not set(chosen) <= {"onnx", *installed_formats()}:
-        raise ConfigError(f"{arch.name}: {ort_training.NOT_INSTALLED}")
+    for name, written_by in (("ort-training", ort_training), ("executorch", executorch)):
+        if name in chosen and not written_by.is_installed():
+            raise ConfigError(f"{arch.name}: {written_by.NOT_INSTALLED}")
     with calm_torch():
         layout = infer_layout(arch, settings)
     _refuse_uncut(layout, wanted)
@@ -220,5 +222,5 @@ def _refuse_uncut(layout: Layout, tiers: Sequence[Tier]) -> None:
 
 
 def installed_formats() -> tuple[Format, ...]:
-    """The formats that can be written here: ``onnx``, and ``ort-training`` beside onnxruntime-training."""
-    return FORMATS if ort_training.is_installed() else ("onnx",)
+    """The formats that are written unless asked otherwise: ``onnx``, and ``ort-training`` where that is installed."""
+    return ("onnx", "ort-training") if ort_training.is_installed() else ("onnx",)

@@ -8,7 +8,7 @@ import contextlib
 import ctypes
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import onnxruntime
@@ -74,22 +74,38 @@ class Worst:
         )
 
 
-def open_session(model: bytes, threads: int = 1) -> onnxruntime.InferenceSession:
-    """A session on the processor that only reports errors.
+class Session(Protocol):
+    """What is called as a session of onnxruntime is."""
+
+    def get_inputs(self) -> Sequence[Any]:
+        """What it takes, with names."""
+
+    def get_outputs(self) -> Sequence[Any]:
+        """What it returns, with names."""
+
+    def run(self, names: Sequence[str], feed: Mapping[str, NDArray[Any]]) -> Sequence[NDArray[Any]]:
+        """The outputs of these names."""
+
+
+def open_session(model: bytes | Session, threads: int = 1) -> Session:
+    """A session on the processor that only reports errors, or that of another runtime as it is.
 
     Raises:
         ConfigError: two distributions of onnxruntime are installed.
         ExportError: the runtime refuses the graph.
     """
+    if not isinstance(model, bytes):
+        return model
     check_runtime()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
     options.enable_cpu_mem_arena = options.enable_mem_pattern = False  # what a run took is free after it
     try:
-        return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        session: Session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception as error:
         raise ExportError(f"onnxruntime {onnxruntime.__version__} refuses the exported graph: {error}") from error
+    return session
 
 
 @contextlib.contextmanager
@@ -122,9 +138,9 @@ def repeated(run: Callable[[SizedBatches], CheckSpec], batches: SizedBatches) ->
     raise AssertionError("unreachable")
 
 
-def run_session(session: onnxruntime.InferenceSession, feed: Mapping[str, NDArray[Any]]) -> Arrays:
+def run_session(session: Session, feed: Mapping[str, NDArray[Any]]) -> Arrays:
     """Run a graph once on arrays by name, of which it takes its inputs; returns its outputs by name."""
-    taken: Sequence[str] = [i.name for i in session.get_inputs()]
+    taken = [i.name for i in session.get_inputs()]
     names = [o.name for o in session.get_outputs()]
     outputs = session.run(names, {n: feed[n] for n in taken})
     _give_back()

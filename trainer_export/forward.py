@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fleet_protocol.manifest import CheckSpec, parameter_input, statistic_mean, statistic_variance
 from trainer_export.batches import SizedBatches
-from trainer_export.check import Worst, open_session, run_session
+from trainer_export.check import Session, Worst, open_session, run_session
 from trainer_export.graph import Port
 from trainer_export.model_inputs import (
     Signature,
@@ -53,7 +53,7 @@ def trace_forward(
 
 
 def check_forward(
-    model: bytes,
+    model: bytes | Session,
     module: nn.Module,
     batches: SizedBatches,
     graph: str,
@@ -62,7 +62,7 @@ def check_forward(
     """Compare a forward graph with the module as it was written, which is not changed.
 
     Args:
-        model: the serialized graph.
+        model: the serialized graph, or a session.
         module: what it was made from.
         batches: what to run.
         graph: key of the graph in the manifest, for the report.

@@ -33,8 +33,12 @@ from trainer_export.model_inputs import Signature
 
 _STEP_GRAPHS = ("onnx/train", "ort-training/step")
 # What devices of other runtimes take, and what servers and users run.
-_NOT_FOR_BOARDS = ("onnx/infer", *(f"ort-training/{name}_model" for name in ("training", "eval", "optimizer")))
-_VERSIONED = ("torch", "onnx", "onnxruntime", "onnxruntime-training-cpu", "numpy")
+_NOT_FOR_BOARDS = (
+    "onnx/infer",
+    *(f"ort-training/{name}_model" for name in ("training", "eval", "optimizer")),
+    *(f"executorch/{name}" for name in ("train", "eval", "infer")),
+)
+_VERSIONED = ("torch", "onnx", "onnxruntime", "onnxruntime-training-cpu", "executorch", "numpy")
 
 
 @dataclass(frozen=True)

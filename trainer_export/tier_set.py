@@ -21,10 +21,9 @@ from models.user_lines import at_line_of, first_line
 from trainer_export.batches import SizedBatches, vocabulary_of
 from trainer_export.exported import Export
 from trainer_export.footprint import Footprint, count_flops, peak_memory
+from trainer_export.formats import executorch, ort_training
 from trainer_export.formats import onnx as portable
-from trainer_export.formats import ort_training
-from trainer_export.formats.files import SetFile
-from trainer_export.formats.ort_training import UnavailableError
+from trainer_export.formats.files import SetFile, UnavailableError
 from trainer_export.loss import Answer
 from trainer_export.manifests import Facts, manifest_of
 from trainer_export.model_inputs import check_output, heads_of, model_noise, prepared, require_one_output
@@ -34,7 +33,7 @@ from trainer_export.publishing import write_file
 from trainer_export.recipe import Recipe
 from trainer_export.traced_program import advice_on
 
-Format = Literal["onnx", "ort-training"]
+Format = Literal["onnx", "ort-training", "executorch"]
 
 _BASE_BYTES, _COPIES = 100_000_000, 8  # what a process exports a tier in: beside what it shares, and of its parameters
 
@@ -113,6 +112,15 @@ class TierSets:
             if training:
                 checks += ort_training.check_artifacts(training, module, recipe, batches)
             files += training
+        if "executorch" in self.formats:
+            tell("writing ExecuTorch programs")
+            try:
+                programs = executorch.write_programs(module, signature, recipe)
+            except UnavailableError as error:
+                programs, skipped["executorch"] = (), str(error)
+            tell("checking ExecuTorch programs")
+            checks += executorch.check_programs(programs, module, recipe, batches)
+            files += programs
         tell("writing")
         footprint = Footprint(export.layout.parameter_count(tier), *flops, peak_memory(graphs[0].model))
         for file in files:

@@ -306,6 +306,10 @@ print(x.shape == (1, 1, 2, 2))
 from dp_accounting.gaussian_mechanism import get_epsilon_gaussian
 print(4.3 < get_epsilon_gaussian(1.0, 1e-5) < 4.4)
 """,
+    "executorch": """
+from executorch.runtime import Runtime
+print("aten::bmm.out" in Runtime.get().operator_registry.operator_names)
+""",
     "ray": """
 from simulation.engines.cluster import connect, disconnect
 print(connect(None, workers=1))

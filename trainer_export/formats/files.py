@@ -1,9 +1,14 @@
 """What a format hands over to be written: bytes with a place and, for a graph, a signature."""
 
+import contextlib
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import onnx
 
+from fleet_protocol.errors import ExportError
 from trainer_export.graph import Port
 
 
@@ -36,3 +41,23 @@ class GraphFile(SetFile):
     """A graph that is still at hand as a parsed model, whose serialization is ``data``."""
 
     model: onnx.ModelProto = field(default_factory=onnx.ModelProto)
+
+
+class UnavailableError(ExportError):
+    """A format cannot have the model; the portable format does not need what is missing."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"format {name} not available for this model: {reason}; the portable format works")
+
+
+@contextlib.contextmanager
+def silent_stderr() -> Iterator[None]:
+    """Runtimes print what they try, past every logger setting; what fails still raises."""
+    kept = os.dup(2)
+    with Path(os.devnull).open("wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)

@@ -10,13 +10,11 @@ The eval model computes the training loss (batch statistics, label mask) and the
 with given statistics is what the portable eval graph is for.
 """
 
-import contextlib
 import copy
 import importlib.util
-import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +29,7 @@ from fleet_protocol.errors import ExportError
 from fleet_protocol.manifest import CheckSpec, next_name, parameter_input
 from trainer_export import check
 from trainer_export.batches import SizedBatches
-from trainer_export.formats.files import GraphFile, SetFile
+from trainer_export.formats.files import GraphFile, SetFile, UnavailableError, silent_stderr
 from trainer_export.graph import IR_VERSION, GraphBuilder, Port
 from trainer_export.loss import Answer
 from trainer_export.lowering.differentiable import LOWERINGS as PLAIN
@@ -59,18 +57,11 @@ _OFFICIAL_STEPS = 5
 _NO_GRADIENT = re.compile(r"gradient builder has not been registered: *(\w+)")
 
 
-class UnavailableError(ExportError):
-    """This format cannot have the model; the portable format does not need what is missing."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(f"format ort-training not available for this model: {reason}; the portable format works")
-
-
 class MissingGradientError(UnavailableError):
     """onnxruntime-training cannot differentiate an operator of the model; the portable format does not need it."""
 
     def __init__(self, operator: str) -> None:
-        super().__init__(f"no gradient for op {operator}")
+        super().__init__("ort-training", f"no gradient for op {operator}")
         self.operator = operator
 
 
@@ -145,7 +136,7 @@ def _official_files(forward: onnx.ModelProto, module: nn.Module) -> list[SetFile
     kinds: dict[bool, list[str]] = {True: [], False: []}
     for key, parameter in module.named_parameters():
         kinds[parameter.requires_grad].append(key)
-    with tempfile.TemporaryDirectory() as name, _silent_stderr():
+    with tempfile.TemporaryDirectory() as name, silent_stderr():
         folder = Path(name)
         try:
             artifacts.generate_artifacts(
@@ -173,19 +164,6 @@ def _reason(error: Exception) -> str:
     return lines[0].rsplit(" was false. ", 1)[-1]
 
 
-@contextlib.contextmanager
-def _silent_stderr() -> Iterator[None]:
-    """The runtime prints every rewrite it tries, past every logger setting; what fails still raises."""
-    kept = os.dup(2)
-    with Path(os.devnull).open("wb") as nowhere:
-        os.dup2(nowhere.fileno(), 2)
-    try:
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-
-
 def _model_file(folder: Path, name: str) -> GraphFile:
     model = onnx.load(str(folder / f"{name}.onnx"))
     # The installed onnx stamps its own newest version on the optimizer model, and the runtime reads up to 10.
@@ -210,7 +188,7 @@ def _check_official(files: Sequence[SetFile], module: nn.Module, recipe: Recipe,
     worst, shapes = check.Worst(), model_noise(module, batches.signature)
     plain = Recipe(Sgd(momentum=0.0, weight_decay=0.0), recipe.loss, clip_norm=None)
     reference = Reference(module, plain, base=batches.signature.base)
-    with tempfile.TemporaryDirectory() as name, _silent_stderr():
+    with tempfile.TemporaryDirectory() as name, silent_stderr():
         paths = {file.key.split("/")[1]: Path(name) / Path(file.path).name for file in files}
         for file in files:
             paths[file.key.split("/")[1]].write_bytes(file.data)

@@ -5,6 +5,7 @@ from torch.utils._pytree import tree_leaves
 
 from fleet_protocol.manifest import CheckSpec
 from trainer_export.batches import SizedBatches
+from trainer_export.check import Session
 from trainer_export.forward import check_forward, trace_forward
 from trainer_export.graph import Port
 from trainer_export.loss import Answer
@@ -35,7 +36,7 @@ def trace_eval(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace:
 
 
 def check_eval(
-    model: bytes, module: nn.Module, recipe: Recipe, batches: SizedBatches, *, graph: str = "onnx/eval"
+    model: bytes | Session, module: nn.Module, recipe: Recipe, batches: SizedBatches, *, graph: str = "onnx/eval"
 ) -> CheckSpec:
     """Compare the sums with PyTorch's; the module, as its author wrote it, is not changed.
 

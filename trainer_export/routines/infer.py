@@ -4,6 +4,7 @@ from torch import nn
 
 from fleet_protocol.manifest import CheckSpec
 from trainer_export.batches import SizedBatches
+from trainer_export.check import Session
 from trainer_export.forward import check_forward
 from trainer_export.model_inputs import heads_of
 from trainer_export.recipe import Recipe
@@ -17,7 +18,7 @@ def infer_part(evaluation: Trace) -> Trace:
 
 
 def check_infer(
-    model: bytes, module: nn.Module, recipe: Recipe, batches: SizedBatches, *, graph: str = "onnx/infer"
+    model: bytes | Session, module: nn.Module, recipe: Recipe, batches: SizedBatches, *, graph: str = "onnx/infer"
 ) -> CheckSpec:
     """Compare the output with PyTorch's.
 

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from fleet_protocol.errors import ExportError
 from fleet_protocol.manifest import CheckSpec, next_name, noise_input, parameter_input, state_input
 from trainer_export.batches import SizedBatches
-from trainer_export.check import Worst, open_session, repeated, run_session
+from trainer_export.check import Session, Worst, open_session, repeated, run_session
 from trainer_export.graph import Port
 from trainer_export.loss import Answer
 from trainer_export.model_inputs import (
@@ -138,7 +138,7 @@ def trace_optimizer(shapes: Mapping[str, tuple[int, ...]], recipe: Recipe, free:
 
 
 def check_train(
-    model: bytes, module: nn.Module, recipe: Recipe, batches: SizedBatches, *, graph: str = "onnx/train"
+    model: bytes | Session, module: nn.Module, recipe: Recipe, batches: SizedBatches, *, graph: str = "onnx/train"
 ) -> CheckSpec:
     """Train with PyTorch, let the graph take each step from where PyTorch stands, and compare all that comes out.
 

@@ -36,7 +36,8 @@ class _Options:
         Settings, typer.Option("--head", help="Labels of a tier with a head of its own, for example w1.00-d2=5.")
     ] = None
     formats: Annotated[
-        str, typer.Option(help="Any of onnx and ort-training; by default what the installed runtime can do.")
+        str,
+        typer.Option(help="Any of onnx, ort-training and executorch; by default onnx and, if installed, ort-training."),
     ] = ""
     recipe: Annotated[
         Path | None, typer.Option(help="A fleet.toml or sim.toml whose [model.recipe] counts where no option does.")

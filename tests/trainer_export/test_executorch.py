@@ -1,0 +1,157 @@
+"""The programs for ExecuTorch, and what of that runtime they go around."""
+
+import json
+import subprocess
+import sys
+import textwrap
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from fleet_protocol.errors import ExportError
+from fleet_protocol.manifest import next_name, parse_manifest
+from models.tier import Tier
+from tests.trainer_export.helpers import TINY, ZOO, batches_for, deviation, tiny
+from trainer_export.artifact_set import export_architecture
+from trainer_export.check import calm_torch, open_session
+from trainer_export.formats import executorch
+from trainer_export.formats.executorch import TRAIN_BATCH
+from trainer_export.formats.onnx import write_train_graph
+from trainer_export.optimizers.adam import Adam
+from trainer_export.recipe import Recipe
+
+installed = pytest.mark.skipif(not executorch.is_installed(), reason="ExecuTorch is not installed")
+# It says when it is imported what of PyTorch it uses that PyTorch will change.
+pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(900)]
+
+RUNNER = """
+import json, sys
+import numpy as np
+import torch
+from executorch.runtime import Runtime
+
+folder = sys.argv[1]
+signature = json.load(open(f"{folder}/signature.json"))
+values = dict(np.load(f"{folder}/start.npz"))
+method = Runtime.get().load_program(f"{folder}/train.pte").load_method("forward")
+for step in range(20):
+    values |= {name: array[step] for name, array in np.load(f"{folder}/batches.npz").items()}
+    outputs = method.execute([torch.tensor(values[name]) for name in signature["inputs"]])
+    found = dict(zip(signature["outputs"], (output.numpy().copy() for output in outputs)))
+    values |= {name.removeprefix("next."): value for name, value in found.items() if name != "loss"}
+np.savez(f"{folder}/end.npz", **values)
+"""
+"""What an application does, with nothing of Shoal."""
+
+
+def programs_of(name, recipe=None, width=1.0):
+    module, signature = tiny(name, width)
+    return executorch.write_programs(module, signature, recipe or Recipe()), module, signature
+
+
+def worst(name, recipe=None, width=1.0):
+    files, module, signature = programs_of(name, recipe, width)
+    recipe = recipe or Recipe()
+    with calm_torch():
+        return deviation(executorch.check_programs(files, module, recipe, batches_for(module, signature)))
+
+
+def test_without_the_runtime_it_is_said_what_to_install(monkeypatch):
+    monkeypatch.setattr(executorch, "is_installed", lambda: False)
+    with pytest.raises(ExportError, match=r"shoal\[export,executorch\]"):
+        executorch.write_programs(*tiny("mlp"), Recipe())
+
+
+@installed
+def test_a_set_holds_three_programs_that_agree_with_pytorch(tmp_path):
+    """Only where they are asked for, with their inputs, figures and versions in the manifest."""
+    recipe = Recipe(Adam(), clip_norm=0.5, proximal=True)
+    formats = ("onnx", "executorch")
+    (report,) = export_architecture(ZOO.get("mlp"), TINY["mlp"], [Tier(0.5, 1)], recipe, tmp_path, formats=formats)
+    folder = tmp_path / "mlp" / "w0.50-d1"
+    manifest = parse_manifest((folder / "manifest.json").read_bytes())
+    programs = {key: graph for key, graph in manifest.graphs.items() if key.startswith("executorch/")}
+    assert set(programs) == {"executorch/train", "executorch/eval", "executorch/infer"}
+    assert {spec.shape[0] for spec in programs["executorch/train"].inputs if spec.name in "xy"} == {TRAIN_BATCH}
+    assert {spec.shape[0] for spec in programs["executorch/infer"].inputs if spec.name == "x"} == {1}
+    assert [spec.name for spec in programs["executorch/infer"].inputs if "param" not in spec.name] == ["x"]
+    assert (folder / "executorch" / "train.pte").read_bytes()[4:6] == b"ET"
+    checks = [check for check in manifest.checks if check.graph in programs]
+    assert len(checks) == 3
+    assert deviation(checks) <= 1e-5
+    assert {check.runtime for check in checks} == {f"executorch {manifest.versions['executorch']}"}
+    assert report.skipped == {}
+
+
+@installed
+@pytest.mark.parametrize("name", ["lenet5", "conv"])
+def test_convolutions_agree_with_pytorch(name):
+    assert worst(name) <= 1e-5
+
+
+@installed
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ZOO.names)
+def test_every_architecture_agrees_with_pytorch(name):
+    """None is refused."""
+    assert worst(name) <= 1e-5
+
+
+@installed
+@pytest.mark.slow
+def test_a_batch_in_pieces_agrees_with_pytorch():
+    assert worst("mlp", Recipe(Adam(), accumulate=True), 0.5) <= 1e-5
+
+
+@installed
+def test_an_application_trains_from_the_program_alone(tmp_path):
+    """Twenty steps by a process that knows only the .pte end at the weights of twenty portable steps."""
+    files, module, signature = programs_of("lenet5")
+    train = files[0]
+    batches = batches_for(module, signature, (TRAIN_BATCH,))
+    pairs = [(x.numpy(), y.numpy()) for x, y in batches.take(20)]
+    values = {f"param.{name}": value.detach().numpy() for name, value in module.named_parameters()}
+    values |= {p.name: np.zeros(p.shape, np.float32) for p in train.inputs if p.name.startswith("state.")}
+    values |= {"mask": np.ones(4, np.float32), "lr": np.array(0.01, np.float32)}
+    (tmp_path / "train.pte").write_bytes(train.data)
+    ports = {"inputs": train.inputs, "outputs": train.outputs}
+    (tmp_path / "signature.json").write_text(json.dumps({k: [p.name for p in v] for k, v in ports.items()}))
+    np.savez(tmp_path / "start.npz", **values)
+    np.savez(tmp_path / "batches.npz", x=[x for x, _ in pairs], y=[y for _, y in pairs])
+    subprocess.run([sys.executable, "-c", textwrap.dedent(RUNNER), tmp_path], check=True, timeout=600)
+    session = open_session(write_train_graph(module, signature, Recipe()).data)
+    names = [port.name for port in train.outputs]
+    for x, y in pairs:
+        found = dict(zip(names, session.run(names, {**values, "x": x, "y": y}), strict=True))
+        values |= {name: found[next_name(name)] for name in values if next_name(name) in found}
+    with np.load(tmp_path / "end.npz") as end:
+        for name, value in values.items():
+            if name.startswith("param."):
+                np.testing.assert_allclose(end[name], value, rtol=0, atol=1e-4, err_msg=name)
+
+
+@installed
+def test_the_runtimes_own_gradient_of_max_pooling_is_wrong():
+    """If this fails the runtime was mended: its own kernel may take the place of ours."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from executorch.exir import EdgeCompileConfig, to_edge  # noqa: PLC0415
+        from executorch.runtime import Runtime  # noqa: PLC0415
+
+        class Pooled(torch.nn.Module):
+            def forward(self, grad, x, index):
+                back = torch.ops.aten.max_pool2d_with_indices_backward.default
+                first = x * 3 + 1e6  # leaves large numbers in the memory that is taken next
+                return back(grad, x, [2, 2], [2, 2], [0, 0], [1, 1], False, index), first.sum()
+
+        x = torch.randn(2, 3, 8, 8)
+        largest, index = torch.ops.aten.max_pool2d_with_indices(x, [2, 2], [2, 2])
+        given = (torch.randn_like(largest), x, index)
+        config = EdgeCompileConfig(_check_ir_validity=False)
+        made = to_edge(torch.export.export(Pooled(), given), compile_config=config).to_executorch()
+    method = Runtime.get().load_program(made.buffer).load_method("forward")
+    for _ in range(2):
+        found = method.execute(given)[0].clone()
+    assert (found - Pooled()(*given)[0]).abs().max() > 1e-3
