@@ -78,12 +78,14 @@ class VersionView:
     Attributes:
         version: what is stored.
         kept: whether its weights are still there.
+        bytes: size of them, where they are.
         score: by the rule of the run, larger is better; None where it was not judged.
         labels: accuracy of each label by tier, ``model`` for the whole one (`fleet_protocol.metrics.label_accuracies`).
     """
 
     version: VersionRecord
     kept: bool
+    bytes: int | None
     score: float | None
     labels: Mapping[str, tuple[float | None, ...]]
 
@@ -98,15 +100,21 @@ def versions(store: Store, run: str | None = None) -> list[VersionView]:
         return []
     record, blobs = find_run(store, run), store.folder / "blobs" / "objects"
     judging = FleetConfig.model_validate_json(record.config).evaluation
-    return [
-        VersionView(
-            version=item,
-            kept=(blobs / place_of(item.digest)).is_file(),  # a `BlobStore` makes its folder, and this only looks
-            score=score(judging, item.evaluation) if item.evaluation else None,
-            labels=_labels(item.evaluation) if item.evaluation else {},
+    views = []
+    for item in store.versions(record.id):
+        path = blobs / place_of(item.digest)  # a `BlobStore` makes its folder, and this only looks
+        kept = path.is_file()
+        judged = item.evaluation
+        views.append(
+            VersionView(
+                version=item,
+                kept=kept,
+                bytes=path.stat().st_size if kept else None,
+                score=score(judging, judged) if judged else None,
+                labels=_labels(judged) if judged else {},
+            )
         )
-        for item in store.versions(record.id)
-    ]
+    return views
 
 
 def _labels(judged: VersionEvaluation) -> dict[str, tuple[float | None, ...]]:

@@ -140,6 +140,7 @@ class RoundView:
         seconds: from the first offers to its end.
         tasks: its training tasks, by device.
         device_accuracy: mean over devices of their accuracies on their own held-out samples; None if none reports one.
+        device_range: the lowest and the highest of them.
         device_metrics: the recipe's metrics over the held-out samples of all devices together.
         sent_bytes: of the weights that its devices were offered; devices that share a plan are sent one copy.
         received_bytes: of the updates that came.
@@ -151,6 +152,7 @@ class RoundView:
     seconds: float | None
     tasks: tuple[TaskRecord, ...]
     device_accuracy: float | None
+    device_range: tuple[float, float] | None = None
     device_metrics: Mapping[str, float] = field(default_factory=dict)
     sent_bytes: int = 0
     received_bytes: int = 0
@@ -336,6 +338,7 @@ def rounds(
                 seconds=item.ended_at - item.opened_at if item.ended_at and item.opened_at else None,
                 tasks=tuple(found) if tasks else (),
                 device_accuracy=sum(accuracies) / len(accuracies) if accuracies else None,
+                device_range=(min(accuracies), max(accuracies)) if accuracies else None,
                 device_metrics=joined(own),
                 sent_bytes=sum({task.weights.digest: task.weights.size for task in found}.values()),
                 received_bytes=sum(task.update_size or 0 for task in found),

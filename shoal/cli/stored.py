@@ -8,7 +8,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from types import MappingProxyType
+from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from broker_server.rounds.best import VersionView, best_of, versions
 from broker_server.rounds.tier_version import tier_version
 from broker_server.settings.fleet import FleetConfig
 from broker_server.store import EventRecord, RoundRecord, Store, queries
-from broker_server.store.export import ExportedVersion, load_version
+from broker_server.store.export import ExportedVersion, export_safetensors, load_version
 from broker_server.store.following import changes
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.errors import ConfigError
@@ -293,15 +294,28 @@ def stored_version(store: Path, run: str | None, version: int | None, *, best: b
         return load_version(opened, run=run, version=version)
 
 
-def stored_tier(
-    store: Path, exported: ExportedVersion, tier: str | None
-) -> tuple[ExportedVersion, TierArtifacts, FleetConfig]:
-    """Read a tier of a global version; see `broker_server.rounds.tier_version.tier_version`."""
-    with closing(Store(store, read_only=True)) as opened:
-        return tier_version(opened, exported, tier)
+FileFormat = Literal["safetensors", "torch", "onnx"]
+SUFFIXES: Mapping[str, str] = MappingProxyType({"safetensors": "safetensors", "torch": "pt", "onnx": "onnx"})
 
 
-def save_onnx(found: tuple[ExportedVersion, TierArtifacts, FleetConfig], path: Path) -> None:
+def save_version(store: Path, exported: ExportedVersion, tier: str | None, file_format: FileFormat, path: Path) -> None:
+    """Write a global version, or a tier of it, as a file of that format; an existing one is replaced.
+
+    Raises:
+        ConfigError: the tier is not exported, or what writes the format is not installed.
+        StorageError: the file cannot be written.
+    """
+    if tier is not None or file_format != "safetensors":
+        with closing(Store(store, read_only=True)) as opened:
+            found = tier_version(opened, exported, tier)
+        exported = found[0]
+        if file_format == "onnx":
+            _save_onnx(found, path)
+            return
+    (_save_torch if file_format == "torch" else export_safetensors)(exported, path)
+
+
+def _save_onnx(found: tuple[ExportedVersion, TierArtifacts, FleetConfig], path: Path) -> None:
     """Write a model that stock onnxruntime runs alone; what is known of it stands in its metadata.
 
     Raises:
@@ -320,7 +334,7 @@ def save_onnx(found: tuple[ExportedVersion, TierArtifacts, FleetConfig], path: P
     write_atomically(path, runnable(graph, tensors, metadata))
 
 
-def save_torch(exported: ExportedVersion, path: Path) -> None:
+def _save_torch(exported: ExportedVersion, path: Path) -> None:
     """Write the tensors of a module by its names, for ``load_state_dict(torch.load(path, weights_only=True))``.
 
     Raises:

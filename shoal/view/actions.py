@@ -3,20 +3,20 @@
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any, cast
 
 from fastapi import APIRouter, HTTPException, Query, Request, Response
 from fastapi import Path as InPath
 
 from broker_server.rounds.quarantine import release
-from broker_server.rounds.tier_version import tier_version
 from broker_server.service.rollout import read_rollout, steer_rollout
 from broker_server.settings.fleet import FleetConfig
 from broker_server.store import Store, choosing, queries
 from broker_server.store.export import load_version
 from fleet_protocol.errors import ConfigError, ShoalError, StorageError, TransportError
 from fleet_protocol.requests import Wanted
-from fleet_protocol.weights import encode_weights
+from shoal.cli.stored import FileFormat, save_version, stored_version
 from shoal.client import RolloutVerb, Verb
 
 _MOST = 2**31
@@ -74,17 +74,22 @@ def acting(store: Path, steer: Steer | None) -> APIRouter:
                     named = steer(FleetConfig.model_validate_json(record.config), wish, record.id)
         return {"done": asked, "run": named}
 
-    about = "A version as a safetensors file, whole or a tier of it; for operators."
+    about = "A version as the file that `shoal export-weights` writes, whole or a tier of it; for operators."
 
     @api.get("/runs/{run}/versions/{version}/weights", summary=about, response_class=Response, responses=_FILE)
-    def _weights(request: Request, run: str, version: Annotated[int, InPath(ge=0, le=_MOST)], tier: Tier = None) -> Any:
+    def _weights(
+        request: Request,
+        run: str,
+        version: Annotated[int, InPath(ge=0, le=_MOST)],
+        tier: Tier = None,
+        file_format: Annotated[FileFormat, Query(alias="format")] = "safetensors",
+    ) -> Any:
         if not request.state.acts:
             raise HTTPException(403, "models are for operators: this needs the token in operator.token of the store")
-        with closing(Store(store, read_only=True)) as opened:
-            found = load_version(opened, run, version)
-            found = found if tier is None else tier_version(opened, found, tier)[0]
-        file = encode_weights({**found.weights, **found.statistics}, found.metadata)
-        return Response(file, media_type="application/octet-stream")
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "weights"
+            save_version(store, stored_version(store, run, version), tier, file_format, path)
+            return Response(path.read_bytes(), media_type="application/octet-stream")
 
     @api.post("/rollout/actions/{verb}", summary="Steer the newest rollout.", responses=_CODES)
     def _act_on_rollout(request: Request, verb: RolloutVerb) -> dict[str, str]:

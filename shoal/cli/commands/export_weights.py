@@ -28,23 +28,15 @@ class _Options:
 def _export_weights(options: _Options) -> None:
     with needs("server"):
         from broker_server.store import queries
-        from broker_server.store.export import export_safetensors
-        from shoal.cli.stored import save_onnx, save_torch, stored_tier, stored_version
+        from shoal.cli.stored import SUFFIXES, save_version, stored_version
 
     from shoal.cli.console import print_json, say
 
     if options.best and options.version is not None:
         raise ConfigError("--best and --version both say which version; give one of the two")
-    suffix = {"torch": "pt"}.get(options.file_format, options.file_format)
-    path = options.out or Path(f"weights.{suffix}")
+    path = options.out or Path(f"weights.{SUFFIXES[options.file_format]}")
     exported = stored_version(options.store, options.run, options.version, best=options.best)
-    if options.tier is not None or options.file_format != "safetensors":
-        found = stored_tier(options.store, exported, options.tier)
-        exported = found[0]
-        if options.file_format == "onnx":
-            save_onnx(found, path)
-    if options.file_format != "onnx":
-        (save_torch if options.file_format == "torch" else export_safetensors)(exported, path)
+    save_version(options.store, exported, options.tier, options.file_format, path)
     record = exported.record
     if options.as_json:
         print_json({"path": str(path), "arch": exported.arch, **queries.plain(record)})

@@ -39,7 +39,9 @@ function size(count) {
 
 function seconds(value) {
   if (value === null || value === undefined) return "-";
-  return value < 60 ? `${value.toFixed(1)} s` : `${Math.floor(value / 60)} min ${Math.floor(value % 60)} s`;
+  if (value < 60) return `${value.toFixed(1)} s`;
+  const minutes = Math.floor(value / 60), hours = Math.floor(minutes / 60);
+  return minutes < 60 ? `${minutes} min ${Math.floor(value % 60)} s` : hours < 48 ? `${hours} h ${minutes % 60} min` : `${Math.floor(hours / 24)} days`;
 }
 
 function table(id, caption, columns, rows, tall = false) {
@@ -51,7 +53,7 @@ function table(id, caption, columns, rows, tall = false) {
   const more = rows.length > shown.length
     ? el("p", {}, el("button", { type: "button", onclick: () => { state.all.add(id); draw(true); } }, `Show all ${rows.length}`)) : null;
   return el("div", {}, el("div", { class: `scroll ${tall ? "tall" : ""}`, tabindex: "0", role: "region", "aria-label": caption },
-    el("table", {}, el("caption", {}, caption), el("thead", {}, head), el("tbody", {}, body))), more);
+    el("table", {}, el("caption", {}, el("span", {}, caption)), el("thead", {}, head), el("tbody", {}, body))), more);
 }
 
 // A part of the view; it is made again only when what it shows has changed.
@@ -212,7 +214,7 @@ function tiles(pairs) {
 function journal(device = null) {
   const lines = state.log.filter((line) => (!line.run || line.run === state.status.run?.id) && (!device || line.device === device)).slice(-60).reverse();
   part("log", "Log", [lines], () => table("log", "Newest lines first", [
-    ["when", (line) => clock(line.at)], ["what", (line) => line.kind], ["round", (line) => line.round ?? "-", "n"], ["device", (line) => line.device ?? "-"], ["detail", (line) => line.detail, "long"],
+    ["when", (line) => clock(line.at), "id"], ["what", (line) => line.kind, "id"], ["round", (line) => line.round ?? "-", "n"], ["device", (line) => line.device ?? "-"], ["detail", (line) => line.detail, "long"],
   ], lines, true));
 }
 
@@ -228,9 +230,11 @@ function run() {
   show("loss", "Loss of the merged model", x, [["whole model", judged((found) => found.loss)], ...tiers.map((tier) => [tier, judged((found) => found.tiers[tier]?.loss)])]);
   for (const name of metrics) show(`metric-${name}`, name, x, [[name, judged((found) => found.metrics.find((item) => item.name === name)?.value)]]);
   show("bytes", "Bytes of a round", x, [["weights sent", rounds.map((view) => view.sent_bytes)], ["updates received", rounds.map((view) => view.received_bytes)]], size);
+  if (rounds.some((view) => view.epsilon !== null)) show("privacy", "Privacy budget spent, epsilon", x, [["device asked most often", rounds.map((view) => view.epsilon)]]);
   show("time", "Seconds of a round", x, [["from offers to end", rounds.map((view) => view.seconds)]], (value) => seconds(value));
-  part("numbers", "Bytes and refusals", [record, status.refusals], () => tiles({
+  part("numbers", "Bytes, privacy and refusals", [record, status.refusals, status.epsilon], () => tiles({
     "on the wire": size(record.wire_bytes), payload: size(record.payload_bytes), "cost of the protocol": record.wire_bytes && record.payload_bytes ? `${number(100 * (record.wire_bytes / record.payload_bytes - 1), 1)} %` : "-",
+    "privacy budget spent": status.epsilon === null ? "no noise is added" : `epsilon ${number(status.epsilon)}`,
     refused: Object.entries(status.refusals).map(([why, times]) => `${times} ${why}`).join(", ") || "nothing",
   }));
   const listed = [...rounds].reverse();
@@ -252,12 +256,13 @@ function round() {
       piece.style.left = `${(100 * from) / end}%`; piece.style.width = `${(100 * (to - from)) / end}%`;
       made.append(piece); from = to;
     }
-    return [made, `${seconds(told?.fetch_seconds)} fetching, ${seconds(told?.train_seconds)} training, answered after ${seconds(row.answered_seconds)}`];
+    const parts = [[told?.fetch_seconds, "fetching"], [told?.train_seconds, "training"]].filter(([took]) => took !== null && took !== undefined).map(([took, text]) => `${seconds(took)} ${text}`);
+    return [made, capital([...parts, row.answered_seconds === null ? (row.left_seconds === null ? "no answer" : `away after ${seconds(row.left_seconds)}`) : `answered after ${seconds(row.answered_seconds)}`].join(", "))];
   };
   part("round", "", [explained], () => [
     el("p", { class: "row" }, ...[["fetch", "fetching"], ["train", "training"], ["rest", "sending, or waiting"]].map(([kind, text]) => el("span", { class: "legend" }, el("span", { class: `swatch ${kind}` }), text))),
     table("round", `Who was asked, who answered when, who was left out and why; the bars end at ${seconds(end)}`, [
-      ["device", (row) => link({ view: "device", device: row.device }, row.device)], ["outcome", (row) => el("span", { class: row.outcome === "merged" ? "good" : row.outcome === "not asked" ? "" : "warn" }, row.outcome)], ["tier", (row) => row.tier ?? "-"],
+      ["device", (row) => link({ view: "device", device: row.device }, row.device)], ["outcome", (row) => el("span", { class: row.outcome === "merged" ? "good" : row.outcome === "not asked" ? "" : "warn" }, row.outcome), "id"], ["tier", (row) => row.tier ?? "-", "id"],
       ["time", bar], ["why", (row) => row.why || "-", "long"], ["norm", (row) => number(row.norm), "n"], ["samples", (row) => row.samples ?? "-", "n"],
     ], explained, true)]);
 }
@@ -267,15 +272,35 @@ function device() {
   part("device", "", [view, acts()], () => [
     el("p", { class: view.reason ? "" : "good" }, view.reason === "not drawn" ? "Waits: it was not drawn in the newest round." : view.reason ? `Does not train: ${view.reason}. ` : "Takes part.", ...sentence(view.reason === "not drawn" ? "" : capital(view.remedy)), " ", releasing(view)),
     tiles({ tier: view.tier ?? "-", merged: view.merged, missed: view.missed, refused: view.refused, samples: view.examples ?? "-", memory: size(view.resident_bytes), "last seen": clock(view.device.last_seen_at),
-      ...(view.device.profile ? { board: `${view.device.profile.arch}, ${view.device.profile.cores} cores`, runtime: view.device.profile.runtime_version, temperature: view.device.profile.temperature_celsius === null ? "-" : `${number(view.device.profile.temperature_celsius, 1)} °C` } : {}) })]);
+      "its agent is": view.device.online || view.device.state === "simulated" ? view.device.state : `offline, was ${view.device.state}` })]);
+  const said = view.device.profile;
+  part("readings", "Readings", said, () => !said ? el("p", { class: "note" }, "The device has not described itself.") : tiles({
+    board: `${said.arch}, ${said.cores} core${said.cores > 1 ? "s" : ""}`, system: said.system, "memory free": `${size(said.free_ram_bytes)} of ${size(said.ram_bytes)}`, link: said.link_bytes_per_second === null ? "not measured" : `${size(said.link_bytes_per_second)} a second`,
+    "a training step": said.step_seconds === null ? "not measured" : `${number(said.step_seconds * 1000, 1)} ms`, temperature: said.temperature_celsius === null ? "not told" : `${number(said.temperature_celsius, 1)} °C`, power: said.on_battery === null ? "not told" : said.on_battery ? "battery" : "mains",
+    "may train up to": `width ${said.max_width}${said.max_depth === null ? "" : `, depth ${said.max_depth}`}`, Shoal: said.runtime_version, Python: said.python, "trains with": Object.entries(said.backends).map(([name, version]) => `${name} ${version}`).join(", ") || "nothing", release: said.release?.split(" ").slice(0, 2).join(" ") ?? "takes none", ...(said.lowered ? { "takes less": said.lowered } : {}) }));
+  timeline(tasks);
   part("learns", "", 1, () => el("div", { class: "charts" }));
   const box = at("learns").querySelector(".charts"), x = tasks.map((task) => task.round), told = (read) => tasks.map((task) => (task.metrics ? read(task.metrics) ?? null : null));
   for (const made of [chart("own-loss", "Training loss", x, [["last epoch", told((found) => found.train_loss)]]), chart("own-time", "Seconds of its rounds", x, [["training", told((found) => found.train_seconds)], ["fetching", told((found) => found.fetch_seconds)]], (value) => seconds(value))]) if (made.parentNode !== box) box.append(made);
   part("tasks", "Its rounds", [tasks, state.all.has("tasks")], () => table("tasks", "Newest first", [
-    ["round", (task) => link({ view: "round", round: task.round }, String(task.round)), "n"], ["outcome", (task) => task.phase], ["tier", (task) => task.tier], ["why", (task) => task.detail ?? "-", "long"],
+    ["round", (task) => link({ view: "round", round: task.round }, String(task.round)), "n"], ["outcome", (task) => task.phase], ["tier", (task) => task.tier, "id"], ["why", (task) => task.detail ?? "-", "long"],
     ["loss", (task) => number(task.metrics?.train_loss), "n"], ["own accuracy", (task) => number(task.metrics?.evaluation?.accuracy), "n"], ["fetching", (task) => seconds(task.metrics?.fetch_seconds), "n"], ["training", (task) => seconds(task.metrics?.train_seconds), "n"], ["update", (task) => size(task.update_size), "n"],
   ], [...tasks].reverse(), true));
   journal(name);
+}
+
+// What became of the device in each round of the run, one cell for each; those of a long run stand for several.
+function timeline(tasks) {
+  const last = state.status.round?.number ?? 0, per = Math.max(1, Math.ceil(last / 120)), cells = new Map();
+  const worst = (phase) => (phase === "merged" ? "good" : ["missed", "refused"].includes(phase) ? "bad" : "under");
+  const order = ["good", "under", "bad"];
+  for (const task of tasks) { const cell = Math.floor((task.round - 1) / per), kind = worst(task.phase); if (order.indexOf(kind) > order.indexOf(cells.get(cell))) cells.set(cell, kind); }
+  const counts = Object.entries(tasks.reduce((all, task) => ({ ...all, [task.phase]: (all[task.phase] ?? 0) + 1 }), {})).map(([phase, times]) => `${times} ${phase}`);
+  const words = `Of ${last} rounds: ${[...counts, `${last - tasks.length} not asked`].join(", ")}.`;
+  part("timeline", "Rounds from the first to the newest", [tasks.map((task) => [task.round, task.phase]), last], () => [
+    el("p", { class: "row" }, ...[["good", "merged"], ["under", "at work"], ["bad", "missed or refused"], ["none", "not asked"]].map(([kind, text]) => el("span", { class: "legend" }, el("span", { class: `swatch ${kind}` }), text))),
+    el("p", { class: "states", role: "img", "aria-label": words }, Array.from({ length: Math.ceil(last / per) }, (_, cell) => el("i", { class: cells.get(cell) ?? "none", title: `Round ${cell * per + 1}${per > 1 ? ` to ${Math.min(last, (cell + 1) * per)}` : ""}` }))),
+    el("p", { class: "note" }, per > 1 ? `${words} A cell stands for ${per} rounds, and shows the worst.` : words)]);
 }
 
 function covered() {
@@ -312,17 +337,42 @@ async function play() {
   state.playing = false; if (at("play")) at("play").textContent = "Play";
 }
 
+const FORMATS = { onnx: "ONNX", torch: "torch", safetensors: "safetensors" };
+
+// A button that asks for a file: what the server cannot write it says in a sentence, which a link would show as a page.
+function taking(format, text, version) {
+  const name = `model-${version.number}.${format === "torch" ? "pt" : format}`;
+  return el("button", { type: "button", "aria-label": `Download version ${version.number} as ${text}`, onclick: async () => {
+    const answer = await fetch(`api/v1/${of(`/versions/${version.number}/weights?format=${format}`)}`).catch(() => null);
+    at("said").className = answer?.ok ? "good" : "error";
+    if (!answer?.ok) { const found = await answer?.json().catch(() => null); at("said").textContent = `Not written: ${found?.detail ?? "the server does not answer"}`; return; }
+    const held = URL.createObjectURL(await answer.blob());
+    el("a", { href: held, download: name }).click();
+    setTimeout(() => URL.revokeObjectURL(held), 60000);
+    at("said").textContent = `Written: ${name}.`;
+  } }, text);
+}
+
 function models() {
+  const owns = new Map([...state.rounds.values()].map((view) => [view.round.number, view]));
   const { versions, runs } = state, tiers = [...new Set(versions.flatMap((view) => Object.keys(view.version.evaluation?.tiers ?? {})))];
   const counts = runs.find((view) => view.run.id === state.status.run.id)?.versions ?? {};
   const judging = state.status.run.config.evaluation, metric = judging.metric ?? "accuracy, or loss", best = versions.reduce((a, b) => (b.score !== null && (!a || b.score >= a.score) ? b : a), null);
   const choose = (name, text, { number }) => verb(name, text, { promote: `Make version ${number} the one that is exported?`, rollback: `Let the next round start from version ${number} again?` }[name], { version: number });
-  part("versions", "Versions", [versions, counts, state.all.has("versions"), acts()], () => table("versions", `Newest first; the best is judged by ${metric}${judging.metric && (judging.direction ? judging.direction === "lower" : LOWER.includes(metric)) ? ", lower is better" : ""}`, [
-    ["version", (view) => String(view.version.number), "n"], ["judged", (view) => (view === best ? el("strong", { class: "good" }, "best") : view.score === null ? "no" : "yes")], ["counts as", (view) => Object.keys(counts).filter((name) => counts[name] === view.version.number).join(", ") || "-"], ["made", (view) => clock(view.version.created_at)],
+  part("versions", "Versions", [versions, counts, [...owns].map(([number, view]) => [number, view.device_range]), state.all.has("versions"), acts()], () => table("versions", `Newest first; the best is judged by ${metric}${judging.metric && (judging.direction ? judging.direction === "lower" : LOWER.includes(metric)) ? ", lower is better" : ""}`, [
+    ["version", (view) => String(view.version.number), "n"], ["judged", (view) => (view === best ? el("strong", { class: "good" }, "best") : view.score === null ? "no" : "yes")], ["counts as", (view) => Object.keys(counts).filter((name) => counts[name] === view.version.number).join(", ") || "-"], ["made", (view) => clock(view.version.created_at), "id"],
     ["accuracy", (view) => number(view.version.evaluation?.accuracy), "n"], ["loss", (view) => number(view.version.evaluation?.loss), "n"], ...tiers.map((tier) => [tier, (view) => number(view.version.evaluation?.tiers[tier]?.accuracy ?? view.version.evaluation?.tiers[tier]?.loss), "n"]),
     ...(acts() ? [["to choose it", (view) => (view.kept ? [choose("promote", "Promote", view.version), " ", choose("rollback", "Roll back", view.version)] : "-")]] : []),
-    ["to take it", (view) => (view.kept ? el("code", {}, exporting(view.version)) : "its weights are not kept"), "long"],
-  ], [...versions].reverse(), true), "`shoal promote VERSION` makes a version the one that is exported by default, `shoal rollback VERSION` lets the next round start from it.");
+    ["mean on devices", (view) => number(owns.get(view.version.round)?.device_accuracy), "n"], ["lowest to highest", (view) => { const range = owns.get(view.version.round)?.device_range; return range ? `${number(range[0])} to ${number(range[1])}` : "-"; }, "n"], ["size", (view) => size(view.bytes), "n"],
+    ["weights", (view) => (!view.kept ? "not kept" : !acts() ? "kept" : el("span", { class: "id" }, Object.entries(FORMATS).flatMap(([format, text]) => [taking(format, text, view.version), " "]))), "id"],
+  ], [...versions].reverse(), true), `On devices: of the sub-models that became a version, on their own samples, where they keep some. \`shoal promote VERSION\` makes a version the one that is exported by default, \`shoal rollback VERSION\` lets the next round start from it, \`${exporting(versions.at(-1)?.version ?? { run: "RUN", number: 0 })}\` writes it to a file; operators download it here.`);
+  const sets = state.detail.artifacts ?? [], boards = (tier) => state.devices.filter((view) => view.tier === tier), middle = (values) => { const known = values.filter((value) => value !== null && value !== undefined).sort((a, b) => a - b); return known.length ? known[Math.floor(known.length / 2)] : null; };
+  const newest = versions.filter((view) => view.version.evaluation).at(-1)?.version.evaluation, rows = sets.map((set) => ({ set, own: boards(set.tier).map((view) => view.evaluation?.accuracy).filter((value) => value !== null && value !== undefined), there: boards(set.tier) }));
+  part("tiers", "What each tier gets", [rows, newest], () => table("tiers", "The newest version that was judged, and what it costs the devices of a tier", [
+    ["tier", ({ set }) => set.tier, "id"], ["devices", ({ there }) => there.length, "n"], ["judged here", ({ set }) => number(newest?.tiers[set.tier]?.accuracy ?? (set === sets[0] && set.width === 1 ? newest?.accuracy : null)), "n"], ["mean on devices", ({ own }) => number(own.length ? own.reduce((a, b) => a + b, 0) / own.length : null), "n"],
+    ["lowest to highest", ({ own }) => (own.length ? `${number(Math.min(...own))} to ${number(Math.max(...own))}` : "-"), "n"], ["MFLOPs, forward", ({ set }) => number(set.flops_per_sample / 1e6, 2), "n"], ["peak memory", ({ set }) => size(set.peak_memory_bytes), "n"],
+    ["a training step", ({ there }) => { const took = middle(there.map((view) => view.device.profile?.step_seconds)); return took === null ? "-" : `${number(took * 1000, 1)} ms`; }, "n"], ["training in a round", ({ there }) => seconds(middle(there.map((view) => view.train_seconds))), "n"],
+  ], rows), "Times are the median of its devices; accuracies on devices of their newest update, on samples that they keep for themselves.");
   const told = [["best", best], ["newest", versions.filter((view) => view.score !== null).at(-1)]].filter(([, view], at) => view && (at === 0 || view !== best));
   const columns = told.flatMap(([which, view]) => Object.entries(view.labels).map(([name, shares]) => [`${which}, ${name}`, shares]));
   part("labels", "Accuracy by label", columns, () => columns.length ? table("labels", "Of the samples of each label, the share that was taken for it", [
@@ -451,7 +501,7 @@ function rollouts() {
     ["it is", ([, at]) => (told.asked > aims[at] || (told.asked === aims[at] && !told.under) ? "over" : newest.state !== "going" ? "not reached" : told.asked && at === current ? "going" : "waits")],
   ], rollout.stages.map((share, at) => [share, at])));
   part("boards", "Boards", [boards, rollout.asked, state.all.has("boards")], () => table("boards", "Every board that takes releases, those that failed first", [
-    ["board", (board) => named(board.id)], ["release", (board) => el("span", { class: tone(board.outcome) }, board.outcome.split(":")[0])], ["why", (board) => board.outcome.split(": ").slice(1).join(": ") || "-", "long"], ["asked", (board) => clock(rollout.asked[board.id]), "id"], ["Shoal", (board) => board.version],
+    ["board", (board) => named(board.id)], ["release", (board) => el("span", { class: tone(board.outcome) }, board.outcome.split(":")[0]), "id"], ["why", (board) => board.outcome.split(": ").slice(1).join(": ") || "-", "long"], ["asked", (board) => clock(rollout.asked[board.id]), "id"], ["Shoal", (board) => board.version],
   ], boards, true));
   part("past", "Releases before", [past, state.all.has("past")], () => table("past", "Newest first, as they were when another took their place", [
     ["release", (view) => String(view.rollout.release.number), "id"], ["asked", (view) => counts(view).asked, "n"], ["running", (view) => counts(view).running, "n"], ["failed", (view) => counts(view).failed, "n"], ["on their way", (view) => counts(view).under, "n"], ["stopped because", (view) => view.rollout.stopped || "-", "long"],
@@ -483,6 +533,7 @@ async function detail() {
   else if (!state.status.run) found = {};
   else if (view === "round") found = { tasks: (await api(of(`/rounds?first=${+which}&last=${+which}`)))[0]?.tasks ?? [], explained: await api(of(`/rounds/${+which}`)) };
   else if (view === "device") found = { tasks: await api(of(`/devices/${encodeURIComponent(name)}`)) };
+  else if (view === "models") found = { artifacts: await api(of("/artifacts")).catch(() => []) }; // they may be gone, the versions are not
   else if (view === "artifacts") found = { artifacts: await api(of("/artifacts")) };
   else if (view === "coverage") {
     const get = (more) => api(of(`/coverage?${query({ last: state.round, ...more })}`)), whole = await get({});

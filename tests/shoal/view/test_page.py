@@ -18,7 +18,7 @@ from broker_server.settings.fleet import ViewConfig
 from broker_server.store import Store, queries, schema
 from broker_server.store.rows import to_row
 from fleet_protocol.blob_store import BlobStore
-from fleet_protocol.weights import encode_weights
+from fleet_protocol.weights import decode_weights, encode_weights
 from shoal.view.serving import serving
 from tests.shoal.view.stores import HOSTILE, RUN, TIERS, made
 
@@ -154,8 +154,52 @@ def test_it_says_who_learns_who_does_not_and_what_to_do(fleet, opened):
     show(page, "view=models")
     shares = page.get_by_role("region", name="Of the samples of each label").get_by_role("row")
     assert [row.inner_text().split("\t") for row in shares.all()[1:3]] == [["0", "0.7833"], ["1", "0.7750"]]
+    tiers = page.get_by_role("region", name="The newest version that was judged").get_by_role("row").all()[1:]
+    assert [row.inner_text().split("\t")[:5] for row in tiers] == [
+        [TIERS[0], "2", "0.7800", "0.9000", "0.9000 to 0.9000"],
+        [TIERS[1], "4", "0.6800", "0.5000", "0.5000 to 0.5000"],
+    ]
+    show(page, "view=device&device=pi-0000")
+    assert page.get_by_role("region", name="Readings").get_by_text("not measured").count() == 2
+    said = page.get_by_role("img", name="Of 5 rounds: ")
+    asked = said.get_attribute("aria-label")
+    states = [cell.get_attribute("class") for cell in said.locator("i").all()]
+    assert len(states) == 5
+    for kind, words in (("good", "merged"), ("bad", "missed"), ("none", "not asked")):
+        assert f"{states.count(kind)} {words}" in asked or kind not in states
     show(page, "view=run")
     assert "whole model: 0.6000 at first" in page.get_by_role("img", name="Accuracy").get_attribute("aria-label")
+
+
+def test_a_version_is_downloaded_or_it_is_said_why_not(tmp_path, opened):
+    """In the page's own words, with the file that the command would write, and the spread between devices beside it."""
+    store = made(tmp_path)
+    weights = encode_weights({"w": np.arange(2, dtype=np.float32)})
+    digest = BlobStore(store / "blobs").put(weights)
+    with closing(Store(store)) as written, written._begin() as connection:
+        connection.execute(update(schema.versions).where(schema.versions.c.number == 2).values(digest=digest))
+    with serving(store, ViewConfig(port=0, actions=True)) as address:
+        page = opened(address)
+        show(page, "view=models")
+        page.get_by_text("operators download it here").wait_for()
+        assert page.get_by_role("button", name="Download").count() == 0
+        page.get_by_role("button", name="Act as operator").click()
+        page.get_by_label("Token").fill((store / "operator.token").read_text().strip())
+        page.get_by_role("button", name="Log in").click()
+        page.get_by_role("button", name="Download version 2 as ONNX").wait_for()
+        page.get_by_role("region", name="Newest first").get_by_text("0.5000 to 0.").first.wait_for()
+        row = page.get_by_role("region", name="Newest first").get_by_role("row").all()[-3]
+        assert row.inner_text().split("\t")[0] == "2"
+        assert re.search(r"0\.5000 to 0\.\d000\t\d+ B\tONNX torch safetensors$", row.inner_text())
+        with page.expect_download() as taken:
+            page.get_by_role("button", name="Download version 2 as safetensors").click()
+        assert taken.value.suggested_filename == "model-2.safetensors"
+        assert decode_weights(Path(taken.value.path()).read_bytes())["w"].tolist() == [0, 1]
+        page.locator("#said").get_by_text("Written: model-2.safetensors.").wait_for()
+        page.get_by_role("button", name="Download version 2 as ONNX").click()
+        page.locator("#said").get_by_text("Not written: ").wait_for()
+        page.close()
+        opened.complaints[:] = [text for text in opened.complaints if "404" not in text and "503" not in text]
 
 
 def test_a_keyboard_reaches_everything(fleet, opened):
