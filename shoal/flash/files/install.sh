@@ -29,7 +29,7 @@ rm -rf "$root/opt/shoal"
 for tree in runtime board; do tar -x -z -f "$here/$tree.tar.gz" -C "$root/" --no-same-owner; done
 ln -sfn "$python" "$root/opt/shoal/bin/python"
 printf 'home = %s\nversion = @PYTHON@\n' "$(dirname "$python")" >"$root/opt/shoal/pyvenv.cfg"
-said=$("$root/opt/shoal/bin/python" -m device_runtime.self_test 2>&1) ||
+said=$(PYTHONOPTIMIZE=2 "$root/opt/shoal/bin/python" -m device_runtime.self_test 2>&1) ||
   fail "onnxruntime does not run on this board: $(echo "$said" | tail -n 1) (a system without libstdc++: apt install libstdc++6)"
 if [ -z "$root" ]; then /opt/shoal/setup.sh start; fi
 echo "Shoal is installed; look with: $root/opt/shoal/bin/shoal device doctor --config $root/etc/shoal/device.toml"

@@ -9,6 +9,7 @@
 #   trial     NUMBER runs, but at its fourth start: then it has failed and BEFORE runs
 #   failed    BEFORE runs
 set -u
+export PYTHONOPTIMIZE=2 # what is for developers takes 3.6 MB
 releases=$1
 shift
 base=$(dirname "$(readlink -f "$0")")

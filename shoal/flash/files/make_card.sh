@@ -7,7 +7,7 @@
 set -eu
 board=$1 id=$2 image=$3
 export LC_ALL=C TZ=UTC SOURCE_DATE_EPOCH=1700000000 E2FSPROGS_FAKE_TIME=1700000000 MTOOLS_SKIP_CHECK=1
-cmdline="root=LABEL=shoal-root ro fsck.repair=yes net.ifnames=0 panic=10"
+cmdline="fsck.repair=yes net.ifnames=0 panic=10"
 umask 022
 
 # Since Debian 12 /bin, /sbin and /lib are links; older packages still have files there.
@@ -17,7 +17,8 @@ for place in root kernel; do
     ln -s "usr/$name" "$place/$name"
   done
 done
-mkdir -p boot/EFI/BOOT boot/loader/entries first/bin first/dev first/modules first/proc first/root first/sys
+mkdir -p boot/EFI/BOOT boot/loader/entries data/upper data/work
+mkdir -p first/bin first/data first/dev first/lower first/modules first/proc first/root first/sys
 
 while read -r file name; do
   to=root
@@ -39,7 +40,8 @@ awk -F: '{ print $1 ":*:19000:0:99999:7:::" }' root/etc/passwd >root/etc/shadow
 chmod 640 root/etc/shadow
 chgrp 42 root/etc/shadow
 : >root/etc/machine-id
-mkdir -p root/boot/firmware
+mkdir -p root/boot/firmware root/data
+chmod 700 root/data data
 tar -x -p -f ours.tar -C root --no-same-owner
 printf '127.0.0.1 localhost\n127.0.1.1 %s\n::1 localhost\n' "$(cat root/etc/hostname)" >root/etc/hosts
 while read -r path target; do
@@ -75,7 +77,7 @@ done
 cp root/usr/bin/busybox first/bin/busybox
 cp card.init first/init
 chmod 755 first/init
-find first root -exec touch -h -d @$SOURCE_DATE_EPOCH {} +
+find first root data -exec touch -h -d @$SOURCE_DATE_EPOCH {} +
 (cd first && find . | sort | cpio --quiet --reproducible -o -H newc -R 0:0 | gzip -6 -n) >boot/initrd.img
 
 # The boot partition: UEFI starts systemd-boot; a Raspberry Pi's own firmware reads config.txt.
@@ -95,36 +97,46 @@ rpi* | zero2w)
 esac
 find boot -exec touch -d @$SOURCE_DATE_EPOCH {} +
 
-# 4 MiB free, 192 MiB FAT, and a root that just holds its files: the board grows it. Sizes in MiB.
-fat=192
-size=$(($(du -s -m --apparent-size root | cut -f 1) * 5 / 4 + 128))
-truncate -s $((4 + fat + size))M "$image"
-printf 'label: dos\nlabel-id: 0x%.8s\nstart=8192, size=%d, type=c, bootable\nstart=%d, size=%d, type=83\n' \
-  "$id" $((fat * 2048)) $((8192 + fat * 2048)) $((size * 2048)) | sfdisk -q "$image"
+# 4 MiB free, 192 MiB FAT, a root that just holds its files, and what changes: the board grows that. Sizes in MiB.
+fat=192 kept=64
+size=$(($(du -s -m --apparent-size root | cut -f 1) * 9 / 8 + 32))
+truncate -s $((4 + fat + size + kept))M "$image"
+printf 'label: dos\nlabel-id: 0x%.8s\nstart=8192, size=%d, type=c, bootable\n' "$id" $((fat * 2048)) >table
+printf 'start=%d, size=%d, type=83\n' $((8192 + fat * 2048)) $((size * 2048)) \
+  $((8192 + (fat + size) * 2048)) $((kept * 2048)) >>table
+sfdisk -q "$image" <table
 mkfs.vfat --invariant -F 32 -s 4 -n SHOAL --offset=8192 "$image" $((fat * 1024)) >mkfs.log
 mcopy -s -m -i "$image@@4M" boot/* ::
-uuid=$(echo "$id" | sed 's/\(.\{8\}\)\(.\{4\}\).\(.\{3\}\).\(.\{3\}\)/\1-\2-4\3-8\4-/')
-offset=$(((4 + fat) * 1048576))
-mke2fs -q -F -t ext4 -L shoal-root -m 1 -b 4096 -U "$uuid" -d root \
-  -E "offset=$offset,hash_seed=$uuid,lazy_itable_init=0,lazy_journal_init=0" "$image" "${size}M" 2>mke2fs.log || {
-  cat mke2fs.log >&2
-  exit 1
-}
-{
-  echo 'set_inode_field /lost+found crtime @1700000000'
-  find root -printf '/%P\n' | while read -r path; do
-    for field in atime ctime mtime crtime; do echo "set_inode_field \"$path\" $field @$SOURCE_DATE_EPOCH"; done
-  done
-} >fields
-debugfs -w -f fields "$image?offset=$offset" >debugfs.log 2>&1
 
-# Which blocks a card has to be written with, for bmaptool: all but those that the root's file system calls free. (Holes of
-# the file would not do: some are zeros that it counts on.) The checksum of this list counts itself as zeros.
+# filled NAME START SIZE OPTIONS: a partition with the files of a folder, and what of it a card has to be written with:
+# all but the blocks that are free. (Holes of the image would not do: some are zeros that it counts on.)
+filled() {
+  uuid=$(printf '%s %s' "$id" "$1" | sha256sum | sed 's/\(.\{8\}\)\(.\{4\}\).\(.\{3\}\).\(.\{3\}\)\(.\{12\}\).*/\1-\2-4\3-8\4-\5/')
+  offset=$(($2 * 1048576))
+  # shellcheck disable=SC2086 # options are words
+  mke2fs -q -F -t ext4 -L "shoal-$1" -b 4096 -U "$uuid" $4 -d "$1" \
+    -E "offset=$offset,hash_seed=$uuid,lazy_itable_init=0,lazy_journal_init=0" "$image" "$3M" 2>mke2fs.log || {
+    cat mke2fs.log >&2
+    exit 1
+  }
+  {
+    echo 'set_inode_field /lost+found crtime @1700000000'
+    find "$1" -printf '/%P\n' | while read -r path; do
+      for field in atime ctime mtime crtime; do echo "set_inode_field \"$path\" $field @$SOURCE_DATE_EPOCH"; done
+    done
+  } >fields
+  debugfs -w -f fields "$image?offset=$offset" >debugfs.log 2>&1
+  dumpe2fs "$image?offset=$offset" 2>/dev/null | sed -n 's/^  Free blocks: //p' | tr -d ' ' | tr ',' '\n' |
+    awk -F- -v base=$((offset / 4096)) 'NF { print $1 + base, ($2 == "" ? $1 : $2) + base }' >>free
+}
+: >free
+filled root $((4 + fat)) "$size" "-m 0 -O ^has_journal"
+filled data $((4 + fat + size)) "$kept" "-m 1"
+
+# The list of what is written, for bmaptool; its checksum counts itself as zeros.
 blocks=$(($(stat -c %s "$image") / 4096))
-dumpe2fs "$image?offset=$offset" 2>/dev/null | sed -n 's/^  Free blocks: //p' | tr -d ' ' | tr ',' '\n' |
-  awk -F- -v at=0 -v base=$((offset / 4096)) -v blocks="$blocks" '
-    NF { if ($1 + base > at) print at, $1 + base - 1; at = ($2 == "" ? $1 : $2) + base + 1 }
-    END { if (at < blocks) print at, blocks - 1 }' >mapped
+awk -v at=0 -v blocks="$blocks" '
+  { if ($1 > at) print at, $1 - 1; at = $2 + 1 } END { if (at < blocks) print at, blocks - 1 }' free >mapped
 zeros=$(printf '%064d' 0)
 {
   printf '<?xml version="1.0" ?>\n<bmap version="2.0">\n<ImageSize>%s</ImageSize>\n<BlockSize>4096</BlockSize>\n' $((blocks * 4096))

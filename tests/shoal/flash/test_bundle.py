@@ -76,7 +76,7 @@ def test_it_installs_without_a_network_and_trains(flash, shoal, tmp_path, versio
     tiny = write_tiny_set(tmp_path / "tiny")
     with mosquitto_broker(tmp_path) as broker, scripted_server(broker.url, tiny.blobs) as server:
         device = DeviceProcess(tmp_path, broker.url, {"kind": "npz", "path": "data.npz"}, python=str(python))
-        device.start(["env", "-i"])
+        device.start(["env", "-i", "PYTHONOPTIMIZE=2"])  # as `launch` does
         try:
             server.wait_state("idle", device.id)
             weights = initial_weights()
