@@ -29,11 +29,13 @@ from fleet_protocol.manifest import Manifest
 LIMIT = 3e-2
 """Largest deviation of losses, parameters or states from the CPU's, as a share of what the steps have changed.
 
-Float32 summed in another order deviates by 1e-6 to 1e-5, by 1e-3 where that flips a ReLU or the larger of two maxima,
-and by 2e-2 where an adaptive optimizer makes whole steps of gradients that are zero but for rounding. A wrong kernel
-is off by 1e-1 and more.
+The same batches in another order, so summed in another order, deviate by 4e-6 at most in the zoo's models that were
+measured, and OpenVINO's gradients, which are wrong below a max-pool, by 3e-1 and more.
 """
 
+_LOOSE = (
+    3e-1  # of parameters, where states tell more: Adam makes whole steps of gradients that are zero but for rounding
+)
 _WORTH = 1.25  # times the CPU's speed, at least; less may be chance on a busy board
 _STEPS = 5  # the first is not timed: a provider compiles and chooses kernels in it
 _KEPT = 64
@@ -135,17 +137,20 @@ class _Steps:
                 rows.append((_row(session.parameters()), _row(session.states())))
             hooks.go_on()
         self.seconds = float(np.diff(times)[1:].min())
-        (first, states), self.rows = rows[0], (np.array(losses), *rows[1])
-        self.changes = (losses, self.rows[1] - first, self.rows[2] - states)
+        (first, states), (last, later) = rows
+        self.rows = (np.array(losses), states, last)  # states while the weights are still the CPU's to the last bits
+        self.changes = (np.array(losses), later - states, last - first)
+        self.limits = (LIMIT, LIMIT, LIMIT if len(states) == 1 else _LOOSE)
 
     def denies(self, other: "_Steps") -> str:
         """What of another's is too far from this; empty if it agrees."""
-        for name, change, mine, theirs in zip(
-            ("loss", "parameters", "states"), self.changes, self.rows, other.rows, strict=True
+        names = ("loss", "states", "parameters")
+        for name, change, limit, mine, theirs in zip(
+            names, self.changes, self.limits, self.rows, other.rows, strict=True
         ):
             off = float(np.linalg.norm(theirs - mine)) / max(float(np.linalg.norm(change)), 1e-30)
-            if not off <= LIMIT:
-                return f"computes wrong {name}: off by {off:.1e} of the CPU's change, and {LIMIT:.0e} is the limit"
+            if not off <= limit:
+                return f"computes wrong {name}: off by {off:.1e} of the CPU's change, and {limit:.0e} is the limit"
         return ""
 
 
