@@ -18,7 +18,9 @@ from trainer_export.artifact_set import export_architecture
 from trainer_export.check import calm_torch, open_session
 from trainer_export.formats import executorch
 from trainer_export.formats.executorch import TRAIN_BATCH
+from trainer_export.formats.files import UnavailableError
 from trainer_export.formats.onnx import write_train_graph
+from trainer_export.model_inputs import Signature
 from trainer_export.optimizers.adam import Adam
 from trainer_export.recipe import Recipe
 
@@ -44,6 +46,13 @@ for step in range(20):
 np.savez(f"{folder}/end.npz", **values)
 """
 """What an application does, with nothing of Shoal."""
+
+
+class Sorted(torch.nn.Module):
+    """An operator that graphs have and ExecuTorch's kernels have not."""
+
+    def forward(self, x):
+        return x.sort(2).values
 
 
 def programs_of(name, recipe=None, width=1.0):
@@ -89,6 +98,20 @@ def test_a_set_holds_three_programs_that_agree_with_pytorch(tmp_path):
 @pytest.mark.parametrize("name", ["lenet5", "conv"])
 def test_convolutions_agree_with_pytorch(name):
     assert worst(name) <= 1e-5
+
+
+@installed
+@pytest.mark.parametrize(
+    ("layer", "reason"),
+    [(torch.nn.ConvTranspose2d(1, 2, 3), "transposed"), (Sorted(), "no kernel for op aten::sort")],
+    ids=["lowering", "kernel"],
+)
+def test_a_model_that_it_cannot_hold_is_refused(layer, reason):
+    """As a format that this model cannot have, by its reason; an export goes on without it."""
+    model = torch.nn.Sequential(layer, torch.nn.Flatten(), torch.nn.LazyLinear(3))
+    signature = Signature((1, 4, 4), "float32", 3).with_places_of(model)
+    with pytest.raises(UnavailableError, match=reason):
+        executorch.write_programs(model, signature, Recipe())
 
 
 @installed

@@ -132,7 +132,12 @@ def _written(trace: Trace, batch: int) -> SetFile:
         for ports in (trace.inputs, trace.outputs)
     )
     with silent_stderr(), _calm():
-        data = _lowered(_sized(trace, batch))
+        try:
+            data = _lowered(_sized(trace, batch))
+        except UnavailableError:
+            raise
+        except Exception as error:
+            raise UnavailableError("executorch", f"it cannot lower it: {first_line(error)}") from error
     return SetFile(f"executorch/{trace.name}", f"executorch/{trace.name}.pte", data, inputs, outputs)
 
 
@@ -226,10 +231,7 @@ def _lowered(sized: tuple[fx.GraphModule, list[torch.Tensor]]) -> bytes:
     partitioner = XnnpackPartitioner([item for item in ALL_PARTITIONER_CONFIGS if item.__name__ not in _LEFT_OUT])
     # With this the backend runs one of its own passes instead of all seventeen.
     partitioner.delegation_spec = DelegationSpec("XnnpackBackend", [CompileSpec("dqlinear_partitioner", b"")])
-    try:
-        made = EdgeProgramManager(edge, compile_config=config).to_backend(partitioner).to_executorch()
-    except Exception as error:
-        raise UnavailableError("executorch", f"it cannot lower it: {first_line(error)}") from error
+    made = EdgeProgramManager(edge, compile_config=config).to_backend(partitioner).to_executorch()
     kernels = set(Runtime.get().operator_registry.operator_names)
     used = {
         f"{op.name}.{op.overload}" if op.overload else op.name
