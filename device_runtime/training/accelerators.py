@@ -30,7 +30,7 @@ LIMIT = 3e-2
 """Largest deviation of losses, parameters or states from the CPU's, as a share of what the steps have changed.
 
 The same batches in another order, so summed in another order, deviate by 4e-6 at most in the zoo's models that were
-measured, and OpenVINO's gradients, which are wrong below a max-pool, by 3e-1 and more.
+measured, and OpenVINO's gradients, which are wrong below a max-pool, by 1.4e-1 and more.
 """
 
 _LOOSE = (
