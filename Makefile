@@ -110,9 +110,9 @@ bench: $(STAMP)  ## Budgets as ratios measured in one run; writes benchmarks/out
 	$(BIN)/python -m benchmarks.run
 
 docs: $(STAMP)  ## Documents that are generated from the code.
-	$(BIN)/python -m fleet_protocol.asyncapi > docs/asyncapi.json
+	$(BIN)/python -m tests.documents.asyncapi > docs/asyncapi.json
 	$(BIN)/python -m shoal.view.app > docs/openapi.json
-	$(BIN)/python -m shoal.reference docs/reference
+	$(BIN)/python -m tests.documents.reference docs/reference
 
 # It checks links to pages and anchors; the module, what the browser would load.
 $(ZENSICAL)/bin/zensical:

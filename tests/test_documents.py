@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from typer.main import get_command
 
 from shoal.cli.main import app
-from shoal.reference import FILES
+from tests.documents.reference import FILES
 
 ROOT = Path(__file__).parents[1]
 PAGES = [

@@ -19,8 +19,8 @@ import pytest
 
 from broker_server.store import Store
 from fleet_protocol.configuration import load_config
-from shoal.reference import FILES, commands, keys_of
 from tests.brokers import free_port, mosquitto_broker
+from tests.documents.reference import FILES, commands, keys_of
 from tests.shoal.view.stores import RUN, made
 
 ROOT = Path(__file__).parents[1]

@@ -7,11 +7,11 @@ import pytest
 from pydantic import Field
 
 from fleet_protocol import messages as m
-from fleet_protocol.asyncapi import document
 from fleet_protocol.configuration import load_config, parse_config
 from fleet_protocol.errors import ConfigError, RefusalReason, RefusedError
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.topics import BlobTopic, DeviceTopic, ServerTopic, Topics, UploadTopic, check_name
+from tests.documents.asyncapi import document
 
 REF = m.BlobRef(digest="ab" * 32, size=100_000, chunk_bytes=98_304)
 TASK = {"fleet": "lab", "run": "r1", "round": 3, "task": "r1-3-pi"}

@@ -8,10 +8,10 @@ import pytest
 
 import shoal.cli.commands
 from device_runtime.agent.releases import RESTART
-from fleet_protocol import asyncapi
 from fleet_protocol.manifest import Manifest
-from shoal.reference import FILES, commands, keys_of, page
-from shoal.reference import PAGES as KNOWN
+from tests.documents import asyncapi
+from tests.documents.reference import FILES, commands, keys_of, page
+from tests.documents.reference import PAGES as KNOWN
 
 PAGES = Path(__file__).parents[2] / "docs" / "reference"
 

@@ -1,6 +1,6 @@
 """The AsyncAPI 3 document of the protocol, generated from the message types.
 
-python -m fleet_protocol.asyncapi > docs/asyncapi.json
+python -m tests.documents.asyncapi > docs/asyncapi.json
 """
 
 import json

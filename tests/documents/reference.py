@@ -1,6 +1,6 @@
 """The reference, made from the code: every key of a file, a message or a manifest, every command and its options.
 
-``python -m shoal.reference FOLDER`` (``make docs``) writes its pages into a folder.
+``python -m tests.documents.reference FOLDER`` (``make docs``) writes its pages into a folder.
 """
 
 import inspect
@@ -19,11 +19,12 @@ from pydantic_core import PydanticUndefined
 
 from broker_server.settings.fleet import FleetConfig
 from device_runtime.settings import DeviceConfig
-from fleet_protocol import asyncapi, errors
+from fleet_protocol import errors
 from fleet_protocol.manifest import Manifest
 from shoal.cli.main import app
 from shoal.flash.settings import FlashConfig
 from simulation.settings import SimulationConfig
+from tests.documents import asyncapi
 
 FILES: Mapping[str, tuple[type[BaseModel], str]] = MappingProxyType(
     {
@@ -41,7 +42,12 @@ _CODES = {  # beside those of the tree of errors
     130: "Interrupted by Ctrl-C.",
 }
 _BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
-_CHOICE = {"kind": "chooses this form of the table.", "type": "says which message it is.", "v": "of the protocol."}
+_CHOICE = {
+    "kind": "chooses this form of the table.",
+    "type": "says which message it is.",
+    "v": "of the protocol.",
+    "schema_version": "of this request.",
+}
 _NAMES = {"number": "number", "integer": "whole number", "string": "text", "boolean": "true or false", "null": "none"}
 
 

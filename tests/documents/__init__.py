@@ -1,0 +1,1 @@
+"""What writes the documents that are made from the code: `make docs`."""
