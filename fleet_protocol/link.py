@@ -246,7 +246,7 @@ class Link:
         with self._changed:
             self._filters[topic_filter] = qos
         result, mid = self._client.subscribe(topic_filter, options=_options(qos))
-        if result != paho.MQTT_ERR_SUCCESS or mid is None:
+        if result != paho.MQTT_ERR_SUCCESS or mid is None or not timeout_seconds:
             return  # not connected: done in _on_connect
         with self._changed:
             done = self._changed.wait_for(lambda: mid in self._subscribed or not self._connected, timeout_seconds)

@@ -230,7 +230,7 @@ class Transport(Protocol):
         Args:
             topic_filter: of topics; ``+`` stands for one level.
             qos: highest quality of service to receive with.
-            timeout_seconds: how long to wait; while the broker is away the subscription is only noted.
+            timeout_seconds: how long to wait, 0 for not at all; while the broker is away it is only noted.
 
         Raises:
             TransportError: the broker is there but does not confirm.

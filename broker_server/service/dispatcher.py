@@ -17,6 +17,7 @@ from broker_server.rounds.stopping import StopRequested
 from broker_server.service.cohorts import REVEAL_SECONDS
 from broker_server.service.connection import Connection, Stop
 from broker_server.service.limits import Limits
+from broker_server.service.receiver import Report
 from broker_server.service.replies import Replies
 from broker_server.service.run_parts import RunParts
 from fleet_protocol.errors import RefusalReason, RefusedError, StorageError
@@ -71,7 +72,7 @@ class MqttDispatcher:
         self._collection: Collection | None = None
         self._waiting: dict[str, OpenTask] = {}  # that go on beyond their collection, until the next
         self._count_at = 0.0
-        self._wire = connection.link.wire
+        self._wire = connection.link.wire, parts.uploads.wire
 
     # Waiting.
 
@@ -117,6 +118,7 @@ class MqttDispatcher:
     def _do_what_is_due(self, now: float) -> None:
         for problem in self.blobs.flush(now):
             self.reporter.note("blob-delayed", problem)
+        self._uploads.turn(now)
         self._uploads.cohorts.turn(self.fleet.is_online)
         for task in self._collection.unanswered if self._collection is not None else ():
             if task.quiet <= now:
@@ -139,7 +141,7 @@ class MqttDispatcher:
             else math.inf
         )
 
-    def _handle(self, event: Event | Stop) -> None:
+    def _handle(self, event: Event | Report | Stop) -> None:
         if isinstance(event, Stop):
             raise StopRequested
         if isinstance(event, Connected):
@@ -152,6 +154,8 @@ class MqttDispatcher:
         elif isinstance(event, Rejected):
             # Whoever is named there need not be who sent it.
             self.reporter.refused(event.error.reason, str(event.error), device=None, number=self._number)
+        elif isinstance(event, Report):
+            self._uploads.reported(event, self._open)
         elif isinstance(event, Received):
             self._route(event)
 
@@ -230,6 +234,7 @@ class MqttDispatcher:
         if collection.kind == "train":
             self._waiting = {}
         self._uploads.cohorts.open(collection)
+        self._uploads.open(self._open.values())
         self._strangers.clear()
         self.offer_again()
 
@@ -246,6 +251,8 @@ class MqttDispatcher:
             self._past = {**(self._past if len(self._past) < _MOST_STRANGERS else {}), **collection.tasks}
         if collection is not None and waits:
             self._waiting = {task.record.id: task for task in collection.unanswered}
+        self._uploads.open(self._waiting.values())
+        if waits:
             return
         for task in collection.unanswered if collection is not None else ():
             self._outbox.tell(Cancel, task.record, reason=reason)
@@ -297,6 +304,6 @@ class MqttDispatcher:
 
     def count_bytes(self) -> ByteCount:
         """Bytes since the last call, at first since the run began; see `broker_server.rounds.accounting`."""
-        before, self._wire = self._wire, self._connection.link.wire
-        wire = self._wire.sent + self._wire.received - before.sent - before.received
+        before, self._wire = self._wire, (self._connection.link.wire, self._uploads.wire)
+        wire = sum(item.sent + item.received for item in self._wire) - sum(was.sent + was.received for was in before)
         return ByteCount(wire, self.blobs.take_payload_bytes() + self._uploads.take_payload_bytes())

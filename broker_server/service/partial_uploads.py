@@ -8,6 +8,8 @@ from collections import OrderedDict
 
 from typing_extensions import override
 
+from broker_server.rounds.collecting import OpenTask
+from broker_server.rounds.decoding import take_update
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.blobs import Chunk, PartFile, decode_chunk
 from fleet_protocol.digests import matches
@@ -15,6 +17,7 @@ from fleet_protocol.errors import BlobError, RefusalReason, RefusedError
 from fleet_protocol.messages import BlobRef, Ranges
 
 UNKNOWN_DIGEST = "0" * 64
+QUIET_SECONDS = 0.3  # without a chunk, after which those that are missing are asked for
 _OPEN_FILES = 512  # half of what a process may usually have open
 _HELD_BYTES = 16 * 1024 * 1024  # of all updates in memory; those for which there is no room are written as they come
 _MAX_CHUNK_BYTES = 16 * 1024 * 1024
@@ -106,6 +109,19 @@ class PartialUploads:
             self.blobs.place(part, digest, durable=False)
         else:
             self.blobs.keep(digest, data)
+
+    def take(self, task: OpenTask, ref: BlobRef, data: bytes, blobs: BlobStore) -> str:
+        """Check a finished update, decode it, and put it in its place; its digest there. `blobs` has what was sent.
+
+        Raises:
+            RefusedError: it is not what was asked for.
+        """
+        whole = take_update(data, task, blobs)
+        if whole is data:
+            self.keep(task.record.id, ref.digest, data)
+            return ref.digest
+        self.drop(task.record.id)
+        return self.blobs.put(whole, durable=False)
 
     def drop(self, task: str) -> None:
         """Forget what has arrived of an update."""

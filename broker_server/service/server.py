@@ -39,6 +39,8 @@ from broker_server.service.limits import LINES, Bucket, Limits
 from broker_server.service.membership import broker_address, hosted_broker, member_of, why_unsealed
 from broker_server.service.outbox import Outbox
 from broker_server.service.partial_uploads import PartialUploads
+from broker_server.service.receiver import Begin
+from broker_server.service.receivers import Receivers
 from broker_server.service.rollout import Carrier
 from broker_server.service.run_parts import RunParts
 from broker_server.service.uploads import Uploads
@@ -91,6 +93,7 @@ class Server:
         self._stack = contextlib.ExitStack()
         self._broker: ChildBroker | None = None
         self._followed = True
+        self.receivers: Receivers | None = None
 
     # Life.
 
@@ -108,9 +111,15 @@ class Server:
             self._link = self._connect()
             stack.callback(self._link.close, farewell=self._farewell())
             topics = self._topics
-            heard = (topics.status("+"), topics.profile("+"), topics.reply("+"), topics.upload("+", "+"))
-            for topic_filter in (*heard, topics.server_control):
+            heard = (topics.status("+"), topics.profile("+"), topics.reply("+"), topics.server_control)
+            for topic_filter in heard:
                 self._link.subscribe(topic_filter)
+            count = self._broker_config.receivers
+            if count:
+                begin = Begin(fleet=self.fleet, store=self._folder.resolve(), broker=self._broker_config)
+                self.receivers = stack.enter_context(Receivers(count, begin, self._inbox))
+            else:
+                self._link.subscribe(topics.upload("+", "+"))
             self._outbox = Outbox(self._link, self._topics)
             self._releases = BlobService(self._link, self._topics, DEFAULT_CHUNK_BYTES)
             self._connection = Connection(
@@ -213,7 +222,7 @@ class Server:
         record = self._store.run(context.run)
         steering = Steering("pause" if record is not None and record.status == "paused" else "go")
         partial = PartialUploads(self._updates)
-        uploads = Uploads(self._store, partial, self._blobs, self._outbox, reporter)
+        uploads = Uploads(self._store, partial, self._blobs, self._outbox, reporter, self.receivers)
         blobs = BlobService(self._link, self._topics, context.config.round.chunk_bytes)
         blobs.serve(context.artifacts.files)
         dispatcher = MqttDispatcher(

@@ -5,21 +5,23 @@ Updates that are accepted within one turn of the server's loop are synced side b
 
 import math
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from broker_server.rounds.collecting import OpenTask
-from broker_server.rounds.decoding import take_update
 from broker_server.rounds.reporting import Reporter
 from broker_server.rounds.validation import check_done, size_limit
 from broker_server.service.cohorts import Cohorts
 from broker_server.service.outbox import Outbox
-from broker_server.service.partial_uploads import PartialUploads
+from broker_server.service.partial_uploads import QUIET_SECONDS, PartialUploads
+from broker_server.service.receiver import Report, Word
+from broker_server.service.receivers import Receivers
 from broker_server.store import Store, TaskPhase
 from fleet_protocol.blob_store import BlobStore
-from fleet_protocol.errors import BlobError, RefusalReason, RefusedError
+from fleet_protocol.errors import BlobError, RefusalReason, RefusedError, StorageError
 from fleet_protocol.messages import Done, UploadAck, UploadMissing
+from fleet_protocol.transport import WireCount
 
-QUIET_SECONDS = 0.3
 _DAMAGED_UPLOADS = 2  # times that an update whose digest is wrong is asked for again
 
 
@@ -36,9 +38,16 @@ class Uploads:
     """The server's side of every upload of a run."""
 
     def __init__(
-        self, store: Store, partial: PartialUploads, blobs: BlobStore, outbox: Outbox, reporter: Reporter
+        self,
+        store: Store,
+        partial: PartialUploads,
+        blobs: BlobStore,
+        outbox: Outbox,
+        reporter: Reporter,
+        receivers: Receivers | None = None,
     ) -> None:
         self._store = store
+        self._receivers = receivers
         self._partial = partial
         self._blobs = blobs
         self._outbox = outbox
@@ -46,6 +55,21 @@ class Uploads:
         self.cohorts = Cohorts(store, partial.blobs, outbox)
         self._payload_bytes = 0
         self._accepted: dict[str, tuple[OpenTask, Done, str]] = {}  # with the digest of what is merged
+
+    def open(self, tasks: Iterable[OpenTask]) -> None:
+        """Give the receivers what is open, and nothing else."""
+        if self._receivers is not None:
+            self._receivers.open(task for task in tasks if not task.record.phase.answered)
+
+    def turn(self, now: float) -> None:
+        """Start receivers again that have died or hang."""
+        for problem in self._receivers.turn(now) if self._receivers is not None else ():
+            self._reporter.note("receiver-ended", problem)
+
+    @property
+    def wire(self) -> WireCount:
+        """Bytes exchanged by receivers so far."""
+        return WireCount(0, 0) if self._receivers is None else self._receivers.wire
 
     def chunk(self, task: OpenTask, frame: bytes) -> None:
         """Keep a chunk of an open task; a damaged one is counted and will be asked for again.
@@ -92,6 +116,10 @@ class Uploads:
         try:
             asked = task.instructions
             check_done(message, record, task.manifest, asked.stays, hides=asked.upload.silent)
+            if self._receivers is not None:
+                task.announced = message
+                self._receivers.announced(record, message.update)
+                return False
             missing = self._partial.missing(record.id, message.update)
             if missing:
                 # Brokers keep the order of one topic only: the announcement may overtake the chunks.
@@ -112,17 +140,54 @@ class Uploads:
             return self._refuse(task, error)
         try:
             self.cohorts.expect(task)
-            whole = take_update(data, task, self._blobs)
+            merged = self._partial.take(task, message.update, data, self._blobs)
         except RefusedError as error:
             return self._refuse(task, error)
-        merged = message.update.digest
-        if whole is data:
-            self._partial.keep(record.id, merged, data)
-        else:
-            self._partial.drop(record.id)
-            merged = self._partial.blobs.put(whole, durable=False)
         self._accepted[record.id] = (task, message, merged)
         return True
+
+    def reported(self, report: Report, tasks: Mapping[str, OpenTask]) -> None:
+        """Take what a receiver tells of open tasks.
+
+        Raises:
+            StorageError: its disk is full.
+        """
+        if report.failed:
+            raise StorageError(report.failed)
+        for name in report.heard:
+            if (heard := tasks.get(name)) is not None:
+                heard.heard = time.monotonic()
+        for word in report.words:
+            task = tasks.get(word.task) if word.task is not None else None
+            if word.kind == "counted":
+                self._reporter.refused(
+                    word.reason,
+                    word.text,
+                    device=None if task is None else task.record.device,
+                    number=None if task is None else task.record.round,
+                )
+            elif task is not None and (said := task.announced) is not None and said.update.digest == word.update:
+                self._heed(task, said, word)
+
+    def _heed(self, task: OpenTask, message: Done, word: Word) -> None:
+        """Do what follows from what became of an announced update; a repeated word finds none."""
+        task.announced = None
+        if task.record.phase.answered:
+            return
+        match word.kind:
+            case "missing":
+                self._outbox.tell(UploadMissing, task.record, ranges=word.ranges)
+            case "damaged":
+                self._damaged(task, message, word.text)
+            case "refused":
+                self._refuse(task, RefusedError(word.reason, word.text))
+            case _:
+                try:
+                    self.cohorts.expect(task)
+                except RefusedError as error:
+                    self._refuse(task, error)
+                else:
+                    self._accepted[task.record.id] = (task, message, word.merged)
 
     def commit(self) -> None:
         """Put the updates accepted since the last call on the disk, commit them together, and acknowledge them.
@@ -137,9 +202,8 @@ class Uploads:
             for task, done, merged in self._accepted.values()
         ]
         self._accepted.clear()
-        self._partial.blobs.sync(
-            {record.update_digest for _, record, _ in accepted if record.update_digest is not None}
-        )
+        if self._receivers is None:  # which tell of what is on the disk
+            self._partial.blobs.sync({record.update_digest for _, record, _ in accepted if record.update_digest})
         self._store.receive([record for _, record, _ in accepted])
         for task, record, message in accepted:
             task.record = record

@@ -32,6 +32,7 @@ class BrokerConfig(FrozenModel):
             broker speaks TLS and asks for logins.
         insecure: let a broker carry the fleet over a network although anybody on it may read and write.
         connect_timeout_seconds: how long to try the first connection.
+        receivers: processes that take updates from it, each over a connection of its own; 0 for the server alone.
     """
 
     url: str = "embedded"
@@ -43,6 +44,7 @@ class BrokerConfig(FrozenModel):
     identity: Path | None = None
     insecure: bool = False
     connect_timeout_seconds: float = Field(default=30.0, gt=0)
+    receivers: int = Field(default=0, ge=0, le=64)
 
     @property
     def hosted(self) -> bool:

@@ -7,8 +7,10 @@ import secrets
 import statistics
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from broker_server.service.membership import hosted_broker
+from broker_server.service.receivers import Receivers
 from broker_server.service.server import Server
 from broker_server.settings.fleet import BrokerConfig, FleetConfig, ModelConfig
 from broker_server.settings.rounds import RoundConfig
@@ -31,11 +33,12 @@ class FleetFigures:
         update_bytes: size of an update.
         round_seconds: from the offers to the new version.
         bare_seconds: of the bare fan-out and fan-in of the same bytes.
-        cpu_ms_per_update: processor time of the server, its network thread included.
+        cpu_ms_per_update: processor time of the server, its network thread and its receivers included.
         bare_cpu_ms_per_update: of the process in the middle of the baseline.
         merged: updates merged in the counted rounds.
         asked: updates asked for in the counted rounds.
-        resident_bytes: peak memory of the process that held the server and, before it, the middle of the baseline.
+        resident_bytes: peak memory of the process that held the server and, before it, the middle of the baseline; and
+            of its receivers.
         wire_bytes: what the server exchanged in all rounds.
         payload_bytes: what of it was blobs that were needed.
         bytes_by_kind: what the devices exchanged in all rounds, by kind of topic and way.
@@ -63,14 +66,18 @@ class _Watch:
     rounds: list[control.RoundClosed] = field(default_factory=list)
     cpu_seconds: list[float] = field(default_factory=list)
     update_bytes: int = 0
+    receivers: Receivers | None = None
+
+    def _cpu_seconds(self) -> float:
+        return time.process_time() + (self.receivers.cpu_seconds if self.receivers is not None else 0.0)
 
     def __call__(self, event: control.RunEvent) -> None:
         if isinstance(event, control.RunStarted):
-            self.began = time.process_time()
+            self.began = self._cpu_seconds()
         elif isinstance(event, control.UpdateReceived):
             self.update_bytes = event.size
         elif isinstance(event, control.RoundClosed):
-            now = time.process_time()
+            now = self._cpu_seconds()
             self.rounds.append(event)
             self.cpu_seconds.append(now - self.began)
             self.began = now
@@ -92,7 +99,7 @@ def bench_fleet(bench: FleetBench) -> FleetFigures:
         if (hosted := hosted_broker(BrokerConfig(url=url, port=bench.port), ARCH, bench.folder / "broker")) is not None:
             url = stack.enter_context(hosted).url
         bare = _bare(bench, url)
-        watch, finished, count = _fleet(bench, url)
+        watch, finished, count, held = _fleet(bench, url)
     counted = watch.rounds[1:]
     cpu = [1000 * used / max(1, len(event.merged)) for used, event in zip(watch.cpu_seconds, watch.rounds, strict=True)]
     return FleetFigures(
@@ -104,11 +111,17 @@ def bench_fleet(bench: FleetBench) -> FleetFigures:
         bare_cpu_ms_per_update=statistics.median(1000 * item.cpu_seconds / bench.devices for item in bare),
         merged=sum(len(event.merged) for event in counted),
         asked=sum(len(event.merged) + len(event.missing) for event in counted),
-        resident_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        resident_bytes=held,
         wire_bytes=finished.wire_bytes,
         payload_bytes=finished.payload_bytes,
         bytes_by_kind=count,
     )
+
+
+def _peak_bytes(pid: int) -> int:
+    """Peak memory of a process; what `resource` says of a child begins with what its parent had."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 
 
 def _bare(bench: FleetBench, url: str) -> list[BareRound]:
@@ -119,12 +132,12 @@ def _bare(bench: FleetBench, url: str) -> list[BareRound]:
         return bare_rounds(Topics(fleet), BrokerAddress.parse(url), bench.devices, chunks, bench.rounds)
 
 
-def _fleet(bench: FleetBench, url: str) -> tuple[_Watch, control.RunFinished, dict[str, int]]:
+def _fleet(bench: FleetBench, url: str) -> tuple[_Watch, control.RunFinished, dict[str, int], int]:
     watch, fleet = _Watch(), f"bench-{secrets.token_hex(4)}"
     config = FleetConfig(
         fleet=fleet,
         store=bench.folder / fleet,
-        broker=BrokerConfig(url=url),
+        broker=BrokerConfig(url=url, receivers=bench.receivers),
         model=ModelConfig(artifacts=bench.folder / "artifacts", arch=ARCH),
         round=RoundConfig(
             rounds=bench.rounds, min_devices=bench.devices, deadline_seconds=bench.deadline_seconds, quorum=0.5
@@ -135,5 +148,8 @@ def _fleet(bench: FleetBench, url: str) -> tuple[_Watch, control.RunFinished, di
         device_processes("light", fleet, url, bench.devices, bench.processes) as exchanged,
         Server(fleet, config.store, config.broker, listener=watch) as server,
     ):
+        watch.receivers = server.receivers
         finished = server.run(config)
-    return watch, finished, dict(sorted(exchanged.items()))
+        held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        held += sum(map(_peak_bytes, server.receivers.pids)) if server.receivers is not None else 0
+    return watch, finished, dict(sorted(exchanged.items())), held

@@ -25,4 +25,5 @@ class FleetBench:
     deadline_seconds: Annotated[
         float, Option("--deadline", min=1, help="Seconds until a round closes without the missing.")
     ] = 120.0
+    receivers: Annotated[int, Option(min=0, help="Processes that take updates for the server; 0: it does so.")] = 0
     folder: Annotated[Path, Option(help="Folder for the store.")] = Path("runs/bench")

@@ -1,0 +1,298 @@
+"""Updates that other processes receive: the same bits, refusals and counts, whatever becomes of those processes."""
+
+import contextlib
+import itertools
+import os
+import random
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from broker_server.rounds.artifacts import load_artifacts
+from broker_server.rounds.closing import ClosingRule
+from broker_server.rounds.planning import open_collection
+from broker_server.rounds.run_context import prepare_run
+from broker_server.service import receivers
+from broker_server.service.partial_uploads import PartialUploads
+from broker_server.service.receiver import Announced, Given, Open, Receiver
+from broker_server.store import Store, TaskRecord
+from fleet_protocol import control
+from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.blobs import blob_ref, encode_chunk, iter_chunks
+from fleet_protocol.errors import RefusalReason
+from fleet_protocol.messages import BlobRef, UploadAck, UploadRefused
+from fleet_protocol.transport import Received
+from fleet_protocol.weights import encode_weights
+from tests.broker_server.peer import CHUNK_BYTES, Peer, honest
+from tests.broker_server.test_bad_input import nan, not_safetensors, refusals, tensors_of, wrong_shape
+from tests.broker_server.test_resume import weights_of
+from tests.brokers import mosquitto_broker
+
+PADDING = 40 * CHUNK_BYTES  # in the metadata, so that an update takes a while
+
+
+def awkward(seed, send=Peer.send):
+    """Updates in many chunks, whose sums depend on their order."""
+
+    def script(peer, work):
+        rng = np.random.default_rng([seed, work.offer.round])
+        given = sorted(work.weights.items())  # the library returns tensors in no particular order
+        tensors = {name: value + rng.standard_normal(value.shape, np.float32) for name, value in given}
+        data = encode_weights(tensors, work.metadata(pad="x" * PADDING))
+        send(peer, work, data)
+
+    return script
+
+
+@pytest.fixture
+def mosquitto(tmp_path):
+    with mosquitto_broker(tmp_path) as broker:
+        yield broker.url
+
+
+@pytest.fixture
+def outcome(mosquitto, config, running, fleet, tmp_path):
+    """Does two rounds of three devices, one of which does something else than `Peer.send`: the bits, and the server."""
+    attempts = itertools.count()
+
+    def run(count, before=None, during=None):
+        settings = config(
+            round={"min_devices": 3, "rounds": 2, "quorum": 1.0, "deadline_seconds": 300},
+            evaluation={"data": None},
+            broker={"receivers": count, "connect_timeout_seconds": 300},
+            store=tmp_path / f"store-{next(attempts)}",
+        )
+        begun = threading.Event()
+
+        def disturbed(peer, work, data):
+            assert begun.wait(60)
+            before(server, peer, work, data)
+
+        with (
+            Peer(fleet, "a", mosquitto, awkward(1, disturbed if before else Peer.send)),
+            Peer(fleet, "b", mosquitto, awkward(2)),
+            Peer(fleet, "c", mosquitto, awkward(3)),
+        ):
+            server = running(settings, mosquitto)
+            begun.set()
+            if during is not None:
+                threading.Thread(target=during, args=(server,), daemon=True).start()
+            finished = server.wait(500)
+        assert finished.status == "finished", finished.error
+        assert [sorted(event.merged) for event in server.of(control.RoundClosed)] == [["a", "b", "c"]] * 2
+        received = [(event.round, event.device) for event in server.of(control.UpdateReceived)]
+        assert sorted(received) == [(number, name) for number in (1, 2) for name in "abc"], "each is counted once"
+        return {name: value.tobytes() for name, value in weights_of(settings, finished.run, 2).items()}, server
+
+    return run
+
+
+def test_any_number_of_receivers_merges_to_the_same_bits(outcome):
+    """The order in which updates are merged is the server's, whoever took them; their bytes are counted the same."""
+    (alone, server), *others = (outcome(count) for count in (0, 1, 2))
+    assert server.server.receivers is None
+    for bits, other in others:
+        assert bits == alone
+        assert not refusals(other)
+        assert other.finished.payload_bytes == server.finished.payload_bytes
+        assert other.finished.wire_bytes == pytest.approx(server.finished.wire_bytes, rel=0.2)
+
+
+def kill(server):
+    for pid in server.server.receivers.pids:
+        os.kill(pid, signal.SIGKILL)
+
+
+def before_a_chunk(server, peer, work, data):
+    kill(server)
+    peer.send(work, data)
+
+
+def after_some_chunks(server, peer, work, data):
+    peer.upload(work.offer.task, data, ((0, 20),))
+    peer.link.drain(time.monotonic() + 60)
+    kill(server)
+    peer.send(work, data)
+
+
+def before_the_announcement(server, peer, work, data):
+    peer.upload(work.offer.task, data)
+    peer.link.drain(time.monotonic() + 60)
+    kill(server)
+    peer.send(work, data)
+
+
+def while_chunks_are_missing(server, peer, work, data):
+    message = peer.done(work, data)
+    peer._update = (work, data, message.update, message)
+    peer.upload(work.offer.task, data, ((0, 5),))
+    peer.reply(message)
+    peer.link.drain(time.monotonic() + 60)
+    kill(server)
+
+
+def after_the_announcement(server, peer, work, data):
+    peer.send(work, data)
+    peer.link.drain(time.monotonic() + 60)
+    kill(server)
+
+
+STATES = [before_a_chunk, after_some_chunks, before_the_announcement, while_chunks_are_missing, after_the_announcement]
+
+
+@pytest.mark.parametrize(
+    "state",
+    [pytest.param(state, marks=() if state is after_some_chunks else pytest.mark.slow) for state in STATES],
+    ids=lambda state: state.__name__,
+)
+def test_receivers_that_are_killed_lose_nothing(state, outcome):
+    """Killed in any state of an upload, they are started again and ask for what they had not told of."""
+    undisturbed, _ = outcome(0)
+    bits, server = outcome(2, state)
+    assert bits == undisturbed
+    store = Store(server.config.store, read_only=True)
+    assert any(event.kind == "receiver-ended" for event in store.events())
+    store.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_receivers_that_are_killed_at_any_moment_lose_nothing(seed, outcome):
+    """Ten times within two rounds, one or both of them."""
+    over = threading.Event()
+
+    def killing(server):
+        moments = random.Random(seed)
+        for _ in range(10):
+            if over.wait(moments.uniform(0.05, 1.5)):
+                return
+            for pid in moments.sample(server.server.receivers.pids, moments.choice([1, 1, 2])):
+                with contextlib.suppress(ProcessLookupError):  # it was killed a moment ago
+                    os.kill(pid, signal.SIGKILL)
+
+    undisturbed, _ = outcome(0)
+    try:
+        bits, _ = outcome(2, during=killing)
+    finally:
+        over.set()
+    assert bits == undisturbed
+
+
+def test_a_receiver_that_hangs_is_started_again(outcome, monkeypatch):
+    """It tells something every second; one that does not is killed, and the round goes on."""
+    monkeypatch.setattr(receivers, "HANG_SECONDS", 10.0)
+    stopped = []
+
+    def hanging(server, peer, work, data):
+        if not stopped:
+            stopped.extend(server.server.receivers.pids)
+            for pid in stopped:
+                os.kill(pid, signal.SIGSTOP)
+        peer.send(work, data)
+
+    bits, server = outcome(2, hanging)
+    assert not set(stopped) & set(server.server.receivers.pids)
+    assert bits == outcome(0)[0]
+
+
+def test_bad_updates_are_refused_by_receivers_as_by_the_server(mosquitto, config, running, fleet):
+    """Their senders are told why, the refusals are counted, damaged chunks and wholes are asked for again."""
+
+    def noisy(peer, work):
+        data = encode_weights(tensors_of(work), work.metadata())
+        topic, frame = peer.topics.upload(work.offer.task, 0), encode_chunk(data, 0, CHUNK_BYTES)
+        peer.link.publish(topic, frame[:30])
+        peer.link.publish(topic, frame[:-1] + bytes([frame[-1] ^ 1]))
+        peer.send(work, data)
+
+    def damaged(peer, work):
+        data = encode_weights(tensors_of(work), work.metadata())
+        message = peer.done(work, data)
+        peer._update = (work, bytes(len(data)), message.update, message)
+        peer.upload(work.offer.task, bytes(len(data)))
+        peer.reply(message)
+
+    scripts = {"nan": nan, "shape": wrong_shape, "text": not_safetensors, "damaged": damaged, "noisy": noisy}
+    peers = [Peer(fleet, name, mosquitto, script) for name, script in (scripts | {"good": honest()}).items()]
+    settings = config(
+        round={"min_devices": 6, "quorum": 0.3, "deadline_seconds": 300},
+        evaluation={"data": None},
+        broker={"receivers": 2, "connect_timeout_seconds": 300},
+    )
+    for peer in peers:
+        peer.__enter__()
+    try:
+        server = running(settings, mosquitto)
+        server.wait(500)
+        for peer in peers[:4]:
+            peer.wait_for(lambda peer: peer.got(UploadRefused), 100)
+    finally:
+        for peer in peers:
+            peer.__exit__()
+    reasons = [RefusalReason.NOT_FINITE, RefusalReason.BAD_SHAPE, RefusalReason.MALFORMED, RefusalReason.BAD_DIGEST]
+    assert [peer.got(UploadRefused)[0].reason for peer in peers[:4]] == reasons
+    assert sorted(server.of(control.RoundClosed)[0].merged) == ["good", "noisy"]
+    assert refusals(server) == {"not-finite": 1, "bad-shape": 1, "malformed": 3, "bad-digest": 3}
+    assert all(peer.got(UploadAck) for peer in peers[4:])
+
+
+@pytest.fixture
+def receiver(config, artifacts, tmp_path):
+    """A receiver with one task, and an update for it."""
+    settings = config()
+    context = prepare_run("r", settings, load_artifacts(artifacts, settings.model.arch, chunk_bytes=CHUNK_BYTES))
+    item = context.tiers[0]
+    cut = BlobRef(digest="0" * 64, size=10_000, chunk_bytes=CHUNK_BYTES)
+    record = TaskRecord("t", "r", 1, "pi", "train", item.tier.id, "k", 0, cut, cut)
+    collection = open_collection(context, [record], ClosingRule(1.0, 1, 0.0, 1.0, 0.0, 0.0))
+    task = collection.tasks["t"]
+    order = Open(
+        tasks=(Given(record=record, asked=0),), asked=(task.instructions,), manifests={item.tier.id: task.manifest}
+    )
+    order = Open.model_validate_json(order.to_bytes())  # as it travels
+    store = BlobStore(tmp_path / "updates")
+    made = Receiver(PartialUploads(store), BlobStore(tmp_path / "blobs"))
+    assert made.open(order) == ({"t"}, set())
+    metadata = {"task": "t", "run": "r", "round": "1", "version": "0", "tier": item.tier.id}
+    tensors = {spec.name: np.zeros(spec.shape, np.float32) for spec in item.manifest.parameters}
+    return made, encode_weights(tensors, metadata), item.tier.id
+
+
+def test_chunks_that_another_device_signed_are_counted_and_kept_from_an_update(receiver):
+    """They are whole, but not their owner's; what the owner signs is taken."""
+    made, data, tier = receiver
+    ref = blob_ref(data, CHUNK_BYTES)
+    frames = [frame for _, frame in iter_chunks(data, CHUNK_BYTES, ((0, ref.chunks),))]
+    made.announced(Announced(task="t", tier=tier, update=ref))
+    for frame in frames:
+        made.chunk("t", Received("", frame, signer="other"))
+    words, heard = made.told()
+    assert {(word.kind, word.reason) for word in words} == {("counted", RefusalReason.FORGED)}
+    assert not heard
+    for frame in frames:
+        made.chunk("t", Received("", frame, signer="pi"))
+    (word,), heard = made.told()
+    assert (word.kind, word.update, word.merged, heard) == ("taken", ref.digest, ref.digest, ("t",))
+    assert made.partial.blobs.read(ref.digest) == data
+
+
+def test_what_was_told_is_told_again_where_it_is_asked_for_again(receiver):
+    """The server may be asked once more before it has read the report; another update is begun anew."""
+    made, data, tier = receiver
+    ref = blob_ref(data, CHUNK_BYTES)
+    for _, frame in iter_chunks(data, CHUNK_BYTES, ((0, ref.chunks),)):
+        made.chunk("t", Received("", frame))
+    order = Announced(task="t", tier=tier, update=ref)
+    told = []
+    for _ in range(2):
+        made.announced(order)
+        told += made.told()[0]
+    assert [word.kind for word in told] == ["taken", "taken"]
+    other = ref.model_copy(update={"digest": "1" * 64})
+    made.announced(order.model_copy(update={"update": other}))
+    made.ask(float("inf"))
+    (word,), _ = made.told()
+    assert (word.kind, word.update, word.ranges) == ("missing", "1" * 64, ((0, ref.chunks),))
