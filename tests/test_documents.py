@@ -13,14 +13,9 @@ from typer.main import get_command
 
 from shoal.cli.main import app
 from tests.documents.reference import FILES
+from tests.documents.typed import FENCE, ROOT, pages
 
-ROOT = Path(__file__).parents[1]
-PAGES = [
-    path
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    if not {"adr", "reference"} & set(path.parts)
-]
-FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGES = pages()
 
 
 def name_of(path):
@@ -43,7 +38,7 @@ PYTHON = [(name_of(path), text) for path in PAGES for kind, text in FENCE.findal
     ("page", "words"), LINES, ids=lambda value: value if isinstance(value, str) else " ".join(value)
 )
 def test_every_command_can_be_typed(page, words, monkeypatch):
-    """The command is there and takes the values of its options; what it does is tested elsewhere."""
+    """The command is there and takes the values of its options; tests/documents/test_typed.py executes it."""
     group, context = get_command(app), None
     monkeypatch.setattr(click.Path, "convert", lambda _self, value, *_: value)  # files of somebody else's machine
     while isinstance(group, click.Group):
