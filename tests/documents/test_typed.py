@@ -28,6 +28,7 @@ import pytest
 from broker_server.service.registry import read_registry
 from broker_server.service.rollout import read_rollout
 from broker_server.store import Store
+from broker_server.store.queries import devices
 from tests.broker_server.test_launch import Serving
 from tests.broker_server.test_steering import Followed
 from tests.brokers import any_broker, free_port, mosquitto_broker
@@ -412,8 +413,8 @@ def seen(folder, store):
     """The devices that are connected, as the server has stored."""
     if not (folder / store / "shoal.db").exists():
         return []
-    found = json.loads(run(["devices", "--store", store, "--json"], folder))
-    return [view["device"]["id"] for view in found if view["device"]["online"]]
+    with closing(Store(folder / store, read_only=True)) as opened:
+        return [view.device.id for view in devices(opened) if view.device.online]
 
 
 @pytest.mark.slow
@@ -430,7 +431,7 @@ def test_identities(tmp_path):
     fleet.write_text(fleet.read_text().replace('"0.0.0.0"', '"127.0.0.1"'))
     shutil.copy(tmp_path / "lab" / "devices" / "pi-1.enrolment", tmp_path)
     with Beside(up, tmp_path) as server:
-        server.says("lab")
+        server.says("fleet lab at")
         with Beside(device, tmp_path) as board:
             said = lambda: server.log.read_text() + board.log.read_text()  # noqa: E731
             assert eventually(lambda: seen(tmp_path, "lab/store"), said) == ["pi-1"]
@@ -460,6 +461,7 @@ def test_a_board(typed, tmp_path):
         )
         up = Line("", "shoal up --config fleet.toml")
         with Beside(up, tmp_path) as server, Beside(lines["run"], tmp_path) as board:
+            server.says("fleet lab at")
             said = lambda: server.log.read_text() + board.log.read_text()  # noqa: E731
             assert eventually(lambda: seen(tmp_path, "store"), said) == ["pi-1"]
             run(["run", "--config", "fleet.toml"], tmp_path)
@@ -469,7 +471,7 @@ def test_a_board(typed, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_personal_models(tmp_path):
+def test_personal_models(does, tmp_path):
     """The tutorial's boards with models of their own, from the page's exports and blocks; three rounds of them."""
     page, names = "docs/methods/fml.md", ("attic", "barn", "cellar")
     shutil.copytree(ROOT / "examples" / "tutorial", tmp_path, dirs_exist_ok=True)
@@ -477,7 +479,7 @@ def test_personal_models(tmp_path):
     port = str(free_port())
     exports = [line for line in in_scene("personal_models") if " export" in line.text]
     for line in exports:
-        run(words_of(line)[1:], tmp_path)
+        does(line)
     attic = of_page(page, "# attic.toml").replace("18830", port)
     made = sorted(path.parent.relative_to(tmp_path).as_posix() for path in tmp_path.glob("sets/*/*/manifest.json"))
     assert len(made) == len(names) == len(exports) - 1
@@ -501,7 +503,7 @@ def test_personal_models(tmp_path):
             for name in each:
                 process = beside.enter_context(Beside(line, tmp_path, attic=name))
                 if not name:
-                    process.says(port)
+                    process.says("fleet tutorial at")
     assert all(name in said for name in names)
     status = json.loads(run(["status", "--store", "store", "--json"], tmp_path))
     assert (status["run"]["status"], status["refusals"]) == ("finished", {})
