@@ -309,7 +309,7 @@ def test_simulations(does, tmp_path):
     shutil.copytree(ROOT / "examples" / "simulation", tmp_path / "examples" / "simulation")
     (line,) = in_scene("simulations")
     does(line)
-    with closing(Store(tmp_path / "runs" / "digits" / "store", read_only=True)) as store:
+    with closing(Store(tmp_path / "examples" / "simulation" / "runs" / "digits" / "store", read_only=True)) as store:
         assert [record.status for record in store.runs()] == ["finished"]
 
 
@@ -334,8 +334,7 @@ def test_exports(line, does, tmp_path):
 
         save_file({"model.embed_tokens.weight": np.ones((50, 16), np.float32)}, tmp_path / "model.safetensors")
     does(line)
-    (folder,) = [path for path in (tmp_path / "artifacts", tmp_path / "sets") if path.exists()]
-    assert list(folder.glob("**/manifest.json"))
+    assert list(tmp_path.glob("*/*/*/manifest.json"))
 
 
 def test_steering(url, config, fleet, does, tmp_path):
