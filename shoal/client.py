@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from json import JSONDecodeError, loads
+from ssl import SSLError
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -37,10 +38,12 @@ class Client:
     """
 
     def __init__(self, url: str, token: str = "", seconds: float = 60.0) -> None:
-        self._url, self._seconds = urlsplit(url), seconds
-        if self._url.scheme not in {"http", "https"} or not self._url.hostname:
-            raise ConfigError(f"{url} is no address of a page; give one as http://127.0.0.1:8420")
-        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        with suppress(ValueError):
+            self._url, self._seconds = urlsplit(url), seconds
+            if self._url.scheme in {"http", "https"} and self._url.hostname and self._url.port != 0:
+                self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+                return
+        raise ConfigError(f"{url} is no address of a page; give one as http://127.0.0.1:8420")
 
     def ask(self, kind: type[_Answer], path: str, **query: Any) -> _Answer:
         """What any path of ``docs/openapi.json`` after ``/api/v1`` answers, as `kind`."""
@@ -58,10 +61,16 @@ class Client:
             if answer.status != 200:
                 detail = f"{self._url.geturl()} answers {path} with {answer.status}"
                 with suppress(JSONDecodeError, KeyError, TypeError):
-                    detail = str(loads(answer.read())["detail"])
+                    detail = loads(answer.read())["detail"]
+                    if not isinstance(detail, str):  # of a value that no path takes
+                        detail = "; ".join(f"{item['loc'][-1]}: {item['msg']}" for item in detail)
                 kinds = {503: StorageError, **dict.fromkeys(range(400, 500), ConfigError)}
                 raise kinds.get(answer.status, TransportError)(detail)
             yield socket, answer
+        except SSLError as error:
+            what = f"{self._url.geturl()} cannot be asked over TLS: {error.reason or error}"
+            remedy = "the file SSL_CERT_FILE names has to hold whoever signed its certificate; without TLS take http://"
+            raise TransportError(f"{what}; {remedy}") from error
         except (OSError, HTTPException, ValueError) as error:
             what = f"{self._url.geturl()} does not answer {path} as it should: {' '.join(str(error).split())}"
             raise TransportError(f"{what}; is `shoal view` or `up --view` of this version running there?") from error
@@ -69,18 +78,15 @@ class Client:
             connection.close()
 
     def _of(self, run: str, path: str) -> str:
-        newest = None if run else self.status().run
-        if not (run or newest):
-            raise ConfigError(f"{self._url.geturl()} has no run yet; `shoal run` begins one")
-        return f"/runs/{quote(newest.id if newest else run, safe='')}{path}"
+        return f"/runs/{quote(run, safe='') or 'newest'}{path}"
 
     def status(self, run: str = "") -> queries.StatusView:
         """The store at a glance."""
-        return self.ask(queries.StatusView, f"/runs/{quote(run, safe='')}" if run else "/status")
+        return self.ask(queries.StatusView, self._of(run, ""))
 
-    def runs(self) -> list[queries.RunView]:
-        """Every run, newest first."""
-        return self.ask(list[queries.RunView], "/runs")
+    def runs(self, run: str = "") -> list[queries.RunView]:
+        """Every run, newest first; or one."""
+        return self.ask(list[queries.RunView], "/runs", **({"run": run} if run else {}))
 
     def rounds(self, run: str = "", **which: int) -> list[queries.RoundView]:
         """The rounds of a run: those from `first` to `last`, with `tasks` or (0) without."""
@@ -106,9 +112,9 @@ class Client:
         """Two runs side by side."""
         return self.ask(queries.Comparison, f"/compare/{quote(one, safe='')}/{quote(other, safe='')}")
 
-    def log(self, last: int = 50, **of: str) -> list[EventRecord]:
-        """The newest lines of the log, of a `run` or of everything, oldest first."""
-        return self.ask(list[EventRecord], "/log", last=last, **of)
+    def log(self, last: int = 50, run: str = "", *, after: int = 0) -> list[EventRecord]:
+        """The newest lines of the log `after` that of an id, of a run or of everything, oldest first."""
+        return self.ask(list[EventRecord], "/log", last=last, after=after, **({"run": run} if run else {}))
 
     def weights(self, version: int, run: str = "", **of: str) -> bytes:
         """A global version as a safetensors file, whole or a `tier` of it; for operators."""
@@ -119,10 +125,10 @@ class Client:
         """The release on its way to the boards, and those before it, newest first."""
         return self.ask(list[RolloutView], "/rollout")
 
-    def act_on_rollout(self, verb: RolloutVerb) -> None:
-        """Steer the newest rollout; for operators."""
-        with self._opened("POST", f"/rollout/actions/{verb}", {}):
-            pass
+    def act_on_rollout(self, verb: RolloutVerb) -> int:
+        """Steer the newest rollout, and say its release; for operators."""
+        with self._opened("POST", f"/rollout/actions/{verb}", {}) as (_, answer):
+            return int(loads(answer.read())["release"])
 
     def act(self, verb: Verb, run: str = "", **which: str | int) -> str:
         """Steer a run, begin another like it, choose a `version`, free a `device`, and say the run; for operators."""

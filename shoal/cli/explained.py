@@ -1,25 +1,28 @@
-"""What `shoal rounds show` prints, and what `shoal devices release` does."""
+"""What `shoal rounds show` prints."""
 
-import contextlib
 from pathlib import Path
 
-from broker_server.rounds.quarantine import release
 from broker_server.store import Store
 from broker_server.store.explaining import DeviceInRound, explain_round
-from broker_server.store.queries import find_run, plain
+from broker_server.store.queries import RoundView, plain, rounds
 from shoal.cli.console import print_json, print_rows, say, seconds_text
+from shoal.cli.source import Asked, opened
 
 
-def show_round(store: Path, number: int, run: str | None, *, as_json: bool) -> None:
+def show_round(store: Path, number: int, run: str | None, *, as_json: bool, url: str = "") -> None:
     """Say what became of every device in a round of a run (None for the newest), and why.
 
     Raises:
         ConfigError: the store has no such run or round.
         StorageError: there is no store.
     """
-    with contextlib.closing(Store(store, read_only=True)) as opened:
-        rows = explain_round(opened, number, run)
-        record = next(item for item in opened.rounds(find_run(opened, run).id) if item.number == number)
+    look = Asked[Store, tuple[list[DeviceInRound], list[RoundView]]](
+        lambda known, of: (explain_round(known, number, of), rounds(known, of, first=number, last=number)),
+        lambda page, of: (page.explained(number, of), page.rounds(of, first=number, last=number)),
+    )
+    with opened(store, url) as source:
+        rows, (view,) = look(source, run)
+    record = view.round
     if as_json:
         print_json(plain(rows))
         return
@@ -53,17 +56,3 @@ def _cells(row: DeviceInRound) -> dict[str, str]:
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4g}"
-
-
-def release_device(store: Path, device: str, run: str | None) -> None:
-    """Let a device out of quarantine; a running server asks it again in its next round. None is the newest run.
-
-    Raises:
-        ConfigError: the store has no such run, or nothing of this device was refused in it.
-        StorageError: there is no store.
-    """
-    Store(store, read_only=True).close()  # a store is not made by this
-    with contextlib.closing(Store(store)) as opened:
-        found = find_run(opened, run)
-        release(opened, found.id, device)
-    say(f"{device} is asked again from the next round of run {found.id}")

@@ -2,7 +2,7 @@
 
 import typer
 
-from shoal.cli.common import DEFAULT_STORE, AsJson, RunId, StoreFolder, Watch
+from shoal.cli.common import DEFAULT_STORE, AsJson, PageUrl, RunId, StoreFolder, Watch
 from shoal.cli.extras import needs
 
 
@@ -13,6 +13,7 @@ def listing(what: str, text: str | None, *, group: bool = False) -> typer.Typer:
     def _list(
         context: typer.Context,
         store: StoreFolder = DEFAULT_STORE,
+        url: PageUrl = "",
         run: RunId = None,
         as_json: AsJson = False,
         watch: Watch = False,
@@ -20,7 +21,7 @@ def listing(what: str, text: str | None, *, group: bool = False) -> typer.Typer:
         if context.invoked_subcommand is None:
             with needs("server"):
                 from shoal.cli import stored  # noqa: PLC0415  (an extra)
-            getattr(stored, what).show(store, run, as_json=as_json, watch=watch)
+            getattr(stored, what).show(store, run, as_json=as_json, watch=watch, url=url)
 
     (made.callback() if group else made.command(help=text))(_list)
     return made

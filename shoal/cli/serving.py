@@ -3,6 +3,7 @@
 import contextlib
 import sys
 from pathlib import Path
+from typing import Literal
 
 import typer
 
@@ -15,6 +16,8 @@ from fleet_protocol.requests import Wanted, Wish
 from shoal.cli.console import error_console, print_json, say
 from shoal.cli.extras import needs
 from shoal.cli.progress import RunDisplay
+from shoal.cli.source import Asked, where
+from shoal.client import Client
 
 INTERRUPTED = 130
 
@@ -69,13 +72,23 @@ def serve(fleet: str, store: Path, broker: BrokerConfig, view: ViewConfig | None
     console.print("stopped")
 
 
-def steer_run(settings: FleetConfig, wish: Wish, run: str, done: str) -> None:
+def fleet_or_page(path: Path, broker: str | None, url: str) -> FleetConfig | Client:
+    """The page, where there is an address, or else the fleet; errors are those of `where` and `read_fleet`."""
+    source = where(lambda: read_fleet(path, broker), url)
+    return source if isinstance(source, Client) else source()
+
+
+def steer_run(
+    source: FleetConfig | Client, verb: Literal["pause", "resume", "stop", "abandon"], run: str, done: str
+) -> None:
     """Hold, end or go on with a run, by the beginning of its id or the one in progress, and say what becomes of it.
 
     Raises:
         ShoalError: no server answers, or no such run is in progress.
     """
-    say(f"run {steer(settings, wish, run)} {done}")
+    wish: Wish = "go" if verb == "resume" else verb
+    ask = Asked[FleetConfig, str](lambda fleet, of: steer(fleet, wish, of or ""), lambda page, of: page.act(verb, of))
+    say(f"run {ask(source, run)} {done}")
 
 
 def do_run(settings: FleetConfig, *, as_json: bool) -> int:

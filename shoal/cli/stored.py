@@ -4,29 +4,31 @@ import io
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar, cast
 
 import numpy as np
 
 from broker_server.rounds.advice import Advice, advice
 from broker_server.rounds.artifacts import TierArtifacts
-from broker_server.rounds.best import VersionView, best_of, versions
+from broker_server.rounds.best import VersionView, versions
+from broker_server.rounds.quarantine import release
 from broker_server.rounds.tier_version import tier_version
 from broker_server.settings.fleet import FleetConfig
-from broker_server.store import EventRecord, RoundRecord, Store, queries
+from broker_server.store import EventRecord, RoundRecord, RunRecord, Store, VersionRecord, choosing, queries
 from broker_server.store.export import ExportedVersion, export_safetensors, load_version
-from broker_server.store.following import changes
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.manifest import parameter_input
 from fleet_protocol.signals import on_signals
 from shoal.cli.console import bytes_text, output_console, print_json, print_rows, say, seconds_text
 from shoal.cli.extras import needs
+from shoal.cli.source import Asked, changes, opened
+from shoal.client import Client, Verb
 
 _FOLLOWED = 10_000  # lines that may come between two looks at a log
 
@@ -36,6 +38,7 @@ def _clock(seconds: float | None) -> str:
 
 
 _View = TypeVar("_View")
+_Source = TypeVar("_Source", bound=Store | Client)
 
 
 @dataclass(frozen=True)
@@ -43,22 +46,22 @@ class Shown(Generic[_View]):
     """Something of a store, for people and for programs.
 
     Attributes:
-        look: reads it, given the store and the id of a run, or its beginning; None for the newest.
+        look: reads it.
         draw: prints it.
     """
 
-    look: Callable[[Store, str | None], _View]
+    look: Asked[Store, _View]
     draw: Callable[[_View], None]
 
-    def show(self, store: Path, run: str | None, *, as_json: bool, watch: bool = False) -> None:
+    def show(self, store: Path, run: str | None, *, as_json: bool, watch: bool = False, url: str = "") -> None:
         """Print it of a run (None for the newest); watched, each time it changes, as JSON on a line of its own.
 
         Raises:
             ConfigError: the store has no such run.
             StorageError: there is no store.
         """
-        with closing(Store(store, read_only=True)) as opened:
-            for view in watched(opened, run, self.look) if watch else [self.look(opened, run)]:
+        with opened(store, url) as found:
+            for view in watched(found, run, self.look) if watch else [self.look(found, run)]:
                 if not as_json:
                     if watch:
                         output_console().clear()
@@ -69,18 +72,22 @@ class Shown(Generic[_View]):
                     print_json(queries.plain(view))
 
 
-def watched(opened: Store, run: str | None, look: Callable[[Store, str | None], _View]) -> Iterator[_View]:
+_RUN = Asked(queries.find_run, lambda client, run: client.runs(run)[0].run)
+
+
+def watched(source: _Source, run: str | None, look: Callable[[_Source, str | None], _View]) -> Iterator[_View]:
     """What a look finds, again whenever the store was written, until the run has ended or the operator interrupts.
 
     Raises:
         ConfigError: the store has no such run.
     """
     over = threading.Event()
-    with on_signals(lambda _: over.set()):
-        for _ in changes(opened.folder, over):
+    stops = on_signals(lambda _: over.set()) if isinstance(source, Store) else suppress(KeyboardInterrupt)
+    with stops:  # a network is read until something comes, unless that is interrupted
+        for _ in changes(source, over):
             # Before the look: what came before the end is seen by it.
-            ended = run is not None and queries.find_run(opened, run).ended_at is not None
-            yield look(opened, run)
+            ended = run is not None and _RUN(source, run).ended_at is not None
+            yield look(source, run)
             if ended:
                 return
 
@@ -226,17 +233,20 @@ def _draw_log(events: Sequence[EventRecord]) -> None:
         say("the log is empty")
 
 
-STATUS = Shown(queries.status, _draw_status)
-ADVICE = Shown(advice, _draw_advice)
-DEVICES = Shown(queries.devices, _draw_devices)
-ROUNDS = Shown(queries.rounds, _draw_rounds)
-RUNS = Shown(queries.runs, _draw_runs)
-VERSIONS = Shown(versions, _draw_versions)
+STATUS = Shown(Asked(queries.status, Client.status), _draw_status)
+ADVICE = Shown(Asked(advice, Client.advice), _draw_advice)
+DEVICES = Shown(Asked(queries.devices, Client.devices), _draw_devices)
+ROUNDS = Shown(Asked(queries.rounds, Client.rounds), _draw_rounds)
+RUNS = Shown(Asked(queries.runs, Client.runs), _draw_runs)
+VERSIONS = Shown(Asked(versions, Client.versions), _draw_versions)
 
 
 def comparison(other: str) -> Shown[queries.Comparison]:
     """A run beside another one."""
-    return Shown(lambda opened, run: queries.compare(opened, run or "", other), _draw_comparison)
+    look = Asked[Store, queries.Comparison](
+        lambda store, run: queries.compare(store, run or "", other), lambda client, run: client.compare(run, other)
+    )
+    return Shown(look, _draw_comparison)
 
 
 def _draw_comparison(view: queries.Comparison) -> None:
@@ -250,7 +260,7 @@ def _draw_comparison(view: queries.Comparison) -> None:
     print_rows("accuracy", side_by_side("version", judged), empty="no version was judged")
 
 
-def show_log(store: Path, run: str | None, *, last: int, as_json: bool, follow: bool) -> None:
+def show_log(store: Path, run: str | None, *, last: int, as_json: bool, follow: bool, url: str = "") -> None:
     """Show the last lines that the server noted of a run, or of all.
 
     Followed, it goes on with what comes, until the run has ended or the user interrupts.
@@ -259,16 +269,16 @@ def show_log(store: Path, run: str | None, *, last: int, as_json: bool, follow: 
         ConfigError: the store has no such run.
         StorageError: there is no store.
     """
-    if not follow:
-        Shown(lambda opened, of: queries.log(opened, of, last=last), _draw_log).show(store, run, as_json=as_json)
-        return
     known = 0
-
-    def look(opened: Store, of: str | None) -> list[EventRecord]:
-        return queries.log(opened, of, last=last, after=known)
-
-    with closing(Store(store, read_only=True)) as opened:
-        for events in watched(opened, run, look):
+    look = Asked[Store, list[EventRecord]](
+        lambda store, of: queries.log(store, of, last=last, after=known),
+        lambda client, of: client.log(last, of, after=known),
+    )
+    if not follow:
+        Shown(look, _draw_log).show(store, run, as_json=as_json, url=url)
+        return
+    with opened(store, url) as found:
+        for events in watched(found, run, look):
             for event in events:
                 known, last = event.id, _FOLLOWED
                 if as_json:
@@ -277,42 +287,79 @@ def show_log(store: Path, run: str | None, *, last: int, as_json: bool, follow: 
                 _draw_log(events)
 
 
-def stored_version(store: Path, run: str | None, version: int | None, *, best: bool = False) -> ExportedVersion:
-    """Read a global version: of that number or the best, or else the promoted one, or else the newest.
-
-    Raises:
-        ConfigError: the store has no such version, or none was judged.
-        StorageError: there is no store.
-    """
-    with closing(Store(store, read_only=True)) as opened:
-        if best:
-            record = queries.find_run(opened, run)
-            found = best_of(FleetConfig.model_validate_json(record.config).evaluation, opened.versions(record.id))
-            if found is None:
-                raise ConfigError(f"--best: no version of run {record.id} was judged; give --version N")
-            version = found.number
-        return load_version(opened, run=run, version=version)
-
-
 FileFormat = Literal["safetensors", "torch", "onnx"]
 SUFFIXES: Mapping[str, str] = MappingProxyType({"safetensors": "safetensors", "torch": "pt", "onnx": "onnx"})
 
 
-def save_version(store: Path, exported: ExportedVersion, tier: str | None, file_format: FileFormat, path: Path) -> None:
+def save_version(
+    opened: Store, run: str | None, version: int, tier: str | None, file_format: FileFormat, path: Path
+) -> None:
     """Write a global version, or a tier of it, as a file of that format; an existing one is replaced.
 
     Raises:
-        ConfigError: the tier is not exported, or what writes the format is not installed.
+        ConfigError: there is no such version, the tier is not exported, or what writes the format is not installed.
         StorageError: the file cannot be written.
     """
+    exported = load_version(opened, run, version)
     if tier is not None or file_format != "safetensors":
-        with closing(Store(store, read_only=True)) as opened:
-            found = tier_version(opened, exported, tier)
+        found = tier_version(opened, exported, tier)
         exported = found[0]
         if file_format == "onnx":
             _save_onnx(found, path)
             return
     (_save_torch if file_format == "torch" else export_safetensors)(exported, path)
+
+
+def save(source: Store | Client, run: RunRecord, version: int, of: Mapping[str, str], path: Path) -> VersionRecord:
+    """Write a version, or the ``tier`` `of` it, in a ``format``; errors as of `save_version`."""
+    tier, kind = of.get("tier"), cast("FileFormat", of["format"])
+    Asked[Store, None](
+        lambda store, _: save_version(store, run.id, version, tier, kind, path),
+        lambda client, _: write_atomically(path, client.weights(version, run.id, **of)),
+    )(source)
+    return next(view.version for view in VERSIONS.look(source, run.id) if view.version.number == version)
+
+
+def choose(source: Store | Client, run: str | None, *, best: bool) -> tuple[RunRecord, int]:
+    """A run, and its version that was judged best, or else the one that is promoted, or the newest.
+
+    Raises:
+        ConfigError: there is no such run, or nothing was judged.
+    """
+    found = next(iter(RUNS.look(source, run)), None)
+    if found is None:
+        raise ConfigError("there is no run yet; `shoal run` begins one")
+    if not best:
+        return found.run, found.versions.get("promoted", found.versions["newest"])
+    views = VERSIONS.look(source, found.run.id)
+    judged = [(view.score, view.version.number) for view in views if view.score is not None]
+    if not judged:
+        raise ConfigError(f"--best: no version of run {found.run.id} was judged; give --version N")
+    return found.run, max(judged)[1]
+
+
+def acted(store: Path, url: str, verb: Verb, run: str | None, **which: str | int) -> str:
+    """Do a verb of `act` to a store or on its page, and say the run."""
+    do = Asked[Store, str](lambda to, of: act(to, verb, of, **which), lambda page, of: page.act(verb, of, **which))
+    with opened(store, url, read_only=False) as source:
+        return do(source, run)
+
+
+def act(store: Store, verb: Verb, run: str | None, version: Any = None, device: Any = None) -> str:
+    """Promote a version or roll back to it, or release a device, which is asked again from the next round.
+
+    Raises:
+        ConfigError: the store has no such run or version, or nothing of this device was refused in it.
+    """
+    of = queries.find_run(store, run).id
+    if verb == "release":
+        release(store, of, device or "")
+    elif version is None:
+        raise ConfigError(f"{verb}: which version? Give ?version=N")
+    else:
+        use = choosing.promote if verb == "promote" else choosing.roll_back
+        use(store, load_version(store, of, version).record)
+    return of
 
 
 def _save_onnx(found: tuple[ExportedVersion, TierArtifacts, FleetConfig], path: Path) -> None:

@@ -49,12 +49,10 @@ def guarded(app: FastAPI, token: str | None, operator: str | None = None) -> Non
         elif path.startswith(("/api/", "/metrics")) and not (
             token is None or request.state.acts or _holds(given, token)
         ):
-            said = 401, "this needs the token of the server: the file that --token-file names has it"
+            said = 401, "this needs the token of the server (SHOAL_TOKEN): the file that --token-file names has it"
         elif changes and path.startswith("/api/") and not request.state.acts:
-            said = (
-                403,
-                "this needs the operator's token, in operator.token of the store: `shoal view --actions` makes it",
-            )
+            needed = "this needs the operator's token (SHOAL_TOKEN), in operator.token of the store"
+            said = 403, f"{needed}: `shoal view --actions` makes it"
         response = JSONResponse({"detail": said[1]}, said[0]) if said[0] else await answer(request)
         response.headers.update({**_HEADERS, "Cache-Control": "no-cache"})
         return response

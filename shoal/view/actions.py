@@ -6,17 +6,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, cast
 
-from fastapi import APIRouter, HTTPException, Query, Request, Response
+from fastapi import APIRouter, Depends, HTTPException, Query, Request, Response
 from fastapi import Path as InPath
 
-from broker_server.rounds.quarantine import release
 from broker_server.service.rollout import read_rollout, steer_rollout
 from broker_server.settings.fleet import FleetConfig
-from broker_server.store import Store, choosing, queries
-from broker_server.store.export import load_version
+from broker_server.store import Store, queries
 from fleet_protocol.errors import ConfigError, ShoalError, StorageError, TransportError
 from fleet_protocol.requests import Wanted
-from shoal.cli.stored import FileFormat, save_version, stored_version
+from shoal.cli.stored import FileFormat, act, save_version
 from shoal.client import RolloutVerb, Verb
 
 _MOST = 2**31
@@ -29,6 +27,13 @@ _CODES: dict[int | str, dict[str, Any]] = {
     503: {"description": "the store cannot be written, or no server answers"},
 }
 _FILE = {**_CODES, 200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}}
+
+
+async def _named(run: Annotated[str, InPath(description="Its id, the beginning of it, or `newest`.")]) -> str | None:
+    return None if run == "newest" else run
+
+
+Run = Annotated[str | None, Depends(_named)]
 
 
 def acting(store: Path, steer: Steer | None) -> APIRouter:
@@ -49,7 +54,7 @@ def acting(store: Path, steer: Steer | None) -> APIRouter:
     )
     def _act(
         request: Request,
-        run: str,
+        run: Run,
         verb: Verb,
         version: Annotated[int | None, Query(ge=0, le=_MOST, description="To promote or roll back to.")] = None,
         device: Annotated[str | None, Query(max_length=64, description="To release.")] = None,
@@ -60,13 +65,8 @@ def acting(store: Path, steer: Steer | None) -> APIRouter:
             named, asked = record.id, f"{verb} {device or ''}{'' if version is None else version}".strip()
             _note(opened, request, asked, run=record.id, device=device)
             with _answered():
-                if verb == "release":
-                    release(opened, record.id, device or "")
-                elif verb in {"promote", "rollback"}:
-                    if version is None:
-                        raise ConfigError(f"{verb}: which version? Give ?version=N")
-                    choose = choosing.promote if verb == "promote" else choosing.roll_back
-                    choose(opened, load_version(opened, record.id, version).record)
+                if verb in {"release", "promote", "rollback"}:
+                    act(opened, verb, record.id, version, device)
                 elif steer is None:
                     raise ConfigError("a page of `shoal up --view` does this, and so do `shoal stop`, pause and resume")
                 else:
@@ -79,26 +79,27 @@ def acting(store: Path, steer: Steer | None) -> APIRouter:
     @api.get("/runs/{run}/versions/{version}/weights", summary=about, response_class=Response, responses=_FILE)
     def _weights(
         request: Request,
-        run: str,
+        run: Run,
         version: Annotated[int, InPath(ge=0, le=_MOST)],
         tier: Tier = None,
         file_format: Annotated[FileFormat, Query(alias="format")] = "safetensors",
     ) -> Any:
         if not request.state.acts:
             raise HTTPException(403, "models are for operators: this needs the token in operator.token of the store")
-        with TemporaryDirectory() as folder:
+        with TemporaryDirectory() as folder, closing(Store(store, read_only=True)) as opened:
             path = Path(folder) / "weights"
-            save_version(store, stored_version(store, run, version), tier, file_format, path)
+            save_version(opened, run, version, tier, file_format, path)
             return Response(path.read_bytes(), media_type="application/octet-stream")
 
     @api.post("/rollout/actions/{verb}", summary="Steer the newest rollout.", responses=_CODES)
-    def _act_on_rollout(request: Request, verb: RolloutVerb) -> dict[str, str]:
+    def _act_on_rollout(request: Request, verb: RolloutVerb) -> dict[str, str | int]:
         Store(store, read_only=True).close()
         with closing(Store(store)) as opened, _answered():
-            asked = f"{verb} the rollout of release {read_rollout(store.resolve().parent).release.number}"
+            number = read_rollout(store.resolve().parent).release.number
+            asked = f"{verb} the rollout of release {number}"
             _note(opened, request, asked)
             steer_rollout(store.resolve().parent, verb)
-        return {"done": asked}
+        return {"done": asked, "release": number}
 
     return api
 

@@ -31,13 +31,15 @@ from broker_server.store.following import LOOK_SECONDS, stamp
 from fleet_protocol.errors import ConfigError, PlanError, ShoalError
 from fleet_protocol.manifest import Manifest
 from shoal.view.access import guarded
-from shoal.view.actions import Steer, acting
+from shoal.view.actions import Run, Steer, acting
 from shoal.view.metrics import StoreMetrics
 from shoal.view.tables import tables
 
 _FOLLOWED = 10_000  # lines that may come between two looks at the store
 
 First = Annotated[int, Query(ge=1, description="None before this round.")]
+Lines = Annotated[int, Query(ge=1, le=_FOLLOWED)]
+After = Annotated[int, Query(ge=0, lt=2**63, description="None up to that of this id.")]
 Last = Annotated[int | None, Query(ge=0, description="None after this round.")]
 
 
@@ -96,35 +98,35 @@ def _api(store: Path) -> APIRouter:
         return look(queries.status, run)
 
     @get("/runs", list[queries.RunView], "Every run, newest first.")
-    def _runs() -> JSONResponse:
-        return look(queries.runs)
+    def _runs(run: str | None = None) -> JSONResponse:
+        return look(queries.runs, run)
 
     @get("/runs/{run}", queries.StatusView, "One run, by its id or the beginning of it.")
-    def _run(run: str) -> JSONResponse:
+    def _run(run: Run) -> JSONResponse:
         return look(queries.status, run)
 
     @get("/runs/{run}/rounds", list[queries.RoundView], "The rounds of a run.")
-    def _rounds(run: str, first: First = 1, last: Last = None, *, tasks: bool = True) -> JSONResponse:
+    def _rounds(run: Run, first: First = 1, last: Last = None, *, tasks: bool = True) -> JSONResponse:
         return look(queries.rounds, run, first=first, last=last, tasks=tasks)
 
     @get("/runs/{run}/rounds/{number}", list[DeviceInRound], "What became of every device in a round, and why.")
-    def _round(run: str, number: int) -> JSONResponse:
+    def _round(run: Run, number: int) -> JSONResponse:
         return look(lambda opened: explain_round(opened, number, run))
 
     @get("/runs/{run}/devices", list[queries.DeviceView], "Every device, with why it does not train and what to do.")
-    def _devices(run: str) -> JSONResponse:
+    def _devices(run: Run) -> JSONResponse:
         return look(queries.devices, run)
 
     @get("/runs/{run}/devices/{device}", list[TaskRecord], "What a device did in a run.")
-    def _device(run: str, device: str) -> JSONResponse:
+    def _device(run: Run, device: str) -> JSONResponse:
         return look(partial(_tasks_of, device=device, run=run))
 
     @get("/runs/{run}/versions", list[VersionView], "The global versions of a run, with what they were judged.")
-    def _versions(run: str) -> JSONResponse:
+    def _versions(run: Run) -> JSONResponse:
         return look(versions, run)
 
     @get("/runs/{run}/advice", list[Advice], "What to do next, with the evidence.")
-    def _advice(run: str) -> JSONResponse:
+    def _advice(run: Run) -> JSONResponse:
         return look(advice, run)
 
     @get("/runs/{run}/coverage", Coverage, "Which coordinates of the model the merged updates held.")
@@ -150,8 +152,8 @@ def _api(store: Path) -> APIRouter:
         return look(queries.compare, one, other)
 
     @get("/log", list[EventRecord], "Lines of the log, oldest first.")
-    def _log(run: str | None = None, last: Annotated[int, Query(ge=1, le=_FOLLOWED)] = 50) -> JSONResponse:
-        return look(queries.log, run, last=last)
+    def _log(run: str | None = None, last: Lines = 50, after: After = 0) -> JSONResponse:
+        return look(queries.log, run, last=last, after=after)
 
     @api.get(
         "/events", summary="Lines of the log as they come, as server-sent events; `change` where there is no line."
@@ -165,7 +167,7 @@ def _api(store: Path) -> APIRouter:
     return api
 
 
-def _tasks_of(store: Store, device: str, run: str) -> list[TaskRecord]:
+def _tasks_of(store: Store, device: str, run: str | None) -> list[TaskRecord]:
     tasks = store.tasks_of(queries.find_run(store, run).id, device)
     if not tasks and all(known.id != device for known in store.devices()):
         raise ConfigError(f"the store {store.folder} has no device {device!r}; `shoal devices` lists them")

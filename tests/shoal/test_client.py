@@ -114,8 +114,9 @@ def test_what_is_refused_is_an_error_with_the_words_of_the_server(address, tmp_p
         with pytest.raises(ConfigError, match="this needs the token of the server"):
             Client(other).status()
         client = Client(other, (tmp_path / "token").read_text().strip())
+        assert client.devices() == client.rounds() == client.runs() == []
         with pytest.raises(ConfigError, match="has no run yet; `shoal run` begins one"):
-            client.devices()
+            client.explained(1)
         (tmp_path / "store" / "shoal.db").unlink()
         with pytest.raises(StorageError, match="there is no store"):
             client.runs()
@@ -170,7 +171,7 @@ def test_a_field_that_lacks_is_named_and_a_proxy_may_put_the_page_anywhere():
     refused = pytest.raises(TransportError, match=r"run\.id Field required")
     with answering(b'{"run": {}}', asked=asked) as address, refused:
         Client(f"{address}/lab/").status()
-    assert asked == ["/lab/api/v1/status?"]
+    assert asked == ["/lab/api/v1/runs/newest?"]
 
 
 def test_events_come_until_the_deadline_or_the_end_of_the_server(tmp_path):

@@ -4,14 +4,16 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.common import DEFAULT_STORE, AsJson, StoreFolder
+from shoal.cli.common import DEFAULT_STORE, AsJson, PageUrl, StoreFolder
 from shoal.cli.extras import needs
 
 Run = Annotated[str, typer.Argument(help="Id of a run, or its beginning.")]
 
 
-def _compare(one: Run, other: Run, store: StoreFolder = DEFAULT_STORE, as_json: AsJson = False) -> None:
+def _compare(
+    one: Run, other: Run, store: StoreFolder = DEFAULT_STORE, url: PageUrl = "", as_json: AsJson = False
+) -> None:
     with needs("server"):
         from shoal.cli.stored import comparison
 
-    comparison(other).show(store, one, as_json=as_json)
+    comparison(other).show(store, one, as_json=as_json, url=url)

@@ -1,6 +1,7 @@
 """Lower the training step of an architecture for each tier, check it against PyTorch, and publish the sets."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -146,9 +147,11 @@ def _start(options: _Options) -> "Start | None":
     if options.start is None:
         return None
     if options.start.is_dir():
-        from shoal.cli.stored import stored_version
+        from broker_server.store import Store
+        from broker_server.store.export import load_version
 
-        tensors = stored_version(options.start, None, None).weights
+        with closing(Store(options.start, read_only=True)) as opened:
+            tensors = load_version(opened).weights
     else:
         tensors = read_start(options.start)
     names = [(theirs, ours) for theirs, _, ours in (pair.partition("=") for pair in options.start_name or [])]

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import typer
 
 from fleet_protocol.errors import ConfigError
-from shoal.cli.common import DEFAULT_STORE, AsJson, RunId, StoreFolder
+from shoal.cli.common import DEFAULT_STORE, AsJson, PageUrl, RunId, StoreFolder
 from shoal.cli.extras import needs
 from shoal.cli.grouped import grouped
 
@@ -15,6 +15,7 @@ from shoal.cli.grouped import grouped
 @dataclass(frozen=True)
 class _Options:
     store: StoreFolder = DEFAULT_STORE
+    url: PageUrl = ""
     run: RunId = None
     version: Annotated[int | None, typer.Option(min=0, help="Global version; by default the newest.")] = None
     best: Annotated[bool, typer.Option("--best", help="The version that was judged best.")] = False
@@ -28,18 +29,20 @@ class _Options:
 def _export_weights(options: _Options) -> None:
     with needs("server"):
         from broker_server.store import queries
-        from shoal.cli.stored import SUFFIXES, save_version, stored_version
+        from shoal.cli.source import opened
+        from shoal.cli.stored import SUFFIXES, choose, save
 
     from shoal.cli.console import print_json, say
 
     if options.best and options.version is not None:
         raise ConfigError("--best and --version both say which version; give one of the two")
     path = options.out or Path(f"weights.{SUFFIXES[options.file_format]}")
-    exported = stored_version(options.store, options.run, options.version, best=options.best)
-    save_version(options.store, exported, options.tier, options.file_format, path)
-    record = exported.record
+    of = {"format": options.file_format} | ({} if options.tier is None else {"tier": options.tier})
+    with opened(options.store, options.url) as source:
+        run, version = choose(source, options.run, best=options.best)
+        record = save(source, run, version if options.version is None else options.version, of, path)
     if options.as_json:
-        print_json({"path": str(path), "arch": exported.arch, **queries.plain(record)})
+        print_json({"path": str(path), "arch": run.arch, **queries.plain(record)})
         return
     accuracy = "" if record.evaluation is None else f", {record.evaluation.text()}"
     say(f"version {record.number} of run {record.run}{accuracy}: {path}")

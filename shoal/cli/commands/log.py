@@ -4,12 +4,13 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.common import DEFAULT_STORE, AsJson, RunId, StoreFolder
+from shoal.cli.common import DEFAULT_STORE, AsJson, PageUrl, RunId, StoreFolder
 from shoal.cli.extras import needs
 
 
 def _log(
     store: StoreFolder = DEFAULT_STORE,
+    url: PageUrl = "",
     run: RunId = None,
     last: Annotated[int, typer.Option(min=1, help="So many of the newest lines.")] = 50,
     follow: Annotated[bool, typer.Option("--follow", "-f", "--watch", help="Go on with what comes.")] = False,
@@ -18,4 +19,4 @@ def _log(
     with needs("server"):
         from shoal.cli.stored import show_log
 
-    show_log(store, run, last=last, as_json=as_json, follow=follow)
+    show_log(store, run, last=last, as_json=as_json, follow=follow, url=url)

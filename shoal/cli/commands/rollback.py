@@ -2,4 +2,4 @@
 
 from shoal.cli.commands.promote import choosing
 
-_rollback = choosing("roll_back")
+_rollback = choosing("rollback")

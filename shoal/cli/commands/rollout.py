@@ -1,11 +1,12 @@
 """Bring a new runtime to the boards of a fleet over the air: to a few first, and back where it fails."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from shoal.cli.common import DEFAULT_STORE, HERE, AsJson, FleetFolder, StoreFolder, Watch
+from fleet_protocol.errors import ConfigError
+from shoal.cli.common import DEFAULT_STORE, HERE, AsJson, FleetFolder, PageUrl, StoreFolder, Watch
 from shoal.cli.console import print_rows, say
 from shoal.cli.extras import needs
 
@@ -35,13 +36,17 @@ def _start(
     say(f"release {begun.release.number} for {', '.join(builds)}; see how it goes with `shoal rollout show`")
 
 
-def _steer(verb: str, about: str, then: str) -> None:
+def _steer(verb: Literal["pause", "resume", "stop"], about: str, then: str) -> None:
     @app.command(verb, help=about)
-    def _command(folder: FleetFolder = HERE) -> None:
+    def _command(folder: FleetFolder = HERE, url: PageUrl = "") -> None:
         with needs("server"):
             from broker_server.service.rollout import steer_rollout
+            from shoal.cli.source import Asked, where
 
-        say(f"release {steer_rollout(folder, verb).release.number} {then}")
+        steer = Asked[Path, int](
+            lambda fleet, _: steer_rollout(fleet, verb).release.number, lambda client, _: client.act_on_rollout(verb)
+        )
+        say(f"release {steer(where(folder, url))} {then}")
 
 
 _steer("pause", "Ask no more boards for now; those that were asked go on.", "goes to no more boards for now")
@@ -51,12 +56,19 @@ _steer("stop", "Ask no more boards, for good; those that run it stay with it.", 
 
 @app.command("show")
 def _show(
-    folder: FleetFolder = HERE, store: StoreFolder = DEFAULT_STORE, as_json: AsJson = False, watch: Watch = False
+    folder: FleetFolder = HERE,
+    store: StoreFolder = DEFAULT_STORE,
+    url: PageUrl = "",
+    as_json: AsJson = False,
+    watch: Watch = False,
 ) -> None:
     """How far the newest rollout is, and what became of each board."""
     with needs("server"):
         from broker_server.service.rollout import RolloutView, read_rollout, view_of
+        from broker_server.store import Store
+        from shoal.cli.source import Asked
         from shoal.cli.stored import Shown
+        from shoal.client import Client
 
     def draw(view: RolloutView) -> None:
         release, asked = view.rollout.release, f"{len(view.rollout.asked)} of {len(view.boards)} asked"
@@ -64,4 +76,10 @@ def _show(
         print_rows(f"release {release.number}", rows, empty="no board takes releases")
         say(f"{view.state}: {view.rollout.stopped or asked}")
 
-    Shown(lambda opened, _: view_of(read_rollout(folder), opened), draw).show(store, None, as_json=as_json, watch=watch)
+    def there(client: Client, _run: str) -> RolloutView:
+        if not (found := client.rollouts()):
+            raise ConfigError("the fleet has no rollout; begin one with `shoal rollout start`")
+        return found[0]
+
+    look = Asked[Store, RolloutView](lambda opened, _: view_of(read_rollout(folder), opened), there)
+    Shown(look, draw).show(store, None, as_json=as_json, watch=watch, url=url)

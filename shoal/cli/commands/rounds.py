@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from shoal.cli.common import DEFAULT_STORE, AsJson, RunId, StoreFolder
+from shoal.cli.common import DEFAULT_STORE, AsJson, PageUrl, RunId, StoreFolder
 from shoal.cli.extras import needs
 from shoal.cli.listing import listing
 
@@ -15,6 +15,7 @@ app = listing("ROUNDS", __doc__, group=True)
 def _show(
     number: Annotated[int, typer.Argument(min=1, help="Number of the round.")],
     store: StoreFolder = DEFAULT_STORE,
+    url: PageUrl = "",
     run: RunId = None,
     as_json: AsJson = False,
 ) -> None:
@@ -22,4 +23,4 @@ def _show(
     with needs("server"):
         from shoal.cli.explained import show_round
 
-    show_round(store, number, run, as_json=as_json)
+    show_round(store, number, run, as_json=as_json, url=url)

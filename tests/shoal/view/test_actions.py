@@ -167,7 +167,7 @@ def test_a_rollout_is_stopped_by_who_may(tmp_path):
         assert acting(store, token).post(path).status_code == code
     assert client.post(path, headers={"Origin": "http://evil.example"}).status_code == 403
     assert noted(store) == []
-    assert client.post(path).json() == {"done": "stop the rollout of release 8"}
+    assert client.post(path).json() == {"done": "stop the rollout of release 8", "release": 8}
     assert read_rollout(folder).stopped == "the operator stopped it"
     again = client.post(path)
     assert (again.status_code, again.json()["detail"]) == (
