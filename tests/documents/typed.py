@@ -72,6 +72,9 @@ _ROOT = Never("needs root on a board; tests/shoal/flash runs the script or packa
 _CARD = Never("takes a Debian mirror and minutes; `make arm` builds a card, with the same code, and starts it")
 _SMOKE = Never("tests/reproduction/test_running.py types it with one arm, interrupted, and trains the rest")
 _PATTERN = Never("a pattern; the examples below it run")
+_FAR = Never(
+    "takes a page on another machine; tests/shoal/test_remote.py and tests/broker_server/test_steering.py ask one"
+)
 _PIP = Never("takes a network; tests/packaging/test_installed.py installs each extra")
 _CLONE = Never("takes a network; who runs the tests has done it")
 _MAKE = Never("installs or runs whole suites; tests/test_documents.py looks for the target")
@@ -120,6 +123,10 @@ PLACES: dict[tuple[str, str], Place] = {
         "takes half an hour; tests/fleet/test_chaos.py does it with fewer devices and rounds"
     ),
     ("docs/page.md", "shoal reproduce fedrolex-3 --scale small --out results"): _HOURS,
+    ("docs/page.md", "export SHOAL_URL=*"): _FAR,
+    ("docs/page.md", "shoal devices"): _FAR,
+    ("docs/page.md", "shoal log -f"): _FAR,
+    ("docs/page.md", "shoal pause"): _FAR,
     ("docs/page.md", "shoal view*"): Scene("a_page"),
     ("docs/page.md", "curl *"): Scene("a_page"),
     ("docs/page.md", "shoal rounds*"): Scene("a_store"),
