@@ -315,7 +315,7 @@ def fuzz(count: int, seconds: float, seed: int) -> Findings:
     """
     draw, found = random.Random(seed), Findings(Counter(), Counter())
     began = time.monotonic()
-    with targets() as readers:
+    with targets() as readers, _ended_when_it_hangs() as goes_on:
         others = [sample for target in readers for sample in target.samples]
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         while found.count < count and time.monotonic() - began < seconds:
@@ -323,7 +323,7 @@ def fuzz(count: int, seconds: float, seed: int) -> Findings:
             index = draw.randrange(len(target.samples))
             data = mutated(target.samples[index], draw.choice(others), draw)
             if found.count % 1000 == 0:  # each call starts a thread
-                faulthandler.dump_traceback_later(60 * HANG_SECONDS, exit=True)
+                goes_on()
             start = time.perf_counter()
             try:
                 target.read(index, data)
@@ -334,12 +334,20 @@ def fuzz(count: int, seconds: float, seed: int) -> Findings:
                 print(f"{target.name}, sample {index}: {data!r}", file=sys.stderr)
                 raise
             found.slowest_seconds = max(found.slowest_seconds, time.perf_counter() - start)
-        faulthandler.cancel_dump_traceback_later()
         found.grown_bytes = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     found.seconds = time.monotonic() - began
     if found.slowest_seconds > HANG_SECONDS or found.grown_bytes > MEMORY_LIMIT_BYTES:
         raise Corruption(f"{found.slowest_seconds:.1f} s for one reading, {found.grown_bytes} bytes more memory")
     return found
+
+
+@contextlib.contextmanager
+def _ended_when_it_hangs() -> Iterator[Callable[[], None]]:
+    """This process ends where what is given has not been called for a while; not when the reading has failed."""
+    try:
+        yield lambda: faulthandler.dump_traceback_later(60 * HANG_SECONDS, exit=True)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def main() -> None:

@@ -1,6 +1,8 @@
 """Bytes from outside, changed at random: for half a minute here, a million of them by `make fuzz`."""
 
 import secrets
+import subprocess
+import sys
 
 import pytest
 
@@ -51,3 +53,27 @@ def test_the_fuzz_sees_a_reader_that_is_broken(monkeypatch, where, name, broken,
     monkeypatch.setattr(where, name, broken)
     with pytest.raises(seen):
         fuzzing.fuzz(1000, 60.0, 1)
+
+
+FAILING = """
+import time
+from tests import fuzz
+
+def crash(data):
+    raise IndexError
+
+fuzz.decode_weights = crash
+fuzz.HANG_SECONDS = 2 / 60
+try:
+    fuzz.fuzz(1000, 60.0, 1)
+except IndexError:
+    time.sleep(4)
+    print("goes on")
+"""
+
+
+def test_a_process_in_which_a_reading_failed_goes_on():
+    """What ends a process whose reading hangs once ended pytest's five minutes after a reading that had failed."""
+    done = subprocess.run([sys.executable, "-c", FAILING], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "goes on\n"
