@@ -42,7 +42,6 @@ class Chunk:
         index: position in the blob, from 0.
         size: bytes of the whole blob.
         chunk_bytes: payload bytes of every chunk but the last.
-        payload: the bytes.
     """
 
     index: int

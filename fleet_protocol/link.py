@@ -41,13 +41,7 @@ PUBACK_BYTES = 4
 
 
 def publish_packet_bytes(topic: str, payload_bytes: int, qos: int) -> int:
-    """Size of an MQTT 5 PUBLISH packet without properties.
-
-    Args:
-        topic: full topic.
-        payload_bytes: size of the payload.
-        qos: quality of service, 0 to 2.
-    """
+    """Size of an MQTT 5 PUBLISH packet without properties."""
     remaining = 2 + len(topic.encode()) + (2 if qos else 0) + 1 + payload_bytes
     length_bytes = 1 + sum(remaining >= limit for limit in (128, 16_384, 2_097_152))
     return 1 + length_bytes + remaining

@@ -39,12 +39,7 @@ def gaussian(draw: Draw, shape: tuple[int, ...]) -> NDArray[np.float64]:
 
 
 def bounded(update: Tensors, sent: Tensors, clip: float) -> dict[str, NDArray[np.float32]]:
-    """How an update differs from what was sent, scaled down where its Euclidean norm over all tensors is too large.
-
-    Args:
-        update: float32 tensors by name.
-        sent: the same, of the same shapes; further tensors do not count.
-        clip: the largest norm.
+    """An update's difference to what was sent, scaled down where its Euclidean norm over all tensors exceeds `clip`.
 
     Returns:
         The difference; not finite where the update is not, or where it is beyond all floats.

@@ -192,12 +192,9 @@ def check_keys(keys: KeyPair) -> None:
 
 
 def whole_numbers(update: Tensors, sent: Tensors, clip: float) -> Words:
-    """What an update adds to a sum: its difference to what was sent, of the norm `clip` at most, in whole numbers.
+    """What an update adds to a sum: its difference to what was sent, in whole numbers, tensors in order of their names.
 
-    Args:
-        update: float32 tensors by name; they come in the order of their names.
-        sent: the same, of the same shapes.
-        clip: the largest Euclidean norm over all tensors, which bounds every entry.
+    The Euclidean norm over all tensors is `clip` at most, which bounds every entry.
 
     Returns:
         A vector modulo 2^32; `STEPS` is one entry of the size `clip`.

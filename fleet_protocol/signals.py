@@ -11,8 +11,7 @@ from types import FrameType
 def on_signals(handle: Callable[[signal.Signals], object]) -> Iterator[None]:
     """Call a function on SIGTERM and SIGINT while the block lasts; does nothing outside the main thread.
 
-    Args:
-        handle: must be safe to call in a signal handler, as `threading.Event.set` is.
+    The function must be safe to call in a signal handler, as `threading.Event.set` is.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

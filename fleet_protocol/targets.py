@@ -12,11 +12,7 @@ Targets = NDArray[np.int64] | NDArray[np.float32]
 
 
 def counted(y: Targets) -> int:
-    """How many targets count: labels that are not negative; of numbers all samples, each with all its numbers.
-
-    Args:
-        y: int64 or float32 ``[n, ...]``.
-    """
+    """How many targets count: labels that are not negative; of numbers all samples, each with all its numbers."""
     return len(y) if y.dtype.kind == "f" else int(np.count_nonzero(y >= 0))
 
 

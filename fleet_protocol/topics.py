@@ -54,7 +54,6 @@ class BlobTopic:
     """The topic of one chunk on its way to the devices.
 
     Attributes:
-        digest: of the blob.
         index: number of the chunk, as text; the chunk's frame says it again, checked.
     """
 

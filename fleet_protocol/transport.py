@@ -25,7 +25,6 @@ class Scheme:
         module: its module, imported when it is used.
         name: of its class there; called like `open_transport`.
         port: used where an address names none.
-        tls: whether it is encrypted.
     """
 
     module: str
@@ -47,14 +46,10 @@ class BrokerAddress:
     """Where the broker is and how to get in.
 
     Attributes:
-        host: name or address.
-        port: TCP port.
         scheme: which transport, a row of `SCHEMES`.
         username: login, or None.
-        password: with the username.
         ca_file: certificates to trust instead of the system's.
         cert_file: client certificate.
-        key_file: its key.
     """
 
     host: str
@@ -134,8 +129,6 @@ class Received:
     """A message arrived.
 
     Attributes:
-        topic: full topic.
-        payload: bytes.
         retained: it was stored by the broker before we subscribed.
         signer: the member of the fleet that signed it; None where nothing is signed.
     """
@@ -242,12 +235,6 @@ class Transport(Protocol):
     def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> None:
         """Send a message; while the broker is away it waits here.
 
-        Args:
-            topic: full topic.
-            payload: bytes.
-            qos: quality of service.
-            retain: let the broker keep it for later subscribers.
-
         Raises:
             TransportError: no more can wait.
         """
@@ -255,32 +242,21 @@ class Transport(Protocol):
     def publish_stream(self, messages: Iterable[tuple[str, bytes]], deadline: float) -> int:
         """Send the chunks of a blob, and count them, without ever holding more than a window of them in memory.
 
-        Args:
-            messages: topic and payload, taken a window at a time.
-            deadline: ``time.monotonic()`` after which to give up.
+        It is given up at the deadline on the clock of ``time.monotonic()``.
 
         Raises:
             TransportError: the broker did not take them in time.
         """
 
     def drain(self, deadline: float, at_most: int = 0) -> None:
-        """Wait until the broker has acknowledged what was sent.
-
-        Args:
-            deadline: ``time.monotonic()`` after which to give up.
-            at_most: messages that may stay unacknowledged.
+        """Wait until the broker has acknowledged what was sent but for so many, to a deadline of ``time.monotonic()``.
 
         Raises:
             TransportError: the deadline passed.
         """
 
     def close(self, farewell: Farewell | None = None, timeout_seconds: float = 2.0) -> None:
-        """Disconnect for good.
-
-        Args:
-            farewell: a retained last message, which replaces the will.
-            timeout_seconds: how long to wait for the broker to take it.
-        """
+        """Disconnect for good, with a retained last message, if any, which replaces the will."""
 
 
 def module_for(what: str, name: str) -> ModuleType:

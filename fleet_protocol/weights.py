@@ -24,9 +24,7 @@ _HEADER_LIMIT = 16 * 1024 * 1024  # a header of 100,000 parameters is 10 MB; lar
 def encode_weights(weights: Mapping[str, NDArray[np.generic]], metadata: Mapping[str, str] | None = None) -> bytes:
     """Write tensors as one safetensors blob, in the order of the mapping; the same input gives the same bytes.
 
-    Args:
-        weights: name to array, any shape, of a type in `_DTYPES`.
-        metadata: strings to carry in the header.
+    The header carries the metadata.
 
     Raises:
         BlobError: an array has a type that the format of Shoal does not carry.

@@ -22,10 +22,7 @@ class TierArtifacts:
     """One tier's artifact set.
 
     Attributes:
-        tier: the shape.
-        manifest: its manifest.
         ref: the manifest as a blob, which names the set.
-        folder: where its files lie.
     """
 
     tier: Tier
@@ -55,7 +52,6 @@ class Artifacts:
     """One exported architecture.
 
     Attributes:
-        arch: its name.
         layout: the global model.
         tiers: artifact sets by tier id, largest first.
         initial: file with the initial global weights.
@@ -147,13 +143,9 @@ def _load_tier(folder: Path, layout: Layout, chunk_bytes: int) -> tuple[TierArti
 
 
 def load_artifacts(root: Path, arch: str, *, chunk_bytes: int, weights: Path | None = None) -> Artifacts:
-    """Read an exported architecture.
+    """Read an architecture that `shoal export` wrote to a folder, to be sent in chunks of so many payload bytes.
 
-    Args:
-        root: folder that ``shoal export`` wrote.
-        arch: name of the architecture.
-        chunk_bytes: payload bytes of the chunks that blobs are sent in.
-        weights: safetensors file to start from instead of the exported one.
+    A safetensors file of weights takes the place of the exported ones.
 
     Raises:
         ConfigError: nothing of that name was exported there, or what lies there is incomplete.

@@ -76,7 +76,6 @@ class VersionView:
     """A global version to choose.
 
     Attributes:
-        version: what is stored.
         kept: whether its weights are still there.
         bytes: size of them, where they are.
         score: by the rule of the run, larger is better; None where it was not judged.

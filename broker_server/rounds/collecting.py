@@ -25,7 +25,6 @@ class OpenTask:
     """A task of the collection in progress.
 
     Attributes:
-        record: as in the store.
         manifest: of its tier.
         manifests: of every tier it was offered, by id.
         heard: ``time.monotonic()`` of the last sign of the device about this task.
@@ -55,9 +54,8 @@ class OpenTask:
     def take(self, tier: str) -> bool:
         """Follow the device to the tier it took.
 
-        Args:
-            tier: its id; one that was not offered changes nothing, nor does a change of mind that is one too many: each
-                waits for the disk.
+        One that was not offered changes nothing, nor does a change of mind that is one too many: each waits for the
+        disk.
 
         Returns:
             Whether it is another tier than before.
@@ -103,8 +101,6 @@ class Collection:
     """Tasks that were offered together.
 
     Attributes:
-        number: of the round.
-        kind: of the tasks.
         tasks: by id, ordered by device.
         rule: when it closes.
     """
@@ -181,12 +177,7 @@ def due_for_nudge(task: OpenTask, now: float, nudge_seconds: float) -> bool:
 
 
 def folded_prefix(order: Sequence[str], phases: Mapping[str, TaskPhase], done: int) -> list[str]:
-    """The tasks that may be folded now without leaving the order of the devices.
-
-    Args:
-        order: ids of all tasks, by device.
-        phases: of them.
-        done: how many of the order were passed before.
+    """The next tasks that may be folded in the order of the devices, of which so many were passed before.
 
     Returns:
         The next ids up to the first that is not answered, those without an update included.

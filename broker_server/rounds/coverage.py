@@ -34,7 +34,6 @@ class CoveredAxis:
     Attributes:
         block: ``stem``, ``block1`` ..., or ``head``.
         axis: name of a width axis that parameters of the block have; empty where they have none.
-        size: units.
         covered: units that at least one merged update held.
         counts: merged updates that held a unit, each a mean over the units of one cell.
         held: share of a cell that the plans of the newest round looked at hold.
@@ -53,7 +52,6 @@ class Coverage:
     """What was covered.
 
     Attributes:
-        run: id.
         round: the last round that is counted.
         rounds: the newest round of the run.
         updates: merged updates that are counted.

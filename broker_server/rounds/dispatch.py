@@ -89,8 +89,6 @@ class Services:
     """What a coordinator works with.
 
     Attributes:
-        dispatcher: waits and answers.
-        store: the database.
         blobs: global versions, slices and statistics.
         updates: what devices sent.
     """

@@ -94,11 +94,7 @@ class Evaluator:
     ) -> tuple[int, int]:
         """How many labels of some samples are right, with a label mask (specification 1.5: zeroed logits).
 
-        Args:
-            weights: global weights, float32.
-            statistics: of its static batch norms; empty if it has none.
-            chosen: indices of the samples, int64.
-            mask: ``[classes]``, 1 where a label counts.
+        The statistics are as for `evaluate`, `chosen` are indices, and `mask` is ``[classes]``, 1 where a label counts.
 
         Returns:
             Right ones, and how many there are.

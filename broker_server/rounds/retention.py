@@ -28,17 +28,10 @@ def drop_old_weights(
     used: Collection[str],
     judging: EvaluationKeys,
 ) -> None:
-    """Remove the weights of the versions that do not keep them.
+    """Remove the weights of versions, in order, that neither keep them (see `kept`) nor share them with `used` digests.
 
     What the store says about a version stays, and so do its batch norm statistics, which are small and may be used by
     the versions after it. Doing it again is no error.
-
-    Args:
-        versions: of a run, in order.
-        newest: how many of the newest stay; None for all.
-        blobs: where the weights lie.
-        used: digests that versions of other runs have as well.
-        judging: what the best is.
     """
     staying = {*used, *(item.digest for item in kept(versions, newest, judging))}
     for item in versions:

@@ -35,11 +35,8 @@ class RunContext:
     """What is fixed for a whole run.
 
     Attributes:
-        run: id.
         config: with absolute paths.
-        artifacts: of the architecture.
         tiers: in use, largest first.
-        strategy: how to plan and merge.
         noise: random bytes for what a name says; those of the operating system, which nobody can draw again.
     """
 

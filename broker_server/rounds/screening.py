@@ -34,7 +34,6 @@ class Measured:
     """What an update is judged by.
 
     Attributes:
-        tier: id.
         norm: of its difference to the weights its device was sent.
         values: how many entries it has.
         declared: samples that the device says it trained on.
@@ -53,7 +52,6 @@ class Verdict:
     """How an update counts.
 
     Attributes:
-        screening: for the store.
         reason: why it is refused, None if it is not.
         detail: the same for people.
     """

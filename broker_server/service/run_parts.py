@@ -15,12 +15,7 @@ class RunParts:
     """What a run's dispatcher works with.
 
     Attributes:
-        store: the store.
         fleet: presence of the devices; shared between runs.
-        blobs: publishes what devices ask for.
-        uploads: takes what they send.
-        reporter: tells about it.
-        steering: what its operator wants.
     """
 
     store: Store

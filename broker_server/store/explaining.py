@@ -20,17 +20,12 @@ class DeviceInRound:
     """One device's part in a round; what the round has in common stands in every row.
 
     Attributes:
-        run: id of the run.
-        round: number of the round.
-        state: of the round.
         ending: the event that ended the collecting, None before, and for rounds of earlier versions.
         collect_seconds: from the offers to that event.
         wanted: updates with which nobody else was waited for.
         quorum: updates of the wanted ones that make a round.
-        device: id.
         outcome: phase of its task, or ``not asked``.
         why: it was not asked, has not answered, or is not merged; empty where it is merged as it was sent.
-        tier: that it trained.
         answered_seconds: from the offers to its answer.
         left_seconds: from the offers to its leaving, if it was away at the end.
         norm: of its update's difference to what it was sent.

@@ -20,8 +20,6 @@ class ExportedVersion:
     """A global version with its tensors.
 
     Attributes:
-        record: what the store says about it.
-        arch: name of the architecture.
         weights: parameters in layout order, float32.
         statistics: ``stat.<norm>.mean`` and ``.var`` it was evaluated with; empty if the model has no static batch
             norm or the version was never evaluated.

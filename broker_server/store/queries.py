@@ -46,9 +46,7 @@ class StatusView:
     Attributes:
         run: the run shown, None if there was none yet.
         round: its newest round.
-        closed: rounds closed.
         rounds: rounds wanted.
-        version: newest global version.
         evaluation: newest evaluation of the global model.
         online: devices that are connected, as last stored.
         devices: that were ever seen.
@@ -77,9 +75,6 @@ class RunView:
     """A run in a list.
 
     Attributes:
-        run: the run.
-        strategy: its name.
-        closed: rounds closed.
         rounds: rounds wanted.
         versions: number of the newest, of the one it repeats, and of the one that was promoted.
         evaluation: newest evaluation of the global model.
@@ -100,7 +95,6 @@ class DeviceView:
     """A device with its part in a run.
 
     Attributes:
-        device: what is stored about it.
         tier: of its newest training task.
         phase: of its newest training task.
         merged: updates of it that are in a global version.
@@ -135,7 +129,6 @@ class RoundView:
     """A round with its tasks.
 
     Attributes:
-        round: the round.
         phases: number of training tasks in each phase.
         seconds: from the first offers to its end.
         tasks: its training tasks, by device.

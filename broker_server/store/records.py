@@ -20,16 +20,11 @@ class RunRecord:
     """A run.
 
     Attributes:
-        id: of the run.
-        fleet: name of the fleet.
-        arch: name of the architecture.
         config: FleetConfig as JSON, paths absolute.
         status: ``running`` until it ends, also while no server works on it.
         detail: why it ended, if not by its last round.
         created_at: seconds since the epoch.
-        ended_at: the same.
         wire_bytes: see `broker_server.rounds.accounting`.
-        payload_bytes: the same.
     """
 
     id: str
@@ -49,13 +44,10 @@ class DeviceRecord:
     """A device that was ever seen.
 
     Attributes:
-        fleet: name of the fleet.
-        id: of the device.
         online: as last heard.
         state: of the agent's machine.
         profile: what it last said about itself, None if it never did.
         first_seen_at: seconds since the epoch.
-        last_seen_at: the same.
     """
 
     fleet: str
@@ -84,21 +76,17 @@ class RoundRecord:
     """A round.
 
     Attributes:
-        run: id of the run.
         number: from 1; abandoned rounds count.
-        state: where it is.
         version: the global version it starts from.
         quorum: updates it needs.
         reason: why it was abandoned.
         planned_at: seconds since the epoch.
         opened_at: when offers first went out.
-        ended_at: when it was closed or abandoned.
         evaluation: of the version it made.
         note: why it was not evaluated.
         wanted: updates with which nobody else was waited for; None where an earlier version planned the round.
         ending: the event that ended the collecting.
         collect_seconds: from the offers to that event, on the clock of the run.
-        left_out: who was not asked.
     """
 
     run: str
@@ -123,7 +111,6 @@ class VersionRecord:
     """A global version.
 
     Attributes:
-        run: id of the run.
         number: 0 for the initial weights, then one for each closed round.
         round: that made it.
         digest: of its weights.
@@ -150,11 +137,7 @@ class EventRecord:
     Attributes:
         id: counts up.
         at: seconds since the epoch.
-        run: id of the run, if it belongs to one.
-        round: number of the round, if it belongs to one.
-        device: id of the device, if it is about one.
         kind: short name, such as ``round-closed`` or ``refused``.
-        detail: for the reader.
     """
 
     id: int
@@ -175,7 +158,6 @@ class RefusalRecord:
         device: id of the device, empty where it is not known.
         reason: value of a `RefusalReason`.
         by: ``server`` or ``device``.
-        count: how often.
     """
 
     run: str

@@ -46,16 +46,7 @@ class RoundTable(Database):
         collect_seconds: float | None = None,
         waits: bool = False,
     ) -> RoundRecord:
-        """Move a round by its table and commit.
-
-        Args:
-            record: the round as it is.
-            what: the event.
-            reason: why it is abandoned.
-            evaluation: of the version it made.
-            note: why that was not evaluated.
-            collect_seconds: how long it has collected, if that is over now.
-            waits: for what has not come, in a later round.
+        """Move a round by its table and commit it with what is said of its end; or it `waits` for what has not come.
 
         Returns:
             The round as it is now.

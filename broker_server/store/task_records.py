@@ -37,11 +37,7 @@ class Alternative(TierChoice):
 
 
 class Alternatives(FrozenModel):
-    """Sub-models that a device may take instead of its task's.
-
-    Attributes:
-        items: in the order they are offered.
-    """
+    """Sub-models that a device may take instead of its task's, in the order they are offered."""
 
     items: tuple[Alternative, ...]
 
@@ -86,7 +82,6 @@ class Outcome:
 
     Attributes:
         phase: merged, left out or refused.
-        screening: how it was counted.
         detail: why it is not merged.
     """
 
@@ -100,25 +95,15 @@ class TaskRecord:
     """One device's part in a round.
 
     Attributes:
-        id: of the task.
-        run: id of the run.
-        round: number of the round.
-        device: id of the device.
-        kind: ``train`` or ``statistics``.
-        tier: id of the tier.
         plan_key: name of the plan in its round.
         version: the global version its weights were cut from.
         artifact_set: the manifest.
         weights: the slice.
         others: further sub-models that the device may take instead.
-        phase: where it is.
         detail: why it was refused or declined.
         update_digest: of the update on disk.
-        update_size: its bytes.
         metrics: what the device measured.
         received_at: seconds since the epoch.
-        timing: when it was answered.
-        screening: how its update was counted.
     """
 
     id: str

@@ -43,7 +43,6 @@ class _Group:
     """The updates that were cut by one plan.
 
     Attributes:
-        plan: the plan.
         weight: their total weight.
         by_label: for each label, the total weight of those that hold it.
     """
@@ -58,11 +57,9 @@ class Accumulator:
     """The running state of one merge.
 
     Attributes:
-        layout: the global model.
         sums: weighted sums, float32, of the global shapes.
         groups: totals by plan key.
         updates: how many were folded.
-        factor: of weights; see `Factor`.
         spent: it was finished; its sums belong to the result.
     """
 
@@ -221,11 +218,7 @@ def _add_coverage(
 
 
 def finish(state: Accumulator, old: Tensors) -> dict[str, NDArray[np.float32]]:
-    """Divide the sums; the result takes their memory.
-
-    Args:
-        state: an accumulator; it is spent afterwards.
-        old: the global weights the round started from; entries that no update covers keep their bits.
+    """Divide the sums, whose memory the result takes; entries that no update covers keep the bits of the old weights.
 
     Returns:
         The new global weights, float32, in layout order.

@@ -93,11 +93,7 @@ def build(basis: Basis[FmlSettings]) -> Strategy:
 
 
 def trunk(layout: Layout, shared: Iterable[str]) -> Layout:
-    """The part of the global model that devices share.
-
-    Args:
-        layout: the global model.
-        shared: blocks (``stem``, ``block1`` ..., ``head``) or modules by path that are shared.
+    """The part of the global model that devices share: blocks or modules by path, as in `FmlSettings.shared`.
 
     Returns:
         A layout of the shared parameters and statistics alone.

@@ -27,13 +27,9 @@ Counts = NDArray[np.intp]
 def merge_of_holders(
     average: Average, faulty: float, optimizer: OptimizerSettings | None, *, label_rule: bool
 ) -> Merge[list[Contribution]]:
-    """A merge that takes a statistic of every entry.
+    """A merge that takes a statistic of every entry; with a label rule its rows count from those that hold the label.
 
-    Args:
-        average: ``median`` or ``trimmed_mean``.
-        faulty: share of an entry's holders that is trimmed at either end, rounded up.
-        optimizer: of the server.
-        label_rule: whether rows of label axes count only from devices that hold the label.
+    The share of an entry's holders that may be faulty is trimmed at either end, rounded up.
     """
     statistic = _STATISTICS[average]
 

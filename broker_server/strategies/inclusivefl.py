@@ -96,8 +96,6 @@ class InclusiveState:
     """What the server carries from round to round.
 
     Attributes:
-        ladder: the groups and their depths.
-        stack: the layers of the model.
         models: by group, its weights w^j.
         optimizers: by group, its optimizer's state.
         momenta: by group, the distilled momentum m^j taken from it, one tensor for each parameter of a layer;
@@ -212,12 +210,7 @@ def distil(
 ) -> dict[str, Array]:
     """Push the top layer of a group towards what the layers it stands in for do in the next deeper model.
 
-    Args:
-        state: for the depths.
-        group: whose update it is.
-        update: its mean update.
-        momentum: of the next deeper group, one tensor for each parameter of a layer; None for the deepest group.
-        beta: share of the momentum.
+    The momentum is that group's, one tensor for each parameter of a layer, and None for the deepest group.
 
     Returns:
         The update with ``beta * m + (1 - beta) * g`` in its top layer; the other tensors are those given. In the

@@ -66,12 +66,9 @@ class Ladder:
         return range(self.depths[below], self.depths[group] + 1) if below else range(0)
 
     def owners(self, layer: int) -> tuple[str, ...]:
-        """The groups whose models have a layer as a shared one.
+        """The groups whose models have a layer, by number and 0 for the embeddings, as a shared one.
 
         The deepest group owns its top layer too, alone: nobody else has it.
-
-        Args:
-            layer: its number; 0 for the embeddings.
         """
         last = self.groups[-1]
         return tuple(
@@ -79,11 +76,7 @@ class Ladder:
         )
 
     def shares(self, layer: int, counts: Mapping[str, int]) -> dict[str, float] | None:
-        """How much each owner of a layer counts in its average.
-
-        Args:
-            layer: its number.
-            counts: by group, how many of its devices took part.
+        """How much each owner of a layer counts in its average, given how many devices of each group took part.
 
         Returns:
             By owner, shares that add up to 1; None if no owner had devices, and then the layer keeps its values.

@@ -33,12 +33,8 @@ def private_merge(
 ) -> Merge[Accumulator]:
     """The merge of one round, whose contributions are bounded changes, not weights.
 
-    Args:
-        layout: the global model.
-        asked: name and plan for every device that was asked.
-        deviation: of the noise in the sum of an entry, z C above.
-        optimizer: of the server; it takes its step by the noisy mean.
-        draw: random bytes.
+    Every device that was asked has its key and plan; the deviation is that of the noise in the sum of an entry, z C
+    above.
     """
     expected = Accumulator(layout, {})
     for key, plan in asked:

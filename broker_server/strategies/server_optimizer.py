@@ -84,7 +84,6 @@ class OptimizerState:
     """What the optimizer carries from round to round.
 
     Attributes:
-        steps: steps done.
         first: m, of the shapes and the dtype of the weights; empty for plain.
         second: v; empty for plain and fedavgm.
     """

@@ -40,7 +40,6 @@ class StrategySettings(Generic[OwnT_co]):
     """What the configuration says about the method.
 
     Attributes:
-        name: of the strategy.
         plan: which units a narrower sub-model keeps.
         weighting: every update alike, or by its number of samples; None takes the strategy's own.
         label_rule: take rows of label axes only for labels the device holds; None takes the strategy's own.
@@ -78,10 +77,7 @@ class PlanRequest:
     """For whom a plan is wanted.
 
     Attributes:
-        tier: the sub-model's shape.
-        device: id.
         version: closed rounds so far, which is the round index of the papers (from 0).
-        seed: of the run.
     """
 
     tier: Tier
@@ -103,12 +99,9 @@ class Contribution:
     """A checked update on its way into the accumulator.
 
     Attributes:
-        device: id.
-        tier: the sub-model's shape.
         key: name of its plan.
         plan: what it holds.
         weights: its tensors, views of a mapped file.
-        metrics: what the device measured.
     """
 
     device: str
@@ -177,8 +170,6 @@ class Strategy:
     """How one method plans and merges, for one model and the tiers in use.
 
     Attributes:
-        name: as in the configuration.
-        paper: where it comes from.
         tiers: of those it was offered, the ones it uses.
         plan: the plan for one device; a pure function, so that a killed server makes the same one again.
         merge: how updates become the next global model; the accumulator may be of any type.

@@ -37,12 +37,9 @@ def crop(
 ) -> NDArray[np.float32]:
     """New images: padded by 4 black pixels on all sides, and each cropped to its size at a random place.
 
-    The generator is asked for ``integers(0, 9, (2, B))``: how far down and how far to the right each crop lies.
+    They are normalised, ``[B, channels, height, width]``, and so is `black`, which broadcasts against one of them.
 
-    Args:
-        images: normalised, float32 ``[B, channels, height, width]``.
-        black: what a black pixel becomes when it is normalised, float32 that broadcasts against one image.
-        generator: of the draw.
+    The generator is asked for ``integers(0, 9, (2, B))``: how far down and how far to the right each crop lies.
     """
     count, channels, height, width = images.shape
     padded = np.empty((count, channels, height + 2 * PADDING, width + 2 * PADDING), np.float32)
@@ -55,12 +52,7 @@ def crop(
 
 
 def flip(images: NDArray[np.float32], generator: np.random.Generator) -> NDArray[np.float32]:
-    """Mirror every other image, in place: those for which ``random(B)`` of the generator is below 1/2.
-
-    Args:
-        images: float32 ``[B, channels, height, width]``.
-        generator: of the draw.
-    """
+    """Mirror every other image ``[B, channels, height, width]``, in place: where ``random(B)`` is below 1/2."""
     mirrored = generator.random(len(images)) < 0.5
     images[mirrored] = images[mirrored, :, :, ::-1]
     return images
@@ -94,12 +86,9 @@ def user_function(name: str) -> Callable[..., Any]:
 
 
 def changed(name: str, x: NDArray[Any], generator: np.random.Generator | None = None) -> NDArray[Any]:
-    """Samples as a function of the user's changes them.
+    """Samples ``[N, ...]`` as a function of the user's, ``file.py:function``, changes them.
 
-    Args:
-        name: ``file.py:function``.
-        x: samples ``[N, ...]``.
-        generator: of the draw; it must then keep shape and type. None for a function of the samples alone.
+    Of one that is given a generator to draw from, shape and type must stay.
 
     Raises:
         DataError: it raises, or returns other samples than it should.

@@ -68,11 +68,7 @@ class DataSet:
             yield self.batch(slice(first, first + size), dtype)
 
     def batch(self, indices: NDArray[np.int64] | slice, dtype: str) -> tuple[NDArray[Any], Targets]:
-        """Some samples, ready for a graph.
-
-        Args:
-            indices: which, ``[B]``; of a slice the targets are a view.
-            dtype: ``float32`` (normalised) or ``int64`` (tokens, as they are).
+        """Some samples, ready for a graph: ``float32`` are normalised, ``int64`` (tokens) as they are.
 
         Returns:
             Samples ``[B, ...]`` and targets ``[B, ...]``, both new arrays.
@@ -139,11 +135,7 @@ class DataSet:
 
 
 def joined(source: str, value: NDArray[Any] | Mapping[str, NDArray[Any]]) -> tuple[NDArray[Any], Mapping[str, int]]:
-    """Several arrays of the same samples one behind the other, each flattened.
-
-    Args:
-        source: for messages.
-        value: arrays ``[N, ...]`` by name; a single one stays as it is.
+    """Several arrays ``[N, ...]`` of the same samples one behind the other, each flattened; a single one stays.
 
     Returns:
         ``[N, numbers]``, whole numbers if all are, else float32; and how many are of each name.

@@ -82,7 +82,6 @@ class Node:
 
     Attributes:
         domain: of the operator; empty for ONNX's own.
-        op_type: its name.
         inputs: value names; empty where an optional input is left out.
         outputs: value names, likewise.
         body: what a loop does in each step; None for every other operator.
@@ -100,7 +99,6 @@ class Port:
     """An input or output of a graph.
 
     Attributes:
-        name: of the value.
         dtype: numpy name of the element type, empty for one that no manifest has.
         shape: sizes; a string names a dynamic dimension.
     """
@@ -119,8 +117,6 @@ class Graph:
         opsets: operator set to version; the empty name is ONNX's own. None of a body, which has those of the model.
         nodes: in the order of the file, which is one they can run in.
         constants: names of the initializers.
-        inputs: of the graph.
-        outputs: of the graph.
     """
 
     ir_version: int

@@ -54,11 +54,9 @@ class Enrolment(FrozenModel):
     tls_key: Pem | None = None
 
     def address(self, folder: Path, broker: str | None = None) -> BrokerAddress:
-        """The broker with this member's login; certificates are written out for the TLS library, which reads files.
+        """The broker, or another address of it, with this member's login.
 
-        Args:
-            folder: where to, readable by nobody else.
-            broker: another address of the same broker.
+        Certificates are written out for the TLS library, which reads files, to a folder that nobody else may read.
 
         Raises:
             ConfigError: the address is malformed.

@@ -44,14 +44,9 @@ class Marks:
         self._highest = read_kept(path, dict[str, int])
 
     def pass_on(self, signer: Certificate, topic: str, counter: int, *, farewell: bool, retained: bool) -> None:
-        """Note a message.
+        """Note a message by its signer, topic and counter; one that is retained may be the one that was heard last.
 
-        Args:
-            signer: who said it.
-            topic: where.
-            counter: of the envelope.
-            farewell: it was signed when the session began, so it counts as the session's last.
-            retained: it may be the one that was heard last.
+        A farewell was signed when the session began, so it counts as the session's last.
 
         Raises:
             RefusedError: it was said before.

@@ -29,8 +29,6 @@ class FleetFigures:
     """What was found; medians over the counted rounds.
 
     Attributes:
-        devices: light devices.
-        update_bytes: size of an update.
         round_seconds: from the offers to the new version.
         bare_seconds: of the bare fan-out and fan-in of the same bytes.
         cpu_ms_per_update: processor time of the server, its network thread and its receivers included.

@@ -8,10 +8,7 @@ from fleet_protocol.errors import ConfigError
 
 @contextmanager
 def needs(extra: str) -> Iterator[None]:
-    """Import inside this what an extra brings.
-
-    Args:
-        extra: what to install, as in pyproject.toml; several separated by commas.
+    """Import inside this what an extra, or several separated by commas, brings.
 
     Raises:
         ConfigError: a package is not installed; the message has the line that installs it.

@@ -21,7 +21,6 @@ class LocalDevice:
     """One agent to start.
 
     Attributes:
-        name: id of the device.
         data: npz file with ``x`` and ``y``.
         max_width: widest sub-model it may be given.
         max_depth: deepest sub-model it may be given; None for no limit.

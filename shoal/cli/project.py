@@ -15,12 +15,9 @@ TEMPLATES = tuple(sorted(path.name for path in _FOLDER.iterdir() if path.is_dir(
 
 
 def make_project(folder: Path, template: str, fleet: str) -> None:
-    """Write model, data, configurations and the commands to run them into a new folder.
+    """Write model, data, configurations and the commands to run them into a new, or empty, folder.
 
-    Args:
-        folder: made if it is not there, and empty if it is.
-        template: one of `TEMPLATES`; a file of its own counts before that of the same name which all share.
-        fleet: name of the fleet.
+    A file of the template's own counts before that of the same name which all share.
 
     Raises:
         ConfigError: there is no such template, the name is unusable, or the folder has something in it.

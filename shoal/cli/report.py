@@ -21,12 +21,10 @@ class DevicePoint:
     """What one device did in one round.
 
     Attributes:
-        device: its id.
         tier: the sub-model it trained.
         examples: training samples.
         train_loss: mean loss of the last epoch, if it trained.
         local_accuracy: of the trained sub-model on the device's held-out samples, if it keeps any.
-        train_seconds: time it trained.
     """
 
     device: str
@@ -46,7 +44,6 @@ class RoundPoint:
         accuracy: of the merged model on the server's test set, if it was evaluated.
         loss: likewise.
         seconds: from planning to closing.
-        devices: what the devices did.
         metrics: that the recipe asks for, of the merged model on the test set.
     """
 

@@ -44,12 +44,7 @@ class Card:
 
 
 def make_card(card: Card, confirm: Callable[[Disk], bool], told: Callable[[str, int, int], None]) -> Iterator[str]:
-    """Build an image, write one, or both; yields lines for people.
-
-    Args:
-        card: which.
-        confirm: whether the owner wants this disk written over.
-        told: of `write_image`.
+    """Build an image, write one, or both, if the owner confirms; yields lines for people.
 
     Raises:
         ConfigError: something is missing, or cannot be had.

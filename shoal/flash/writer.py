@@ -20,12 +20,7 @@ class Disk:
 
 
 def find_disk(path: Path, need: int, system: Path = Path("/")) -> Disk:
-    """A disk that an image may be written to.
-
-    Args:
-        path: as ``/dev/sdb``.
-        need: bytes of the image.
-        system: the root below which /sys and /proc are.
+    """A disk, such as ``/dev/sdb``, that an image of so many bytes may be written to.
 
     Raises:
         ConfigError: it is no disk, a part of one, built in, in use, or too small.
@@ -56,12 +51,9 @@ def find_disk(path: Path, need: int, system: Path = Path("/")) -> Disk:
 def write_image(
     image: Path, disk: Path, told: Callable[[str, int, int], None] = lambda _what, _done, _all: None
 ) -> None:
-    """Write an image and read it back.
+    """Write an image to a disk of `find_disk` and read it back.
 
-    Args:
-        image: the file.
-        disk: of `find_disk`.
-        told: is called with what is done ("writing", "reading back"), how many bytes of it, and of how many.
+    It tells what it does ("writing", "reading back"), how many bytes of it are done, and of how many.
 
     Raises:
         StorageError: it cannot be written, or does not hold what was written.
