@@ -1,7 +1,7 @@
 """Plans: for one tier in one round, the kept blocks and the kept units of every axis.
 
 `make_plan` draws a plan; `compile_plan` finds the runs of consecutive units that it keeps, once for many updates, which
-plain strided copies then move: `slice_weights` out of the global weights, `CompiledPlan.scatter_add` back.
+plain strided copies then move out of the global weights: `slice_weights`. Merging adds them back by the same runs.
 """
 
 from collections.abc import Mapping

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from traceback import walk_tb
 from types import MappingProxyType, ModuleType
 from typing import Any, ClassVar
 
@@ -168,14 +169,8 @@ def _executed(path: Path) -> ModuleType:
     except ShoalError as error:
         raise ConfigError(f"model file {path}: {error}") from error
     except Exception as error:
-        line = next((item.tb_lineno for item in _frames(error) if item.tb_frame.f_code.co_filename == str(path)), 0)
+        lines = (line for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename == str(path))
+        line = next(lines, 0)
         where = f", line {line}" if line else ""
         raise ConfigError(f"model file {path}{where} failed: {error!r}") from error
     return module
-
-
-def _frames(error: BaseException) -> Iterator[Any]:
-    trace = error.__traceback__
-    while trace is not None:
-        yield trace
-        trace = trace.tb_next

@@ -1,4 +1,4 @@
-"""Slicing: the strided copies and additions that carry tensors between a global model and a sub-model.
+"""Slicing: the boxes of a tensor that a sub-model keeps, and the strided copies that cut it out of a global model.
 
 The kept units of a dimension are stored as runs of consecutive units. The boxes of a tensor are the products of
 the runs of its dimensions, so that a static plan moves one box and a rolling one at most two along each axis,
@@ -7,7 +7,7 @@ each at the speed of memory.
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -23,7 +23,6 @@ MAX_BOXES = 128
 """Boxes above which a tensor is moved by one fancy index: each box costs about a microsecond, however small."""
 
 Tensors = Mapping[str, NDArray[Any]]
-Rows = Mapping[str, NDArray[np.integer[Any]]]
 
 
 class Run(NamedTuple):
@@ -93,37 +92,14 @@ class CompiledPlan:
         """Cut the sub-model's tensors out of global ones; see `models.plan.slice_weights`."""
         cut: dict[str, NDArray[Any]] = {}
         for tensor in self._present(weights):
-            source = self._of_shape(weights, tensor.name, tensor.shape, "global weights")
+            source = weights[tensor.name]
+            if source.shape != tensor.shape:
+                raise PlanError(
+                    f"{self.title}: tensor {tensor.name} of the global weights should be {tensor.shape} but is"
+                    f" {source.shape}"
+                )
             cut[tensor.name] = _in_place(tensor, source)
         return cut
-
-    def scatter(self, sub: Tensors, onto: Tensors) -> dict[str, NDArray[Any]]:
-        """Write a sub-model's tensors into copies of global ones, the inverse of `slice`; others are copied too.
-
-        Raises:
-            PlanError: if a tensor is missing, unknown or has another shape.
-        """
-        tensors = self._accepted(sub, onto)
-        merged = {name: np.array(value) for name, value in onto.items()}
-        for tensor in tensors:
-            for region in tensor.regions:
-                merged[tensor.name][region.whole] = sub[tensor.name][region.part]
-        return merged
-
-    def scatter_add(self, target: Tensors, update: Tensors, rows: Rows | None = None, *, weight: float = 1.0) -> None:
-        """Add a sub-model's tensors into running sums of the global shape, in place.
-
-        Of label axes that `rows` names, those rows alone are taken (the label rule).
-
-        Raises:
-            PlanError: if a tensor is missing, unknown or has another shape, or a row does not exist; then nothing
-                has been added.
-        """
-        for tensor, boxes in self._selected(self._accepted(update, target), rows):
-            total, part = target[tensor.name], update[tensor.name]
-            for region in boxes:
-                addend = part[region.part]
-                _add(total, region.whole, addend if weight == 1.0 else addend * addend.dtype.type(weight))
 
     def _present(self, given: Tensors) -> list[CompiledTensor]:
         missing = self.required - given.keys()
@@ -131,42 +107,6 @@ class CompiledPlan:
             first = next(name for name in self.tensors if name in missing)
             raise PlanError(f"{self.title}: tensor {first} is missing ({len(missing)} missing in all)")
         return [tensor for name, tensor in self.tensors.items() if name in given]
-
-    def _accepted(self, sub: Tensors, whole: Tensors) -> list[CompiledTensor]:
-        """Check every tensor of an update against the plan and its target, before any is used."""
-        unknown = sub.keys() - self.tensors.keys()
-        if unknown:
-            raise PlanError(f"{self.title}: the sub-model has no tensor {min(unknown)}")
-        tensors = self._present(sub)
-        for tensor in tensors:
-            self._of_shape(sub, tensor.name, tensor.local_shape, "sub-model")
-            self._of_shape(whole, tensor.name, tensor.shape, "global tensors")
-        return tensors
-
-    def _of_shape(self, given: Tensors, name: str, shape: tuple[int, ...], where: str) -> NDArray[Any]:
-        value = given.get(name)
-        found = "missing" if value is None else value.shape
-        if value is None or found != shape:
-            raise PlanError(f"{self.title}: tensor {name} of the {where} should be {shape} but is {found}")
-        return value
-
-    def _selected(
-        self, tensors: Sequence[CompiledTensor], rows: Rows | None
-    ) -> Iterator[tuple[CompiledTensor, tuple[Region, ...]]]:
-        units = {} if rows is None else self._label_units(rows)
-        boxes = [
-            (tensor, tensor_regions(tensor, units))
-            if any(dim.axis in units for dim in tensor.dims)
-            else (tensor, tensor.regions)
-            for tensor in tensors
-        ]
-        return iter(boxes)
-
-    def _label_units(self, rows: Rows) -> dict[str, Indices]:
-        unknown = rows.keys() - self.label_axes
-        if unknown:
-            raise PlanError(f"{self.title}: {min(unknown)} is not a label axis")
-        return {axis: np.unique(np.asarray(units, dtype=np.int64)) for axis, units in rows.items()}
 
 
 def compile_tensor(
@@ -250,11 +190,3 @@ def _in_place(tensor: CompiledTensor, source: NDArray[Any]) -> NDArray[Any]:
     for region in tensor.regions:
         local[region.part] = source[region.whole]
     return local
-
-
-def _add(total: NDArray[Any], index: tuple[Any, ...], addend: Any) -> None:
-    if all(isinstance(part, slice) for part in index):
-        view = total[index]
-        np.add(view, addend, out=view)
-    else:
-        total[index] += addend

@@ -3,7 +3,6 @@
 Every time is that of a certain round, because load and link may change from round to round (`simulation.dynamics`).
 """
 
-import math
 from collections.abc import Sequence
 
 from broker_server.settings.fleet import TrainConfig
@@ -36,10 +35,6 @@ class BoardTimes:
         )
         devices = [clock.device(kind.type, kind.link) for kind in kinds]
         self._conditions = Conditions(clock, devices, seed)
-
-    def steps(self, examples: int, train: TrainSettings) -> int:
-        """Steps of a round."""
-        return train.steps or train.epochs * math.ceil(examples / train.batch_size)
 
     def step_seconds(self, index: int, number: int, tier: Tier, train: TrainSettings) -> float:
         """Time of one training step.

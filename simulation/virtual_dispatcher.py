@@ -301,7 +301,7 @@ class VirtualDispatcher:
         narrowest = min(map(Tier.parse, tiers))
         situation = Situation(
             tiers=tiers,
-            steps=times.steps(board.examples, train),
+            steps=train.steps_for(board.examples),
             bytes_per_second=times.bytes_per_second(board.index, record.round),
             step_seconds={narrowest.id: times.step_seconds(board.index, record.round, narrowest, train)},
         )

@@ -7,7 +7,7 @@ from device_runtime.agent.task_store import StoredTask
 from device_runtime.settings import DeviceConfig
 from device_runtime.training.choosers import Experience, Situation, chooser_of
 from device_runtime.training.choosers.memory import ChooserMemory
-from device_runtime.training.choosers.rule import depth_of, round_steps, width_of
+from device_runtime.training.choosers.rule import depth_of, width_of
 from device_runtime.training.routines import may_join
 from device_runtime.training.task import Bench
 from fleet_protocol.messages import Offer, TierChoice
@@ -31,7 +31,7 @@ def choose(offer: Offer, config: DeviceConfig, bench: Bench, measured: Measured)
         return able[0] if able else None
     situation = Situation(
         tiers=tuple(choice.tier for choice in able),
-        steps=round_steps(bench.examples, offer.train),
+        steps=offer.train.steps_for(bench.examples),
         bytes_per_second=measured.link_bytes_per_second,
     )
     wanted = chooser.choose(ChooserMemory(config.state_dir).load(offer.run, chooser), situation)

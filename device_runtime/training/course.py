@@ -118,7 +118,7 @@ def passes(chosen: Indices, settings: TrainSettings, round_number: int) -> Itera
         round_number: number of the round.
     """
     per_pass = math.ceil(len(chosen) / settings.batch_size)
-    left = settings.steps or settings.epochs * per_pass
+    left = settings.steps_for(len(chosen))
     count = math.ceil(left / per_pass)
     for epoch in range(count):
         order = chosen[sample_order(settings.seed, round_number, epoch, len(chosen))]
@@ -181,7 +181,7 @@ class Course:
     @property
     def steps(self) -> int:
         """Steps of the whole training."""
-        return self.settings.steps or self.settings.epochs * math.ceil(len(self.chosen) / self.settings.batch_size)
+        return self.settings.steps_for(len(self.chosen))
 
     def order(self) -> Indices:
         """The samples of the first pass, in its order."""

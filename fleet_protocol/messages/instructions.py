@@ -1,5 +1,6 @@
 """What a task asks of a device: a routine with its settings, the training, and how to choose a tier."""
 
+import math
 from collections.abc import Mapping
 from typing import Literal
 
@@ -53,6 +54,10 @@ class TrainSettings(FrozenModel):
     proximal_mu: Measure = 0.0
     optimizer_state: Literal["reset", "keep"] = "reset"
     ramp: Ramp | None = None
+
+    def steps_for(self, samples: int) -> int:
+        """Steps of a task over so many samples."""
+        return self.steps or self.epochs * math.ceil(samples / self.batch_size)
 
     def rate_at(self, step: int, steps: int) -> float:
         """The learning rate of one step of a task, from 0."""

@@ -10,6 +10,7 @@ from fleet_protocol.errors import PlanError
 from fleet_protocol.messages import TaskMetrics
 from tests.broker_server.methods import built, merged
 from tests.broker_server.test_merge import layout_of, plan_of
+from tests.models.layouts import scatter
 
 LAYOUT = layout_of({"w": ("hidden", "inputs"), "out": ("classes", "hidden")}, {"hidden": 8, "inputs": 3, "classes": 4})
 OLD = {"w": np.full((8, 3), 9, np.float32), "out": np.full((4, 8), 9, np.float32)}
@@ -60,7 +61,7 @@ def test_entries_are_decided_by_their_holders(kind):
     ]
     found = merge(updates)
     empty = {name: np.full_like(old, np.nan) for name, old in OLD.items()}
-    values = [item.plan.scatter(item.weights, empty) for item in updates]
+    values = [scatter(LAYOUT, item.plan, item.weights, empty) for item in updates]
     for name, old in OLD.items():
         stack = np.stack([value[name] for value in values])
         held = ~np.isnan(stack).all(axis=0)

@@ -35,6 +35,7 @@ from tests.broker_server.peer import Peer, honest
 from tests.broker_server.test_fedmedian import LAYOUT, OLD, update
 from tests.broker_server.test_merge import plan_of
 from tests.broker_server.test_refused_runs import prepare
+from tests.models.layouts import scatter_add
 
 HIDDEN = {"clip": 1.0, "noise_multiplier": 1.0}
 BY_THE_SERVER = {"evaluation": {"statistics": "server-batch"}}
@@ -100,9 +101,9 @@ def test_changes_are_divided_by_those_who_were_asked():
     found = finish(updates, [("1.0", whole), ("1.0", whole), ("0.5", half)], 0.0)
     total, count = ({name: np.zeros(old.shape) for name, old in OLD.items()} for _ in range(2))
     for plan in (whole, whole, half):
-        plan.scatter_add(count, {name: np.ones(item.local_shape) for name, item in plan.tensors.items()})
+        scatter_add(LAYOUT, plan, count, {name: np.ones(item.local_shape) for name, item in plan.tensors.items()})
     for item in updates:
-        item.plan.scatter_add(total, {name: value.astype(np.float64) for name, value in item.weights.items()})
+        scatter_add(LAYOUT, item.plan, total, {name: value.astype(np.float64) for name, value in item.weights.items()})
     for name, old in OLD.items():
         np.testing.assert_allclose(found[name], old + total[name] / count[name], rtol=1e-6)
 

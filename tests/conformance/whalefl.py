@@ -3,7 +3,7 @@
 from types import MappingProxyType
 from typing import Any
 
-from device_runtime.training.choosers.adaptive import choose, initial, normalise, observe, quantise
+from device_runtime.training.choosers.adaptive import Progress, choose, normalise, observe, quantise
 from fleet_protocol.sizing import SizingConstants
 from simulation.clock import Clock, ClockConfig, ClockTable, DeviceType, Load, round_seconds
 from tests.conformance.entry import Check, Entry
@@ -26,7 +26,7 @@ def w1(entry: Entry, check: Check) -> None:
         efficiency=given["SE"],
     )
     for name, device in given["devices"].items():
-        state = initial(settings, given["TE0"])
+        state = Progress(training_efficiency=given["TE0"])
         rows: list[dict[str, Any]] = []
         for number, (transmit, loss) in enumerate(zip(device["Tcm"], device["loss"], strict=True)):
             choice = choose(

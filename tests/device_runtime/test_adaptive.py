@@ -15,7 +15,6 @@ from device_runtime.training.choosers.adaptive import (
     Progress,
     choose,
     fit,
-    initial,
     normalise,
     observe,
     quantise,
@@ -30,7 +29,7 @@ TIMES = st.floats(0.001, 100)
 
 
 def after(*losses, settings=SETTINGS):
-    state = initial(settings)
+    state = Progress(training_efficiency=settings.neutral)
     for loss in losses:
         state = observe(state, settings, loss)
     return state
@@ -131,9 +130,10 @@ def test_both_forms_of_utility_keep_the_sign():
     assert utility(3.0, -2.0, 2.0, "multiplicative") == -12
     assert utility(3.0, -2.0, 2.0, "additive") == -1
     added = SizingConstants(combination="additive")
-    assert initial(added).training_efficiency == 0
-    assert initial(added, 2.5).training_efficiency == initial(SETTINGS, 2.5).training_efficiency == 2.5
-    choice = choose(initial(added), added, transmit_seconds=1, compute_seconds=1, maximum=1.0)
+    assert (added.neutral, SETTINGS.neutral) == (0, 1)
+    choice = choose(
+        Progress(training_efficiency=added.neutral), added, transmit_seconds=1, compute_seconds=1, maximum=1.0
+    )
     assert choice.utility == 2.0
 
 

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models import Axis, AxisKind, CompiledPlan, Dim, Layout, Parameter, Plan, Statistic, compile_plan
+from models.slicing import tensor_regions
 
 
 def make_layout(
@@ -94,9 +95,16 @@ def regions(layout: Layout, plan: Plan, parameter: Parameter) -> tuple[Any, ...]
 
 def scatter(layout: Layout, plan: Plan | CompiledPlan, sub: Any, onto: Any) -> dict[str, NDArray[Any]]:
     """A sub-model's tensors in copies of global ones."""
-    return _compiled(layout, plan).scatter(sub, onto)
+    merged = {name: np.array(value) for name, value in onto.items()}
+    for name, tensor in _compiled(layout, plan).tensors.items():
+        for region in tensor.regions if name in sub else ():
+            merged[name][region.whole] = sub[name][region.part]
+    return merged
 
 
 def scatter_add(layout: Layout, plan: Plan | CompiledPlan, target: Any, update: Any, rows: Any = None) -> None:
-    """A sub-model's tensors, added to global sums in place."""
-    _compiled(layout, plan).scatter_add(target, update, rows)
+    """A sub-model's tensors, added to global sums in place; of label axes some rows alone."""
+    rule = {axis: np.unique(units) for axis, units in (rows or {}).items()}
+    for name, tensor in _compiled(layout, plan).tensors.items():
+        for region in tensor_regions(tensor, rule) if name in update else ():
+            target[name][region.whole] += update[name][region.part]

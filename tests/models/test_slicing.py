@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from fleet_protocol.errors import PlanError
 from models import Axis, AxisKind, Dim, Statistic, Window, compile_plan, make_plan, slice_weights
-from models.slicing import MAX_BOXES, compile_tensor
+from models.slicing import MAX_BOXES, compile_tensor, tensor_regions
 from tests.models.layouts import entries, make_layout, noise, regions, scatter, scatter_add, zeros
 
 KINDS = st.sampled_from(["static", "rolling", "random"])
@@ -125,29 +125,15 @@ def test_adding_ones_counts_the_coverage(case, data):
 
 @given(planned())
 def test_a_sum_of_updates_adds_every_entry_once(case):
-    """`scatter_add` is W[mesh] += weight * update, and a plan and its compiled form do the same but for the weight."""
+    """Adding box by box is W[mesh] += update."""
     layout, plan = case
     update = slice_weights(layout, plan, noise(layout))
-    half = {name: np.float32(0.5) * value for name, value in update.items()}
-    sums, again = noise(layout, seed=1), noise(layout, seed=1)
-    scatter_add(layout, plan, sums, half)
-    compile_plan(layout, plan).scatter_add(again, update, weight=0.5)
+    sums = noise(layout, seed=1)
+    scatter_add(layout, plan, sums, update)
     for item in layout.parameters:
         expected = noise(layout, seed=1)[item.name]
-        expected[entries(layout, plan, item)] += np.float32(0.5) * update[item.name]
+        expected[entries(layout, plan, item)] += update[item.name]
         np.testing.assert_array_equal(sums[item.name], expected)
-        np.testing.assert_array_equal(again[item.name], expected)
-
-
-@pytest.mark.parametrize("weight", [1.0, 2.0])
-def test_once_and_plainly_is_the_default(weight):
-    """Without a weight an update is added as it is."""
-    layout, plan, update = _small()
-    compiled = compile_plan(layout, plan)
-    sums = zeros(layout)
-    compiled.scatter_add(sums, update)
-    compiled.scatter_add(sums, update, weight=weight)
-    np.testing.assert_allclose(sums["w"][:2, :2], (1 + weight) * update["w"])
 
 
 def test_boxes_are_boxes_up_to_their_limit():
@@ -219,57 +205,26 @@ def _small():
         {"w": (Dim("a"), Dim("a")), "head": (Dim("labels"), Dim("a"))},
         label_axes=("labels",),
     )
-    plan = make_plan(layout, layout.tier(0.5))
-    return layout, plan, slice_weights(layout, plan, noise(layout))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"head": np.ones((3, 3))}, r"tensor head of the sub-model should be \(3, 2\) but is \(3, 3\)"),
-        ({"head": None}, "tensor head is missing"),
-        ({"extra": np.ones(1)}, "has no tensor extra"),
-    ],
-)
-def test_a_foreign_update_is_refused_before_anything_is_added(change, message):
-    """The message names the model, the tier and the tensor, and the sums stay as they were."""
-    layout, plan, update = _small()
-    foreign = {name: value for name, value in {**update, **change}.items() if value is not None}
-    sums = zeros(layout)
-    with pytest.raises(PlanError, match=rf"by_hand w0.50-d1: .*{message}"):
-        scatter_add(layout, plan, sums, foreign)
-    assert not any(value.any() for value in sums.values())
+    return layout, make_plan(layout, layout.tier(0.5))
 
 
 @pytest.mark.parametrize("rows", [[-1], [0, 3]])
 def test_rows_outside_the_label_axis_are_refused(rows):
-    """A label that the model does not have adds nothing anywhere, not even to other tensors."""
-    layout, plan, update = _small()
-    sums = zeros(layout)
+    """A label that the model does not have is named with the labels it has."""
+    layout, plan = _small()
     with pytest.raises(PlanError, match=r"rows .* of labels are outside 0 to 2$"):
-        scatter_add(layout, plan, sums, update, {"labels": np.array(rows)})
-    assert not any(value.any() for value in sums.values())
-
-
-def test_a_label_rule_needs_a_label_axis():
-    """Rows of a width axis cannot be restricted."""
-    layout, plan, update = _small()
-    with pytest.raises(PlanError, match="a is not a label axis"):
-        scatter_add(layout, plan, zeros(layout), update, {"a": np.array([0])})
-
-
-def test_targets_that_lack_a_tensor_are_refused():
-    """Sums are of the global shapes."""
-    layout, plan, update = _small()
-    compiled = compile_plan(layout, plan)
-    with pytest.raises(PlanError, match=r"tensor w of the global tensors should be \(4, 4\) but is missing$"):
-        compiled.scatter_add({"head": zeros(layout)["head"]}, update)
-    with pytest.raises(PlanError, match=r"tensor w of the global tensors should be \(4, 4\) but is \(2, 2\)$"):
-        compiled.scatter_add({**zeros(layout), "w": np.zeros((2, 2))}, update)
+        tensor_regions(compile_plan(layout, plan).tensors["head"], {"labels": np.array(rows)})
 
 
 def test_global_weights_of_another_shape_are_refused():
     """Slicing checks what it cuts from."""
-    layout, plan, _ = _small()
+    layout, plan = _small()
     with pytest.raises(PlanError, match=r"tensor w of the global weights should be \(4, 4\) but is \(2, 2\)"):
         slice_weights(layout, plan, {**noise(layout), "w": np.ones((2, 2))})
+
+
+def test_global_weights_that_lack_a_tensor_are_refused():
+    """The message names the model, the tier and the tensor."""
+    layout, plan = _small()
+    with pytest.raises(PlanError, match=r"by_hand w0.50-d1: tensor head is missing \(1 missing in all\)"):
+        slice_weights(layout, plan, {"w": noise(layout)["w"]})

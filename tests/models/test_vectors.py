@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from models import Axis, AxisKind, Dim, Registry, Window, compile_plan, infer_layout, make_plan, slice_weights
+from models import Axis, AxisKind, Dim, Registry, Window, infer_layout, make_plan, slice_weights
 from models.axes import kept_units
 from models.draws import rolling_units
-from tests.models.layouts import make_layout, square
+from tests.models.layouts import make_layout, scatter_add, square
 
 
 def selective_average(layout, weights, clients):
@@ -23,10 +23,9 @@ def selective_average(layout, weights, clients):
     sums = {name: np.zeros(np.shape(value)) for name, value in weights.items()}
     counts = {name: np.zeros(np.shape(value), int) for name, value in weights.items()}
     for plan, returned, labels in clients:
-        compiled = compile_plan(layout, plan)
         rows = None if labels is None else {"labels": np.array(labels)}
-        compiled.scatter_add(sums, returned, rows)
-        compiled.scatter_add(counts, {name: np.ones_like(value, int) for name, value in returned.items()}, rows)
+        scatter_add(layout, plan, sums, returned, rows)
+        scatter_add(layout, plan, counts, {name: np.ones_like(value, int) for name, value in returned.items()}, rows)
     new = {
         name: np.where(counts[name] > 0, sums[name] / np.maximum(counts[name], 1), value)
         for name, value in weights.items()

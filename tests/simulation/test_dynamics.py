@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from device_runtime.training.choosers.adaptive import choose, initial
+from device_runtime.training.choosers.adaptive import Progress, choose
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.sizing import SizingConstants
 from simulation.clock import ClockConfig, DynamicsConfig, Load, load_clock
@@ -106,7 +106,7 @@ def test_devices_choose_by_the_conditions_of_the_round_and_need_the_time_of_the_
     for row in rows:
         moment = chain.of(ids.index(row.device), row.round)
         choice = choose(
-            initial(constants),
+            Progress(training_efficiency=constants.neutral),
             constants,
             transmit_seconds=clock.upload_seconds(moment, Load(1.0)),
             compute_seconds=clock.compute_seconds(moment, Load(0.25, 8, 2)),

@@ -62,17 +62,6 @@ class Choice(FrozenModel):
     width: float
 
 
-def initial(settings: SizingConstants, training_efficiency: float | None = None) -> Progress:
-    """The record before the first round.
-
-    Args:
-        settings: the constants.
-        training_efficiency: to start with; by default the neutral one, 1 (0 if utilities are added).
-    """
-    start = settings.neutral if training_efficiency is None else training_efficiency
-    return Progress(training_efficiency=start)
-
-
 def choose(
     state: Progress, settings: SizingConstants, *, transmit_seconds: float, compute_seconds: float, maximum: float
 ) -> Choice:

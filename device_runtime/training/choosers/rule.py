@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from fleet_protocol.frozen import FrozenModel
-from fleet_protocol.messages import TrainSettings
 
 SettingsT = TypeVar("SettingsT", bound=FrozenModel)
 MemoryT = TypeVar("MemoryT", bound=FrozenModel)
@@ -79,8 +78,3 @@ def depth_of(tier: str) -> float:
     """The number of blocks of a tier by its id; infinite where the id is none."""
     match = _TIER.fullmatch(tier)
     return int(match[2]) if match else math.inf
-
-
-def round_steps(examples: int, settings: TrainSettings) -> int:
-    """Training steps of a round."""
-    return settings.steps or settings.epochs * math.ceil(examples / settings.batch_size)

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 
 from pydantic import Field
 
-from device_runtime.training.choosers.adaptive import Progress, choose, fit, initial, observe
+from device_runtime.training.choosers.adaptive import Progress, choose, fit, observe
 from device_runtime.training.choosers.rule import Experience, Rule, Situation, width_of
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.sizing import Sizing
@@ -39,7 +39,7 @@ class Memory(FrozenModel):
 
 
 def _fresh(sizing: Sizing) -> Memory:
-    return Memory(progress=initial(sizing.constants))
+    return Memory(progress=Progress(training_efficiency=sizing.constants.neutral))
 
 
 def _choose(sizing: Sizing, memory: Memory | None, situation: Situation) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from broker_server.settings.assignment import parse_mix
 from broker_server.settings.fleet import FleetConfig
-from device_runtime.training.choosers.adaptive import choose, initial
+from device_runtime.training.choosers.adaptive import Progress, choose
 from fleet_protocol.errors import ConfigError
 from models.registry import Registry
 from reproduction import table_file
@@ -231,7 +231,7 @@ def test_the_median_device_starts_at_half_width(name):
     clock = load_clock(config.clock)
     chosen = [
         choose(
-            initial(own),
+            Progress(training_efficiency=own.neutral),
             own,
             transmit_seconds=clock.upload_seconds(device, Load(1.0)),
             compute_seconds=clock.compute_seconds(device, Load(0.0625, 64, 10)),
