@@ -8,9 +8,7 @@ class Row:
     """One figure.
 
     Attributes:
-        name: what was measured.
         value: the figure; None where it cannot be measured here, with the reason as its unit.
-        unit: of the value.
         budget: what it may be at most; None for a figure that stands for itself.
         at_least: the budget is what it has to be at least.
     """

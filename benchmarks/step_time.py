@@ -51,12 +51,8 @@ class Case:
     """A model to time.
 
     Attributes:
-        arch: of the zoo.
-        width: of the tier.
-        batch: samples of a step.
         budget: the device's step over PyTorch's.
         label: where the settings are others than the architecture's.
-        settings: that are others.
     """
 
     arch: str

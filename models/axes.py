@@ -24,13 +24,6 @@ def kept_units(size: int, width: float) -> int:
 
     The product is rounded to nine decimals first. Plain ``ceil`` would keep 8 of 100 units at width 0.07,
     because ``100 * 0.07`` is 7.000000000000001 in double precision.
-
-    Args:
-        size: units of the global group, at least 1.
-        width: share to keep, in (0, 1].
-
-    Returns:
-        A number between 1 and ``size``.
     """
     return max(1, math.ceil(round(size * width, 9)))
 

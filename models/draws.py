@@ -62,13 +62,7 @@ def rolling_units(
 ) -> Indices:
     """Keep a window of every group that starts `shift` units further and wraps around.
 
-    Args:
-        axis: the axis to cut.
-        width: share to keep, in (0, 1].
-        shift: units the window has moved since round 0 (the step times the round).
-        direction: ``up`` as in the paper, ``down`` as in the released code.
-        heads: ``preserving`` rolls inside each group; ``as_released`` rolls the whole axis and then cuts it
-            into groups, which mixes neighbouring heads.
+    As released the whole axis is rolled and then cut into groups, which mixes neighbouring heads; see `Window`.
 
     Returns:
         `axis.kept(width)` distinct units in rolled order.
@@ -84,12 +78,7 @@ def rolling_units(
 def random_units(axis: Axis, width: float, *, seed: int, round_index: int, label: str) -> Indices:
     """Keep distinct units drawn uniformly, the same offsets in every group.
 
-    Args:
-        axis: the axis to cut.
-        width: share to keep, in (0, 1].
-        seed: seed of the run (or of one device in it), not negative.
-        round_index: 0-based round, not negative.
-        label: what the draw is for, so that two axes of one round differ.
+    The label is what the draw is for, so that two axes of one round differ.
 
     Returns:
         `axis.kept(width)` units in ascending order; a function of the arguments alone.

@@ -63,7 +63,6 @@ class Parameter:
     Attributes:
         name: dotted path in the module.
         shape: global shape.
-        dims: one entry for each dimension.
         block: ``stem``, ``block1`` ..., or ``head``.
     """
 

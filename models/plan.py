@@ -24,8 +24,6 @@ class Plan:
     """The part of a global model that one sub-model is.
 
     Attributes:
-        tier: the sub-model's shape.
-        kind: how the units were chosen.
         blocks: names of the kept blocks.
         indices: for each width axis its kept units in local order (int64, read-only).
         overrides: units of single dimensions, by (parameter name, dimension, axis), that differ from `indices`;

@@ -31,7 +31,6 @@ class Run(NamedTuple):
     Attributes:
         start: first entry in the global tensor.
         local: first entry in the local tensor.
-        length: how many.
     """
 
     start: int
@@ -56,10 +55,7 @@ class CompiledTensor:
     """What a plan keeps of one tensor.
 
     Attributes:
-        name: the tensor's name.
-        dims: the axis of each dimension.
         shape: global shape.
-        local_shape: shape in the sub-model.
         runs: for each dimension, its kept entries.
         regions: the boxes, when no label rule applies.
     """

@@ -42,7 +42,6 @@ class Arm:
     Attributes:
         name: unique in its table, such as ``a-e/iid``.
         about: for people, one line.
-        measures: the figures that are read from it.
         settings: the tables of ``sim.toml`` at a scale.
         published: what the paper prints, by name of the measure; what is missing was not published.
     """

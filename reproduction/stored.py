@@ -19,18 +19,7 @@ class Row(FrozenModel):
     """One figure of one run; what earlier versions did not store has a default.
 
     Attributes:
-        table: name of the table.
-        scale: at which scale.
-        arm: name of the arm.
         figure: name of the measure.
-        unit: of the figure.
-        published: as printed in the paper, if it is.
-        published_spread: likewise.
-        seed: of the run.
-        best: at the best round.
-        best_round: which that was.
-        last: at the last evaluated round.
-        rounds: of the run.
         simulated_seconds: of all rounds.
         seconds: real time of all rounds.
         decides: mean of the last evaluations.

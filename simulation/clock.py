@@ -145,10 +145,6 @@ class Clock:
     >>> clock = load_clock(ClockConfig())
     >>> round(clock.device_seconds(clock.device("RaspberryPi4", "bluetooth"), Load(0.25, samples=64, steps=10)), 6)
     4.489196
-
-    Attributes:
-        table: types and links.
-        config: how links are counted.
     """
 
     table: ClockTable

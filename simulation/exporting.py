@@ -72,7 +72,6 @@ class ModelPair:
 
     Attributes:
         sent: the global model, with the classes of the device's task.
-        own: the device's model.
         stays: parameters of the copy that stay on the device.
     """
 

@@ -49,11 +49,7 @@ class Judges:
 def chosen_judges(table: EvaluationTable, context: RunContext, parts: Parts, *, own_models: bool) -> Judges:
     """The judges as configured.
 
-    Args:
-        table: how the global model is judged.
-        context: the run.
-        parts: which part of the test set belongs to which device.
-        own_models: whether devices have models of their own, which are judged on those parts instead.
+    Where devices have models of their own, these are judged on their parts of the test set instead.
 
     Raises:
         ConfigError: the test set is not one for a judge that is asked for.

@@ -13,15 +13,10 @@ class WorkerSetup(FrozenModel):
 
     Attributes:
         artifacts: folder of the exported architecture.
-        arch: its name.
-        data: folder of the arrays.
         parts: file with the split.
         blobs: folder of the global versions and slices.
-        updates: folder that updates are put into.
         devices: folder for what single devices keep between rounds.
         holdout: share of a device's samples that its sub-model is judged on.
-        augment: random changes to training samples.
-        backend: ``onnx`` or ``torch``.
         device: of the torch backend.
         settings: of the architecture as JSON, for the torch backend.
         models: file with the user's architectures, for the torch backend.
@@ -82,9 +77,7 @@ class Failed(FrozenModel):
     """A task could not be done, and would fail again.
 
     Attributes:
-        task: id.
         reason: value of a `RefusalReason`, empty for an error that is not the device's.
-        detail: what went wrong.
         exit_code: what the command line should end with.
     """
 

@@ -53,8 +53,6 @@ class SimulationResult:
     """How a simulation ended.
 
     Attributes:
-        run: id of the run in the store.
-        folder: of the results.
         finished: as the coordinator tells it; ``stopped`` after Ctrl-C.
         rounds: one row per closed round, those of earlier processes included.
     """
@@ -74,13 +72,8 @@ def simulate(
 ) -> SimulationResult:
     """Run a simulation, or go on with the one in its folder.
 
-    A folder whose simulation is finished is continued if the configuration asks for more rounds, and read if not.
-
-    Args:
-        config: with absolute paths.
-        listener: called with every event of the run.
-        stage: told what is being prepared.
-        watch: called with every closed round.
+    A folder whose simulation is finished is continued if the configuration asks for more rounds, and read if not. Paths
+    of the configuration are absolute; `stage` is told what is being prepared, `watch` every closed round.
 
     Returns:
         How it ended; its status is ``failed`` or ``stopped`` where that is so, with the reason.

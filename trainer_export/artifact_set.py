@@ -54,10 +54,8 @@ class TierReport:
     """The result of one tier.
 
     Attributes:
-        tier: the shape.
         parameters: number of scalars.
         flops_per_sample: floating point operations of one forward pass of one sample.
-        graph_bytes: bytes of all its graphs.
         peak_memory_bytes: estimate for training at batch 32, beyond the runtime itself.
         worst_deviation: largest deviation from PyTorch of any of its graphs, relative to the tensor's largest value.
         skipped: formats that were asked for and that the model cannot have, each with the reason.

@@ -21,10 +21,8 @@ class SizedBatches:
     """Random batches for a model.
 
     Attributes:
-        signature: shapes and types.
         vocabulary: tokens are below this; only for int64 samples.
         sizes: samples per batch, taken in turn.
-        seed: of the random numbers.
         loss: whose targets are drawn.
         steps: of a training run.
     """

@@ -30,11 +30,7 @@ class Export:
     """What an export is about.
 
     Attributes:
-        arch: the architecture.
-        layout: of its global model.
-        recipe: what a training step does.
         seed: of the weights and batches of the checks.
-        counter: counts stages.
         whole: what the whole model calls, by depth and labels, once it is asked for.
         known: where the programs of the tiers that were traced use the batch.
     """

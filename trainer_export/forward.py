@@ -61,12 +61,7 @@ def check_forward(
 ) -> CheckSpec:
     """Compare a forward graph with the module as it was written, which is not changed.
 
-    Args:
-        model: the serialized graph, or a session.
-        module: what it was made from.
-        batches: what to run.
-        graph: key of the graph in the manifest, for the report.
-        expected: the module's output and the targets to what the graph must return.
+    What the graph must return is `expected` of the module's output and the targets.
 
     Raises:
         ExportError: the graph deviates.

@@ -25,7 +25,6 @@ class Port:
     """One input or output of a graph.
 
     Attributes:
-        name: name in the graph.
         dtype: ``float32`` or ``int64``.
         shape: sizes; a string names a dynamic dimension.
     """

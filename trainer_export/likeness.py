@@ -58,12 +58,8 @@ def calls_of(model: nn.Module, x: Tensor) -> Calls:
 def refuse_unlike(name: str, narrow: nn.Module, theirs: Calls, shapes: Mapping[str, Any], x: Tensor) -> None:
     """See that a tier, whose mode is changed, computes what the whole model does on the same samples.
 
-    Args:
-        name: of architecture and tier, for the message.
-        narrow: the tier.
-        theirs: `calls_of` the model of full width and the same depth.
-        shapes: of the tier's parameters, as the layout foresees them.
-        x: a batch of samples.
+    Theirs are `calls_of` the model of full width and the same depth; the shapes are those of the tier's parameters, as
+    the layout foresees them.
 
     Raises:
         ExportError: it has other parameters, or calls functions that the whole model does not, or the reverse.

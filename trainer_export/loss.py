@@ -25,12 +25,7 @@ Dtype = Literal["float32", "int64"]
 
 @dataclass(frozen=True)
 class Target:
-    """What a sample's output is compared with.
-
-    Attributes:
-        dtype: element type.
-        shape: for one sample.
-    """
+    """What a sample's output is compared with."""
 
     dtype: Dtype
     shape: tuple[int, ...]
@@ -51,12 +46,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Metric:
-    """A sum over the samples (or labels) of a batch that the evaluation returns.
-
-    Attributes:
-        name: of the graph's output.
-        dtype: its element type.
-    """
+    """A sum over the samples (or labels) of a batch that the evaluation returns."""
 
     name: str
     dtype: Dtype = "float32"

@@ -46,10 +46,7 @@ class Facts:
     """What was found out about a sub-model by running it.
 
     Attributes:
-        signature: what it takes and returns.
         noise: shapes of what its layers draw for a sample in training, by path of the layer.
-        checks: comparisons with PyTorch.
-        footprint: costs.
         skipped: formats it cannot have, with the reason.
     """
 

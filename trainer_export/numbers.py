@@ -67,12 +67,7 @@ def made(
 ) -> RecordT:
     """Make a record of a recipe.
 
-    Args:
-        kind: what it is, for messages: ``optimizer``.
-        known: its classes by name.
-        name: which.
-        settings: its numbers; a missing one has its default.
-        own: further classes, of the user's file, of this kind and others.
+    The kind is for messages; `own` are further classes, of the user's file, of this kind and others.
 
     Raises:
         ConfigError: there is no such record or number, a number is out of its range, or two records share a name.

@@ -49,13 +49,7 @@ _STAGES = 4  # of one pair: the step traced and checked, the forward graphs of e
 
 @dataclass(frozen=True)
 class PairModel:
-    """One of the two models of a pair.
-
-    Attributes:
-        arch: the architecture.
-        tier: the shape.
-        settings: settings that differ from the architecture's defaults.
-    """
+    """One of the two models of a pair, with the settings that differ from its architecture's defaults."""
 
     arch: Architecture
     tier: Tier
@@ -94,8 +88,6 @@ class PairReport:
     """The result of one pair.
 
     Attributes:
-        folder: where the set lies.
-        manifest: what it holds.
         worst_deviation: largest deviation from PyTorch of any of its graphs, relative to the tensor's largest value.
     """
 

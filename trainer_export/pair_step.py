@@ -84,10 +84,8 @@ class Learner:
 
     Attributes:
         call: computes logits [batch, classes] from the parameters and a batch.
-        trained: its parameters and optimizer states.
         knob: value of its routine's knob.
         lr: learning rate, float [].
-        recipe: its optimizer and clipping.
     """
 
     call: Callable[[Sequence[Tensor], Tensor], Tensor]
@@ -99,12 +97,7 @@ class Learner:
 
 @dataclass(frozen=True)
 class Learnt:
-    """A model after a step.
-
-    Attributes:
-        loss: before the step, float [].
-        trained: new parameters and states.
-    """
+    """A model after a step: its loss before it, float [], and new parameters and states."""
 
     loss: Tensor
     trained: Trained

@@ -9,7 +9,6 @@ class Progress:
     """How far an export is.
 
     Attributes:
-        tier: id of the tier being worked on.
         stage: what is being done, for people.
         done: finished stages over all tiers.
         total: all stages over all tiers.

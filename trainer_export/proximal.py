@@ -12,13 +12,7 @@ from torch import Tensor
 
 
 def proximal_loss(parameters: Sequence[Tensor], anchors: Sequence[Tensor], mu: Tensor | float) -> Tensor:
-    """``mu / 2`` times the squared distance of all parameters from their anchors, float [].
-
-    Args:
-        parameters: the weights now; at least one tensor.
-        anchors: the weights the device was sent, in the same order.
-        mu: strength, >= 0, a number or float [].
-    """
+    """``mu / 2`` times the squared distance of all parameters from their anchors, float []."""
     squares = [torch.square(parameter - anchor).sum() for parameter, anchor in zip(parameters, anchors, strict=True)]
     return torch.stack(squares).sum() * (mu / 2)
 

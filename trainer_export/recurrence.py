@@ -109,13 +109,8 @@ def recurrence_backward(
 ) -> list[Tensor]:
     """The gradient of :func:`recurrence`.
 
-    Args:
-        kind: of `CELLS`.
-        slopes: of each state after every step; None for one that nothing else depends on.
-        z: as of the steps.
-        weight: as of the steps.
-        bias: as of the steps.
-        before: each state before every step, float32 [steps, batch, size].
+    The slopes are those of each state after every step, None for one that nothing else depends on; `before` has each
+    state before every step, float32 [steps, batch, size].
 
     Returns:
         With respect to the first states, ``z``, and what the states add to the gates.

@@ -79,14 +79,7 @@ class TorchOptimizer:
 
 
 class Reference:
-    """PyTorch training the module as it was written.
-
-    Args:
-        module: not changed.
-        recipe: loss, optimizer, clipping and proximal term.
-        base: frozen parameters that no graph returns.
-        underway: whether the training has begun before; see `TorchOptimizer`.
-    """
+    """PyTorch training a copy of a module as it was written; arguments are those of `TorchOptimizer`."""
 
     def __init__(
         self, module: nn.Module, recipe: Recipe, base: Collection[str] = (), *, underway: bool = False

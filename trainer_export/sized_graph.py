@@ -29,11 +29,7 @@ def sized(model: onnx.ModelProto, batch: int) -> onnx.GraphProto:
 
 
 class SizedGraph:
-    """A model with the shapes of its values for a batch of 32.
-
-    Args:
-        model: changed by :meth:`replace`.
-    """
+    """A model with the shapes of its values for a batch of 32; :meth:`replace` changes it."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.proto = model.graph

@@ -43,8 +43,6 @@ class TierSets:
     """The tiers of one export.
 
     Attributes:
-        export: what is exported.
-        formats: to be written.
         bases: files of the frozen parameters by width, where there are any.
         folder: of the set that is being made.
     """

@@ -39,7 +39,6 @@ class Trace:
     """A traced program with the names of what goes in and out.
 
     Attributes:
-        name: name of the graph.
         program: flat list of torch operators.
         inputs: in the program's order.
         input_specs: traced shapes of the inputs.

@@ -87,12 +87,7 @@ def update(
 ) -> Trained:
     """One step of the optimizer: what takes the place of `trained`.
 
-    Args:
-        trained: parameters and states.
-        gradients: of the loss, in the order of the parameters.
-        lr: learning rate, float32 [].
-        recipe: the optimizer, and the bound of the gradient.
-        pull: added to the gradient before it is clipped; None for no proximal term.
+    The pull of the proximal term is added to the gradient before it is clipped.
     """
     groups = _groups(trained.parameters)
     parameters, slopes = (_joined(kind, groups) for kind in (trained.parameters, gradients))
@@ -140,14 +135,8 @@ def stepped(
     """What takes the place of everything that a graph changes.
 
     With ``recipe.accumulate`` a batch may come in pieces: gradients are summed by their shares of the batch, and only
-    the last piece moves anything else, which leaves the sums at zero.
-
-    Args:
-        changing: as `changing_ports` names it.
-        gradients: of the loss, by the places of those parameters that have one.
-        lr: learning rate, float32 [].
-        extras: as `extra_ports` names them.
-        recipe: of the step.
+    the last piece moves anything else, which leaves the sums at zero. What changes is as `changing_ports` names it, the
+    extras as `extra_ports` does; gradients are by the places of those parameters that have one.
     """
     optimizer = recipe.optimizer
     count = (len(changing) - optimizer.counts_steps) // (1 + len(optimizer.states) + recipe.accumulate)

@@ -60,7 +60,6 @@ class Accelerators:
     """What an operator wants tried.
 
     Attributes:
-        path: the file of what was found.
         names: providers in order, as onnxruntime names them without ``ExecutionProvider`` at the end.
         insist: use one although it is slower than the CPU.
     """
@@ -87,12 +86,7 @@ class Accelerators:
     ) -> Settled:
         """The first provider that is right and worth its while on a graph, by what is known of it or a trial.
 
-        Args:
-            graph: digest of the step graph, with the runtime.
-            manifest: of its artifact set.
-            batch: samples of a step.
-            opened: the step on a provider.
-            hooks: stop a trial.
+        A graph is named by the digest of the step graph, with the runtime.
 
         Raises:
             TaskStopped: the hooks said so.

@@ -32,8 +32,6 @@ class Outcome:
     """A finished update.
 
     Attributes:
-        update: on disk.
-        metrics: what goes with it.
         step_seconds: mean time of a training step, None where nothing was trained.
     """
 

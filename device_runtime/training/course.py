@@ -42,11 +42,7 @@ _NOISE, _AUGMENT = 1, 2
 class Moment:
     """A step of a training; the numbers that everything it draws at random follows from.
 
-    Attributes:
-        seed: of the offer.
-        round: number of the round, from 1.
-        epoch: from 0.
-        step: within the epoch, from 0.
+    Rounds count from 1, epochs and the steps within one from 0.
     """
 
     seed: int
@@ -62,13 +58,7 @@ class Moment:
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass over the training samples.
-
-    Attributes:
-        epoch: its number, from 0.
-        epochs: passes in all.
-        batches: indices of the samples of each step.
-    """
+    """One pass of so many `epochs` over the training samples, counted from 0, with the indices of each step."""
 
     epoch: int
     epochs: int
@@ -77,10 +67,6 @@ class Pass:
 
 def holdout_split(n: int, share: float) -> tuple[Indices, Indices]:
     """Which samples are trained on and which are held out (see the module's text).
-
-    Args:
-        n: samples in all.
-        share: share to hold out, in [0, 1).
 
     Returns:
         Training and held-out indices, each sorted; with one sample, or share 0, nothing is held out.
@@ -91,14 +77,7 @@ def holdout_split(n: int, share: float) -> tuple[Indices, Indices]:
 
 
 def sample_order(seed: int, round_number: int, epoch: int, n: int) -> Indices:
-    """The order of the training samples in one epoch, a permutation of ``0 .. n - 1`` (see the module's text).
-
-    Args:
-        seed: of the offer.
-        round_number: number of the round, from 1.
-        epoch: from 0.
-        n: training samples.
-    """
+    """The order of the training samples in one epoch, a permutation of ``0 .. n - 1`` (see the module's text)."""
     sequence = np.random.SeedSequence([seed, round_number, epoch])
     return np.random.Generator(np.random.PCG64(sequence)).permutation(n)
 
@@ -128,11 +107,6 @@ def passes(chosen: Indices, settings: TrainSettings, round_number: int) -> Itera
 def draw_noise(layers: Sequence[NoiseSpec], moment: Moment, count: int) -> dict[str, NDArray[np.float32]]:
     """The random numbers of one training step (see the module's text).
 
-    Args:
-        layers: of the manifest.
-        moment: of the step.
-        count: samples of the batch.
-
     Returns:
         Layer to float32 ``[count, *shape]``, uniform in [0, 1).
     """
@@ -145,12 +119,6 @@ def draw_noise(layers: Sequence[NoiseSpec], moment: Moment, count: int) -> dict[
 def training_batch(data: DataSet, indices: Indices, dtype: str, moment: Moment) -> tuple[NDArray[Any], Targets]:
     """The samples and targets of one training step (see the module's text).
 
-    Args:
-        data: the board's samples.
-        indices: of the batch, ``[B]``.
-        dtype: ``float32`` or ``int64``, as the model takes samples.
-        moment: of the step.
-
     Returns:
         Samples and targets ``[B, ...]``, both new arrays.
     """
@@ -160,14 +128,7 @@ def training_batch(data: DataSet, indices: Indices, dtype: str, moment: Moment) 
 
 @dataclass(frozen=True)
 class Course:
-    """What one task trains on or measures, and how.
-
-    Attributes:
-        data: the board's samples.
-        chosen: indices of the training samples.
-        settings: of the offer.
-        round: number of the round.
-    """
+    """What one task trains on or measures, and how; `chosen` are the indices of the training samples."""
 
     data: DataSet
     chosen: Indices

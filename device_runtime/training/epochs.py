@@ -29,7 +29,6 @@ class TrainResult:
     """What training ended with; the parameters stay in the session.
 
     Attributes:
-        steps: steps done.
         loss: mean loss of the last epoch, weighted by the labels that count.
         seconds: time of the training alone.
         mean_loss: mean loss of all steps, weighted likewise; None if it is not known.

@@ -14,7 +14,6 @@ class EpochReport:
 
     Attributes:
         epoch: finished epochs.
-        epochs: epochs in all.
         step: finished steps.
         loss: mean loss of the last finished epoch, weighted by the labels that count.
     """

@@ -9,12 +9,7 @@ from fleet_protocol.targets import Targets, counted
 
 
 def present_labels(y: Targets, classes: int) -> NDArray[np.int64]:
-    """The labels that occur, sorted; negative ones are none.
-
-    Args:
-        y: targets of some samples, ``[n, ...]``; numbers are about every output of the model.
-        classes: labels of the model.
-    """
+    """The labels that occur, sorted; negative ones are none, and numbers are about every output of the model."""
     if y.dtype.kind == "f":
         return np.arange(classes)
     found = np.unique(y).astype(np.int64, copy=False)
@@ -22,13 +17,7 @@ def present_labels(y: Targets, classes: int) -> NDArray[np.int64]:
 
 
 def label_mask(labels: NDArray[np.int64], classes: int, *, masked: bool) -> NDArray[np.float32]:
-    """The label mask of specification 1.5, ``[classes]``: 1 where the label counts.
-
-    Args:
-        labels: labels present in the training data.
-        classes: labels of the model.
-        masked: False lets every label count.
-    """
+    """The label mask of specification 1.5, ``[classes]``: 1 where the label counts, as all do unless it is `masked`."""
     mask = np.zeros(classes, np.float32) if masked else np.ones(classes, np.float32)
     mask[labels] = 1
     return mask

@@ -25,9 +25,7 @@ class HeldOut:
     """Samples that a model is judged by.
 
     Attributes:
-        data: the board's samples.
         chosen: indices of the held-out ones.
-        batch_size: samples per batch.
         mask: label mask of the training, ``[classes]``.
         statistics: of the model's static batch norms.
     """

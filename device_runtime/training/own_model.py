@@ -29,7 +29,6 @@ class OwnModel:
     Attributes:
         folder: the pair.
         state_dir: where the model is kept between rounds.
-        kept_runs: of so many runs.
     """
 
     folder: Path

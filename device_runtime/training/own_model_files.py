@@ -31,11 +31,7 @@ class Kept:
     tensors: Mapping[str, NDArray[Any]]
 
     def under(self, prefix: str, expected: Mapping[str, Sized]) -> dict[str, NDArray[Any]]:
-        """Some of the tensors.
-
-        Args:
-            prefix: of their names in the file.
-            expected: shape and type by name without the prefix.
+        """The tensors under a prefix, of which shape and type are expected by name without it.
 
         Raises:
             RefusedError: one is not there or is another one: the file is of another pair.
@@ -60,9 +56,7 @@ class OwnModelFiles:
     """The files of all runs.
 
     Attributes:
-        folder: where they are.
         runs: so many runs are kept, the current one among them.
-        prefix: of the files' names.
     """
 
     folder: Path

@@ -26,7 +26,6 @@ class PairResult:
     """What training ended with; the parameters and states stay in the session.
 
     Attributes:
-        steps: steps done.
         losses: mean loss of each model in the last epoch, weighted by the labels that count.
         seconds: time of the training alone.
     """

@@ -27,12 +27,8 @@ class Bench:
     """What a board computes with; the same for every task.
 
     Attributes:
-        data: its samples.
-        blobs: its blobs.
         backend: ``onnx`` or ``ort-training``.
-        threads: threads of one operator.
         holdout: share of the samples kept for evaluation.
-        own_model: the board's own model, None if it has none.
         folder: where files lie between rounds, None where nothing can be kept.
         sessions: opens the graphs; None opens each anew on `threads`.
         parts: training and held-out indices to use instead of a split by `holdout`.
@@ -82,13 +78,8 @@ class Task:
     """One device's part in a round, with everything it names on disk.
 
     Attributes:
-        run: id of the run.
         round: number of the round, from 1.
-        id: of the task.
         version: number of the global version that the weights were cut from.
-        tier: the sub-model taken.
-        instructions: what is asked.
-        manifest: of the artifact set taken.
         weights: the plan's slice of the global weights.
         tested: graphs that passed their self-test here, with the runtime.
         fetch_seconds: from the offer to the weights on disk, for the metrics.

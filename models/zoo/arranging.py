@@ -29,14 +29,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True, order=True)
 class Block:
-    """A map of an axis in a dimension: `inner` consecutive entries for each place of a group.
-
-    Attributes:
-        start: its first entry.
-        inner: entries of each place.
-        axis: whose map it is.
-        length: all of its entries.
-    """
+    """A map of an axis in a dimension: `inner` consecutive entries for each place of a group."""
 
     start: int
     inner: int
@@ -51,11 +44,7 @@ Arranged = dict[Place, list[Block]]
 def arranged(shapes: Shapes, axis: Axis, growth: Growth, inner: int | None = None) -> Arranged | None:
     """Arrange an axis in the same order everywhere.
 
-    Args:
-        shapes: of the parameters.
-        axis: the axis.
-        growth: what grows with it.
-        inner: consecutive entries of each place, a divisor of what it has anywhere; all of a unit's by default.
+    Each place has `inner` consecutive entries, a divisor of what it has anywhere; by default all of a unit's.
 
     Returns:
         Its blocks; None if other entries share a dimension with it, for then they could begin anywhere.
@@ -87,13 +76,7 @@ def read(
 ) -> Iterator[Arranged]:
     """Read the order of an axis off the model, where the growth says which dimensions the axes move.
 
-    Args:
-        subject: the model.
-        shapes: of its parameters.
-        axes: all axes by name.
-        axis: the axis.
-        growth: of all axes.
-        styles: numbers of consecutive entries to suppose where the gradients show no order.
+    The styles are numbers of consecutive entries to suppose where the gradients show no order.
 
     Yields:
         Orders to try, the likely one first.

@@ -32,13 +32,11 @@ class DecoderShape:
     """Sizes of a decoder.
 
     Attributes:
-        vocab: token ids.
         embed: units of the residual stream.
         heads: of queries.
         shared_heads: of keys and values, each for as many of queries.
         head_dim: dimensions of each head, an even number.
         ffn: units of the gated network.
-        blocks: layers.
         theta: base of the angles; the longest wave has about ``2 * pi * theta`` positions.
         eps: added to the mean square by the norms.
 

@@ -56,7 +56,6 @@ class Subject:
     Attributes:
         module: its norms are by the batch, and no layer of ours draws noise.
         state: random parameters, no two units alike.
-        x: a batch of samples.
         training: whether the module is told that it trains.
         buffers: to compute with instead of the module's.
     """
@@ -102,14 +101,9 @@ def subject_of(module: nn.Module, x: Tensor) -> Subject:
 
 
 def samples(module: nn.Module, row: Row, count: int = _SAMPLES, scale: float = 1.0, shift: float = 0.0) -> Tensor:
-    """A few random samples for a model: normal numbers, or tokens that all its embeddings know.
+    """A few random samples for a model: numbers of a deviation and a mean, or tokens that all its embeddings know.
 
-    Args:
-        module: the model.
-        row: what a sample is.
-        count: how many.
-        scale: standard deviation of the numbers; below 1 also the share of the tokens that may come, from the first.
-        shift: mean of the numbers.
+    A scale below 1 is also the share of the tokens that may come, from the first.
     """
     generator = torch.Generator().manual_seed(_SEED)
     known = min((item.num_embeddings for item in module.modules() if isinstance(item, nn.Embedding)), default=2)
@@ -140,14 +134,9 @@ def turned(axis: Axis, seed: int) -> NDArray[np.int64]:
 def exchanged(
     state: State, dims: Dims, axes: Mapping[str, Axis], units: Mapping[str, NDArray[np.int64]], *, back: bool = False
 ) -> dict[str, Tensor]:
-    """Permute the units of axes in every tensor that carries them.
+    """Permute the units of axes in every tensor that carries them, or move them back.
 
-    Args:
-        state: tensors by the name of their parameter.
-        dims: of each parameter; what is unknown stays.
-        axes: all axes by name.
-        units: for each axis to permute, the unit that comes to each place.
-        back: undo it instead.
+    For each axis to permute, `units` names the unit that comes to each place; dimensions that are not known stay.
 
     Returns:
         New tensors where something moved, the same ones elsewhere.

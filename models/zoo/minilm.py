@@ -96,10 +96,7 @@ class MiniLmSettings:
 
     Attributes:
         shape: sizes of the global model around its layers.
-        heads: heads of each layer.
         ffn: feed-forward units in the global model.
-        blocks: encoder layers of the global model.
-        dropout: share dropped.
         pretrained: whether to load the weights of the MiniLM package. Narrow models are left at random, since their
             weights are slices of the global model's.
         pooling: as in `MiniLm`; a head without pooling has no dense layer.

@@ -29,8 +29,6 @@ class View:
 
     Attributes:
         subject: the whole model, or a narrower one.
-        shapes: of its parameters.
-        axes: of its size.
         before: what it computes as it is; without gradients if these are not to be compared.
     """
 
@@ -74,7 +72,6 @@ class Proved:
     """A layout that holds.
 
     Attributes:
-        dims: of each parameter.
         deviation: the largest of the proof, relative to the largest value.
     """
 

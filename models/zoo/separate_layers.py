@@ -23,11 +23,8 @@ class Attention(nn.Module):
     """What `torch.nn.MultiheadAttention` does, with a projection each for queries, keys and values.
 
     Attributes:
-        heads: number of heads.
-        batch_first: whether the batch is the first dimension.
         query: projection of the queries, and likewise ``key`` and ``value``.
         output: projection of what the heads found.
-        dropout: of the attention weights.
     """
 
     in_proj_bias = None  # by this PyTorch's encoder layers know that they must not take the fused kernel

@@ -28,7 +28,6 @@ class RemoteFile:
     """A gzipped file to download.
 
     Attributes:
-        url: where it lies, http or https.
         size: bytes of its content, unpacked.
         sha256: digest of its content, unpacked, in hexadecimal.
     """
@@ -80,13 +79,9 @@ ELSEWHERE: Mapping[str, str] = MappingProxyType(
 def fetch(
     name: str, root: Path, *, sources: Mapping[str, tuple[RemoteFile, ...]] = SOURCES, timeout_seconds: float = 60.0
 ) -> list[Path]:
-    """Download a data set. Files that are there and right are left alone.
+    """Download a data set into its own folder below the one that SHOAL_DATA is to name.
 
-    Args:
-        name: the data set.
-        root: folder to put the set's own folder into, what SHOAL_DATA is to name.
-        sources: what can be downloaded.
-        timeout_seconds: longest silence of the server.
+    Files that are there and right are left alone.
 
     Raises:
         ConfigError: the set cannot be fetched; the message says where to get it.

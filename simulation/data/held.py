@@ -64,11 +64,7 @@ class Parts:
 class VirtualData:
     """The samples of every virtual device, read from one mapped file.
 
-    Args:
-        folder: of the arrays.
-        parts: who holds which.
-        augment: as in `DataTable`.
-        tasks: what each label is to the devices, dealt in turn; None where it is itself.
+    The tasks, dealt in turn, are what each label is to the devices; None where it is itself.
 
     Raises:
         DataError: a file is missing or damaged.

@@ -28,12 +28,7 @@ def iid(samples: int, devices: int, seed: int) -> list[NDArray[np.int64]]:
 def dirichlet(labels: Targets, devices: int, alpha: float, seed: int, *, at_least: int = 10) -> list[NDArray[np.int64]]:
     """Share every class among the devices by proportions drawn from Dirichlet(alpha).
 
-    Args:
-        labels: labels of the set, int64 [n].
-        devices: number of parts.
-        alpha: concentration; small means each class sits on few devices.
-        seed: of the draw.
-        at_least: smallest part allowed; the draw is repeated until every part has as many.
+    A small concentration means that each class sits on few devices. The draw is repeated until every part has enough.
 
     Returns:
         One sorted array of indices per device; together they are the whole set.

@@ -41,9 +41,7 @@ class RoundRow:
         accuracy: of that version on the server's test set, if it was evaluated.
         loss: likewise.
         train_loss: mean over the devices that took part, None if none said.
-        devices: that took part.
         tiers: how many of them trained each tier.
-        simulated_seconds: emulated time of this round.
         simulated_total: emulated time since the start of the run, to the end of this round.
         seconds: real time of this round.
         payload_bytes: of weights and updates, both ways.
@@ -75,9 +73,6 @@ class DeviceRow:
     """One device's part in a closed round.
 
     Attributes:
-        round: number of the round.
-        device: id of the device.
-        tier: id of the tier it trained.
         examples: training samples it holds.
         train_loss: as it reported.
         local_accuracy: of the trained sub-model on its own held-out samples, if it keeps any.
@@ -103,7 +98,6 @@ class Quantity:
 
     Attributes:
         name: part of a file's name.
-        label: of the axis.
         value: finds it in a round; None where it was not evaluated.
         share: whether it is a share, in [0, 1], to be shown in %.
     """

@@ -38,7 +38,6 @@ class Stretch(NamedTuple):
         devices: which of the sorted devices.
         first: number of its first step within the pass.
         stop: number behind its last step.
-        size: samples of each batch.
     """
 
     devices: slice

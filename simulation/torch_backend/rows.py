@@ -25,8 +25,6 @@ class Place:
     """Where a parameter lies in a row.
 
     Attributes:
-        name: of the parameter.
-        shape: its sizes.
         start: its first entry in the row.
         channels_last: whether its second dimension varies fastest, as convolutions on a CPU want it.
     """
@@ -144,13 +142,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Rule:
-    """What an optimizer step of a recipe does to rows.
-
-    Attributes:
-        optimizer: the update rule, whose operators work on any shape.
-        clip_norm: bound of the global gradient norm, or None.
-        clip_value: bound of each entry of the gradient, or None.
-    """
+    """What an optimizer step of a recipe does to rows."""
 
     optimizer: Optimizer
     clip_norm: float | None

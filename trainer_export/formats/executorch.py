@@ -91,11 +91,7 @@ def check_programs(
 
 
 class ProgramSession:
-    """A ``.pte`` that is called as a session of onnxruntime is.
-
-    Args:
-        file: of this format.
-    """
+    """A ``.pte`` that is called as a session of onnxruntime is."""
 
     def __init__(self, file: SetFile) -> None:
         from executorch.runtime import Runtime  # noqa: PLC0415 - only where it is installed

@@ -19,8 +19,6 @@ class SetFile:
     Attributes:
         key: in the manifest, such as ``onnx/train``.
         path: relative to the tier's folder.
-        data: the content.
-        inputs: inputs of a graph in order.
         outputs: outputs of a graph in order; empty for what is no graph.
     """
 

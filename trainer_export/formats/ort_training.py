@@ -73,10 +73,7 @@ def is_installed() -> bool:
 def write_artifacts(module: nn.Module, signature: Signature, recipe: Recipe) -> tuple[SetFile, ...]:
     """Write the official artifact set and the step graph of a model.
 
-    Args:
-        module: the sub-model; its weights become those of the checkpoint.
-        signature: what it takes and returns.
-        recipe: what the step graph does; the official optimizer is plain SGD.
+    The weights of the module become those of the checkpoint; the official optimizer is plain SGD.
 
     Raises:
         ExportError: an operator cannot be exported, or onnxruntime-training is not installed.

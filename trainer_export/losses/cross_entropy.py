@@ -60,9 +60,6 @@ def one_hot(y: Tensor, classes: int) -> Tensor:
 def label_weights(y: Tensor) -> Tensor | None:
     """What each label weighs in the mean of a batch.
 
-    Args:
-        y: labels, int64 [batch] or [batch, tokens].
-
     Returns:
         float32 of the shape of y: 1 over the number of labels that count, 0 for a negative one. None with one label
         per sample, where all count alike.

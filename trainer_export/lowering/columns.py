@@ -21,9 +21,6 @@ class Geometry:
     """The static shape of a convolution.
 
     Attributes:
-        inputs: spatial sizes of the input.
-        outputs: spatial sizes of the output.
-        kernel: sizes of the kernel.
         stride: steps of the window.
         padding: zeros before and after each spatial dimension.
         dilation: distance of the kernel's taps.

@@ -12,10 +12,7 @@ from fleet_protocol.errors import ConfigError
 
 
 def choose_backend(wanted: str) -> str:
-    """Settle which backend a device trains with; nothing is imported for it.
-
-    Args:
-        wanted: ``onnx``, ``ort-training`` or ``auto``.
+    """Settle which backend a device trains with, by its name or ``auto``; nothing is imported for it.
 
     Raises:
         ConfigError: it is not installed.

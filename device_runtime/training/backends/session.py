@@ -37,14 +37,9 @@ def step_graph_key(backend: str, manifest: Manifest) -> str | None:
 
 
 class TrainSession:
-    """A training step with its parameters and states.
+    """A training step with its parameters and states; with 0 threads an operator takes every core.
 
-    Args:
-        manifest: of the artifact set.
-        graph: file of the step graph.
-        threads: threads of one operator; 0 takes every core.
-        base: the frozen tensors of the manifest by name; read where they lie, never copied.
-        provider: what computes the step.
+    The frozen tensors of the manifest, by name, are read where they lie and never copied.
     """
 
     def __init__(
@@ -194,11 +189,7 @@ class TrainSession:
 class ForwardSession:
     """A graph that reads parameters and changes nothing: evaluation or batch norm statistics.
 
-    Args:
-        manifest: of the artifact set.
-        graph: file of the graph.
-        parameters: parameter name to float32 array, the frozen ones of the manifest's base among them.
-        threads: threads of one operator; 0 takes every core.
+    It is given parameters by name, the frozen ones of the manifest's base among them.
     """
 
     def __init__(self, manifest: Manifest, graph: Path, parameters: Mapping[str, Array], *, threads: int = 1) -> None:

@@ -65,14 +65,7 @@ class Choice(FrozenModel):
 def choose(
     state: Progress, settings: SizingConstants, *, transmit_seconds: float, compute_seconds: float, maximum: float
 ) -> Choice:
-    """Choose the width of the coming round.
-
-    Args:
-        state: the record.
-        settings: the constants.
-        transmit_seconds: T_cm, measured now.
-        compute_seconds: T_cp, measured now.
-        maximum: widest sub-model the device may train.
+    """Choose the width of the coming round, at most `maximum`, by the times T_cm and T_cp as measured now.
 
     Raises:
         ConfigError: a time is not positive.

@@ -17,10 +17,7 @@ class _Stored(FrozenModel):
     """The file.
 
     Attributes:
-        version: of this schema.
-        rule: whose memory it is.
         run: it belongs to; another run starts afresh.
-        memory: of the rule.
     """
 
     version: Literal[1] = 1

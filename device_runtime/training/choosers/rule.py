@@ -38,7 +38,6 @@ class Experience:
 
     Attributes:
         round: its number; one that a memory holds already changes nothing.
-        tier: that was trained.
         loss: mean training loss over all steps.
         step_seconds: measured time of a training step, None if it is not known.
     """
@@ -54,8 +53,6 @@ class Rule(Generic[SettingsT, MemoryT]):
     """How one rule chooses, and what it remembers from round to round.
 
     Attributes:
-        name: as in offers.
-        settings: schema of its settings.
         memory: schema of what it remembers; it must survive a restart.
         choose: one of the tiers of a situation; the memory is None before the first round.
         learn: the memory after a round.

@@ -26,7 +26,6 @@ class Result:
     """What a routine ends with.
 
     Attributes:
-        tensors: of the update, by name.
         batches: batches processed; steps, in training.
         seconds: time of the work alone.
         loss: mean loss of the last epoch; None where nothing is trained.
