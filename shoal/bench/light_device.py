@@ -74,7 +74,7 @@ class LightDevice:
         elif self._offer is None or message.task != self._offer.task:
             return
         elif isinstance(message, messages.UploadMissing):
-            self._upload(message.ranges)
+            self._upload(message.ranges, again=True)
         elif isinstance(message, messages.UploadAck | messages.UploadRefused | messages.Cancel):
             self._end()
 
@@ -178,11 +178,11 @@ class LightDevice:
         self._say("uploading")
         self._upload(((0, update.chunks),))
 
-    def _upload(self, ranges: messages.Ranges) -> None:
+    def _upload(self, ranges: messages.Ranges, *, again: bool = False) -> None:
         if self._done is None or self._offer is None:
             return
         _, update, data = self._done
-        for index, frame in iter_chunks(data, update.chunk_bytes, ranges):
+        for index, frame in iter_chunks(data, update.chunk_bytes, ranges, digests=again):
             self._member.publish(self._topics.upload(self._offer.task, index), frame)
         self._announce()
 
