@@ -7,7 +7,7 @@ from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from fleet_protocol.blobs import PartFile, storage_error
+from fleet_protocol.blobs import PartFile, storage_error, write_all
 from fleet_protocol.digests import blob_digest, matches, place_of
 from fleet_protocol.errors import BlobError
 from fleet_protocol.messages import BlobRef
@@ -55,9 +55,21 @@ def _sync(path: Path) -> None:
         raise storage_error("write", path, error) from error
 
 
-def _keep(path: Path, data: bytes) -> None:
-    write_atomically(path, data, durable=False)
-    _sync(path)  # after it has its name, which must survive as well
+def _keep(part: Path, path: Path, data: bytes) -> None:
+    try:
+        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            write_all(descriptor, data, 0)
+            os.ftruncate(descriptor, len(data))
+            path.parent.mkdir(exist_ok=True, mode=0o700)
+            part.replace(path)
+            os.fsync(descriptor)  # after it has its name, which must survive as well
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise storage_error("write", path, error) from error
 
 
 class BlobStore:
@@ -77,6 +89,8 @@ class BlobStore:
         self._durable = durable
         self._threads = ThreadPoolExecutor(_SYNC_THREADS, "sync")  # begun when there is something for them to do
         self._syncing: dict[str, Future[None]] = {}
+        self._spare: list[Path] = []  # files of blobs that were removed, to be written over: half the work of new ones
+        self._kept = 0  # blobs of `keep` whose files are still in use
         try:
             self._objects.mkdir(parents=True, exist_ok=True)
             (root / "parts").mkdir(exist_ok=True)
@@ -118,7 +132,9 @@ class BlobStore:
 
     def keep(self, digest: str, data: bytes) -> None:
         """Keep bytes that a digest is known to name; another thread writes them, for which `sync` waits."""
-        self._syncing[digest] = self._threads.submit(_keep, self.path(digest), data)
+        part = self._spare.pop() if self._spare else self.root / "parts" / f".{digest}"
+        self._syncing[digest] = self._threads.submit(_keep, part, self.path(digest), data)
+        self._kept += 1
 
     def read(self, digest: str) -> bytes:
         """The bytes of a blob.
@@ -176,4 +192,20 @@ class BlobStore:
     def remove(self, digest: str) -> None:
         """Forget a blob; one that is not here is no error."""
         self._syncing.pop(digest, None)
-        self.path(digest).unlink(missing_ok=True)
+        path, spare = self.path(digest), self.root / "parts" / f".spare-{digest}"
+        with contextlib.suppress(FileNotFoundError):
+            if not self._kept:
+                path.unlink()
+                return
+            self._kept -= 1
+            path.replace(spare)
+            if spare.stat().st_nlink == 1:
+                self._spare.append(spare)
+            else:  # a backup has it
+                spare.unlink()
+
+    def forget_spare(self) -> None:
+        """Delete the files that wait to be written over, also those that a killed process left."""
+        self._spare.clear()
+        for path in (self.root / "parts").glob(".spare-*"):
+            path.unlink(missing_ok=True)

@@ -132,7 +132,7 @@ def storage_error(action: str, path: Path, error: OSError) -> StorageError:
     return StorageError(f"cannot {action} {path}: {error.strerror or error}")
 
 
-def _write_all(descriptor: int, data: bytes | memoryview, at: int) -> None:
+def write_all(descriptor: int, data: bytes | memoryview, at: int) -> None:
     """Write everything; a disk with little room may take only a part at a time before it refuses."""
     left = memoryview(data)
     while left:
@@ -204,8 +204,8 @@ class PartFile:
 
     def _write(self, chunk: Chunk) -> None:
         try:
-            _write_all(self._file.fileno(), chunk.payload, chunk.index * chunk.chunk_bytes)
-            _write_all(self._file.fileno(), _MARK, self.ref.size + chunk.index)
+            write_all(self._file.fileno(), chunk.payload, chunk.index * chunk.chunk_bytes)
+            write_all(self._file.fileno(), _MARK, self.ref.size + chunk.index)
         except OSError as error:
             raise storage_error("write", self.path, error) from error
 

@@ -138,8 +138,9 @@ class PartialUploads:
                     path.unlink()
 
     def close(self) -> None:
-        """Close every file, whose content stays, and forget what is in memory."""
+        """Close every file, whose content stays, and forget what is in memory, and files that nothing needs."""
         self._held.clear()
+        self.blobs.forget_spare()
         for task in list(self._open):
             self._close(task)
 

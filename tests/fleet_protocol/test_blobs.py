@@ -196,3 +196,27 @@ def test_a_digest_says_how_it_was_made():
     assert not matches(b"x", blob_digest(b""))
     with pytest.raises(ValueError, match="no digest"):
         place_of("../" + "a" * 61)
+
+
+def test_the_file_of_a_removed_blob_is_written_over_unless_somebody_has_it(tmp_path):
+    """A shorter blob takes the place of a longer one whole; a copy that a backup made by a link keeps its content."""
+    store, long, short = BlobStore(tmp_path / "s"), sample(3000), sample(2000, 1)
+    names = {data: blob_digest(data) for data in (long, short)}
+
+    def keep(data: bytes) -> int:
+        store.keep(names[data], data)
+        store.sync({names[data]})
+        assert store.read(names[data]) == data
+        return store.path(names[data]).stat().st_ino
+
+    first = keep(long)
+    store.remove(names[long])
+    assert not store.has(names[long])
+    assert keep(short) == first
+    (tmp_path / "copy").hardlink_to(store.path(names[short]))
+    store.remove(names[short])
+    assert keep(long) != first
+    assert (tmp_path / "copy").read_bytes() == short
+    store.remove(names[long])
+    assert BlobStore(tmp_path / "s").forget_spare() is None
+    assert not [path for path in (tmp_path / "s").rglob("*") if path.is_file()]
