@@ -5,10 +5,13 @@ import os
 import platform
 import re
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+
+from fleet_protocol.errors import ConfigError
 
 try:
     import resource
@@ -25,6 +28,7 @@ BACKEND_PACKAGES: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 
 _SYSFS = Path("/sys/class")
+_SKEW_SECONDS = 86_400.0
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,26 @@ def installed_backends() -> dict[str, str]:
             for backend in backends:
                 found.setdefault(backend, f"{package} {version}")
     return found
+
+
+def check_system() -> None:
+    """See that there can be a runtime for this system; a ConfigError says which to install otherwise."""
+    if sys.maxsize < 2**32:
+        raise ConfigError(
+            f"this is a 32-bit Python on {platform.machine()}, for which there is no onnxruntime; install a 64-bit"
+            " system (Raspberry Pi OS 64-bit)"
+        )
+
+
+def clock_doubt() -> str:
+    """What is to be done about a clock that is behind this installation; empty where it is not."""
+    now = time.time()
+    if now >= Path(__file__).stat().st_mtime - _SKEW_SECONDS:
+        return ""
+    return (
+        f"it is {time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime(now))} on this board, before Shoal was installed:"
+        " certificates will seem not valid yet; let it fetch the time (timedatectl set-ntp true), or set it"
+    )
 
 
 def runtime_version() -> str:

@@ -5,11 +5,11 @@ something is missing hears what.
 """
 
 import contextlib
+import errno
 import platform
 import queue
 import shutil
 import socket
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from device_runtime.board import installed_backends, probe
+from device_runtime.board import check_system, clock_doubt, installed_backends, probe, texts
 from device_runtime.conditions import Seen, Watch
 from device_runtime.self_test import provider_test, self_test
 from device_runtime.settings import DeviceConfig, load_device_config
@@ -29,8 +29,8 @@ from fleet_protocol.onnx_runtime import check_runtime
 _SERVER_SECONDS = 3.0
 _PROBE_SECONDS = 5.0
 _LITTLE_MEMORY = 150 * 2**20  # the agent itself takes 60 to 90 MB
+_RADIOS = Path("/sys/class/rfkill")
 _HOT_CELSIUS = 80.0  # a Raspberry Pi slows down from here on
-_SKEW_SECONDS = 86_400.0
 
 Level = Literal["ok", "warning", "failed"]
 
@@ -97,12 +97,18 @@ def _found(name: str, check: Callable[[], str]) -> Finding:
 
 
 def _system() -> str:
-    if sys.maxsize < 2**32:
-        raise ConfigError(
-            f"this is a 32-bit Python on {platform.machine()}, for which there is no onnxruntime; install a 64-bit"
-            " system (Raspberry Pi OS 64-bit)"
-        )
+    check_system()
     return f"{platform.machine()}, {platform.system()} {platform.release()}, Python {platform.python_version()}"
+
+
+def _radio() -> str:
+    found = [path.parent for path, text in texts(_RADIOS.glob("*/type")) if text == "wlan"]
+    if "1" in [text for path in found for _, text in texts(path.glob("soft"))]:
+        raise _DoubtError(
+            "the Wi-Fi of this board is switched off (rfkill), as it is until its country is known: write `country` in"
+            " [network] of flash.toml and make the card anew, or run `raspi-config nonint do_wifi_country DE`"
+        )
+    return "no Wi-Fi is switched off"
 
 
 def _packages() -> str:
@@ -117,14 +123,9 @@ def _packages() -> str:
 
 
 def _clock() -> str:
-    now, installed = time.time(), Path(__file__).stat().st_mtime
-    said = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(now))
-    if now < installed - _SKEW_SECONDS:
-        raise _DoubtError(
-            f"it is {said} on this board, before Shoal was installed: certificates will seem not valid yet; let it"
-            " fetch the time (timedatectl set-ntp true), or set it"
-        )
-    return said
+    if doubt := clock_doubt():
+        raise _DoubtError(doubt)
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
 
 
 def _board() -> str:
@@ -163,9 +164,9 @@ def _state(config: DeviceConfig) -> str:
         probe_file.unlink()
         free = shutil.disk_usage(folder).free
     except OSError as error:
-        raise StorageError(
-            f"{folder} cannot be written: {error.strerror}; make it writable for this user, or set state_dir"
-        ) from error
+        full = error.errno == errno.ENOSPC
+        remedy = "make room, or take a larger card" if full else "make it writable for this user, or set state_dir"
+        raise StorageError(f"{folder} cannot be written: {error.strerror}; {remedy}") from error
     said = f"{folder}, {free / 2**20:.0f} MiB free"
     if free < config.max_cache_bytes:
         raise _DoubtError(
@@ -256,6 +257,7 @@ _GENERAL: tuple[tuple[str, Callable[[], str]], ...] = (
     ("packages", _packages),
     ("clock", _clock),
     ("board", _board),
+    ("radio", _radio),
 )
 _CONFIGURED: tuple[tuple[str, Callable[[DeviceConfig], str]], ...] = (
     ("state folder", _state),

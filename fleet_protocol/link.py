@@ -55,6 +55,11 @@ def _options(qos: int) -> SubscribeOptions:
 def _why(error: BaseException | None) -> str:
     """What kept a connection from being made, and what to look at."""
     match error:
+        case ssl.SSLCertVerificationError(verify_code=9):
+            return (
+                f"its certificate is not valid yet, and this computer's clock says {time.strftime('%Y-%m-%d %H:%M')}:"
+                " let it fetch the time (timedatectl set-ntp true), or look at when the certificate begins"
+            )
         case ssl.SSLCertVerificationError():
             return (
                 f"its certificate is not trusted ({error.verify_message}); look at ca_file, at the host name in the"

@@ -24,7 +24,8 @@ _REMEDIES = (
 def why_away(device: DeviceRecord, newest: TaskRecord | None, left_out: Mapping[str, str]) -> str:
     """Why a device takes no part, or took none in the newest round, which left some out; empty where it does."""
     if not device.online:
-        return "offline"
+        last = device.profile.unable if device.profile is not None else ""
+        return f"offline; the last that it said: {last}" if last else "offline"
     if device.profile is None and device.state != SIMULATED:
         return "it has not said what it is"
     if device.profile is not None and device.profile.unable:

@@ -3,6 +3,7 @@
 The latter is reached by mtools, which need neither root nor a mount: `mcopy -i image@@offset`.
 """
 
+import contextlib
 import lzma
 import os
 import shutil
@@ -18,6 +19,7 @@ from fleet_protocol.identity.enrolment import write_secret
 
 _SECTOR = 512
 _FAT_TYPES = {0x04, 0x06, 0x0B, 0x0C, 0x0E}
+_MARK = b"\x55\xaa"  # at the end of the first sector
 _XZ = b"\xfd7zXZ\x00"
 _SECONDS = 300
 
@@ -90,6 +92,13 @@ class FatBoot(Boot):
         return done.stdout
 
 
+def is_image(path: Path) -> bool:
+    """Whether it is a file that begins as the image of a card does."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        return file.read(_SECTOR)[-2:] == _MARK
+    return False
+
+
 def copy_image(source: Path, target: Path) -> None:
     """Copy an image; one that is packed by xz is unpacked.
 
@@ -102,7 +111,7 @@ def copy_image(source: Path, target: Path) -> None:
             opened = lzma.open if file.read(len(_XZ)) == _XZ else open
         with opened(source, "rb") as data:
             first = data.read(_SECTOR)
-            if first[-2:] != b"\x55\xaa":
+            if first[-2:] != _MARK:
                 raise ConfigError(f"{source} is no image of a card: it has no partitions; name an .img or .img.xz")
             with target.open("wb") as copy:
                 copy.write(first)

@@ -18,6 +18,7 @@ from typer import Option
 
 from fleet_protocol.errors import ConfigError, StorageError
 from shoal.flash.access import access_files
+from shoal.flash.boot import is_image
 from shoal.flash.bundle import read_part, runtime_files, settings_files
 from shoal.flash.settings import FlashConfig, load_flash_config
 from shoal.flash.tree import Entry, packed
@@ -52,8 +53,10 @@ def make_card(card: Card, confirm: Callable[[Disk], bool], told: Callable[[str, 
     """
     if card.image and not card.to:
         raise ConfigError("--image names an image to write; name the card with --to")
-    if card.image and not card.image.is_file():
-        raise ConfigError(f"{card.image} is no image; build one without --image")
+    if card.image and not is_image(card.image):
+        raise ConfigError(
+            f"{card.image} is no image of a card; unpack it if it is packed, or build one without --image"
+        )
     if card.to:
         find_disk(card.to, card.image.stat().st_size if card.image else 1)  # before minutes go
     place = card.image

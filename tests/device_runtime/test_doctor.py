@@ -23,6 +23,7 @@ CHECKS = [
     "packages",
     "clock",
     "board",
+    "radio",
     "configuration",
     "state folder",
     "runtime",

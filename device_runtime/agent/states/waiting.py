@@ -3,12 +3,14 @@
 A state posts events and never chooses its successor; ``device_runtime.agent.machine`` does.
 """
 
+import contextlib
 import time
 from collections.abc import Mapping
 from types import MappingProxyType
 
 from typing_extensions import override
 
+from device_runtime.agent.context import Context
 from device_runtime.agent.machine import Event, State
 from device_runtime.agent.states.base import DeviceState
 from device_runtime.agent.states.computing import Measuring, Training
@@ -16,27 +18,46 @@ from device_runtime.agent.states.fetching import Collecting, Fetching
 from device_runtime.agent.states.uploading import Uploading
 from device_runtime.agent.task_in_hand import TaskInHand
 from device_runtime.agent.task_store import StoredTask, resume_event
-from device_runtime.board import boot_id, probe
+from device_runtime.board import boot_id, check_system, clock_doubt, probe
 from device_runtime.self_test import self_test
 from device_runtime.training.backends import choose_backend
 from device_runtime.training.own_model import OwnModel
 from device_runtime.training.task import Bench
 from fleet_protocol.data import load_data
-from fleet_protocol.errors import RefusalReason, StorageError
+from fleet_protocol.errors import ConfigError, DataError, RefusalReason, ShoalError, StorageError, plain
 from fleet_protocol.identity.opening import open_for
 from fleet_protocol.messages import Refuse
+from fleet_protocol.transport import Transport
 
 _SESSION_EXPIRY_SECONDS = 3600
 _REST_SECONDS = 600.0
+_WORD_SECONDS = 10.0
 _PAUSED_SECONDS = 10.0  # after which a release may be fetched again, if the conditions hold
 
 
 class Starting(DeviceState):
-    """Reads the data and settles the backend; whatever is wrong with either ends the process."""
+    """Reads the data and settles the backend; what is wrong with either ends the process, and the fleet hears it."""
 
     @override
     def enter(self) -> None:
+        ctx, config = self.ctx, self.ctx.kit.config
+        try:
+            self._prepare()
+        except (ConfigError, DataError) as error:
+            ctx.measured.unable = plain(str(error))
+            with contextlib.suppress(ShoalError):  # who cannot be reached at once reads it in this board's log
+                link = _connect(ctx, min(_WORD_SECONDS, config.connect_timeout_seconds))
+                said = ctx.measured.profile(config, 0, ctx.kit.memory, ctx.releases)
+                ctx.uplink.publish_status(None, said)
+                link.drain(time.monotonic() + _WORD_SECONDS)
+            raise
+        ctx.post(Event.LOADED)
+
+    def _prepare(self) -> None:
         config = self.ctx.kit.config
+        check_system()
+        if doubt := clock_doubt():
+            self.ctx.kit.journal.warning(doubt)
         backend = choose_backend(config.backend)
         data = load_data(config.data)
         own = None
@@ -51,7 +72,24 @@ class Starting(DeviceState):
         self.ctx.measured.unable = self_test(config.state_dir, backend)
         if self.ctx.measured.unable:
             self.ctx.kit.journal.error(f"this board joins, but it cannot train: {self.ctx.measured.unable}")
-        self.ctx.post(Event.LOADED)
+
+
+def _connect(ctx: Context, seconds: float) -> Transport:
+    """Measure the board, and open its link; a TransportError where the broker cannot be reached."""
+    config = ctx.kit.config
+    ctx.measured.board = probe(config.conditions.sysfs)
+    link = open_for(
+        config.member(),
+        config.address(),
+        f"shoal-{config.fleet}-{config.device}",
+        ctx.kit.inbox,
+        will=ctx.uplink.farewell(ctx.state.value),
+        session_expiry_seconds=_SESSION_EXPIRY_SECONDS,
+    )
+    ctx.kit.journal.info(f"connecting to {link.address}, for up to {seconds:g} s")
+    link.connect(seconds)
+    ctx.uplink.link = link
+    return link
 
 
 class Probing(DeviceState):
@@ -60,19 +98,8 @@ class Probing(DeviceState):
     @override
     def enter(self) -> None:
         ctx, config = self.ctx, self.ctx.kit.config
-        ctx.measured.board = probe(config.conditions.sysfs)
         ctx.look()
-        link = open_for(
-            config.member(),
-            config.address(),
-            f"shoal-{config.fleet}-{config.device}",
-            ctx.kit.inbox,
-            will=ctx.uplink.farewell(ctx.state.value),
-            session_expiry_seconds=_SESSION_EXPIRY_SECONDS,
-        )
-        ctx.kit.journal.info(f"connecting to {link.address}, for up to {config.connect_timeout_seconds:g} s")
-        link.connect(config.connect_timeout_seconds)
-        ctx.uplink.link = link
+        link = _connect(ctx, config.connect_timeout_seconds)
         link.subscribe(ctx.uplink.topics.task(config.device))
         ctx.kit.journal.info(f"connected to {link.address}")
         record, problem = ctx.kit.store.load()

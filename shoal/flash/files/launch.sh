@@ -82,5 +82,10 @@ running | failed)
 esac
 python=$releases/$now/bin/python
 [ -x "$python" ] || python=$base/python
+if [ ! -x "$python" ]; then # a link to what is not there any more
+  echo "error: $(readlink "$python") is gone, for which this runtime was made (a newer system?): make it anew, with the" \
+    "first two numbers of $(python3 --version 2>&1) as \`python\` in flash.toml" >&2
+  exit 2
+fi
 export SHOAL_RELEASES="$releases"
 exec "$python" -m device_runtime "$@"

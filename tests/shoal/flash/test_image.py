@@ -122,12 +122,14 @@ def test_a_card_that_loses_a_bit_is_told(tmp_path):
 
 def test_a_file_is_no_card(tmp_path):
     """By this computer's own disks; and an image alone is nothing to do."""
-    source = tmp_path / "card.img"
-    source.write_bytes(bytes(512))
+    source, empty = tmp_path / "card.img", tmp_path / "empty.img"
+    source.write_bytes(bytes(510) + b"\x55\xaa")
+    empty.write_bytes(bytes(4096))
     for card, words in (
         (Card(image=source, to=tmp_path / "disk", yes=True), "is no disk; those that can be taken out are"),
         (Card(image=source), "name the card with --to"),
         (Card(image=tmp_path / "none.img", to=tmp_path / "card"), r"none\.img is no image"),
+        (Card(image=empty, to=tmp_path / "card"), "is no image of a card; unpack it if it is packed"),
     ):
         with pytest.raises(ConfigError, match=words):
             list(make_card(card, lambda _disk: True, lambda *_: None))

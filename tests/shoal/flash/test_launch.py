@@ -79,6 +79,19 @@ def test_a_board_without_a_record_runs_what_it_was_made_with(board):
     assert board.start("running 7 3 0")[1] == "base"
 
 
+@pytest.mark.parametrize("script", ["launch.sh", "shoal.sh"])
+def test_a_python_that_is_gone_is_named(board, script):
+    """As a newer system leaves it; the agent is not started again and again (exit code 2)."""
+    python = board.folder / "base/bin/python"
+    python.unlink()
+    python.symlink_to("/usr/bin/python3.1")
+    (board.folder / "base/bin/it").write_text(read_part(script).decode())
+    command = ["sh", board.folder / "base/bin/it", *([board.releases] if script == "launch.sh" else []), "device"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, "error: /usr/bin/python3.1 is gone" in done.stderr) == (2, True), done.stderr
+    assert "as `python` in flash.toml" in done.stderr
+
+
 def test_a_release_is_unpacked_tested_and_on_trial(board):
     """Beside the one before, which stays; older ones and the file go."""
     for number in (2, 3):
