@@ -7,6 +7,7 @@ that waits for its first task does not carry the runtime's 20 MB.
 
 import contextlib
 import math
+import re
 import signal
 import subprocess
 import sys
@@ -62,7 +63,8 @@ def _tried(runtime: str, remedy: str, *provider: str) -> str:
     if done.returncode < 0:
         why = f"it died of {signal.Signals(-done.returncode).name}: is it built for this processor?"
     else:
-        why = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+        lines = done.stderr.strip().splitlines() or ["it printed nothing"]
+        why = next((line for line in lines if re.match(r"[\w.]*Error: ", line)), lines[-1])  # of a chain, the cause
     return f"{runtime} does not work on this board: {why} ({remedy})"
 
 
@@ -82,7 +84,10 @@ def main() -> None:
         x, mask = np.eye(4, 12, dtype=np.float32).reshape(4, 3, 4), np.ones(4, np.float32)
         first, *_, last = (session.step(x, np.arange(4), mask, 0.1) for _ in range(20))
     except Exception as error:  # noqa: BLE001  (its errors have no base)
-        sys.exit(f"{type(error).__name__}: {error}")
+        cause: BaseException = error
+        while isinstance(cause.__cause__, ImportError):  # what lacks, and not whom it lacks to
+            cause = cause.__cause__
+        sys.exit(f"{type(cause).__name__}: {cause}")
     if not (abs(first - math.log(4)) < 1e-3 and last < first / 5):
         sys.exit(f"twenty training steps take the loss from {first} to {last} instead of from 1.386 to nearly nothing")
 

@@ -95,3 +95,10 @@ def seconds_text(seconds: float | None) -> str:
     if seconds < 60:
         return f"{seconds:.2f} s"
     return f"{int(seconds // 60)} min {int(seconds % 60)} s"
+
+
+def release_text(version: str, record: str | None) -> str:
+    """What a board runs: a version, the release that it has had in hand, and why that one failed."""
+    phase, number, _, _, *why = (record or "running 0 0 0").split(" ", 4)
+    release = f"{version} {phase} {number}" if number != "0" else version
+    return ": ".join([release, *why]) if phase == "failed" else release

@@ -25,7 +25,7 @@ from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.manifest import parameter_input
 from fleet_protocol.signals import on_signals
-from shoal.cli.console import bytes_text, output_console, print_json, print_rows, say, seconds_text
+from shoal.cli.console import bytes_text, output_console, print_json, print_rows, release_text, say, seconds_text
 from shoal.cli.extras import needs
 from shoal.cli.source import Asked, changes, opened
 from shoal.client import Client, Verb
@@ -132,9 +132,7 @@ def _draw_devices(views: Sequence[queries.DeviceView]) -> None:
                 "device": view.device.id,
                 "online": "yes" if view.device.online else "no",
                 "board": "-" if profile is None else f"{profile.arch}, {profile.cores} cores",
-                "version": "-"
-                if profile is None
-                else f"{profile.runtime_version} {(profile.release or '')[:40]}".strip(),
+                "version": "-" if profile is None else release_text(profile.runtime_version, profile.release),
                 "tier": view.tier or "-",
                 "samples": "-" if view.examples is None else str(view.examples),
                 "merged": str(view.merged),

@@ -25,11 +25,18 @@ import onnxruntime
 onnxruntime.SessionIOBinding.bind_ortvalue_output = lambda *_: None
 onnxruntime.InferenceSession.run_with_iobinding = lambda *_: None
 """
+CHAINED = """
+try:
+    raise ImportError("libblas.so.3: cannot open it")
+except ImportError as error:
+    raise ImportError("you should not,\\n  relaunch it") from error
+"""
 BROKEN = {
     "a library is missing": (
         "raise ImportError('libgomp.so.1: cannot open shared object file')",
         "libgomp.so.1: cannot open shared object file",
     ),
+    "a library is missing to what was imported": (CHAINED, "libblas.so.3: cannot open it"),
     "a package is missing": ("import flatbufers", "No module named 'flatbufers'"),
     "another processor": (
         "import os, signal\nos.kill(os.getpid(), signal.SIGILL)",

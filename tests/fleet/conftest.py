@@ -1,5 +1,8 @@
 """A small real fleet: an exported model, digits on disk, and helpers to run it."""
 
+import contextlib
+import itertools
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +12,7 @@ import pytest
 
 from broker_server.rounds.artifacts import load_artifacts
 from broker_server.rounds.evaluation import Evaluator, load_test_set
+from broker_server.service.authority import Founding, enroll, found_fleet
 from broker_server.service.server import Server
 from broker_server.settings.evaluation import EvaluationConfig
 from broker_server.settings.fleet import BrokerConfig, FleetConfig, ModelConfig, TrainConfig
@@ -20,6 +24,8 @@ from models.registry import Registry, infer_layout
 from shoal.cli.local_fleet import LocalDevice, LocalFleet
 from simulation.data.datasets import load_dataset
 from simulation.data.partition import dirichlet
+from tests.brokers import free_port
+from tests.fleet.boards import Board, board_of_source
 from trainer_export.artifact_set import export_architecture
 from trainer_export.recipe import Recipe
 
@@ -123,3 +129,36 @@ def ground(exported, tmp_path):
     """A folder of its own on the shared exports."""
     folder, tiers = exported
     return Ground(tmp_path, folder / "artifacts", folder, tiers)
+
+
+@pytest.fixture
+def lab(ground):
+    """A server that is up, and the folder of its fleet."""
+    with contextlib.ExitStack() as stack:
+        folder, port = ground.folder / "lab", free_port()
+        found_fleet(folder, Founding("test", "127.0.0.1", port, "mosquitto"))
+        config = BrokerConfig(url="mosquitto", port=port, identity=folder / "server.enrolment")
+        paths = [enroll(folder, f"device-{index}") for index in range(2)]
+
+        def up(rounds=0):
+            server = stack.enter_context(Server("test", ground.folder / "store", config))
+            run = ground.config("embedded", rounds=rounds or 1, min_devices=1).model_copy(update={"broker": config})
+
+            def work():
+                """Runs, one after the other: one ends where nobody is left who trains."""
+                for seed in itertools.count():
+                    if server.run(run.model_copy(update={"seed": seed})).status == "stopped":
+                        return
+
+            serving = threading.Thread(target=work if rounds else server.serve)
+            serving.start()
+            stack.callback(serving.join, 60)
+            stack.callback(server.stop)
+            return server
+
+        def board(index, **options):
+            made = ground.folder / f"board-{index}"
+            board_of_source(made, paths[index], ground.data / f"device-{index}.npz", **options)
+            return stack.enter_context(Board(made))
+
+        yield folder, up, board

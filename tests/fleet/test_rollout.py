@@ -1,29 +1,18 @@
 """Releases over the air, with a real server, broker, launcher and agents; good ones, bad ones, power cuts."""
 
-import contextlib
-import itertools
 import os
 import shutil
 import signal
-import subprocess
-import sys
-import sysconfig
-import threading
 import time
-from pathlib import Path
 
 import pytest
 
-from broker_server.service.authority import Founding, enroll, found_fleet
 from broker_server.service.rollout import begin, keep_rollout, read_rollout
-from broker_server.service.server import Server
-from broker_server.settings.fleet import BrokerConfig
 from device_runtime.agent.releases import RESTART
 from fleet_protocol.identity.release import kind_of
-from shoal.flash.bundle import read_part
 from shoal.flash.tree import Entry, packed
-from tests.brokers import free_port
 from tests.device_runtime.device_process import REPOSITORY
+from tests.fleet.boards import SEPARATE, SITE, until
 
 pytestmark = [
     pytest.mark.slow,
@@ -33,9 +22,6 @@ pytestmark = [
     ),
 ]
 
-PATIENCE_SECONDS = 240.0
-SITE = f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
-SEPARATE = "\n".join([sysconfig.get_path("purelib"), sysconfig.get_path("platlib")])
 ALL = {"stages": (0.5, 1.0), "most_failed": 0.0, "within_seconds": 600.0}
 
 
@@ -50,101 +36,6 @@ def built(**changes):
             assert old.encode() in content
             tree.append(Entry(f"{SITE}/{name}", content.replace(old.encode(), new.encode()) if old else content))
     return {kind_of(): packed(tree)}
-
-
-class Board:
-    """A board whose unit starts the launcher again whenever it ends."""
-
-    def __init__(self, folder, enrolment, data, connect_seconds=30.0):
-        self.folder, self.releases, self.codes, self.starts = folder, folder / "state" / "releases", [], 0
-        (folder / "base/bin").mkdir(parents=True)
-        (folder / "base" / SITE).mkdir(parents=True)
-        (folder / "base" / SITE / "separate.pth").write_text(f"{REPOSITORY}\n{SEPARATE}\n")
-        (folder / "base/pyvenv.cfg").write_text(f"home = {Path(sys.executable).resolve().parent}\n")
-        (folder / "base/bin/python").symlink_to(Path(sys.executable).resolve())
-        (folder / "base/bin/launch").write_bytes(read_part("launch.sh"))
-        (folder / "base/bin/launch").chmod(0o755)
-        (folder / "device.toml").write_text(
-            f'state_dir = "state"\nrepair_seconds = 0.5\nconnect_timeout_seconds = {connect_seconds}\n'
-            f'[identity]\nfile = "{enrolment}"\n[data]\nkind = "npz"\npath = "{data}"\n'
-        )
-        self._over = threading.Event()
-        self._process = None
-        self._unit = threading.Thread(target=self._serve)
-
-    def __enter__(self):
-        self._unit.start()
-        return self
-
-    def __exit__(self, *_):
-        self._over.set()
-        self.cut()
-        self._unit.join(60)
-
-    def _serve(self):
-        command = [self.folder / "base/bin/launch", self.releases, "device", "run", "--config", "device.toml"]
-        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-        while not self._over.is_set():
-            self.starts += 1
-            with (self.folder / "log").open("ab") as log:
-                self._process = subprocess.Popen(
-                    list(map(str, command)), cwd=self.folder, env=environment, stdout=log, stderr=log
-                )
-                self.codes.append(self._process.wait())
-            self._over.wait(0.2)
-
-    def cut(self):
-        """A power cut."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.send_signal(signal.SIGKILL)
-
-    @property
-    def record(self):
-        with contextlib.suppress(OSError):
-            return (self.releases / "record").read_text().strip()
-        return "running 0 0 0"
-
-    def log(self):
-        return (self.folder / "log").read_text()
-
-
-def until(what, *about):
-    patience = time.monotonic() + PATIENCE_SECONDS
-    while not what():
-        assert time.monotonic() < patience, [each() if callable(each) else each for each in about]
-        threading.Event().wait(0.02)
-
-
-@pytest.fixture
-def lab(ground):
-    """A server that is up, and the folder of its fleet."""
-    with contextlib.ExitStack() as stack:
-        folder, port = ground.folder / "lab", free_port()
-        found_fleet(folder, Founding("test", "127.0.0.1", port, "mosquitto"))
-        config = BrokerConfig(url="mosquitto", port=port, identity=folder / "server.enrolment")
-        paths = [enroll(folder, f"device-{index}") for index in range(2)]
-
-        def up(rounds=0):
-            server = stack.enter_context(Server("test", ground.folder / "store", config))
-            run = ground.config("embedded", rounds=rounds or 1, min_devices=1).model_copy(update={"broker": config})
-
-            def work():
-                """Runs, one after the other: one ends where nobody is left who trains."""
-                for seed in itertools.count():
-                    if server.run(run.model_copy(update={"seed": seed})).status == "stopped":
-                        return
-
-            serving = threading.Thread(target=work if rounds else server.serve)
-            serving.start()
-            stack.callback(serving.join, 60)
-            stack.callback(server.stop)
-            return server
-
-        def board(index, **options):
-            made = Board(ground.folder / f"board-{index}", paths[index], ground.data / f"device-{index}.npz", **options)
-            return stack.enter_context(made)
-
-        yield folder, up, board
 
 
 def begin_as(folder, builds, **changes):

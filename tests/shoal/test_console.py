@@ -12,7 +12,7 @@ import shoal.__main__
 from fleet_protocol import control
 from fleet_protocol.errors import RefusalReason
 from shoal.cli import console
-from shoal.cli.console import print_rows
+from shoal.cli.console import print_rows, release_text
 from shoal.cli.progress import RunDisplay
 
 DETAIL = "name its set in [own_model] of this board [/bold]"
@@ -75,3 +75,12 @@ def test_output_that_nobody_takes_is_no_bug(monkeypatch):
     monkeypatch.setitem(sys.modules, "shoal.cli.main", types.SimpleNamespace(main=interrupted))
     with pytest.raises(SystemExit, match="130"):
         shoal.__main__.main()
+
+
+def test_a_release_is_told_with_why_it_failed():
+    """A path of a file that is on its way is nobody's business."""
+    assert release_text("0.1.0", None) == release_text("0.1.0", "running 0 0 0") == "0.1.0"
+    assert release_text("0.1.0", "fetched 7 0 0 /a file") == "0.1.0 fetched 7"
+    assert release_text("0.1.0", "failed 7 3 0 its self-test failed: no numpy") == (
+        "0.1.0 failed 7: its self-test failed: no numpy"
+    )

@@ -30,6 +30,6 @@ for tree in runtime board; do tar -x -z -f "$here/$tree.tar.gz" -C "$root/" --no
 ln -sfn "$python" "$root/opt/shoal/bin/python"
 printf 'home = %s\nversion = @PYTHON@\n' "$(dirname "$python")" >"$root/opt/shoal/pyvenv.cfg"
 said=$(PYTHONOPTIMIZE=2 "$root/opt/shoal/bin/python" -m device_runtime.self_test 2>&1) ||
-  fail "onnxruntime does not run on this board: $(echo "$said" | tail -n 1) (a system without libstdc++: apt install libstdc++6)"
+  fail "onnxruntime does not run on this board: $(printf '%s\n' "$said" | sed -n '/^[A-Za-z_.]*Error: /p; $p' | head -n 1) (a system without libstdc++: apt install libstdc++6)"
 if [ -z "$root" ]; then /opt/shoal/setup.sh start; fi
 echo "Shoal is installed; look with: $root/opt/shoal/bin/shoal device doctor --config $root/etc/shoal/device.toml"

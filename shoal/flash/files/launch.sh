@@ -25,6 +25,9 @@ fail() {
   phase=failed
   keep failed "$number" "$before" 0 "$*"
 }
+said() { # the first error of a chain of them says what is wrong, and the last lines are advice; else the last line
+  printf '%s\n' "${1:-it printed nothing}" | sed -n '/^[A-Za-z_.]*Error: /p; $p' | head -n 1 | cut -c 1-500
+}
 unpack() { # into a folder of its own; only files, only below lib, at most 1 GiB
   fresh=$releases/$number.new why="there is no room for it on this board"
   rm -rf "$fresh" "${releases:?}/$number"
@@ -40,7 +43,7 @@ unpack() { # into a folder of its own; only files, only below lib, at most 1 GiB
   for test in "-m device_runtime --help" "-m device_runtime.self_test"; do
     # shellcheck disable=SC2086  # words
     why=$(timeout 300 "$fresh/bin/python" $test 2>&1) || {
-      why="its self-test failed: $(printf '%s' "$why" | tail -n 1 | cut -c 1-500)"
+      why="its self-test failed: $(said "$why")"
       return 1
     }
   done

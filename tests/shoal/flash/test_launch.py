@@ -103,12 +103,24 @@ def test_a_release_is_unpacked_tested_and_on_trial(board):
     assert sorted(path.name for path in board.releases.iterdir()) == ["3", "7", "record"]
 
 
-def test_a_self_test_that_fails_is_told_and_the_one_before_runs(board):
-    """With the last line of what it said."""
+@pytest.mark.parametrize(
+    ("test", "why"),
+    [
+        ("echo much; echo 'ImportError: no numpy' >&2", "ImportError: no numpy"),
+        (
+            "printf 'Traceback\\n  x\\nImportError: no blas\\n\\nImportError: no numpy,\\n  relaunch it'",
+            "ImportError: no blas",
+        ),
+        ("echo a; echo the loss stays", "the loss stays"),
+        ("true", "it printed nothing"),
+    ],
+)
+def test_a_self_test_that_fails_is_told_and_the_one_before_runs(board, test, why):
+    """With the first error of a chain, which is the cause, or the last line of what it said."""
     board.has(3)
-    (board.folder / "test").write_text("echo much; echo 'ImportError: no numpy' >&2; exit 1")
+    (board.folder / "test").write_text(f"{test}; exit 1")
     record, ran = board.start(f"fetched 7 3 0 {board.file}")
-    assert (record, ran) == ("failed 7 3 0 its self-test failed: ImportError: no numpy", "releases/3")
+    assert (record, ran) == (f"failed 7 3 0 its self-test failed: {why}", "releases/3")
     assert sorted(path.name for path in board.releases.iterdir()) == ["3", "record"]
 
 
