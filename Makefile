@@ -10,6 +10,7 @@ ZENSICAL := .venv-zensical
 EXTRAS := demo,simulate,view,dev
 TRAINING := .venv-training
 TRAINING_STAMP := $(TRAINING)/.installed
+BOARD := examples/board
 SIDE_BY_SIDE := -n logical --maxprocesses 4 --dist worksteal
 # A suite keeps what failed in a place of its own, since CI runs several at once; it sets ENDED to learn how each ended.
 SUITE = -m pytest -o cache_dir=.pytest_cache/$@ $(SIDE_BY_SIDE)
@@ -19,7 +20,7 @@ SUITE = -m pytest -o cache_dir=.pytest_cache/$@ $(SIDE_BY_SIDE)
 unexport PYTHONDONTWRITEBYTECODE
 test test-slow test-installed test-training: export OMP_NUM_THREADS = 1
 
-.PHONY: soak install install-training demo test test-slow test-installed test-training mutants fuzz fuzz-api conformance check format bench docs site clean arm
+.PHONY: soak install install-training demo test test-slow test-installed test-training mutants fuzz fuzz-api conformance check format bench docs site clean arm board card-tools
 
 install: $(STAMP) $(TESTS_STAMP)
 
@@ -67,14 +68,21 @@ $(TRAINING_STAMP): pyproject.toml constraints.txt
 test-training: $(TRAINING_STAMP)  ## What onnxruntime-training adds; needs Python <= 3.12 on x86-64.
 	$(TRAINING)/bin/python $(SUITE) -m ort_training $(TESTS) $(ENDED)
 
-# What builds a card (its refusals name the same packages) and the emulated board. CUTS=20 loses power so often, and SEED
-# says again at which moments.
-arm: install  ## A card built from Debian packages, started in an emulated arm64 board: join, train, lose power, go on.
-	command -v qemu-system-aarch64 cpio depmod fakeroot mcopy mkfs.vfat ssh >/dev/null && \
-	  test -e /usr/share/qemu-efi-aarch64/QEMU_EFI.fd || \
+# What builds a card (its refusals name the same packages) and the emulated board.
+card-tools: export PATH := $(PATH):/usr/sbin:/sbin
+card-tools:
+	for tool in qemu-system-aarch64 cpio depmod fakeroot mcopy mkfs.vfat mke2fs sfdisk xz zstd mosquitto ssh; do \
+	  command -v $$tool || missing=$$tool; done >/dev/null; \
+	test -z "$$missing" && test -e /usr/share/qemu-efi-aarch64/QEMU_EFI.fd || \
 	  $(if $(filter 0,$(shell id -u)),,sudo) apt-get install -q -y --no-install-recommends qemu-system-arm qemu-efi-aarch64 \
 	    cpio kmod fakeroot mtools dosfstools e2fsprogs fdisk xz-utils zstd mosquitto openssh-client
+
+# CUTS=20 loses power so often, and SEED says again at which moments.
+arm: install card-tools  ## A card built from Debian packages, started in an emulated arm64 board: join, train, lose power, go on.
 	$(BIN)/python -m pytest -m arm -rs -s $(TESTS)
+
+board: install card-tools  ## What the README's emulated board needs: a fleet with identities, its data and its model.
+	PATH="$(abspath $(BIN)):$$PATH" sh $(BOARD)/prepare.sh $(BOARD_OPTIONS)
 
 soak: install  ## RUNS runs (50) in which server, agents and Mosquitto are killed at random; then 30 rounds of chaos.
 	$(BIN)/python -m tests.fleet.soak --runs $(or $(RUNS),50)
@@ -113,6 +121,7 @@ docs: $(STAMP)  ## Documents that are generated from the code.
 	$(BIN)/python -m tests.documents.asyncapi > docs/asyncapi.json
 	$(BIN)/python -m shoal.view.app > docs/openapi.json
 	$(BIN)/python -m tests.documents.reference docs/reference
+	$(BIN)/python -m tests.documents.platforms
 
 # It checks links to pages and anchors; the module, what the browser would load.
 $(ZENSICAL)/bin/zensical:

@@ -27,6 +27,16 @@ def pytest_collection_modifyitems(items):
             item.add_marker(missing)
 
 
+def pytest_sessionfinish(session, exitstatus):
+    """A whole suite that passes leaves what it ran on for the README's table (`tests/documents/platforms.py`)."""
+    config = session.config
+    whole = config.args_source is config.ArgsSource.TESTPATHS and not config.option.keyword and not config.option.lf
+    if whole and exitstatus == 0 and not hasattr(config, "workerinput") and not config.option.collectonly:
+        from tests.documents.platforms import ended  # noqa: PLC0415  (once in a suite)
+
+        ended(config.option.markexpr)
+
+
 @pytest.fixture
 def typed(tmp_path, monkeypatch, capfd):
     """Runs the command in the test's folder and in this process, since to start one takes longer than most commands."""

@@ -45,9 +45,10 @@ _TOMLI = "2.3.0"  # Python 3.11 and later read TOML themselves
 
 _GLIBC = ("2_17", "2_27", "2_28")  # of the oldest system for which there is an onnxruntime, and older
 
-# Parts of packages that training does not import; of cffi only the compiled half is, by cryptography.
+# Parts of packages that training does not import; of cffi only the compiled half is, by cryptography. Libonnxruntime.so
+# is for programs in C: what Python loads has all of it inside.
 _UNUSED = re.compile(
-    r"onnxruntime/(transformers|quantization|tools|datasets)/|cffi/|numpy/(f2py|distutils)/|numpy/(.*/)?tests/|numpy/_core/_(simd|\w*_tests)\."
+    r"onnxruntime/((transformers|quantization|tools|datasets)/|capi/libonnxruntime\.so)|cffi/|numpy/(f2py|distutils)/|numpy/(.*/)?tests/|numpy/_core/_(simd|\w*_tests)\."
     r"|.*\.(pyi|pxd|h|lib|a)$|.*\.dist-info/sboms/|[^/]*\.data/"
 )
 

@@ -66,6 +66,7 @@ def lines_of(page: str, text: str) -> list[Line]:
 
 
 _TUTORIAL, _TEMPLATES = Elsewhere("tests/test_tutorial.py"), Elsewhere("tests/shoal/test_templates.py")
+_NEWCOMER = Elsewhere("tests/shoal/flash/test_newcomer.py")
 _HOWTO, _API = Elsewhere("tests/test_howto.py"), Elsewhere("tests/shoal/test_api.py")
 _HOURS = Never("takes an hour and more; tests/reproduction runs every table at the scale smoke")
 _ROOT = Never("needs root on a board; tests/shoal/flash runs the script or package in a folder")
@@ -81,7 +82,15 @@ _MAKE = Never("installs or runs whole suites; tests/test_documents.py looks for 
 
 # By page and line; a * at the end stands for any more, and the first row that fits counts.
 PLACES: dict[tuple[str, str], Place] = {
+    ("README.md", "make board"): _NEWCOMER,
     ("README.md", "make *"): _MAKE,
+    ("README.md", "source .venv/bin/activate"): _NEWCOMER,
+    ("README.md", "cd examples/board"): _NEWCOMER,
+    ("README.md", "sh emulate.sh pi-1.img"): _NEWCOMER,
+    ("README.md", "shoal flash image --out pi-1.img"): _NEWCOMER,
+    ("README.md", "shoal run --config lab/fleet.toml"): _NEWCOMER,
+    ("README.md", "shoal devices --store lab/store"): _NEWCOMER,
+    ("README.md", "shoal export-weights --store lab/store --format torch --out pi-1.pt"): _NEWCOMER,
     ("README.md", "SHOAL_DATA=/path/to/data shoal demo --data mnist"): Never(
         "takes minutes and MNIST; tests/test_demo_figures.py has its figures, `make demo` runs the same on digits"
     ),
