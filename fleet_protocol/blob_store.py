@@ -116,8 +116,8 @@ class BlobStore:
         """Whether the blob is here, or its part is."""
         return self.has(digest) or (self.root / "parts" / digest).exists()
 
-    def put(self, *parts: bytes | memoryview, durable: bool = True) -> str:
-        """Keep bytes in parts, and return their digest; without `durable`, `sync` waits for many blobs at once.
+    def put(self, *parts: bytes | memoryview) -> str:
+        """Keep bytes in parts, and return their digest.
 
         Raises:
             StorageError: the disk is full or cannot be written.
@@ -125,9 +125,7 @@ class BlobStore:
         digest = blob_digest(*parts)
         path = self.path(digest)
         if not path.is_file():
-            write_atomically(path, *parts, durable=durable and self._durable)
-            if self._durable and not durable:
-                self._syncing[digest] = self._threads.submit(_sync, path)
+            write_atomically(path, *parts, durable=self._durable)
         return digest
 
     def keep(self, digest: str, data: bytes) -> None:

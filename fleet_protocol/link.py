@@ -14,12 +14,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Literal
 
 import paho.mqtt.client as paho
 from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
+from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from fleet_protocol.errors import ConfigError, TransportError
@@ -38,6 +39,7 @@ KEEP_ALIVE_SECONDS = 20  # a dead board is noticed after one and a half of these
 BACKOFF_FIRST_SECONDS = 0.5
 BACKOFF_MAX_SECONDS = 30.0
 PUBACK_BYTES = 4
+_TAKEN, _NONE = ReasonCode(PacketTypes.PUBACK), Properties(PacketTypes.PUBACK)  # type: ignore[no-untyped-call]
 
 
 def publish_packet_bytes(topic: str, payload_bytes: int, qos: int) -> int:
@@ -76,7 +78,7 @@ def _why(error: BaseException | None) -> str:
 
 
 class LeanClient(paho.Client):
-    """paho's client, which makes no tables of properties for a message that has none: most of what reading it costs.
+    """paho's client, which makes no tables of properties for a packet that has none: most of what reading it costs.
 
     It stands on the names of paho's own methods. Where a later paho has others, messages take paho's way.
     """
@@ -91,6 +93,15 @@ class LeanClient(paho.Client):
         topic = packet[2:end].decode(errors="replace")
         self.plain(topic, bytes(memoryview(packet)[end + 3 :]), bool(command & 1))
         return self._send_puback(int.from_bytes(packet[end : end + 2], "big"))
+
+    def _handle_pubackcomp(self, cmd: Literal["PUBACK", "PUBCOMP"]) -> MQTTErrorCode:
+        packet = self._in_packet["packet"]
+        if cmd != "PUBACK" or len(packet) != 2:
+            return super()._handle_pubackcomp(cmd)
+        mid = int.from_bytes(packet, "big")
+        with self._out_message_mutex:
+            known = mid in self._out_messages
+            return self._do_on_publish(mid, _TAKEN, _NONE) if known else MQTTErrorCode.MQTT_ERR_SUCCESS
 
 
 class Link:

@@ -276,7 +276,7 @@ class VirtualDispatcher:
             return
         if whole is not data:
             updates.remove(merged)
-            merged = updates.put(whole, durable=False)
+            merged = updates.put(whole)
         received = record.receiving(update.model_copy(update={"digest": merged}), result.metrics)
         self._store.receive([received])
         task.record = received
