@@ -7,13 +7,13 @@ its peak is a board's. The base has 513 MB; a copy of it, by the runtime or by u
 """
 
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.child import printed
 from models.registry import Registry, infer_layout
 from trainer_export.artifact_set import export_architecture
 from trainer_export.recipe import Recipe
@@ -29,8 +29,7 @@ def measured(settings: Mapping[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         export_architecture(architecture, settings, [tier], Recipe(), folder, formats=("onnx",))
-        command = [sys.executable, "-m", "benchmarks.mapped_training", name]
-        found: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+        found: dict[str, Any] = json.loads(printed("-m", "benchmarks.mapped_training", name))
         files = {item.stat().st_ino: item.stat().st_size for item in folder.rglob("*") if item.is_file()}
     return {**found, "disk_mb": sum(files.values()) / 2**20}
 

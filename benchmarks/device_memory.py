@@ -24,12 +24,17 @@ from pathlib import Path
 import numpy as np
 from packaging.requirements import Requirement
 
+from benchmarks.child import REPOSITORY, printed
 from benchmarks.row import Row
 from broker_server.service.broker import EmbeddedBroker
 from broker_server.service.server import Server
 from broker_server.settings.fleet import FleetConfig
 from fleet_protocol.control import RunEvent, UpdateReceived
+from models.registry import Registry
+from models.tier import Tier
 from tests.brokers import free_port
+from trainer_export.artifact_set import export_architecture
+from trainer_export.recipe import Recipe
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -41,18 +46,7 @@ RATIO_BUDGET = 0.45
 BATCH, SAMPLES, EPOCHS = 32, 320, 3
 PATIENCE_SECONDS = 180.0
 MB = 1024 * 1024
-REPOSITORY = Path(__file__).resolve().parents[1]
 FLEET, DEVICE = "bench", "board"
-
-_EXPORT = """
-import sys
-from pathlib import Path
-from models.registry import Registry
-from models.tier import Tier
-from trainer_export.artifact_set import export_architecture
-from trainer_export.recipe import Recipe
-export_architecture(Registry.zoo().get("conv"), {}, [Tier(1.0, 1)], Recipe(), Path(sys.argv[1]), formats=("onnx",))
-"""
 
 # The same samples, model and recipe as one would write them in PyTorch, one thread as the device has.
 _TORCH = f"""
@@ -83,16 +77,6 @@ def _as_after_boot(python: Path) -> None:
         with path.open("rb") as file:
             os.fsync(file.fileno())  # pages that are not written yet cannot be forgotten
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def _python(code: str, *arguments: str) -> str:
-    command = [sys.executable, "-c", code, *arguments]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False, cwd=REPOSITORY
-    )
-    if done.returncode:
-        raise RuntimeError(done.stderr[-2000:])
-    return done.stdout.strip()
 
 
 @contextlib.contextmanager
@@ -185,9 +169,11 @@ def rows() -> list[Row]:
         draw = np.random.default_rng(0)
         x = draw.normal(size=(SAMPLES, 1, 28, 28)).astype(np.float32)
         np.savez(work / "data.npz", x=x, y=draw.integers(0, 10, SAMPLES))
-        _python(_EXPORT, str(work / "artifacts"))
+        export_architecture(
+            Registry.zoo().get("conv"), {}, [Tier(1.0)], Recipe(), work / "artifacts", formats=("onnx",)
+        )
         _as_after_boot(Path(sys.executable))
-        torch = int(_python(_TORCH, str(work / "data.npz"))) / 1024
+        torch = int(printed("-c", _TORCH, str(work / "data.npz"))) / 1024
         _as_after_boot(Path(sys.executable))
         here, step = _device_megabytes(Path(sys.executable), work, "here")
         result = [

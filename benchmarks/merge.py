@@ -2,14 +2,13 @@
 
 import itertools
 import json
-import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.child import printed
 from benchmarks.row import Row
 from broker_server.strategies.accumulator import finish, fold, start
 from device_runtime.board import peak_resident_bytes
@@ -49,7 +48,8 @@ def conv_layout(channels: tuple[int, ...] = CHANNELS) -> Layout:
     return Layout("bench", {}, axes, tuple(parameters), (), 1, (1,), ("classes",), (1, 28, 28), "float32", CLASSES)
 
 
-def _plans(layout: Layout, kind: PlanKind, widths: tuple[float, ...]) -> list[CompiledPlan]:
+def plans_of(layout: Layout, kind: PlanKind, widths: tuple[float, ...]) -> list[CompiledPlan]:
+    """Of a round, one for each width."""
     return [compile_plan(layout, make_plan(layout, layout.tier(width), kind, round_index=37)) for width in widths]
 
 
@@ -65,7 +65,7 @@ def _throughput(kind: PlanKind, widths: tuple[float, ...], updates: int, weight:
     else the machine does disturbs both alike.
     """
     layout = conv_layout()
-    plans = _plans(layout, kind, widths)
+    plans = plans_of(layout, kind, widths)
     old = _weights(layout.shapes(layout.tier(1.0)), 0)
     given = [_weights({n: t.local_shape for n, t in plan.tensors.items()}, 1 + i) for i, plan in enumerate(plans)]
     copies = [{name: np.zeros_like(value) for name, value in one.items()} for one in given]
@@ -91,7 +91,7 @@ def _throughput(kind: PlanKind, widths: tuple[float, ...], updates: int, weight:
 def _memory(updates: int) -> dict[str, float]:
     """Resident memory of merging this many updates of mixed tiers, as multiples of the model; for a fresh process."""
     layout = conv_layout()
-    plans = _plans(layout, "rolling", WIDTHS)
+    plans = plans_of(layout, "rolling", WIDTHS)
     tier = layout.tier(1.0)
     size = 4 * layout.parameter_count(tier)
     before = peak_resident_bytes()
@@ -104,17 +104,6 @@ def _memory(updates: int) -> dict[str, float]:
     # As in the server, which reads the old weights back from its store when the round closes.
     finish(state, {name: np.ones(shape, np.float32) for name, shape in layout.shapes(tier).items()})
     return {"models": (peak_resident_bytes() - before) / size}
-
-
-def _memory_in_process(updates: int) -> float:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.merge", str(updates)],
-        capture_output=True,
-        check=True,
-        timeout=300,
-        cwd=Path(__file__).parents[1],
-    )
-    return float(json.loads(done.stdout)["models"])
 
 
 def rows() -> list[Row]:
@@ -132,7 +121,9 @@ def rows() -> list[Row]:
         found.append(
             Row(f"merge throughput / memcpy: {name}", copying / merging, "ratio", THROUGHPUT_BUDGET, at_least=True)
         )
-    memory = {updates: _memory_in_process(updates) for updates in (8, 64, 256)}
+    memory = {
+        updates: json.loads(printed("-m", "benchmarks.merge", str(updates)))["models"] for updates in (8, 64, 256)
+    }
     for updates, models in memory.items():
         if models < 1.0:
             raise RuntimeError(f"{updates} updates took {models:.2f} models of memory, so the measurement is wrong")

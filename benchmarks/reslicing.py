@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.merge import conv_layout
+from benchmarks.merge import conv_layout, plans_of
 from benchmarks.row import Row
 from broker_server.service.blob_service import BlobService
 from fleet_protocol.blob_store import BlobStore
@@ -17,7 +17,6 @@ from fleet_protocol.blobs import DEFAULT_CHUNK_BYTES
 from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.topics import Topics
 from fleet_protocol.weights import weights_parts
-from models.plan import compile_plan, make_plan
 
 WIDTHS = (1.0, 0.5, 0.25, 0.125, 0.0625)
 BUDGET = 8.0
@@ -52,7 +51,7 @@ def _measure(folder: Path) -> tuple[float, int]:
         *weights_parts({item.name: rng.standard_normal(item.shape, np.float32) for item in layout.parameters})
     )
     model = open_tensors(blobs.path(version))
-    plans = [compile_plan(layout, make_plan(layout, layout.tier(width))) for width in WIDTHS]
+    plans = plans_of(layout, "static", WIDTHS)
     link = _Sink()
     service = BlobService(link, Topics("bench"), DEFAULT_CHUNK_BYTES)  # type: ignore[arg-type]  # all that it uses
     # The whole model's slice would be the version itself: with a number in it nothing is there already.

@@ -34,6 +34,7 @@ from models.plan import compile_plan, make_plan
 from models.registry import infer_layout
 from models.tier import Tier
 from models.zoo.layers import set_mode
+from reproduction.experiment import merged
 from simulation.data.held import Parts
 from simulation.preparing import prepare
 from simulation.results.history import read_devices
@@ -84,10 +85,7 @@ def settings(root: Path, sets: Path, name: str, **tables: Mapping[str, Any]) -> 
         # Only the last round, which is not timed, is evaluated.
         "evaluation": {"every": 1000, "statistics_fraction": 0.02},
     }
-    merged = {**base, "out": root / name, "cache": root / "cache"}
-    for key, table in tables.items():
-        merged[key] = {**merged.get(key, {}), **table}
-    return SimulationConfig.model_validate(merged)
+    return SimulationConfig.model_validate(merged(base, {"out": root / name, "cache": root / "cache"}, tables))
 
 
 def speed(root: Path, data: Path) -> list[Row]:

@@ -26,7 +26,8 @@ from device_runtime.training.backends.runtime import open_session
 from fleet_protocol.manifest import noise_input, parameter_input, state_input
 from models import Registry
 from models.registry import infer_layout
-from trainer_export.batches import SizedBatches, vocabulary_of
+from models.zoo.exchange import vocabulary_of
+from trainer_export.batches import SizedBatches
 from trainer_export.check import calm_torch
 from trainer_export.exported import Export
 from trainer_export.footprint import Footprint

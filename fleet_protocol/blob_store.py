@@ -3,9 +3,10 @@
 import contextlib
 import os
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import IO
 
 from fleet_protocol.blobs import PartFile, storage_error, write_all
 from fleet_protocol.digests import blob_digest, matches, place_of
@@ -16,12 +17,22 @@ _SYNC_THREADS = 8
 
 
 def write_atomically(path: Path, *parts: bytes | memoryview, durable: bool = True) -> None:
+    """Replace a file by some parts, in order; see `replacing`."""
+    with replacing(path, durable=durable) as file:
+        for part in parts:
+            file.write(part)
+
+
+@contextlib.contextmanager
+def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
     """Replace a file so that a reader, or a crash, sees the old content or the new and nothing between.
 
     Args:
         path: the file, for its owner alone; its folder is made.
-        parts: of the new content, in order.
         durable: wait until it would survive a power cut; without, it survives the end of the process alone.
+
+    Yields:
+        What to write the new content to; if the block ends with an error, nothing is replaced.
 
     Raises:
         StorageError: the disk is full or cannot be written; the old file is untouched.
@@ -30,18 +41,19 @@ def write_atomically(path: Path, *parts: bytes | memoryview, durable: bool = Tru
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)  # as the file, which is its owner's alone
         descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(descriptor, "wb") as file:
-            for part in parts:
-                file.write(part)
+        with os.fdopen(descriptor, "w+b") as file:
+            yield file
             file.flush()
             if durable:
                 os.fsync(file.fileno())
         Path(temporary).replace(path)
+        temporary = None
     except OSError as error:
+        raise storage_error("write", path, error) from error
+    finally:
         if temporary:
             with contextlib.suppress(OSError):
                 Path(temporary).unlink()
-        raise storage_error("write", path, error) from error
 
 
 def _sync(path: Path) -> None:

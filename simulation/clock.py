@@ -17,7 +17,7 @@ A round takes as long as its slowest device, and rounds add up. What the specifi
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import pairwise
@@ -239,11 +239,6 @@ def load_clock(config: ClockConfig) -> Clock:
             f"no clock table {config.table!r}; there is {SHIPPED!r}, or give the path of your own, a .toml file"
         )
     return Clock(load_config(Path(config.table), ClockTable), config)
-
-
-def round_seconds(device_times: Iterable[float]) -> float:
-    """Time of a round, in seconds: that of its slowest device, 0 if none took part."""
-    return max(device_times, default=0.0)
 
 
 def _known(table: Mapping[str, object], name: str, kind: str, key: str) -> str:

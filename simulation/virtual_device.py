@@ -13,18 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from device_runtime.board import installed_backends, peak_resident_bytes
+from device_runtime.board import installed_backends
 from device_runtime.training.backends import ForwardSession, Sessions, TrainSession
-from device_runtime.training.compute import compute, keep_update, told
+from device_runtime.training.compute import compute, finished
 from device_runtime.training.hooks import Hooks, SelfTested
-from device_runtime.training.labels import present_labels
 from device_runtime.training.own_model import OwnModel
+from device_runtime.training.routines import Result
 from device_runtime.training.task import Bench, Task, base_tensors
 from device_runtime.training.weights_file import read_weights
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import BlobError, RefusedError, ShoalError
 from fleet_protocol.manifest import Manifest, parse_manifest
-from fleet_protocol.messages import TaskMetrics
 from fleet_protocol.noise import seeded
 from simulation.data.held import VirtualData
 from simulation.orders import Failed, Finished, WorkerSetup, WorkItem, WorkOrder
@@ -178,20 +177,10 @@ class VirtualDevices:
             if isinstance(result, ShoalError):
                 found.append(_failed(item, result))
                 continue
-            chosen = bench.split()[0]
-            metrics = TaskMetrics(
-                examples=len(chosen),
-                batches=result.result.steps,
-                labels=tuple(present_labels(bench.data.fitted(manifest).y[chosen], manifest.classes).tolist()),
-                train_loss=result.result.loss,
-                mean_loss=result.result.mean_loss,
-                fetch_seconds=0.0,
-                train_seconds=seconds,
-                resident_bytes=peak_resident_bytes(),
-            )
-            task = _task(item, manifest, self._tested)
-            update = keep_update(task, bench, result.tensors)
-            found.append(Finished(task=item.task, update=update, metrics=told(task, metrics)))
+            done = result.result
+            made = Result(result.tensors, done.steps, seconds, done.loss, done.mean_loss)
+            outcome = finished(_task(item, manifest, self._tested), bench, made)
+            found.append(Finished(task=item.task, update=outcome.update, metrics=outcome.metrics))
         return found
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from trainer_export.loss import Loss
 from trainer_export.losses.cross_entropy import MaskedCrossEntropy
@@ -79,8 +79,3 @@ class SizedBatches:
         mask = torch.ones(self.signature.classes)
         mask[-1] = 0.0
         return mask
-
-
-def vocabulary_of(model: nn.Module) -> int:
-    """The number of tokens every embedding of a model knows."""
-    return min((m.num_embeddings for m in model.modules() if isinstance(m, nn.Embedding)), default=2)

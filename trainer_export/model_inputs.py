@@ -147,8 +147,7 @@ def prepared(model: nn.Module, mode: Mode, *, operators: bool = False) -> nn.Mod
     model = set_mode(copy.deepcopy(model, shared), mode)
     if operators:
         for path, norm in norms(model):
-            parent, _, leaf = path.rpartition(".")
-            setattr(model.get_submodule(parent), leaf, _OperatorNorm(norm))
+            model.set_submodule(path, _OperatorNorm(norm))
     return model
 
 

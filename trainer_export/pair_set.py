@@ -30,7 +30,8 @@ from models.architecture import Architecture, build
 from models.parts import parameters_in
 from models.registry import infer_layout
 from models.tier import Tier
-from trainer_export.batches import SizedBatches, vocabulary_of
+from models.zoo.exchange import vocabulary_of
+from trainer_export.batches import SizedBatches
 from trainer_export.check import calm_torch
 from trainer_export.exported import Export
 from trainer_export.footprint import Footprint, count_flops, peak_memory

@@ -18,7 +18,8 @@ from fleet_protocol.weights import encode_weights
 from models.cut import CLASSES
 from models.tier import Tier
 from models.user_lines import at_line_of, first_line
-from trainer_export.batches import SizedBatches, vocabulary_of
+from models.zoo.exchange import vocabulary_of
+from trainer_export.batches import SizedBatches
 from trainer_export.exported import Export
 from trainer_export.footprint import Footprint, count_flops, peak_memory
 from trainer_export.formats import executorch, ort_training

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from device_runtime.board import peak_resident_bytes
 from device_runtime.training.hooks import Hooks
 from device_runtime.training.labels import present_labels
-from device_runtime.training.routines import routine_of
+from device_runtime.training.routines import Result, routine_of
 from device_runtime.training.task import Bench, Task
 from fleet_protocol.encodings import LEVELS, decode, encode
 from fleet_protocol.errors import BlobError
@@ -52,14 +52,16 @@ def compute(task: Task, bench: Bench, hooks: Hooks) -> Outcome:
         BlobError: a blob is damaged on disk.
         StorageError: the update cannot be written.
     """
-    routine = routine_of(task.instructions)
-    result = routine.run(task, bench, hooks)
-    chosen, _ = bench.split()
+    return finished(task, bench, routine_of(task.instructions).run(task, bench, hooks))
+
+
+def finished(task: Task, bench: Bench, result: Result) -> Outcome:
+    """Keep the update that a routine made, with what goes with it; raises what `keep_update` does."""
     update = keep_update(task, bench, result.tensors)
     # Where a part of the model stays, what a label means may be the board's own business.
     labels = () if task.instructions.stays else _labels(task, bench)
     metrics = TaskMetrics(
-        examples=len(chosen),
+        examples=bench.examples,
         batches=result.batches,
         labels=labels,
         train_loss=result.loss,
@@ -69,16 +71,10 @@ def compute(task: Task, bench: Bench, hooks: Hooks) -> Outcome:
         resident_bytes=peak_resident_bytes(),
         evaluation=result.evaluation,
     )
-    trained = routine.phase == "training"
-    return Outcome(update, told(task, metrics), result.seconds / max(result.batches, 1) if trained else None)
-
-
-def told(task: Task, metrics: TaskMetrics) -> TaskMetrics:
-    """What is said of a task: where the device's part is hidden, no loss, no evaluation and no labels."""
-    if not task.instructions.upload.silent:
-        return metrics
-    hidden = {"labels": (), "train_loss": None, "mean_loss": None, "evaluation": None}
-    return metrics.model_copy(update=hidden)
+    if task.instructions.upload.silent:  # the device's part is hidden
+        metrics = metrics.model_copy(update={"labels": (), "train_loss": None, "mean_loss": None, "evaluation": None})
+    trained = routine_of(task.instructions).phase == "training"
+    return Outcome(update, metrics, result.seconds / max(result.batches, 1) if trained else None)
 
 
 def _labels(task: Task, bench: Bench) -> tuple[int, ...]:

@@ -88,22 +88,6 @@ def batches(order: Indices, batch_size: int) -> Iterator[Indices]:
         yield order[start : start + batch_size]
 
 
-def passes(chosen: Indices, settings: TrainSettings, round_number: int) -> Iterator[Pass]:
-    """The batches of a task, pass by pass.
-
-    Args:
-        chosen: indices of the training samples.
-        settings: of the offer; with ``steps`` the last pass ends early, or there are more passes than ``epochs``.
-        round_number: number of the round.
-    """
-    per_pass = math.ceil(len(chosen) / settings.batch_size)
-    left = settings.steps_for(len(chosen))
-    count = math.ceil(left / per_pass)
-    for epoch in range(count):
-        order = chosen[sample_order(settings.seed, round_number, epoch, len(chosen))]
-        yield Pass(epoch, count, tuple(batches(order, settings.batch_size))[: left - epoch * per_pass])
-
-
 def draw_noise(layers: Sequence[NoiseSpec], moment: Moment, count: int) -> dict[str, NDArray[np.float32]]:
     """The random numbers of one training step (see the module's text).
 
@@ -136,17 +120,21 @@ class Course:
     round: int
 
     def passes(self) -> Iterator[Pass]:
-        """The batches of a training, pass by pass."""
-        return passes(self.chosen, self.settings, self.round)
+        """The batches of a training, pass by pass: of so many steps, the last pass ends early."""
+        per_pass = math.ceil(len(self.chosen) / self.settings.batch_size)
+        count = math.ceil(self.steps / per_pass)
+        for epoch in range(count):
+            planned = tuple(batches(self.order(epoch), self.settings.batch_size))
+            yield Pass(epoch, count, planned[: self.steps - epoch * per_pass])
 
     @property
     def steps(self) -> int:
         """Steps of the whole training."""
         return self.settings.steps_for(len(self.chosen))
 
-    def order(self) -> Indices:
-        """The samples of the first pass, in its order."""
-        return self.chosen[sample_order(self.settings.seed, self.round, 0, len(self.chosen))]
+    def order(self, epoch: int = 0) -> Indices:
+        """The samples of a pass, in its order."""
+        return self.chosen[sample_order(self.settings.seed, self.round, epoch, len(self.chosen))]
 
     def moment(self, epoch: int, step: int) -> Moment:
         """A step of this task."""

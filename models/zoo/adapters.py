@@ -98,8 +98,7 @@ def with_adapters(model: nn.Module, adapters: Adapters, cut: Cut) -> nn.Module:
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in trained)
     for path in chosen:
-        parent, _, leaf = path.rpartition(".")
-        setattr(model.get_submodule(parent), leaf, LoraLinear(layers[path], rank, adapters.scale))
+        model.set_submodule(path, LoraLinear(layers[path], rank, adapters.scale))
     return model
 
 

@@ -100,14 +100,18 @@ def subject_of(module: nn.Module, x: Tensor) -> Subject:
     return Subject(set_mode(module, "statistics"), state, x)
 
 
+def vocabulary_of(module: nn.Module) -> int:
+    """The number of tokens that every embedding of a model knows."""
+    return min((item.num_embeddings for item in module.modules() if isinstance(item, nn.Embedding)), default=2)
+
+
 def samples(module: nn.Module, row: Row, count: int = _SAMPLES, scale: float = 1.0, shift: float = 0.0) -> Tensor:
     """A few random samples for a model: numbers of a deviation and a mean, or tokens that all its embeddings know.
 
     A scale below 1 is also the share of the tokens that may come, from the first.
     """
     generator = torch.Generator().manual_seed(_SEED)
-    known = min((item.num_embeddings for item in module.modules() if isinstance(item, nn.Embedding)), default=2)
-    known = max(1, int(known * min(scale, 1.0)))
+    known = max(1, int(vocabulary_of(module) * min(scale, 1.0)))
     if row.dtype == "float32":
         numbers = torch.randn((count, *row.shape), generator=generator) * scale + shift
         return row.with_tokens(numbers, known)  # type: ignore[no-any-return]

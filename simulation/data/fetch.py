@@ -7,7 +7,6 @@ For the other sets an error says where they come from and what the loader expect
 import gzip
 import hashlib
 import http.client
-import tempfile
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -18,7 +17,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO
 
-from fleet_protocol.errors import BlobError, ConfigError, StorageError, TransportError
+from fleet_protocol.blob_store import replacing
+from fleet_protocol.errors import BlobError, ConfigError, TransportError
 
 _BLOCK = 1 << 16
 
@@ -115,21 +115,10 @@ def _is_right(path: Path, file: RemoteFile) -> bool:
 def _download(file: RemoteFile, path: Path, timeout_seconds: float) -> None:
     if urllib.parse.urlsplit(file.url).scheme not in ("http", "https"):
         raise ConfigError(f"{file.url} is neither http nor https")
-    partial: Path | None = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as target:
-            partial = Path(target.name)
-            _receive(file, target, timeout_seconds)
-        with partial.open("rb") as stored:
-            _verify(stored, file)
-        partial.replace(path)
-        partial = None
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error}; free space there or choose another folder") from error
-    finally:
-        if partial is not None:
-            partial.unlink(missing_ok=True)
+    with replacing(path) as target:
+        _receive(file, target, timeout_seconds)
+        target.seek(0)
+        _verify(target, file)
 
 
 def _receive(file: RemoteFile, target: IO[bytes], timeout_seconds: float) -> None:

@@ -6,9 +6,7 @@
 Workers read these and nothing of the exporter, so that they start quickly and stay small.
 """
 
-import os
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleet_protocol.blobs import storage_error
+from fleet_protocol.blob_store import replacing
 from fleet_protocol.data import DataSet
 from fleet_protocol.errors import DataError
 from simulation.data.dataset import Dataset
@@ -38,7 +36,8 @@ class Parts:
             for name, parts in (("train", self.train), ("test", self.test))
             for what, value in (("index", np.concatenate(parts)), ("offset", np.cumsum([0, *map(len, parts)])))
         }
-        _save(path, lambda file: np.savez(file, **arrays))
+        with replacing(path) as file:
+            np.savez(file, **arrays)
 
     @staticmethod
     def load(path: Path) -> "Parts":
@@ -137,11 +136,12 @@ def write_data(folder: Path, data: Dataset) -> None:
     """
     if all((folder / name).is_file() for name in ("black.npy", "test.npz")):  # the first and the last
         return
-    black = np.asarray(data.black, np.float32)
-    _save(folder / "black.npy", lambda file: np.save(file, black))
-    _save(folder / "train_x.npy", lambda file: np.save(file, data.train_x))
-    _save(folder / "train_y.npy", lambda file: np.save(file, data.train_y))
-    _save(folder / "test.npz", lambda file: np.savez(file, x=data.test_x, y=data.test_y))
+    arrays = {"black": np.asarray(data.black, np.float32), "train_x": data.train_x, "train_y": data.train_y}
+    for name, array in arrays.items():  # which may be too large to be held as bytes once more
+        with replacing(folder / f"{name}.npy") as file:
+            np.save(file, array)
+    with replacing(folder / "test.npz") as file:
+        np.savez(file, x=data.test_x, y=data.test_y)
 
 
 def _as_task(task: NDArray[np.int64], y: NDArray[np.int64], source: str) -> NDArray[np.int64]:
@@ -153,20 +153,3 @@ def _as_task(task: NDArray[np.int64], y: NDArray[np.int64], source: str) -> NDAr
             f"{source} has the label {y[labels.argmin()]}, which its task leaves out; deal it other samples"
         )
     return labels
-
-
-def _save(path: Path, write: Callable[[Any], None]) -> None:
-    """Write a file whose content is too large to be held as bytes once more, atomically."""
-    temporary = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            temporary = Path(file.name)
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
-        raise storage_error("write", path, error) from error

@@ -9,7 +9,6 @@ from broker_server.store.privacy_spent import epsilons
 from broker_server.store.queries import find_run
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.messages import Evaluation
-from simulation.clock import round_seconds
 from simulation.judges import Judges
 from simulation.results.history import DeviceRow, RoundRow
 from simulation.virtual_fleet import VirtualFleet
@@ -57,7 +56,7 @@ class RowMaker:
         losses = [row.train_loss for row in devices if row.train_loss is not None]
         simulated = record.collect_seconds
         if simulated is None:  # an earlier version ran it, which waited for everybody
-            simulated = round_seconds(row.simulated_seconds for row in devices)
+            simulated = max((row.simulated_seconds for row in devices), default=0.0)
         weights = {task.weights.digest: task.weights.size for task in tasks}
         payload = sum(weights.values()) + sum(task.update_size or 0 for task in tasks)
         row = RoundRow(

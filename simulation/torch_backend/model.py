@@ -73,8 +73,7 @@ def make_model(
             "there; export the set again"
         )
     for path, norm in [(path, m) for path, m in module.named_modules() if isinstance(m, StaticBatchNorm)]:
-        parent, _, leaf = path.rpartition(".")
-        setattr(module.get_submodule(parent), leaf, NativeNorm(norm))
+        module.set_submodule(path, NativeNorm(norm))
     return set_mode(module, "train")
 
 

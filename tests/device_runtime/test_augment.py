@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from device_runtime.training.course import Course, Moment, passes, training_batch
+from device_runtime.training.course import Course, Moment, training_batch
 from device_runtime.training.epochs import train
 from device_runtime.training.hooks import Hooks
 from device_runtime.training.measuring import HeldOut, evaluate, measure
@@ -141,7 +141,7 @@ def test_training_sees_changed_images_and_evaluation_does_not():
     train(session, MANIFEST, Course(data, chosen, SETTINGS, 3), Hooks())
     expected = [
         training_batch(data, indices, "float32", Moment(SETTINGS.seed, 3, planned.epoch, step))
-        for planned in passes(chosen, SETTINGS, 3)
+        for planned in Course(data, chosen, SETTINGS, 3).passes()
         for step, indices in enumerate(planned.batches)
     ]
     assert len(session.seen) == len(expected) == 6

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from device_runtime.training.backends import ForwardSession, TrainSession, load_runtime
-from device_runtime.training.course import Course, batches, holdout_split, passes, sample_order
+from device_runtime.training.course import Course, batches, holdout_split, sample_order
 from device_runtime.training.epochs import self_test, train
 from device_runtime.training.hooks import Hooks, TaskStopped
 from device_runtime.training.labels import label_mask
@@ -292,12 +292,12 @@ def test_self_test_accepts_a_good_set_and_refuses_a_broken_one(tiny, tmp_path):
 @pytest.mark.parametrize(("steps", "passes_made", "last"), [(1, 1, 1), (3, 1, 3), (4, 2, 1), (7, 3, 1)])
 def test_a_number_of_steps_takes_as_many_passes_as_it_needs(steps, passes_made, last):
     """Ten samples in batches of four are three steps a pass; the last pass ends early, and its order is its own."""
-    chosen = np.arange(100, 110)
-    made = list(passes(chosen, _settings(epochs=1, steps=steps, batch_size=4), 3))
+    data, chosen = make_dataset("ten", np.zeros((110, 1)), np.zeros(110, np.int64)), np.arange(100, 110)
+    made = list(Course(data, chosen, _settings(epochs=1, steps=steps, batch_size=4), 3).passes())
     assert [(planned.epoch, planned.epochs) for planned in made] == [(i, passes_made) for i in range(passes_made)]
     assert sum(len(planned.batches) for planned in made) == steps
     assert len(made[-1].batches) == last
-    whole = list(passes(chosen, _settings(epochs=passes_made, batch_size=4), 3))
+    whole = list(Course(data, chosen, _settings(epochs=passes_made, batch_size=4), 3).passes())
     for short, full in zip(made, whole, strict=True):
         for mine, theirs in zip(short.batches, full.batches, strict=False):
             np.testing.assert_array_equal(mine, theirs)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet_protocol.errors import ConfigError
-from simulation.clock import ClockConfig, DeviceClock, Load, load_clock, round_seconds
+from simulation.clock import ClockConfig, DeviceClock, Load, load_clock
 
 VECTORS = Path(__file__).parents[3] / "shared" / "vectors" / "vectors.json"
 WIDTHS = (0.0625, 0.125, 0.25, 0.5, 1.0)
@@ -37,9 +37,6 @@ def test_w3_through_the_clock():
     assert full == pytest.approx([5.507808, 33.9886653867], abs=1e-6)
     quarter = CLOCK.device_seconds(pi, Load(0.25, 64, 10))
     assert quarter == pytest.approx(4.489196, abs=1e-6)
-    assert round_seconds([full[0], quarter]) == full[0]
-    assert round_seconds(full) == full[1]
-    assert round_seconds([]) == 0
 
 
 def test_the_shipped_table_is_the_released_one():

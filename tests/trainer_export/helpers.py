@@ -12,7 +12,8 @@ from torch import nn
 from fleet_protocol.graphs.check import check_structure
 from fleet_protocol.manifest import CheckSpec
 from models import Registry, build
-from trainer_export.batches import SizedBatches, vocabulary_of
+from models.zoo.exchange import vocabulary_of
+from trainer_export.batches import SizedBatches
 from trainer_export.check import calm_torch
 from trainer_export.formats.files import GraphFile
 from trainer_export.formats.onnx import check_graphs, write_graphs, write_train_graph

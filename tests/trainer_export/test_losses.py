@@ -12,11 +12,12 @@ from fleet_protocol.metrics import evaluation_of
 from fleet_protocol.recipe import RecipeTable
 from models.architecture import architecture, build
 from models.tier import Tier
+from models.zoo.exchange import vocabulary_of
 from models.zoo.layers import set_mode
 from tests.marking import mostly_slow
 from tests.trainer_export.helpers import ZOO
 from trainer_export.artifact_set import export_architecture
-from trainer_export.batches import SizedBatches, vocabulary_of
+from trainer_export.batches import SizedBatches
 from trainer_export.check import open_session, run_session
 from trainer_export.formats.onnx import write_train_graph
 from trainer_export.loss import loss_named

@@ -8,11 +8,12 @@ from torch import nn
 from device_runtime.training.backends import TrainSession
 from fleet_protocol.errors import ConfigError, ExportError, RefusedError
 from fleet_protocol.manifest import next_name, parameter_input, state_input
+from models.zoo.exchange import vocabulary_of
 from tests.marking import mostly_slow
 from tests.trainer_export.helpers import batches_for, tiny, train_report
 from tests.trainer_export.test_losses import LEARNING_RATE, STEPS, exported, ignoring, made
 from tests.trainer_export.test_records import CASES
-from trainer_export.batches import SizedBatches, vocabulary_of
+from trainer_export.batches import SizedBatches
 from trainer_export.check import calm_torch, open_session, run_session
 from trainer_export.formats.onnx import write_train_graph
 from trainer_export.optimizers.adam import Adam, AdamW

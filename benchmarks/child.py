@@ -1,0 +1,20 @@
+"""Runs a part of a benchmark in a process of its own, whose time and memory are then of this part alone."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+def printed(*arguments: str, timeout: float = 300) -> str:
+    """What Python prints that is started in the repository with some arguments.
+
+    Raises:
+        RuntimeError: it failed; the message is the end of what it said.
+    """
+    command = [sys.executable, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, cwd=REPOSITORY)
+    if done.returncode:
+        raise RuntimeError(done.stderr[-2000:])
+    return done.stdout
