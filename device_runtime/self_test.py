@@ -11,16 +11,18 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from device_runtime.board import installed_backends, runtime_version
-from fleet_protocol.blob_store import write_atomically
+from fleet_protocol.blob_store import BlobStore, write_atomically
 from fleet_protocol.child_process import python_module
 from fleet_protocol.errors import StorageError
 
 _PASSED = "self-test"
 """File of the state folder: what passed, so that it is not repeated at every start."""
 
+_SET = "--set"
 _SECONDS = 240.0
 """A Raspberry Pi with a cold card needs about ten; systemd waits 600 for the agent to start."""
 
@@ -48,8 +50,13 @@ def provider_test(name: str) -> str:
     return _tried(name, "the CPU does its work", name)
 
 
-def _tried(runtime: str, remedy: str, *provider: str) -> str:
-    command = [*python_module("device_runtime.self_test"), *provider]
+def set_test(manifest: Path, blobs: Path, graphs: Sequence[str]) -> str:
+    """Why an artifact set cannot be trained here; of its graphs by key, the first is the step."""
+    return _tried("the artifact set", "tasks go on with the one before", _SET, str(manifest), str(blobs), *graphs)
+
+
+def _tried(runtime: str, remedy: str, *arguments: str) -> str:
+    command = [*python_module("device_runtime.self_test"), *arguments]
     try:
         done = subprocess.run(  # noqa: S603  (this interpreter, these arguments)
             command, capture_output=True, text=True, errors="replace", timeout=_SECONDS, check=False
@@ -68,6 +75,21 @@ def _tried(runtime: str, remedy: str, *provider: str) -> str:
     return f"{runtime} does not work on this board: {why} ({remedy})"
 
 
+def _step_of_set(path: Path, folder: Path, graphs: Sequence[str]) -> None:
+    """Look at the graphs of a set as a task does, and take one step."""
+    from device_runtime.training.backends.session import TrainSession  # noqa: PLC0415  (as in main)
+    from device_runtime.training.epochs import self_test as step  # noqa: PLC0415
+    from device_runtime.training.task import base_tensors  # noqa: PLC0415
+    from fleet_protocol.graphs.check import check_graph  # noqa: PLC0415
+    from fleet_protocol.manifest import parse_manifest  # noqa: PLC0415
+
+    manifest, blobs = parse_manifest(path.read_bytes()), BlobStore(folder)
+    for key in graphs:
+        check_graph(blobs.read(manifest.graphs[key].digest), manifest.graphs.values())
+    train = blobs.path(manifest.graphs[graphs[0]].digest)
+    step(TrainSession(manifest, train, base=base_tensors(manifest, blobs)), manifest)
+
+
 def main() -> None:
     """Train in this process, by the way of a task; an error ends it with its message on standard error."""
     import numpy as np  # noqa: PLC0415  (the agent imports this module, not what the test needs)
@@ -78,6 +100,9 @@ def main() -> None:
 
     folder = Path(__file__).parent / "self_test_set"
     try:
+        if sys.argv[1:2] == [_SET]:
+            _step_of_set(Path(sys.argv[2]), Path(sys.argv[3]), sys.argv[4:])
+            return
         manifest = Manifest.model_validate_json((folder / "manifest.json").read_bytes())
         session = TrainSession(manifest, folder / "train.onnx", provider=(*sys.argv[1:], CPU)[0])
         session.load({each.name: np.zeros(each.shape, np.float32) for each in manifest.parameters})

@@ -63,9 +63,10 @@ class Fleet:
         """Ids of the connected devices, sorted."""
         return tuple(sorted(self._online))
 
-    def releases(self) -> dict[str, str]:
+    def releases(self, *, sets: bool = False) -> dict[str, str]:
         """What the devices that take releases say of theirs, by id."""
-        found = {device: profile.release for device, profile in self._profiles.items() if profile is not None}
+        known = {device: profile for device, profile in self._profiles.items() if profile is not None}
+        found = {device: profile.sets if sets else profile.release for device, profile in known.items()}
         return {device: said for device, said in found.items() if said is not None}
 
     def profiles(self) -> dict[str, Profile]:

@@ -54,7 +54,7 @@ def plan_round(
             choices.append(
                 Alternative(
                     tier=tier.id,
-                    artifact_set=context.artifacts.tiers[tier.id].ref,
+                    artifact_set=context.set_of(item.device, context.artifacts.tiers[tier.id]),
                     weights=refs[planned.key],
                     plan_key=planned.key,
                 )
@@ -122,7 +122,7 @@ def statistics_tasks(
             tier=judged.tier.id,
             plan_key=judged.tier.id,
             version=version.number,
-            artifact_set=judged.ref,
+            artifact_set=context.set_of(device, judged),
             weights=weights,
         )
         for device in devices

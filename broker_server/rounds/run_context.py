@@ -3,7 +3,7 @@
 import os
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -19,10 +19,16 @@ from broker_server.strategies.strategy import Average, PlanRequest, Strategy
 from fleet_protocol.encodings import LEVELS
 from fleet_protocol.errors import ConfigError, PlanError
 from fleet_protocol.manifest import Manifest
-from fleet_protocol.messages import Instructions, TrainSettings
+from fleet_protocol.messages import BlobRef, Instructions, TrainSettings
 from fleet_protocol.messages.instructions import Hiding, Ramp, Summing, Upload
 from fleet_protocol.noise import Draw
 from fleet_protocol.recipe import RecipeTable
+
+# What says what the numbers of an update mean.
+_SAME = (
+    *("arch", "settings", "tier", "width", "depth", "classes", "input_shape", "input_dtype", "label_shape"),
+    *("parameters", "statistics", "base"),
+)
 
 
 def new_run_id() -> str:
@@ -38,6 +44,7 @@ class RunContext:
         config: with absolute paths.
         tiers: in use, largest first.
         noise: random bytes for what a name says; those of the operating system, which nobody can draw again.
+        sets: by tier, artifact sets that a device has tested and trains instead of those of the run.
     """
 
     run: str
@@ -46,6 +53,21 @@ class RunContext:
     tiers: tuple[TierArtifacts, ...]
     strategy: Strategy
     noise: Callable[[str], Draw] = lambda _name: os.urandom
+    sets: Callable[[str], Mapping[str, tuple[Manifest, BlobRef]]] = lambda _device: {}
+
+    def set_of(self, device: str, item: TierArtifacts) -> BlobRef:
+        """The artifact set that a task of a device names for a tier."""
+        manifest, ref = self.sets(device).get(item.tier.id, (item.manifest, item.ref))
+        return item.ref if self.why_other(item, manifest) else ref
+
+    def why_other(self, item: TierArtifacts, new: Manifest) -> str:
+        """Why another artifact set cannot take the place of a tier's in this run; empty where it can."""
+        old, keeps = item.manifest, self.config.train.optimizer_state == "keep"
+        fields = [*_SAME, *(["states"] if keeps else [])]
+        other = [name for name in fields if getattr(old, name) != getattr(new, name)]
+        other += ["recipe.loss"] if old.recipe.loss != new.recipe.loss else []
+        other += [f"graph {key}" for key in old.graphs.keys() - new.graphs.keys()]
+        return f"{', '.join(other)} of {item.tier.id} are others than" if other else ""
 
     @property
     def judged(self) -> TierArtifacts:

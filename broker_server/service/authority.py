@@ -185,10 +185,12 @@ def renew(folder: Path, names: Collection[str], *, days: int) -> list[str]:
     return done
 
 
-def sign_release(folder: Path, builds: Mapping[str, BlobRef], days: int, before: int) -> tuple[Release, str]:
+def sign_release(
+    folder: Path, builds: Mapping[str, BlobRef], sets: Mapping[str, BlobRef], days: int, before: int
+) -> tuple[Release, str]:
     """A release after the one with the number `before`, the rest as of its class, and signed; errors as of `renew`."""
     fleet, number = Authority.read(folder).fleet, later(before)
-    release = Release(fleet=fleet, number=number, builds=builds, expires=_end(days))
+    release = Release(fleet=fleet, number=number, builds=builds, sets=sets, expires=_end(days))
     return release, issue(release, _operator(folder)).hex()
 
 

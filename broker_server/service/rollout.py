@@ -16,18 +16,21 @@ from types import MappingProxyType
 
 from pydantic import ValidationError
 
+from broker_server.rounds.artifacts import Artifacts
 from broker_server.rounds.fleet import Fleet
 from broker_server.service.authority import changing, sign_release
 from broker_server.service.blob_service import BlobService
 from broker_server.store import Store, TaskPhase
 from broker_server.store.task_table import Answer
 from fleet_protocol.blob_store import BlobStore, write_atomically
-from fleet_protocol.blobs import DEFAULT_CHUNK_BYTES, blob_ref
+from fleet_protocol.blobs import blob_ref
 from fleet_protocol.digests import blob_digest
-from fleet_protocol.errors import ConfigError, StorageError
+from fleet_protocol.errors import BlobError, ConfigError, StorageError
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.identity.enrolment import Papers
 from fleet_protocol.identity.release import Release
+from fleet_protocol.manifest import Manifest, parse_manifest
+from fleet_protocol.messages import BlobRef
 
 _LOOK_SECONDS = 1.0
 _EXCUSED = ("busy", "late", "no-data", "no-space", "too-far")  # what a board runs has no part in them
@@ -138,10 +141,20 @@ class RolloutView:
     versions: Mapping[str, str]
 
 
+def _files_of(release: Release, sets: Mapping[str, tuple[Manifest, BlobRef]]) -> list[str]:
+    """Digests of all that boards may ask for of a release, with the manifests of its artifact sets."""
+    digests = [ref.digest for ref in (*release.builds.values(), *release.sets.values())]
+    for manifest, _ in sets.values():
+        digests += [spec.digest for spec in (*manifest.graphs.values(), *manifest.files.values())]
+    return digests
+
+
 def view_of(rollout: Rollout, store: Store) -> RolloutView:
     """How far a rollout is, by what the devices of a store said last."""
     known = {device.id: device.profile for device in store.devices(rollout.release.fleet) if device.profile is not None}
-    records = {name: profile.release for name, profile in known.items() if profile.release}
+    sets = bool(rollout.release.sets)
+    found = {name: profile.sets if sets else profile.release for name, profile in known.items()}
+    records = {name: line for name, line in found.items() if line}
     boards = dict.fromkeys(() if rollout.ended else records, "not asked") | rollout.outcomes(records, time.time())
     verbs = tuple(verb for verb, (states, _) in VERBS.items() if rollout.state in states)
     versions = {name: profile.runtime_version for name, profile in known.items() if name in boards}
@@ -188,15 +201,18 @@ def steer_rollout(folder: Path, verb: str) -> Rollout:
     return keep_rollout(folder, change)
 
 
-def begin(folder: Path, builds: Mapping[str, bytes], days: int, **how: object) -> Rollout:
-    """Sign a release of some builds, by kind of board, and roll it out; errors as of `keep_rollout`.
+def begin(
+    folder: Path, builds: Mapping[str, bytes], days: int, sets: Artifacts | None = None, **how: object
+) -> Rollout:
+    """Sign a release of some builds, by kind of board, or of sets, and roll it out; errors as of `keep_rollout`.
 
     Boards take it for so many days, 0 for ever; the rest is of `Rollout`.
     """
     refs, old = {kind: blob_ref(data) for kind, data in builds.items()}, None
     with contextlib.suppress(ConfigError):
         old = read_rollout(folder)
-    release, signed = sign_release(folder, refs, days, old.release.number if old else 0)
+    manifests = {} if sets is None else {tier: item.ref for tier, item in sets.tiers.items()}
+    release, signed = sign_release(folder, refs, manifests, days, old.release.number if old else 0)
     rollout = Rollout.model_validate({"release": release, "signed": signed, **how})
     if old is not None:
         (folder / "rollouts").mkdir(exist_ok=True)
@@ -206,6 +222,10 @@ def begin(folder: Path, builds: Mapping[str, bytes], days: int, **how: object) -
     store = BlobStore(folder / "releases")
     for data in builds.values():
         store.put(data)
+    files = {} if sets is None else sets.files
+    for digest, path in files.items():
+        store.keep(digest, path.read_bytes())
+    store.sync(files)
     return keep_rollout(folder, lambda: rollout)
 
 
@@ -214,10 +234,16 @@ class Carrier:
 
     def __init__(self, folder: Path, source: Callable[[], Mapping[str, bytes]]) -> None:
         self._folder, self._source, self._next, self._judge, self._papers = folder, source, 0.0, 0.0, source()
+        self._number, self._passed = 0, frozenset[str]()
+        self._sets: Mapping[str, tuple[Manifest, BlobRef]] = {}
 
     def papers(self) -> Mapping[str, bytes]:
         """What is said to each device; the same object until it is another."""
         return self._papers
+
+    def sets(self, device: str) -> Mapping[str, tuple[Manifest, BlobRef]]:
+        """By tier, the artifact sets of the rollout for a device on which they have passed and not failed since."""
+        return self._sets if device in self._passed else {}
 
     def turn(self, fleet: Fleet, blobs: BlobService, store: Store) -> bool:
         """Look once a second, and say whether boards are to be told something else."""
@@ -226,8 +252,14 @@ class Carrier:
         self._next, records, papers = time.monotonic() + _LOOK_SECONDS, fleet.releases(), dict(self._source())
         waits = False  # boards that start anew have forgotten what they were told
         said = {name: {"heard": line.split(" ")[1]} for name, line in records.items() if line.startswith("trial ")}
-        with contextlib.suppress(ConfigError, StorageError):  # there is none, or it cannot be changed just now
+        with contextlib.suppress(BlobError, ConfigError, StorageError):  # there is none, or it cannot be read now
             old, now = read_rollout(self._folder), time.time()
+            files = BlobStore(self._folder / "releases")
+            if old.release.number != self._number:
+                sets = old.release.sets.items()
+                self._sets = {tier: (parse_manifest(files.read(ref.digest)), ref) for tier, ref in sets}
+                self._number = old.release.number
+            records = fleet.releases(sets=bool(old.release.sets))
             watched = {name: at for name, at in old.heard.items() if now < at + old.within_seconds and not old.stopped}
             answers = store.answered_since(watched) if watched and now >= self._judge else []
             self._judge = now + 10.0 if answers else self._judge  # of a large fleet there are many
@@ -237,12 +269,13 @@ class Carrier:
 
             if moved(old) != old:
                 old = keep_rollout(self._folder, lambda: moved(read_rollout(self._folder)))
-            files = BlobStore(self._folder / "releases")
-            refs = [ref.digest for ref in old.release.builds.values() if files.has(ref.digest)]
-            blobs.serve({digest: files.path(digest) for digest in refs}, DEFAULT_CHUNK_BYTES)
-            waits = not all(
-                each.startswith(("running", "failed", "proving")) for each in old.outcomes(records, now).values()
-            )
+            there = [digest for digest in _files_of(old.release, self._sets) if files.has(digest)]
+            (ref, *_) = (*old.release.builds.values(), *old.release.sets.values())
+            blobs.serve({digest: files.path(digest) for digest in there}, ref.chunk_bytes)
+            states = old.outcomes(records, now)
+            waits = not all(each.startswith(("running", "failed", "proving")) for each in states.values())
+            passed = [name for name, state in states.items() if state in {"running", "proving"}]
+            self._passed = frozenset(() if old.stopped or not old.release.sets else passed)
             for name in old.asked if not old.stopped else ():
                 said[name] = {**said.get(name, {}), "release": old.signed}
         for name in said.keys() & papers.keys():

@@ -215,6 +215,8 @@ class Server:
             weights=config.model.weights,
         )
         context = prepare_run(run, config, artifacts)
+        if self._carrier is not None:
+            context = replace(context, sets=self._carrier.sets)
         return context, open_evaluators(context)
 
     def _work(self, context: RunContext, evaluators: Evaluators, request: str | None) -> control.RunFinished:

@@ -1,13 +1,11 @@
 """Which sub-model of an offer a board takes, and what it remembers of a round for the next choice."""
 
-import math
-
 from device_runtime.agent.measured import Measured
 from device_runtime.agent.task_store import StoredTask
 from device_runtime.settings import DeviceConfig
 from device_runtime.training.choosers import Experience, Situation, chooser_of
 from device_runtime.training.choosers.memory import ChooserMemory
-from device_runtime.training.choosers.rule import depth_of, width_of
+from device_runtime.training.choosers.rule import within
 from device_runtime.training.routines import may_join
 from device_runtime.training.task import Bench
 from fleet_protocol.messages import Offer, TierChoice
@@ -25,7 +23,7 @@ def choose(offer: Offer, config: DeviceConfig, bench: Bench, measured: Measured)
         RefusedError: the board cannot do what is asked, or does not know how to choose.
     """
     measures = may_join(offer, bench).phase == "measuring"
-    able = [choice for choice in offer.choices if measures or _fits(choice.tier, config)]
+    able = [choice for choice in offer.choices if measures or within(choice.tier, config.max_width, config.max_depth)]
     chooser = chooser_of(offer)
     if not able or chooser is None:
         return able[0] if able else None
@@ -46,8 +44,3 @@ def remember_round(record: StoredTask, config: DeviceConfig, measured: Measured,
     memory = ChooserMemory(config.state_dir)
     experience = Experience(offer.round, record.tier, loss, measured.step_seconds)
     memory.save(offer.run, chooser, chooser.learn(memory.load(offer.run, chooser), experience))
-
-
-def _fits(tier: str, config: DeviceConfig) -> bool:
-    deepest = math.inf if config.max_depth is None else config.max_depth
-    return width_of(tier) <= config.max_width and depth_of(tier) <= deepest

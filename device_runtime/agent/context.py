@@ -5,7 +5,7 @@ import math
 import queue
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -80,6 +80,7 @@ class Context:
         outcomes: how recent tasks ended.
         refused: messages that were not from who may say them, by reason.
         data_mark: when the files of the samples were last changed, as of `load_data`.
+        staged: digests of the files of artifact sets that are fetched beforehand.
         status_at: ``time.monotonic()`` when the state is told to the fleet, if it lasts until then.
     """
 
@@ -97,6 +98,7 @@ class Context:
     outcomes: deque[tuple[str, Event, Refusal | None]] = field(default_factory=lambda: deque(maxlen=_OUTCOMES_KEPT))
     refused: Counter[RefusalReason] = field(default_factory=Counter)
     data_mark: float = 0.0
+    staged: Collection[str] = ()
     status_at: float = math.inf
 
     def post(self, event: Event) -> None:
@@ -112,7 +114,8 @@ class Context:
             self.post(Event.FAILED)
         elif self.releases.wanted is not None:
             with contextlib.suppress(StorageError):  # then it is tried again when it is said again
-                self.releases.move("unfit", self.releases.wanted[0].number, self.failure[1])
+                new = self.releases.wanted[0]
+                self.releases.move("unfit", new.number, self.failure[1], sets=bool(new.sets))
             self.publish_status()
 
     def journal_refusal(self, error: RefusedError) -> None:
@@ -147,7 +150,7 @@ class Context:
 
     def blobs_in_use(self) -> set[str]:
         """Digests of what must stay on disk."""
-        release = set() if self.releases.wanted is None else {self.releases.wanted[1].digest}
+        release = set() if self.releases.wanted is None else {self.releases.wanted[1].digest, *self.staged}
         return release if self.task is None else release | {*self.task.blobs_in_use()}
 
     def send(self, kind: type[FrozenModel], **fields: object) -> None:

@@ -53,4 +53,5 @@ class Measured:
             memory_below=large.peak if large else None,
             lowered=large.said if large else None,
             release=releases.record,
+            sets=releases.sets,
         )

@@ -1,18 +1,23 @@
-"""The runtimes of a board side by side: which one runs, which one is tried, and the way back.
+"""The runtimes of a board side by side, and its artifact sets: which one runs, which one is tried, and the way back.
 
 What starts the agent (`launch`, which a bundle brings and no release replaces) reads the same record, one line of PHASE
 NUMBER BEFORE STARTS WHY, and moves it, too: a runtime that does not start cannot. To rename that file is the switch.
+
+Of artifact sets the record says which have passed here; the server names them in tasks, and others again.
 """
 
+import contextlib
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from device_runtime.agent.cache import read_index
 from device_runtime.settings import DeviceConfig
+from device_runtime.training.choosers.rule import within
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.messages.values import RELEASE_PATTERN, BlobRef
@@ -22,6 +27,7 @@ if TYPE_CHECKING:
     from fleet_protocol.identity.release import Release
 
 RESTART = 75  # exit code of an agent that ends for another runtime to start (EX_TEMPFAIL)
+MADE = "running 0 0 0"  # the record of a board as it was made
 _TRIES = 10  # of the broker, in whose time a server must have heard a release
 
 # fmt: off
@@ -31,6 +37,8 @@ TRANSITIONS: Mapping[tuple[str, str], str] = MappingProxyType({
     ("failed",  "whole"):  "fetched",
     ("running", "unfit"):  "failed",   # it does not take it; BEFORE runs on, and WHY is told
     ("failed",  "unfit"):  "failed",
+    ("running", "passed"): "running",  # artifact sets are here, and have passed their self-test
+    ("failed",  "passed"): "running",
     ("fetched", "tested"): "trial",    # the launcher has unpacked it, and its self-test has passed
     ("fetched", "broken"): "failed",   # it has not, or took the board down three times; BEFORE runs
     ("trial",   "heard"):  "running",  # the agent on trial: the server has heard it
@@ -45,19 +53,17 @@ class Releases:
 
     Attributes:
         record: the line as it is on disk, None without a launcher.
-        wanted: what is to be fetched, signed by the operator, and its file for this board.
+        sets: the same of artifact sets, None where there is no operator who signs them.
+        wanted: what is to be fetched, signed by the operator, and its file for this board, of sets the manifest.
         until: ``time.monotonic()`` when a trial ends.
         over: whether the agent ends for another runtime to start.
     """
 
     def __init__(self, config: DeviceConfig) -> None:
-        folder = os.environ.get("SHOAL_RELEASES")
+        folder, self._config, self.over = os.environ.get("SHOAL_RELEASES"), config, False
         self._path = Path(folder) / "record" if folder else None
-        self.record = None if self._path is None else "running 0 0 0"
-        if self._path is not None and self._path.exists():
-            found = self._path.read_text(encoding="utf-8", errors="replace").strip()
-            self.record = found if re.match(RELEASE_PATTERN, found) else self.record
-        self._most_bytes, self.over = config.max_cache_bytes, False
+        self._sets_path = config.state_dir / "sets-record" if config.identity else None
+        self.record, self.sets = _read(self._path), _read(self._sets_path)
         self.wanted: tuple[Release, BlobRef] | None = None
         trial = (self.record or "").startswith("trial ")
         self.until = time.monotonic() + _TRIES * config.connect_timeout_seconds if trial else float("inf")
@@ -72,34 +78,61 @@ class Releases:
         from fleet_protocol.identity.release import Release, kind_of  # noqa: PLC0415  (cryptography: a board's memory)
 
         new, self.wanted = told.release if isinstance(told.release, Release) else None, None
-        if self.record is None:
-            return
-        phase, number = self.record.split(" ")[:2]
-        if phase == "trial":
-            if told.heard == int(number):
+        if (self.record or "").startswith("trial "):
+            if told.heard == int(str(self.record).split(" ")[1]):
                 self.move("heard")
-        elif new is not None and new.number < int(number):
-            raise RefusedError(RefusalReason.REPLAYED, f"release {new.number}, where {number} is known")
-        elif new is not None and new.number > int(number):
-            ref = new.builds.get(kind_of())
-            if ref is None:
+            return
+        record = self.record if new is None or not new.sets else self.sets
+        if record is None or new is None:
+            return
+        known, sets = int(record.split(" ")[1]), bool(new.sets)
+        if new.number < known:
+            raise RefusedError(RefusalReason.REPLAYED, f"release {new.number}, where {known} is known")
+        if new.number > known:
+            ref = new.sets.get(self._tier(new.sets)) if sets else new.builds.get(kind_of())
+            if ref is None and sets:
+                self.move("unfit", new.number, f"tiers {', '.join(new.sets)} are beyond this board's limits", sets=sets)
+            elif ref is None:
                 self.move("unfit", new.number, f"it is for {', '.join(new.builds)}, and this board is {kind_of()}")
             elif 0 < new.expires < time.time():
-                self.move("unfit", new.number, "it has expired; the operator signs it again with a new rollout")
-            elif ref.size > self._most_bytes:
-                self.move("unfit", new.number, f"its {ref.size} bytes are more than max_cache_bytes")
+                why = "it has expired; the operator signs it again with a new rollout"
+                self.move("unfit", new.number, why, sets=sets)
+            elif ref.size > self._config.max_cache_bytes:
+                self.move("unfit", new.number, f"its {ref.size} bytes are more than max_cache_bytes", sets=sets)
             else:
                 self.wanted = (new, ref)
 
-    def move(self, event: str, number: int | None = None, why: str = "") -> None:
+    def _tier(self, sets: Collection[str]) -> str:
+        """The tier of which this board had its last task, or the largest within its limits, or none."""
+        last, config = str(read_index(self._config.state_dir).newest.get("tier", "")), self._config
+        able = [tier for tier in sets if within(tier, config.max_width, config.max_depth)]
+        return last if last in able else next(iter(able), "")
+
+    def move(self, event: str, number: int | None = None, why: str = "", *, sets: bool = False) -> None:
         """Go where `TRANSITIONS` says, on disk first; a number is that of a release that is now the one in hand.
+
+        The record is that of `sets`, or that of runtimes.
 
         Raises:
             StorageError: the record cannot be written; all is as before.
         """
-        self.wanted, (phase, old, before) = None, (self.record or "running 0 0").split(" ")[:3]
+        path, line = (self._sets_path, self.sets) if sets else (self._path, self.record)
+        self.wanted, (phase, old, before) = None, (line or "running 0 0").split(" ")[:3]
         before = old if number is not None and phase == "running" else before
         record = f"{TRANSITIONS[phase, event]} {number or old} {before} 0 {' '.join(why.split())[:1000]}".strip()
-        if self._path is not None:
-            write_atomically(self._path, f"{record}\n".encode())
-        self.record, self.until, self.over = record, float("inf"), event in {"whole", "silent"}
+        if path is not None:
+            write_atomically(path, f"{record}\n".encode())
+        if sets:
+            self.sets = record
+        else:
+            self.record, self.until, self.over = record, float("inf"), event in {"whole", "silent"}
+
+
+def _read(path: Path | None) -> str | None:
+    """The record in a file, `MADE` where there is none or it is damaged; None where there can be none."""
+    if path is None:
+        return None
+    with contextlib.suppress(OSError):
+        found = path.read_text(encoding="utf-8", errors="replace").strip()
+        return found if re.match(RELEASE_PATTERN, found) else MADE
+    return MADE

@@ -1,10 +1,11 @@
-"""A runtime for boards, as the operator of a fleet has signed it: which one, for which boards, and until when."""
+"""A runtime or artifact sets for boards, as the operator of a fleet has signed them: which, for whom, until when."""
 
 import platform
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from typing_extensions import Self
 
 from fleet_protocol.identity.certificate import Said
 from fleet_protocol.messages.bounds import Count, Positive, Word
@@ -12,12 +13,13 @@ from fleet_protocol.messages.values import BlobRef, Name
 
 
 class Release(Said):
-    """A runtime.
+    """A runtime, or artifact sets that take the place of those of the run in progress.
 
     Attributes:
         fleet: name of the fleet.
         number: grows with each release; a board that has had one in hand takes none with a lower number.
         builds: by `kind_of` board, a tar.gz of the files below opt/shoal/lib.
+        sets: by tier, a manifest; its graphs are fetched by the digests in it.
         expires: seconds since 1970 after which no board takes it; 0 for never.
     """
 
@@ -28,8 +30,15 @@ class Release(Said):
 
     fleet: Name
     number: Positive
-    builds: Annotated[Mapping[Word, BlobRef], Field(min_length=1, max_length=16)]
+    builds: Annotated[Mapping[Word, BlobRef], Field(max_length=16)] = {}
+    sets: Annotated[Mapping[Word, BlobRef], Field(max_length=16)] = {}
     expires: Count = 0
+
+    @model_validator(mode="after")
+    def _of_one_kind(self) -> Self:
+        if bool(self.builds) == bool(self.sets):
+            raise ValueError("a release is a runtime or artifact sets")
+        return self
 
 
 def kind_of(machine: str = "", python: str = "") -> str:

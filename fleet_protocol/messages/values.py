@@ -61,6 +61,8 @@ class BlobRef(FrozenModel):
 
 RELEASE_PATTERN = r"^(running|fetched|trial|failed) [0-9]{1,15} [0-9]{1,15} [0-9]{1,2}( .*)?$"
 
+ReleaseRecord = Annotated[str, Field(pattern=RELEASE_PATTERN, max_length=2000), AfterValidator(plain)]
+
 
 class Profile(FrozenModel):
     """What a device says about itself.
@@ -86,6 +88,7 @@ class Profile(FrozenModel):
         memory_below: the predicted memory of what it takes must be less; None where nothing was too large for it.
         lowered: why, and when it will take larger sub-models again.
         release: record of `device_runtime.agent.releases`; None where the board takes none.
+        sets: the same of releases that are artifact sets.
     """
 
     arch: Word
@@ -107,7 +110,8 @@ class Profile(FrozenModel):
     unable: Text = ""
     memory_below: Count | None = None
     lowered: Text | None = None
-    release: Annotated[str, Field(pattern=RELEASE_PATTERN, max_length=2000), AfterValidator(plain)] | None = None
+    release: ReleaseRecord | None = None
+    sets: ReleaseRecord | None = None
 
 
 class Measured(FrozenModel):

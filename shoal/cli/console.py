@@ -97,8 +97,11 @@ def seconds_text(seconds: float | None) -> str:
     return f"{int(seconds // 60)} min {int(seconds % 60)} s"
 
 
-def release_text(version: str, record: str | None) -> str:
-    """What a board runs: a version, the release that it has had in hand, and why that one failed."""
-    phase, number, _, _, *why = (record or "running 0 0 0").split(" ", 4)
-    release = f"{version} {phase} {number}" if number != "0" else version
-    return ": ".join([release, *why]) if phase == "failed" else release
+def release_text(version: str, record: str | None, sets: str | None = None) -> str:
+    """What a board runs: a version, the releases that it has had in hand, and why one failed."""
+    said = version
+    for kind, line in (("", record), ("sets ", sets)):
+        phase, number, _, _, *why = (line or "running 0 0 0").split(" ", 4)
+        if number != "0":
+            said += f", {kind}{phase} {number}" + ("".join(f": {each}" for each in why) if phase == "failed" else "")
+    return said

@@ -132,7 +132,9 @@ def _draw_devices(views: Sequence[queries.DeviceView]) -> None:
                 "device": view.device.id,
                 "online": "yes" if view.device.online else "no",
                 "board": "-" if profile is None else f"{profile.arch}, {profile.cores} cores",
-                "version": "-" if profile is None else release_text(profile.runtime_version, profile.release),
+                "version": "-"
+                if profile is None
+                else release_text(profile.runtime_version, profile.release, profile.sets),
                 "tier": view.tier or "-",
                 "samples": "-" if view.examples is None else str(view.examples),
                 "merged": str(view.merged),

@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from device_runtime.agent.cache import CacheIndex
 from device_runtime.agent.releases import TRANSITIONS, Releases
 from device_runtime.settings import DeviceConfig
 from fleet_protocol.blobs import blob_ref
@@ -107,3 +108,71 @@ def test_a_damaged_record_is_none(made):
 def test_every_phase_has_a_way_out():
     """And each way leads to a phase of the table."""
     assert set(TRANSITIONS.values()) == {phase for phase, _ in TRANSITIONS}
+
+
+def sets(number, *tiers, **changes):
+    refs = {tier: blob_ref(tier.encode()) for tier in tiers}
+    return Release.model_validate({"fleet": "lab", "number": number, "sets": refs, **changes})
+
+
+@pytest.fixture
+def member(made, tmp_path):
+    """A board of a fleet with an operator, after some tasks of a tier; without a launcher it takes sets, too."""
+
+    def make(tier="", **settings):
+        newest = {"tier": tier} if tier else {}
+        (tmp_path / "cache.json").write_text(CacheIndex(newest=newest).model_dump_json())
+        return made(identity={"file": tmp_path / "none"}, **settings)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("last", "settings", "tier"),
+    [
+        ("", {}, "w1.00-d2"),
+        ("w0.50-d2", {}, "w0.50-d2"),
+        ("w0.25-d2", {}, "w1.00-d2"),
+        ("", {"max_width": 0.5}, "w0.50-d2"),
+    ],
+)
+def test_of_sets_a_board_wants_those_of_its_tier(member, last, settings, tier):
+    """That of its last task, or the largest within its limits; a runtime is wanted beside them, by its own number."""
+    board = member(last, **settings)
+    board.hear(Told(False, sets(7, "w1.00-d2", "w0.50-d2")))
+    assert board.wanted == (sets(7, "w1.00-d2", "w0.50-d2"), blob_ref(tier.encode()))
+    board.move("passed", 7, sets=True)
+    assert (member().sets, member().record, board.wanted) == ("running 7 0 0", "running 0 0 0", None)
+    board.hear(Told(False, release(6)))
+    assert board.wanted == (release(6), blob_ref(b"it"))
+    with pytest.raises(RefusedError, match="release 5, where 7 is known"):
+        board.hear(Told(False, sets(5, "w1.00-d2")))
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "why"),
+    [
+        ({}, {"max_width": 0.25}, "tiers w1.00-d2 are beyond this board's limits"),
+        ({"expires": 5}, {}, "it has expired; the operator signs it again with a new rollout"),
+    ],
+)
+def test_sets_that_do_not_fit_are_told(member, changes, settings, why):
+    """And the record of runtimes stays as it is."""
+    board = member(**settings)
+    board.hear(Told(False, sets(7, "w1.00-d2", **changes)))
+    assert (board.sets, board.record, board.wanted) == (f"failed 7 0 0 {why}", "running 0 0 0", None)
+
+
+def test_without_an_operator_no_sets_are_taken(made):
+    """Nobody has signed them."""
+    board = made()
+    board.hear(Told(False, sets(7, "w1.00-d2")))
+    assert (board.sets, board.wanted) == (None, None)
+
+
+def test_a_release_is_a_runtime_or_sets():
+    """One number, one thing."""
+    with pytest.raises(ValueError, match="a runtime or artifact sets"):
+        sets(7, "w1.00-d2", builds={kind_of(): blob_ref(b"it")})
+    with pytest.raises(ValueError, match="a runtime or artifact sets"):
+        sets(7)

@@ -143,6 +143,9 @@ PLACES: dict[tuple[str, str], Place] = {
     ("docs/privacy.md", "theta_new(e) = theta_old(e) + (sum_k change_k(e) + z C n(e)) / asked(e)"): Never("a formula"),
     ("docs/recipes.md", "shoal export*"): Scene("exports"),
     ("docs/results/*", "shoal reproduce*"): _HOURS,
+    ("docs/rollout.md", "shoal rollout start --artifacts*"): Never(
+        "takes a run in progress; tests/fleet/test_rollout_sets.py types it in one"
+    ),
     ("docs/rollout.md", "shoal rollout*"): Scene("a_rollout"),
     ("docs/rounds.md", "shoal rounds show*"): Scene("a_store"),
     ("docs/security.md", "shoal *"): Scene("identities"),

@@ -80,7 +80,8 @@ def test_output_that_nobody_takes_is_no_bug(monkeypatch):
 def test_a_release_is_told_with_why_it_failed():
     """A path of a file that is on its way is nobody's business."""
     assert release_text("0.1.0", None) == release_text("0.1.0", "running 0 0 0") == "0.1.0"
-    assert release_text("0.1.0", "fetched 7 0 0 /a file") == "0.1.0 fetched 7"
+    assert release_text("0.1.0", "fetched 7 0 0 /a file") == "0.1.0, fetched 7"
     assert release_text("0.1.0", "failed 7 3 0 its self-test failed: no numpy") == (
-        "0.1.0 failed 7: its self-test failed: no numpy"
+        "0.1.0, failed 7: its self-test failed: no numpy"
     )
+    assert release_text("0.1.0", "running 7 0 0", "running 8 0 0") == "0.1.0, running 7, sets running 8"

@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
@@ -18,16 +19,22 @@ from device_runtime.agent.states.fetching import Collecting, Fetching
 from device_runtime.agent.states.uploading import Uploading
 from device_runtime.agent.task_in_hand import TaskInHand
 from device_runtime.agent.task_store import StoredTask, resume_event
+from device_runtime.agent.worker import WorkDone, WorkFailed, WorkReport
 from device_runtime.board import boot_id, check_system, clock_doubt, probe
-from device_runtime.self_test import self_test
+from device_runtime.self_test import self_test, set_test
 from device_runtime.training.backends import choose_backend
 from device_runtime.training.own_model import OwnModel
+from device_runtime.training.routines import ROUTINES
 from device_runtime.training.task import Bench
 from fleet_protocol.data import load_data
-from fleet_protocol.errors import ConfigError, DataError, RefusalReason, ShoalError, StorageError, plain
+from fleet_protocol.errors import ConfigError, DataError, RefusalReason, RefusedError, ShoalError, StorageError, plain
 from fleet_protocol.identity.opening import open_for
-from fleet_protocol.messages import Refuse
+from fleet_protocol.manifest import BASE, parse_manifest
+from fleet_protocol.messages import BlobRef, Refuse
 from fleet_protocol.transport import Transport
+
+if TYPE_CHECKING:
+    from fleet_protocol.identity.release import Release
 
 _SESSION_EXPIRY_SECONDS = 3600
 _REST_SECONDS = 600.0
@@ -134,7 +141,20 @@ class Probing(DeviceState):
 
 
 class Idle(Collecting):
-    """Waits for an offer; one may have come while the last task was dropped. Meanwhile it fetches a release."""
+    """Waits for an offer; one may have come while the last task was dropped. Meanwhile it fetches a release.
+
+    Of artifact sets it fetches the manifest, then what a training task needs, and takes a step in another process.
+    """
+
+    def __init__(self, ctx: Context) -> None:
+        super().__init__(ctx)
+        self._fetches = 0  # number of the release
+        self._files: tuple[BlobRef, ...] = ()
+
+    @override
+    def leave(self) -> None:
+        self.ctx.kit.worker.cancel()
+        super().leave()
 
     @override
     def enter(self) -> None:
@@ -155,20 +175,61 @@ class Idle(Collecting):
         if now >= self._rest_at:
             self.ctx.kit.memory.lived()  # a board that is asked for nothing tries again some time, too
             self.enter()
-        elif wanted is not None and self._fetch.waits_for(wanted[1].digest):
+        elif wanted is not None and self._fetches == wanted[0].number and not self._fetch.complete:
             super().on_wake()
         else:
             self._fetch.close()
             self.wake_at = self._rest_at if self.ctx.releases.wanted is None else now + _PAUSED_SECONDS
             if wanted is not None:
+                self._fetches, self._files = wanted[0].number, ()
                 self._guarded(lambda: self._want(wanted[1]))
 
     @override
     def _advance(self) -> None:
         wanted = self.ctx.releases.wanted
-        if wanted is not None and self._fetch.complete:
+        if wanted is not None and self._fetch.complete and wanted[0].sets:
+            self._stage(*wanted)
+        elif wanted is not None and self._fetch.complete:
             self.ctx.releases.move("whole", wanted[0].number, str(self.ctx.kit.blobs.path(wanted[1].digest)))
             self.ctx.post(Event.STOP)
+
+    def _stage(self, release: "Release", ref: BlobRef) -> None:
+        """Fetch what a manifest names, or try it when that is there; errors as of `Collecting._take`."""
+        ctx, kit = self.ctx, self.ctx.kit
+        manifest = parse_manifest(kit.blobs.read(ref.digest))
+        if release.sets.get(manifest.tier) != ref:
+            raise RefusedError(RefusalReason.MALFORMED, f"the manifest of tier {manifest.tier} is another tier's")
+        load, large = kit.memory.load("training", manifest.tier, manifest.peak_memory_bytes), kit.memory.too_large
+        if 0 < load.free < load.peak or (large is not None and large.forbids(load.phase, load.peak)):
+            text = f"{manifest.tier} needs {load.peak} bytes of memory, and {load.free} are free"
+            raise RefusedError(RefusalReason.UNSUPPORTED, large.said if large is not None else text)
+        graphs = ROUTINES["train"].graphs(manifest, ctx.need_bench())
+        if not self._files:
+            specs = [*(manifest.graphs[key] for key in graphs), *([manifest.files[BASE]] if manifest.base else [])]
+            self._files = tuple(BlobRef(digest=s.digest, size=s.size, chunk_bytes=ref.chunk_bytes) for s in specs)
+            ctx.staged = [file.digest for file in self._files]
+            self._want(*self._files)
+        elif kit.worker.current is None:
+            path, root = kit.blobs.path(ref.digest), kit.blobs.root
+            kit.worker.start("a set", lambda _: (release.number, set_test(path, root, graphs)))
+
+    @override
+    def on_work(self, event: WorkReport | WorkDone | WorkFailed) -> None:
+        ctx, wanted = self.ctx, self.ctx.releases.wanted
+        if isinstance(event, WorkFailed):
+            ctx.fail(event.error)
+        if wanted is None or not isinstance(event, WorkDone) or not isinstance(event.result, tuple):
+            return
+        number, why = event.result
+        if number != wanted[0].number:
+            return
+        if not why:
+            ctx.kit.cache.staged(wanted[1].digest, ctx.staged)
+        with contextlib.suppress(StorageError):  # it is tried again when it is said again
+            ctx.releases.move("unfit" if why else "passed", wanted[0].number, why, sets=True)
+        ctx.kit.journal.info(f"artifact sets: {ctx.releases.sets}")
+        ctx.staged = ()
+        ctx.publish_status()
 
 
 class _Ending(DeviceState):

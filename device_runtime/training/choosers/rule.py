@@ -75,3 +75,8 @@ def depth_of(tier: str) -> float:
     """The number of blocks of a tier by its id; infinite where the id is none."""
     match = _TIER.fullmatch(tier)
     return int(match[2]) if match else math.inf
+
+
+def within(tier: str, width: float, depth: int | None) -> bool:
+    """Whether a tier is within a board's limits; None is none."""
+    return width_of(tier) <= width and (depth is None or depth_of(tier) <= depth)

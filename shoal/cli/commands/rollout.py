@@ -1,5 +1,6 @@
-"""Bring a new runtime to the boards of a fleet over the air: to a few first, and back where it fails."""
+"""Bring a new runtime or new artifact sets to boards over the air: to a few first, and back where they fail."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,25 +16,49 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 
 @app.command("start")
 def _start(
-    configs: Annotated[list[Path], typer.Argument(help="What the boards are, flash.toml; one for each kind.")],
+    configs: Annotated[
+        list[Path] | None, typer.Argument(help="What the boards are, flash.toml; one for each kind.")
+    ] = None,
+    artifacts: Annotated[
+        Path | None, typer.Option(help="Instead: exported sets for the run in progress, of the same model.")
+    ] = None,
     stages: Annotated[list[float] | None, typer.Option("--stage", help="Percent; by default 5, 25, then 100.")] = None,
     failed: Annotated[float, typer.Option(min=0, max=100, help="Percent of them that may fail.")] = 0.0,
     gate: Annotated[int, typer.Option(min=0, help="Training tasks that each must first finish with it.")] = 0,
     within: Annotated[float, typer.Option(min=1, help="Minutes in which a board must be back with it.")] = 60.0,
     folder: FleetFolder = HERE,
+    store: StoreFolder = DEFAULT_STORE,
 ) -> None:
-    """Pack this version of Shoal, sign it for 90 days, and let a server that is up bring it to the boards."""
+    """Sign this version of Shoal, or artifact sets, for 90 days, and let a server that is up bring them to the boards.
+
+    Of sets each board must have finished a training task, or more of --gate.
+    """
     with needs("server"):
+        from broker_server.rounds.other_sets import load_others
+        from broker_server.service.certificates import Authority
         from broker_server.service.rollout import begin
+        from broker_server.settings.fleet import FleetConfig
+        from broker_server.store import Store
     from fleet_protocol.identity.release import kind_of
     from shoal.flash.bundle import release_files
     from shoal.flash.settings import load_flash_config
 
-    boards = [load_flash_config(path) for path in configs]
+    if bool(configs) == (artifacts is not None):
+        raise ConfigError("name a flash.toml for a runtime, or --artifacts for the sets of the run in progress")
+    sets = None
+    if artifacts is not None:
+        with closing(Store(store)) as opened:
+            run = opened.unfinished(Authority.read(folder).fleet)
+        if run is None:
+            raise ConfigError(f"no run is in progress in {store}; a run that begins takes the sets of its [model]")
+        sets, gate = load_others(FleetConfig.model_validate_json(run.config), artifacts.resolve()), max(gate, 1)
+    boards = [load_flash_config(path) for path in configs or ()]
     builds = {kind_of(each.target.machine, each.target.python): release_files(each) for each in boards}
     shares = [share / 100 for share in stages or (5, 25, 100)]
-    begun = begin(folder, builds, 90, stages=shares, most_failed=failed / 100, within_seconds=within * 60, gate=gate)
-    say(f"release {begun.release.number} for {', '.join(builds)}; see how it goes with `shoal rollout show`")
+    how = {"stages": shares, "most_failed": failed / 100, "within_seconds": within * 60, "gate": gate}
+    begun = begin(folder, builds, 90, sets, **how)
+    whom = ", ".join(builds or begun.release.sets)
+    say(f"release {begun.release.number} for {whom}; see how it goes with `shoal rollout show`")
 
 
 def _steer(verb: Literal["pause", "resume", "stop"], about: str, then: str) -> None:

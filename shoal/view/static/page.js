@@ -492,7 +492,7 @@ function rollouts() {
   const tone = (outcome) => (outcome === "running" ? "good" : outcome.startsWith("failed") ? "bad" : ""), named = (name) => (state.status.run ? link({ view: "device", device: name }, name) : name);
   part("release", `Release ${rollout.release.number}`, [newest, acts()], () => [
     acts() && verbs.length ? el("p", { class: "row" }, verbs.filter((name) => STEERS[name]).map((name) => verb(name, ...STEERS[name], {}, `rollout/actions/${name}`))) : "",
-    tiles({ "it is": newest.state, asked: `${told.asked} of ${boards.length}`, running: told.running, "on their way": told.under, failed: told.failed, "for boards": Object.keys(rollout.release.builds).join(", ") }),
+    tiles({ "it is": newest.state, asked: `${told.asked} of ${boards.length}`, running: told.running, "on their way": told.under, failed: told.failed, "for boards": Object.keys({ ...rollout.release.builds, ...rollout.release.sets }).join(", ") }),
     rollout.stopped ? el("p", { class: "row error" }, `Stopped: ${rollout.stopped}.`) : ""],
     `It stops by itself where more than ${percent(rollout.most_failed)} of the boards asked fail; a board that is not back within ${seconds(rollout.within_seconds)} has failed.`);
   const aims = rollout.stages.map((share) => Math.ceil(share * boards.length)), current = aims.findIndex((aim) => told.asked <= aim);
