@@ -100,9 +100,6 @@ def architecture(
     Args:
         input_dtype: dtype of one sample; of several inputs also by name, float32 where one is left out.
         paper: where the architecture was described.
-
-    Returns:
-        The decorator.
     """
 
     def decorate(builder: Callable[..., Any]) -> Architecture:

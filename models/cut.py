@@ -27,7 +27,7 @@ FIXED_PREFIX = "fixed."
 
 
 class Cut:
-    """Answers a builder's questions about sizes, and remembers what was asked.
+    """Answers a builder's questions about sizes with those to build, and remembers what was asked.
 
     Example:
         >>> cut = Cut(0.5)
@@ -99,9 +99,6 @@ class Cut:
             leading: whether its units are not interchangeable (places of a rotation or of a fixed table), but the
                 leading ones make a model all the same. Nobody proves that; rolling and random plans refuse the axis.
 
-        Returns:
-            Units to build.
-
         Raises:
             ConfigError: if the name is taken by an axis of another size or kind.
         """
@@ -113,9 +110,6 @@ class Cut:
         Args:
             name: start of the names.
             sizes: units of each in the global model.
-
-        Returns:
-            Units of each to build.
 
         Raises:
             ConfigError: as for `width`.
@@ -172,9 +166,6 @@ class Cut:
     def classes(self, n: int) -> int:
         """Name the rows of the classifier, one for each label. They are never cut.
 
-        Returns:
-            Rows to build.
-
         Raises:
             ConfigError: if it was called before with another number.
         """
@@ -188,9 +179,6 @@ class Cut:
         Args:
             name: unique in the model.
             n: number of rows: the labels first, then rows that belong to none.
-
-        Returns:
-            Rows to build.
 
         Raises:
             ConfigError: if the name is taken by an axis of another size or kind.

@@ -60,12 +60,9 @@ class Window:
 def rolling_units(
     axis: Axis, width: float, *, shift: int, direction: Direction = "up", heads: HeadRule = "preserving"
 ) -> Indices:
-    """Keep a window of every group that starts `shift` units further and wraps around.
+    """Keep `axis.kept(width)` units in windows of every group that start `shift` units further and wrap around.
 
     As released the whole axis is rolled and then cut into groups, which mixes neighbouring heads; see `Window`.
-
-    Returns:
-        `axis.kept(width)` distinct units in rolled order.
     """
     start = shift if direction == "up" else -shift
     kept = kept_units(axis.group_size, width)
@@ -76,12 +73,9 @@ def rolling_units(
 
 
 def random_units(axis: Axis, width: float, *, seed: int, round_index: int, label: str) -> Indices:
-    """Keep distinct units drawn uniformly, the same offsets in every group.
+    """Keep `axis.kept(width)` distinct units drawn uniformly, in ascending order, the same offsets in every group.
 
     The label is what the draw is for, so that two axes of one round differ.
-
-    Returns:
-        `axis.kept(width)` units in ascending order; a function of the arguments alone.
     """
     # A digest, because Python's own hash of a string differs from process to process.
     salt = int.from_bytes(hashlib.sha256(label.encode()).digest()[:8], "little")

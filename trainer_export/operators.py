@@ -28,14 +28,8 @@ def _column(vector: Tensor, x: Tensor) -> Tensor:
 def static_batch_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
     """Normalise each channel with the statistics of the batch.
 
-    Args:
-        x: float32 [batch, channels, ...].
-        weight: scale, float32 [channels].
-        bias: shift, float32 [channels].
-        eps: added to the biased variance.
-
-    Returns:
-        float32, the shape of ``x``.
+    Float32 [batch, channels, ...] and the same again; scale and shift are float32 [channels], and `eps` is added to the
+    biased variance.
     """
     centred = x - x.mean(_dims(x), keepdim=True)
     variance = (centred * centred).mean(_dims(x), keepdim=True)

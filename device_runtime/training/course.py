@@ -89,11 +89,7 @@ def batches(order: Indices, batch_size: int) -> Iterator[Indices]:
 
 
 def draw_noise(layers: Sequence[NoiseSpec], moment: Moment, count: int) -> dict[str, NDArray[np.float32]]:
-    """The random numbers of one training step (see the module's text).
-
-    Returns:
-        Layer to float32 ``[count, *shape]``, uniform in [0, 1).
-    """
+    """What the layers draw in one training step, float32 ``[count, *shape]`` in [0, 1) each (see the module's text)."""
     if not layers:
         return {}
     generator = moment.generator(_NOISE)
@@ -101,11 +97,7 @@ def draw_noise(layers: Sequence[NoiseSpec], moment: Moment, count: int) -> dict[
 
 
 def training_batch(data: DataSet, indices: Indices, dtype: str, moment: Moment) -> tuple[NDArray[Any], Targets]:
-    """The samples and targets of one training step (see the module's text).
-
-    Returns:
-        Samples and targets ``[B, ...]``, both new arrays.
-    """
+    """Samples and targets ``[B, ...]`` of one training step, new arrays (see the module's text)."""
     x, y = data.batch(indices, dtype)
     return (data.augmented(x, moment.generator(_AUGMENT)) if data.augment else x), y
 

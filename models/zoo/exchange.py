@@ -141,9 +141,6 @@ def exchanged(
     """Permute the units of axes in every tensor that carries them, or move them back.
 
     For each axis to permute, `units` names the unit that comes to each place; dimensions that are not known stay.
-
-    Returns:
-        New tensors where something moved, the same ones elsewhere.
     """
     found = {}
     for name, value in state.items():

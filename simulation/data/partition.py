@@ -111,9 +111,6 @@ def deal_shards(classes: int, devices: int, per_device: int, seed: int, *, as_re
         as_released: whether to follow the authors' code, where a device that draws a label twice keeps it once, and
             has one shard less; some shards then belong to nobody.
 
-    Returns:
-        The deal; `Shards.split` applies it to a set.
-
     Raises:
         ConfigError: there are fewer shards than classes, or, as released, no whole number for each class.
     """

@@ -117,9 +117,6 @@ def loss(
         dtype: of the targets: ``int64`` for labels; of several by name.
         shape: of one sample's target; empty for one number; of several by name, where it is not empty.
 
-    Returns:
-        The decorator.
-
     Raises:
         ConfigError: the function takes something else.
     """

@@ -49,10 +49,7 @@ _SUGGESTIONS: Mapping[str, str] = MappingProxyType(
 
 
 def write_graph(trace: Trace, metadata: Mapping[str, str] | None = None) -> Any:
-    """The ONNX model of a traced program.
-
-    Returns:
-        An ``onnx.ModelProto`` of standard operators, opset 18, IR 9.
+    """The ONNX model of a traced program, of standard operators: an ``onnx.ModelProto``.
 
     Raises:
         ExportError: an operator has no lowering; the message names it, its module and what to use instead.
@@ -72,10 +69,7 @@ def write_graph(trace: Trace, metadata: Mapping[str, str] | None = None) -> Any:
 def lower(
     emitter: Emitter, trace: Trace, inputs: Sequence[Value], rules: Mapping[Any, Lowering] = LOWERINGS
 ) -> list[Value]:
-    """Write the nodes of a traced program into a graph.
-
-    Returns:
-        Values of its outputs.
+    """Write the nodes of a traced program into a graph; the values of its outputs.
 
     Raises:
         ExportError: as for :func:`write_graph`.

@@ -68,9 +68,6 @@ def metric(rule: str = "ratio") -> Callable[[Callable[..., Any]], type[OwnMetric
             it is left out; ``f1``, ``iou`` or ``matthews``: three tensors ``[batch, classes]``, what is predicted
             rightly, predicted, and present.
 
-    Returns:
-        The decorator.
-
     Raises:
         ConfigError: the function takes something else, or there is no such rule.
     """
