@@ -40,14 +40,7 @@ _AT_WORK = frozenset({"training", "measuring", "uploading"})  # that of one that
 
 
 class MqttDispatcher:
-    """Where everything that reaches the server during a run is handled.
-
-    Args:
-        connection: what is heard, and answers.
-        parts: of the run.
-        nudge_seconds: see `RoundConfig`.
-        on_control: called with a request of the command line.
-    """
+    """Where all that reaches the server during a run is handled; `on_control` takes a request of the command line."""
 
     def __init__(
         self, connection: Connection, parts: RunParts, *, nudge_seconds: float, on_control: Callable[[bytes], None]
@@ -81,10 +74,7 @@ class MqttDispatcher:
         return time.monotonic()
 
     def pump(self, until: float) -> None:
-        """Handle the events that are there, do what is due, commit what was accepted, and return.
-
-        Args:
-            until: ``time.monotonic()`` to wait for at most.
+        """Handle the events that are there, do what is due, commit what was accepted; wait until a time at most.
 
         Raises:
             StopRequested: the server shall end.
@@ -225,11 +215,7 @@ class MqttDispatcher:
     # Offers.
 
     def open(self, collection: Collection) -> None:
-        """Begin to collect: offer every task that is not answered and whose device is there.
-
-        Args:
-            collection: replaces the one before.
-        """
+        """Begin to collect, in place of the collection before: offer every open task whose device is there."""
         self._collection = collection
         if collection.kind == "train":
             self._waiting = {}

@@ -48,12 +48,7 @@ class PartialUploads:
         self._held: dict[str, _HeldPart] = {}
 
     def add(self, task: str, frame: bytes, limit_bytes: int) -> None:
-        """Keep a chunk.
-
-        Args:
-            task: id of an open task.
-            frame: the chunk as it travelled.
-            limit_bytes: the most an update of this task may have.
+        """Keep a chunk, as it travelled, of an update that may have so many bytes at most.
 
         Raises:
             RefusedError: it is damaged, foreign, of another cut than those before it, or too large.

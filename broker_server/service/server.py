@@ -64,13 +64,7 @@ SESSION_SECONDS = 60  # longer than a broken connection lasts, short enough not 
 
 
 class Server:
-    """A server, from entering to leaving the ``with`` block.
-
-    Args:
-        fleet: name of the fleet.
-        store: folder of the database and the blobs.
-        broker: which broker.
-        listener: called with every event of every run, in the server's thread.
+    """A server, from entering to leaving the ``with`` block; `listener` hears every event of every run in its thread.
 
     Raises:
         ConfigError: the broker's address is malformed.
