@@ -26,7 +26,7 @@ def answer(predictor: Predictor, request: bytes) -> bytes:
         asked = json.loads(request)
         if isinstance(asked, dict) and isinstance(asked.get("id"), str | int):
             known = {"id": asked.pop("id")}
-        model, rows = predictor(_samples(asked))
+        model, rows = predictor(samples_of(asked))
         return encoded(**known, model=model, predictions=rows)
     except Exception as error:  # noqa: BLE001  (errors of onnxruntime have no base; no request ends the agent)
         said = f"{error}" if isinstance(error, ShoalError) else f"{type(error).__name__}: {error}"
@@ -38,7 +38,13 @@ def encoded(**fields: str | int | Mapping[str, Any] | list[Any]) -> bytes:
     return json.dumps(fields, allow_nan=False).encode() + b"\n"
 
 
-def _samples(asked: Any) -> Named:
+def samples_of(asked: Any) -> Named:
+    """The samples of a request, as arrays.
+
+    Raises:
+        DataError: it is none.
+        Exception: of numpy, about what no array can be made of.
+    """
     match asked:
         case {"x": value, **rest} | {"npy": value, **rest} if not rest:
             kind = next(iter(asked))

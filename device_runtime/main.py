@@ -1,7 +1,6 @@
 """Run a device from its configuration file; the command line's entry, and ``python -m device_runtime``'s."""
 
 import argparse
-import json
 import logging
 import sys
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from device_runtime.agent.loop import Agent
 from device_runtime.doctor import examine
 from device_runtime.predicting import predict
 from device_runtime.settings import load_device_config
+from fleet_protocol.data.samples import print_predictions
 from fleet_protocol.errors import ShoalError
 from fleet_protocol.logs import log_to_stderr
 
@@ -44,12 +44,7 @@ def predict_file(config_path: Path, data: Path, enrolment: Path | None = None, *
     except ShoalError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
-    if as_json:
-        print(json.dumps({"model": model, "predictions": rows}, indent=2))
-        return 0
-    print(", ".join(f"{key} {value}" for key, value in model.items()), file=sys.stderr)
-    for number, row in enumerate(rows):
-        print(f"{number}: {row['label']} ({row['share']:.1%})" if "label" in row else f"{number}: {row}")
+    print_predictions(model, rows, as_json=as_json)
     return 0
 
 

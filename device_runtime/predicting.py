@@ -28,7 +28,8 @@ from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.data import load_data
 from fleet_protocol.data.readers import Named
 from fleet_protocol.data.samples import read_samples
-from fleet_protocol.errors import BlobError, ConfigError, DataError, StorageError
+from fleet_protocol.digests import blob_digest
+from fleet_protocol.errors import BlobError, ConfigError, DataError, RefusalReason, RefusedError, StorageError
 from fleet_protocol.manifest import Manifest, parameter_input
 from fleet_protocol.messages import TrainSettings
 
@@ -54,11 +55,12 @@ class Predictor:
         self._key: object = None
         self._model: Any = None
 
-    def __call__(self, samples: Path | Named) -> _Found:
+    def __call__(self, samples: Path | Named, seconds: float = threading.TIMEOUT_MAX) -> _Found:
         """As `predict`, of a file or of arrays, of several threads; a DataError where there is no time for it."""
-        ends = time.monotonic() + self._seconds
-        if not self._turn.acquire(timeout=self._seconds):
-            raise DataError(f"others have asked for so much that {self._seconds:g} seconds are over; ask again")
+        seconds = min(seconds, self._seconds)
+        ends = time.monotonic() + seconds
+        if not self._turn.acquire(timeout=seconds):
+            raise DataError(f"others have asked for so much that {seconds:g} seconds are over; ask again")
         try:
             return self._run(samples, ends)
         finally:
@@ -105,7 +107,7 @@ def predict(config: DeviceConfig, path: Path) -> _Found:
         ConfigError: there is no model on this board yet, or it has no graph that predicts; the message says why.
         DataError: the samples are not what the model takes.
         BlobError: a file of the model is damaged.
-        RefusedError: the graph is none that a board runs.
+        RefusedError: the graph is none that a board runs, or its outputs are not finite.
     """
     return Predictor(config)(path)
 
@@ -122,7 +124,7 @@ def _fleets(config: DeviceConfig, index: CacheIndex) -> _Model:
     blobs.read(digest)  # sees that it is whole
     graphs = {key: blobs.path(spec.digest) for key, spec in manifest.graphs.items() if blobs.has(spec.digest)}
     weights = read_weights(blobs.path(digest), manifest)
-    return _Model(index.newest, manifest, graphs, base_tensors(manifest, blobs) | weights)
+    return _Model({**index.newest, "digest": digest}, manifest, graphs, base_tensors(manifest, blobs) | weights)
 
 
 def _own(config: DeviceConfig) -> _Model:
@@ -131,6 +133,8 @@ def _own(config: DeviceConfig) -> _Model:
     model = OwnModel(config.own_model.set, config.state_dir, config.own_model.keep_runs)
     own, kept = model.manifest().own, model.files.newest()
     about = {"own": own.arch, "tier": own.tier, "from": "its set" if kept is None else kept.path.name}
+    if kept is not None:
+        about["digest"] = blob_digest(kept.path.read_bytes())
     graphs = {key: model.path(own.graphs[key]) for key in (INFER, STATS) if key in own.graphs}
     return _Model(about, own, graphs, model.parameters(kept))
 
@@ -149,6 +153,8 @@ def _opened(config: DeviceConfig, model: _Model) -> tuple[Any, dict[str, NDArray
 
 
 def _rows(manifest: Manifest, outputs: Mapping[str, NDArray[Any]]) -> list[dict[str, Any]]:
+    if not all(np.isfinite(value).all() for value in outputs.values()):
+        raise RefusedError(RefusalReason.NOT_FINITE, "what the model says of these samples is not finite")
     first = next(iter(outputs.values()))
     rows = [{name: value[i].tolist() for name, value in outputs.items()} for i in range(len(first))]
     if len(outputs) > 1 or manifest.recipe.loss.target != "int64" or first.ndim != 2 or first.shape[1] < 2:

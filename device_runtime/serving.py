@@ -9,16 +9,16 @@ from pathlib import Path
 
 from device_runtime.answering import answer, encoded
 from device_runtime.predicting import Predictor
-from device_runtime.settings import DeviceConfig, PredictConfig
+from device_runtime.settings import PredictConfig
 from fleet_protocol.errors import ConfigError
 
 
 class Serving:
     """Serves from as many threads as there may be clients until it is closed; a ConfigError where it cannot listen."""
 
-    def __init__(self, config: DeviceConfig, rules: PredictConfig, path: Path) -> None:
+    def __init__(self, predictor: Predictor, rules: PredictConfig, path: Path) -> None:
         self._rules, self._path, self._open = rules, path, True
-        self._predictor, self._socket = Predictor(config, rules.seconds), socket.socket(socket.AF_UNIX)
+        self._predictor, self._socket = predictor, socket.socket(socket.AF_UNIX)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.is_socket():

@@ -77,12 +77,14 @@ class PredictConfig(FrozenModel):
 
     Attributes:
         socket: where programs on the board connect; who may write to the file may ask.
-        max_bytes: of a request.
-        max_clients: that are served at a time; others wait.
+        mqtt: whether who may steer the fleet's server may ask, too, over the fleet's broker.
+        max_bytes: of a request at the socket.
+        max_clients: that are served at a time; others wait. Over the broker so many may wait, others are refused.
         seconds: for a request to arrive, for its answer, and for the answer to be taken.
     """
 
     socket: Path | None = None
+    mqtt: bool = False
     max_bytes: int = Field(default=2**20, ge=64)
     max_clients: int = Field(default=4, ge=1, le=64)
     seconds: Seconds = 60.0

@@ -11,7 +11,7 @@ from pydantic import Field
 
 from fleet_protocol.errors import RefusalReason
 from fleet_protocol.frozen import FrozenModel
-from fleet_protocol.messages import Evaluation, TaskMetrics
+from fleet_protocol.messages import Evaluation, Predicted, TaskMetrics
 from fleet_protocol.messages.parsing import reader
 from fleet_protocol.messages.values import Name
 from fleet_protocol.requests import Wish
@@ -299,7 +299,8 @@ RunEvent = Annotated[
     | StatisticsStarted
     | RoundClosed
     | RoundAbandoned
-    | RunFinished,
+    | RunFinished
+    | Predicted,
     Field(discriminator="type"),
 ]
 

@@ -79,6 +79,7 @@ class RefusalReason(str, Enum):
     BAD_SEAL = "bad-seal"
     UNSAFE_GRAPH = "unsafe-graph"
     BUSY = "busy"
+    AWAY = "away"
     TOO_MANY = "too-many"
     FAILED = "failed"
 

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.messages import Ask
 from fleet_protocol.messages.parsing import reader
 from fleet_protocol.messages.values import Name
 
@@ -51,6 +52,6 @@ class SteerRequest(FrozenModel):
     wish: Wish
 
 
-parse_request: Callable[[bytes], RunRequest | SteerRequest] = reader(
-    Annotated[RunRequest | SteerRequest, Field(discriminator="type")], "request"
-)
+ServerRequest = RunRequest | SteerRequest
+Request = ServerRequest | Ask
+parse_request: Callable[[bytes], Request] = reader(Annotated[Request, Field(discriminator="type")], "request")

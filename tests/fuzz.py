@@ -43,6 +43,7 @@ from fleet_protocol.identity.papers import Standing
 from fleet_protocol.identity.sealing import public_key, seal, unseal
 from fleet_protocol.manifest import parse_manifest
 from fleet_protocol.messages import (
+    Ask,
     DeviceProfile,
     DeviceStatus,
     Shares,
@@ -172,6 +173,7 @@ def targets() -> Iterator[list[Target]]:
     asked = [
         requests.RunRequest(request="q", fleet="lab", config='{"a": 1}'),
         requests.SteerRequest(request="q", fleet="lab", run="r1", wish="stop"),
+        Ask(task="q", fleet="lab", device="pi", asked={"x": [[0.5]]}, seconds=1.0),
     ]
     draw = random.Random(7)
     blob = draw.randbytes(2 * CHUNK_BYTES + 300)

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from broker_server.service.asking import Asking
 from broker_server.service.blob_service import BlobService
 from broker_server.service.inbox import Inbox
 from broker_server.service.outbox import Outbox
@@ -25,6 +26,7 @@ class Connection:
         topics: of the fleet.
         outbox: everything the server says.
         inbox: everything it hears.
+        asking: what operators ask of boards.
         stopping: set when it shall end.
         carry: called now and then, with who serves blobs now and the run in progress; tells boards of releases.
         revive: called when the broker is gone; starts an embedded one again.
@@ -34,6 +36,7 @@ class Connection:
     topics: Topics
     outbox: Outbox
     inbox: Inbox
+    asking: Asking
     stopping: threading.Event
     carry: Callable[[BlobService, str | None], None]
     revive: Callable[[], None]

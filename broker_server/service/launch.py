@@ -12,26 +12,34 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
-from pydantic import ValidationError
+from pydantic import JsonValue, ValidationError
 
 from broker_server.rounds.reporting import Listener
 from broker_server.service.membership import broker_address, member_of
 from broker_server.service.server import Server
 from broker_server.settings.fleet import BrokerConfig, FleetConfig
 from fleet_protocol import control, requests
-from fleet_protocol.errors import RefusedError, ShoalError, TransportError
+from fleet_protocol.errors import ConfigError, RefusedError, ShoalError, TransportError
+from fleet_protocol.frozen import problems
 from fleet_protocol.identity.member import Member
 from fleet_protocol.identity.opening import open_for
-from fleet_protocol.messages import ServerStatus
+from fleet_protocol.messages import MESSAGE_LIMIT_BYTES, Ask, Predicted, ServerStatus
 from fleet_protocol.signals import on_signals
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import BrokerAddress, Disconnected, Event, Received, Transport
+
+try:
+    import fcntl
+except ImportError:  # Windows has none
+    fcntl = None  # type: ignore[assignment]
 
 PROBE_SECONDS = 1.0
 ACCEPT_SECONDS = 60.0  # the server reads artifacts and the test set before it says that the run has started
 AWAY_SECONDS = 60.0
 ANSWER_SECONDS = 60.0  # a server that is merging or judging answers afterwards
+GRACE_SECONDS = 5.0  # in which the server says what has become of a request whose time is over
 LOOK_SECONDS = 1.0
 
 
@@ -57,6 +65,27 @@ def _visit(
     link.connect(timeout_seconds)
     with contextlib.closing(link):
         yield link, inbox
+
+
+@contextlib.contextmanager
+def _asked(fleet: str, broker: BrokerConfig, request: requests.Request) -> Iterator[queue.SimpleQueue[Event]]:
+    """Ask the server of a fleet something, and hear what it tells from then on.
+
+    Of an enrolled fleet one asks at a time: the server takes nothing of who came before somebody it has heard.
+    """
+    topics, member, timeout = Topics(fleet), member_of(broker), broker.connect_timeout_seconds
+    with contextlib.ExitStack() as stack, contextlib.ExitStack() as turn:
+        if member is not None and fcntl is not None:
+            member.folder.mkdir(parents=True, exist_ok=True)
+            file = turn.enter_context((member.folder / "asking").open("wb"))
+            fcntl.flock(file, fcntl.LOCK_EX)  # who has it has a deadline
+        link, inbox = stack.enter_context(_visit(broker_address(broker), fleet, timeout, member))
+        link.subscribe(topics.server_events)
+        link.subscribe(topics.server_status)
+        link.publish(topics.server_control, request.to_bytes())
+        link.drain(time.monotonic() + timeout)
+        turn.close()
+        yield inbox
 
 
 def _read_status(event: Event, topics: Topics) -> ServerStatus | None:
@@ -96,23 +125,16 @@ def _request(config: FleetConfig, wish: requests.Wanted, run: str = "") -> reque
     return requests.SteerRequest(request=name, fleet=config.fleet, run=run, wish=wish)
 
 
-def submit(config: FleetConfig, address: BrokerAddress, *, listener: Listener | None = None) -> control.RunFinished:
+def submit(config: FleetConfig, *, listener: Listener | None = None) -> control.RunFinished:
     """Ask a running server, which can read all of its paths, for a run and follow it to its end.
 
     Raises:
         RunRejectedError: the server did not take it.
         TransportError: the server does not answer, or went away.
     """
-    topics = Topics(config.fleet)
     request = _request(config, "start")
-    with _visit(address, config.fleet, config.broker.connect_timeout_seconds, member_of(config.broker)) as (
-        link,
-        inbox,
-    ):
-        link.subscribe(topics.server_events)
-        link.subscribe(topics.server_status)
-        link.publish(topics.server_control, request.to_bytes())
-        return _follow(inbox, topics, request.request, listener or (lambda _event: None))
+    with _asked(config.fleet, config.broker, request) as inbox:
+        return _follow(inbox, Topics(config.fleet), request.request, listener or (lambda _event: None))
 
 
 def _follow(inbox: queue.SimpleQueue[Event], topics: Topics, request: str, listener: Listener) -> control.RunFinished:
@@ -160,20 +182,43 @@ def steer(config: FleetConfig, wish: requests.Wanted, run: str = "") -> str:
         RunRejectedError: no such run is in progress, or another is.
         TransportError: there is no broker, or no server.
     """
-    topics, timeout = Topics(config.fleet), config.broker.connect_timeout_seconds
     request = _request(config, wish, run)
-    with _visit(broker_address(config.broker), config.fleet, timeout, member_of(config.broker)) as (link, inbox):
-        link.subscribe(topics.server_events)
-        link.publish(topics.server_control, request.to_bytes())
-        give_up = time.monotonic() + ANSWER_SECONDS
+    told = _answer(config.fleet, config.broker, request, request.request, ANSWER_SECONDS)
+    if isinstance(told, control.RunRejected):
+        raise RunRejectedError(told.detail, told.exit_code)
+    return str(told.run)
+
+
+def predict(fleet: str, broker: BrokerConfig, device: str, asked: JsonValue, seconds: float = 30.0) -> Predicted:
+    """Let the model of a board judge samples, see `device_runtime.answering`, over the fleet's broker.
+
+    Raises:
+        ConfigError: the board, or the server in its place, refuses in so many seconds, with the reason's name.
+        TransportError: there is no broker, or no server.
+    """
+    try:
+        given = {"fleet": fleet, "device": device, "asked": asked, "seconds": seconds}
+        ask = Ask.model_validate({"task": f"p{secrets.token_hex(8)}", **given})
+    except ValidationError as error:
+        raise ConfigError(f"no request for predictions: {problems(error, 'the request')}") from error
+    if (size := len(ask.to_bytes())) > MESSAGE_LIMIT_BYTES:
+        raise ConfigError(f"oversized: the request has {size} bytes of at most {MESSAGE_LIMIT_BYTES}; ask for less")
+    told: Predicted = _answer(fleet, broker, ask, ask.task, seconds + GRACE_SECONDS)
+    if told.reason is not None:
+        raise ConfigError(f"{device} predicts nothing, {told.reason.value}: {told.detail}")
+    return told
+
+
+def _answer(fleet: str, broker: BrokerConfig, request: requests.Request, name: str, seconds: float) -> Any:
+    """What a server answers to a request, by its name; a TransportError where that is nothing."""
+    give_up = time.monotonic() + seconds
+    with _asked(fleet, broker, request) as inbox:
         while (left := give_up - time.monotonic()) > 0:
             with contextlib.suppress(queue.Empty):
-                told = _told(inbox.get(timeout=left), topics)
-                if isinstance(told, control.RunRejected) and told.request == request.request:
-                    raise RunRejectedError(told.detail, told.exit_code)
-                if isinstance(told, control.RunSteered | control.RunStarted) and told.request == request.request:
-                    return told.run
-    raise TransportError(f"no server of fleet {config.fleet} answers; is `shoal up` or `shoal run` running?")
+                told = _told(inbox.get(timeout=left), Topics(fleet))
+                if told is not None and name in {getattr(told, "request", None), getattr(told, "task", None)}:
+                    return told
+    raise TransportError(f"no server of fleet {fleet} answers; is `shoal up` or `shoal run` running?")
 
 
 def _told(event: Event, topics: Topics) -> control.RunEvent | None:
@@ -202,7 +247,7 @@ def run_fleet(config: FleetConfig, *, listener: Listener | None = None) -> contr
         with contextlib.suppress(TransportError):
             status = server_status(address, config.fleet, connect_seconds=PROBE_SECONDS, member=member)
     if status is not None and status.online:
-        return submit(config, address, listener=listener)
+        return submit(config, listener=listener)
     with Server(config.fleet, config.store, config.broker, listener=listener) as server, on_signals(server.stop):
         return server.run(config)
 

@@ -21,7 +21,8 @@ class Outbox:
         self._link = link
         self._topics = topics
 
-    def _send(self, device: str, message: TaskMessage) -> None:
+    def send(self, device: str, message: TaskMessage) -> None:
+        """Send a message to a device."""
         with contextlib.suppress(TransportError):
             self._link.publish(self._topics.task(device), message.to_bytes())
 
@@ -47,9 +48,9 @@ class Outbox:
 
     def tell(self, kind: type[TaskMessage], task: TaskRecord, **said: object) -> None:
         """Send a kind of message about a task to its device."""
-        self._send(task.device, kind.model_validate({"task": task.id, **said}))
+        self.send(task.device, kind.model_validate({"task": task.id, **said}))
 
     def refuse(self, task: TaskRecord, device: str, reason: RefusalReason, detail: str) -> None:
         """Refuse an update to the device that sent it, which is not always the owner of the task."""
         about = {"task": task.id, **({"run": task.run, "round": task.round} if task.run and task.round else {})}
-        self._send(device, UploadRefused.model_validate({**about, "reason": reason, "detail": detail}))
+        self.send(device, UploadRefused.model_validate({**about, "reason": reason, "detail": detail}))

@@ -27,7 +27,7 @@ class Replies:
         self._store = parts.store
         self._reporter = parts.reporter
         self._outbox = connection.outbox
-        self._fleet = connection.topics.fleet
+        self._fleet, self._asking = connection.topics.fleet, connection.asking
 
     def take(self, device: str, payload: bytes, tasks: Mapping[str, OpenTask], past: Mapping[str, OpenTask]) -> None:
         """Take a reply about one of the open tasks, or of those that are over.
@@ -44,6 +44,9 @@ class Replies:
                 f"{message.type} of {message.device} in fleet {message.fleet}, sent by {device}, "
                 "which has not announced itself under this name",
             )
+        if isinstance(message, messages.Predicted):
+            self._asking.take(message)
+            return
         task = tasks.get(message.task)
         if task is not None:
             record = task.record

@@ -30,6 +30,7 @@ from broker_server.rounds.new_version import first_version
 from broker_server.rounds.reporting import Listener, Reporter
 from broker_server.rounds.run_context import RunContext, new_run_id, prepare_run
 from broker_server.rounds.stopping import Steering, StopRequested
+from broker_server.service.asking import Asking
 from broker_server.service.blob_service import BlobService
 from broker_server.service.broker import ChildBroker
 from broker_server.service.connection import Connection, Stop
@@ -53,7 +54,7 @@ from fleet_protocol.blobs import DEFAULT_CHUNK_BYTES
 from fleet_protocol.errors import ConfigError, RefusedError, ShoalError, StorageError
 from fleet_protocol.frozen import problems
 from fleet_protocol.identity.opening import open_for
-from fleet_protocol.messages import NeedChunks, ServerStatus, parse_device_message, parse_presence
+from fleet_protocol.messages import NeedChunks, Predicted, ServerStatus, parse_device_message, parse_presence
 from fleet_protocol.topics import DeviceTopic, ServerTopic, Topics
 from fleet_protocol.transport import Connected, Disconnected, Farewell, Received, Rejected, Transport
 
@@ -105,8 +106,8 @@ class Server:
             self._link = self._connect()
             stack.callback(self._link.close, farewell=self._farewell())
             topics = self._topics
-            heard = (topics.status("+"), topics.profile("+"), topics.reply("+"), topics.server_control)
-            for topic_filter in heard:
+            filters = (topics.status("+"), topics.profile("+"), topics.reply("+"), topics.server_control)
+            for topic_filter in filters:
                 self._link.subscribe(topic_filter)
             count = self._broker_config.receivers
             if count:
@@ -116,9 +117,9 @@ class Server:
                 self._link.subscribe(topics.upload("+", "+"))
             self._outbox = Outbox(self._link, self._topics)
             self._releases = BlobService(self._link, self._topics, DEFAULT_CHUNK_BYTES)
-            self._connection = Connection(
-                self._link, self._topics, self._outbox, self._inbox, self._stopping, self._carry, self._revive_broker
-            )
+            self._asking = Asking(self._known, self._outbox)
+            heard = self._link, self._topics, self._outbox, self._inbox
+            self._connection = Connection(*heard, self._asking, self._stopping, self._carry, self._revive_broker)
             self._outbox.status(None)
             if (why := why_unsealed(self._broker_config)) is not None:
                 self._store.log("unsealed", why)
@@ -225,7 +226,9 @@ class Server:
             self._connection,
             RunParts(self._store, self._known, blobs, uploads, reporter, steering),
             nudge_seconds=context.config.round.nudge_seconds,
-            on_control=lambda payload: self._asked_meanwhile(payload, reporter, steering),
+            on_control=lambda payload: self._asking.requested(
+                payload, lambda request: self._asked_meanwhile(request, reporter, steering)
+            ),
         )
         last = self._store.last_round(context.run)
         if last is None or last.state in FINAL:
@@ -260,6 +263,7 @@ class Server:
             self._outbox.status(None)
 
     def _carry(self, blobs: BlobService, run: str | None) -> None:
+        self._asking.turn()
         if self._carrier is not None and self._carrier.turn(self._known, blobs, self._store):
             self._outbox.status(run)  # and with it what the operator says
 
@@ -323,11 +327,13 @@ class Server:
                     self._known.see(said)
                     self._store.see_device(said)
             elif isinstance(topic, DeviceTopic) and topic.channel == "reply":
-                need = parse_device_message(event.payload).told(device=topic.device)
-                if isinstance(need, NeedChunks) and need.device == topic.device:
-                    self._releases.need(need.device, need.digest, need.ranges)
+                reply = parse_device_message(event.payload).told(device=topic.device)
+                if isinstance(reply, NeedChunks) and reply.device == topic.device:
+                    self._releases.need(reply.device, reply.digest, reply.ranges)
+                elif isinstance(reply, Predicted) and reply.device == topic.device:
+                    self._asking.take(reply)
             elif topic == ServerTopic("control"):
-                self._requested(event.payload)
+                self._asking.requested(event.payload, self._requested)
         except RefusedError as error:
             known = isinstance(topic, DeviceTopic) and self._known.knows(topic.device)
             self._refused(error, topic.device if isinstance(topic, DeviceTopic) and known else "")
@@ -337,8 +343,7 @@ class Server:
         if self._lines.take(time.monotonic()):
             self._store.log("refused", f"{error.reason.value}: {error}")
 
-    def _requested(self, payload: bytes) -> None:
-        request = requests.parse_request(payload)
+    def _requested(self, request: requests.ServerRequest) -> None:
         try:
             if request.fleet != self.fleet:
                 raise ConfigError(f"this server has fleet {self.fleet}, the request is for {request.fleet}")
@@ -348,13 +353,10 @@ class Server:
         except ShoalError as error:
             self._tell(control.RunRejected(request=request.request, detail=str(error), exit_code=error.exit_code))
 
-    def _asked_meanwhile(self, payload: bytes, reporter: Reporter, steering: Steering) -> None:
+    def _asked_meanwhile(self, request: requests.ServerRequest, reporter: Reporter, steering: Steering) -> None:
         """What a run in progress is asked for: to be steered, as no second one is taken."""
-        request = requests.parse_request(payload)
         if request.fleet != self.fleet or isinstance(request, requests.RunRequest):
-            detail = (
-                "another run is in progress; wait for it, watch it with `shoal status`, or end it with `shoal stop`"
-            )
+            detail = "another run is in progress; wait for it, watch it (`shoal status`), or end it (`shoal stop`)"
         elif not reporter.run.startswith(request.run):
             detail = f"run {request.run} is not in progress, run {reporter.run} is"
         else:

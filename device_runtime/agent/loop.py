@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from signal import Signals
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from device_runtime.agent.cache import Cache
 from device_runtime.agent.context import Context, Kit
@@ -29,11 +29,14 @@ from device_runtime.conditions import Watch
 from device_runtime.settings import DeviceConfig
 from device_runtime.training.backends import settle_allocator
 from fleet_protocol.blob_store import BlobStore
-from fleet_protocol.errors import ConfigError, RefusedError, StorageError
-from fleet_protocol.messages import Cancel, Offer, Refuse, ServerMessage, parse_server_message
+from fleet_protocol.errors import ConfigError, RefusalReason, RefusedError, StorageError
+from fleet_protocol.messages import Ask, Cancel, Offer, Predicted, Refuse, ServerMessage, parse_server_message
 from fleet_protocol.signals import on_signals
 from fleet_protocol.topics import BlobTopic
 from fleet_protocol.transport import Connected, Disconnected, Received, Rejected, Told
+
+if TYPE_CHECKING:
+    from device_runtime.asking import Asking
 
 try:
     import fcntl
@@ -75,6 +78,7 @@ class Agent:
         self.ctx = Context(kit, Uplink(config, kit.journal), Watch(config.conditions), Releases(config))
         self._state: DeviceState = STATES[State.STARTING](self.ctx)
         self._greeted = False
+        self._asking: Asking | None = None
         self._service = Service()
 
     def stop(self, why: str = "asked to") -> None:
@@ -90,7 +94,7 @@ class Agent:
             TransportError: the broker cannot be reached at start.
         """
         settle_allocator()
-        with _only_one(self.ctx.kit.config), _served(self.ctx.kit.config), on_signals(self._signalled):
+        with _only_one(self.ctx.kit.config), self._served(), on_signals(self._signalled):
             for left in self.ctx.kit.config.state_dir.glob(".*.????????"):  # half written in a power cut
                 left.unlink(missing_ok=True)
             try:
@@ -221,6 +225,8 @@ class Agent:
             ctx.kit.journal.warning(f"ignored a message of fleet {message.fleet}")
         elif isinstance(message, Offer):
             self._on_offer(message)
+        elif isinstance(message, Ask):
+            self._on_ask(message)
         elif ctx.task is None or ctx.task.offer.task != message.task:
             ctx.kit.journal.info(f"ignored {message.type} of task {message.task}, which is not in hand")
         else:
@@ -262,19 +268,33 @@ class Agent:
         reason, detail = past[2]
         ctx.uplink.send(offer, Refuse, reason=reason, detail=detail)
 
+    # Predictions.
+
+    def _served(self) -> contextlib.AbstractContextManager[object]:
+        """Let others ask this board's model, where they may."""
+        rules = self.ctx.kit.config.predict
+        if rules is None or (rules.socket is None and not rules.mqtt):
+            return contextlib.nullcontext()
+        from device_runtime.asking import Asking  # noqa: PLC0415  (not on every board)
+
+        self._asking = Asking(self.ctx.kit.config, rules, self._told)
+        return contextlib.closing(self._asking)
+
+    def _on_ask(self, ask: Ask) -> None:
+        rules = self.ctx.kit.config.predict
+        if self._asking is not None and rules is not None and rules.mqtt:
+            self._asking.take(ask)
+        else:
+            said = "it answers nobody over MQTT: set mqtt = true in [predict] of its device.toml, and start it anew"
+            self._told(ask, reason=RefusalReason.UNSUPPORTED, detail=said)
+
+    def _told(self, ask: Ask, **said: object) -> None:
+        self.ctx.uplink.send(ask, Predicted, **said)
+
     def _signalled(self, signal: Signals) -> None:
         if self.ctx.state in {State.STARTING, State.PROBING}:
             raise SystemExit(128 + signal)  # nothing is announced yet, so there is nobody to say good-bye to
         self.stop(signal.name)
-
-
-def _served(config: DeviceConfig) -> contextlib.AbstractContextManager[object]:
-    """Let other programs on the board ask its model, where they may."""
-    if config.predict is None or config.predict.socket is None:
-        return contextlib.nullcontext()
-    from device_runtime.serving import Serving  # noqa: PLC0415  (not on every board, and Unix alone has it)
-
-    return contextlib.closing(Serving(config, config.predict, config.predict.socket))
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ from device_runtime.agent.journal import Journal
 from device_runtime.settings import DeviceConfig
 from fleet_protocol.errors import TransportError
 from fleet_protocol.frozen import FrozenModel
-from fleet_protocol.messages import DeviceProfile, DeviceStatus, Offer, Profile
+from fleet_protocol.messages import Ask, DeviceProfile, DeviceStatus, Offer, Profile
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import Farewell, Transport
 
@@ -54,8 +54,8 @@ class Uplink:
             raise RuntimeError("the device has no link yet; this is a bug")
         return self.link
 
-    def send(self, offer: "Offer | Release", kind: type[FrozenModel], **fields: object) -> None:
-        """Send a device message about an offer's task, or a release; while the broker is away it waits."""
+    def send(self, offer: "Offer | Release | Ask", kind: type[FrozenModel], **fields: object) -> None:
+        """Send a device message about an offer's task, a release or a request; while the broker is away it waits."""
         message = kind.model_validate({"task": offer.task, **fields})
         try:
             self.need().publish(self.topics.reply(self.config.device), message.to_bytes())

@@ -1,6 +1,11 @@
 """Samples without labels, for predictions: read from the formats that a board's data may have, and scaled alike."""
 
+import base64
+import json
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fleet_protocol.data import CsvData, DataConfig, DataSet, ImagesData, NpzData, load_data
 from fleet_protocol.data.readers import IMAGE_SUFFIXES, Arrays, Named
@@ -38,3 +43,24 @@ def read_samples(samples: Path | Named, source: DataConfig, manifest: Manifest) 
     update = {"path": path, "shape": shape, "classes": None, "augment": (), "limit": None}
     given: Arrays | None = None if isinstance(samples, Path) else (samples, {})
     return load_data(own.model_copy(update=update), labelled=False, given=given).fitted(manifest, labelled=False)
+
+
+def asked(path: Path) -> Any:
+    """The samples of an ``.npy`` file, or of nested lists in ``.json``, as a request; a DataError where it is none."""
+    try:
+        if path.suffix == ".npy":
+            return {"npy": base64.b64encode(path.read_bytes()).decode()}
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path} is neither .npy nor JSON: {error}") from error
+    return found if isinstance(found, dict) else {"x": found}
+
+
+def print_predictions(model: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], *, as_json: bool) -> None:
+    """Print what a model says of samples, as lines or as JSON."""
+    if as_json:
+        print(json.dumps({"model": dict(model), "predictions": [dict(row) for row in rows]}, indent=2))
+        return
+    print(", ".join(f"{key} {value}" for key, value in model.items()), file=sys.stderr)
+    for number, row in enumerate(rows):
+        print(f"{number}: {row['label']} ({row['share']:.1%})" if "label" in row else f"{number}: {row}")

@@ -10,12 +10,14 @@ from fleet_protocol.messages.instructions import Chooser as Chooser
 from fleet_protocol.messages.instructions import Instructions as Instructions
 from fleet_protocol.messages.instructions import TierChoice as TierChoice
 from fleet_protocol.messages.instructions import TrainSettings as TrainSettings
+from fleet_protocol.messages.parsing import MESSAGE_LIMIT_BYTES as MESSAGE_LIMIT_BYTES
 from fleet_protocol.messages.parsing import parse_device_message as parse_device_message
 from fleet_protocol.messages.parsing import parse_presence as parse_presence
 from fleet_protocol.messages.parsing import parse_server_message as parse_server_message
 from fleet_protocol.messages.presence import DeviceProfile as DeviceProfile
 from fleet_protocol.messages.presence import DeviceStatus as DeviceStatus
 from fleet_protocol.messages.presence import ServerStatus as ServerStatus
+from fleet_protocol.messages.to_device import Ask as Ask
 from fleet_protocol.messages.to_device import Cancel as Cancel
 from fleet_protocol.messages.to_device import Offer as Offer
 from fleet_protocol.messages.to_device import ServerMessage as ServerMessage
@@ -27,6 +29,7 @@ from fleet_protocol.messages.to_server import Accept as Accept
 from fleet_protocol.messages.to_server import DeviceMessage as DeviceMessage
 from fleet_protocol.messages.to_server import Done as Done
 from fleet_protocol.messages.to_server import NeedChunks as NeedChunks
+from fleet_protocol.messages.to_server import Predicted as Predicted
 from fleet_protocol.messages.to_server import Progress as Progress
 from fleet_protocol.messages.to_server import Refuse as Refuse
 from fleet_protocol.messages.to_server import Shares as Shares

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fleet_protocol.errors import RefusalReason
+from fleet_protocol.frozen import Free
 from fleet_protocol.messages.bounds import Count, Positive, PositiveMeasure, Ranges, Text
 from fleet_protocol.messages.header import TaskMessage
 from fleet_protocol.messages.instructions import Instructions, TierChoice
@@ -86,4 +87,22 @@ class Sum(TaskMessage):
     sent: Annotated[tuple[Name, ...], Field(max_length=SUM_LIMIT)] = ()
 
 
-ServerMessage = Annotated[Offer | Cancel | UploadAck | UploadMissing | UploadRefused | Sum, Field(discriminator="type")]
+class Ask(TaskMessage):
+    """An operator asks for predictions of a board's model: the server, which hands it to the board as it is.
+
+    Attributes:
+        task: id chosen by the asker; the answer carries it.
+        device: id of the board.
+        asked: the samples, see `device_runtime.answering`.
+        seconds: after which nobody waits for the answer.
+    """
+
+    type: Literal["ask"] = "ask"
+    device: Name
+    asked: Free
+    seconds: PositiveMeasure
+
+
+ServerMessage = Annotated[
+    Offer | Cancel | UploadAck | UploadMissing | UploadRefused | Sum | Ask, Field(discriminator="type")
+]

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fleet_protocol.errors import RefusalReason
+from fleet_protocol.frozen import Free
 from fleet_protocol.messages.bounds import Count, Loss, Positive, Ranges, Text, Word
 from fleet_protocol.messages.header import DeviceTaskMessage
 from fleet_protocol.messages.values import SHARE_DIGITS, SUM_LIMIT, BlobRef, Digest, KeyPair, Name, TaskMetrics
@@ -101,4 +102,23 @@ class Refuse(DeviceTaskMessage):
     detail: Text
 
 
-DeviceMessage = Annotated[Accept | Progress | NeedChunks | Done | Refuse | Shares, Field(discriminator="type")]
+class Predicted(DeviceTaskMessage):
+    """The answer to `Ask`: a board's, which the server hands to who asked, or the server's in its place.
+
+    Attributes:
+        reason: why there is no prediction; None where there is one.
+        detail: that, for people, with what to do.
+        model: which model judged, with its digest; ``own`` is in it where that is the board's own.
+        predictions: of each sample its outputs by head, and of labels the largest one's ``label`` and ``share``.
+    """
+
+    type: Literal["predicted"] = "predicted"
+    reason: RefusalReason | None = None
+    detail: Text = ""
+    model: Annotated[Mapping[Word, Word | Count], Field(max_length=16)] = {}
+    predictions: tuple[Mapping[Word, Free], ...] = ()
+
+
+DeviceMessage = Annotated[
+    Accept | Progress | NeedChunks | Done | Refuse | Shares | Predicted, Field(discriminator="type")
+]

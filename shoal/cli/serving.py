@@ -7,11 +7,12 @@ from typing import Literal
 
 import typer
 
-from broker_server.service.launch import run_fleet, serve_fleet, steer
+from broker_server.service.launch import predict, run_fleet, serve_fleet, steer
 from broker_server.service.server import Server
 from broker_server.settings.fleet import BrokerConfig, FleetConfig, ViewConfig
 from fleet_protocol import control
 from fleet_protocol.configuration import load_config
+from fleet_protocol.data.samples import asked, print_predictions
 from fleet_protocol.requests import Wanted, Wish
 from shoal.cli.console import error_console, print_json, say
 from shoal.cli.extras import needs
@@ -62,10 +63,10 @@ def serve(fleet: str, store: Path, broker: BrokerConfig, view: ViewConfig | None
                 from shoal.view.serving import serving  # noqa: PLC0415  (an extra of its own)
             token_file = view.token_file or store / "view.token"
 
-            def asked(settings: FleetConfig, wish: Wanted, run: str) -> str:
+            def steered(settings: FleetConfig, wish: Wanted, run: str) -> str:
                 return steer(settings.model_copy(update={"fleet": fleet, "broker": broker}), wish, run)
 
-            address = page.enter_context(serving(store, view, token_file, asked))
+            address = page.enter_context(serving(store, view, token_file, steered))
             text = f"page at [bold]{address}[/]; log in with the token in {token_file}"
             console.print(text, highlight=False, soft_wrap=True)
         serve_fleet(fleet, store, broker, listener=show, on_ready=ready)
@@ -89,6 +90,12 @@ def steer_run(
     wish: Wish = "go" if verb == "resume" else verb
     ask = Asked[FleetConfig, str](lambda fleet, of: steer(fleet, wish, of or ""), lambda page, of: page.act(verb, of))
     say(f"run {ask(source, run)} {done}")
+
+
+def predict_at(source: FleetConfig, device: str, data: Path, seconds: float, *, as_json: bool) -> None:
+    """Print what the model of a board says of the samples in a file; errors as of `predict` and `asked`."""
+    found = predict(source.fleet, source.broker, device, asked(data), seconds)
+    print_predictions(found.model, found.predictions, as_json=as_json)
 
 
 def do_run(settings: FleetConfig, *, as_json: bool) -> int:

@@ -62,7 +62,7 @@ def test_a_run_is_submitted_to_the_server_that_is_up(url, config, fleet):
     def busy(peer, work):
         if not rejected:  # the run that is started again may ask, too
             with pytest.raises(RunRejectedError, match="another run is in progress") as error:
-                submit(settings, broker_address(settings.broker))
+                submit(settings)
             rejected.append(error.value)
         honest()(peer, work)
 
@@ -140,7 +140,7 @@ def test_a_server_that_is_asked_to_stop_says_goodbye_and_its_run_goes_on_later(c
     first = start()
     with Peer(fleet, "d", url, lambda _peer, _work: held.set()) as peer:
         outcome = []
-        follower = threading.Thread(target=lambda: outcome.append(submit(settings, broker_address(settings.broker))))
+        follower = threading.Thread(target=lambda: outcome.append(submit(settings)))
         follower.start()
         assert held.wait(30)
         first.send_signal(signal.SIGTERM)

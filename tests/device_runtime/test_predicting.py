@@ -17,6 +17,7 @@ from device_runtime.predicting import predict
 from device_runtime.settings import load_device_config
 from device_runtime.training.own_model import OwnModel
 from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.digests import blob_digest
 from fleet_protocol.errors import BlobError, ConfigError, DataError
 from fleet_protocol.weights import decode_weights, encode_weights
 from models.registry import Registry
@@ -86,7 +87,8 @@ def test_the_newest_model_judges(board):
     keep(board, initial_weights(1))
     keep(board, initial_weights(2), version=7)
     model, rows = found(board, "new.npz")
-    assert model == {"run": "r", "round": 8, "version": 7, "tier": "w1.00-d1"}
+    digest = blob_digest(encode_weights(initial_weights(2)))
+    assert model == {"run": "r", "round": 8, "version": 7, "tier": "w1.00-d1", "digest": digest}
     wanted = told(initial_weights(2), x, samples(30)[0])
     np.testing.assert_allclose([row["logits"] for row in rows], wanted, rtol=1e-4, atol=1e-4)
     assert [row["label"] for row in rows] == wanted.argmax(1).tolist()
@@ -204,7 +206,9 @@ def test_the_personal_model(board):
     own.files.save("older", 9, {f"model/{name}": value for name, value in start.items()})
     os.utime(next((board / "state").glob("own-model-older-*")), (1, 1))
     own.files.save("newer", 3, {f"model/{name}": value for name, value in later.items()})
-    assert found(board, "data.npz")[0]["from"] == "own-model-newer-3.safetensors"
+    about = found(board, "data.npz")[0]
+    assert about["from"] == "own-model-newer-3.safetensors"
+    assert about["digest"] == blob_digest((board / "state" / about["from"]).read_bytes())
     np.testing.assert_allclose(logits(board, "data.npz"), wanted(later), rtol=1e-4, atol=1e-5)
 
 

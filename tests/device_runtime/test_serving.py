@@ -33,7 +33,7 @@ def served(board):
         rules = f'[predict]\nsocket = "{folder}/run/predict.sock"\nmax_bytes = 4000\nmax_clients = 2\n'
         (board / "device.toml").write_text(text.replace("predict = true\n", "") + rules)
         config = load_device_config(board / "device.toml")
-        serving = Serving(config, config.predict, config.predict.socket)
+        serving = Serving(Predictor(config, config.predict.seconds), config.predict, config.predict.socket)
         try:
             yield config.predict.socket
         finally:
@@ -145,7 +145,7 @@ def test_one_that_is_slow_is_let_go(board, monkeypatch):
     config = load_device_config(board / "device.toml")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "s"
-        serving = Serving(config, PredictConfig(max_clients=1, seconds=0.3), path)
+        serving = Serving(Predictor(config), PredictConfig(max_clients=1, seconds=0.3), path)
         try:
             with Client(path) as slow, contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 for _ in range(1000):
@@ -203,7 +203,7 @@ def test_a_socket_that_cannot_be(board):
     config = load_device_config(board / "device.toml")
     for path in (board / ("x" * 120), board / "device.toml"):
         with pytest.raises(ConfigError, match="name another path"):
-            Serving(config, config.predict, path)
+            Serving(Predictor(config), config.predict, path)
     assert (board / "device.toml").is_file()
 
 

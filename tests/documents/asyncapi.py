@@ -108,7 +108,7 @@ def _channels() -> dict[str, Any]:
         "blob": _channel(f"{topics.root}/blobs/{{digest}}/{{index}}", ["BlobChunk"], shared),
         "upload": _channel(f"{topics.root}/uploads/{{task}}/{{index}}", ["UploadChunk"], "Chunks of an update."),
         "serverStatus": _channel(topics.server_status, ["ServerStatus"], "Retained presence of the server."),
-        "serverControl": _channel(topics.server_control, ["RunRequest", "SteerRequest"], asked),
+        "serverControl": _channel(topics.server_control, ["RunRequest", "SteerRequest", "Ask"], asked),
         "serverEvents": _channel(topics.server_events, events, "What a running server tells about its runs."),
     }
 

@@ -71,10 +71,12 @@ def test_a_line_without_a_place_is_seen():
 def test_what_is_executed_elsewhere_is():
     """Each line that a row leaves to another test is one of those which that test reads from its page."""
     from tests import test_howto, test_tutorial  # noqa: PLC0415
+    from tests.fleet import test_predictions  # noqa: PLC0415
     from tests.shoal import test_api, test_templates  # noqa: PLC0415
     from tests.shoal.flash import test_newcomer  # noqa: PLC0415
 
     read = {
+        "tests/fleet/test_predictions.py": {test_predictions.TYPED},
         "tests/test_howto.py": {shlex.join(words) for words in test_howto.TYPED},
         "tests/shoal/flash/test_newcomer.py": set(test_newcomer.commands()),
         "tests/test_tutorial.py": {shlex.join(words) for words in test_tutorial.commands()},

@@ -102,6 +102,7 @@ PLACES: dict[tuple[str, str], Place] = {
     ("docs/api.md", "*"): _API,
     ("docs/device.md", "pip install 'shoal[device]'"): _PIP,
     ("docs/device.md", "shoal device *"): Scene("a_board"),
+    ("docs/device.md", "shoal devices predict *"): Elsewhere("tests/fleet/test_predictions.py"),
     ("docs/finetuning.md", "shoal export*"): Scene("exports"),
     ("docs/flash.md", "shoal flash image --config flash.toml"): _CARD,
     ("docs/flash.md", "shoal flash image --config flash.toml --out pi-1.img --lock card.lock"): _CARD,

@@ -207,7 +207,7 @@ def test_whatever_is_said_in_anothers_place_is_refused_and_counted(ground, tmp_p
         stack.callback(serving.join, 20)
         stack.callback(server.stop)
         fleet = stack.enter_context(ground.fleet(broker.url, members(ground, enrolments)))
-        finished = submit(config, broker_address(config.broker))
+        finished = submit(config)
         fleet.check()
         logs = "".join((ground.folder / "devices" / f"{name}.log").read_text() for name in enrolments)
     assert (finished.status, finished.rounds) == ("finished", 3)

@@ -35,6 +35,7 @@ SERVER = [
     m.Sum(**TASK, keys={"pi": KEYS, "nano": KEYS}),
     m.Sum(**TASK, dealt={"pi": SEALED, "nano": SEALED}),
     m.Sum(**TASK, sent=("pi", "nano")),
+    m.Ask(task="p1", fleet="lab", device="pi", asked={"x": [[1, 2.5]], "id": "a"}, seconds=5),
 ]
 DEVICE = [
     m.Accept(**FROM, tier="w0.50-d4"),
@@ -45,6 +46,8 @@ DEVICE = [
     m.Accept(**FROM, tier="w0.50-d4", lacks=("weights",), keys=KEYS),
     m.Shares(**FROM, sealed={"pi": SEALED, "nano": SEALED}),
     m.Shares(**FROM, revealed={"pi": "0" * 65 + "7", "nano": "f" * 66}),
+    m.Predicted(**FROM, model={"run": "r", "version": 3}, predictions=[{"label": 1, "logits": [0.5, [1]]}]),
+    m.Predicted(**FROM, reason=RefusalReason.AWAY, detail="it is not connected"),
 ]
 
 

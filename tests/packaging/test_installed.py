@@ -80,6 +80,7 @@ LACKING = {
     "track tensorboard:board": "server",
     "devices": "server",
     "devices release d": "server",
+    "devices predict d --data data.npy": "server",
     "rounds": "server",
     "rounds show 1": "server",
     "log": "server",

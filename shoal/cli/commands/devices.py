@@ -1,10 +1,11 @@
-"""List the devices that were ever seen, or let one out of quarantine."""
+"""List the devices that were ever seen, let one out of quarantine, or let the model of one predict."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from shoal.cli.common import DEFAULT_STORE, PageUrl, RunId, StoreFolder
+from shoal.cli.common import DEFAULT_STORE, FLEET_FILE, AsJson, BrokerUrl, FleetFile, PageUrl, RunId, StoreFolder
 from shoal.cli.console import say
 from shoal.cli.extras import needs
 from shoal.cli.listing import listing
@@ -25,3 +26,19 @@ def _release(
 
     of = acted(store, url, "release", run, device=name)
     say(f"{name} is asked again from the next round of run {of}")
+
+
+@app.command("predict")
+def _predict(
+    name: Annotated[str, typer.Argument(help="Id of the device.")],
+    data: Annotated[Path, typer.Option(help="The samples: .npy, or .json of nested lists.")],
+    config: FleetFile = FLEET_FILE,
+    broker: BrokerUrl = None,
+    seconds: Annotated[float, typer.Option(min=1, max=300, help="To wait for the board.")] = 30.0,
+    as_json: AsJson = False,
+) -> None:
+    """Let a board's model judge samples, over the fleet's broker; [predict] of its device.toml says that it may."""
+    with needs("server"):
+        from shoal.cli.serving import predict_at, read_fleet
+
+    predict_at(read_fleet(config, broker), name, data, seconds, as_json=as_json)
