@@ -14,11 +14,13 @@ from fleet_protocol.errors import BlobError
 from fleet_protocol.messages import BlobRef
 
 _SYNC_THREADS = 8
+_RESERVED_BYTES = 1 << 20  # of smaller files the call costs what it saves
 
 
 def write_atomically(path: Path, *parts: bytes | memoryview, durable: bool = True) -> None:
     """Replace a file by some parts, in order; see `replacing`."""
     with replacing(path, durable=durable) as file:
+        _reserve(file.fileno(), sum(map(len, parts)))
         for part in parts:
             file.write(part)
 
@@ -54,6 +56,13 @@ def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
         if temporary:
             with contextlib.suppress(OSError):
                 Path(temporary).unlink()
+
+
+def _reserve(descriptor: int, size: int) -> None:
+    """Have the blocks of a large file allocated at once: one by one, as pages are written, costs more than the copy."""
+    if size >= _RESERVED_BYTES and hasattr(os, "posix_fallocate"):
+        with contextlib.suppress(OSError):  # a full disk refuses what is written, too; others cannot do it
+            os.posix_fallocate(descriptor, 0, size)
 
 
 def _sync(path: Path) -> None:
@@ -128,8 +137,8 @@ class BlobStore:
         """Whether the blob is here, or its part is."""
         return self.has(digest) or (self.root / "parts" / digest).exists()
 
-    def put(self, *parts: bytes | memoryview) -> str:
-        """Keep bytes in parts, and return their digest.
+    def put(self, *parts: bytes | memoryview, durable: bool = True) -> str:
+        """Keep bytes in parts, and return their digest; without `durable`, `sync` waits for many blobs at once.
 
         Raises:
             StorageError: the disk is full or cannot be written.
@@ -137,7 +146,9 @@ class BlobStore:
         digest = blob_digest(*parts)
         path = self.path(digest)
         if not path.is_file():
-            write_atomically(path, *parts, durable=self._durable)
+            write_atomically(path, *parts, durable=durable and self._durable)
+            if self._durable and not durable:
+                self._syncing[digest] = self._threads.submit(_sync, path)
         return digest
 
     def keep(self, digest: str, data: bytes) -> None:
@@ -188,7 +199,7 @@ class BlobStore:
         return path
 
     def sync(self, digests: Collection[str]) -> None:
-        """Wait until blobs would survive a power cut, side by side: a disk writes many in the time of a few.
+        """Wait until blobs would survive a power cut, if they must: side by side, many take the time of a few.
 
         Raises:
             StorageError: the disk is full or cannot be written.
@@ -196,7 +207,7 @@ class BlobStore:
         for digest in digests:
             if (begun := self._syncing.pop(digest, None)) is not None:
                 begun.result()  # the first that fails raises here
-            else:
+            elif self._durable:
                 _sync(self.path(digest))
 
     def remove(self, digest: str) -> None:

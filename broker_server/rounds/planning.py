@@ -48,9 +48,8 @@ def plan_round(
             if planned.key not in refs:
                 sent = strategy.send(compile_plan(layout, planned.plan), request, model)
                 parts = weights_parts({name: sent[name] for name in layout.shapes(tier)})
-                refs[planned.key] = BlobRef(
-                    digest=blobs.put(*parts), size=sum(map(len, parts)), chunk_bytes=context.config.round.chunk_bytes
-                )
+                digest, size = blobs.put(*parts, durable=False), sum(map(len, parts))
+                refs[planned.key] = BlobRef(digest=digest, size=size, chunk_bytes=context.config.round.chunk_bytes)
             choices.append(
                 Alternative(
                     tier=tier.id,
@@ -72,6 +71,7 @@ def plan_round(
                 others=Alternatives(items=tuple(others)) if others else None,
             )
         )
+    blobs.sync({ref.digest for ref in refs.values()} - {version.digest})
     record = RoundRecord(
         run=context.run,
         number=number,

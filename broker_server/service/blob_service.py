@@ -11,8 +11,7 @@ import math
 import mmap
 import os
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -57,12 +56,16 @@ class _UnderWay:
         chunks: that are still to be published.
         seconds: that a broker takes to hand all of them out.
         until: ``time.monotonic()`` when it is given up if none is published, later when it has arrived.
+        data: the file, mapped from the first chunk to the last; one that is removed meanwhile stays readable.
+        again: some of the chunks were published before.
     """
 
     devices: set[str]
     chunks: list[int]
     seconds: float
     until: float
+    data: memoryview | None = None
+    again: bool = False
 
 
 @dataclass(frozen=True)
@@ -185,8 +188,7 @@ class BlobService:
             if not sent.chunks:
                 continue
             try:
-                self._publish(digest, set(sent.chunks[:SEND_WINDOW]))
-                del sent.chunks[:SEND_WINDOW]
+                self._publish(digest, sent)
                 sent.until = now + (PUBLISH_SECONDS if sent.chunks else sent.seconds)
             except (TransportError, BlobError) as error:
                 if isinstance(error, BlobError) or now >= sent.until:
@@ -194,17 +196,20 @@ class BlobService:
                     sent.chunks = []
         return problems
 
-    def _publish(self, digest: str, chunks: set[int]) -> None:
+    def _publish(self, digest: str, sent: _UnderWay) -> None:
         served, known = self._served[digest], self._published.setdefault(digest, set())
-        again = not known.isdisjoint(chunks)
-        with _opened(served, digest, check=again) as data:
-            frames = iter_chunks(
-                data, served.chunk_bytes, ranges_of(chunks), digests=again and not self._link.authentic
-            )
-            messages = ((self._topics.blob(digest, index), frame) for index, frame in frames)
-            self._link.publish_stream(messages, time.monotonic() + TURN_SECONDS)
-        self._payload_bytes += _payload_bytes(chunks - known, served.size, served.chunk_bytes)
-        known |= chunks
+        if sent.data is None:
+            sent.again = not known.isdisjoint(sent.chunks)
+            sent.data = _mapped(served, digest, check=sent.again)
+        window, digests = sent.chunks[:SEND_WINDOW], sent.again and not self._link.authentic
+        frames = iter_chunks(sent.data, served.chunk_bytes, ranges_of(window), digests=digests)
+        messages = ((self._topics.blob(digest, index), frame) for index, frame in frames)
+        self._link.publish_stream(messages, time.monotonic() + TURN_SECONDS)
+        self._payload_bytes += _payload_bytes(set(window) - known, served.size, served.chunk_bytes)
+        known.update(window)
+        del sent.chunks[:SEND_WINDOW]
+        if not sent.chunks:
+            sent.data = None
 
     def take_payload_bytes(self) -> int:
         """Payload bytes published since the last call; a chunk that is published again counts no more."""
@@ -212,23 +217,25 @@ class BlobService:
         return taken
 
 
-@contextmanager
-def _opened(served: _Served, digest: str, *, check: bool) -> Iterator[memoryview]:
-    """The bytes of a blob, from the page cache.
+def _mapped(served: _Served, digest: str, *, check: bool) -> memoryview:
+    """The bytes of a blob, from the page cache, for as long as somebody has them.
 
     Devices check what they receive, and ask again for what is wrong: only then is the file's digest taken, once for as
     long as the file stays the same, and only then do chunks carry digests of their own.
+
+    Raises:
+        BlobError: the file cannot be read, or is no longer what was offered.
     """
     path = served.path
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        with path.open("rb") as file:
+            data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
             found = os.fstat(file.fileno())
-            now = (found.st_mtime_ns, found.st_size)
-            with memoryview(mapped) as data:
-                if check and now not in served.checked:
-                    if not matches(data, digest):
-                        raise BlobError(f"{path} was changed on disk; it no longer has the digest that was offered")
-                    served.checked.append(now)
-                yield data
     except (OSError, ValueError) as error:
         raise BlobError(f"cannot read {path}: {error}") from error
+    now = (found.st_mtime_ns, found.st_size)
+    if check and now not in served.checked:
+        if not matches(data, digest):
+            raise BlobError(f"{path} was changed on disk; it no longer has the digest that was offered")
+        served.checked.append(now)
+    return data

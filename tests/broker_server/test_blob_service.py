@@ -127,6 +127,7 @@ def test_a_long_blob_goes_out_a_window_at_a_time(service, broker, tmp_path):
     service.serve({digest: blobs.path(digest)})
     assert ask(service, digest, (0, 99)) == []
     assert len(broker.chunks) == SEND_WINDOW
+    asked = time.monotonic()
     want(service, digest, "cellar")
     for most in (2 * SEND_WINDOW, 2 * SEND_WINDOW + 1):
         due = service.next_due()
@@ -138,7 +139,21 @@ def test_a_long_blob_goes_out_a_window_at_a_time(service, broker, tmp_path):
     assert service.take_payload_bytes() == len(data)
     due = service.next_due()
     assert due is not None
-    assert due > time.monotonic(), "who asked meanwhile may still get it from what is on its way"
+    assert due > asked + 0.1, "who asked meanwhile may still get it from what is on its way"
+
+
+def test_a_blob_that_is_removed_on_its_way_arrives_whole(service, broker, tmp_path):
+    """Its file is opened once: what is removed, or takes its place, changes nothing of what is under way."""
+    blobs = BlobStore(tmp_path)
+    data = bytes(range(256)) * 384 * (SEND_WINDOW + 1)
+    digest = blobs.put(data)
+    service.serve({digest: blobs.path(digest)})
+    assert ask(service, digest, (0, 99)) == []
+    blobs.remove(digest)
+    assert service.flush(time.monotonic()) == []
+    assert matches(b"".join(broker.chunks[index] for index in range(SEND_WINDOW + 1)), digest)
+    (problem,) = ask(service, digest, (0, 1))
+    assert "cannot read" in problem, "afterwards it is not held open"
 
 
 def test_what_a_broker_does_not_take_is_tried_again_and_then_given_up(service, broker, tmp_path):

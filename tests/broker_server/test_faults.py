@@ -74,10 +74,10 @@ def test_a_server_that_is_up_goes_on_by_itself_when_the_disk_has_room_again(url,
     monkeypatch.setattr(service, "RETRY_SECONDS", 0.5)
     full, put = threading.Event(), BlobStore.put
 
-    def putting(self, *parts):
+    def putting(self, *parts, **how):
         if full.is_set():
             raise StorageError(f"cannot write to {self.root}: no space left on device")
-        return put(self, *parts)
+        return put(self, *parts, **how)
 
     monkeypatch.setattr(BlobStore, "put", putting)
     settings = config(round={"rounds": 3}, **NO_TESTS)
@@ -107,10 +107,10 @@ def test_after_a_full_disk_the_same_configuration_starts_no_new_run(url, config,
     put = BlobStore.put
     count = iter(range(1000))
 
-    def once_full(self, *parts):
+    def once_full(self, *parts, **how):
         if next(count) == 6:
             raise StorageError("no space left on device")
-        return put(self, *parts)
+        return put(self, *parts, **how)
 
     monkeypatch.setattr(BlobStore, "put", once_full)
     settings = config(round={"rounds": 3}, **NO_TESTS)

@@ -1,6 +1,8 @@
 """Chunks and stores: what arrives is verified, what is missing is known, what was good stays good."""
 
+import errno
 import hashlib
+import os
 import subprocess
 from itertools import pairwise
 
@@ -151,6 +153,33 @@ def test_failed_write_leaves_the_old_file(tmp_path):
         write_atomically(target / "below-a-file", b"new")
     assert target.read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["f"]
+
+
+@pytest.mark.parametrize("problem", [None, OSError(errno.EOPNOTSUPP, "not on this file system")])
+def test_the_blocks_of_a_large_file_are_asked_for_at_once(tmp_path, monkeypatch, problem):
+    """What is kept is what was given, also where a file system cannot allocate before it is written to."""
+    asked = []
+
+    def allocate(descriptor: int, start: int, size: int) -> None:
+        asked.append((os.fstat(descriptor).st_size, start, size))
+        if problem is not None:
+            raise problem
+
+    monkeypatch.setattr(os, "posix_fallocate", allocate)
+    store, data = BlobStore(tmp_path), sample(1 << 20)
+    assert store.read(store.put(data[:1000])) == data[:1000]
+    assert asked == [], "of a small one it costs what it saves"
+    assert store.read(store.put(data[:9], data[9:])) == data
+    assert asked == [(0, 0, 1 << 20)]
+
+
+def test_a_store_that_need_not_survive_a_power_cut_does_not_wait_for_the_disk(tmp_path, monkeypatch):
+    waited = []
+    monkeypatch.setattr(os, "fsync", waited.append)
+    for durable in (False, True):
+        store = BlobStore(tmp_path / str(durable), durable=durable)
+        store.sync([store.put(b"x", durable=False)])
+        assert bool(waited) is durable
 
 
 def test_a_full_disk_is_a_storage_error_and_what_was_there_stays(tmp_path):
