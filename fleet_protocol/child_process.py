@@ -5,6 +5,8 @@ processes do not look there, and find the code that started them also where it i
 """
 
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 # Python 3.11 has -P for the first half of this; a board may have 3.10. Nothing is imported before the path is right.
@@ -22,3 +24,13 @@ _ROOT = str(Path(__file__).resolve().parents[1])
 def python_module(module: str, *arguments: str) -> list[str]:
     """Program and arguments that run one of our modules, as ``python -m`` would, but not from the working folder."""
     return [sys.executable, "-c", _START.format(root=_ROOT, module=module), *arguments]
+
+
+def when_parent_ends(act: Callable[[], object]) -> None:
+    """Do something once our standard input closes, as the parent's end of the pipe does however the parent ends."""
+
+    def watch() -> None:
+        sys.stdin.buffer.read()
+        act()
+
+    threading.Thread(target=watch, name="parent-watch", daemon=True).start()

@@ -1,6 +1,5 @@
 """TOML configuration into frozen pydantic models; an unknown key is an error with a suggestion."""
 
-import difflib
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any, TypeVar, get_args, get_origin
 from pydantic import BaseModel, SecretStr, ValidationError
 
 from fleet_protocol.errors import ConfigError
+from fleet_protocol.spelling import closest
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -58,8 +58,8 @@ def _describe(error: dict[str, Any], model: type[BaseModel]) -> str:
         said = error["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list, in [ ]")  # as TOML calls it
         return f"{key}: {said}{shown}"
     known = _fields_at(model, location[:-1])
-    close = difflib.get_close_matches(str(location[-1]), known, n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(sorted(known))}"
+    close = closest(str(location[-1]), known, cutoff=0.5)
+    hint = f"did you mean {close!r}?" if close else f"known keys: {', '.join(sorted(known))}"
     return f"unknown key {key!r}; {hint}"
 
 

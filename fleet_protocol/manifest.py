@@ -9,7 +9,7 @@ import hashlib
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 from pydantic import Field, ValidationError, model_validator
@@ -20,6 +20,7 @@ from fleet_protocol.frozen import Free, FrozenModel, problems
 from fleet_protocol.recipe_spec import Grown, RecipeSpec
 
 FORMAT_VERSION = 2
+DocumentT = TypeVar("DocumentT", bound=FrozenModel)
 
 Parts = tuple[Mapping[str, int], Mapping[str, int]]
 """Numbers of each input of a sample, and of each of its targets, in order; empty for a single one."""
@@ -257,11 +258,16 @@ def parse_manifest(data: bytes) -> Manifest:
     Raises:
         BlobError: the bytes are no manifest of a version this software reads; the message names the fields.
     """
+    return parse_document(Manifest, data, "an artifact manifest")
+
+
+def parse_document(kind: type[DocumentT], data: bytes, what: str) -> DocumentT:
+    """Read a manifest of some kind; `what` it is goes into the error, which is that of `parse_manifest`."""
     try:
-        return Manifest.model_validate_json(data)
+        return kind.model_validate_json(data)
     except ValidationError as error:
         raise BlobError(
-            f"not an artifact manifest of format {FORMAT_VERSION} ({problems(error, 'document')}); "
+            f"not {what} of format {FORMAT_VERSION} ({problems(error, 'document')}); "
             "export it again with this version of Shoal"
         ) from error
 

@@ -10,11 +10,10 @@ inputs of one number each. Specification section 5 has such a routine.
 from collections.abc import Mapping
 from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from fleet_protocol.errors import BlobError
-from fleet_protocol.frozen import FrozenModel, problems
-from fleet_protocol.manifest import FORMAT_VERSION, CheckSpec, FileSpec, GraphSpec, Manifest, NoiseSpec
+from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.manifest import CheckSpec, FileSpec, GraphSpec, Manifest, NoiseSpec, parse_document
 
 Side = Literal["own", "sent"]
 SIDES: tuple[Side, ...] = ("own", "sent")
@@ -85,13 +84,7 @@ def parse_pair_manifest(data: bytes) -> PairManifest:
     Raises:
         BlobError: the bytes are no such manifest of a version this software reads; the message names the fields.
     """
-    try:
-        return PairManifest.model_validate_json(data)
-    except ValidationError as error:
-        raise BlobError(
-            f"not a manifest of a pair of format {FORMAT_VERSION} ({problems(error, 'document')}); export the pair"
-            " again with this version of Shoal"
-        ) from error
+    return parse_document(PairManifest, data, "a manifest of a pair")
 
 
 def side_name(side: Side, name: str) -> str:

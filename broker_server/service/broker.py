@@ -22,7 +22,7 @@ from pathlib import Path
 
 from typing_extensions import Self, override
 
-from fleet_protocol.child_process import python_module
+from fleet_protocol.child_process import python_module, when_parent_ends
 from fleet_protocol.errors import ConfigError, TransportError
 from fleet_protocol.identity.enrolment import write_secret
 
@@ -88,13 +88,9 @@ class Gate:
 
 
 class ChildBroker(ABC):
-    """A broker in a child process that dies with us.
+    """A broker in a child process that dies with us, with configuration and log in a folder, which is made.
 
-    Args:
-        folder: where its configuration and log are written; it is made.
-        port: TCP port.
-        listen: address to listen on; ``0.0.0.0`` lets boards on the network in.
-        gate: TLS and logins; without it there are neither passwords nor encryption.
+    Without a gate there are neither passwords nor encryption.
     """
 
     def __init__(self, folder: Path, *, port: int = 1883, listen: str = "127.0.0.1", gate: Gate | None = None) -> None:
@@ -274,18 +270,13 @@ def _answers(host: str, port: int) -> bool:
     return False
 
 
-def _exit_with_parent() -> None:
-    sys.stdin.buffer.read()  # ends when the parent closes the pipe, by intention or by dying
-    os._exit(0)
-
-
 def _serve(config: str) -> None:
     import iotcore  # noqa: PLC0415  (an optional package, and only the child needs it)
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     # rumqttd reports each packet inside an error span, which would arrive here as an error each.
     logging.getLogger("rumqttd").setLevel(logging.CRITICAL)
-    threading.Thread(target=_exit_with_parent, name="parent-watch", daemon=True).start()
+    when_parent_ends(lambda: os._exit(0))
     iotcore.IotCoreBroker(config_path=config).run_forever()
 
 

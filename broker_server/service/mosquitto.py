@@ -9,14 +9,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterable
 from pathlib import Path
 
 from typing_extensions import override
 
 from broker_server.service.broker import MAX_PAYLOAD_BYTES, ChildBroker, Gate
-from fleet_protocol.child_process import python_module
+from fleet_protocol.child_process import python_module, when_parent_ends
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.identity.enrolment import write_secret
 from fleet_protocol.topics import Topics
@@ -111,13 +110,8 @@ def _hold(program: str, config: str) -> int:
     """Serve until our input closes or the broker ends."""
     # Our input stays with us, so that it closes with the server alone.
     broker = subprocess.Popen([program, "-c", config], stdin=subprocess.DEVNULL)  # noqa: S603  (found above)
-
-    def end_with_parent() -> None:
-        sys.stdin.buffer.read()
-        broker.terminate()
-
     signal.signal(signal.SIGTERM, lambda *_: broker.terminate())
-    threading.Thread(target=end_with_parent, name="parent-watch", daemon=True).start()
+    when_parent_ends(broker.terminate)
     return broker.wait()
 
 

@@ -11,12 +11,12 @@ from broker_server.store.database import Database
 from broker_server.store.rows import to_row
 from broker_server.store.task_records import DevicePart, PlannedTask, TaskPhase, TaskRecord, Timing
 
-_OF_TASK = update(schema.tasks).where(schema.tasks.c.id == bindparam("task"))
-_RECEIVE = _OF_TASK.values(
+OF_TASK = update(schema.tasks).where(schema.tasks.c.id == bindparam("task"))
+_RECEIVE = OF_TASK.values(
     {name: bindparam(name) for name in ("phase", "update_digest", "update_size", "metrics", "received_at")}
 )
-_SETTLE = _OF_TASK.values({name: bindparam(name) for name in ("phase", "detail")})
-_NOTE_ANSWER = _OF_TASK.values(timing=bindparam("timing"))
+_SETTLE = OF_TASK.values({name: bindparam(name) for name in ("phase", "detail")})
+_NOTE_ANSWER = OF_TASK.values(timing=bindparam("timing"))
 Answer = tuple[str, TaskPhase, str | None]
 
 

@@ -10,13 +10,10 @@ from broker_server.store.database import Database
 from broker_server.store.records import VersionRecord
 from broker_server.store.rows import to_row
 from broker_server.store.task_records import Outcome
+from broker_server.store.task_table import OF_TASK
 from fleet_protocol.control import VersionEvaluation
 
-_SETTLE = (
-    update(schema.tasks)
-    .where(schema.tasks.c.id == bindparam("task"))
-    .values({name: bindparam(name) for name in ("phase", "detail", "screening")})
-)
+_SETTLE = OF_TASK.values({name: bindparam(name) for name in ("phase", "detail", "screening")})
 
 
 def _settled(outcomes: Mapping[str, Outcome]) -> list[dict[str, Any]]:

@@ -1,13 +1,13 @@
 """The strategies by name, found in the modules of this folder: a new one is a file with a row in ``STRATEGIES``."""
 
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any
 
 from broker_server.strategies.server_optimizer import OptimizerSettings
 from broker_server.strategies.strategy import Basis, Method, Strategy, StrategySettings
 from fleet_protocol.discovery import discover
 from fleet_protocol.errors import ConfigError, PlanError
+from fleet_protocol.spelling import did_you_mean
 from models.layout import Layout
 from models.tier import Tier
 
@@ -25,9 +25,8 @@ def build_strategy(
     """
     method = KNOWN.get(settings.name)
     if method is None:
-        close = get_close_matches(settings.name, KNOWN, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(KNOWN)}"
-        raise ConfigError(f"strategy.name: no strategy {settings.name!r}; {hint}")
+        hint = did_you_mean(settings.name, KNOWN)
+        raise ConfigError(f"strategy.name: no strategy {settings.name!r}{hint}; there are {', '.join(KNOWN)}")
     built = method.build(Basis(**vars(settings), layout=layout, tiers=tiers, optimizer=optimizer))
     if built.merge.average != settings.average:
         raise PlanError(

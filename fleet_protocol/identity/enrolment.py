@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationError
 
-from fleet_protocol.errors import ConfigError, StorageError
+from fleet_protocol.blob_store import write_atomically
+from fleet_protocol.errors import ConfigError
 from fleet_protocol.frozen import FrozenModel, problems
 from fleet_protocol.messages.bounds import Count
 from fleet_protocol.messages.values import Name
@@ -25,7 +26,6 @@ class Enrolment(FrozenModel):
 
     Attributes:
         format: of this file.
-        fleet: name of the fleet.
         role: what it may sign.
         name: of the device, or ``server``.
         broker: ``mqtt[s]://host:port``, without a login.
@@ -36,7 +36,6 @@ class Enrolment(FrozenModel):
         token: password at the broker; the login is the name.
         ca: certificate of the fleet's own authority, which vouches for the broker; None without TLS.
         tls_certificate: client certificate for brokers that ask for one.
-        tls_key: its key.
     """
 
     format: Literal[1] = 1
@@ -118,12 +117,4 @@ def write_secret(path: Path, content: str | bytes) -> None:
     Raises:
         StorageError: it cannot be written.
     """
-    fresh = path.with_name(path.name + ".new")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        fresh.unlink(missing_ok=True)
-        with os.fdopen(os.open(fresh, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-        fresh.replace(path)
-    except OSError as error:
-        raise StorageError(f"cannot write {path}: {error.strerror}; make room, or make it writable") from error
+    write_atomically(path, content.encode() if isinstance(content, str) else content, durable=False)

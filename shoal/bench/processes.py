@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
-from fleet_protocol.child_process import python_module
+from fleet_protocol.child_process import python_module, when_parent_ends
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import BrokerAddress
 from shoal.bench.bare import bare_member
@@ -59,12 +59,7 @@ def device_processes(kind: str, fleet: str, broker: str, devices: int, processes
 
 def _main(kind: str, fleet: str, broker: str, first: str, stop: str) -> None:
     ended = threading.Event()
-
-    def watch() -> None:
-        sys.stdin.buffer.read()  # ends when the parent closes the pipe, by intention or by dying
-        ended.set()
-
-    threading.Thread(target=watch, name="parent-watch", daemon=True).start()
+    when_parent_ends(ended.set)
     topics, whole = Topics(fleet), dict[str, bytes]()
     names = [device_name(index) for index in range(int(first), int(stop))]
     members = [light_member(topics, name, whole) if kind == "light" else bare_member(topics, name) for name in names]

@@ -2,7 +2,7 @@
 
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from importlib.resources import files
@@ -52,7 +52,6 @@ class Preset(FrozenModel):
         epochs: local epochs.
         batch_size: samples per step.
         learning_rate: of the optimizer.
-        recipe: what a training step does.
         baselines: also run AllSmall and Exclusive.
         evaluate_every: rounds between evaluations; each asks every device for a pass over its data (specification 1.6).
         deadline_seconds: of a round.
@@ -194,25 +193,14 @@ def _arms(base: FleetConfig, prepared: _Prepared, preset: Preset) -> list[tuple[
     return arms
 
 
-def _run_arm(server: Server, config: FleetConfig, title: str, show: "_Switch") -> control.RunFinished:
+def _run_arm(server: Server, config: FleetConfig, title: str, shown: list[RunDisplay]) -> control.RunFinished:
     with RunDisplay(error_console(), title) as display:
-        show.listener = display.show
+        shown.append(display)
         finished = server.run(config)
-        show.listener = None
+        shown.clear()
     if finished.status != "finished":
         raise TransportError(f"the run {title} {finished.status}: {finished.error}")
     return finished
-
-
-class _Switch:
-    """Passes the server's events to whoever watches the run in progress."""
-
-    def __init__(self) -> None:
-        self.listener: Callable[[control.RunEvent], None] | None = None
-
-    def __call__(self, event: control.RunEvent) -> None:
-        if self.listener is not None:
-            self.listener(event)
 
 
 def _free_port() -> int:
@@ -233,14 +221,19 @@ def run_demo(data: str, preset: Preset, seed: int, runs: Path, broker: str = "em
     prepared = _prepare(data, preset, seed, folder)
     broker_config = BrokerConfig(url=broker, port=_free_port())
     base = _fleet_config(prepared, preset, seed, broker_config)
-    show = _Switch()
+    shown: list[RunDisplay] = []  # of the run in progress
+
+    def show(event: control.RunEvent) -> None:
+        for display in shown:
+            display.show(event)
+
     arms: list[Arm] = []
     with Server(FLEET, base.store, broker_config, listener=show) as server:
         devices = LocalFleet(folder / "devices", fleet=FLEET, broker=str(server.address), devices=prepared.devices)
         with devices:
             for heading, config in _arms(base, prepared, preset):
                 began = time.monotonic()
-                finished = _run_arm(server, config, heading.title, show)
+                finished = _run_arm(server, config, heading.title, shown)
                 devices.check()
                 arms.append(summarise(base.store, finished.run, heading, time.monotonic() - began))
     report = Report(

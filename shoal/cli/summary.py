@@ -1,12 +1,10 @@
 """Reads a stored run back into the numbers of a report."""
 
-from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
-from broker_server.store import RoundRecord, Store, TaskRecord
+from broker_server.store import RoundRecord, Store, TaskRecord, queries
 from broker_server.store.machine import RoundState
-from broker_server.store.privacy_spent import epsilons
 from shoal.cli.report import Arm, DevicePoint, Heading, RoundPoint
 
 
@@ -42,21 +40,15 @@ def summarise(store_folder: Path, run: str, heading: Heading, seconds: float) ->
         ConfigError: the store has no such run.
     """
     with closing(Store(store_folder, read_only=True)) as store:
-        record = store.run(run)
-        rounds = [item for item in store.rounds(run) if item.state is RoundState.CLOSED]
-        points = tuple(_round(item, store.tasks(run, item.number, "train")) for item in rounds)
-        refusals: Counter[str] = Counter()
-        for refusal in store.refusals(run):
-            refusals[str(getattr(refusal.reason, "value", refusal.reason))] += refusal.count
-        spent = epsilons(store, record) if record is not None else {}
+        view = queries.status(store, run)
+        closed = [item for item in store.rounds(run) if item.state is RoundState.CLOSED]
+        points = tuple(_round(item, store.tasks(run, item.number, "train")) for item in closed)
     return Arm(
-        key=heading.key,
-        title=heading.title,
-        about=heading.about,
+        **vars(heading),
         rounds=points,
-        wire_bytes=record.wire_bytes if record else 0,
-        payload_bytes=record.payload_bytes if record else 0,
+        wire_bytes=view.run.wire_bytes if view.run else 0,
+        payload_bytes=view.run.payload_bytes if view.run else 0,
         seconds=seconds,
-        refusals=dict(refusals),
-        epsilon=max(spent.values(), default=None),
+        refusals=view.refusals,
+        epsilon=view.epsilon,
     )

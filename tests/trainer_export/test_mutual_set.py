@@ -163,6 +163,6 @@ def test_pairs_that_cannot_learn_together_are_refused(tmp_path):
 
 def test_an_ordinary_manifest_is_no_mutual_one(exported):
     """The message says what to do."""
-    with pytest.raises(BlobError, match="export the pair again"):
+    with pytest.raises(BlobError, match="export it again"):
         parse_pair_manifest(exported.manifest.sent.to_bytes())
     assert json.loads(exported.manifest.to_bytes())["kind"] == "pair"
