@@ -29,9 +29,7 @@ def write_atomically(path: Path, *parts: bytes | memoryview, durable: bool = Tru
 def replacing(path: Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
     """Replace a file so that a reader, or a crash, sees the old content or the new and nothing between.
 
-    Args:
-        path: the file, for its owner alone; its folder is made.
-        durable: wait until it would survive a power cut; without, it survives the end of the process alone.
+    It is for its owner alone, and its folder is made. Durable it survives a power cut, else the end of the process.
 
     Yields:
         What to write the new content to; if the block ends with an error, nothing is replaced.
@@ -96,9 +94,7 @@ def _keep(part: Path, path: Path, data: bytes) -> None:
 class BlobStore:
     """A folder of blobs named by their digest: ``objects/<first two digits>/<digest>``, parts under ``parts/``.
 
-    Args:
-        root: the folder; it is made.
-        durable: whether blobs must survive a power cut.
+    It is made; durable blobs survive a power cut.
 
     Raises:
         StorageError: the folder cannot be made.

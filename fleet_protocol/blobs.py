@@ -65,11 +65,7 @@ def encode_chunk(data: bytes | memoryview, index: int, chunk_bytes: int, *, dige
 def iter_chunks(
     data: bytes | memoryview, chunk_bytes: int, ranges: Ranges, *, digests: bool = True
 ) -> Iterator[tuple[int, bytes]]:
-    """Frame the chunks of some half-open ranges, in order; what is beyond the blob is skipped.
-
-    Yields:
-        Index and frame.
-    """
+    """Frame the chunks of some half-open ranges, by index in order; what is beyond the blob is skipped."""
     count = -(-len(data) // chunk_bytes)
     for start, stop in ranges:
         for index in range(max(start, 0), min(stop, count)):

@@ -10,11 +10,7 @@ from fleet_protocol.errors import ConfigError
 
 
 def modules_of(package: str) -> Iterator[ModuleType]:
-    """Import the modules that lie directly in a package.
-
-    Yields:
-        The modules, sorted by name; those that run as a program (``__main__``) are left out.
-    """
+    """Import the modules that lie directly in a package, by name; not those that run as a program (``__main__``)."""
     path = importlib.import_module(package).__path__
     for name in sorted(found.name for found in pkgutil.iter_modules(path)):
         if name != "__main__":

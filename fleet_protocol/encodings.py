@@ -40,13 +40,10 @@ def _blocks(size: int) -> int:
 def encode(
     difference: Mapping[str, NDArray[np.float32]], encoding: str, *, at_random: bool = False
 ) -> dict[str, NDArray[Any]]:
-    """Write a difference as vectors by name.
+    """Write a difference, by name in the order of the manifest, as vectors in one of `ENCODINGS` but ``fp32``.
 
-    Args:
-        difference: tensors of any shape by name, in the order of the manifest.
-        encoding: one of `ENCODINGS` but for ``fp32``.
-        at_random: round up or down by numbers that follow from the digest of the difference, so that they are the same
-            wherever it is encoded, and others on every device; `LEVELS` alone.
+    At random (`LEVELS` alone) it is rounded by numbers that follow from the digest of the difference: the same wherever
+    it is encoded, and others on every device.
 
     Raises:
         RefusedError: an entry is not finite, or too large for float16.
@@ -88,9 +85,6 @@ def _require_finite(found: NDArray[Any], name: str, encoding: str) -> None:
 
 def decode(parts: Mapping[str, NDArray[Any]], shapes: Mapping[str, tuple[int, ...]], encoding: str) -> Tensors:
     """Read what `encode` wrote; the shapes, in the order of the manifest, alone decide how much memory is taken.
-
-    Returns:
-        The difference, as near as the encoding came to it.
 
     Raises:
         RefusedError: a part is missing, foreign, or of another type or length, or a scale is negative or not finite.

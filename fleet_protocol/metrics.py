@@ -84,10 +84,9 @@ def _measured(name: str, rule: str, sums: Sequence[NDArray[np.float64]]) -> Meas
 
 
 def label_accuracies(found: Evaluation) -> tuple[float | None, ...]:
-    """The share of each label's samples that were taken for it (recall).
+    """The share of each label's samples that were taken for it (recall), None where there are none of it.
 
-    Returns:
-        By label, None where the samples have none of it; empty where no metric counts classes.
+    There are no shares where no metric counts classes.
     """
     counted = next((metric.sums for metric in found.metrics if metric.rule in _OF_CLASSES), None)
     if counted is None:

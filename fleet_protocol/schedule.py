@@ -35,10 +35,8 @@ class RateSchedule(FrozenModel):
     def multiplier(self, position: float, rounds: float, tick: float = 1.0) -> float:
         """The multiplier of one round or step, above 0 where ``final`` or the remaining way is.
 
-        Args:
-            position: rounds that are over, with the part of this one that is.
-            rounds: of the whole run.
-            tick: how much of a round the multiplier is for.
+        The position are the rounds that are over, with the part of this one that is; a tick is what part of one it is
+        for.
         """
         warm = min(1.0, (position + tick) / self.warmup) if self.warmup else 1.0
         over = max(0.0, position - self.warmup)

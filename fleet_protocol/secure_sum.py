@@ -39,10 +39,7 @@ _PRIME = 2**256 + 297  # larger than any secret of 32 bytes
 class Member:
     """One device's part in one sum. It is in memory alone: nobody finds its secrets on a disk.
 
-    Args:
-        name: of the device.
-        place: digest of the weights that all of them were sent, so that nothing counts in another sum.
-        least: vectors that a sum must have.
+    The place is the digest of the weights that all of them were sent, so that nothing counts in another sum.
 
     Attributes:
         dealt: shares that were sealed for it; as soon as there are some its vector can be masked.
@@ -128,14 +125,9 @@ def unmasked(
     revealed: Mapping[str, Mapping[str, str]],
     place: str,
 ) -> Words:
-    """The sum of the vectors that came.
+    """The sum of the masked vectors that came of a cohort, of which some `dealt` shares, whether theirs came or not.
 
-    Args:
-        vectors: masked, by name, all of one size.
-        cohort: keys of all for whom shares were made, by name.
-        dealt: those of them that dealt, whether their vectors came or not.
-        revealed: shares by the member that revealed them and the member they are of.
-        place: as the members have it.
+    Shares are told by the member that revealed them and the member they are of.
 
     Raises:
         RefusedError: too few shares were revealed.
@@ -194,10 +186,7 @@ def check_keys(keys: KeyPair) -> None:
 def whole_numbers(update: Tensors, sent: Tensors, clip: float) -> Words:
     """What an update adds to a sum: its difference to what was sent, in whole numbers, tensors in order of their names.
 
-    The Euclidean norm over all tensors is `clip` at most, which bounds every entry.
-
-    Returns:
-        A vector modulo 2^32; `STEPS` is one entry of the size `clip`.
+    The Euclidean norm over all tensors is `clip` at most, which bounds every entry and is `STEPS`, modulo 2^32.
     """
     change = bounded(update, sent, clip)
     flat = np.concatenate([change[name].reshape(-1) for name in sorted(change)]).astype(np.float64)

@@ -10,10 +10,6 @@ def closest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | No
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The closest known name as a parenthesis for a message, in front of which nothing needs to stand.
-
-    Returns:
-        Such as `` (did you mean 'conv'?)``; empty if no name is alike.
-    """
+    """The closest known name as a parenthesis for a message, `` (did you mean 'conv'?)``; empty if no name is alike."""
     found = closest(name, known)
     return f" (did you mean {found!r}?)" if found is not None else ""

@@ -159,14 +159,11 @@ class Topics:
         return f"{self.root}/server/events"
 
     def parse(self, topic: str) -> Topic | None:
-        """What a full topic is for.
+        """What a full topic is for, None for one of another fleet or of no known form.
 
         Example:
             >>> Topics("lab").parse("shoal/v1/lab/devices/pi-1/reply")
             DeviceTopic(device='pi-1', channel='reply')
-
-        Returns:
-            The topic as a value, None for one of another fleet or of no known form.
         """
         prefix = self.root + "/"
         if not topic.startswith(prefix):

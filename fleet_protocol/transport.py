@@ -220,10 +220,7 @@ class Transport(Protocol):
     def subscribe(self, topic_filter: str, qos: int = 1, timeout_seconds: float = 10.0) -> None:
         """Subscribe, now and after every reconnect, and wait until the broker has confirmed it.
 
-        Args:
-            topic_filter: of topics; ``+`` stands for one level.
-            qos: highest quality of service to receive with.
-            timeout_seconds: how long to wait, 0 for not at all; while the broker is away it is only noted.
+        While the broker is away, or without a time to wait, it is only noted.
 
         Raises:
             TransportError: the broker is there but does not confirm.
@@ -284,12 +281,7 @@ def open_transport(
 ) -> Transport:
     """Make the transport that an address names; it is not connected yet.
 
-    Args:
-        address: the broker.
-        client_id: identity of the session; two transports must not share one.
-        inbox: where events go.
-        will: what the broker publishes, retained, when we vanish.
-        session_expiry_seconds: how long the broker keeps our session after we vanish.
+    Two must not share a client id. The will is published, retained, when we vanish, and the session kept for so long.
 
     Raises:
         ConfigError: a certificate file of the address cannot be read, or what the transport needs is not installed.

@@ -52,13 +52,10 @@ class OpenTask:
     left: float | None = None
 
     def take(self, tier: str) -> bool:
-        """Follow the device to the tier it took.
+        """Follow the device to the tier it took; True if it is another one than before.
 
         One that was not offered changes nothing, nor does a change of mind that is one too many: each waits for the
         disk.
-
-        Returns:
-            Whether it is another tier than before.
         """
         changed = self.record.taking(tier)
         if changed is self.record or self.taken >= _MOST_TAKEN:

@@ -104,10 +104,7 @@ def gather(
     collection: Collection,
     advance: Callable[[Mapping[str, TaskPhase]], None] = lambda _phases: None,
 ) -> Decision:
-    """Collect until the collection is over; `advance` is told how far the tasks are whenever something has happened.
-
-    Returns:
-        What ended it.
+    """Collect until the collection is over, and say what ended it; `advance` is told the phases at every change.
 
     Raises:
         StopRequested: the run shall stop here and be continued later.

@@ -92,12 +92,10 @@ class Evaluator:
     def hits(
         self, weights: Tensors, statistics: Tensors, chosen: NDArray[np.int64], mask: NDArray[np.float32]
     ) -> tuple[int, int]:
-        """How many labels of some samples are right, with a label mask (specification 1.5: zeroed logits).
+        """How many labels of some samples, by index, are right with a label mask, and how many there are.
 
-        The statistics are as for `evaluate`, `chosen` are indices, and `mask` is ``[classes]``, 1 where a label counts.
-
-        Returns:
-            Right ones, and how many there are.
+        Specification 1.5: zeroed logits; the mask is ``[classes]``, 1 where a label counts. Statistics are as for
+        `evaluate`.
         """
         fixed = self._fixed(weights, statistics) | {"mask": mask}
         correct = count = 0

@@ -131,13 +131,8 @@ def assign(
 ) -> dict[str, Assignment]:
     """Give every device the largest tier it declares itself able to train, or one of its level if that is smaller.
 
-    Args:
-        profiles: of the connected devices.
-        tiers: in use, largest first.
-        config: restrictions, and the levels if there are any. Fixed levels go by the order of the devices' ids, so
-            they are the same all run long where the same devices are there.
-        seed: of the run.
-        version: closed rounds, for levels that are drawn anew in every round.
+    Tiers are those in use, largest first. Fixed levels go by the order of the devices' ids, so they are the same all
+    run long where the same devices are there; others are drawn anew for every version.
 
     Returns:
         Devices that can take part, by id; those without data or too small for every tier are left out.
@@ -194,12 +189,9 @@ def wanted_of(eligible: int, *, fraction: float, least: int) -> int:
 def choose(
     eligible: Mapping[str, Assignment], *, wanted: int, over_selection: float = 0.0, seed: int, number: int
 ) -> tuple[Assignment, ...]:
-    """Draw the devices of a round without replacement (specification 1.2, step 1).
+    """Draw the devices of a round, by id, without replacement (specification 1.2, step 1), by the arguments alone.
 
     As many as are wanted, and beyond them `over_selection`, a share of these, rounded up.
-
-    Returns:
-        The drawn ones, by id; a function of the arguments alone.
     """
     count = min(len(eligible), wanted + _share_of(over_selection, wanted))
     draw = random.Random(f"{seed}/{number}")  # noqa: S311  (a reproducible draw, not a secret)

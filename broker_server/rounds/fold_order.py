@@ -16,17 +16,12 @@ _WITH_UPDATE = frozenset({TaskPhase.RECEIVED, TaskPhase.MERGED})
 
 
 class Folding:
-    """The merge of one round in progress.
+    """The merge of one round in progress, over tasks in the order of their devices.
 
-    Args:
-        merge: how to fold.
-        order: ids of the round's tasks, by device.
-        load: reads the update of a task from disk.
-        measure: told of every update that is folded for the first time.
-        moved: an update as it is folded, where it was made from an earlier version.
+    An update is loaded from disk by its task, measured when it is folded for the first time, and moved where it was
+    made from an earlier version.
 
     Attributes:
-        load: the same.
         folded: tasks whose updates are in it, in their order.
         measured: what was measured of the updates, by task.
     """

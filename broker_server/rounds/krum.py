@@ -38,11 +38,7 @@ def squared_distances(updates: Mapping[str, Tensors]) -> NDArray[np.float64]:
 
 
 def left_out(updates: Mapping[str, Tensors], faulty: float) -> tuple[str, ...]:
-    """The updates of a tier, by task and all cut by one plan, that are not merged: `faulty` is a share, rounded up.
-
-    Returns:
-        Tasks, the worst first.
-    """
+    """The updates of a tier, all cut by one plan, that are not merged, the worst first; `faulty` is a share."""
     count = len(updates)
     bad = min(math.ceil(round(faulty * count, 9)), (count - 3) // 2)
     if bad < 1:

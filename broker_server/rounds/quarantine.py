@@ -28,12 +28,9 @@ def quarantined(store: Store, run: str, config: RobustConfig) -> dict[str, int]:
 def judged(
     outcomes: Iterable[tuple[str, int, TaskPhase]], releases: Mapping[str | None, int], config: RobustConfig
 ) -> dict[str, int]:
-    """The rule alone, of training tasks by device, round and phase, in the order of the rounds.
+    """The rule alone: the last round that each device is not asked for, of training tasks in the order of the rounds.
 
     Each device's last release is told by the newest round at its time.
-
-    Returns:
-        The last round that each device is not asked for.
     """
     counts: dict[str, int] = {}
     until: dict[str, int] = {}

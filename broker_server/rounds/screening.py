@@ -87,11 +87,7 @@ def lower_median(values: Iterable[float]) -> float:
 def screen(
     updates: Mapping[str, Measured], earlier: Mapping[str, Sequence[float]], config: RobustConfig
 ) -> dict[str, Verdict]:
-    """Judge the updates of a round, by task; `earlier` are the norms taken in the last closed round, by tier.
-
-    Returns:
-        A verdict for each.
-    """
+    """Judge the updates of a round, by task; `earlier` are the norms taken in the last closed round, by tier."""
     bounds = _norm_bounds(list(updates.values()), earlier, config.norm_bound)
     honest = {
         task: item.declared if item.announced is None else min(item.declared, item.announced)

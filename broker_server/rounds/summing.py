@@ -22,10 +22,7 @@ from fleet_protocol.weights import encode_weights
 def sum_up(services: Services, collection: Collection) -> str:
     """Put the mean of its cohort in the place of every update of a collection that is over, but still open.
 
-    The means are kept among the updates and committed to the store.
-
-    Returns:
-        Why there is no sum at all; empty where there is one.
+    The means are kept among the updates and committed to the store. Where there is no sum at all, it says why.
 
     Raises:
         StopRequested: the run shall stop here and be continued later.

@@ -17,12 +17,9 @@ HEADER_ALLOWANCE_BYTES = 1024 * 1024  # a safetensors header of 10,000 parameter
 
 
 def expected_shapes(task: TaskRecord, manifest: Manifest, stays: Collection[str] = ()) -> dict[str, tuple[int, ...]]:
-    """Tensors that the update of a task must have.
+    """Tensors that the update of a task must have: the tier's parameters but those that stay on the device.
 
-    Args:
-        task: its kind decides: the tier's parameters, or a mean and a variance for each static batch norm.
-        manifest: of the task's tier.
-        stays: parameters that stay on the device; an update that has one is refused.
+    Of statistics they are a mean and a variance for each static batch norm.
     """
     if task.kind == "train":
         return {spec.name: spec.shape for spec in manifest.parameters if spec.name not in stays}

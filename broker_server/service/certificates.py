@@ -82,11 +82,7 @@ class Authority:
         write_secret(folder / "ca.key", self.key)
 
     def issue(self, name: str, *, hosts: Iterable[str] = ()) -> tuple[str, str]:
-        """A certificate of a client by its name, or of a broker that answers to some names and addresses.
-
-        Returns:
-            Certificate and private key, in PEM.
-        """
+        """A certificate of a client by its name, or of a broker by its addresses, and the private key, in PEM."""
         parent, issuer = self._parent()
         key = ec.generate_private_key(ec.SECP256R1())
         names = [_alternative(host) for host in dict.fromkeys(hosts)]

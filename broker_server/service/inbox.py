@@ -20,9 +20,8 @@ _SMALL_BYTES = 4096  # control messages are smaller, chunks larger
 class Inbox(queue.SimpleQueue[Any]):
     """A queue of events; one thread puts, another takes.
 
-    Args:
-        limit_bytes: of payloads that wait; small messages may take as much again.
-        patience_seconds: that the thread that puts waits for room, before it drops what is large.
+    Small messages may take as many bytes again as the limit. Who puts what is large waits with patience for room, then
+    drops it.
 
     Attributes:
         dropped: messages that found no room.

@@ -44,11 +44,7 @@ LOOK_SECONDS = 1.0
 
 
 class RunRejectedError(ShoalError):
-    """A running server did not take, or did not finish, a run.
-
-    Attributes:
-        exit_code: what the server said the command line should end with.
-    """
+    """A running server did not take, or did not finish, a run."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -98,10 +94,7 @@ def _read_status(event: Event, topics: Topics) -> ServerStatus | None:
 def server_status(
     address: BrokerAddress, fleet: str, *, connect_seconds: float = 5.0, member: Member | None = None
 ) -> ServerStatus | None:
-    """What the server of a fleet last said about itself.
-
-    Returns:
-        Its retained status, None if no server was ever there.
+    """What the server of a fleet last said about itself, None if no server was ever there.
 
     Raises:
         TransportError: the broker cannot be reached.
@@ -168,15 +161,9 @@ def _follow(inbox: queue.SimpleQueue[Event], topics: Topics, request: str, liste
 
 
 def steer(config: FleetConfig, wish: requests.Wanted, run: str = "") -> str:
-    """Ask the server of a fleet to hold, end or go on with the run in progress, or to begin one and tell no more of it.
+    """Ask the server of a fleet to hold, end or go on with a run, or to begin one and tell no more of it; say its id.
 
-    Args:
-        config: of the fleet, whose broker is asked, and of the run that begins.
-        wish: what to do.
-        run: id of the run, or its beginning; empty for the one in progress.
-
-    Returns:
-        Id of the run.
+    The run is named by the beginning of its id; empty is the one in progress.
 
     Raises:
         RunRejectedError: no such run is in progress, or another is.

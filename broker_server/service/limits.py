@@ -53,13 +53,7 @@ class Limits:
         self._strange = {"reply": Bucket(STRANGE_REPLIES), "status": statuses, "profile": statuses}
 
     def check(self, device: str, channel: str, now: float, size: int = 0) -> None:
-        """See that a message may be read.
-
-        Args:
-            device: on whose topic it came.
-            channel: ``status``, ``profile`` or ``reply``.
-            now: ``time.monotonic()``.
-            size: bytes of the message; one that is long to read counts for many.
+        """See that a message on a device's topic may be read at a ``time.monotonic()``; a long one counts for many.
 
         Raises:
             RefusedError: there are too many.

@@ -23,10 +23,7 @@ _DATABASE, _ROOTS = "shoal.db", ("blobs", "updates")
 
 
 def back_up(store: Path, file: Path) -> int:
-    """Write a store to a file, which is replaced once it is whole; a server that works on it waits for the links.
-
-    Returns:
-        How many blobs are in it.
+    """Write a store to a file, replaced once it is whole, and count its blobs; a server at work waits for the links.
 
     Raises:
         StorageError: there is no store, or something cannot be read or written.

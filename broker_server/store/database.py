@@ -85,12 +85,9 @@ class Database:
                 connection.execute(statement, rows)
 
     def _later(self, statement: Executable, row: Mapping[str, Any], key: Hashable | None = None) -> None:
-        """Let a row wait for the next commit.
+        """Let a row wait for the next commit, with one of few statements, the same object every time.
 
-        Args:
-            statement: one of few, the same object every time.
-            row: its parameters.
-            key: a row with the same key takes the place of one that still waits.
+        A row takes the place of one that still waits with the same key.
 
         Raises:
             StorageError: so many wait that they are written now, and cannot be; or the store is read only.

@@ -49,9 +49,6 @@ def open_for_reading(path: Path) -> Engine:
 
     One of an older version is upgraded in memory, as far as it is written now: looking at a store must not change it.
 
-    Returns:
-        An engine that refuses to write.
-
     Raises:
         StorageError: there is none, it cannot be read, is no store, or was written by a newer version of Shoal.
     """

@@ -40,10 +40,9 @@ def epsilon_after(config: PrivacyConfig, times: int) -> float:
 
 
 def epsilons(store: Store, run: RunRecord) -> dict[int, float]:
-    """Epsilon after every round of a run.
+    """Epsilon after every round of a run, by number of the round.
 
-    Returns:
-        By number of the round; empty where nothing hides a device's part, or who looks has no accountant.
+    There is none where nothing hides a device's part, or who looks has no accountant.
     """
     config = FleetConfig.model_validate_json(run.config).privacy
     if config is None or find_spec("dp_accounting") is None:

@@ -48,9 +48,6 @@ class RoundTable(Database):
     ) -> RoundRecord:
         """Move a round by its table and commit it with what is said of its end; or it `waits` for what has not come.
 
-        Returns:
-            The round as it is now.
-
         Raises:
             RoundTransitionError: its state knows no such event.
         """

@@ -218,10 +218,7 @@ def _add_coverage(
 
 
 def finish(state: Accumulator, old: Tensors) -> dict[str, NDArray[np.float32]]:
-    """Divide the sums, whose memory the result takes; entries that no update covers keep the bits of the old weights.
-
-    Returns:
-        The new global weights, float32, in layout order.
+    """Divide the sums, which become the new weights; entries that no update covers keep the bits of the old ones.
 
     Raises:
         PlanError: the accumulator is spent already.

@@ -93,10 +93,7 @@ def build(basis: Basis[FmlSettings]) -> Strategy:
 
 
 def trunk(layout: Layout, shared: Iterable[str]) -> Layout:
-    """The part of the global model that devices share: blocks or modules by path, as in `FmlSettings.shared`.
-
-    Returns:
-        A layout of the shared parameters and statistics alone.
+    """The layout of what devices share of the global model: blocks or modules by path, as in `FmlSettings.shared`.
 
     Raises:
         PlanError: a part has no parameter, or nothing is left to share.

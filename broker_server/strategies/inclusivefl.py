@@ -165,11 +165,8 @@ def apply(
 ) -> tuple[InclusiveState, InclusiveRound]:
     """One round of the server: the state after it, and what happened on the way.
 
-    Args:
-        state: before the round; unchanged.
-        updates: by group that took part, the unweighted mean over its devices of local minus global weights.
-        counts: by group, how many of its devices took part; a group that is not named counts 0.
-        settings: as at the start.
+    By group that took part there is the unweighted mean over its devices of local minus global weights, and how many
+    devices these are; a group that is not named counts 0.
 
     Raises:
         PlanError: an update is missing for a group with devices, or lacks a tensor.
@@ -210,11 +207,8 @@ def distil(
 ) -> dict[str, Array]:
     """Push the top layer of a group towards what the layers it stands in for do in the next deeper model.
 
-    The momentum is that group's, one tensor for each parameter of a layer, and None for the deepest group.
-
-    Returns:
-        The update with ``beta * m + (1 - beta) * g`` in its top layer; the other tensors are those given. In the
-        first round, when m is 0, this shrinks the top layer's update.
+    It becomes ``beta * m + (1 - beta) * g``, with the momentum of the next deeper group, one tensor for each parameter
+    of a layer; the deepest has none. In the first round, when m is 0, this shrinks the top layer's update.
     """
     changed = {name: update[name] for name in state.models[group]}
     if momentum is not None:

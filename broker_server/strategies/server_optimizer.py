@@ -281,9 +281,7 @@ def server_step(
 ) -> Callable[[Tensors, dict[str, Array], Tensors], tuple[dict[str, Array], dict[str, Array]]]:
     """The optimizer as a strategy's ``step``: old weights, merged weights and stored state to new ones.
 
-    Returns:
-        A function that takes an empty mapping for the state before the first round, and may overwrite the merged
-        weights and the state it is given.
+    Before the first round the state is an empty mapping. Merged weights and state may be overwritten.
     """
 
     def step(old: Tensors, merged: dict[str, Array], stored: Tensors) -> tuple[dict[str, Array], dict[str, Array]]:

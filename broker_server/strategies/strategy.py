@@ -149,11 +149,9 @@ class Merge(Generic[SumsT]):
 def stepped(
     average: Callable[[SumsT, Tensors], Weights], optimizer: OptimizerSettings | None
 ) -> Callable[[SumsT, GlobalModel], GlobalModel]:
-    """Finish a merge by an average and a step of the server's optimizer towards it.
+    """Finish a merge by an average and a step of the server's optimizer, if any, towards it.
 
-    Args:
-        average: the merged weights, from the accumulator and the weights the round started from.
-        optimizer: of the server; None takes the average as it is.
+    The average makes merged weights of the accumulator and the weights the round started from.
     """
     if optimizer is None:
         return lambda sums, old: GlobalModel(average(sums, old.weights), old.state)

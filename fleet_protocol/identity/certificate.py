@@ -30,7 +30,6 @@ class Certificate(Said):
     """A member of a fleet.
 
     Attributes:
-        fleet: name of the fleet.
         role: ``server`` speaks for the fleet, a ``device`` for itself.
         name: of the device, or ``server``.
         key: public key, 32 bytes in hexadecimal.
@@ -60,7 +59,6 @@ class Revocations(Said):
     """Whose certificates count for nothing any more.
 
     Attributes:
-        fleet: name of the fleet.
         counter: grows with every change; whoever knows a list takes none with a lower one.
         since: by name, the lowest serial that counts.
     """

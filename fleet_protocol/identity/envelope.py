@@ -53,12 +53,7 @@ def _signed(topic: str, head: bytes, certificate: bytes, payload: bytes | memory
 
 
 class Signer:
-    """Puts what a member says into envelopes.
-
-    Args:
-        enrolment: of the member.
-        session: larger than that of any earlier start of this member.
-    """
+    """Puts what a member says into envelopes, in a session whose number is larger than any before."""
 
     def __init__(self, enrolment: Enrolment, session: int) -> None:
         self._key = Ed25519PrivateKey.from_private_bytes(bytes.fromhex(enrolment.key))
@@ -76,10 +71,7 @@ class Signer:
 class Verifier:
     """Opens envelopes, and refuses whatever is not from who may say it there, or was said before.
 
-    Args:
-        enrolment: of the member that listens.
-        marks: the counters it has seen.
-        revoked: whether a member is no longer one.
+    It notes the counters it has seen in `marks`.
     """
 
     def __init__(

@@ -79,9 +79,7 @@ class Handover:
 class Keys:
     """What a member has been told of the keys of others: the server's, and the group's.
 
-    Args:
-        enrolment: of the member.
-        path: where they survive a restart, as the broker need not say them again; None for a member that may forget.
+    They survive a restart at a path, as the broker need not say them again; a member that may forget has none.
 
     Attributes:
         standing: what the operator says of the member, where it does not forget.

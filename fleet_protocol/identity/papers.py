@@ -21,15 +21,10 @@ from fleet_protocol.transport import Told
 
 
 class Standing:
-    """A member as its operator last said that it is.
-
-    Args:
-        enrolment: as it was carried to the member.
-        path: where what was said since is kept.
+    """A member as its operator last said that it is; at a path is kept what was said since it was enrolled.
 
     Attributes:
         enrolment: renewed if the operator has.
-        revocations: the newest list of what counts for nothing.
     """
 
     def __init__(self, enrolment: Enrolment, path: Path) -> None:

@@ -16,7 +16,6 @@ class Release(Said):
     """A runtime, or artifact sets that take the place of those of the run in progress.
 
     Attributes:
-        fleet: name of the fleet.
         number: grows with each release; a board that has had one in hand takes none with a lower number.
         builds: by `kind_of` board, a tar.gz of the files below opt/shoal/lib.
         sets: by tier, a manifest; its graphs are fetched by the digests in it.

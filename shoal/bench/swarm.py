@@ -35,12 +35,6 @@ class Behaviour(Protocol):
 class Member:
     """One client of a swarm, which counts the payload bytes of what it exchanges by kind.
 
-    Args:
-        topics: of the fleet.
-        name: id of the client.
-        will: published by the broker when it vanishes.
-        client: paho's, or Shoal's own.
-
     Attributes:
         away_until: ``time.monotonic()`` before which it does not connect again.
         watched: the socket that its swarm waits for.

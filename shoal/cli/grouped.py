@@ -9,13 +9,7 @@ Options = TypeVar("Options")
 
 
 def grouped(options: type[Options]) -> Callable[[Callable[[Options], None]], Callable[..., None]]:
-    """Let Typer see the fields of a dataclass as the options of a command.
-
-    Args:
-        options: a frozen dataclass; each field is annotated as Typer's options are.
-
-    Returns:
-        A decorator for a function of one such value.
+    """Let Typer see the fields of a frozen dataclass, annotated as Typer's options are, as the options of a command.
 
     Example:
         >>> @dataclass(frozen=True)

@@ -55,11 +55,7 @@ def parse_seconds(option: str, text: str) -> float:
 
 
 def parse_settings(option: str, values: Sequence[str]) -> dict[str, Any]:
-    """Read ``channels=32,64`` and the like.
-
-    Args:
-        option: name of the option, for the message.
-        values: one ``name=value`` each; a value is a number, a comma list, true, false, text, or JSON in braces.
+    """Read ``channels=32,64`` and the like: a number, a comma list, true, false, text, or JSON in braces by name.
 
     Raises:
         ConfigError: a value has no name.

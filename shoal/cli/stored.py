@@ -43,12 +43,7 @@ _Source = TypeVar("_Source", bound=Store | Client)
 
 @dataclass(frozen=True)
 class Shown(Generic[_View]):
-    """Something of a store, for people and for programs.
-
-    Attributes:
-        look: reads it.
-        draw: prints it.
-    """
+    """Something of a store, for people and for programs."""
 
     look: Asked[Store, _View]
     draw: Callable[[_View], None]

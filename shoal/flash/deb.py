@@ -43,12 +43,10 @@ _SCRIPTS: Mapping[str, str] = MappingProxyType(
 
 
 def debian_package(config: FlashConfig, wheels: Path | None = None) -> bytes:
-    """The package ``shoal-device``.
+    """The package ``shoal-device``, of wheels that are kept in a folder, by default in the user's cache.
 
-    Args:
-        config: of a board; of what it alone has only the settings are packed, as a configuration file that dpkg keeps
-            where it was changed.
-        wheels: folder to keep wheels in; by default in the user's cache.
+    Of what a board alone has only the settings are packed, as a configuration file that dpkg keeps where it was
+    changed.
 
     Raises:
         ConfigError: the packages cannot be had.

@@ -125,10 +125,9 @@ def _told(config: FlashConfig) -> Iterator[tuple[str, str]]:
 
 
 def cards(path: Path) -> list[dict[str, Any]]:
-    """What each card of a fleet has of its own: keys at the top of flash.toml.
+    """What each card of a fleet has of its own: keys at the top of flash.toml, from a CSV table with a header.
 
-    Args:
-        path: a CSV table with a header that has ``device`` in it; several ``files`` are separated by semicolons.
+    It has ``device`` in it; several ``files`` are separated by semicolons.
 
     Raises:
         ConfigError: it cannot be read, has no devices, or one twice.
