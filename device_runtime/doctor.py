@@ -37,14 +37,7 @@ Level = Literal["ok", "warning", "failed"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check has found.
-
-    Attributes:
-        check: its name.
-        level: whether the board can train with that.
-        detail: what was found and, unless it is well, what to do.
-        exit_code: of the kind of error, 0 unless it failed.
-    """
+    """What a check has found and, unless it is well, what to do; the exit code is 0 unless it failed."""
 
     check: str
     level: Level
@@ -57,11 +50,7 @@ class _DoubtError(Exception):
 
 
 def examine(config_path: Path, enrolment: Path | None = None) -> Iterator[Finding]:
-    """Look at a board.
-
-    Args:
-        config_path: its device.toml.
-        enrolment: its file in an enrolled fleet, instead of the one that the configuration names.
+    """Look at a board, whose enrolment may be another file than the one that its device.toml names.
 
     Yields:
         A finding for each check, as soon as it is known. Those that need a configuration that cannot be read, or a

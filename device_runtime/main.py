@@ -1,9 +1,11 @@
 """Run a device from its configuration file; the command line's entry, and ``python -m device_runtime``'s."""
 
 import argparse
+import json
 import logging
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from device_runtime.agent.loop import Agent
@@ -17,19 +19,13 @@ from fleet_protocol.logs import log_to_stderr
 _FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 
-def run_device(config_path: Path, enrolment: Path | None = None) -> int:
-    """Be a device until SIGTERM or SIGINT.
-
-    An error that ends the agent is printed in one line on standard error.
-
-    Args:
-        config_path: the TOML file.
-        enrolment: the board's in an enrolled fleet, instead of the one that the file names.
+def run_device(config_path: Path, enrolment: Path | None = None, level: int = logging.INFO) -> int:
+    """Be a device until SIGTERM or SIGINT; an error that ends the agent is printed in one line on standard error.
 
     Returns:
         0 after a clean stop, 75 for another runtime to start, else the error's (see ``fleet_protocol.errors``).
     """
-    log_to_stderr(logging.INFO, _FORMAT)
+    log_to_stderr(level, _FORMAT)
     try:
         return Agent(load_device_config(config_path, enrolment)).run()
     except ShoalError as error:
@@ -63,16 +59,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--config", type=Path, required=True, help="the device's TOML file")
     parser.add_argument("--enrolment", type=Path, help="the file that `shoal enroll` wrote for this board")
     parser.add_argument("--data", type=Path, help="predict: the samples, .npz, .npy, .csv or an image")
-    parser.add_argument("--json", action="store_true", help="predict: print JSON")
+    parser.add_argument("--json", action="store_true", help="predict, doctor: print JSON")
+    parser.add_argument("--quiet", "-q", action="store_true", help="run: log warnings and errors alone")
+    parser.add_argument("--verbose", "-v", action="store_true", help="run: log what its packages say, too")
     options = parser.parse_args(given[given[:1] == ["device"] :])
     if options.command == "run":
-        return run_device(options.config, options.enrolment)
+        level = logging.WARNING if options.quiet else logging.DEBUG if options.verbose else logging.INFO
+        return run_device(options.config, options.enrolment, level)
     if options.command == "predict":
         if options.data is None:
             parser.error("predict needs --data")
         return predict_file(options.config, options.data, options.enrolment, as_json=options.json)
-    failures = []
+    findings = []
     for finding in examine(options.config, options.enrolment):
-        print(f"{finding.level:8} {finding.check:14} {finding.detail}", flush=True)
-        failures += [finding.exit_code] if finding.level == "failed" else []
-    return failures[0] if failures else 0
+        findings.append(finding)
+        if not options.json:
+            print(f"{finding.level:8} {finding.check:14} {finding.detail}", flush=True)
+    if options.json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+    return next((finding.exit_code for finding in findings if finding.level == "failed"), 0)

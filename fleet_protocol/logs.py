@@ -1,13 +1,19 @@
 """What a process logs on standard error: lines for people, or with ``SHOAL_LOG=json`` an object a line with its ids."""
 
+import contextlib
 import json
 import logging
 import os
+import socket
+import struct
 
 from typing_extensions import override
 
 IDS = ("device", "round", "task")
 """What a line is about, where it is known; of a record by ``extra``."""
+
+
+_JOURNAL = "/run/systemd/journal/socket"
 
 
 class _Json(logging.Formatter):
@@ -21,8 +27,30 @@ class _Json(logging.Formatter):
         return json.dumps({name: value for name, value in said.items() if value is not None}, ensure_ascii=False)
 
 
+class _Journald(logging.Handler):
+    """Gives systemd's journal each line with its level and ids as fields: ``journalctl -p warning SHOAL_ROUND=3``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.connect(_JOURNAL)
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        priority = {"DEBUG": 7, "INFO": 6, "WARNING": 4}.get(record.levelname, 3)
+        fields = {"MESSAGE": self.format(record), "PRIORITY": priority, "SYSLOG_IDENTIFIER": "shoal"}
+        fields |= {f"SHOAL_{name.upper()}": getattr(record, name) for name in IDS if hasattr(record, name)}
+        said = [(name.encode(), str(value).encode()) for name, value in fields.items()]
+        with contextlib.suppress(OSError):  # a journal that starts anew
+            self._socket.send(b"".join(b"%s\n%s%s\n" % (name, struct.pack("<Q", len(it)), it) for name, it in said))
+
+
 def log_to_stderr(level: int, line: str) -> None:
     """Log what is of this level or above; `line` is the form of those for people. Nothing where a log is set up."""
-    handler = logging.StreamHandler()
+    handler: logging.Handler = logging.StreamHandler()
+    with contextlib.suppress(OSError, AttributeError):  # no such socket, or a system that has none
+        about = os.fstat(2)
+        if os.environ.get("JOURNAL_STREAM") == f"{about.st_dev}:{about.st_ino}":
+            handler, line = _Journald(), "%(message)s"
     handler.setFormatter(_Json() if os.environ.get("SHOAL_LOG") == "json" else logging.Formatter(line))
     logging.basicConfig(level=level, handlers=[handler])

@@ -28,13 +28,13 @@ class _Line(logging.Handler):
 
 
 @contextlib.contextmanager
-def shown(name: str, *, quiet: bool) -> Iterator[None]:
-    """Show a logger's events while something runs; with ``shoal --verbose`` they are lines on a terminal, too.
+def shown(name: str, *, quiet: bool, lines: bool = False) -> Iterator[None]:
+    """Show a logger's events while something runs; with `lines` or ``shoal --verbose`` as lines on a terminal, too.
 
     Quietly it leaves out what is as it should be.
     """
     logger, console = logging.getLogger(name), error_console()
-    lines = quiet or not console.is_terminal or logging.getLogger().isEnabledFor(logging.INFO)
+    lines = lines or quiet or not console.is_terminal or logging.getLogger().isEnabledFor(logging.INFO)
     logger.setLevel(logging.WARNING if quiet else logging.INFO)
     if lines:
         yield

@@ -100,12 +100,7 @@ def is_image(path: Path) -> bool:
 
 
 def copy_image(source: Path, target: Path) -> None:
-    """Copy an image; one that is packed by xz is unpacked.
-
-    Raises:
-        ConfigError: the source is no image, or cut off.
-        StorageError: it cannot be read, or there is no room for the copy.
-    """
+    """Copy an image, unpacked; an error says what is wrong with it, or that there is no room."""
     try:
         with source.open("rb") as file:
             opened = lzma.open if file.read(len(_XZ)) == _XZ else open

@@ -65,11 +65,7 @@ def pack_runtime(config: FlashConfig, wheels: Path | None = None) -> Packed:
 
 
 def bundle(config: FlashConfig, runtime: Packed) -> bytes:
-    """A tar with ``install.sh`` and all that it installs.
-
-    Raises:
-        ConfigError: a file of the board's cannot be read.
-    """
+    """A tar with ``install.sh`` and all that it installs; a ConfigError where a file of the board's cannot be read."""
     script = read_part("install.sh").decode()
     known = {"MACHINE": runtime.target.machine, "PYTHON": runtime.target.python, "KILOBYTES": runtime.kilobytes}
     for name, value in known.items():

@@ -152,11 +152,11 @@ def test_what_the_system_lacks(board, monkeypatch):
 def test_the_command(board):
     """A line for each check, JSON on demand, and the exit code of the first failure."""
 
-    def run(*arguments):
+    def run(*arguments, package="shoal"):
         command = [
             sys.executable,
             "-m",
-            "shoal",
+            package,
             "device",
             "doctor",
             "--config",
@@ -169,3 +169,5 @@ def test_the_command(board):
     assert (printed.returncode, parsed.returncode) == (4, 4)
     assert [line.split()[0] for line in printed.stdout.splitlines()].count("ok") == len(CHECKS) - 1
     assert [entry["check"] for entry in json.loads(parsed.stdout)] == CHECKS
+    lean = run("--json", package="device_runtime")  # as a board has it, which lacks typer and rich
+    assert (lean.returncode, [entry["check"] for entry in json.loads(lean.stdout)]) == (4, CHECKS)

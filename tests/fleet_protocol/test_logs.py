@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 
@@ -67,3 +68,35 @@ def test_both_programs_of_a_board_log_so(tmp_path, program):
     *said, error = done.stderr.splitlines()
     assert {json.loads(line)["device"] for line in said} == {"pi-1"}, said
     assert error.startswith("error: ")
+
+
+def test_the_journal_gets_level_and_ids_as_fields(tmp_path):
+    """Where standard error is systemd's; other lines have no ids. Without its socket they are lines as ever."""
+    own = """
+import os, sys
+import fleet_protocol.logs as logs
+logs._JOURNAL = os.environ["PLACE"]
+about = os.fstat(2)
+os.environ["JOURNAL_STREAM"] = f"{about.st_dev}:{about.st_ino}"
+"""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as journal:
+        journal.settimeout(60)
+        journal.bind(str(tmp_path / "socket"))
+        assert lines(own + BOARD, PLACE=str(tmp_path / "socket")) == []
+        said = [journal.recv(1 << 16) for _ in range(3)]
+    found = []
+    for data in said:
+        fields, left = {}, data
+        while left:
+            name, _, rest = left.partition(b"\n")
+            size = int.from_bytes(rest[:8], "little")
+            fields[name.decode()], left = rest[8 : 8 + size].decode(), rest[8 + size + 1 :]
+        found.append(fields)
+    idle, failed, other = found
+    assert idle == {
+        "MESSAGE": "device=pi-1 state=idle", "PRIORITY": "6", "SYSLOG_IDENTIFIER": "shoal", "SHOAL_DEVICE": "pi-1"
+    }  # fmt: skip
+    assert (failed["PRIORITY"], failed["SHOAL_ROUND"], failed["SHOAL_TASK"]) == ("3", "3", "t3-abc")
+    assert failed["MESSAGE"].endswith("ValueError: no such ünit")
+    assert (other["PRIORITY"], "SHOAL_DEVICE" in other) == ("4", False)
+    assert lines(own + BOARD, PLACE=str(tmp_path / "none"))[0] == "INFO device=pi-1 state=idle"

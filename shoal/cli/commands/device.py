@@ -19,6 +19,7 @@ def _run(
     config: Annotated[Path, typer.Option(help="The board's configuration, device.toml.")],
     enrolment: Enrolment = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show warnings and errors alone.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every event in a line of its own.")] = False,
 ) -> None:
     """Connect to the fleet's broker and train what the server asks for, until stopped.
 
@@ -28,7 +29,7 @@ def _run(
         from device_runtime.main import run_device
     from shoal.cli.live_log import shown
 
-    with shown("shoal.device", quiet=quiet):
+    with shown("shoal.device", quiet=quiet, lines=verbose):
         code = run_device(config, enrolment)
     sys.exit(code)
 
