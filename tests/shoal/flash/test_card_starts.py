@@ -21,6 +21,7 @@ from broker_server.settings.rounds import RoundConfig
 from broker_server.store import Store
 from fleet_protocol import control
 from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.weights import decode_weights
 from models.registry import Registry, infer_layout
 from shoal.cli.local_fleet import LocalDevice, LocalFleet
@@ -39,12 +40,15 @@ SSH = '[ssh]\nkeys = ["{key}.pub"]\n[settings]\nmax_width = 0.25\nholdout = 0.0\
 
 
 class Watch:
-    """The events of a run, from the server's thread, and a wait for some of them."""
+    """The events of a run, from the server's thread, and a wait for some of them; pi-1's first update is kept."""
 
-    def __init__(self):
+    def __init__(self, store):
         self.events, self._changed = [], threading.Condition()
+        self.store, self.kept = store, store.with_name(f"{store.name}-kept")
 
     def __call__(self, event):
+        if isinstance(event, control.UpdateReceived) and (event.device, event.round) == ("pi-1", 1):
+            shutil.copytree(self.store / "updates", self.kept, dirs_exist_ok=True)
         with self._changed:
             self.events.append(event)
             self._changed.notify_all()
@@ -59,6 +63,12 @@ class Watch:
             )
             if not seen():
                 raise TimeoutError(f"no {what} within {seconds} s; last: {self.events[-3:]}")
+
+    def update(self):
+        """What pi-1 sent in the first round."""
+        with contextlib.closing(Store(self.store)) as opened:
+            task = next(task for task in opened.tasks_of(opened.runs()[0].id, "pi-1") if task.round == 1)
+        return open_tensors(BlobStore(self.kept).path(task.update_digest))
 
     def count(self, kind):
         """How often the board did something."""
@@ -162,7 +172,7 @@ def cut(board, watch, finished, draw):
 @needs_mirror
 @pytest.mark.skipif(not shutil.which("qemu-system-aarch64") or not FIRMWARE.exists(), reason="qemu is not installed")
 def test_a_card_joins_its_fleet_and_outlives_power_cuts(flash, fleet, tmp_path):
-    """What its fleet has learnt then is what it learns with a board that nothing happens to, within 1e-4."""
+    """Its update, and what its fleet has learnt, are those of an x86-64 device that nothing happens to, within 1e-4."""
     seed = int(os.environ.get("SEED") or random.SystemRandom().randrange(10**6))
     print(f"\nSEED={seed}")
     pi, key = enroll(tmp_path / "lab", "pi-1"), tmp_path / "id"
@@ -172,7 +182,8 @@ def test_a_card_joins_its_fleet_and_outlives_power_cuts(flash, fleet, tmp_path):
     flash_toml = flash(SSH.format(key=key), board="generic-arm64", python='"3.13"', enrolment=f'"{pi}"', **keys)
     card = tmp_path / "card.img"
     make(flash_toml, card)
-    board, watch, finished = Board(card, tmp_path / "serial.log", key), Watch(), threading.Event()
+    board, finished = Board(card, tmp_path / "serial.log", key), threading.Event()
+    watch, alone = Watch(tmp_path / "store"), Watch(tmp_path / "undisturbed")
     servers = []
 
     def serve(config):
@@ -199,8 +210,13 @@ def test_a_card_joins_its_fleet_and_outlives_power_cuts(flash, fleet, tmp_path):
             board.lose_power()
     native = LocalDevice("pi-1", tmp_path / "train.npz", 0.25, enrolment=pi)
     config = fleet("undisturbed")
-    with barn(tmp_path, native), Server(config.fleet, config.store, config.broker) as server:
+    with barn(tmp_path, native), Server(config.fleet, config.store, config.broker, listener=alone) as server:
         assert server.run(config).status == "finished"
+    sent, same = watch.update(), alone.update()
+    assert sent.keys() == same.keys()
+    furthest = max(float(np.abs(sent[name] - same[name]).max()) for name in same)
+    print(f"the update of the arm64 board is at most {furthest:.1e} from that of an x86-64 device")
+    assert furthest < 1e-4
     found, expected = weights_of(tmp_path / "store"), weights_of(tmp_path / "undisturbed")
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=0, atol=1e-4)
