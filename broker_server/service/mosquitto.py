@@ -31,6 +31,7 @@ autosave_interval 60
 max_packet_size {packet_bytes}
 max_queued_messages {queued}
 max_queued_bytes 536870912
+set_tcp_nodelay true
 log_type error
 log_type warning
 {user}{gate}"""

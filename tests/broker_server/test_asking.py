@@ -1,6 +1,7 @@
 """Predictions of boards over the broker: asked by an operator, carried by the server, answered in any case."""
 
 import queue
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ import pytest
 
 from broker_server.service import asking
 from broker_server.service.launch import predict, run_fleet
+from broker_server.service.mosquitto import configuration
 from broker_server.settings.fleet import BrokerConfig
 from fleet_protocol.errors import ConfigError, TransportError
 from fleet_protocol.link import Link
@@ -213,3 +215,12 @@ def test_nobody_serves(url, fleet, monkeypatch):
     monkeypatch.setattr("broker_server.service.launch.GRACE_SECONDS", 0.2)
     with pytest.raises(TransportError, match="no server of fleet"):
         predict(fleet, BrokerConfig(url=url), "d", X, 0.2)
+
+
+def test_small_messages_do_not_wait(url, fleet, tmp_path):
+    """For an acknowledgement of the one before, 40 ms at each of four steps: neither here nor at a broker of ours."""
+    link = Link(BrokerAddress.parse(url), f"prompt-{fleet}", queue.SimpleQueue())
+    link.connect(10)
+    assert link._client.socket().getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    link.close()
+    assert "set_tcp_nodelay true\n" in configuration(tmp_path, 1883, "127.0.0.1", None)
