@@ -152,9 +152,6 @@ def plain(experiment: Experiment, rows: Sequence[Row]) -> dict[str, Any]:
     """The table of some stored rows as values for JSON."""
     found = figures(experiment, rows)
     return {
-        "table": experiment.table,
-        "arms_run": len({row.arm for row in rows}),
-        "arms": len(experiment.arms),
         "figures": [
             {
                 "arm": figure.arm.name,

@@ -130,7 +130,7 @@ def test_mosquitto_lets_an_enrolled_board_in(tmp_path):
             time.sleep(1)
             if (tmp_path / "lab" / "store" / "shoal.db").exists():
                 found = run([*up[:3], "devices", "--store", "lab/store", "--json"], tmp_path)
-                seen = [view["device"]["id"] for view in json.loads(found) if view["device"]["online"]]
+                seen = [view["device.id"] for view in json.loads(found) if view["device.online"]]
         assert seen == ["pi-1"], server.read_text() + board.read_text()
     shutil.rmtree(tmp_path / "lab")
     run(elsewhere, tmp_path)

@@ -77,6 +77,6 @@ def test_the_tutorial_works_as_written(tmp_path):
             process.terminate()
         codes = [process.wait(20) for process in background]
     assert codes == [0, 0, 0, 0]
-    assert json.loads(status.stdout)["evaluation"]["accuracy"] > 0.9
+    assert json.loads(status.stdout)["evaluation.accuracy"] > 0.9
     assert "w0.25-d1" in outputs["export"]
     assert (folder / "small_cnn.pt").is_file()

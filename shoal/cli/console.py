@@ -1,8 +1,9 @@
 """How the command line talks: tables and progress on standard output, errors on standard error, JSON when asked."""
 
 import json
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -28,10 +29,43 @@ def say(text: str) -> None:
     output_console().print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def print_json(value: Any) -> None:
-    """Print a value for a program to read."""
-    json.dump(value, sys.stdout, indent=2, default=str)
-    sys.stdout.write("\n")
+def print_json(value: Any, *, line: bool = False) -> None:
+    """Print a value `flat` for a program to read, on a line of its own or spread."""
+    print(json.dumps(flat(value), indent=None if line else 2, default=str), flush=True)
+
+
+def flat(value: Any) -> Any:
+    """A record, or a list of them, without nesting: what is inside has dotted names, and lists hold plain values alone.
+
+    Items of any other list go by their name or number. The records of a list have the same names, None where they lack
+    what it says.
+
+    Example:
+        >>> flat([{"id": 1, "of": {"tiers": [1, 0.5], "blocks": [{"no": 3}]}}, {"id": 2, "of": None}])
+        [{'id': 1, 'of.tiers': [1, 0.5], 'of.blocks.0.no': 3}, {'id': 2, 'of.tiers': None, 'of.blocks.0.no': None}]
+    """
+    if isinstance(value, Mapping):
+        return dict(_leaves("", value))
+    if not _nested(value):
+        return value
+    records = [flat(item) for item in value]
+    names = dict.fromkeys(name for record in records for name in record)
+    whole = {name[: dot.start()] for name in names for dot in re.finditer(r"\.", name)}  # which others have in parts
+    return [{name: record.get(name) for name in names if name not in whole} for record in records]
+
+
+def _nested(value: Any) -> bool:
+    return isinstance(value, list | tuple) and any(isinstance(item, Mapping | list | tuple) for item in value)
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if _nested(value):
+        value = {item.get("name", at) if isinstance(item, Mapping) else at: item for at, item in enumerate(value)}
+    if not isinstance(value, Mapping):
+        yield name, value
+        return
+    for key, item in value.items():
+        yield from _leaves(f"{name}.{key}" if name else str(key), item)
 
 
 def print_rows(title: str, rows: Sequence[Mapping[str, str]], *, empty: str) -> None:

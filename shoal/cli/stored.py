@@ -1,12 +1,12 @@
 """What is stored of a run, as tables and as JSON; `run` is its id or the beginning of that, None for the newest."""
 
 import io
-import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Generic, Literal, TypeVar, cast
@@ -43,10 +43,11 @@ _Source = TypeVar("_Source", bound=Store | Client)
 
 @dataclass(frozen=True)
 class Shown(Generic[_View]):
-    """Something of a store, for people and for programs."""
+    """Something of a store, for people and for programs, to whom `plain` gives records that are printed flat."""
 
     look: Asked[Store, _View]
     draw: Callable[[_View], None]
+    plain: Callable[[_View], Any] = queries.plain
 
     def show(self, store: Path, run: str | None, *, as_json: bool, watch: bool = False, url: str = "") -> None:
         """Print it of a run (None for the newest); watched, each time it changes, as JSON on a line of its own.
@@ -61,10 +62,8 @@ class Shown(Generic[_View]):
                     if watch:
                         output_console().clear()
                     self.draw(view)
-                elif watch:
-                    print(json.dumps(queries.plain(view)), flush=True)
                 else:
-                    print_json(queries.plain(view))
+                    print_json(self.plain(view), line=watch)
 
 
 _RUN = Asked(queries.find_run, lambda client, run: client.runs(run)[0].run)
@@ -135,7 +134,7 @@ def _draw_devices(views: Sequence[queries.DeviceView]) -> None:
                 "merged": str(view.merged),
                 "missed": str(view.missed),
                 "refused": str(view.refused),
-                "own accuracy": _number(view.evaluation.accuracy if view.evaluation else None),
+                "own accuracy": number_text(view.evaluation.accuracy if view.evaluation else None),
                 "training": seconds_text(view.train_seconds),
                 "memory": "-" if view.resident_bytes is None else bytes_text(view.resident_bytes),
                 "trains on": (profile.provider if profile else "") or "-",
@@ -148,10 +147,11 @@ def _draw_devices(views: Sequence[queries.DeviceView]) -> None:
 
 def _tier_accuracy(record: RoundRecord, tier: str) -> str:
     found = record.evaluation.tiers.get(tier) if record.evaluation else None
-    return _number(abs(found.rank) if found else None)
+    return number_text(abs(found.rank) if found else None)
 
 
-def _number(value: float | None) -> str:
+def number_text(value: float | None) -> str:
+    """A number of a table, if there is one."""
     return "-" if value is None else f"{value:.4f}"
 
 
@@ -169,11 +169,11 @@ def _draw_rounds(views: Sequence[queries.RoundView]) -> None:
         {
             "round": str(view.round.number),
             "state": view.round.state.value,
-            "accuracy": _number(view.round.evaluation.accuracy if view.round.evaluation else None),
-            "loss": _number(view.round.evaluation.loss if view.round.evaluation else None),
-            **{name: _number(_metric(view.round, name)) for name in metrics},
-            "on devices": _number(view.device_accuracy),
-            **{f"{name} on devices": _number(view.device_metrics.get(name)) for name in on_devices},
+            "accuracy": number_text(view.round.evaluation.accuracy if view.round.evaluation else None),
+            "loss": number_text(view.round.evaluation.loss if view.round.evaluation else None),
+            **{name: number_text(_metric(view.round, name)) for name in metrics},
+            "on devices": number_text(view.device_accuracy),
+            **{f"{name} on devices": number_text(view.device_metrics.get(name)) for name in on_devices},
             **{tier: _tier_accuracy(view.round, tier) for tier in tiers},
             **({"epsilon": f"{view.epsilon:.4g}"} if view.epsilon is not None else {}),
             "updates": ", ".join(f"{count} {phase}" for phase, count in view.phases.items()),
@@ -194,7 +194,7 @@ def _draw_runs(views: Sequence[queries.RunView]) -> None:
             "strategy": view.strategy,
             "rounds": f"{view.closed} of {view.rounds}",
             "versions": ", ".join(f"{name} {number}" for name, number in view.versions.items()),
-            "accuracy": _number(view.evaluation.accuracy if view.evaluation else None),
+            "accuracy": number_text(view.evaluation.accuracy if view.evaluation else None),
             "on the wire": bytes_text(view.run.wire_bytes),
             "begun": _clock(view.run.created_at),
             "time": seconds_text(view.seconds),
@@ -228,31 +228,21 @@ def _draw_log(events: Sequence[EventRecord]) -> None:
         say("the log is empty")
 
 
-STATUS = Shown(Asked(queries.status, Client.status), _draw_status)
+def _without(name: str, view: Any) -> dict[str, Any]:
+    """A view but for what another command lists."""
+    return {key: value for key, value in queries.plain(view).items() if key != name}
+
+
+STATUS = Shown(Asked(queries.status, Client.status), _draw_status, partial(_without, "runs"))
 ADVICE = Shown(Asked(advice, Client.advice), _draw_advice)
 DEVICES = Shown(Asked(queries.devices, Client.devices), _draw_devices)
-ROUNDS = Shown(Asked(queries.rounds, Client.rounds), _draw_rounds)
+ROUNDS = Shown(
+    Asked(partial(queries.rounds, tasks=False), lambda client, run: client.rounds(run, tasks=0)),
+    _draw_rounds,
+    lambda views: [_without("tasks", view) for view in views],
+)
 RUNS = Shown(Asked(queries.runs, Client.runs), _draw_runs)
 VERSIONS = Shown(Asked(versions, Client.versions), _draw_versions)
-
-
-def comparison(other: str) -> Shown[queries.Comparison]:
-    """A run beside another one."""
-    look = Asked[Store, queries.Comparison](
-        lambda store, run: queries.compare(store, run or "", other), lambda client, run: client.compare(run, other)
-    )
-    return Shown(look, _draw_comparison)
-
-
-def _draw_comparison(view: queries.Comparison) -> None:
-    def side_by_side(first: str, rows: Mapping[Any, tuple[Any, Any]]) -> list[dict[str, str]]:
-        return [
-            {first: str(key), **dict(zip(view.runs, map(str, values), strict=True))} for key, values in rows.items()
-        ]
-
-    print_rows("settings that differ", side_by_side("setting", view.settings), empty="the settings are the same")
-    judged = {key: (_number(one), _number(other)) for key, (one, other) in view.accuracies.items()}
-    print_rows("accuracy", side_by_side("version", judged), empty="no version was judged")
 
 
 def show_log(store: Path, run: str | None, *, last: int, as_json: bool, follow: bool, url: str = "") -> None:
@@ -277,7 +267,7 @@ def show_log(store: Path, run: str | None, *, last: int, as_json: bool, follow: 
             for event in events:
                 known, last = event.id, _FOLLOWED
                 if as_json:
-                    print(json.dumps(queries.plain(event)), flush=True)
+                    print_json(queries.plain(event), line=True)
             if events and not as_json:
                 _draw_log(events)
 

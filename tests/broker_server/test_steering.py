@@ -12,7 +12,8 @@ import pytest
 from broker_server.service.launch import RunRejectedError, run_fleet, steer
 from broker_server.settings.fleet import ViewConfig
 from broker_server.store import Store, queries
-from shoal.cli.stored import RUNS, comparison, show_log
+from shoal.cli.comparing import comparison
+from shoal.cli.stored import RUNS, show_log
 from tests.broker_server.peer import Peer, honest
 from tests.broker_server.test_launch import Serving
 
@@ -112,13 +113,11 @@ def test_runs_are_listed_compared_and_followed(url, settings, fleet, capsys):
         one, two = run_fleet(settings), run_fleet(other)
     RUNS.show(settings.store, None, as_json=True)
     listed = json.loads(capsys.readouterr().out)
-    assert [(item["run"]["id"], item["closed"], item["rounds"]) for item in listed] == [
-        (two.run, 3, 3),
-        (one.run, 3, 3),
-    ]
-    assert listed[0]["run"]["config"]["seed"] == 9  # an object, not text in text
+    assert [(item["run.id"], item["closed"], item["rounds"]) for item in listed] == [(two.run, 3, 3), (one.run, 3, 3)]
+    assert listed[0]["run.config.seed"] == 9  # an object, not text in text
     comparison(two.run).show(settings.store, one.run, as_json=True)
-    assert json.loads(capsys.readouterr().out)["settings"] == {"seed": [settings.seed, 9]}
+    (differs,) = [item for item in json.loads(capsys.readouterr().out) if item["what"] == "setting"]
+    assert [differs[name] for name in ("name", "value", "other_value")] == ["seed", settings.seed, 9]
     for view in (RUNS, comparison(two.run)):
         view.show(settings.store, one.run, as_json=False)
         assert one.run in "".join(capsys.readouterr().out.split())

@@ -7,17 +7,21 @@ import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, get_args
+from types import MappingProxyType, UnionType
+from typing import Any, ClassVar, Union, get_args, get_origin, get_type_hints
 
 import typer
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from broker_server.rounds.advice import Advice
+from broker_server.rounds.best import VersionView
 from broker_server.settings.fleet import FleetConfig
+from broker_server.store import EventRecord, queries
+from broker_server.store.explaining import DeviceInRound
 from device_runtime.settings import DeviceConfig
 from fleet_protocol import errors
 from fleet_protocol.manifest import Manifest
@@ -133,6 +137,82 @@ def commands(command: Any = None, path: str = "shoal") -> Iterator[tuple[str, st
         yield from commands(command.resolve_command(context, [name])[1], f"{path} {name}")
 
 
+PRINTED: Mapping[str, Any] = MappingProxyType(
+    {
+        "status": queries.StatusView,
+        "runs": queries.RunView,
+        "rounds": queries.RoundView,
+        "rounds show": DeviceInRound,
+        "devices": queries.DeviceView,
+        "versions": VersionView,
+        "advice": Advice,
+        "log": EventRecord,
+        "compare": {
+            "run": "id of the one",
+            "other_run": "id of the other",
+            "what": "`setting` or `accuracy`",
+            "name": "dotted key of a setting that differs, or number of a version",
+            "value": "in the one; a list or table of settings has its parts below this name",
+            "other_value": "in the other",
+        },
+        "rollout show": {
+            "device": "id",
+            "outcome": "what became of it",
+            "version": "of Shoal, as it said last",
+            "release": "number of the release, the same in all",
+            "state": "of the rollout, the same in all",
+            "stopped": "why nobody is asked any more, empty while it goes on",
+        },
+    }
+)
+_ELSEWHERE = {"status": "runs", "rounds": "tasks"}  # a field that another command lists
+
+
+def printed(command: str) -> dict[str, str]:
+    """What a listing command prints with ``--json``: names, with what varies in angles, and what each is."""
+    kind = PRINTED[command]
+    if isinstance(kind, Mapping):
+        return dict(kind)
+    return {name: about for name, about in _printed(kind, "", "") if name.split(".")[0] != _ELSEWHERE.get(command)}
+
+
+def _printed(kind: Any, name: str, about: str) -> Iterator[tuple[str, str]]:
+    of, parts = get_origin(kind), [part for part in get_args(kind) if part not in {type(None), Ellipsis}]
+    if name.endswith(".config"):
+        yield f"{name}.<key>", "a setting, as in [fleet.toml](fleet.toml.md)."
+    elif is_dataclass(kind) or (inspect.isclass(kind) and issubclass(kind, BaseModel)):
+        said = _attributes(kind)
+        for field, inner in get_type_hints(kind).items():
+            if not field.startswith("_") and get_origin(inner) is not ClassVar:
+                yield from _printed(inner, f"{name}.{field}" if name else field, said.get(field, ""))
+    elif of in {UnionType, Union} and len(parts) == 1:
+        yield from _printed(parts[0], name, about)
+    elif inspect.isclass(of) and issubclass(of, Mapping):
+        yield from _printed(parts[1], f"{name}.<name>", about)
+    elif of in {tuple, list} and (get_args(parts[0]) or issubclass(parts[0], BaseModel)):
+        yield name, f"{about} It is an empty list where there are none, and else in parts:"
+        yield from _printed(parts[0], f"{name}.<{'number' if get_args(parts[0]) else 'name'}>", about)
+    else:
+        yield name, about
+
+
+def _json() -> Iterator[str]:
+    yield from [
+        "",
+        "## JSON",
+        "",
+        "With `--json` a command prints a list of records, or one record, and no record holds",
+    ]
+    yield "another: what is inside has a dotted name, a value is text, a number, true, false, null, or a list of these."
+    yield "Items of any other list go by their name or number. All records of a list have the same names. What is"
+    yield "not there is null: its parts, or where no record has any, the whole. In `jq` such a name is quoted,"
+    yield "`shoal rounds --json | jq '.[].\"round.state\"'`; in pandas `pandas.read_json` makes a table of a list. With"
+    yield "`--watch` it is one line each time, of `log` one record. What a board predicts stands below its model."
+    for command in PRINTED:
+        yield from ["", f"`shoal {command} --json`:", "", "| name | what it is |", "|---|---|"]
+        yield from (_row(f"`{name}`", about) for name, about in printed(command).items())
+
+
 def _cli() -> Iterator[str]:
     yield from ["# Commands", "", "What `shoal` can be told. Made from the code by `make docs`.", ""]
     for path, about, options in commands():
@@ -140,6 +220,7 @@ def _cli() -> Iterator[str]:
         if options:
             yield from ["", "| argument or option | what it is |", "|---|---|"]
             yield from (_row(f"`{typed}`", meaning) for typed, meaning in options)
+    yield from _json()
     yield from ["", "## Exit codes", "", "| code | what it says |", "|---|---|"]
     kinds = [each for each in vars(errors).values() if inspect.isclass(each) and issubclass(each, errors.ShoalError)]
     codes = [*_CODES.items(), *((each.exit_code, inspect.getdoc(each) or "") for each in kinds[1:])]

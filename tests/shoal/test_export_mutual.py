@@ -18,15 +18,15 @@ def test_it_prints_both_models_and_publishes_one_set(tmp_path):
     own = ["--set", "hidden=12,8", "--personal-set", "hidden=6", "--set", "classes=7", "--adaptor", "head"]
     own += ["--name", "mine", "--seed", "5", "--out", str(tmp_path)]
     found = json.loads(CliRunner().invoke(app, [*COMMAND, *own, "--json"], catch_exceptions=False).stdout)
-    assert found["meme"]["parameters"] == 12 * 17 + 8 * 13 + 7 * 9
-    assert found["personal"]["parameters"] == 6 * 17 + 7 * 7
-    assert found["step"]["parameters"] == found["meme"]["parameters"] + found["personal"]["parameters"]
+    assert found["meme.parameters"] == 12 * 17 + 8 * 13 + 7 * 9
+    assert found["personal.parameters"] == 6 * 17 + 7 * 7
+    assert found["step.parameters"] == found["meme.parameters"] + found["personal.parameters"]
     assert found["adaptor"] == ["head.weight", "head.bias"]
     assert 0 <= found["worst_deviation"] < 1e-4
     folder = tmp_path / "mine" / "w1.00-d1+w1.00-d1"
     assert found["set"] == str(folder)
     manifest = parse_pair_manifest((folder / "manifest.json").read_bytes())
-    assert manifest.graph.size == found["step"]["graph_bytes"]
+    assert manifest.graph.size == found["step.graph_bytes"]
     assert manifest.adaptor.parameters == ("head.weight", "head.bias")
 
 

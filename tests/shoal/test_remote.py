@@ -90,7 +90,7 @@ def test_a_store_without_a_run_is_one_over_the_page_too(tmp_path, words):
 def test_what_is_typed_counts_before_what_is_set(store, address, monkeypatch, tmp_path):
     """SHOAL_URL where nothing is typed, not where a store is; and --url before a store."""
     monkeypatch.setenv("SHOAL_URL", address)
-    assert json.loads(typed("status --json"))["run"]["id"] == RUN
+    assert json.loads(typed("status --json"))["run.id"] == RUN
     with pytest.raises(StorageError, match="no store"):
         typed("status", "--store", tmp_path / "none")
     with pytest.raises(ConfigError, match=r"no\.toml"):
@@ -120,7 +120,7 @@ def test_a_page_is_watched(tmp_path, words):
     lines = [json.loads(line) for line in "".join(seen).splitlines()]
     assert len(lines) >= 2
     if words == "status":
-        assert [line["run"]["status"] for line in (lines[0], lines[-1])] == ["paused", "finished"]
+        assert [line["run.status"] for line in (lines[0], lines[-1])] == ["paused", "finished"]
     else:
         assert [line["id"] for line in lines] == list(range(1, len(lines) + 1))
 
@@ -130,7 +130,7 @@ def test_a_watch_is_interrupted(address, tmp_path):
     words = [sys.executable, "-m", "shoal", "status", "--watch", "--json", "--url", address]
     with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
         try:
-            assert json.loads(watching.stdout.readline())["run"]["id"] == RUN
+            assert json.loads(watching.stdout.readline())["run.id"] == RUN
             watching.send_signal(signal.SIGINT)
             _, said = watching.communicate(timeout=60)
         finally:

@@ -108,9 +108,9 @@ def test_a_template_is_exported_and_simulated(tmp_path, template):
     run(data, folder)
     run([*simulate, "--rounds", "5"], folder)
     status = json.loads(run(["shoal", "status", "--store", "runs/simulation/store", "--json"], folder))
-    assert status["run"]["status"] == "finished"
-    assert status["evaluation"]["accuracy"] > 0.5
-    assert status["refusals"] == {}
+    assert status["run.status"] == "finished"
+    assert status["evaluation.accuracy"] > 0.5
+    assert not [name for name in status if name.startswith("refusals")]
 
 
 @pytest.mark.slow
@@ -145,5 +145,5 @@ def test_the_tutorial_ends_with_a_model(tmp_path):
         codes = [process.wait(120) for process in background]
     assert codes == [0, 0, 0, 0]
     status = json.loads(run(["shoal", "status", "--store", "store", "--json"], folder))
-    assert status["evaluation"]["accuracy"] > 0.9
+    assert status["evaluation.accuracy"] > 0.9
     assert (folder / "model.pt").is_file()

@@ -91,7 +91,7 @@ def test_it_ends_with_the_run_that_is_named(store):
 
     with redirect_stdout(Terminal("\n", [end, lambda: None])) as out:
         command(["status", "--store", str(store), "--run", RUN[:8], "--watch", "--json"], standalone_mode=False)
-    assert [json.loads(line)["run"]["status"] for line in out.getvalue().splitlines()] == ["running", "finished"]
+    assert [json.loads(line)["run.status"] for line in out.getvalue().splitlines()] == ["running", "finished"]
     with pytest.raises(ConfigError, match="has no run nope"):
         command(["rounds", "--store", str(store), "--run", "nope", "--watch"], standalone_mode=False)
     with pytest.raises(StorageError, match="no store in"):

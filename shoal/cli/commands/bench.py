@@ -1,12 +1,12 @@
 """Measure how a server bears many devices."""
 
-import json
 from dataclasses import asdict, dataclass
 
 import typer
 
 from shoal.bench.settings import FleetBench
 from shoal.cli.common import AsJson
+from shoal.cli.console import print_json
 from shoal.cli.extras import needs
 from shoal.cli.grouped import grouped
 
@@ -31,7 +31,7 @@ def _fleet(options: _Options) -> None:
 
     figures = bench_fleet(options)
     if options.as_json:
-        print(json.dumps(asdict(figures), indent=1))
+        print_json(asdict(figures))
         return
     ratio = figures.round_seconds / figures.bare_seconds
     merged = f"{figures.merged} of {figures.asked} merged"

@@ -87,7 +87,7 @@ def _reproduce(options: _Options) -> None:
         _run_all(todo[experiment.table], ends_at, folder)
         reports.append(_report(experiment, scale, folder, as_json=options.as_json))
     if options.as_json:
-        print_json([report for report in reports if report] if options.every else reports[0])
+        print_json([record for report in reports for record in report])
 
 
 def _run_all(todo: "Sequence[Job]", ends_at: float, folder: Path) -> None:
@@ -106,7 +106,7 @@ def _run_all(todo: "Sequence[Job]", ends_at: float, folder: Path) -> None:
         _write(job.experiment, job.scale, folder)  # so that whatever stops the rest, the table has what is complete
 
 
-def _report(experiment: "Experiment", scale: "Scale", folder: Path, *, as_json: bool) -> dict[str, Any]:
+def _report(experiment: "Experiment", scale: "Scale", folder: Path, *, as_json: bool) -> list[dict[str, Any]]:
     """Print a table, unless its values are to be printed as JSON."""
     from reproduction.figures import figures, judged, plain
     from reproduction.report.cells import claim_cells, figure_cells
@@ -114,16 +114,18 @@ def _report(experiment: "Experiment", scale: "Scale", folder: Path, *, as_json: 
     written = _write(experiment, scale, folder)
     if written is None:
         error_console().print(f"{experiment.table}: no arm is complete", highlight=False)
-        return {}
+        return []
     if as_json:
-        return {**plain(experiment, written.rows), "scale": scale, "files": list(map(str, written.paths))}
+        table = plain(experiment, written.rows)
+        of = {"table": experiment.table, "scale": scale, "files": list(map(str, written.paths))}
+        return [{**of, "what": what, **row} for what in ("figure", "claim") for row in table[f"{what}s"]]
     found = figures(experiment, written.rows)
     print_rows(experiment.title, [figure_cells(figure) for figure in found], empty="no figure was evaluated")
     claims = [claim_cells(item) for item in judged(experiment, written.rows) if item.claim.says and item.by_seed]
     print_rows("verdicts", claims, empty="none of the claims has both of its arms")
     for path in written.paths:
         say(str(path))
-    return {}
+    return []
 
 
 def _publish(chosen: "Sequence[Experiment]", scale: "Scale", folder: Path, report: Path) -> None:

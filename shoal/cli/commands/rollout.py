@@ -101,10 +101,16 @@ def _show(
         print_rows(f"release {release.number}", rows, empty="no board takes releases")
         say(f"{view.state}: {view.rollout.stopped or asked}")
 
+    def plain(view: RolloutView) -> list[dict[str, object]]:
+        of = {"release": view.rollout.release.number, "state": view.state, "stopped": view.rollout.stopped}
+        return [
+            {"device": n, "outcome": said, "version": view.versions.get(n), **of} for n, said in view.boards.items()
+        ]
+
     def there(client: Client, _run: str) -> RolloutView:
         if not (found := client.rollouts()):
             raise ConfigError("the fleet has no rollout; begin one with `shoal rollout start`")
         return found[0]
 
     look = Asked[Store, RolloutView](lambda opened, _: view_of(read_rollout(folder), opened), there)
-    Shown(look, draw).show(store, None, as_json=as_json, watch=watch, url=url)
+    Shown(look, draw, plain).show(store, None, as_json=as_json, watch=watch, url=url)

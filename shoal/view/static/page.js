@@ -406,11 +406,19 @@ function separated(text) {
 
 const ours = (rows) => rows.length && rows.every((row) => row.arm && row.figure && Number.isFinite(+row.best));
 
+// What `shoal rounds --json` printed flat, as the API says it; its page of methods reads these values alone.
+function unflat(row) {
+  const judged = Object.keys(row).filter((name) => name.startsWith("round.evaluation.") && row[name] !== null), tiers = {};
+  for (const name of judged) { const found = /^round\.evaluation\.tiers\.(.+)\.accuracy$/.exec(name); if (found) tiers[found[1]] = { accuracy: row[name] }; }
+  return { ...row, round: { number: row["round.number"], evaluation: judged.length ? { accuracy: row["round.evaluation.accuracy"], loss: row["round.evaluation.loss"], tiers, metrics: [] } : null } };
+}
+
 async function openFiles(list) {
   for (const file of list) {
     try {
       if (file.size > MOST_BYTES) throw new Error(`it has ${size(file.size)}, more than ${size(MOST_BYTES)}`);
       const text = await file.text(), found = text.trimStart().startsWith("[") ? JSON.parse(text) : separated(text);
+      if (found.length && found.every((row) => Number.isInteger(row["round.number"]))) { state.files.set(file.name, { curve: found.map(unflat) }); continue; }
       if (found.length && found.every((view) => Number.isInteger(view.round?.number))) state.files.set(file.name, { curve: found });
       else if (ours(found)) state.files.set(file.name, { table: found });
       else throw new Error("it holds neither the rounds of a run nor a table");
