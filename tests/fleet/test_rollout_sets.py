@@ -85,7 +85,7 @@ def test_sets_change_in_a_run_and_one_that_does_not_pass_changes_nothing(lab, gr
     until(lambda: all("state=uploading" in log() for log in logs), *logs)
     until(lambda: len(server._known.releases(sets=True)) == 2, *logs)
     assert set(named(ground).values()) <= manifests(ground.artifacts)
-    begun = shoal(ground.folder, "--artifacts", "others", "--stage", "50", "--stage", "100")
+    begun = shoal(ground.folder, "--artifacts", "others", "--canary", "50%")
     assert begun.returncode == 0, begun.stdout + begun.stderr
     until(lambda: list(read_rollout(folder).judged.values()) == ["", ""], *logs, lambda: read_rollout(folder))
     until(lambda: len(named(ground)) == 2 and {*named(ground).values()} <= manifests(others), lambda: named(ground))

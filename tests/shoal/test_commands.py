@@ -225,6 +225,24 @@ def test_wrong_input_is_one_message_and_an_exit_code(typed, arguments, code, say
     assert done.stderr.startswith("error:")
 
 
+@pytest.mark.parametrize(
+    ("stages", "says"),
+    [
+        (["--canary", "500%"], "500% is not"),
+        (["--canary", "0"], "more than 0"),
+        (["--stage", "-5"], "more than 0"),
+        (["--stage", "some"], "'--stage'"),
+        (["--canary", "5%", "--stage", "5"], "name one of them"),
+        (["--canary", "5%"], "flash.toml"),  # which is not there
+    ],
+)
+def test_stages_of_a_rollout_are_shares_of_the_boards(typed, stages, says):
+    """Nothing is signed for a share that is none."""
+    done = typed("rollout", "start", "flash.toml", *stages)
+    assert done.returncode == 2
+    assert says in done.stderr
+
+
 def test_a_typo_in_the_fleet_configuration_is_named(folder, typed):
     """An unknown key is an error with a suggestion, before anything is started."""
     edit(folder / "fleet.toml", "[model]", "[round]\nrouds = 3\n[model]")

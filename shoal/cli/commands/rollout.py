@@ -14,6 +14,12 @@ from shoal.cli.extras import needs
 app = typer.Typer(no_args_is_help=True, add_completion=False, help=__doc__)
 
 
+def _percent(text: str) -> float:
+    if not 0 < (share := float(text.removesuffix("%"))) <= 100:
+        raise ValueError(f"{text} is not more than 0 and at most 100 percent")
+    return share
+
+
 @app.command("start")
 def _start(
     configs: Annotated[
@@ -22,7 +28,12 @@ def _start(
     artifacts: Annotated[
         Path | None, typer.Option(help="Instead: exported sets for the run in progress, of the same model.")
     ] = None,
-    stages: Annotated[list[float] | None, typer.Option("--stage", help="Percent; by default 5, 25, then 100.")] = None,
+    stages: Annotated[
+        list[float] | None, typer.Option("--stage", parser=_percent, help="Percent; by default 5, 25, then 100.")
+    ] = None,
+    canary: Annotated[
+        float | None, typer.Option(parser=_percent, help="Percent of the boards first, then all: two stages.")
+    ] = None,
     failed: Annotated[float, typer.Option(min=0, max=100, help="Percent of them that may fail.")] = 0.0,
     gate: Annotated[int, typer.Option(min=0, help="Training tasks that each must first finish with it.")] = 0,
     within: Annotated[float, typer.Option(min=1, help="Minutes in which a board must be back with it.")] = 60.0,
@@ -43,6 +54,8 @@ def _start(
     from shoal.flash.bundle import release_files
     from shoal.flash.settings import load_flash_config
 
+    if canary is not None and stages:
+        raise ConfigError("--canary says the stages, and so does --stage; name one of them")
     if bool(configs) == (artifacts is not None):
         raise ConfigError("name a flash.toml for a runtime, or --artifacts for the sets of the run in progress")
     sets = None
@@ -54,7 +67,7 @@ def _start(
         sets, gate = load_others(FleetConfig.model_validate_json(run.config), artifacts.resolve()), max(gate, 1)
     boards = [load_flash_config(path) for path in configs or ()]
     builds = {kind_of(each.target.machine, each.target.python): release_files(each) for each in boards}
-    shares = [share / 100 for share in stages or (5, 25, 100)]
+    shares = [share / 100 for share in stages or ((5, 25, 100) if canary is None else (canary, 100))]
     how = {"stages": shares, "most_failed": failed / 100, "within_seconds": within * 60, "gate": gate}
     begun = begin(folder, builds, 90, sets, **how)
     whom = ", ".join(builds or begun.release.sets)
