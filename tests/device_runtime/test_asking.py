@@ -101,8 +101,8 @@ def test_few_may_wait_and_nobody_for_longer_than_he_said(served):
     served.take({"x": x}, "first")
     while served.asking._waiting.qsize():
         threading.Event().wait(0.01)  # until it has the first in hand
-    for task in ("second", "third", "fourth"):
-        served.take({"x": x}, task, seconds=1e-6 if task == "third" else PATIENCE)
+    for task in ("stale", "second", "fourth"):
+        served.take({"x": x}, task, seconds=1e-6 if task == "stale" else PATIENCE)
     said = served.said.get(timeout=PATIENCE)
     assert (said.task, said.reason) == ("fourth", RefusalReason.TOO_MANY)
     turn.release()
