@@ -108,8 +108,8 @@ def test_a_bundle_is_replaced_over_the_air_and_a_broken_one_takes_itself_back(la
         return done.stdout
 
     def version():
-        (board,) = (each for each in json.loads(shoal("devices", "--store", "store", "--json")) if each["device"])
-        return board["device"]["profile"]["runtime_version"]
+        (board,) = (each for each in json.loads(shoal("devices", "--store", "store", "--json")) if each["device.id"])
+        return board["device.profile.runtime_version"]
 
     made = ground.folder / "board"
     made.mkdir()

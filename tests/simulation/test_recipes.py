@@ -1,10 +1,12 @@
 """Recipes by name: optimizers, losses and what is kept, the same in a fleet, in a simulation and on both backends."""
 
 import json
+from contextlib import closing
 
 import numpy as np
 import pytest
 
+from broker_server.store import Store, queries
 from fleet_protocol.errors import ConfigError, DataError, PlanError
 from shoal.cli.stored import ROUNDS
 from simulation.runner import simulate
@@ -148,10 +150,12 @@ def test_a_fleet_judges_by_metrics_as_a_simulation_does(cache, tmp_path, capsys,
         assert f"{metric} on devices" in " ".join(capsys.readouterr().out.split())
         ROUNDS.show(tmp_path / folder / "store", None, as_json=True)
         rounds = json.loads(capsys.readouterr().out)
-        values = [item["value"] for item in rounds[-1]["round"]["evaluation"]["metrics"] if item["name"] == metric]
+        values = [rounds[-1][f"round.evaluation.metrics.{metric}.value"]]
         assert values == [item.value for item in finished.evaluation.metrics if item.name == metric]
-        shared = rounds[-1]["device_metrics"][metric]
-        own = [task["metrics"]["evaluation"]["metrics"][0]["value"] for task in rounds[-1]["tasks"]]
+        shared = rounds[-1][f"device_metrics.{metric}"]
+        with closing(Store(tmp_path / folder / "store", read_only=True)) as store:
+            tasks = queries.rounds(store)[-1].tasks
+        own = [task.metrics.evaluation.metrics[0].value for task in tasks]
         assert min(own) <= shared <= max(own) or metric == "f1"
     if metric == "mae":  # digits as numbers: better than always saying 4.5
         assert values[0] < 2.0

@@ -76,7 +76,7 @@ class Way:
         """Whether `shoal devices` says so of the board; until the server is up there is no store to look at."""
         if (self.folder / "lab" / "store" / "shoal.db").exists():
             self._done([*SHOAL, "devices", "--store", "lab/store", "--json"])
-            return [each["device"]["state"] for each in json.loads(self.said)] == ["training"]
+            return [each["device.state"] for each in json.loads(self.said)] == ["training"]
         return False
 
     def until(self, condition, what: str) -> None:
