@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from broker_server.service.launch import submit
-from broker_server.service.membership import broker_address
 from broker_server.service.server import Server
 from broker_server.settings.fleet import BrokerConfig
 from broker_server.store import Store
@@ -85,7 +84,7 @@ def as_a_fleet(config: SimulationConfig, folder: Path, holdout: float = 0.0) -> 
             up.start()
             try:
                 wait_until_online(fleet.store, len(devices))
-                return submit(fleet, broker_address(at))
+                return submit(fleet)
             finally:
                 server.stop()
                 up.join(30)
