@@ -24,7 +24,7 @@ LIMIT = 1e-4
 """Largest relative deviation of a tensor from PyTorch that is published."""
 
 _FLOOR = 0.1  # a tensor counts as at least this share of the largest of its kind: zero gradients have no scale
-_TRIES = 3
+_TRIES = 5
 
 Arrays = dict[str, NDArray[Any]]
 

@@ -84,7 +84,9 @@ def check_programs(
     """
     runtime, checks = {"runtime": f"executorch {importlib.metadata.version('executorch')}"}, list[CheckSpec]()
     for file in files:
-        sized = replace(batches, sizes=(TRAIN_BATCH if file.key == "executorch/train" else 1,))
+        # Of many samples one is soon so near to the edge of a ReLU or a maximum that rounding decides, see `repeated`.
+        sizes = (TRAIN_BATCH if file.key == "executorch/train" else 1,)
+        sized = replace(batches, sizes=sizes, steps=min(batches.steps, 2))
         found = _CHECKS[file.key](ProgramSession(file), module, recipe, sized, graph=file.key)
         checks.append(found.model_copy(update=runtime))
     return tuple(checks)
