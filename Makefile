@@ -13,7 +13,7 @@ TRAINING_STAMP := $(TRAINING)/.installed
 BOARD := examples/board
 SIDE_BY_SIDE := -n logical --maxprocesses 4 --dist worksteal
 # A suite keeps what failed in a place of its own, since CI runs several at once; it sets ENDED to learn how each ended.
-SUITE = -m pytest -o cache_dir=.pytest_cache/$@ $(SIDE_BY_SIDE)
+SUITE = -m pytest --durations=20 --durations-min=20 -o cache_dir=.pytest_cache/$@ $(SIDE_BY_SIDE)
 
 # Tests start hundreds of processes, side by side: without compiled code each compiles the packages again, and threads of
 # PyTorch that wait for one another take a core from the next.
