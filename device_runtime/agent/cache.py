@@ -110,9 +110,11 @@ class Cache:
             Bytes freed.
         """
         bound = 0 if everything else self._max_bytes
-        sizes = {
-            path.name: path.stat().st_size for path in (self._blobs.root / "objects").glob("??/*") if path.is_file()
-        }
+        objects = self._blobs.root / "objects"
+        for path in objects.glob("??/.*"):  # what a process wrote that was killed
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+        sizes = {path.name: path.stat().st_size for path in objects.glob("??/[!.]*") if path.is_file()}
         sets, weights = list(self.index.sets), list(self.index.weights)
         before = sum(sizes.values())
 

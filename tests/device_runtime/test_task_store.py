@@ -132,3 +132,14 @@ def test_a_passed_self_test_is_remembered_per_graph_and_runtime(tmp_path):
     again = Cache(tmp_path, BlobStore(tmp_path), 10**6)
     assert again.tested("m1") == {"onnx/train 1.20"}
     assert not again.tested("m2")
+
+
+def test_what_a_killed_process_was_writing_goes(tmp_path):
+    """Its file has no digest for a name, and once ended the agent each time that it looked at its cache."""
+    blobs = BlobStore(tmp_path / "blobs")
+    digest = blobs.put(b"known")
+    left = blobs.path(digest).with_name(f".{digest}.x1y2z3")
+    left.write_bytes(b"half")
+    Cache(tmp_path, blobs, 10**6).evict({digest})
+    assert not left.exists()
+    assert blobs.path(digest).read_bytes() == b"known"
