@@ -15,12 +15,8 @@ from pathlib import Path
 from types import FrameType
 
 from fleet_protocol.errors import StorageError
+from fleet_protocol.locks import LOCKS, hold
 from fleet_protocol.manifest import digest_of
-
-try:
-    import fcntl
-except ImportError:  # Windows: what a killed export left stays
-    fcntl = None  # type: ignore[assignment]
 
 _OBJECTS = "objects"
 _TRIES = 10  # of making a folder that an export beside this one takes for a dead one's and removes
@@ -88,41 +84,24 @@ def _interruptible() -> Iterator[None]:
 def _locked_folder(folder: Path) -> Iterator[Path]:
     """A hidden folder beside another, locked until the end; those that nobody holds any more are removed."""
     prefix = f".{folder.name}.new-"
-    for left in folder.parent.glob(f"{prefix}*"):
-        lock = _lock(left)
-        if lock is not None:
+    for left in folder.parent.glob(f"{prefix}*") if LOCKS else ():  # or nobody knows whether it is held
+        with contextlib.suppress(OSError):
+            lock = hold(left)
             shutil.rmtree(left, ignore_errors=True)
             os.close(lock)
-    for _ in range(_TRIES):
-        fresh = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
-        lock = _lock(fresh)
-        if lock is not None or fcntl is None:
-            break
-    else:
-        raise StorageError(f"no folder can be kept beside {folder} while it is exported; export into another folder")
-    try:
+    with contextlib.ExitStack() as stack:
+        for _ in range(_TRIES):
+            fresh = Path(tempfile.mkdtemp(prefix=prefix, dir=folder.parent))
+            with contextlib.suppress(OSError):
+                if LOCKS:
+                    stack.callback(os.close, hold(fresh))
+                if fresh.exists():
+                    break
+        else:
+            raise StorageError(
+                f"no folder can be kept beside {folder} while it is exported; export into another folder"
+            )
         yield fresh
-    finally:
-        if lock is not None:
-            os.close(lock)
-
-
-def _lock(folder: Path) -> int | None:
-    """Hold a folder; None if it is held or gone. The system lets go when all processes that hold it are dead."""
-    if fcntl is None:
-        return None
-    try:
-        descriptor = os.open(folder, os.O_RDONLY)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if folder.exists():
-            return descriptor
-    except OSError:
-        pass
-    os.close(descriptor)
-    return None
 
 
 def _link_objects(folder: Path, objects: Path) -> None:

@@ -11,7 +11,6 @@
 """
 
 import contextlib
-import os
 import secrets
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -31,13 +30,9 @@ from fleet_protocol.identity.enrolment import REVOKED_DIGITS, Enrolment, read_en
 from fleet_protocol.identity.papers import Standing
 from fleet_protocol.identity.release import Release
 from fleet_protocol.identity.sealing import new_key, public_key
+from fleet_protocol.locks import held
 from fleet_protocol.messages import BlobRef
 from fleet_protocol.topics import check_name
-
-try:
-    import fcntl
-except ImportError:  # Windows has none
-    fcntl = None  # type: ignore[assignment]
 
 SERVER = "server"
 MOST_DAYS = 36_500
@@ -204,14 +199,7 @@ def _end(days: int) -> int:
 def changing(folder: Path) -> Iterator[Registry]:
     """The registry, for one command at a time, and caught up with what the server beside it has obeyed."""
     read_registry(folder)  # or there is no folder
-    with contextlib.ExitStack() as stack:
-        if fcntl is not None:
-            descriptor = os.open(folder, os.O_RDONLY)
-            stack.callback(os.close, descriptor)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise ConfigError(f"another command is changing {folder}: try again when it is done") from error
+    with held(folder, f"another command is changing {folder}: try again when it is done"):
         registry = read_registry(folder)
         with contextlib.suppress(ConfigError):  # a fleet that is being founded has no server yet
             server = read_enrolment(folder / "server.enrolment")

@@ -25,15 +25,11 @@ from fleet_protocol.errors import ConfigError, RefusedError, ShoalError, Transpo
 from fleet_protocol.frozen import problems
 from fleet_protocol.identity.member import Member
 from fleet_protocol.identity.opening import open_for
+from fleet_protocol.locks import held
 from fleet_protocol.messages import MESSAGE_LIMIT_BYTES, Ask, Predicted, ServerStatus
 from fleet_protocol.signals import on_signals
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import BrokerAddress, Disconnected, Event, Received, Transport
-
-try:
-    import fcntl
-except ImportError:  # Windows has none
-    fcntl = None  # type: ignore[assignment]
 
 PROBE_SECONDS = 1.0
 ACCEPT_SECONDS = 60.0  # the server reads artifacts and the test set before it says that the run has started
@@ -71,10 +67,12 @@ def _asked(fleet: str, broker: BrokerConfig, request: requests.Request) -> Itera
     """
     topics, member, timeout = Topics(fleet), member_of(broker), broker.connect_timeout_seconds
     with contextlib.ExitStack() as stack, contextlib.ExitStack() as turn:
-        if member is not None and fcntl is not None:
+        if member is not None:
             member.folder.mkdir(parents=True, exist_ok=True)
-            file = turn.enter_context((member.folder / "asking").open("wb"))
-            fcntl.flock(file, fcntl.LOCK_EX)  # who has it has a deadline
+            busy = (
+                f"another command asks the server of fleet {fleet} all the time; end it, or try again when it is done"
+            )
+            turn.enter_context(held(member.folder / "asking", busy, seconds=ANSWER_SECONDS, error=TransportError))
         link, inbox = stack.enter_context(_visit(broker_address(broker), fleet, timeout, member))
         link.subscribe(topics.server_events)
         link.subscribe(topics.server_status)

@@ -5,10 +5,8 @@ state, follows the events that the state posts through the transition table, and
 """
 
 import contextlib
-import os
 import queue
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from signal import Signals
 from typing import TYPE_CHECKING, Any
@@ -29,7 +27,8 @@ from device_runtime.conditions import Watch
 from device_runtime.settings import DeviceConfig
 from device_runtime.training.backends import settle_allocator
 from fleet_protocol.blob_store import BlobStore
-from fleet_protocol.errors import ConfigError, RefusalReason, RefusedError, StorageError
+from fleet_protocol.errors import RefusalReason, RefusedError, StorageError
+from fleet_protocol.locks import held
 from fleet_protocol.messages import Ask, Cancel, Offer, Predicted, Refuse, ServerMessage, parse_server_message
 from fleet_protocol.signals import on_signals
 from fleet_protocol.topics import BlobTopic
@@ -37,11 +36,6 @@ from fleet_protocol.transport import Connected, Disconnected, Received, Rejected
 
 if TYPE_CHECKING:
     from device_runtime.asking import Asking
-
-try:
-    import fcntl
-except ImportError:  # Windows has none
-    fcntl = None  # type: ignore[assignment]
 
 _LONGEST_WAIT_SECONDS = 60.0
 _BUSY = frozenset({State.FETCHING, State.TRAINING, State.MEASURING, State.UPLOADING})
@@ -94,7 +88,9 @@ class Agent:
             TransportError: the broker cannot be reached at start.
         """
         settle_allocator()
-        with _only_one(self.ctx.kit.config), self._served(), on_signals(self._signalled):
+        config = self.ctx.kit.config
+        busy = f"another agent works in {config.state_dir}; give device {config.device!r} a `state_dir` of its own"
+        with held(config.state_dir / "lock", busy), self._served(), on_signals(self._signalled):
             for left in self.ctx.kit.config.state_dir.glob(".*.????????"):  # half written in a power cut
                 left.unlink(missing_ok=True)
             try:
@@ -295,22 +291,3 @@ class Agent:
         if self.ctx.state in {State.STARTING, State.PROBING}:
             raise SystemExit(128 + signal)  # nothing is announced yet, so there is nobody to say good-bye to
         self.stop(signal.name)
-
-
-@contextlib.contextmanager
-def _only_one(config: DeviceConfig) -> Iterator[None]:
-    """Hold the state folder; the system lets go of it when the process dies, however it dies."""
-    if fcntl is None:
-        yield
-        return
-    descriptor = os.open(config.state_dir / "lock", os.O_CREAT | os.O_RDWR, 0o600)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigError(
-                f"another agent works in {config.state_dir}; give device {config.device!r} a `state_dir` of its own"
-            ) from error
-        yield
-    finally:
-        os.close(descriptor)

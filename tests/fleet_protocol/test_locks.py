@@ -1,0 +1,43 @@
+"""One holder at a time, who is named to the others, and a deadline for those who wait."""
+
+import os
+import threading
+
+import pytest
+
+from fleet_protocol.errors import ConfigError, TransportError
+from fleet_protocol.locks import LOCKS, held, hold
+
+pytestmark = pytest.mark.skipif(not LOCKS, reason="this system has no such locks")
+
+
+@pytest.mark.parametrize("name", ["a file", "."])
+def test_who_comes_second_hears_who_is_first(tmp_path, name):
+    with held(tmp_path / name, "not now"), pytest.raises(ConfigError) as found, held(tmp_path / name, "not now"):
+        pass
+    assert str(found.value) == f"not now (process {os.getpid()} holds it)"
+    with held(tmp_path / name, "not now"):
+        pass
+
+
+def test_who_waits_goes_on_when_the_first_lets_go(tmp_path):
+    (tmp_path / "file").touch()
+    descriptor = hold(tmp_path / "file")
+    threading.Timer(0.3, os.close, [descriptor]).start()
+    with held(tmp_path / "file", "not now", seconds=60):
+        pass
+
+
+def test_nobody_waits_for_ever(tmp_path):
+    with (
+        held(tmp_path / "file", "not now"), pytest.raises(TransportError, match="not now"),
+        held(tmp_path / "file", "not now", seconds=0.2, error=TransportError),
+    ):
+        pass
+
+
+def test_what_goes_wrong_while_it_is_held_lets_go_and_is_told(tmp_path):
+    with pytest.raises(OSError, match="mine"), held(tmp_path, "not now"):
+        raise OSError("mine")
+    with held(tmp_path, "not now"):
+        pass
