@@ -51,11 +51,7 @@ class DeviceTopic:
 
 @dataclass(frozen=True)
 class BlobTopic:
-    """The topic of one chunk on its way to the devices.
-
-    Attributes:
-        index: number of the chunk, as text; the chunk's frame says it again, checked.
-    """
+    """The topic of one chunk on its way to the devices; its index is text, and the chunk's frame says it again."""
 
     digest: str
     index: str
@@ -63,12 +59,7 @@ class BlobTopic:
 
 @dataclass(frozen=True)
 class UploadTopic:
-    """The topic of one chunk on its way to the server.
-
-    Attributes:
-        task: id of the task whose update it is a part of.
-        index: number of the chunk, as text.
-    """
+    """The topic of one chunk on its way to the server, by the task whose update it is a part of; the index is text."""
 
     task: str
     index: str
@@ -76,11 +67,7 @@ class UploadTopic:
 
 @dataclass(frozen=True)
 class ServerTopic:
-    """A topic of the server.
-
-    Attributes:
-        channel: ``control`` goes to the server, the others come from it.
-    """
+    """A topic of the server: ``control`` goes to it, the other channels come from it."""
 
     channel: Literal["status", "control", "events"]
 

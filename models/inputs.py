@@ -12,11 +12,9 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class Row:
-    """How a row comes apart; as a hook of a module it calls ``forward`` with the inputs by name.
+    """How a row comes apart, by inputs' names; as a hook of a module it calls ``forward`` with them.
 
-    Attributes:
-        shapes: of one sample of each input, by the name of its argument of ``forward``.
-        dtypes: ``float32`` or ``int64``, likewise.
+    Shapes are those of one sample, dtypes ``float32`` or ``int64``.
     """
 
     shapes: Mapping[str, tuple[int, ...]]

@@ -21,12 +21,7 @@ from models.layout import Layout
 
 
 class Own:
-    """What a user's file may define beside architectures: a class derived from this is found by its name.
-
-    Attributes:
-        kind: ``loss`` or ``metric``.
-        name: under which a recipe has it.
-    """
+    """What a user's file may define beside architectures: a ``loss`` or ``metric``, found by this name in a recipe."""
 
     kind: ClassVar[str]
     name: ClassVar[str]

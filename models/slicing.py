@@ -26,12 +26,7 @@ Tensors = Mapping[str, NDArray[Any]]
 
 
 class Run(NamedTuple):
-    """Consecutive entries of one dimension that stay together.
-
-    Attributes:
-        start: first entry in the global tensor.
-        local: first entry in the local tensor.
-    """
+    """Consecutive entries of one dimension that stay together, from one of the global and one of the local tensor."""
 
     start: int
     local: int

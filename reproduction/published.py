@@ -31,12 +31,9 @@ def _cell(cell: Any) -> Any:
 
 
 class PublishedTable(FrozenModel):
-    """One table of a paper.
+    """One table of a paper: the names of its columns, and cells by row name in their order.
 
-    Attributes:
-        columns: their names.
-        rows: cells by row name, in the order of the columns: a `Published`, a text (a rounded size such as
-            ``1.6 M``), or None where the paper has nothing.
+    A cell is a `Published`, a text (a rounded size such as ``1.6 M``), or None where the paper has nothing.
     """
 
     columns: tuple[str, ...]

@@ -80,22 +80,13 @@ class ClockConfig(FrozenModel):
 
 
 class DeviceType(FrozenModel):
-    """One kind of device.
-
-    Attributes:
-        seconds_per_sample: time of a training step for one sample, by width; at least one.
-    """
+    """One kind of device: time of a training step for one sample, by width; at least one."""
 
     seconds_per_sample: Mapping[Width, Positive] = Field(min_length=1)
 
 
 class ClockTable(FrozenModel):
-    """A table of device types and links.
-
-    Attributes:
-        types: by name.
-        links: rate by name, Mbps.
-    """
+    """Device types, and rates of links in Mbps, by name."""
 
     types: Mapping[str, DeviceType] = Field(min_length=1)
     links: Mapping[str, Positive] = Field(default_factory=dict)

@@ -22,12 +22,7 @@ _TYPES = {"float32": TensorProto.FLOAT, "int64": TensorProto.INT64}
 
 @dataclass(frozen=True)
 class Port:
-    """One input or output of a graph.
-
-    Attributes:
-        dtype: ``float32`` or ``int64``.
-        shape: sizes; a string names a dynamic dimension.
-    """
+    """An input or output of a graph, ``float32`` or ``int64``; a string in its shape names a dynamic dimension."""
 
     name: str
     dtype: str

@@ -33,11 +33,9 @@ class Target:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the outputs of a batch are compared with.
+    """What the outputs of a batch are compared with: targets of the loss's own type, [batch, *shape], and a label mask.
 
-    Attributes:
-        y: targets, of the loss's own type, [batch, *shape].
-        mask: 1 for labels the device has, else 0, float32 [classes]; None for a loss that takes none.
+    The mask is 1 for labels the device has, else 0, float32 [classes]; None for a loss that takes none.
     """
 
     y: Tensor

@@ -86,10 +86,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class PairReport:
-    """The result of one pair.
-
-    Attributes:
-        worst_deviation: largest deviation from PyTorch of any of its graphs, relative to the tensor's largest value.
+    """The result of one pair, with the largest deviation of its graphs from PyTorch, relative to the tensor's largest value.
     """
 
     folder: Path

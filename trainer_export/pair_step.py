@@ -35,12 +35,7 @@ from trainer_export.update import Trained, changing_ports, update
 
 @dataclass(frozen=True)
 class Knob:
-    """A number that a task sets, for the loss of one of the two models.
-
-    Attributes:
-        name: of the graph's input.
-        checked_with: its value while the graph is compared with PyTorch.
-    """
+    """A number that a task sets for the loss of one of two models, and its value while the graph is checked."""
 
     name: str
     checked_with: float

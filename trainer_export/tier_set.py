@@ -41,12 +41,7 @@ _BASE_BYTES, _COPIES = 100_000_000, 8  # what a process exports a tier in: besid
 
 @dataclass(frozen=True)
 class TierSets:
-    """The tiers of one export.
-
-    Attributes:
-        bases: files of the frozen parameters by width, where there are any.
-        folder: of the set that is being made.
-    """
+    """The tiers of one export; `bases` are files of frozen parameters by width, `folder` is of the set being made."""
 
     export: Export
     formats: tuple[Format, ...]

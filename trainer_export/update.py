@@ -65,12 +65,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class Pull:
-    """The proximal term of a step.
-
-    Attributes:
-        anchors: the weights the device was sent, in parameter order.
-        mu: strength, float32 [].
-    """
+    """The proximal term: the weights the device was sent, in parameter order, and its strength, float32 []."""
 
     anchors: Sequence[Tensor]
     mu: Tensor

@@ -19,11 +19,7 @@ from models.tier import Tier
 
 @dataclass(frozen=True)
 class TierArtifacts:
-    """One tier's artifact set.
-
-    Attributes:
-        ref: the manifest as a blob, which names the set.
-    """
+    """One tier's artifact set; `ref` is its manifest as a blob, which names the set."""
 
     tier: Tier
     manifest: Manifest

@@ -31,12 +31,7 @@ from models.slicing import Tensors
 
 @dataclass(frozen=True)
 class Evaluators:
-    """The eval graphs that judge a run's versions, with their test sets.
-
-    Attributes:
-        judged: of the judged tier, None if nothing is judged.
-        beside: of the tiers that are judged beside it.
-    """
+    """The eval graphs of the judged tier, if there is one, and of those `beside` it, with their test sets."""
 
     judged: Evaluator | None = None
     beside: tuple[Evaluator, ...] = ()
@@ -72,12 +67,7 @@ def open_evaluators(context: RunContext) -> Evaluators:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What was found about a version.
-
-    Attributes:
-        evaluation: on the test set, None if there is none.
-        note: why there is none although one was due.
-    """
+    """What was found about a version on the test set, if there is one, or why nothing was although it was due."""
 
     evaluation: VersionEvaluation | None = None
     note: str | None = None

@@ -49,12 +49,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How an update counts.
-
-    Attributes:
-        reason: why it is refused, None if it is not.
-        detail: the same for people.
-    """
+    """How an update counts; with the reason, for programs and for people, where it is refused."""
 
     screening: Screening
     reason: RefusalReason | None = None

@@ -12,11 +12,7 @@ from broker_server.store import Store
 
 @dataclass(frozen=True)
 class RunParts:
-    """What a run's dispatcher works with.
-
-    Attributes:
-        fleet: presence of the devices; shared between runs.
-    """
+    """What a run's dispatcher works with; the presence of the devices, `fleet`, is shared between runs."""
 
     store: Store
     fleet: Fleet

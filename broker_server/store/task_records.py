@@ -27,11 +27,7 @@ class TaskPhase(str, Enum):
 
 
 class Alternative(TierChoice):
-    """A sub-model that a device may take.
-
-    Attributes:
-        plan_key: name of the plan in its round.
-    """
+    """A sub-model that a device may take, with the name of its plan in the round."""
 
     plan_key: str
 

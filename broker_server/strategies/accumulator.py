@@ -40,12 +40,7 @@ def _alike(_plan: CompiledPlan, _name: str) -> float:
 
 @dataclass
 class _Group:
-    """The updates that were cut by one plan.
-
-    Attributes:
-        weight: their total weight.
-        by_label: for each label, the total weight of those that hold it.
-    """
+    """The updates that were cut by one plan: their total weight, and for each label that of those that hold it."""
 
     plan: CompiledPlan
     weight: float

@@ -63,12 +63,7 @@ def group_of(tier: Tier) -> str:
 
 @dataclass
 class GroupSums:
-    """A merge in progress.
-
-    Attributes:
-        sums: by group, the sum of its devices' weights, float32.
-        counts: by group, how many devices.
-    """
+    """A merge in progress: by group the sum of its devices' weights, float32, and how many devices."""
 
     sums: dict[str, Weights] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)

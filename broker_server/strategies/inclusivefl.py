@@ -111,12 +111,7 @@ class InclusiveState:
 
 @dataclass(frozen=True)
 class InclusiveRound:
-    """What happened on the way, for diagnosis.
-
-    Attributes:
-        distilled: by group that took part, its update after distillation.
-        stepped: by group that took part, its weights after the optimizer and before sharing.
-    """
+    """For diagnosis, by group that took part: its update after distillation, and its weights before sharing."""
 
     distilled: Mapping[str, Tensors]
     stepped: Mapping[str, Tensors]

@@ -22,12 +22,7 @@ from models.slicing import Tensors
 
 @dataclass(frozen=True)
 class Pair:
-    """The matrices of an adapter, float32.
-
-    Attributes:
-        up: [out, r].
-        down: [r, in].
-    """
+    """The matrices of an adapter, float32: `up` is [out, r], `down` [r, in]."""
 
     up: NDArray[np.float32]
     down: NDArray[np.float32]

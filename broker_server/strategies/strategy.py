@@ -74,11 +74,7 @@ class Basis(StrategySettings[OwnT_co]):
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """For whom a plan is wanted.
-
-    Attributes:
-        version: closed rounds so far, which is the round index of the papers (from 0).
-    """
+    """For whom a plan is wanted; `version` counts closed rounds, the round index of the papers (from 0)."""
 
     tier: Tier
     device: str
@@ -114,12 +110,7 @@ class Contribution:
 
 @dataclass(frozen=True)
 class GlobalModel:
-    """What the server carries from round to round.
-
-    Attributes:
-        weights: of the whole model, float32.
-        state: what the method keeps beside them; empty before the first round.
-    """
+    """The whole model's weights, float32, and what the method keeps beside them, empty before the first round."""
 
     weights: Tensors
     state: ServerState

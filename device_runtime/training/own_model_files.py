@@ -53,11 +53,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class OwnModelFiles:
-    """The files of all runs.
-
-    Attributes:
-        runs: so many runs are kept, the current one among them.
-    """
+    """The files of all runs, of which so many are kept, the current one among them."""
 
     folder: Path
     runs: int = KEPT_RUNS

@@ -96,11 +96,9 @@ class Node:
 
 @dataclass(frozen=True)
 class Port:
-    """An input or output of a graph.
+    """An input or output of a graph: numpy's name of its dtype, empty for one that no manifest has, and its shape.
 
-    Attributes:
-        dtype: numpy name of the element type, empty for one that no manifest has.
-        shape: sizes; a string names a dynamic dimension.
+    A string in a shape names a dynamic dimension.
     """
 
     name: str

@@ -21,11 +21,7 @@ from fleet_protocol.transport import Told
 
 
 class Standing:
-    """A member as its operator last said that it is; at a path is kept what was said since it was enrolled.
-
-    Attributes:
-        enrolment: renewed if the operator has.
-    """
+    """A member as its operator last said that it is; at a path is kept what was said since it was enrolled."""
 
     def __init__(self, enrolment: Enrolment, path: Path) -> None:
         self.enrolment = enrolment

@@ -38,12 +38,7 @@ CHECKPOINTS = "a checkpoint recomputes with other parameters (leave torch.utils.
 
 @dataclass(frozen=True)
 class Run:
-    """What a model computed.
-
-    Attributes:
-        outputs: every tensor it returned, float32.
-        gradients: by parameter, of a fixed random sum of the outputs; none if they were not asked for.
-    """
+    """Every tensor that a model returned, float32, and gradients of a fixed random sum of them, if asked for."""
 
     outputs: tuple[Tensor, ...]
     gradients: State

@@ -69,11 +69,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Proved:
-    """A layout that holds.
-
-    Attributes:
-        deviation: the largest of the proof, relative to the largest value.
-    """
+    """A layout that holds, and the largest deviation of its proof, relative to the largest value."""
 
     dims: Mapping[str, tuple[Dim, ...]]
     deviation: float

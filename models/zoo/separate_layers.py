@@ -20,12 +20,7 @@ def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
 
 
 class Attention(nn.Module):
-    """What `torch.nn.MultiheadAttention` does, with a projection each for queries, keys and values.
-
-    Attributes:
-        query: projection of the queries, and likewise ``key`` and ``value``.
-        output: projection of what the heads found.
-    """
+    """What `torch.nn.MultiheadAttention` does, with a projection each for queries, keys, values and the output."""
 
     in_proj_bias = None  # by this PyTorch's encoder layers know that they must not take the fused kernel
 

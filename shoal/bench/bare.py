@@ -47,12 +47,7 @@ def bare_member(topics: Topics, name: str) -> Member:
 
 @dataclass(frozen=True)
 class BareRound:
-    """One fan-out and fan-in.
-
-    Attributes:
-        seconds: from the first byte sent to the last received.
-        cpu_seconds: of the process in the middle.
-    """
+    """One fan-out and fan-in, from the first byte to the last, and the CPU time of the process in the middle."""
 
     seconds: float
     cpu_seconds: float

@@ -12,12 +12,7 @@ _LEVEL = 6
 
 @dataclass(frozen=True)
 class Entry:
-    """A file on a board: its path from the root, without the slash in front, and its content.
-
-    Attributes:
-        mode: permissions.
-        link: whether it is a symbolic link, to where its content says.
-    """
+    """A file on a board, its path from the root without the slash in front; of a link the content says where to."""
 
     path: str
     data: bytes

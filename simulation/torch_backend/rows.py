@@ -103,12 +103,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Pull:
-    """The proximal term of some devices.
-
-    Attributes:
-        anchors: the weights each was sent, float32 ``[devices, entries]``.
-        mu: strength for each, float32 ``[devices, 1]``.
-    """
+    """The weights that some devices were sent, ``[devices, entries]``, and the pull to them, ``[devices, 1]``."""
 
     anchors: Tensor
     mu: Tensor

@@ -108,12 +108,7 @@ def look_up_ns(rows: int, taps: int, channels: int) -> float:
 
 @dataclass(frozen=True)
 class Columns:
-    """What each output sees.
-
-    Attributes:
-        name: a matrix [batch * outputs, taps * channels], or its transpose.
-        transposed: which of the two, as Gemm wants it.
-    """
+    """What each output sees: a matrix [batch * outputs, taps * channels], or its transpose, as Gemm wants it."""
 
     name: str
     transposed: int

@@ -15,11 +15,9 @@ from trainer_export.lowering.values import Dim, Shape, Value, dim_of, hint, nump
 
 
 class Emitter:
-    """Writes values: conversions between orders, broadcasts, element-wise operators, reductions, reshapes.
+    """Writes values into a graph: conversions between orders, broadcasts, operators, reductions, reshapes.
 
-    Attributes:
-        graph: where the nodes go.
-        batch_source: a graph input whose first dimension is the batch.
+    `batch_source` is a graph input whose first dimension is the batch.
     """
 
     def __init__(self, graph: GraphBuilder, batch_source: str) -> None:

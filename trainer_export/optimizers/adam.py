@@ -69,11 +69,7 @@ class Adam(Optimizer):
 
 @dataclass(frozen=True)
 class AdamW(Adam):
-    """AdamW.
-
-    Attributes:
-        weight_decay: share of the parameter that a step takes away, times the learning rate; 0 for none.
-    """
+    """AdamW: a step takes away a share of the parameter, weight decay times the learning rate; 0 for none."""
 
     name: ClassVar[str] = "adamw"
     torchs: ClassVar[type[Any]] = torch.optim.AdamW
