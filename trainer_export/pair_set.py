@@ -86,8 +86,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class PairReport:
-    """The result of one pair, with the largest deviation of its graphs from PyTorch, relative to the tensor's largest value.
-    """
+    """The result of one pair; its graphs deviate so far from PyTorch, relative to the largest value of the tensor."""
 
     folder: Path
     manifest: PairManifest
