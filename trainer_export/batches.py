@@ -18,14 +18,7 @@ _CROSS_ENTROPY = MaskedCrossEntropy()
 
 @dataclass(frozen=True)
 class SizedBatches:
-    """Random batches for a model.
-
-    Attributes:
-        vocabulary: tokens are below this; only for int64 samples.
-        sizes: samples per batch, taken in turn.
-        loss: whose targets are drawn.
-        steps: of a training run.
-    """
+    """Random batches of so many samples each, in turn, for a model and a loss; tokens are below the vocabulary."""
 
     signature: Signature
     vocabulary: int = 2

@@ -123,11 +123,8 @@ def repeated(run: Callable[[SizedBatches], CheckSpec], batches: SizedBatches) ->
     """The report of the first of a few runs, with other random batches each, that is within the limit.
 
     A difference in rounding may flip a ReLU or the larger of two nearly equal maxima, which no limit on a single run
-    can tell from a small fault; so a run that deviates is repeated with other random batches. A fault deviates in
-    every run.
-
-    Raises:
-        ExportError: all of the runs deviate.
+    can tell from a small fault; so a run that deviates is repeated with other random batches. A fault deviates in every
+    run, which is an ExportError.
     """
     for attempt in range(_TRIES):
         try:

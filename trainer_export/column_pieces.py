@@ -25,13 +25,9 @@ Every product packs the kernel again, so few rows with a large kernel cost a thi
 
 @dataclass(frozen=True)
 class _Columns:
-    """A gathered column matrix ``[batch * positions, taps * channels]``.
+    """A gathered column matrix ``[batch * positions, taps * channels]``, of so many bytes for a batch of 32.
 
-    Attributes:
-        rows: what is gathered from, ``[batch, places, channels]``.
-        table: place of each position and tap, ``[positions, taps]``.
-        width: ``taps * channels``.
-        nbytes: for a batch of 32.
+    It is gathered from rows ``[batch, places, channels]``, by the place of each position and tap.
     """
 
     rows: str

@@ -34,8 +34,7 @@ def trace_forward(
 ) -> Trace:
     """Trace a run of the model, which is not changed, in evaluation mode, and what a pure function makes of its output.
 
-    Returns:
-        Inputs ``param.*``, ``stat.*``, ``x`` and the extra ones, which the function is given behind the output.
+    The inputs are ``param.*``, ``stat.*``, ``x`` and the extra ones, which the function is given behind the output.
     """
     model = prepared(model, "eval")
     names, layers = parameter_names(model), norms(model)
@@ -59,12 +58,9 @@ def check_forward(
     graph: str,
     expected: Callable[[Tensor, Tensor], dict[str, Tensor]],
 ) -> CheckSpec:
-    """Compare a forward graph with the module as it was written, which is not changed.
+    """Compare a forward graph with the module as it was written, not changed; an ExportError where it deviates.
 
     What the graph must return is `expected` of the module's output and the targets.
-
-    Raises:
-        ExportError: the graph deviates.
     """
     session, worst = open_session(model), Worst()
     reference = prepared(module, "eval")

@@ -73,11 +73,7 @@ class GraphBuilder:
         self._outputs.append((port, value))
 
     def constant(self, array: NDArray[np.generic], name: str | None = None) -> str:
-        """The name of a constant, one per distinct content.
-
-        Args:
-            array: the content, any shape.
-            name: a name of its own (a parameter kept in the graph); such a constant is never shared.
+        """The name of a constant, one per distinct content, or a name of its own (a parameter), not shared.
 
         Raises:
             ExportError: it has double precision.

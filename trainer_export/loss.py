@@ -56,11 +56,7 @@ LOSS_SUM = Metric("loss_sum")
 
 @dataclass(frozen=True)
 class Loss(ABC):
-    """A loss with its numbers, which are the fields of the dataclass that derives from this.
-
-    Raises:
-        ConfigError: a number is out of its range.
-    """
+    """A loss with its numbers, fields of the dataclass that derives from this; a ConfigError where one is wrong."""
 
     name: ClassVar[str]
     masked: ClassVar[bool] = False
@@ -113,10 +109,9 @@ class Loss(ABC):
         """What :meth:`sums` must be, by PyTorch's own means."""
 
     def decided(self, output: Tensor, answer: Answer) -> tuple[Tensor, Tensor] | None:
-        """Which classes the output and the answer stand for, where the loss is one of classes; None where it is not.
+        """Which classes output and answer stand for, where the loss is one of classes; None where it is not.
 
-        Returns:
-            Predicted and true ones, float32 0 or 1, both [..., classes]; all 0 where a label counts for nothing.
+        Both are float32 0 or 1, [..., classes]; all 0 where a label counts for nothing.
         """
         del output, answer
         return None

@@ -22,11 +22,7 @@ from trainer_export.numbers import made
 
 @dataclass(frozen=True)
 class Metric(ABC):
-    """A metric.
-
-    Raises:
-        ConfigError: a number is out of its range.
-    """
+    """A metric; a ConfigError where a number of it is out of its range."""
 
     name: ClassVar[str]
     rule: ClassVar[str]
@@ -36,11 +32,7 @@ class Metric(ABC):
 
     @abstractmethod
     def check(self, loss: Loss) -> None:
-        """See that it goes with a loss.
-
-        Raises:
-            ConfigError: it does not; the message says with which.
-        """
+        """See that it goes with a loss; a ConfigError says with which it does."""
 
     def counts(self, loss: Loss, output: Tensor, answer: Answer) -> dict[str, Tensor]:
         """Its own sums over a batch, float32; pure and traceable. None where the loss has all it needs."""
@@ -83,10 +75,6 @@ def count_shapes(metrics: Sequence[Metric], loss: Loss, signature: Signature) ->
 def metric_named(
     name: str, settings: Mapping[str, object] | None = None, own: Mapping[str, type[Any]] = MappingProxyType({})
 ) -> Metric:
-    """A metric of `trainer_export.metrics` or of the user's by its name, with its numbers.
-
-    Raises:
-        ConfigError: there is no such metric or number.
-    """
+    """A metric of `trainer_export.metrics` or of the user's, with its numbers; a ConfigError if there is none."""
     known: Mapping[str, type[Metric]] = discover("trainer_export.metrics", "METRICS")
     return made("metric", known, name, settings, own)

@@ -100,11 +100,7 @@ def heads_of(output: Any) -> dict[str, Tensor]:
 
 
 def _first_run(model: nn.Module, signature: Signature) -> Any:
-    """Run a model for the first time: what its author must see to comes out here.
-
-    Raises:
-        ExportError: it takes more than one input, or fails.
-    """
+    """Run a model for the first time: an ExportError says what its author must see to."""
     kind, x = type(model).__name__, signature.samples(_PROBE_BATCH)
     takes = inspect.signature(model.forward).parameters.values()
     needed = [p.name for p in takes if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
@@ -181,11 +177,7 @@ def call_model(
 
 
 def check_output(output: Any, signature: Signature) -> None:
-    """See that a model returned what its signature says.
-
-    Raises:
-        ExportError: it did not.
-    """
+    """See that a model returned what its signature says, or an ExportError."""
     expected = signature.output
     if signature.heads and {name: tuple(head.shape[1:]) for name, head in heads_of(output).items()} == signature.heads:
         return
@@ -204,11 +196,7 @@ def check_output(output: Any, signature: Signature) -> None:
 
 
 def require_one_output(signature: Signature, loss: Loss) -> None:
-    """See that a loss of one output gets one.
-
-    Raises:
-        ExportError: the model has several heads, which only a loss of the user's own can weigh.
-    """
+    """See that a loss of one output gets one; several heads only one of the user's own can weigh, or an ExportError."""
     if signature.heads and not isinstance(loss, OwnLoss):
         raise ExportError(
             f"the model returns {len(signature.heads)} outputs ({', '.join(signature.heads)}), and {loss.name} is about"

@@ -18,13 +18,7 @@ _KEY = "range"
 
 @dataclass(frozen=True)
 class Range:
-    """Where a number must lie.
-
-    Attributes:
-        low: the smallest allowed.
-        below: what it must be less than; infinity for any finite number.
-        positive: whether it must be above 0.
-    """
+    """Where a number must lie: not less than `low`, less than `below`, which may be infinity, and perhaps above 0."""
 
     low: float = 0.0
     below: float = math.inf
@@ -43,11 +37,7 @@ def number(default: float | None, allowed: Range) -> Any:
 
 
 def check_numbers(record: Any) -> None:
-    """See that every :func:`number` of a dataclass lies in its range; None stands for a number that is left out.
-
-    Raises:
-        ConfigError: one does not; the message names it and the range.
-    """
+    """See that each :func:`number` of a dataclass is in its range or None; a ConfigError names one that is not."""
     for item in dataclasses.fields(record):
         allowed, value = item.metadata.get(_KEY), getattr(record, item.name)
         if allowed is None or value is None:

@@ -80,16 +80,7 @@ static_batch_norm.register_autograd(_gradient, setup_context=_save)
 
 @torch.library.custom_op("shoal::take", mutates_args=())
 def take(x: Tensor, dim: int, index: Sequence[int]) -> Tensor:
-    """Elements along a dimension by their places, which are known before anything runs.
-
-    Args:
-        x: any shape and type.
-        dim: the dimension, at least 0.
-        index: places in it; -1 for zeros.
-
-    Returns:
-        The shape of ``x``, with as many elements in that dimension as there are places.
-    """
+    """Elements along a dimension, at least 0, by their places, known before anything runs; -1 is for zeros."""
     places = torch.tensor(index, device=x.device)
     shape = [-1 if axis == dim else 1 for axis in range(x.dim())]
     return x.index_select(dim, places.clamp(min=0)) * (places >= 0).to(x.dtype).view(shape)

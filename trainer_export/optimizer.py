@@ -43,13 +43,9 @@ class State:
 
 @dataclass(frozen=True)
 class Slot:
-    """What a rule is given of one tensor of the model.
+    """What a rule is given of a parameter, float32 of any shape: its gradient after clipping, and its states by name.
 
-    Attributes:
-        parameter: now, float32, any shape.
-        gradient: of the loss after clipping, of the same shape.
-        states: by name, of the same shape.
-        step: number of this step, 1 at the first, float32 []; None for an optimizer that counts none.
+    The step is the number of this one, 1 at the first, float32 []; None for an optimizer that counts none.
     """
 
     parameter: Tensor
@@ -60,11 +56,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Optimizer(ABC):
-    """An update rule with its numbers, which are the fields of the dataclass that derives from this.
-
-    Raises:
-        ConfigError: a number is out of its range.
-    """
+    """An update rule with its numbers, fields of the dataclass that derives from it; a ConfigError if one is wrong."""
 
     name: ClassVar[str]
     counts_steps: ClassVar[bool] = False
@@ -79,11 +71,7 @@ class Optimizer(ABC):
 
     @abstractmethod
     def direction(self, slot: Slot) -> tuple[Tensor, dict[str, Tensor]]:
-        """Where to move a parameter to; pure and traceable.
-
-        Returns:
-            What is subtracted from the parameter after a multiplication with the learning rate, and the new states.
-        """
+        """What is subtracted from a parameter, times the learning rate, and the new states; pure and traceable."""
 
     @abstractmethod
     def pytorch(self, parameters: Sequence[nn.Parameter], lr: float) -> torch.optim.Optimizer:

@@ -28,11 +28,9 @@ _NEAR = 1e-4  # relative difference of two ways to compute the same
 
 
 class OwnFunction(Own):
-    """A record of a recipe that stands for a function of the user's.
+    """A function of the user's as a record of a recipe: it takes outputs, targets and the record's numbers as keywords.
 
-    Attributes:
-        function: takes outputs, targets and the record's numbers as keywords.
-        join: how it brings a sample's numbers to one: ``mean`` or ``sum``, a method of tensors.
+    A sample's numbers are brought to one by `join`: ``mean`` or ``sum``, a method of tensors.
     """
 
     function: ClassVar[Callable[..., Any]]
@@ -45,19 +43,11 @@ class OwnFunction(Own):
         return f"{self.kind} {self.name} (line {code.co_firstlineno} of {Path(code.co_filename).name})"
 
     def refuse(self, wrong: str, remedy: str) -> NoReturn:
-        """Say what is wrong with the function.
-
-        Raises:
-            ExportError: always.
-        """
+        """Say in an ExportError what is wrong with the function."""
         raise ExportError(f"{self.place} {wrong}; {remedy}")
 
     def call(self, outputs: Any, targets: Any) -> Any:
-        """Call it on a batch, so that what it does is traced as a model's own operators are, with its lines.
-
-        Raises:
-            ExportError: it fails; the message names the line.
-        """
+        """Call it on a batch, traced as a model's own operators are; an ExportError names the line that fails."""
         stack = traceback.current_meta.pop("nn_module_stack", None)
         traceback.current_meta["nn_module_stack"] = {"own": ("", self.place)}
         numbers = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}  # type: ignore[arg-type]
@@ -76,11 +66,7 @@ class OwnFunction(Own):
                 traceback.current_meta["nn_module_stack"] = stack
 
     def require_each(self, found: Any, count: int) -> Tensor:
-        """See that a result has one entry for each sample.
-
-        Raises:
-            ExportError: it has not.
-        """
+        """See that a result has one entry for each sample, or an ExportError."""
         if not isinstance(found, Tensor):
             self.refuse(f"returned {type(found).__name__}", "return a tensor, made by PyTorch's functions alone")
         if found.dim() == 0:
@@ -96,11 +82,7 @@ class OwnFunction(Own):
         return found
 
     def require_alone(self, found: Sequence[Tensor], single: Callable[[int], Sequence[Tensor]]) -> None:
-        """See that what a sample gets in a batch is what `single` computes for it without the others.
-
-        Raises:
-            ExportError: it is not, or something is not finite.
-        """
+        """See that each sample gets the finite numbers that `single` computes for it alone, or an ExportError."""
         if not all(bool(part.isfinite().all()) for part in found):
             self.refuse(
                 "is not finite for the model's first outputs and targets from 0 to 1",

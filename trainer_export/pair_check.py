@@ -25,10 +25,7 @@ def check_pair(
     """Train both models with PyTorch, let the graph take each step from there, and compare losses and all tensors.
 
     The modules, the device's own and the one it was sent, are as their authors wrote them, and not changed. Returns the
-    figures of the first run within the limit.
-
-    Raises:
-        ExportError: the graph deviates; the message names the tensor.
+    figures of the first run within the limit; an ExportError names the tensor that deviates in all.
     """
     session = open_session(model)
     shapes = [model_noise(module, batches.signature) for module in modules]

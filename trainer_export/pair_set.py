@@ -59,13 +59,10 @@ class PairModel:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two models that are trained on the same batch.
+    """Two models that are trained on the same batch: a copy of the global model or its shared part, and one that stays.
 
-    Attributes:
-        sent: the copy of the global model, or of its shared part with an adaptor.
-        own: the model that stays on the device.
-        adaptor: parts of the sent model that stay on the device and start there (`models.parts`); usually ``head``.
-        routine: what trains them; None where there is but one for pairs.
+    Of the sent model the adaptor's parts (`models.parts`; usually ``head``) stay, too, and start on the device. No
+    routine is the only one for pairs.
     """
 
     sent: PairModel

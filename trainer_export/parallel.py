@@ -31,13 +31,7 @@ _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux
 
 @dataclass(frozen=True)
 class Job:
-    """Something to do.
-
-    Attributes:
-        name: for people.
-        nbytes: of memory that it is expected to take beside what is there.
-        run: does it, and tells its stages.
-    """
+    """Something to do: its name for people, bytes of memory it takes beside what is there, and what does it."""
 
     name: str
     nbytes: int
@@ -45,13 +39,10 @@ class Job:
 
 
 def run_jobs(jobs: Sequence[Job], workers: int | None, told: Callable[[str, str], None]) -> None:
-    """Run all jobs, the largest first.
+    """Run all jobs, the largest first, and call `told` with a job's name and stage.
 
-    Args:
-        jobs: what to do.
-        workers: how many at a time, if the free memory holds them; 1 for all in this process, None for one for each
-            core and 1.5 GB at most.
-        told: called with the name of a job and its stage.
+    So many workers run at a time, if the free memory holds them: 1 for all in this process, None for one for each core
+    and 1.5 GB at most.
 
     Raises:
         ShoalError: what the first job that failed raised; the others were stopped.

@@ -6,13 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Progress:
-    """How far an export is.
-
-    Attributes:
-        stage: what is being done, for people.
-        done: finished stages over all tiers.
-        total: all stages over all tiers.
-    """
+    """How far an export is: what is being done, for people, and how many stages of all tiers are finished."""
 
     tier: str
     stage: str

@@ -79,11 +79,7 @@ class Recipe:
         return any(isinstance(part, (OwnLoss, OwnMetric)) for part in (self.loss, *self.metrics))
 
     def try_out(self, output: Tensor, answer: Answer) -> None:
-        """See that losses and metrics of the user's are what they must be, on a batch of a model.
-
-        Raises:
-            ExportError: one is not; the message names its function and line.
-        """
+        """See that the user's losses and metrics work on a batch of a model; an ExportError names function and line."""
         if isinstance(self.loss, OwnLoss):
             self.loss.try_out(output, answer)
         for metric in self.metrics:

@@ -26,13 +26,7 @@ class _TooDear(Exception):
 
 @dataclass(frozen=True)
 class _Peak:
-    """The worst moment of a run.
-
-    Attributes:
-        nbytes: of live values, inputs, outputs and constants left out.
-        index: of the node that runs then.
-        alive: values (not views) that lie in memory meanwhile.
-    """
+    """The worst moment: bytes of live values without inputs, outputs and constants, the running node, the values."""
 
     nbytes: int
     index: int
@@ -109,11 +103,7 @@ def _improved(graph: SizedGraph, schedule: _Schedule, peak: _Peak) -> _Schedule 
 
 
 def _recomputed(graph: SizedGraph, schedule: _Schedule, target: str, late: int) -> _Schedule:
-    """The schedule in which ``target`` is computed again before the node ``late``.
-
-    Raises:
-        _TooDear: that takes an operator that is not cheap, or too much work.
-    """
+    """The schedule in which ``target`` is computed again before the node ``late``, or `_TooDear` where that is dear."""
     renamed: dict[str, str] = {}
     clones: list[onnx.NodeProto] = []
     sizes = dict(schedule.sizes)

@@ -24,13 +24,9 @@ Arrays = dict[str, NDArray[Any]]
 
 
 class TorchOptimizer:
-    """PyTorch's own optimizer on a module, with its states under our names.
+    """PyTorch's own optimizer on a module but its base, with its states under our names, and its own clipping.
 
-    Args:
-        recipe: whose optimizer and bounds of the gradient it has, by PyTorch's own clipping.
-        module: what it trains.
-        base: parameters that it knows nothing of.
-        underway: whether it has `UNDERWAY` steps behind it; otherwise it begins.
+    Underway it has `UNDERWAY` steps behind it; otherwise it begins.
     """
 
     def __init__(

@@ -77,11 +77,7 @@ def write_programs(module: nn.Module, signature: Signature, recipe: Recipe) -> t
 def check_programs(
     files: Sequence[SetFile], module: nn.Module, recipe: Recipe, batches: SizedBatches
 ) -> tuple[CheckSpec, ...]:
-    """Run every program and compare it with PyTorch.
-
-    Raises:
-        ExportError: a program deviates; the message names it and the tensor.
-    """
+    """Run every program and compare it with PyTorch; an ExportError names one that deviates, and the tensor."""
     runtime, checks = {"runtime": f"executorch {importlib.metadata.version('executorch')}"}, list[CheckSpec]()
     for file in files:
         # Of many samples one is soon so near to the edge of a ReLU or a maximum that rounding decides, see `repeated`.
@@ -201,11 +197,7 @@ def _numbers_as_tensors(program: fx.GraphModule) -> None:
 
 
 def _lowered(sized: tuple[fx.GraphModule, list[torch.Tensor]]) -> bytes:
-    """The ``.pte`` of a program.
-
-    Raises:
-        UnavailableError: an operator has no kernel.
-    """
+    """The ``.pte`` of a program; an UnavailableError where an operator has no kernel."""
     from executorch.backends.xnnpack.partition.config import ALL_PARTITIONER_CONFIGS  # noqa: PLC0415
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner  # noqa: PLC0415
     from executorch.exir import EdgeCompileConfig, EdgeProgramManager  # noqa: PLC0415

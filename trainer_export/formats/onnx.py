@@ -55,9 +55,5 @@ def written(trace: Trace) -> GraphFile:
 def check_graphs(
     graphs: Sequence[GraphFile], module: nn.Module, recipe: Recipe, batches: SizedBatches
 ) -> tuple[CheckSpec, ...]:
-    """Compare every graph with PyTorch.
-
-    Raises:
-        ExportError: a graph deviates; the message names it and the tensor.
-    """
+    """Compare every graph with PyTorch; an ExportError names one that deviates, and the tensor."""
     return tuple(_CHECKS[graph.key](graph.data, module, recipe, batches) for graph in graphs)

@@ -58,11 +58,9 @@ def one_hot(y: Tensor, classes: int) -> Tensor:
 
 
 def label_weights(y: Tensor) -> Tensor | None:
-    """What each label weighs in the mean of a batch.
+    """What each label weighs in the mean of a batch, float32 of the shape of y: 0 for a negative one.
 
-    Returns:
-        float32 of the shape of y: 1 over the number of labels that count, 0 for a negative one. None with one label
-        per sample, where all count alike.
+    The others have 1 over their number. It is None with one label per sample, where all count alike.
     """
     if y.dim() == 1:
         return None
@@ -73,14 +71,10 @@ def label_weights(y: Tensor) -> Tensor | None:
 def torch_cross_entropy(
     logits: Tensor, y: Tensor, reduction: str = "mean", *, weight: Tensor | None = None, label_smoothing: float = 0.0
 ) -> Tensor:
-    """PyTorch's cross entropy over the labels that count, float32 [].
+    """PyTorch's cross entropy over the labels that count, float32 [], as their mean or sum.
 
-    Args:
-        logits: float32 [batch, classes] or [batch, tokens, classes].
-        y: labels, int64 [batch] or [batch, tokens]; negative ones count for nothing.
-        reduction: ``mean`` or ``sum``.
-        weight: of each class, float32 [classes]; None for ones.
-        label_smoothing: share of each label that all are given alike.
+    The logits are float32 [batch, classes] or [batch, tokens, classes], labels int64 without classes, and negative ones
+    count for nothing; the weight is of each class.
     """
     counted = torch.where(y < 0, _TORCH_IGNORES, y)
     return nn.functional.cross_entropy(
@@ -109,10 +103,8 @@ def _as_before(slope: Tensor) -> Tensor:
 class MaskedCrossEntropy(Loss):
     """Cross entropy of the logits times the label mask, with the number of right answers as its metric.
 
-    Attributes:
-        label_smoothing: share of each label's weight that all labels are given alike.
-        class_weights: of each label, as in PyTorch: the mean divides by the weights of the true labels; empty for ones.
-        ignore_label: label that counts for nothing, as negative ones of several do; None for no other.
+    Smoothing gives a share of each label's weight to all alike; weighted, the mean divides by the weights of the true
+    labels, as PyTorch's does; a label to ignore counts for nothing, as negative ones of several do.
 
     Raises:
         ConfigError: a number is out of its range.

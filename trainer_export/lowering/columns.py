@@ -18,13 +18,7 @@ _SLICE_ROW_NS, _SLICE_FLOAT_NS = 6.0, 0.2
 
 @dataclass(frozen=True)
 class Geometry:
-    """The static shape of a convolution.
-
-    Attributes:
-        stride: steps of the window.
-        padding: zeros before and after each spatial dimension.
-        dilation: distance of the kernel's taps.
-    """
+    """The static shape of a convolution, with zeros before and after each spatial dimension."""
 
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]

@@ -69,11 +69,7 @@ def write_graph(trace: Trace, metadata: Mapping[str, str] | None = None) -> Any:
 def lower(
     emitter: Emitter, trace: Trace, inputs: Sequence[Value], rules: Mapping[Any, Lowering] = LOWERINGS
 ) -> list[Value]:
-    """Write the nodes of a traced program into a graph; the values of its outputs.
-
-    Raises:
-        ExportError: as for :func:`write_graph`.
-    """
+    """Write the nodes of a traced program into a graph; the values of its outputs. Errors as of `write_graph`."""
     known: dict[fx.Node, Any] = {}
     waiting = iter(inputs)
     for node in trace.program.graph.nodes:

@@ -18,16 +18,7 @@ def spread(values: Sizes, rank: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Convolution:
-    """The settings of ``aten.convolution``.
-
-    Attributes:
-        stride: steps of the window.
-        padding: zeros before and after each spatial dimension.
-        dilation: distance of the kernel's taps.
-        transposed: whether it goes the other way.
-        output_padding: of a transposed one.
-        groups: into which the channels are divided.
-    """
+    """The settings of ``aten.convolution``, or of one the other way, whose output may be padded."""
 
     stride: Sizes
     padding: Sizes
@@ -42,12 +33,7 @@ class Convolution:
         return self.stride, self.padding, self.dilation, self.transposed, self.output_padding, self.groups
 
     def geometry(self, wide: Sequence[Any], weight: Value, narrow: Sequence[Any]) -> Geometry:
-        """Its static shape; a transposed one has that of the convolution whose input it makes.
-
-        Args:
-            wide: spatial sizes of the input, of the output if it is transposed.
-            weight: the kernel, [outputs, inputs, ...], [inputs, outputs, ...] if it is transposed.
-            narrow: spatial sizes of the output, of the input if it is transposed.
+        """Its static shape; a transposed one has that of the convolution whose input it makes, which is the wide side.
 
         Raises:
             ExportError: it goes over a dimension of unknown size.
@@ -61,15 +47,7 @@ class Convolution:
 
 @dataclass(frozen=True)
 class Window:
-    """The settings of ``aten.max_pool2d_with_indices``.
-
-    Attributes:
-        kernel: sizes of the window.
-        stride: its steps; empty for those sizes.
-        padding: before and after each dimension.
-        dilation: distance of the members.
-        ceil_mode: whether a window may reach over the end.
-    """
+    """The settings of ``aten.max_pool2d_with_indices``; an empty stride is that of the kernel's sizes."""
 
     kernel: Sizes
     stride: Sizes = ()

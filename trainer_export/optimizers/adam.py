@@ -21,14 +21,7 @@ _FIRST, _SECOND = "exp_avg", "exp_avg_sq"
 
 @dataclass(frozen=True)
 class Adam(Optimizer):
-    """Adam.
-
-    Attributes:
-        beta1: share of the former mean of the gradient.
-        beta2: share of the former mean of its square.
-        eps: added to the root of that mean.
-        weight_decay: added to the clipped gradient, times the parameter; 0 for none.
-    """
+    """Adam, whose weight decay adds the parameter to the clipped gradient; eps is added to the second mean's root."""
 
     name: ClassVar[str] = "adam"
     counts_steps: ClassVar[bool] = True

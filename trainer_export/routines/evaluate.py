@@ -38,11 +38,7 @@ def trace_eval(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace:
 def check_eval(
     model: bytes | Session, module: nn.Module, recipe: Recipe, batches: SizedBatches, *, graph: str = "onnx/eval"
 ) -> CheckSpec:
-    """Compare the sums with PyTorch's; the module, as its author wrote it, is not changed.
-
-    Raises:
-        ExportError: the graph deviates.
-    """
+    """Compare the sums with PyTorch's of the module as written, not changed; an ExportError where one deviates."""
     names = [metric.name for metric in recipe.loss.metrics]
 
     def expected(output: Tensor, y: Tensor) -> dict[str, Tensor]:

@@ -20,10 +20,6 @@ def infer_part(evaluation: Trace) -> Trace:
 def check_infer(
     model: bytes | Session, module: nn.Module, recipe: Recipe, batches: SizedBatches, *, graph: str = "onnx/infer"
 ) -> CheckSpec:
-    """Compare the output with PyTorch's.
-
-    Raises:
-        ExportError: the graph deviates.
-    """
+    """Compare the output with PyTorch's; an ExportError where it deviates."""
     del recipe
     return check_forward(model, module, batches, graph, lambda output, _: heads_of(output))

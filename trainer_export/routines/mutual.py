@@ -41,12 +41,10 @@ class MutualParts:
 
 
 def mutual_parts(own: Tensor, other: Tensor, y: Tensor) -> MutualParts:
-    """Compute the parts of a model's mutual loss.
+    """The parts of a model's mutual loss, from its logits and those of a model that teaches, which are constants.
 
-    Args:
-        own: logits of the model that learns, float [batch, classes] or [batch, tokens, classes].
-        other: logits of the model that teaches, of the same shape; taken as constants.
-        y: labels, int64 [batch] or [batch, tokens]; of several, a negative one leaves its place out of both parts.
+    Both are float [batch, classes] or [batch, tokens, classes]; labels are int64 without classes, and of several a
+    negative one leaves its place out of both parts.
     """
     log_own, log_other = torch.log_softmax(own, -1), torch.log_softmax(other.detach(), -1)
     chosen = one_hot(y, own.shape[-1])
@@ -68,17 +66,10 @@ def _mean(losses: Tensor, y: Tensor) -> Tensor:
 def mutual_loss_and_logit_gradient(
     own: Tensor, other: Tensor, y: Tensor, trust: Tensor | float
 ) -> tuple[Tensor, Tensor]:
-    """A model's mutual loss, and its gradient in closed form.
+    """A model's mutual loss, float [], and its gradient with respect to its own logits, in closed form.
 
-    Args:
-        own: logits of the model that learns, float [batch, classes] or [batch, tokens, classes].
-        other: logits of the model that teaches, of the same shape; taken as constants.
-        y: labels, int64 [batch] or [batch, tokens].
-        trust: share of the labels in the loss, in [0, 1], a number or float []: alpha for the personal model, beta
-            for the meme. At 1 the other model does not matter.
-
-    Returns:
-        The loss, float [], and the gradient with respect to `own`, of its shape.
+    Arguments are those of `mutual_parts`, and the trust in the labels, in [0, 1], a number or float []: alpha for the
+    personal model, beta for the meme. At 1 the other model does not matter.
     """
     parts = mutual_parts(own, other, y)
     loss = parts.cross_entropy * trust + parts.divergence * (1 - trust)

@@ -31,11 +31,7 @@ def trace_statistics(model: nn.Module, signature: model_inputs.Signature, recipe
 def check_statistics(
     model: bytes, module: nn.Module, recipe: Recipe, batches: SizedBatches, *, graph: str = "onnx/stats"
 ) -> CheckSpec:
-    """Compare the statistics of every static batch norm.
-
-    Raises:
-        ExportError: the graph deviates.
-    """
+    """Compare the statistics of every static batch norm; an ExportError where one deviates."""
     del recipe
     session, worst = open_session(model), Worst()
     reference = model_inputs.prepared(module, "statistics")

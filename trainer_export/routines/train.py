@@ -142,10 +142,8 @@ def check_train(
 ) -> CheckSpec:
     """Train with PyTorch, let the graph take each step from where PyTorch stands, and compare all that comes out.
 
-    The module is as its author wrote it, and not changed. Returns the figures of the first run within the limit.
-
-    Raises:
-        ExportError: the graph deviates by more than `LIMIT`; the message names the tensor.
+    The module is as its author wrote it, and not changed. Returns the figures of the first run within the limit; an
+    ExportError names the tensor that deviates in all.
     """
     session = open_session(model)
     shapes, base = model_noise(module, batches.signature), batches.signature.base
