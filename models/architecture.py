@@ -25,14 +25,10 @@ _REQUIRED = ("input_shape", "classes")
 
 @dataclass(frozen=True)
 class Architecture:
-    """A builder of modules, with what is known of it before it is called.
+    """A builder of modules and its name, with all its settings' defaults, and, for people, where it was described.
 
-    Attributes:
-        name: its id, the name of the builder.
-        build: called with a `Cut` and the settings as keywords; returns a torch module.
-        input_dtype: ``float32``, or ``int64`` for tokens; of several inputs also by name.
-        defaults: every setting with its default.
-        paper: where it was described, for people.
+    The builder is called with a `Cut` and the settings as keywords, and returns a torch module. The dtype of the input
+    is ``float32``, or ``int64`` for tokens; of several inputs also by name.
     """
 
     name: str
@@ -42,13 +38,7 @@ class Architecture:
     paper: str = ""
 
     def settings(self, overrides: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
-        """Complete some settings with the defaults.
-
-        Args:
-            overrides: settings by name; lists become tuples, and so does a single value where the default is one.
-
-        Returns:
-            Every setting, read-only.
+        """Complete settings with the defaults; lists become tuples, and so does one value where the default is one.
 
         Raises:
             ConfigError: if the architecture has no such setting.
@@ -124,16 +114,7 @@ def architecture(
 def build(
     arch: Architecture, tier: Tier | float = 1.0, depth: int | None = None, settings: Mapping[str, Any] | None = None
 ) -> Any:
-    """Build the module of a sub-model, with fresh random weights.
-
-    Args:
-        arch: the architecture.
-        tier: the sub-model's shape, or its width alone.
-        depth: number of blocks where only a width is given; all if omitted.
-        settings: settings that differ from the defaults.
-
-    Returns:
-        A torch module in the mode its layers start in.
+    """Build the module of a sub-model, of a tier or of a width and by default all blocks, with fresh random weights.
 
     Raises:
         ConfigError: if a setting is unknown or the builder fails on it.
@@ -152,12 +133,7 @@ def build(
 
 
 def call_builder(arch: Architecture, cut: Cut, settings: Mapping[str, Any] | None) -> Any:
-    """Call a builder with a cut of one's own.
-
-    Raises:
-        ConfigError: if a setting is unknown or the builder fails on it.
-        PlanError: if the model cannot have the depth of the cut.
-    """
+    """Call a builder with a cut of one's own; errors as of `build`."""
     try:
         row, chosen = arch.row(settings), dict(arch.settings(settings))
         if row.named:  # a module may keep it, and only plain dictionaries can be copied

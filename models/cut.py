@@ -105,15 +105,7 @@ class Cut:
         return self._kept(Axis(name, size, leading=leading))
 
     def widths(self, name: str, sizes: Iterable[int]) -> tuple[int, ...]:
-        """Name the axes of layers that follow one another: `name` with 1, 2 and so on behind it.
-
-        Args:
-            name: start of the names.
-            sizes: units of each in the global model.
-
-        Raises:
-            ConfigError: as for `width`.
-        """
+        """Name the axes of layers that follow one another: `name` with 1, 2 and so on behind it, each as of `width`."""
         return tuple(self.width(f"{name}{number}", size) for number, size in enumerate(sizes, 1))
 
     def heads(self, name: str, heads: int, head_dim: int, *, leading: bool = False) -> int:

@@ -61,14 +61,7 @@ class Dim:
         return sum(_count(part, axes[part.axis].kept(width), axes[part.axis]) for part in self.segments)
 
     def entries(self, axes: Mapping[str, Axis], kept: Mapping[str, NDArray[np.int64]]) -> NDArray[np.int64]:
-        """List the entries that some units have.
-
-        Args:
-            axes: the axes by name.
-            kept: kept units of axes in local order; all units of an axis that is not named.
-
-        Returns:
-            Entries of the global dimension, int64, in the order of the local one.
+        """List the entries that the kept units have, int64, in their local order; axes that are not named are whole.
 
         Raises:
             PlanError: groups that share their entries do not keep the same places.

@@ -58,13 +58,7 @@ _Dim = Annotated[Dim, PlainValidator(Dim.from_json), PlainSerializer(Dim.to_json
 
 @dataclass(frozen=True)
 class Parameter:
-    """A trained tensor of the global model.
-
-    Attributes:
-        name: dotted path in the module.
-        shape: global shape.
-        block: ``stem``, ``block1`` ..., or ``head``.
-    """
+    """A trained tensor of the global model: dotted path, global shape, and ``stem``, ``block1`` ..., or ``head``."""
 
     name: str
     shape: tuple[int, ...]
@@ -74,13 +68,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Statistic:
-    """A static batch norm, whose mean and variance vectors are asked for after training.
-
-    Attributes:
-        name: dotted path of the norm in the module.
-        dims: the one dimension of both vectors.
-        block: ``stem``, ``block1`` ..., or ``head``.
-    """
+    """A static batch norm, whose mean and variance vectors, of one dimension, are asked for after training."""
 
     name: str
     dims: tuple[_Dim, ...]
@@ -134,11 +122,7 @@ class Layout:
         _check(self)
 
     def tier(self, width: float, depth: int | None = None) -> Tier:
-        """Make a tier of this model; without a depth of all its blocks.
-
-        Raises:
-            PlanError: if the model cannot have this width or depth; the message names what it can have.
-        """
+        """Make a tier of this model, by default of all its blocks; a PlanError names widths and depths it can have."""
         chosen = self.depth if depth is None else depth
         if chosen not in self.depths:
             allowed = ", ".join(map(str, self.depths))
@@ -146,11 +130,7 @@ class Layout:
         return Tier(width, chosen)
 
     def blocks(self, tier: Tier) -> frozenset[str]:
-        """Name the blocks a tier keeps: the stem, the head and the lowest `tier.depth` depth units.
-
-        Raises:
-            PlanError: if the model has no such depth.
-        """
+        """Name the blocks a tier keeps: stem, head and lowest units; a PlanError if the model has no such depth."""
         checked = self.tier(tier.width, tier.depth)
         return frozenset({STEM, HEAD, *(block_name(number) for number in range(1, checked.depth + 1))})
 
@@ -165,11 +145,7 @@ class Layout:
         return next((item.name for item in self.base if any(map(self.is_cut, item.dims))), None)
 
     def kept(self, tier: Tier) -> tuple[Parameter, ...]:
-        """List the parameters a tier keeps, in registration order.
-
-        Raises:
-            PlanError: if the model has no such depth.
-        """
+        """List the parameters a tier keeps, in registration order; errors as of `blocks`."""
         blocks = self.blocks(tier)
         return tuple(parameter for parameter in self.parameters if parameter.block in blocks)
 
@@ -190,11 +166,7 @@ class Layout:
         return tuple(item for item in self.parameters if item.block == HEAD) if tier.id in self.heads else ()
 
     def shapes(self, tier: Tier) -> dict[str, tuple[int, ...]]:
-        """Map the parameters a tier keeps to their local shapes, in registration order.
-
-        Raises:
-            PlanError: if the model has no such depth.
-        """
+        """Map the parameters a tier keeps to their local shapes, in registration order; errors as of `blocks`."""
         shapes = {item.name: self.local_shape(item.dims, tier.width) for item in self.kept(tier)}
         for item in self.own_head(tier):
             shapes[item.name] = tuple(
@@ -204,11 +176,7 @@ class Layout:
         return shapes
 
     def parameter_count(self, tier: Tier) -> int:
-        """Count the scalar parameters of a tier.
-
-        Raises:
-            PlanError: if the model has no such depth.
-        """
+        """Count the scalar parameters of a tier; errors as of `blocks`."""
         return sum(math.prod(shape) for shape in self.shapes(tier).values())
 
     def to_json(self) -> str:
@@ -219,11 +187,7 @@ class Layout:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Layout":
-        """Read an equal layout back from JSON text.
-
-        Raises:
-            ConfigError: if the text is not a layout of this format version.
-        """
+        """Read an equal layout back from JSON text; a ConfigError if it is none of this format version."""
         try:
             return _read(json.loads(text))
         except (ValueError, KeyError, TypeError, PlanError) as error:

@@ -15,11 +15,7 @@ def in_parts(item: Parameter | Statistic, parts: Collection[str]) -> bool:
 
 
 def parameters_in(layout: Layout, parts: Collection[str]) -> tuple[str, ...]:
-    """Names of the parameters in some parts, in registration order.
-
-    Raises:
-        PlanError: a part holds no parameter.
-    """
+    """Names of the parameters in some parts, in registration order; a PlanError where a part has none."""
     for part in parts:
         if not any(in_parts(item, (part,)) for item in layout.parameters):
             blocks = dict.fromkeys(item.block for item in layout.parameters)

@@ -21,13 +21,10 @@ from models.tier import Tier
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The part of a global model that one sub-model is.
+    """The part of a global model that one sub-model is: its blocks, and of each width axis its units, in local order.
 
-    Attributes:
-        blocks: names of the kept blocks.
-        indices: for each width axis its kept units in local order (int64, read-only).
-        overrides: units of single dimensions, by (parameter name, dimension, axis), that differ from `indices`;
-            only plans drawn ``per_layer`` have them.
+    `overrides` are units of single dimensions, by (parameter name, dimension, axis), that differ; only plans drawn
+    ``per_layer`` have them.
     """
 
     tier: Tier
@@ -46,17 +43,10 @@ class Plan:
 def make_plan(
     layout: Layout, tier: Tier, window: Window | PlanKind = "static", *, round_index: int = 0, seed: int = 0
 ) -> Plan:
-    """Choose the units a tier keeps in a round.
+    """Choose the units a tier keeps in a round, counted from 0; the plan is a function of the arguments alone.
 
-    Args:
-        layout: the global model.
-        tier: the sub-model's shape.
-        window: how to choose them; a kind alone has the defaults of `Window`.
-        round_index: 0-based round, for rolling and random plans.
-        seed: for random plans; give each device its own to draw for every client separately.
-
-    Returns:
-        The plan; a function of the arguments alone.
+    A kind of window alone has the defaults of `Window`. The seed is for random plans; give each device its own to draw
+    for every client separately.
 
     Raises:
         PlanError: if the model cannot have this tier, an argument is out of range, or units that are not
@@ -150,15 +140,7 @@ def _units(layout: Layout, plan: Plan, item: Parameter | Statistic) -> list[Mapp
 def slice_weights(
     layout: Layout, plan: Plan | CompiledPlan, weights: Mapping[str, NDArray[Any]]
 ) -> dict[str, NDArray[Any]]:
-    """Cut a sub-model's tensors out of the global ones.
-
-    Args:
-        layout: the global model.
-        plan: what to keep.
-        weights: global tensors by name: every kept parameter, and statistics where there are any.
-
-    Returns:
-        Contiguous copies of the same dtype, parameters in registration order, then the statistics given.
+    """Copy a sub-model's tensors out of the global ones, parameters in registration order, then statistics if given.
 
     Raises:
         PlanError: if a kept parameter is missing or has another shape.

@@ -33,11 +33,7 @@ _LAYER = {
 
 
 def minilm_file(name: str) -> Path:
-    """Find a file of the MiniLM package, such as ``tokenizer.json`` or ``model.safetensors``.
-
-    Raises:
-        ConfigError: if the package is not installed or lacks the file.
-    """
+    """Find a file of the MiniLM package, such as ``tokenizer.json``; a ConfigError if it is not there."""
     spec = importlib.util.find_spec(_PACKAGE)
     if spec is None or not spec.submodule_search_locations:
         raise ConfigError(
@@ -51,12 +47,9 @@ def minilm_file(name: str) -> Path:
 
 
 def minilm_weights(layers: int = MINILM_LAYERS, length: int = MINILM_LENGTH) -> dict[str, NDArray[np.float32]]:
-    """Read the encoder's weights under the names of the zoo's MiniLM encoder: its lowest layers, 1 to 6, and positions.
+    """Read the encoder's weights, float32, under the zoo's names: its lowest layers, 1 to 6, and positions.
 
     A text is one segment here, so the embedding of segment 0 is added to that of every position.
-
-    Returns:
-        float32 arrays by parameter name: ``tokens.weight``, ``positions``, ``norm.*`` and ``blocks.<n>.*``.
 
     Raises:
         ConfigError: if the package is missing or damaged, or has not as many layers or positions.

@@ -29,15 +29,11 @@ class Own:
 
 @dataclass(frozen=True)
 class Registry:
-    """Architectures by name.
+    """Architectures by name, and losses and metrics of the user's files; all of it read-only.
 
     Example:
         >>> Registry.zoo().names[:4]
         ('cnn1', 'cnn2', 'conv', 'har_cnn')
-
-    Attributes:
-        entries: the architectures, read-only.
-        own: losses and metrics of the user's files, likewise.
     """
 
     entries: Mapping[str, Architecture]
@@ -45,20 +41,12 @@ class Registry:
 
     @classmethod
     def of(cls, architectures: Iterable[Architecture]) -> "Registry":
-        """Make a registry of some architectures.
-
-        Raises:
-            ConfigError: if two share a name.
-        """
+        """Make a registry of some architectures; a ConfigError if two share a name."""
         return cls(_joined({}, architectures, "the list"))
 
     @classmethod
     def zoo(cls) -> "Registry":
-        """Make the registry of the architectures that come with Shoal; imports torch.
-
-        Raises:
-            ConfigError: if torch is not installed.
-        """
+        """Make the registry of the architectures that come with Shoal; it needs torch, else a ConfigError."""
         try:
             families = list(modules_of("models.zoo"))
         except ModuleNotFoundError as error:
@@ -70,13 +58,9 @@ class Registry:
         return cls.of(item for family in families for item in _found(family))
 
     def with_file(self, path: str | Path) -> "Registry":
-        """Add every architecture, loss and metric that a user's Python file defines or imports.
+        """A registry that has also every architecture, loss and metric that a user's Python file defines or imports.
 
-        Args:
-            path: the file. It is executed, so it must be trusted.
-
-        Returns:
-            A new registry; this one is unchanged.
+        The file is executed, so it must be trusted.
 
         Raises:
             ConfigError: if the file is missing, fails, holds nothing of this, or a name already taken.
@@ -93,11 +77,7 @@ class Registry:
         return Registry(_joined(self.entries, found, str(path)), MappingProxyType({**self.own, **own}))
 
     def get(self, name: str) -> Architecture:
-        """Look an architecture up.
-
-        Raises:
-            ConfigError: if there is none of this name; the message names the closest one.
-        """
+        """Look an architecture up; if there is none of this name, a ConfigError names the closest one."""
         try:
             return self.entries[name]
         except KeyError:

@@ -34,12 +34,7 @@ class Run(NamedTuple):
 
 
 class Region(NamedTuple):
-    """The same entries of a tensor, in the global model and in the sub-model.
-
-    Attributes:
-        whole: index into the global tensor; slices, or an open mesh over its leading dimensions.
-        part: index into the local tensor, of the same form.
-    """
+    """The same entries of the global and the local tensor: slices, or an open mesh over the leading dimensions."""
 
     whole: tuple[Any, ...]
     part: tuple[Any, ...]
@@ -47,13 +42,7 @@ class Region(NamedTuple):
 
 @dataclass(frozen=True)
 class CompiledTensor:
-    """What a plan keeps of one tensor.
-
-    Attributes:
-        shape: global shape.
-        runs: for each dimension, its kept entries.
-        regions: the boxes, when no label rule applies.
-    """
+    """What a plan keeps of one tensor: runs of each dimension, and boxes where no label rule applies."""
 
     name: str
     dims: tuple[Dim, ...]
@@ -65,13 +54,10 @@ class CompiledTensor:
 
 @dataclass(frozen=True, eq=False)
 class CompiledPlan:
-    """A plan made ready for use on many updates.
+    """A plan made ready for many updates: every kept tensor by name, parameters in registration order, then statistics.
 
-    Attributes:
-        title: architecture and tier, for messages.
-        tensors: every kept tensor by name; parameters in registration order, then statistics.
-        required: names of the parameters; statistics may be absent from what is sliced or merged.
-        label_axes: axes that a label rule may restrict.
+    Statistics may be absent from what is sliced or merged, parameters are required. A label rule may restrict
+    `label_axes`.
     """
 
     title: str
@@ -116,8 +102,7 @@ def compile_tensor(
 def tensor_regions(tensor: CompiledTensor, rows: Mapping[str, Indices] | None = None) -> tuple[Region, ...]:
     """List the boxes of a tensor, restricted to some rows, ascending, of its label axes; axes not named are whole.
 
-    Raises:
-        PlanError: if a row lies outside its axis.
+    A PlanError says that a row lies outside its axis.
     """
     if not rows:
         return tensor.regions

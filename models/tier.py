@@ -42,11 +42,7 @@ class Tier:
 
     @classmethod
     def parse(cls, text: str) -> "Tier":
-        """Read a tier back from its id, in exactly the form `id` writes.
-
-        Raises:
-            PlanError: if the text is not the id of a tier.
-        """
+        """Read a tier back from its id, in exactly the form `id` writes, or raise a PlanError."""
         match = _ID.fullmatch(text)
         if match is not None:
             tier = cls(float(match["width"]), int(match["depth"]))

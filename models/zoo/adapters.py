@@ -20,13 +20,11 @@ from models.cut import Cut
 
 @dataclass(frozen=True)
 class Adapters:
-    """Which layers of a model get adapters, and of what kind.
+    """Which layers of a model get adapters of a rank, the axis ``adapter`` that a tier's width cuts, and what trains.
 
-    Attributes:
-        rank: of the whole adapter; the axis ``adapter`` that a tier's width cuts.
-        alpha: numerator of the scale.
-        targets: patterns of paths of linear layers, such as ``blocks.*.query``; ``*`` takes dots as well.
-        trained: patterns of names of further parameters that train, such as ``head.*``; all others are frozen.
+    Targets are patterns of paths of linear layers, such as ``blocks.*.query``; ``*`` takes dots as well. Further
+    parameters train by patterns of their names, such as ``head.*``; all others are frozen. Alpha is the numerator of
+    the scale.
 
     Raises:
         ConfigError: a rank below 1, or an alpha that is not positive.
@@ -50,10 +48,7 @@ class Adapters:
 class LoraLinear(nn.Linear):
     """A linear layer with an adapter; the layer's own parameters keep their names, so that stored weights fit.
 
-    Attributes:
-        down: float32 [rank, in_features], drawn at random.
-        up: float32 [out_features, rank], zeros, so that the model starts as it was.
-        scale: see the top of this module.
+    `down`, float32 [rank, in_features], is drawn; `up`, [out_features, rank], is zeros: the model starts as it was.
     """
 
     def __init__(self, linear: nn.Linear, rank: int, scale: float) -> None:

@@ -42,12 +42,10 @@ Arranged = dict[Place, list[Block]]
 
 
 def arranged(shapes: Shapes, axis: Axis, growth: Growth, inner: int | None = None) -> Arranged | None:
-    """Arrange an axis in the same order everywhere.
+    """Arrange an axis in the same order everywhere, in blocks; None if other entries share a dimension with it.
 
-    Each place has `inner` consecutive entries, a divisor of what it has anywhere; by default all of a unit's.
-
-    Returns:
-        Its blocks; None if other entries share a dimension with it, for then they could begin anywhere.
+    Each place has `inner` consecutive entries, a divisor of what it has anywhere; by default all of a unit's. Other
+    entries could begin anywhere.
     """
     found: Arranged = {}
     for (name, position), moved in growth.items():
@@ -74,12 +72,9 @@ def _filled(axis: Axis, size: int, moved: Mapping[str, int], inner: int | None) 
 def read(
     subject: Subject, shapes: Shapes, axes: Mapping[str, Axis], axis: Axis, growth: Growth, styles: Sequence[int]
 ) -> Iterator[Arranged]:
-    """Read the order of an axis off the model, where the growth says which dimensions the axes move.
+    """Orders of an axis read off the model, the likely one first, where the growth says which dimensions the axes move.
 
     The styles are numbers of consecutive entries to suppose where the gradients show no order.
-
-    Yields:
-        Orders to try, the likely one first.
     """
     places = [place for place, moved in growth.items() if axis.name in moved]
     whole = {place: _filled(axis, shapes[place[0]][place[1]], growth[place], 1) for place in places}
@@ -181,11 +176,9 @@ def _inner(before: Floats, after: Floats, start: int, places: NDArray[np.int64],
 def dims_of(
     shapes: Shapes, axes: Mapping[str, Axis], growth: Growth, orders: Sequence[Arranged]
 ) -> dict[str, list[Dim | None]]:
-    """Join the blocks of some axes to dimensions.
+    """Join the blocks of some axes to the dimensions of each parameter.
 
-    Returns:
-        The dimensions of each parameter; None for one that an axis moves but that has no blocks, or has them across one
-        another.
+    It is None for one that an axis moves but that has no blocks, or has them across one another.
     """
     found: dict[str, list[Dim | None]] = {}
     for name, shape in shapes.items():

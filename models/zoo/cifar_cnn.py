@@ -27,11 +27,7 @@ class PooledCnn(nn.Module):
         classes: int,
         rate: float,
     ) -> None:
-        """Make the network for samples (channels, height, width).
-
-        Raises:
-            ConfigError: if there is no convolution, or pooling leaves nothing of the sample.
-        """
+        """Make the network for samples (channels, height, width); a ConfigError where pooling leaves nothing."""
         super().__init__()
         if not channels:
             raise ConfigError("channels is empty; name the channels of at least one convolution")

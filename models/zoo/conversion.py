@@ -103,14 +103,9 @@ def _new_weight_norms(layer: nn.Module) -> bool:
 
 
 def convert(module: nn.Module) -> tuple[nn.Module, tuple[Replacement, ...]]:
-    """Replace what cannot be exported.
+    """Replace what cannot be exported, in place but for a model that is such a layer; returns it and what was replaced.
 
-    Args:
-        module: the model; changed in place, unless it is itself a layer to replace. Weights and statistics are kept;
-            those of attention and of recurrent layers get other names.
-
-    Returns:
-        The model, and what was replaced, in module order.
+    Weights and statistics are kept; those of attention and of recurrent layers get other names.
 
     Raises:
         ConfigError: a layer has settings that its counterpart lacks.
@@ -155,10 +150,6 @@ def converted(arch: Architecture) -> Architecture:
 
 
 def replacements(arch: Architecture, settings: Mapping[str, Any] | None = None) -> tuple[Replacement, ...]:
-    """What :func:`converted` replaces in an architecture's global model.
-
-    Raises:
-        ConfigError: as for :func:`convert`, or the builder fails.
-    """
+    """What :func:`converted` replaces in an architecture's global model; a ConfigError also if the builder fails."""
     with torch.device("meta"):
         return convert(call_builder(arch, Cut(), settings))[1]

@@ -39,11 +39,7 @@ class NoiseLayer(nn.Module):
     """
 
     def __init__(self, rate: float) -> None:
-        """Make the layer.
-
-        Raises:
-            ConfigError: if the share is outside [0, 1).
-        """
+        """Make the layer; the share is in [0, 1), or else a ConfigError."""
         super().__init__()
         if not 0.0 <= rate < 1.0:
             raise ConfigError(f"a share of {rate} cannot be dropped or masked; choose one in [0, 1)")
@@ -115,11 +111,7 @@ class TokenMask(NoiseLayer):
     """
 
     def __init__(self, rate: float, symbol: int) -> None:
-        """Make the layer, which puts the id of the mask symbol in the place of a share of the tokens.
-
-        Raises:
-            ConfigError: if the share is outside [0, 1).
-        """
+        """Make the layer, which puts the id of the mask symbol in the place of a share of the tokens."""
         super().__init__(rate)
         self.symbol = symbol
 
@@ -136,15 +128,11 @@ def noise_layers(module: nn.Module) -> dict[str, NoiseLayer]:
 
 
 def noise_shapes(module: nn.Module, x: Tensor) -> dict[str, tuple[int, ...]]:
-    """Find the shape of the noise that each layer needs, by running the model once.
+    """Find by running a model, in the mode it is traced in, on a batch the shape of the noise that each layer needs.
 
-    Args:
-        module: the model, in the mode it is to be traced in. torch's random state is left as it was.
-        x: a batch of samples.
-
-    Returns:
-        For each layer of `noise_layers` that is used, the shape of its noise without the leading batch dimension: that
-        of its input, or a row of numbers in models that use one several times, or not with the batch first.
+    It is that of the layer's input without the leading batch dimension, or a row of numbers in models that use one
+    several times, or not with the batch first. Layers that are not used are left out, and torch's random state as it
+    was.
 
     Raises:
         ExportError: if a layer is used on something that does not grow with the batch.
@@ -181,10 +169,8 @@ def _uses(module: nn.Module, x: Tensor) -> dict[str, list[tuple[int, ...]]]:
 def feed_noise(module: nn.Module, noise: Mapping[str, Tensor]) -> None:
     """Set where the layers of a model take their noise from: float32 [batch, ...], uniform in [0, 1), by dotted path.
 
-    Layers that are not named draw their own, so an empty mapping undoes an earlier call.
-
-    Raises:
-        ExportError: if the model has no such layer.
+    Layers that are not named draw their own, so an empty mapping undoes an earlier call. An unknown one is an
+    ExportError.
     """
     layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, NoiseLayer)}
     unknown = noise.keys() - layers.keys()

@@ -46,13 +46,9 @@ class Run:
 
 @dataclass(frozen=True)
 class Subject:
-    """A model to run with other parameters, and its samples.
+    """A model to run with random parameters, no two units alike, and its samples.
 
-    Attributes:
-        module: its norms are by the batch, and no layer of ours draws noise.
-        state: random parameters, no two units alike.
-        training: whether the module is told that it trains.
-        buffers: to compute with instead of the module's.
+    Its norms are by the batch, and no layer of ours draws noise; the buffers are computed with instead of its own.
     """
 
     module: nn.Module

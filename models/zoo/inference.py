@@ -48,8 +48,7 @@ def initial_weights(
 ) -> dict[str, NDArray[np.float32]]:
     """Draw the initial weights of a global model by a seed; the global random state of torch is left as it was.
 
-    Returns:
-        Float32 arrays in registration order; a function of the arguments for one release of torch.
+    They are float32, in registration order, and a function of the arguments for one release of torch.
 
     Raises:
         ConfigError: if a setting is unknown.

@@ -108,12 +108,7 @@ class SpectralNorm(nn.Module):
 
 
 class Scaler(nn.Module):
-    """Divides by the width share in training, so that narrow and wide models feed alike into the next layer.
-
-    Attributes:
-        mode: see the table of this module.
-        rate: width share of the sub-model, in (0, 1].
-    """
+    """Divides by the width share, in (0, 1], in training, so that narrow and wide models feed the next layer alike."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -128,15 +123,7 @@ class Scaler(nn.Module):
 
 @dataclass(frozen=True)
 class Norming:
-    """Which norm the layers of a network have, and by what the Scalers before them divide.
-
-    Attributes:
-        norm: ``sbn`` for static batch norm, ``none`` for none.
-        rate: width share for the Scalers; 1 for none.
-
-    Raises:
-        ConfigError: if there is no such norm.
-    """
+    """A network's norm, ``sbn`` or ``none``, else a ConfigError, and by what Scalers before it divide, 1 for none."""
 
     norm: Norm
     rate: float
@@ -151,11 +138,7 @@ class Norming:
 
 
 def set_mode(module: ModuleT, mode: Mode) -> ModuleT:
-    """Set the mode of every layer of a model in place, and torch's own training flag with it; returns the model.
-
-    Raises:
-        ConfigError: if there is no such mode.
-    """
+    """Set a mode in place, and torch's own training flag with it; returns the model. It must be one of `Mode`."""
     if mode not in _MODES:
         raise ConfigError(f"unknown mode {mode!r}; choose one of {', '.join(_MODES)}")
     module.train(mode == "train")

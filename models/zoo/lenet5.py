@@ -19,11 +19,7 @@ class LeNet5(nn.Module):
     """Two convolutions with pooling, three linear layers."""
 
     def __init__(self, input_shape: tuple[int, ...], sizes: tuple[int, ...], classes: int, rate: float) -> None:
-        """Make the network for samples (channels, height, width); `sizes` are those of the layers before the head.
-
-        Raises:
-            ConfigError: if the sample is too small.
-        """
+        """Make the network for samples (channels, height, width), not too small; `sizes` are those before the head."""
         super().__init__()
         channels, *spatial = input_shape
         height, width = (_pooled(size) for size in spatial)

@@ -25,12 +25,7 @@ _FAINT = 1e-2  # of the largest gradient of all: below, a tensor's own gradients
 
 @dataclass(frozen=True)
 class View:
-    """A model to prove a layout on.
-
-    Attributes:
-        subject: the whole model, or a narrower one.
-        before: what it computes as it is; without gradients if these are not to be compared.
-    """
+    """A model to prove a layout on, whole or narrower, and what it computes, with gradients if these are compared."""
 
     subject: Subject
     shapes: Shapes
@@ -77,12 +72,9 @@ class Proved:
 
 @dataclass(frozen=True)
 class Doubt:
-    """A layout that does not hold.
+    """A layout that does not hold: an axis whose units are not interchangeable, or have no order that can be read.
 
-    Attributes:
-        axis: whose units are not interchangeable, or lie in no order that can be read.
-        dims: the best that was tried; None where there was nothing to try.
-        deviation: with this axis alone, relative to the largest value.
+    The dims are the best that was tried, if anything; they alone deviate so far, relative to the largest value.
     """
 
     axis: str

@@ -23,12 +23,7 @@ _SAMPLES, _SEED = 4, 11
 
 
 class _Compared(TorchFunctionMode):
-    """Notes numbers that something is compared with, and the places of a table that are unlike most.
-
-    Attributes:
-        numbers: of the model; for bounds one more and one less, too.
-        others: of small tensors, which may be activations.
-    """
+    """Notes what a model compares something with, for bounds also the neighbours, and rare places of a table."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -33,14 +33,7 @@ _FFN_DEVIATION = 0.02
 
 @dataclass(frozen=True)
 class TextShape:
-    """Sizes of a model around its encoder layers.
-
-    Attributes:
-        length: longest text, in tokens.
-        vocab: token ids, padding included.
-        embed: width of the residual stream.
-        classes: logits.
-    """
+    """Sizes of a model around its encoder layers: the longest text in tokens, token ids with padding, and logits."""
 
     length: int
     vocab: int
@@ -59,17 +52,9 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class LayerStyle:
-    """What all encoder layers of a model have in common beside their sizes.
+    """What encoder layers have in common: ``gelu`` (exact) or ``relu``, else a ConfigError, and 1 for no Scalers.
 
-    Attributes:
-        rate: width share for the Scalers; 1 for none.
-        dropout: share dropped of what is added to the stream.
-        inner_dropout: share dropped of the feed-forward units.
-        activation: ``gelu`` (exact) or ``relu``.
-        eps: added to the variance by the layer norms.
-
-    Raises:
-        ConfigError: if there is no such activation.
+    Shares are dropped of what is added to the stream, and of the feed-forward units; `eps` is of the layer norms.
     """
 
     rate: float
@@ -116,11 +101,7 @@ class EncoderLayer(nn.Module):
     """Attention and a feed-forward network, each added to the stream and then normalised."""
 
     def __init__(self, embed: int, shape: LayerShape, style: LayerStyle) -> None:
-        """Make the layer.
-
-        Raises:
-            ConfigError: if a share to drop is outside [0, 1).
-        """
+        """Make the layer, or raise a ConfigError where a share to drop is outside [0, 1)."""
         super().__init__()
         self.attention = Attention(embed, shape.heads, shape.head_dim, style.rate)
         self.norm1 = nn.LayerNorm(embed, eps=style.eps)
