@@ -39,8 +39,7 @@ def promote(store: Store, version: VersionRecord) -> VersionRecord:
 def roll_back(store: Store, version: VersionRecord) -> VersionRecord:
     """Let the next round of a run start from an earlier version, which is repeated as the newest and returned.
 
-    Raises:
-        ConfigError: what belongs to the version is not kept, or the run is going on.
+    A ConfigError says that what belongs to the version is not kept, or that the run is going on.
     """
     if version.state_digest is not None and not BlobStore(store.folder / "blobs").has(version.state_digest):
         raise ConfigError(

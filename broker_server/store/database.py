@@ -41,22 +41,14 @@ class Database:
         self._waiting: dict[Executable, dict[Hashable, Mapping[str, Any]]] = {}
 
     def close(self) -> None:
-        """Write what waits, and close every connection.
-
-        Raises:
-            StorageError: it cannot be written; the connections are closed.
-        """
+        """Write what waits, and close every connection; a StorageError where that cannot be written."""
         try:
             self.flush()
         finally:
             self._engine.dispose()
 
     def flush(self) -> None:
-        """Commit what waits.
-
-        Raises:
-            StorageError: the disk is full or cannot be written.
-        """
+        """Commit what waits; a StorageError where the disk is full or cannot be written."""
         if self._waiting:
             with self._begin():
                 pass
@@ -87,10 +79,8 @@ class Database:
     def _later(self, statement: Executable, row: Mapping[str, Any], key: Hashable | None = None) -> None:
         """Let a row wait for the next commit, with one of few statements, the same object every time.
 
-        A row takes the place of one that still waits with the same key.
-
-        Raises:
-            StorageError: so many wait that they are written now, and cannot be; or the store is read only.
+        A row takes the place of one that still waits with the same key. A StorageError says that so many wait that they
+        are written now, and cannot be; or that the store is read only.
         """
         if self._read_only:
             raise StorageError(f"the store {self.path} was opened readonly: nothing can be written")

@@ -64,8 +64,7 @@ class DeviceInRound:
 def explain_round(store: Store, number: int, run: str | None = None) -> list[DeviceInRound]:
     """The devices of a round of a run, by default the newest: those that were asked, then those that were not.
 
-    Raises:
-        ConfigError: there is no such run or round.
+    No such run or round is a ConfigError.
     """
     found = find_run(store, run)
     known = store.rounds(found.id)

@@ -17,12 +17,9 @@ from fleet_protocol.weights import encode_weights
 
 @dataclass(frozen=True)
 class ExportedVersion:
-    """A global version with its tensors.
+    """A global version with its parameters, float32, in layout order, and the statistics it was evaluated with, if any.
 
-    Attributes:
-        weights: parameters in layout order, float32.
-        statistics: ``stat.<norm>.mean`` and ``.var`` it was evaluated with; empty if the model has no static batch
-            norm or the version was never evaluated.
+    These are ``stat.<norm>.mean`` and ``.var``.
     """
 
     record: VersionRecord
@@ -69,9 +66,5 @@ def load_version(store: Store, run: str | None = None, version: int | None = Non
 
 
 def export_safetensors(version: ExportedVersion, path: Path) -> None:
-    """Write a version as one safetensors file, which takes the place of another: parameters, then statistics.
-
-    Raises:
-        StorageError: the file cannot be written.
-    """
+    """Write parameters, then statistics, as one safetensors file in the place of another, or raise a StorageError."""
     write_atomically(path, encode_weights({**version.weights, **version.statistics}, version.metadata))

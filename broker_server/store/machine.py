@@ -65,11 +65,7 @@ FINAL = frozenset({RoundState.CLOSED, RoundState.ABANDONED})
 
 
 def advance(state: RoundState, event: RoundEvent) -> RoundState:
-    """The state that follows.
-
-    Raises:
-        RoundTransitionError: the table has no such row; the message names both.
-    """
+    """The state that follows; a RoundTransitionError names state and event where the table has no such row."""
     try:
         return TRANSITIONS[state, event]
     except KeyError:

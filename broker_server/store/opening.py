@@ -21,10 +21,7 @@ PATIENT_SECONDS = 60.0  # how long the server does: a backup of the database may
 
 
 def open_for_writing(path: Path) -> Engine:
-    """Open a database; it is made, with its folder, where there is none, and upgraded where it is older.
-
-    Returns:
-        An engine whose transactions are on the disk once they are committed.
+    """An engine, whose commits are on the disk, of a database that is made if need be, and upgraded where it is older.
 
     Raises:
         StorageError: it cannot be used, is no store, or was written by a newer version of Shoal.

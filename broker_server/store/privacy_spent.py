@@ -19,11 +19,7 @@ from fleet_protocol.errors import ConfigError
 
 
 def require_accountant() -> None:
-    """See that the accountant is installed.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """See that the accountant is installed, or raise a ConfigError."""
     if find_spec("dp_accounting") is None:
         raise ConfigError("dp_accounting is not installed here: pip install 'shoal[privacy]'")
 

@@ -1,4 +1,7 @@
-"""Read-only views of a store for `shoal status`, `devices`, `rounds` and `log`, each with a plain form for JSON."""
+"""Read-only views of a store for `shoal status`, `devices`, `rounds` and `log`, each with a plain form for JSON.
+
+A question about a run that is not there, or by a beginning that several ids have, is a ConfigError.
+"""
 
 import json
 import time
@@ -170,11 +173,7 @@ def find_run(store: Store, run: str | None = None) -> RunRecord:
 
 
 def status(store: Store, run: str | None = None) -> StatusView:
-    """The store at a glance, with a run, by default the newest.
-
-    Raises:
-        ConfigError: there is no such run.
-    """
+    """The store at a glance, with a run, by default the newest."""
     runs, known = store.runs(), store.devices()
     record = find_run(store, run) if runs or run is not None else None
     versions = store.versions(record.id) if record is not None else []
@@ -199,11 +198,7 @@ def status(store: Store, run: str | None = None) -> StatusView:
 
 
 def runs(store: Store, run: str | None = None) -> list[RunView]:
-    """The runs of a store, newest first; or one of them, by its id or the beginning of that.
-
-    Raises:
-        ConfigError: there is no such run.
-    """
+    """The runs of a store, newest first; or one of them, by its id or the beginning of that."""
     views = []
     for record in [find_run(store, run)] if run is not None else store.runs():
         config, versions = FleetConfig.model_validate_json(record.config), store.versions(record.id)
@@ -223,13 +218,7 @@ def runs(store: Store, run: str | None = None) -> list[RunView]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs side by side.
-
-    Attributes:
-        runs: their ids.
-        settings: that differ, by dotted key, each with both values.
-        accuracies: on the server's test set by number of the global version, each with both; None where not judged.
-    """
+    """Two runs by their ids, settings that differ by dotted key, and accuracies of each version where it was judged."""
 
     runs: tuple[str, str]
     settings: Mapping[str, tuple[Any, Any]]
@@ -237,11 +226,7 @@ class Comparison:
 
 
 def compare(store: Store, one: str, other: str) -> Comparison:
-    """Two runs of a store side by side; ids may be cut short.
-
-    Raises:
-        ConfigError: there is no such run.
-    """
+    """Two runs of a store side by side; ids may be cut short."""
     found = find_run(store, one), find_run(store, other)
     settings = [dict(leaves(json.loads(record.config))) for record in found]
     judged = [
@@ -266,11 +251,7 @@ def leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def devices(store: Store, run: str | None = None) -> list[DeviceView]:
-    """Every device that was ever seen, with its part in a run, by default the newest.
-
-    Raises:
-        ConfigError: there is no such run.
-    """
+    """Every device that was ever seen, with its part in a run, by default the newest."""
     record = find_run(store, run) if store.runs() or run is not None else None
     parts: Mapping[str, DevicePart] = store.parts(record.id) if record is not None else {}
     last = store.last_round(record.id) if record is not None else None
@@ -308,9 +289,6 @@ def rounds(
     """The rounds of a run, by default the newest, in order from a first to a last.
 
     Without `tasks` they lack them, and the names of those that were left out, which are most of the bytes.
-
-    Raises:
-        ConfigError: there is no such run.
     """
     if run is None and not store.runs():
         return []
@@ -342,9 +320,5 @@ def rounds(
 
 
 def log(store: Store, run: str | None = None, *, last: int | None = None, after: int = 0) -> list[EventRecord]:
-    """Lines of the log as of `Store.events`; without a run also of what happened outside runs.
-
-    Raises:
-        ConfigError: there is no such run.
-    """
+    """Lines of the log as of `Store.events`; without a run also of what happened outside runs."""
     return store.events(find_run(store, run).id if run is not None else None, last=last, after=after)

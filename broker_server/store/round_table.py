@@ -48,8 +48,7 @@ class RoundTable(Database):
     ) -> RoundRecord:
         """Move a round by its table and commit it with what is said of its end; or it `waits` for what has not come.
 
-        Raises:
-            RoundTransitionError: its state knows no such event.
+        An event that its state does not know is a RoundTransitionError.
         """
         state = advance(record.state, what)
         values: dict[str, Any] = {"state": state.value}

@@ -145,13 +145,10 @@ class TaskRecord:
 
 @dataclass(frozen=True)
 class DevicePart:
-    """One device's part in a run.
+    """One device's part in a run: its newest training task, the newest one with measurements, if any, and totals.
 
-    Attributes:
-        newest: its newest training task.
-        measured: the newest one with measurements, if there is any.
-        totals: ``merged`` and ``missed`` rounds, mean ``train_seconds`` and ``fetch_seconds``, largest
-            ``resident_bytes``.
+    These are ``merged`` and ``missed`` rounds, mean ``train_seconds`` and ``fetch_seconds``, largest
+    ``resident_bytes``.
     """
 
     newest: TaskRecord

@@ -102,11 +102,7 @@ class TaskTable(Database):
         return self._first(TaskRecord, select(schema.tasks).where(schema.tasks.c.id == task))
 
     def receive(self, tasks: Sequence[TaskRecord]) -> None:
-        """Commit that updates are on disk, all of them or none; only then may they be acknowledged.
-
-        Args:
-            tasks: as `TaskRecord.receiving` returns them, at least one.
-        """
+        """Commit that updates, as of `TaskRecord.receiving`, are on disk, all or none; only then acknowledge them."""
         now = time.time()
         rows = [
             {

@@ -49,13 +49,9 @@ class _Group:
 
 @dataclass
 class Accumulator:
-    """The running state of one merge.
+    """The running state of one merge of `updates`: weighted sums, float32, of global shapes, and groups by plan key.
 
-    Attributes:
-        sums: weighted sums, float32, of the global shapes.
-        groups: totals by plan key.
-        updates: how many were folded.
-        spent: it was finished; its sums belong to the result.
+    Spent means that it was finished; its sums belong to the result.
     """
 
     layout: Layout
@@ -96,15 +92,10 @@ def fold(
     weight: float = 1.0,
     labels: Iterable[int] | None = None,
 ) -> None:
-    """Add one update.
+    """Add one update: a sub-model's parameters by name, float32; they may be views of a mapped file.
 
-    Args:
-        state: changed in place.
-        key: name of the plan; updates with the same key were cut by the same plan.
-        plan: what the update holds.
-        update: the sub-model's parameters by name, float32; they may be views of a mapped file.
-        weight: w_k above, > 0.
-        labels: labels in the device's data (C_k); None takes every row.
+    The state is changed in place. Updates with the same key were cut by the same plan. The weight is w_k above, > 0,
+    the labels are those in the device's data (C_k); None takes every row.
 
     Raises:
         PlanError: the update is not one of this plan, or the accumulator is spent; nothing was added.
@@ -169,11 +160,7 @@ def _pieces(shape: tuple[int, ...], values: int) -> Iterable[tuple[Any, ...]]:
 
 
 def coverage(state: Accumulator, name: str) -> Floats:
-    """The total weight behind every entry of a parameter.
-
-    Returns:
-        float32, broadcastable to the parameter: a dimension that every plan keeps whole has length 1.
-    """
+    """The total weight behind every entry, float32, broadcastable to the parameter: uncut dimensions have length 1."""
     axes = _label_axes(state.layout)
     held = [(group, group.plan.tensors[name]) for group in state.groups.values() if name in group.plan.tensors]
     shape = next(item.shape for item in state.layout.parameters if item.name == name)
@@ -215,8 +202,7 @@ def _add_coverage(
 def finish(state: Accumulator, old: Tensors) -> dict[str, NDArray[np.float32]]:
     """Divide the sums, which become the new weights; entries that no update covers keep the bits of the old ones.
 
-    Raises:
-        PlanError: the accumulator is spent already.
+    An accumulator that is spent already is a PlanError.
     """
     if state.spent:
         raise PlanError("this accumulator was finished already")

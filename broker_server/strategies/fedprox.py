@@ -28,11 +28,7 @@ class FedProxSettings(FrozenModel):
 
 
 def build(basis: Basis[FedProxSettings]) -> Strategy:
-    """The strategy as configured, with ``mu``; the rest is as for FedAvg.
-
-    Raises:
-        PlanError: as for FedAvg.
-    """
+    """The strategy as configured, with ``mu``; the rest, errors too, is as for FedAvg."""
 
     def instruct(instructions: Instructions, _closed_rounds: int) -> Instructions:
         train = instructions.train.model_copy(update={"proximal_mu": basis.own.mu})

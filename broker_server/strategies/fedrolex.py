@@ -54,9 +54,7 @@ class DropoutSettings(FrozenModel):
 
 
 def build(basis: Basis[FedRolexSettings]) -> Strategy:
-    """The strategy as configured: HeteroFL's merge, and windows that move.
-
-    ``weighting`` defaults to uniform, ``label_rule`` to on.
+    """The strategy as configured: HeteroFL's merge, by default uniform and with the label rule, and windows that move.
 
     The global model may be wider than the widest device: nothing asks for the full tier.
 
@@ -81,10 +79,7 @@ def build_dropout(basis: Basis[DropoutSettings]) -> Strategy:
     """Federated Dropout: every device draws its own units in every round; the rest is as for FedRolex.
 
     Sebastian Caldas, Jakub Konecny, H. Brendan McMahan, Ameet Talwalkar: "Expanding the Reach of Federated Learning by
-    Reducing Client Resource Requirements", 2018, https://arxiv.org/abs/1812.07210.
-
-    Raises:
-        PlanError: a plan is configured.
+    Reducing Client Resource Requirements", 2018, https://arxiv.org/abs/1812.07210. A configured plan is a PlanError.
     """
     built = _windowed(basis, Window(kind="random", draw=basis.own.draw))
     return replace(built, paper="https://arxiv.org/abs/1812.07210")
@@ -117,11 +112,8 @@ def plan_window(layout: Layout, request: PlanRequest, window: Window) -> Planned
 def check_coverage(layout: Layout, width: float, window: Window) -> None:
     """Refuse a rolling window that would leave some units untrained for ever, at a share of the global width.
 
-    Coverage is guaranteed when the step is no longer than the window, or has no factor in common with the size of
-    the axis (specification 2.1).
-
-    Raises:
-        PlanError: an axis would not be covered; the message names it.
+    Coverage is guaranteed when the step is no longer than the window, or has no factor in common with the size of the
+    axis (specification 2.1). A PlanError names an axis that would not be covered.
     """
     if window.kind != "rolling":
         return

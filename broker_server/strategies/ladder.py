@@ -14,16 +14,12 @@ from models.layout import HEAD, STEM, Layout, block_name
 
 @dataclass(frozen=True)
 class Ladder:
-    """Groups of devices by the depth they train.
+    """Groups of devices by the depth they train, a number of layers, shallowest first.
 
     Example:
         >>> ladder = Ladder.of({"weak": 4, "medium": 8, "strong": 12})
         >>> ladder.owners(4), list(ladder.momentum_layers("medium"))
         (('medium', 'strong'), [4, 5, 6, 7, 8])
-
-    Attributes:
-        groups: names, shallowest first.
-        depths: number of layers of each.
     """
 
     groups: tuple[str, ...]
@@ -31,11 +27,7 @@ class Ladder:
 
     @classmethod
     def of(cls, depths: Mapping[str, int]) -> "Ladder":
-        """Order the groups by their numbers of layers, which are at least 1 and all different.
-
-        Raises:
-            PlanError: there is no group, or two have the same depth.
-        """
+        """Order the groups by their numbers of layers, at least 1 and all different, or else raise a PlanError."""
         if not depths or min(depths.values()) < 1 or len(set(depths.values())) < len(depths):
             raise PlanError(f"groups need different positive depths, not {dict(depths)}; join groups of one depth")
         groups = tuple(sorted(depths, key=lambda group: depths[group]))
@@ -76,10 +68,9 @@ class Ladder:
         )
 
     def shares(self, layer: int, counts: Mapping[str, int]) -> dict[str, float] | None:
-        """How much each owner of a layer counts in its average, given how many devices of each group took part.
+        """Shares, 1 together, by which the owners of a layer count in its average, given how many devices took part.
 
-        Returns:
-            By owner, shares that add up to 1; None if no owner had devices, and then the layer keeps its values.
+        It is None if no owner had devices, and then the layer keeps its values.
         """
         owners = self.owners(layer)
         total = sum(counts.get(group, 0) for group in owners)
@@ -88,13 +79,9 @@ class Ladder:
 
 @dataclass(frozen=True)
 class Stack:
-    """The parameters of a model, layer by layer.
+    """All parameters' names in registration order, and those below layer 1 (embeddings), of each layer, and above.
 
-    Attributes:
-        stem: names of those below layer 1 (the embeddings).
-        layers: for each layer, its names; the same position means the same role in every layer.
-        head: names of those above.
-        order: all names, in registration order.
+    The same position means the same role in every layer.
     """
 
     stem: tuple[str, ...]

@@ -31,10 +31,9 @@ def private_merge(
     optimizer: OptimizerSettings | None,
     draw: Draw,
 ) -> Merge[Accumulator]:
-    """The merge of one round, whose contributions are bounded changes, not weights.
+    """The merge of one round's bounded changes, not weights, given key and plan of every device that was asked.
 
-    Every device that was asked has its key and plan; the deviation is that of the noise in the sum of an entry, z C
-    above.
+    The deviation is that of the noise in the sum of an entry, z C above.
     """
     expected = Accumulator(layout, {})
     for key, plan in asked:

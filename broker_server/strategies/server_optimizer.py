@@ -81,12 +81,7 @@ class OptimizerSettings(FrozenModel):
 
 @dataclass(frozen=True)
 class OptimizerState:
-    """What the optimizer carries from round to round.
-
-    Attributes:
-        first: m, of the shapes and the dtype of the weights; empty for plain.
-        second: v; empty for plain and fedavgm.
-    """
+    """What the optimizer keeps from round to round: m, like the weights, but for plain, and v, also not for fedavgm."""
 
     steps: int = 0
     first: Tensors = field(default_factory=dict)
@@ -113,19 +108,11 @@ def apply(
     merged: bool = False,
     donate: bool = False,
 ) -> tuple[dict[str, Array], OptimizerState]:
-    """One step along an update.
+    """One step along an update; returns the new weights, in their order, and the new state.
 
-    Args:
-        settings: which optimizer.
-        state: from `init` or the step before.
-        weights: the weights before the step, floats of any shapes.
-        given: g above, of the same names and shapes.
-        merged: what is given are the merged weights, and the update is the way to them. Plain with eta 1 returns
-            exactly these.
-        donate: the arrays of `state` and `given` may be overwritten to hold the results; do not use them again.
-
-    Returns:
-        The new weights, in the order of `weights`, and the new state.
+    The weights before the step are floats of any shapes, and what is given has the same names and shapes: g above, or
+    `merged` weights, to which the update is the way. Plain with eta 1 returns exactly these. With `donate` the arrays
+    of the state and of what is given may be overwritten to hold the results; do not use them again.
 
     Raises:
         PlanError: a tensor is missing from the update or the state, or has another shape.
@@ -264,11 +251,7 @@ def state_tensors(state: OptimizerState) -> dict[str, Array]:
 
 
 def state_from_tensors(tensors: Tensors) -> OptimizerState:
-    """Read a state back from what `state_tensors` made of it; other arrays in the mapping are ignored.
-
-    Raises:
-        PlanError: the number of steps is missing.
-    """
+    """Read back what `state_tensors` made of a state, among other arrays; without its number of steps a PlanError."""
     if _STEPS not in tensors:
         raise PlanError(f"the stored state of a server optimizer lacks {_STEPS}; start the run afresh")
     first = {name[len(_FIRST) :]: value for name, value in tensors.items() if name.startswith(_FIRST)}

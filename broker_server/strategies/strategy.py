@@ -59,12 +59,9 @@ class StrategySettings(Generic[OwnT_co]):
 
 @dataclass(frozen=True, kw_only=True)
 class Basis(StrategySettings[OwnT_co]):
-    """What a strategy is built from: the settings, and what they are for.
+    """What a strategy is built for: settings, global model, tiers exported and allowed, largest first, and optimizer.
 
-    Attributes:
-        layout: the global model.
-        tiers: that are exported and allowed, largest first.
-        optimizer: of the server; None for what the strategy does by itself.
+    Without an optimizer of the server's the strategy does by itself.
     """
 
     layout: Layout

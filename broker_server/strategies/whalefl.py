@@ -43,12 +43,9 @@ def build(basis: Basis[SizingConstants]) -> Strategy:
 
 
 def offered(allowed: Sequence[Tier], maximum: Tier) -> tuple[Tier, ...]:
-    """The allowed tiers of the maximum's depth that are no wider than it, widest first.
+    """The allowed tiers of the maximum's depth that are no wider than it, widest first; a PlanError if there is none.
 
     A device that does not size itself takes the first, which is HeteroFL's fixed assignment.
-
-    Raises:
-        PlanError: there is none.
     """
     fitting = sorted(
         (tier for tier in set(allowed) if tier.depth == maximum.depth and tier.width <= maximum.width), reverse=True
