@@ -115,11 +115,7 @@ class BlobStore:
             raise storage_error("make", root, error) from error
 
     def path(self, digest: str) -> Path:
-        """Where a blob lies, or would lie.
-
-        Raises:
-            BlobError: this is no digest, so it must not become a path.
-        """
+        """Where a blob lies, or would lie; a BlobError for what is no digest, so that it becomes no path."""
         try:
             return self._objects / place_of(digest)
         except ValueError as error:
@@ -136,8 +132,7 @@ class BlobStore:
     def put(self, *parts: bytes | memoryview, durable: bool = True) -> str:
         """Keep bytes in parts, and return their digest; without `durable`, `sync` waits for many blobs at once.
 
-        Raises:
-            StorageError: the disk is full or cannot be written.
+        A disk that is full or cannot be written is a StorageError, here and below.
         """
         digest = blob_digest(*parts)
         path = self.path(digest)
@@ -180,9 +175,6 @@ class BlobStore:
         """Move a file that a digest is known to name to its place; it is as safe from a power cut as it was before.
 
         Without `durable`, `sync` waits for it.
-
-        Raises:
-            StorageError: the disk cannot be written.
         """
         path = self.path(digest)
         try:
@@ -195,11 +187,7 @@ class BlobStore:
         return path
 
     def sync(self, digests: Collection[str]) -> None:
-        """Wait until blobs would survive a power cut, if they must: side by side, many take the time of a few.
-
-        Raises:
-            StorageError: the disk is full or cannot be written.
-        """
+        """Wait until blobs would survive a power cut, if they must: side by side, many take the time of a few."""
         for digest in digests:
             if (begun := self._syncing.pop(digest, None)) is not None:
                 begun.result()  # the first that fails raises here

@@ -36,13 +36,7 @@ _MARK = b"\x01"
 
 @dataclass(frozen=True)
 class Chunk:
-    """One verified chunk.
-
-    Attributes:
-        index: position in the blob, from 0.
-        size: bytes of the whole blob.
-        chunk_bytes: payload bytes of every chunk but the last.
-    """
+    """One verified chunk: its place, from 0, bytes of the whole blob, and payload bytes of every chunk but the last."""
 
     index: int
     size: int
@@ -73,11 +67,7 @@ def iter_chunks(
 
 
 def decode_chunk(frame: bytes) -> Chunk:
-    """Verify the frame in one MQTT message.
-
-    Raises:
-        BlobError: the frame is truncated, foreign or corrupted.
-    """
+    """Verify the frame in one MQTT message; a BlobError for one that is truncated, foreign or corrupted."""
     start = _HEADER.size if frame.startswith(_BARE) else FRAME_OVERHEAD
     if len(frame) <= start:
         raise BlobError(f"a chunk of {len(frame)} bytes is shorter than its header of {start}")
@@ -137,17 +127,11 @@ def write_all(descriptor: int, data: bytes | memoryview, at: int) -> None:
 
 
 class PartFile:
-    """A blob that is arriving, kept on disk so that a restart goes on where it stopped.
+    """A blob that is arriving, kept on disk, in a folder that exists, so that a restart goes on where it stopped.
 
     The file holds the bytes at their places and, behind the whole blob, a byte for each chunk, which is set after its
-    bytes were written. A crash between the two costs one chunk.
-
-    Args:
-        ref: the blob expected.
-        path: the part file; its folder must exist. One of another size or cut is begun anew.
-
-    Raises:
-        StorageError: the file cannot be opened.
+    bytes were written. A crash between the two costs one chunk. One of another size or cut is begun anew; that it
+    cannot be opened is a StorageError.
     """
 
     def __init__(self, ref: BlobRef, path: Path) -> None:
@@ -206,14 +190,11 @@ class PartFile:
             raise storage_error("write", self.path, error) from error
 
     def finish(self, *, durable: bool = True) -> Path:
-        """Verify the whole and close the file; without `durable` the caller sees that it would survive a power cut.
-
-        Returns:
-            The path, ready to be moved to its place.
+        """Verify the whole and close the file, ready to be moved; without `durable` the caller sees to power cuts.
 
         Raises:
-            BlobError: chunks are missing, or the whole does not match its digest; then the part is dropped, so that
-                the next try starts clean.
+            BlobError: chunks are missing, or the whole does not match its digest; then the part is dropped, so that the
+                next try starts clean.
         """
         if not self.complete:
             raise BlobError(f"blob {self.ref.digest[:12]} still misses chunks {self.missing()}")

@@ -78,11 +78,7 @@ def validate_config(document: Mapping[str, Any], model: type[ModelT], *, source:
 
 
 def parse_config(text: str, model: type[ModelT], *, source: str) -> ModelT:
-    """Read a configuration in TOML, as `validate_config` does.
-
-    Raises:
-        ConfigError: the text is no TOML, or wrong (see :func:`validate_config`).
-    """
+    """Read a configuration in TOML; no TOML is a ConfigError, and errors are those of `validate_config`."""
     return validate_config(_parsed(text, source), model, source=source)
 
 
@@ -95,11 +91,7 @@ def _parsed(text: str, source: str) -> dict[str, Any]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a TOML file.
-
-    Raises:
-        ConfigError: it cannot be read or is no TOML.
-    """
+    """Read a TOML file; a ConfigError where it cannot be read or is no TOML."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -109,9 +101,5 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def load_config(path: Path, model: type[ModelT]) -> ModelT:
-    """Read a configuration file in TOML, as `validate_config` does.
-
-    Raises:
-        ConfigError: the file cannot be read or its content is wrong (see :func:`validate_config`).
-    """
+    """Read a configuration file in TOML; errors as of `read_toml` and `validate_config`."""
     return validate_config(read_toml(path), model, source=str(path))

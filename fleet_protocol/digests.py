@@ -56,11 +56,7 @@ def name_among(data: bytes | memoryview, digests: Iterable[str]) -> str | None:
 
 
 def file_matches(path: Path, digest: str) -> bool:
-    """Whether a file is what a digest of either form names; it is read piece by piece.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Whether a file, read piece by piece, is what a digest of either form names; an OSError where it is unreadable."""
     is_new = _is_blake3(digest)
     hasher: _Hasher = blake3() if is_new else hashlib.sha256()
     with path.open("rb") as file:
@@ -72,8 +68,7 @@ def file_matches(path: Path, digest: str) -> bool:
 def place_of(digest: str) -> Path:
     """Where a blob lies below the folder of all: one folder for each two first digits of its digest, of either form.
 
-    Raises:
-        ValueError: this is no digest, so it must not become a path.
+    A ValueError is for what is no digest, so that it becomes no path.
     """
     if not re.fullmatch(DIGEST_PATTERN, digest):
         raise ValueError(f"{digest!r} is no digest of a blob")

@@ -91,11 +91,7 @@ def plain(text: str) -> str:
 
 
 class RefusedError(ShoalError):
-    """A message or update that breaks the protocol.
-
-    Attributes:
-        reason: the kind of breach, counted and logged under its value.
-    """
+    """A message or update that breaks the protocol, with the kind of breach, which is counted and logged."""
 
     exit_code = 8
 

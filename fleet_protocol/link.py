@@ -110,11 +110,7 @@ class LeanClient(paho.Client):
 
 
 class Link:
-    """A `fleet_protocol.transport.Transport` over MQTT; arguments are those of `open_transport`.
-
-    Raises:
-        ConfigError: a certificate file of the address cannot be read.
-    """
+    """A `fleet_protocol.transport.Transport` over MQTT; arguments and errors are those of `open_transport`."""
 
     authentic = False
 

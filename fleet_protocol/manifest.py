@@ -253,11 +253,7 @@ class Manifest(Grown):
 
 
 def parse_manifest(data: bytes) -> Manifest:
-    """Read ``manifest.json``.
-
-    Raises:
-        BlobError: the bytes are no manifest of a version this software reads; the message names the fields.
-    """
+    """Read ``manifest.json``; a BlobError names the fields where it is of no version that this software reads."""
     return parse_document(Manifest, data, "an artifact manifest")
 
 

@@ -19,10 +19,7 @@ _PICKLED = (b"PK\x03\x04", b"\x80\x02")  # how files of torch.save begin, of tod
 
 
 def open_tensors(path: Path) -> dict[str, NDArray[Any]]:
-    """Map a file that was checked when it arrived.
-
-    Returns:
-        Read-only views by name, in the order of the file; they keep the file mapped as long as they live.
+    """Map a file that was checked when it arrived, as read-only views by name in its order, which keep it mapped.
 
     Raises:
         BlobError: the file is not there, is truncated, has a header that does not fit it, or is one of torch.save.

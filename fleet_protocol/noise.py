@@ -41,8 +41,7 @@ def gaussian(draw: Draw, shape: tuple[int, ...]) -> NDArray[np.float64]:
 def bounded(update: Tensors, sent: Tensors, clip: float) -> dict[str, NDArray[np.float32]]:
     """An update's difference to what was sent, scaled down where its Euclidean norm over all tensors exceeds `clip`.
 
-    Returns:
-        The difference; not finite where the update is not, or where it is beyond all floats.
+    It is not finite where the update is not, or is beyond all floats.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         change = {name: value - sent[name] for name, value in update.items()}

@@ -26,11 +26,7 @@ _TRAINING_PACKAGE = "onnxruntime.training"
 
 @functools.cache
 def check_runtime() -> None:
-    """See that at most one distribution of onnxruntime is installed; nothing is imported for it.
-
-    Raises:
-        ConfigError: there are several, with what to do.
-    """
+    """See that one distribution of onnxruntime at most is installed, by a ConfigError; nothing is imported for it."""
     found = [name for name in RUNTIMES if any(True for _ in metadata.distributions(name=name))]
     if len(found) > 1:
         unwanted = " and ".join(found[1:])
@@ -44,8 +40,7 @@ def check_runtime() -> None:
 def load_runtime(missing: str) -> Any:
     """The ``onnxruntime`` module, whichever distribution provides it, without torch or onnx; or `missing` is said.
 
-    Raises:
-        ConfigError: there is none, or more than one, or it cannot be imported.
+    That, or that there are several, or one cannot be imported, is a ConfigError.
     """
     if "onnxruntime" in sys.modules:
         return sys.modules["onnxruntime"]

@@ -79,11 +79,7 @@ class PairManifest(FrozenModel):
 
 
 def parse_pair_manifest(data: bytes) -> PairManifest:
-    """Read the ``manifest.json`` of a pair.
-
-    Raises:
-        BlobError: the bytes are no such manifest of a version this software reads; the message names the fields.
-    """
+    """Read the ``manifest.json`` of a pair; a BlobError names the fields where this software reads no such version."""
     return parse_document(PairManifest, data, "a manifest of a pair")
 
 

@@ -85,10 +85,9 @@ class RecipeTable(FrozenModel):
         return {**self.optimizer.settings, **{key: value for key, value in short.items() if value is not None}}
 
     def difference(self, spec: RecipeSpec) -> str:
-        """Where something was exported otherwise than this table says; what it leaves out may be anything.
+        """Where something was exported otherwise than this table says, such as ``optimizer is sgd, not adamw``.
 
-        Returns:
-            Such as ``optimizer is sgd, not adamw``; empty if there is nothing.
+        What the table leaves out may be anything; it is empty if there is nothing.
         """
         said = self.model_fields_set
         pairs: list[tuple[str, object, object]] = []

@@ -39,10 +39,8 @@ _PRIME = 2**256 + 297  # larger than any secret of 32 bytes
 class Member:
     """One device's part in one sum. It is in memory alone: nobody finds its secrets on a disk.
 
-    The place is the digest of the weights that all of them were sent, so that nothing counts in another sum.
-
-    Attributes:
-        dealt: shares that were sealed for it; as soon as there are some its vector can be masked.
+    The place is the digest of the weights that all of them were sent, so that nothing counts in another sum. As soon as
+    there are shares `dealt` to it its vector can be masked.
     """
 
     def __init__(self, name: str, place: str, least: int) -> None:
@@ -58,10 +56,7 @@ class Member:
         return public_key(self._seal), public_key(self._mask)
 
     def answer(self, said: Sum) -> dict[str, Mapping[str, str]]:
-        """Take the next step, each once; what comes again is answered alike.
-
-        Returns:
-            What goes back, as `fleet_protocol.messages.Shares` has it; empty where nothing does.
+        """Take the next step, each once, and say what goes back, as `Shares` has it; what comes again, likewise.
 
         Raises:
             RefusedError: it does not fit an earlier step, is for too few, or a share was not sealed for this member.
@@ -171,11 +166,7 @@ def joined(shares: Mapping[int, int]) -> int:
 
 
 def check_keys(keys: KeyPair) -> None:
-    """See that others can agree on something with these keys.
-
-    Raises:
-        RefusedError: they cannot: one would spoil the sum of all.
-    """
+    """See that others can agree on something with these keys, by a RefusedError: one would spoil the sum of all."""
     try:
         for key in keys:
             agreed(private_key(new_key()), bytes.fromhex(key), b"")

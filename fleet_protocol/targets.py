@@ -19,8 +19,7 @@ def counted(y: Targets) -> int:
 def check_labels(source: str, y: NDArray[np.int64], classes: int) -> None:
     """See that labels lie in ``[0, classes)``; of several for a sample, negative ones are allowed and do not count.
 
-    Raises:
-        DataError: the first label outside, with its position.
+    A DataError has the first label outside, with its position.
     """
     wrong = np.argwhere((y >= classes) | ((y < 0) & (y.ndim == 1)))
     if len(wrong):
@@ -31,10 +30,9 @@ def check_labels(source: str, y: NDArray[np.int64], classes: int) -> None:
 
 
 def fit_targets(source: str, y: Targets, manifest: Manifest) -> Targets:
-    """Targets, int64 or float32 ``[n, ...]``, as a model's loss takes them.
+    """Targets, int64 or float32 ``[n, ...]``, as a model's loss takes them: of its type, ``[n, *label_shape]``.
 
-    Returns:
-        Of the loss's type, ``[n, *label_shape]``; labels that the loss ignores are -1.
+    Labels that the loss ignores are -1.
 
     Raises:
         DataError: another shape, labels that the model does not have, or numbers where labels or others are wanted.

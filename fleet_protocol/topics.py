@@ -23,11 +23,7 @@ NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 
 
 def check_name(kind: str, name: str) -> str:
-    """Return a name that may stand in a topic; its kind goes into the message.
-
-    Raises:
-        ConfigError: the name has characters that a topic, a file name or a client id cannot carry.
-    """
+    """Return a name that topics, file names and client ids can carry; a ConfigError has its kind."""
     if not re.fullmatch(NAME_PATTERN, name):
         raise ConfigError(
             f"{kind} name {name!r} is not usable: take 1 to 64 letters, digits, '_', '-' or '.', "
@@ -38,11 +34,9 @@ def check_name(kind: str, name: str) -> str:
 
 @dataclass(frozen=True)
 class DeviceTopic:
-    """A topic of one device.
+    """A topic of one device, by the id in it; who really sent the message is another question.
 
-    Attributes:
-        device: id of the device, as the topic says; who really sent the message is another question.
-        channel: ``status``, ``profile`` and ``reply`` come from the device, ``task``, ``key`` and ``papers`` go to it.
+    ``status``, ``profile`` and ``reply`` come from the device, ``task``, ``key`` and ``papers`` go to it.
     """
 
     device: str

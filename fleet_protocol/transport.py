@@ -19,12 +19,9 @@ SEND_WINDOW = 16  # chunks that may wait for the broker's acknowledgement; 1.5 M
 
 @dataclass(frozen=True)
 class Scheme:
-    """A transport, as the first part of an address names it.
+    """A transport, as the first part of an address names it: the class of a module, imported when used, and a port.
 
-    Attributes:
-        module: its module, imported when it is used.
-        name: of its class there; called like `open_transport`.
-        port: used where an address names none.
+    It is called like `open_transport`; the port counts where an address names none.
     """
 
     module: str
@@ -43,13 +40,9 @@ SCHEMES: Mapping[str, Scheme] = MappingProxyType(
 
 @dataclass(frozen=True)
 class BrokerAddress:
-    """Where the broker is and how to get in.
+    """Where the broker is, by a transport of `SCHEMES`, and how to get in: a login or a client certificate, if any.
 
-    Attributes:
-        scheme: which transport, a row of `SCHEMES`.
-        username: login, or None.
-        ca_file: certificates to trust instead of the system's.
-        cert_file: client certificate.
+    The authorities in `ca_file` count instead of the system's.
     """
 
     host: str
@@ -65,11 +58,7 @@ class BrokerAddress:
     def parse(
         cls, url: str, *, ca_file: Path | None = None, cert_file: Path | None = None, key_file: Path | None = None
     ) -> "BrokerAddress":
-        """Read ``mqtt[s]://[user:password@]host[:port]``.
-
-        Raises:
-            ConfigError: the address has another form.
-        """
+        """Read ``mqtt[s]://[user:password@]host[:port]``; another form is a ConfigError."""
         wrong = ConfigError(
             f"broker address {url!r} is not of the form mqtt://[user:password@]host[:port] (or mqtts://)"
         )
@@ -108,11 +97,7 @@ class BrokerAddress:
 
 @dataclass(frozen=True)
 class Connected:
-    """The broker accepted the connection.
-
-    Attributes:
-        session_present: the broker still knew the session; if not, what it had queued is gone.
-    """
+    """The broker accepted the connection; if it did not know the session, what it had queued is gone."""
 
     session_present: bool
 
@@ -126,12 +111,7 @@ class Disconnected:
 
 @dataclass(frozen=True)
 class Received:
-    """A message arrived.
-
-    Attributes:
-        retained: it was stored by the broker before we subscribed.
-        signer: the member of the fleet that signed it; None where nothing is signed.
-    """
+    """A message arrived, perhaps stored before we subscribed; where it was signed, its signer is a member."""
 
     topic: str
     payload: bytes
@@ -143,9 +123,7 @@ class Received:
 class Rejected:
     """A message arrived on a signed transport that nobody who may say it there has said, or that was said before.
 
-    Attributes:
-        topic: full topic; who is named in it need not be who sent this.
-        error: why it is refused.
+    Who is named in its topic need not be who sent this.
     """
 
     topic: str
@@ -154,12 +132,9 @@ class Rejected:
 
 @dataclass(frozen=True)
 class Told:
-    """What the operator says to this member has come.
+    """The operator's word to this member: whether it is `renewed`, a `Release` to take, or none any more.
 
-    Attributes:
-        renewed: its enrolment ends later; it speaks with that from now on.
-        release: a `fleet_protocol.identity.release.Release` that it is to take; None for none, or none any more.
-        heard: number of the release with which the server has heard it.
+    `heard` is the release with which the server has heard it; renewed, it speaks with that from now on.
     """
 
     renewed: bool
@@ -189,11 +164,9 @@ class Farewell:
 class Transport(Protocol):
     """A connection to a broker that outlives the broker.
 
-    It delivers at least once, reconnects by itself, subscribes again with every connection, and puts every event
-    into the inbox it was opened with. Completeness is not its business: blobs have digests.
-
-    Attributes:
-        authentic: what arrives is what a member has sent, so that chunks need no digests of their own.
+    It delivers at least once, reconnects by itself, subscribes again with every connection, and puts every event into
+    the inbox it was opened with. Completeness is not its business: blobs have digests. What arrives on an `authentic`
+    one is what a member has sent, so that chunks need no digests of their own. What fails is a TransportError.
     """
 
     authentic: bool
@@ -211,57 +184,35 @@ class Transport(Protocol):
         """Bytes exchanged so far."""
 
     def connect(self, timeout_seconds: float = 30.0) -> None:
-        """Connect for the first time.
-
-        Raises:
-            TransportError: nothing answered, or the broker did not let us in.
-        """
+        """Connect for the first time, if something answers and lets us in."""
 
     def subscribe(self, topic_filter: str, qos: int = 1, timeout_seconds: float = 10.0) -> None:
-        """Subscribe, now and after every reconnect, and wait until the broker has confirmed it.
+        """Subscribe, now and after every reconnect, and wait until the broker, if it is there, has confirmed it.
 
         While the broker is away, or without a time to wait, it is only noted.
-
-        Raises:
-            TransportError: the broker is there but does not confirm.
         """
 
     def unsubscribe(self, topic_filter: str) -> None:
         """Forget a topic filter, as given to `subscribe`."""
 
     def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> None:
-        """Send a message; while the broker is away it waits here.
-
-        Raises:
-            TransportError: no more can wait.
-        """
+        """Send a message; while the broker is away it waits here, unless no more can wait."""
 
     def publish_stream(self, messages: Iterable[tuple[str, bytes]], deadline: float) -> int:
         """Send the chunks of a blob, and count them, without ever holding more than a window of them in memory.
 
-        It is given up at the deadline on the clock of ``time.monotonic()``.
-
-        Raises:
-            TransportError: the broker did not take them in time.
+        What the broker has not taken by the deadline, on the clock of ``time.monotonic()``, is given up.
         """
 
     def drain(self, deadline: float, at_most: int = 0) -> None:
-        """Wait until the broker has acknowledged what was sent but for so many, to a deadline of ``time.monotonic()``.
-
-        Raises:
-            TransportError: the deadline passed.
-        """
+        """Wait until the broker has acknowledged what was sent but for so many, to a deadline of `time.monotonic`."""
 
     def close(self, farewell: Farewell | None = None, timeout_seconds: float = 2.0) -> None:
         """Disconnect for good, with a retained last message, if any, which replaces the will."""
 
 
 def module_for(what: str, name: str) -> ModuleType:
-    """Import a module that something needs.
-
-    Raises:
-        ConfigError: a package that it needs is not installed.
-    """
+    """Import a module that something needs; a ConfigError where a package that it needs is not installed."""
     try:
         return import_module(name)
     except ModuleNotFoundError as error:

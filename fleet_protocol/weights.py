@@ -37,8 +37,7 @@ def weights_parts(
 ) -> list[bytes | memoryview]:
     """The blob of `encode_weights` in parts, header and tensors, so that they can be hashed and written without a copy.
 
-    Raises:
-        BlobError: an array has a type that the format of Shoal does not carry.
+    Errors are the same.
     """
     header: dict[str, object] = {}
     if metadata:
@@ -62,11 +61,7 @@ def weights_parts(
 
 
 def decode_weights(data: bytes) -> dict[str, NDArray[np.generic]]:
-    """Read a blob written by :func:`encode_weights` or by any safetensors writer: name to array.
-
-    Raises:
-        BlobError: the bytes are truncated, corrupted or not safetensors.
-    """
+    """Read a blob of any safetensors writer, name to array; a BlobError where it is truncated or corrupted."""
     try:
         tensors: dict[str, NDArray[np.generic]] = safetensors_load(data)
     except (safetensors.SafetensorError, KeyError, ValueError) as error:
@@ -75,11 +70,7 @@ def decode_weights(data: bytes) -> dict[str, NDArray[np.generic]]:
 
 
 def read_metadata(data: bytes | memoryview) -> dict[str, str]:
-    """The strings in the header of a blob, of which no more is needed.
-
-    Raises:
-        BlobError: there is no readable header.
-    """
+    """The strings in the header of a blob, of which no more is needed; a BlobError where that is not readable."""
     try:
         (length,) = struct.unpack("<Q", bytes(data[:8]))
         if length > min(_HEADER_LIMIT, len(data) - 8):

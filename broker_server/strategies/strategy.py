@@ -89,13 +89,7 @@ class PlannedTier:
 
 @dataclass(frozen=True)
 class Contribution:
-    """A checked update on its way into the accumulator.
-
-    Attributes:
-        key: name of its plan.
-        plan: what it holds.
-        weights: its tensors, views of a mapped file.
-    """
+    """A checked update on its way to the accumulator: a plan and its name, and tensors, views of a mapped file."""
 
     device: str
     tier: Tier

@@ -68,8 +68,7 @@ def based(base: Path, name: str) -> str:
 def user_function(name: str) -> Callable[..., Any]:
     """A function of the user's, named ``file.py:function``; its file is run once in a process.
 
-    Raises:
-        DataError: the file or function is missing, or the file raises.
+    A DataError where file or function is missing, or the file raises.
     """
     file, _, function = name.rpartition(":")
     path = Path(file)

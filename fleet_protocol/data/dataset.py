@@ -68,20 +68,15 @@ class DataSet:
             yield self.batch(slice(first, first + size), dtype)
 
     def batch(self, indices: NDArray[np.int64] | slice, dtype: str) -> tuple[NDArray[Any], Targets]:
-        """Some samples, ready for a graph: ``float32`` are normalised, ``int64`` (tokens) as they are.
-
-        Returns:
-            Samples ``[B, ...]`` and targets ``[B, ...]``, both new arrays.
-        """
+        """Samples and targets ``[B, ...]``, new arrays for a graph: ``float32`` normalised, ``int64`` as they are."""
         rows = self.x[indices]
         values = self._normalised(rows.astype(np.float32)) if dtype == "float32" else rows.astype(np.int64)
         return values, self.y[indices]
 
     def augmented(self, x: NDArray[Any], generator: np.random.Generator) -> NDArray[Any]:
-        """A batch of training samples as `batch` makes it, changed at random, and maybe in place.
+        """A batch of training samples as `batch` makes it, changed at random, maybe in place.
 
-        Raises:
-            DataError: a function of the user's failed.
+        A function of the user's that fails is a DataError.
         """
         for item in self.augment:
             if item == "crop":
@@ -135,13 +130,9 @@ class DataSet:
 
 
 def joined(source: str, value: NDArray[Any] | Mapping[str, NDArray[Any]]) -> tuple[NDArray[Any], Mapping[str, int]]:
-    """Several arrays ``[N, ...]`` of the same samples one behind the other, each flattened; a single one stays.
+    """Several arrays ``[N, ...]`` of the same samples, else a DataError, as ``[N, numbers]``; a single one stays.
 
-    Returns:
-        ``[N, numbers]``, whole numbers if all are, else float32; and how many are of each name.
-
-    Raises:
-        DataError: they are not of the same samples.
+    The numbers are whole if all are, else float32; with them goes how many are of each name.
     """
     if not isinstance(value, Mapping):
         return value, {}
@@ -158,8 +149,7 @@ def joined(source: str, value: NDArray[Any] | Mapping[str, NDArray[Any]]) -> tup
 def check_parts(source: str, found: Parts, wanted: Parts) -> None:
     """See that inputs and targets are those wanted, in their order; nothing is known of those of a single array.
 
-    Raises:
-        DataError: they are others.
+    Others are a DataError.
     """
     for what, has, takes in zip(("inputs", "targets"), found, wanted, strict=True):
         if has and [*has.items()] != [*takes.items()]:

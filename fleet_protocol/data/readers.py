@@ -64,8 +64,7 @@ def _load_numpy(path: Path) -> Any:
 def read_npz(config: NpzData, *, labelled: bool = True) -> Arrays:
     """Read arrays saved by numpy, or the samples alone; an ``.npy`` file stays on disk and is read page by page.
 
-    Raises:
-        DataError: a file or key is missing, or holds something else than plain arrays.
+    A DataError where a file or key is missing, or holds something else than plain arrays.
     """
     loaded = _load_numpy(config.path)
     if isinstance(loaded, np.ndarray):
@@ -103,10 +102,7 @@ def _image_module() -> Any:
 
 
 def read_images(config: ImagesData) -> Arrays:
-    """Read a folder with one folder of images per label.
-
-    Returns:
-        uint8 samples ``[N, channels, height, width]`` and labels.
+    """Read a folder with one folder of images per label, as uint8 samples ``[N, channels, height, width]`` and labels.
 
     Raises:
         DataError: no folder, no images, unreadable ones, or sizes that differ.
@@ -187,10 +183,9 @@ def _column(path: Path, column: str | int, names: Sequence[str] | None, width: i
 
 
 def read_csv(config: CsvData, *, labelled: bool = True) -> Arrays:
-    """Read a table of numbers; without `labelled` its columns of labels are skipped, and need not be there.
+    """Read a table of float32 samples ``[N, columns]`` and labels ``[N]``, or ``[N, columns]`` where several are named.
 
-    Returns:
-        float32 samples ``[N, columns]`` and labels ``[N]``, or ``[N, columns]`` where several are named.
+    Without `labelled` their columns are skipped, and need not be there.
 
     Raises:
         DataError: a missing column, one that is learnt and read as well, or a field that is no number, with its line.
@@ -237,11 +232,7 @@ def read_csv(config: CsvData, *, labelled: bool = True) -> Arrays:
 
 
 def read_idx_file(path: Path) -> NDArray[Any]:
-    """Read an IDX file, plain or gzipped: an array of the shape that it declares.
-
-    Raises:
-        DataError: the file is missing, foreign or truncated.
-    """
+    """An array of the shape that an IDX file, plain or gzipped, declares; a DataError where it is none or damaged."""
     _need(path)
     try:
         with _open(path) as file:
@@ -262,20 +253,12 @@ def read_idx_file(path: Path) -> NDArray[Any]:
 
 
 def read_idx(config: IdxData) -> Arrays:
-    """Read a pair of IDX files.
-
-    Raises:
-        DataError: a file is missing, foreign or truncated.
-    """
+    """Read a pair of IDX files; errors as of `read_idx_file`."""
     return read_idx_file(config.path), read_idx_file(config.labels)
 
 
 def read_python(config: PythonData) -> Arrays:
-    """Call the user's own loader.
-
-    Raises:
-        DataError: the file or function is missing, raises, or returns something else than two arrays.
-    """
+    """Call the user's own loader; a DataError where it is missing, raises, or returns no two arrays."""
     function = user_function(config.entry_point)
     try:
         result = function(**config.options)

@@ -66,11 +66,7 @@ def _check_outputs(graph: Graph, path: str) -> None:
 
 
 def check_structure(data: memoryview) -> Graph:
-    """See that a graph has only operators and parts that the exporter writes, and return it.
-
-    Raises:
-        RefusedError: it has something else.
-    """
+    """See that a graph has only operators and parts that the exporter writes, else a RefusedError, and return it."""
     if len(data) > GRAPH_LIMIT_BYTES:
         raise _unsafe(f"a graph of {len(data)} bytes; {GRAPH_LIMIT_BYTES} are the most")
     graph = read_model(data)

@@ -20,13 +20,9 @@ def is_batch(name: str) -> bool:
 
 @dataclass(frozen=True)
 class _Kind:
-    """What is known of a value.
+    """What is known of a value: perhaps entries of the batch, or functions of single ones (`bare`), or of parameters.
 
-    Attributes:
-        bare: entries of it may be entries of the batch, or one to one functions of them.
-        model: it depends on parameters.
-        met: batch and parameters have met in it, in a contraction.
-        mask: its entries are true or false.
+    In a contraction the two may have `met`; the entries of a `mask` are true or false.
     """
 
     bare: bool
@@ -39,12 +35,10 @@ _NEITHER = _Kind(bare=False, model=False)
 
 
 def bare_outputs(graph: Graph, batch: Iterable[str]) -> tuple[str, ...]:
-    """The outputs that the batch reaches without a reduction, or a contraction that parameters have a part in.
+    """Names of outputs that the batch reaches without a reduction, or a contraction that parameters have a part in.
 
-    The nodes are in an order in which they can run; `batch` names the inputs that carry samples or labels.
-
-    Returns:
-        Names of outputs, in graph order; empty for whatever the exporter writes.
+    The nodes are in an order in which they can run; `batch` names the inputs that carry samples or labels. Nothing that
+    the exporter writes has such an output.
     """
     samples = frozenset(batch)
     kinds = {

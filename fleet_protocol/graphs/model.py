@@ -78,13 +78,9 @@ _DIM = {1: Field("value", NUMBER), 2: Field("param", BYTES)}
 
 @dataclass(frozen=True)
 class Node:
-    """One operator of a graph.
+    """One operator of a graph, of a domain, empty for ONNX's own; names are empty for what is optional and left out.
 
-    Attributes:
-        domain: of the operator; empty for ONNX's own.
-        inputs: value names; empty where an optional input is left out.
-        outputs: value names, likewise.
-        body: what a loop does in each step; None for every other operator.
+    The body is what a loop does in each step; None for every other operator.
     """
 
     domain: str
@@ -108,13 +104,9 @@ class Port:
 
 @dataclass(frozen=True)
 class Graph:
-    """A model, or the body of a loop in one, as far as a board looks at it.
+    """A model, or the body of a loop, as far as a board looks at it; nodes are in an order in which they can run.
 
-    Attributes:
-        ir_version: of the file format; 0 for a body.
-        opsets: operator set to version; the empty name is ONNX's own. None of a body, which has those of the model.
-        nodes: in the order of the file, which is one they can run in.
-        constants: names of the initializers.
+    A body has no version of a format and no operator sets, which are by name, the empty one ONNX's own.
     """
 
     ir_version: int
@@ -151,11 +143,7 @@ def _small(values: list[Raw], what: str) -> int:
 
 
 def read_model(data: memoryview) -> Graph:
-    """Read a model.
-
-    Raises:
-        RefusedError: it is malformed, or has parts that the exporter does not write.
-    """
+    """Read a model, or raise a RefusedError where it is malformed or has parts that the exporter does not write."""
     model = read(data, _MODEL, "the model")
     opsets = [read(_view(item), _OPSET, "an operator set") for item in model["opset_import"]]
     if len({text(item["domain"]) for item in opsets}) < len(opsets):

@@ -17,13 +17,9 @@ _FLOAT = struct.Struct("<f")
 
 @dataclass(frozen=True)
 class Field:
-    """What a message may carry under one number.
+    """What a message may carry under one number: name, kind (`NUMBER`, `BYTES`, `FLOAT`), and whether several times.
 
-    Attributes:
-        name: key in the message that is read.
-        wire: `NUMBER`, `BYTES` or `FLOAT`.
-        many: whether it may be given more than once.
-        packed: whether several numbers may also come in one piece.
+    Several numbers may also come in one piece where they are `packed`.
     """
 
     name: str
@@ -57,11 +53,8 @@ def _number(data: memoryview, at: int) -> tuple[int, int]:
 def read(data: memoryview, fields: Mapping[int, Field], what: str) -> Message:
     """Read one message and the fields it may carry, by number; `what` it is goes into an error. What it contains stays.
 
-    Returns:
-        Values by field name in the order they came: numbers as they stand in the file, pieces as views of ``data``.
-
-    Raises:
-        RefusedError: it is cut off, or carries something else.
+    Values are by name in the order they came: numbers as they stand in the file, pieces as views of ``data``. What is
+    cut off, or carries something else, is a RefusedError, here and below.
     """
     found: Message = {field.name: [] for field in fields.values()}
     at = 0
@@ -90,11 +83,7 @@ def read(data: memoryview, fields: Mapping[int, Field], what: str) -> Message:
 
 
 def numbers(values: list[Raw]) -> Iterator[int]:
-    """Signed numbers of a repeated field, packed or not.
-
-    Raises:
-        RefusedError: a packed piece is cut off.
-    """
+    """Signed numbers of a repeated field, packed or not."""
     for value in values:
         if isinstance(value, int):
             yield _signed(value)
@@ -110,11 +99,7 @@ def _signed(value: int) -> int:
 
 
 def floats(values: list[Raw]) -> Iterator[float]:
-    """Numbers of a repeated float field, packed or not.
-
-    Raises:
-        RefusedError: a packed piece is cut off.
-    """
+    """Numbers of a repeated float field, packed or not."""
     for value in values:
         if isinstance(value, int) or len(value) % _FLOAT.size:
             raise _bad("a list of floats is cut off")
@@ -122,11 +107,7 @@ def floats(values: list[Raw]) -> Iterator[float]:
 
 
 def text(values: list[Raw], default: str = "") -> str:
-    """The text of a single field.
-
-    Raises:
-        RefusedError: it is not UTF-8.
-    """
+    """The text of a single field, in UTF-8."""
     if not values:
         return default
     try:

@@ -56,11 +56,9 @@ class Certificate(Said):
 
 
 class Revocations(Said):
-    """Whose certificates count for nothing any more.
+    """Whose certificates count for nothing any more: by name, the lowest serial that counts.
 
-    Attributes:
-        counter: grows with every change; whoever knows a list takes none with a lower one.
-        since: by name, the lowest serial that counts.
+    The counter grows with every change; whoever knows a list takes none with a lower one.
     """
 
     purpose: ClassVar[bytes] = b"shoal-revocations-1\0"
@@ -77,11 +75,7 @@ def issue(said: Said, operator: Ed25519PrivateKey) -> bytes:
 
 
 def read_certificate(data: bytes, operator: Ed25519PublicKey) -> Certificate:
-    """Verify a certificate, as `issue` returned it.
-
-    Raises:
-        RefusedError: it is malformed, or another's.
-    """
+    """Verify a certificate, as `issue` returned it; a RefusedError where it is malformed, or another's."""
     if not SIGNATURE_BYTES < len(data) <= CERTIFICATE_LIMIT:
         raise RefusedError(RefusalReason.FORGED, f"a certificate of {len(data)} bytes")
     return read_signed(Certificate, data, operator)

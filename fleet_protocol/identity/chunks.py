@@ -112,11 +112,7 @@ class ChunkSigner:
             yield b"".join((self._start(_LIST, len(claim), number, head), head, body))
 
     def to_server(self, topic: str, frame: bytes) -> bytes:
-        """Seal the frame of a chunk to the server.
-
-        Raises:
-            TransportError: the server was never heard, so its key is not known.
-        """
+        """Seal the frame of a chunk to the server; a TransportError where that was never heard, and told no key."""
         place, server = place_of(topic), self._keys.server
         if server is None:
             raise TransportError("the server was not heard yet, so nothing can be sealed to it; it asks again")

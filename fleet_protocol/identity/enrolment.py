@@ -91,11 +91,7 @@ class Papers(FrozenModel):
 
 
 def read_enrolment(path: Path) -> Enrolment:
-    """Read the file that ``shoal enroll`` or ``shoal init`` wrote.
-
-    Raises:
-        ConfigError: it is missing, no enrolment, or others may read it.
-    """
+    """Read the file of ``shoal enroll`` or ``shoal init``; a ConfigError where it is none, or others may read it."""
     try:
         with path.open("rb") as file:
             data = file.read(_LIMIT_BYTES)
@@ -114,7 +110,6 @@ def read_enrolment(path: Path) -> Enrolment:
 def write_secret(path: Path, content: str | bytes) -> None:
     """Write a file that only its owner may read; an existing one is replaced at once, its folder made for the owner.
 
-    Raises:
-        StorageError: it cannot be written.
+    What cannot be written is a StorageError.
     """
     write_atomically(path, content.encode() if isinstance(content, str) else content, durable=False)

@@ -87,8 +87,7 @@ class Verifier:
     def open(self, topic: str, envelope: bytes, *, retained: bool = False) -> Opened:
         """Verify a message; one that the broker had retained may be the last one again.
 
-        Raises:
-            RefusedError: with `FORGED`, `REPLAYED` or `REVOKED`.
+        A RefusedError is `FORGED`, `REPLAYED` or `REVOKED`.
         """
         if len(envelope) < _HEAD.size or not envelope.startswith(_MAGIC):
             raise RefusedError(RefusalReason.FORGED, f"a message on {topic} that nobody has signed")
@@ -104,11 +103,7 @@ class Verifier:
         return Opened(envelope[start:], signer)
 
     def vouched(self, certificate: bytes, signature: bytes, signed: bytes, what: str) -> Certificate:
-        """Who signed what; `what` says that in the refusal.
-
-        Raises:
-            RefusedError: with `FORGED`.
-        """
+        """Who signed what; `what` says that in the RefusedError, which is `FORGED`."""
         signer = self._certified(certificate)
         try:
             Ed25519PublicKey.from_public_bytes(bytes.fromhex(signer.key)).verify(signature, signed)
@@ -117,11 +112,7 @@ class Verifier:
         return signer
 
     def check(self, topic: str, signer: Certificate) -> None:
-        """See that a member may speak on a topic, and that it still is one.
-
-        Raises:
-            RefusedError: with `FORGED` or `REVOKED`.
-        """
+        """See that a member may speak on a topic, and is one still; a RefusedError is `FORGED` or `REVOKED`."""
         if signer.fleet != self._fleet or not _may_say(self._topics.parse(topic), signer):
             raise RefusedError(
                 RefusalReason.FORGED, f"a message on {topic}, where {signer.role} {signer.name} has nothing to say"

@@ -27,12 +27,9 @@ _EPOCHS_KEPT = 2  # chunks of the one before are still on their way when it chan
 
 
 class Group(NamedTuple):
-    """Who reads what the server sends to all.
+    """Who reads what the server sends to all: public keys by name, 32 bytes in hexadecimal, and one key, 32 bytes.
 
-    Attributes:
-        epoch: number of the key, from 1; it grows whenever somebody is a member no longer.
-        key: 32 bytes.
-        readers: public keys of the devices by name, 32 bytes in hexadecimal each.
+    Its epoch counts from 1, and grows whenever somebody is a member no longer.
     """
 
     epoch: int
@@ -107,11 +104,7 @@ class Keys:
         return None if key is None else bytes.fromhex(key)
 
     def take(self, topic: str, payload: bytes) -> None:
-        """Note the key of an epoch.
-
-        Raises:
-            RefusedError: it is not sealed to this member.
-        """
+        """Note the key of an epoch; a RefusedError where it is not sealed to this member."""
         if len(payload) < _EPOCH.size:
             raise RefusedError(RefusalReason.BAD_SEAL, f"no key of a group on {topic}")
         key = unseal(payload[_EPOCH.size :], self._enrolment.sealing, topic)

@@ -28,8 +28,7 @@ def read_kept(path: Path | None, kind: type[Kept]) -> Kept:
 def next_session(path: Path) -> int:
     """A number larger than any before: by the clock where it runs, by the file that keeps it where it does not.
 
-    Raises:
-        StorageError: it cannot be kept.
+    That it cannot be kept is a StorageError.
     """
     session: int = max(int(time.time()), read_kept(path, dict[str, int]).get("session", 0) + 1) % 2**_SESSION_BITS
     write_secret(path, json.dumps({"session": session}))
@@ -63,11 +62,7 @@ class Marks:
         self._keep(key, counter)
 
     def server(self, signer: Certificate) -> None:
-        """Note the certificate of a server.
-
-        Raises:
-            RefusedError: a newer one was seen.
-        """
+        """Note the certificate of a server; a RefusedError where a newer one was seen."""
         known = self._highest.get("server", -1)
         if signer.serial < known:
             raise RefusedError(RefusalReason.REVOKED, f"a message with the server's key {signer.serial}, now {known}")

@@ -17,11 +17,8 @@ def open_for(
 ) -> Transport:
     """Make a transport, as `open_transport` does, for a member or for anybody.
 
-    A member signs what it says and takes nothing that is not signed; None is for a fleet without identities.
-
-    Raises:
-        ConfigError: as for `open_transport`.
-        StorageError: the member's folder cannot be written.
+    A member signs what it says and takes nothing that is not signed; None is for a fleet without identities. A member's
+    folder that cannot be written is a StorageError.
     """
     if member is None:
         return open_transport(address, client_id, inbox, will=will, session_expiry_seconds=session_expiry_seconds)

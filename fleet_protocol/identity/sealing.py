@@ -60,11 +60,7 @@ def fast_aes() -> bool:
 
 
 def agreed(own: X25519PrivateKey, other: bytes, purpose: bytes) -> bytes:
-    """The key for one purpose of two who know each other's public keys.
-
-    Raises:
-        ValueError: a key on which nothing can be agreed (RFC 7748, section 6.1).
-    """
+    """The key for one purpose of two who know each other's public keys; a ValueError as of RFC 7748, section 6.1."""
     return derived(own.exchange(X25519PublicKey.from_public_bytes(other)), purpose)
 
 
@@ -82,8 +78,7 @@ def seal(data: bytes, recipient: str, place: str) -> bytes:
 def unseal(data: bytes, keys: Sequence[str], place: str) -> bytes:
     """Open what was sealed with one of some private keys, 32 bytes in hexadecimal each, where it came on its topic.
 
-    Raises:
-        RefusedError: it is not sealed, to none of these keys, for another place, or was changed.
+    A RefusedError: it is sealed to none of these keys, or for another place, or was changed.
     """
     public, sealed = data[len(_MAGIC) : _START], data[_START:]
     for key in map(private_key, keys if data.startswith(_MAGIC) else ()):
