@@ -50,11 +50,9 @@ class _DoubtError(Exception):
 
 
 def examine(config_path: Path, enrolment: Path | None = None) -> Iterator[Finding]:
-    """Look at a board, whose enrolment may be another file than the one that its device.toml names.
+    """A finding for each check of a board, as soon as it is known; the enrolment may be another than device.toml names.
 
-    Yields:
-        A finding for each check, as soon as it is known. Those that need a configuration that cannot be read, or a
-        broker that does not answer, are left out.
+    Those that need a configuration that cannot be read, or a broker that does not answer, are left out.
     """
     for name, check in _GENERAL:
         yield _found(name, check)

@@ -22,8 +22,7 @@ _FORMAT = "%(asctime)s %(levelname)s %(message)s"
 def run_device(config_path: Path, enrolment: Path | None = None, level: int = logging.INFO) -> int:
     """Be a device until SIGTERM or SIGINT; an error that ends the agent is printed in one line on standard error.
 
-    Returns:
-        0 after a clean stop, 75 for another runtime to start, else the error's (see ``fleet_protocol.errors``).
+    Returns 0 after a clean stop, 75 for another runtime to start, else the error's code (`fleet_protocol.errors`).
     """
     log_to_stderr(level, _FORMAT)
     try:
@@ -47,9 +46,7 @@ def predict_file(config_path: Path, data: Path, enrolment: Path | None = None, *
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line of a board without the ``shoal`` command's packages; returns its exit code.
 
-    Args:
-        arguments: without the program's name; by default those of the process. ``device`` in front, as ``shoal`` has
-            it, may be left out.
+    The arguments are by default those of the process; ``device`` in front, as ``shoal`` has it, may be left out.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     parser = argparse.ArgumentParser(prog="shoal device", description="Be a device of a Shoal fleet.")

@@ -28,11 +28,7 @@ _SECONDS = 240.0
 
 
 def self_test(state_dir: Path, backend: str) -> str:
-    """Train in a process of its own, unless this runtime has passed here before.
-
-    Returns:
-        Why this board cannot train, with what to do; empty where it can.
-    """
+    """Train in a process of its own, unless this runtime has passed here before; why this board cannot, if so."""
     runtime = installed_backends().get(backend, "")
     tested, passed = f"{runtime}, Python {sys.version.split()[0]}, Shoal {runtime_version()}", state_dir / _PASSED
     with contextlib.suppress(OSError, UnicodeDecodeError):

@@ -39,10 +39,7 @@ _BOARD: Mapping[str, Mapping[str, str]] = {
 class HomeAssistant:
     """A device for the fleet and one for each board, each with a retained state that is told again when it changes.
 
-    Its broker is at ``mqtt://[user:password@]host[:port]``.
-
-    Raises:
-        ConfigError: the address has another form.
+    Its broker is at ``mqtt://[user:password@]host[:port]``; another form is a ConfigError.
     """
 
     def __init__(self, address: str) -> None:

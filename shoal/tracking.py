@@ -32,11 +32,9 @@ class Writer(Protocol):
 
 
 def tracking(target: str) -> Writer:
-    """Where to write.
+    """Where to write: ``tensorboard:FOLDER``, ``mlflow:ADDRESS``, ``otlp:ADDRESS`` or ``homeassistant:ADDRESS``.
 
-    Args:
-        target: ``tensorboard:FOLDER``, ``mlflow:ADDRESS`` of a tracking server, ``otlp:ADDRESS`` of a collector of
-            traces, or ``homeassistant:ADDRESS`` of the broker of a home.
+    Addresses are of a tracking server, of a collector of traces, and of the broker of a home.
 
     Raises:
         ConfigError: it is none of these.

@@ -16,12 +16,9 @@ _SETS_KEPT = 8
 
 
 class CachedSet(FrozenModel):
-    """An artifact set on disk.
+    """An artifact set on disk: digests of its manifest, and of that and the graphs this board has used.
 
-    Attributes:
-        manifest: its digest.
-        blobs: digests of the manifest and of the graphs this board has used.
-        tested: runtime under which the set passed its self-test, graph by graph.
+    It was `tested` under a runtime, graph by graph.
     """
 
     manifest: str
@@ -30,13 +27,9 @@ class CachedSet(FrozenModel):
 
 
 class CacheIndex(FrozenModel):
-    """What the blobs on disk are, newest last.
+    """What the blobs on disk are, newest last: artifact sets, and digests of weights.
 
-    Attributes:
-        version: of this schema.
-        sets: artifact sets.
-        weights: digests of weights blobs.
-        newest: run, round, version of the global model and tier of the last set with the last weights.
+    `newest` is run, round, version of the global model and tier of the last set with the last weights.
     """
 
     version: Literal[1] = 1
@@ -102,12 +95,9 @@ class Cache:
         self._save(self.index.model_copy(update={"sets": tuple(sets)}))
 
     def evict(self, keep: Collection[str], *, everything: bool = False) -> int:
-        """Delete blobs and parts that nothing needs, then the oldest until the rest fits the bound.
+        """Delete blobs and parts that nothing needs, then the oldest until the rest fits; returns the bytes freed.
 
         What the task in hand uses is what to `keep`; `everything` else goes when the disk is full.
-
-        Returns:
-            Bytes freed.
         """
         bound = 0 if everything else self._max_bytes
         objects = self._blobs.root / "objects"

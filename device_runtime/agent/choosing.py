@@ -12,12 +12,9 @@ from fleet_protocol.messages import Offer, TierChoice
 
 
 def choose(offer: Offer, config: DeviceConfig, bench: Bench, measured: Measured) -> TierChoice | None:
-    """The first sub-model of an offer that this board may train, or the one it wants if it may choose.
+    """The first sub-model of an offer that this board may train, or the one it wants if it may choose; None if none.
 
     What only measures makes forward passes, so the limits of training do not count.
-
-    Returns:
-        None where every tier offered is beyond the limits.
 
     Raises:
         RefusedError: the board cannot do what is asked, or does not know how to choose.

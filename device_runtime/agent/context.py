@@ -38,17 +38,9 @@ _GIVEN_BACK = frozenset({State.FETCHING, State.TRAINING, State.MEASURING})  # a 
 
 @dataclass(frozen=True)
 class Kit:
-    """What an agent works with from its start to its end.
+    """What an agent works with from its start to its end: `cache` knows what the blobs are for, `store` has the task.
 
-    Attributes:
-        config: the operator's.
-        inbox: everything that happens.
-        journal: the log.
-        blobs: content-addressed files.
-        store: the task record.
-        cache: what the blobs are for.
-        memory: what was too large for this board.
-        worker: the thread for long work.
+    `memory` knows what was too large for this board, `worker` is the thread for long work.
     """
 
     config: DeviceConfig
@@ -138,11 +130,7 @@ class Context:
         return self.bench
 
     def save(self, **changes: object) -> None:
-        """Change the task record, on disk first.
-
-        Raises:
-            StorageError: the disk is full; memory and disk are as before.
-        """
+        """Change the task record, on disk first; a StorageError, where that is full, leaves both as before."""
         task = self.need_task()
         record = task.record.model_copy(update=changes)
         self.kit.store.save(record)

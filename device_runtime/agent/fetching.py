@@ -14,14 +14,10 @@ _RANGES_PER_REQUEST = 512  # bounds the message; what is left out is asked for n
 
 
 class Fetch:
-    """The blobs that one task still waits for.
+    """The blobs that one task still waits for; chunks that arrived before a restart are there already.
 
-    Args:
-        blobs: where they go; chunks that arrived before a restart are there already.
-        subscribe: called with a digest before its first request.
-        unsubscribe: called with a digest when it is complete, or no longer wanted.
-        request: called with a digest and the missing ranges.
-        repair_seconds: silence after which missing chunks are asked for again.
+    Called with a digest are `subscribe` before its first request, `unsubscribe` when it is complete, or no longer
+    wanted, and `request` with the missing ranges, again after so many seconds of silence.
     """
 
     def __init__(
@@ -55,10 +51,8 @@ class Fetch:
     def want(self, refs: Iterable[BlobRef], now: float, asked: Collection[str] = ()) -> None:
         """Ask for the blobs that are not on disk, intact; `now` is ``time.monotonic()``, here and below.
 
-        Those `asked` for are under way already: subscribed to, and named by the accept.
-
-        Raises:
-            StorageError: the disk is full or cannot be written.
+        Those `asked` for are under way already: subscribed to, and named by the accept. A disk that is full is a
+        StorageError.
         """
         missing = [ref for ref in refs if ref.digest not in self._parts and not self._intact(ref.digest)]
         for ref in missing:
@@ -85,10 +79,7 @@ class Fetch:
         self._request(digest, self._parts[digest].missing()[:_RANGES_PER_REQUEST])
 
     def on_chunk(self, digest: str, frame: bytes, now: float) -> str | None:
-        """Take a chunk of a blob as it came.
-
-        Returns:
-            The digest if the blob is complete now.
+        """Take a chunk of a blob as it came; the digest if the blob is complete now.
 
         Raises:
             RefusedError: the blob arrived whole several times and never matched its digest.

@@ -117,11 +117,7 @@ TRANSITIONS: Mapping[tuple[State, Event], State] = MappingProxyType(
 
 
 def successor(state: State, event: Event) -> State:
-    """The state after an event.
-
-    Raises:
-        MachineError: the table has no such row; the message names both.
-    """
+    """The state after an event; a MachineError names both where the table has no such row."""
     try:
         return TRANSITIONS[state, event]
     except KeyError:

@@ -75,19 +75,11 @@ class TaskStore:
         self.path = folder / "task.json"
 
     def save(self, record: StoredTask) -> None:
-        """Replace the record atomically.
-
-        Raises:
-            StorageError: the disk is full or cannot be written; the old record is still there.
-        """
+        """Replace the record atomically; a StorageError where that cannot be, and the old one is still there."""
         write_atomically(self.path, record.model_dump_json(indent=1).encode())
 
     def load(self) -> tuple[StoredTask | None, str | None]:
-        """Read the record.
-
-        Returns:
-            The record, or None where there is none; and, if one was unreadable and has been set aside, why.
-        """
+        """The record, or None where there is none; and, if one was unreadable and has been set aside, why."""
         try:
             text = self.path.read_bytes()
         except FileNotFoundError:

@@ -16,14 +16,9 @@ _PATIENCE_SECONDS = 0.5  # between two looks at whether the upload is still want
 
 @dataclass(frozen=True)
 class Upload:
-    """Chunks that are to be sent.
+    """Chunks that are to be sent, by half-open ranges of indices, until a ``time.monotonic()`` to give up.
 
-    Attributes:
-        update: the blob.
-        ranges: half-open ranges of chunk indices.
-        topic: topic of a chunk index.
-        deadline: ``time.monotonic()`` after which to give up.
-        again: they were sent before, so that each shows now that it is right.
+    Sent `again` they were sent before, so that each shows now that it is right.
     """
 
     update: BlobRef
@@ -34,10 +29,7 @@ class Upload:
 
 
 def send_chunks(link: Transport, blobs: BlobStore, upload: Upload, *, stopped: Callable[[], bool]) -> int:
-    """Send some chunks, a window at a time, waiting out a broker that is away.
-
-    Returns:
-        Number of chunks sent.
+    """Send some chunks, a window at a time, waiting out a broker that is away; the number of chunks sent.
 
     Raises:
         TaskStopped: ``stopped`` said so.

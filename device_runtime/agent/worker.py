@@ -56,8 +56,7 @@ class Job:
 class Worker:
     """Runs jobs, never two at a time: a new job cancels the old one and begins when it has ended.
 
-    Args:
-        inbox: where reports, results and failures go; those of a cancelled job carry an old number.
+    What comes of them goes to the inbox; that of a cancelled job carries an old number.
     """
 
     def __init__(self, inbox: queue.SimpleQueue[Any]) -> None:

@@ -57,11 +57,9 @@ class Trials(RootModel[dict[str, Trial]]):
 
 @dataclass(frozen=True)
 class Accelerators:
-    """What an operator wants tried.
+    """What an operator wants tried, in order, as onnxruntime names it without ``ExecutionProvider`` at the end.
 
-    Attributes:
-        names: providers in order, as onnxruntime names them without ``ExecutionProvider`` at the end.
-        insist: use one although it is slower than the CPU.
+    Who insists takes one although it is slower than the CPU.
     """
 
     path: Path

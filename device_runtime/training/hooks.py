@@ -10,13 +10,7 @@ class TaskStopped(Exception):  # noqa: N818 - no error: it was asked for
 
 @dataclass(frozen=True)
 class EpochReport:
-    """How far training is.
-
-    Attributes:
-        epoch: finished epochs.
-        step: finished steps.
-        loss: mean loss of the last finished epoch, weighted by the labels that count.
-    """
+    """How far training is: finished epochs and steps, and the last epoch's mean loss, weighted by labels that count."""
 
     epoch: int
     epochs: int
@@ -43,19 +37,13 @@ class Settled:
 class Hooks:
     """What a task calls while it runs; by default nobody listens and nobody stops it.
 
-    Attributes:
-        report: told an `EpochReport` after every epoch, a `SelfTested` after a self-test, a `Settled` at a choice.
-        stopped: asked before every step whether the result is no longer wanted.
+    `report` is told an `EpochReport`, a `SelfTested`, or a `Settled` at a choice; `stopped` is asked before every step.
     """
 
     report: Callable[[object], None] = lambda _report: None
     stopped: Callable[[], bool] = lambda: False
 
     def go_on(self) -> None:
-        """Return if the result is still wanted.
-
-        Raises:
-            TaskStopped: it is not.
-        """
+        """Return if the result is still wanted, else raise `TaskStopped`."""
         if self.stopped():
             raise TaskStopped

@@ -24,20 +24,12 @@ def label_mask(labels: NDArray[np.int64], classes: int, *, masked: bool) -> NDAr
 
 
 def require_labels(data: DataSet, chosen: NDArray[np.int64]) -> None:
-    """See that there is something to learn.
-
-    Raises:
-        DataError: no label of the training samples counts.
-    """
+    """See that there is something to learn, by a DataError where no label of the training samples counts."""
     if not counted(data.y[chosen]):
         raise DataError(f"{data.source}: every label of the {len(chosen)} training samples is negative; none counts")
 
 
 def training_mask(data: DataSet, chosen: NDArray[np.int64], classes: int, *, masked: bool) -> NDArray[np.float32]:
-    """The label mask of a training on chosen samples, ``[classes]``: 1 where the label counts.
-
-    Raises:
-        DataError: no label of the training samples counts.
-    """
+    """The label mask of a training, ``[classes]``: 1 where the label counts; errors as of `require_labels`."""
     require_labels(data, chosen)
     return label_mask(present_labels(data.y[chosen], classes), classes, masked=masked)

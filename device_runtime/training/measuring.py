@@ -63,11 +63,7 @@ def measure(session: ForwardSession, manifest: Manifest, course: Course, hooks: 
 
 
 def check_measurable(course: Course) -> None:
-    """See that some samples have batch norm statistics.
-
-    Raises:
-        DataError: one sample only, whose unbiased variance does not exist.
-    """
+    """See that some samples have batch norm statistics: of one alone no unbiased variance exists, a DataError."""
     if not course.measurable:
         raise DataError(
             f"{course.data.source}: {len(course.chosen)} training samples in batches of {course.settings.batch_size}"
@@ -76,11 +72,7 @@ def check_measurable(course: Course) -> None:
 
 
 def mean_statistics(sums: Mapping[str, NDArray[np.float64]], count: int, round_number: int) -> Statistics:
-    """Batch norm statistics from their sums over the batches, at least 1.
-
-    Raises:
-        RefusedError: a statistic is not finite.
-    """
+    """Batch norm statistics from their sums over the batches, at least 1; a RefusedError where one is not finite."""
     statistics = {name: (value / count).astype(np.float32) for name, value in sums.items()}
     broken = [name for name, value in statistics.items() if not np.isfinite(value).all()]
     if broken:
@@ -89,14 +81,10 @@ def mean_statistics(sums: Mapping[str, NDArray[np.float64]], count: int, round_n
 
 
 def evaluate(session: ForwardSession, manifest: Manifest, held_out: HeldOut, hooks: Hooks) -> Evaluation:
-    """Loss and accuracy on held-out samples, of which at least one label counts.
+    """Loss and accuracy on held-out samples, of which at least one label counts, until the hooks stop it.
 
-    Returns:
-        Means over the labels that count, and their number: one per sample, or with a label per token those that are
-        not negative.
-
-    Raises:
-        TaskStopped: the hooks said so.
+    They are means over the labels that count, of which there is one per sample, or with a label per token those that
+    are not negative.
     """
     data, chosen = held_out.data, held_out.chosen
     sums: dict[str, NDArray[np.float64]] = {}

@@ -24,12 +24,7 @@ MODEL = "model/"
 
 @dataclass(frozen=True)
 class OwnModel:
-    """Where a board's own model is.
-
-    Attributes:
-        folder: the pair.
-        state_dir: where the model is kept between rounds.
-    """
+    """Where a board's own model is: the folder of the pair, and the one in which it is kept between rounds."""
 
     folder: Path
     state_dir: Path
@@ -75,11 +70,7 @@ class OwnModel:
                 self.read(file)
 
     def read(self, file: FileSpec) -> bytes:
-        """The content of a file of the pair.
-
-        Raises:
-            ConfigError: it cannot be read, or is not what was exported.
-        """
+        """The content of a file of the pair; a ConfigError where it cannot be read, or is not what was exported."""
         data = self._read(file.path)
         if not matches(data, file.digest):
             raise ConfigError(
@@ -89,11 +80,7 @@ class OwnModel:
         return data
 
     def path(self, file: FileSpec) -> Path:
-        """Where a graph of the pair is.
-
-        Raises:
-            ConfigError: it is not there.
-        """
+        """Where a graph of the pair is, or a ConfigError."""
         path = self.folder / file.path
         if not path.is_file():
             raise ConfigError(f"[own_model] set: {path} is missing; copy the whole set to this board again")

@@ -33,8 +33,7 @@ class Kept:
     def under(self, prefix: str, expected: Mapping[str, Sized]) -> dict[str, NDArray[Any]]:
         """The tensors under a prefix, of which shape and type are expected by name without it.
 
-        Raises:
-            RefusedError: one is not there or is another one: the file is of another pair.
+        One that is not there or another one is a RefusedError: the file is of another pair.
         """
         found: dict[str, NDArray[Any]] = {}
         for name, sized in expected.items():
@@ -92,8 +91,7 @@ class OwnModelFiles:
     def save(self, run: str, number: int, tensors: Mapping[str, NDArray[Any]]) -> None:
         """Keep what a round leaves, and remove what is not needed any more.
 
-        Raises:
-            StorageError: the disk is full; what was kept before is still there.
+        Where the disk is full, a StorageError, what was kept before is still there.
         """
         write_atomically(self.folder / f"{self.prefix}{run}-{number}{_SUFFIX}", encode_weights(tensors))
         for path in self._spare(run, number):

@@ -14,8 +14,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 def read_settings(model: type[ModelT], settings: Mapping[str, JsonValue], owner: str) -> ModelT:
     """Read settings into a schema that forbids extra keys; `owner` is for the message, as in ``routine train``.
 
-    Raises:
-        RefusedError: a key is unknown, missing or has a wrong value; the message names it.
+    A RefusedError names a key that is unknown, missing or wrong.
     """
     try:
         return model.model_validate(settings)

@@ -23,11 +23,9 @@ from fleet_protocol.targets import counted
 
 @dataclass(frozen=True)
 class PairResult:
-    """What training ended with; the parameters and states stay in the session.
+    """What training, of so many seconds, ended with: mean losses of both in the last epoch, over labels that count.
 
-    Attributes:
-        losses: mean loss of each model in the last epoch, weighted by the labels that count.
-        seconds: time of the training alone.
+    The parameters and states stay in the session.
     """
 
     steps: int

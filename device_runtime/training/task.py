@@ -58,11 +58,7 @@ class Bench:
         return self.parts or holdout_split(len(self.data), self.holdout)
 
     def files(self, prefix: str, runs: int = KEPT_RUNS) -> OwnModelFiles:
-        """What is kept between rounds, for so many runs, in files with a prefix that says what they are.
-
-        Raises:
-            RefusedError: nothing can be kept.
-        """
+        """Files kept between rounds, for so many runs, with a prefix for what they are; or else a RefusedError."""
         if self.folder is None:
             raise RefusedError(RefusalReason.UNSUPPORTED, f"this device keeps no {prefix} files between rounds")
         return OwnModelFiles(self.folder, runs, f"{prefix}-")

@@ -19,12 +19,9 @@ _DTYPES = {"F32": "float32", "I64": "int64"}
 def read_weights(
     path: Path, manifest: Manifest, into: Mapping[str, NDArray[Any]] | None = None
 ) -> dict[str, NDArray[Any]]:
-    """Read a safetensors file parameter by parameter, in the order of the manifest.
+    """Read a safetensors file, verified by its digest before, parameter by parameter, in the order of the manifest.
 
-    Args:
-        path: the file, already verified by its digest.
-        manifest: what it must hold.
-        into: parameter name to a contiguous array of its shape and type, filled in place; by default new arrays.
+    Each is read `into` a contiguous array of its shape and type, by default a new one.
 
     Raises:
         BlobError: the file has no readable header, or ends early.

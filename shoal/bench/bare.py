@@ -56,11 +56,7 @@ class BareRound:
 def bare_rounds(
     topics: Topics, address: BrokerAddress, devices: int, chunks: tuple[bytes, ...], rounds: int
 ) -> list[BareRound]:
-    """Send chunks to all devices and take as many back from each, a few times.
-
-    Raises:
-        TransportError: a device is missing, or does not answer.
-    """
+    """Send chunks to all devices and take as many back from each, a few times; a TransportError if one is missing."""
     inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
     link = open_transport(address, f"shoal-{topics.fleet}-middle", inbox, session_expiry_seconds=0)  # type: ignore[arg-type]
     link.connect()

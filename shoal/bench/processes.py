@@ -31,8 +31,7 @@ def device_name(index: int) -> str:
 def device_processes(kind: str, fleet: str, broker: str, devices: int, processes: int) -> Iterator[Counter[str]]:
     """Devices, ``light`` or ``bare`` ones, in processes that live as long as the context.
 
-    Yields:
-        Bytes of payloads and topics that the devices exchanged, by kind of topic and way; filled at the end.
+    At its end it has the bytes of payloads and topics that they exchanged, by kind of topic and way.
     """
     exchanged: Counter[str] = Counter()
     bounds = [devices * index // processes for index in range(processes + 1)]

@@ -35,9 +35,7 @@ class Behaviour(Protocol):
 class Member:
     """One client of a swarm, which counts the payload bytes of what it exchanges by kind.
 
-    Attributes:
-        away_until: ``time.monotonic()`` before which it does not connect again.
-        watched: the socket that its swarm waits for.
+    It does not connect again before `away_until`, of ``time.monotonic()``; its swarm waits for the socket `watched`.
     """
 
     def __init__(

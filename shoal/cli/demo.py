@@ -78,13 +78,7 @@ class Preset(FrozenModel):
 
 
 class DemoConfig(FrozenModel):
-    """The file ``demo.toml``.
-
-    Attributes:
-        seed: of the split, the initial weights and the shuffling.
-        digits: the demo that needs no files.
-        mnist: the demo that reads MNIST from SHOAL_DATA.
-    """
+    """The file ``demo.toml``: a demo that needs no files, and one that reads MNIST from SHOAL_DATA."""
 
     seed: int = Field(ge=0)
     digits: Preset
@@ -92,11 +86,7 @@ class DemoConfig(FrozenModel):
 
 
 def read_demos(path: Path | None) -> DemoConfig:
-    """Read what the demos do, from a file or else from ``shoal/cli/demo.toml``.
-
-    Raises:
-        ConfigError: the file is missing or wrong.
-    """
+    """Read what the demos do, from a file, a ConfigError where it is wrong, or else from ``shoal/cli/demo.toml``."""
     if path is not None:
         return load_config(path, DemoConfig)
     text = files("shoal.cli").joinpath("demo.toml").read_text(encoding="utf-8")

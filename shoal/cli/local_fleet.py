@@ -18,15 +18,10 @@ _LOG_LINES = 5
 
 @dataclass(frozen=True)
 class LocalDevice:
-    """One agent to start.
+    """One agent to start, with an npz file of ``x`` and ``y``, and the widest and deepest sub-model it may be given.
 
-    Attributes:
-        data: npz file with ``x`` and ``y``.
-        max_width: widest sub-model it may be given.
-        max_depth: deepest sub-model it may be given; None for no limit.
-        own_model: folder of the pair with a model of its own, if it has one.
-        state_dir: where it keeps its task and blobs; by default below the fleet's folder.
-        enrolment: its file in an enrolled fleet.
+    It may have the folder of a pair with a model of its own, and its file in an enrolled fleet; it keeps task and blobs
+    by default below the fleet's folder.
     """
 
     name: str
@@ -90,11 +85,7 @@ class LocalFleet:
         self._start(name)
 
     def check(self) -> None:
-        """See that every agent still runs.
-
-        Raises:
-            TransportError: one has ended; the message shows the end of its log.
-        """
+        """See that every agent still runs; a TransportError shows the end of the log of one that has ended."""
         for name, process in self._processes.items():
             code = process.poll()
             if code is not None:

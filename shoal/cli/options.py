@@ -15,11 +15,7 @@ from models.tier import Tier
 
 
 def parse_floats(option: str, text: str) -> tuple[float, ...]:
-    """Read ``1,0.5,1/16``.
-
-    Raises:
-        ConfigError: a part is no number.
-    """
+    """Read ``1,0.5,1/16``; what is none is a ConfigError that shows the form, here and below."""
     values = []
     for part in text.split(","):
         try:
@@ -31,11 +27,7 @@ def parse_floats(option: str, text: str) -> tuple[float, ...]:
 
 
 def parse_ints(option: str, text: str) -> tuple[int, ...]:
-    """Read ``2,4``.
-
-    Raises:
-        ConfigError: a part is no whole number.
-    """
+    """Read ``2,4``."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError as error:
@@ -43,11 +35,7 @@ def parse_ints(option: str, text: str) -> tuple[int, ...]:
 
 
 def parse_seconds(option: str, text: str) -> float:
-    """Read ``90m`` or ``8h``, or ``30s``, as seconds.
-
-    Raises:
-        ConfigError: it is no duration.
-    """
+    """Read ``90m`` or ``8h``, or ``30s``, as seconds."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text.strip())
     if found is None:
         raise ConfigError(f"{option}: {text!r} is not a duration; write for example 90m or 8h")
@@ -55,11 +43,7 @@ def parse_seconds(option: str, text: str) -> float:
 
 
 def parse_settings(option: str, values: Sequence[str]) -> dict[str, Any]:
-    """Read ``channels=32,64`` and the like: a number, a comma list, true, false, text, or JSON in braces by name.
-
-    Raises:
-        ConfigError: a value has no name.
-    """
+    """Read ``channels=32,64`` and the like: a number, a comma list, true, false, text, or JSON in braces by name."""
     settings = {}
     for text in values:
         name, equals, value = text.partition("=")
@@ -70,11 +54,7 @@ def parse_settings(option: str, values: Sequence[str]) -> dict[str, Any]:
 
 
 def parse_heads(option: str, values: Sequence[str]) -> dict[Tier, int]:
-    """Read ``w1.00-d2=5`` and the like.
-
-    Raises:
-        ConfigError: a value is not of this form.
-    """
+    """Read ``w1.00-d2=5`` and the like."""
     heads = {}
     for text in values:
         tier, _, labels = text.partition("=")

@@ -38,8 +38,7 @@ def read_fleet(path: Path, broker: str | None) -> FleetConfig:
 def serve(fleet: str, store: Path, broker: BrokerConfig, view: ViewConfig | None = None) -> None:
     """Take run requests until stopped, and draw what happens; without `view` no page is served.
 
-    Raises:
-        ShoalError: the server cannot go on.
+    That the server cannot go on is a ShoalError.
     """
     console = error_console()
     display: list[RunDisplay] = []
@@ -99,11 +98,7 @@ def predict_at(source: FleetConfig, device: str, data: Path, seconds: float, *, 
 
 
 def do_run(settings: FleetConfig, *, as_json: bool) -> int:
-    """Do one run, say how it ended, and return the exit code.
-
-    Raises:
-        ShoalError: the run could not be started.
-    """
+    """Do one run, say how it ended, and return the exit code; a ShoalError where it could not be started."""
     try:
         with RunDisplay(error_console(), settings.model.arch) as display:
             finished = run_fleet(settings, listener=display.show)

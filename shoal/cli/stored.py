@@ -52,9 +52,7 @@ class Shown(Generic[_View]):
     def show(self, store: Path, run: str | None, *, as_json: bool, watch: bool = False, url: str = "") -> None:
         """Print it of a run (None for the newest); watched, each time it changes, as JSON on a line of its own.
 
-        Raises:
-            ConfigError: the store has no such run.
-            StorageError: there is no store.
+        No such run is a ConfigError and no store a StorageError, here and below.
         """
         with opened(store, url) as found:
             for view in watched(found, run, self.look) if watch else [self.look(found, run)]:
@@ -70,11 +68,7 @@ _RUN = Asked(queries.find_run, lambda client, run: client.runs(run)[0].run)
 
 
 def watched(source: _Source, run: str | None, look: Callable[[_Source, str | None], _View]) -> Iterator[_View]:
-    """What a look finds, again whenever the store was written, until the run has ended or the operator interrupts.
-
-    Raises:
-        ConfigError: the store has no such run.
-    """
+    """What a look finds, again whenever the store was written, until the run has ended or the operator interrupts."""
     over = threading.Event()
     stops = on_signals(lambda _: over.set()) if isinstance(source, Store) else suppress(KeyboardInterrupt)
     with stops:  # a network is read until something comes, unless that is interrupted
@@ -249,10 +243,6 @@ def show_log(store: Path, run: str | None, *, last: int, as_json: bool, follow: 
     """Show the last lines that the server noted of a run, or of all.
 
     Followed, it goes on with what comes, until the run has ended or the user interrupts.
-
-    Raises:
-        ConfigError: the store has no such run.
-        StorageError: there is no store.
     """
     known = 0
     look = Asked[Store, list[EventRecord]](
@@ -369,8 +359,7 @@ def _save_onnx(found: tuple[ExportedVersion, TierArtifacts, FleetConfig], path: 
 def _save_torch(exported: ExportedVersion, path: Path) -> None:
     """Write the tensors of a module by its names, for ``load_state_dict(torch.load(path, weights_only=True))``.
 
-    Raises:
-        ConfigError: torch is not installed.
+    Without torch it is a ConfigError.
     """
     try:
         import torch  # noqa: PLC0415  (nothing else here needs it)

@@ -34,11 +34,7 @@ def _round(record: RoundRecord, tasks: list[TaskRecord]) -> RoundPoint:
 
 
 def summarise(store_folder: Path, run: str, heading: Heading, seconds: float) -> Arm:
-    """Read a run.
-
-    Raises:
-        ConfigError: the store has no such run.
-    """
+    """Read a run, or raise a ConfigError where the store has none such."""
     with closing(Store(store_folder, read_only=True)) as store:
         view = queries.status(store, run)
         closed = [item for item in store.rounds(run) if item.state is RoundState.CLOSED]

@@ -26,12 +26,9 @@ _HEADERS = {
 def guarded(app: FastAPI, token: str | None, operator: str | None = None) -> None:
     """Let nobody read the API without a token, nobody act without the operator's, and keep a browser strict.
 
-    Args:
-        app: the application.
-        token: as ``Authorization: Bearer``, or for a while by the cookie that ``POST /login`` sets; None asks for none,
-            but refuses other names of this machine: a foreign page must not read the fleet by a name of its own (DNS
-            rebinding).
-        operator: the token of who may act, and read, too; None lets nobody act.
+    The token comes as ``Authorization: Bearer``, or for a while by the cookie that ``POST /login`` sets; None asks for
+    none, but refuses other names of this machine: a foreign page must not read the fleet by a name of its own (DNS
+    rebinding). Who has the operator's may read, too; None lets nobody act.
     """
     app.state.acts = operator is not None
 

@@ -44,13 +44,9 @@ Last = Annotated[int | None, Query(ge=0, description="None after this round.")]
 
 
 def make_app(store: Path, token: str | None = None, operator: str | None = None, steer: Steer | None = None) -> FastAPI:
-    """The application.
+    """The application of a store, which is read, and changed by operators alone; `steer` is for `shoal.view.actions`.
 
-    Args:
-        store: folder of the store; it is read, and changed by operators alone.
-        token: what whoever reads the API must have; None lets everybody read who asks for this machine by name.
-        operator: what whoever acts must have; None lets nobody act.
-        steer: see `shoal.view.actions.acting`.
+    Tokens are as of `guarded`.
     """
     about = "What a store of Shoal holds: the same values that the commands print with `--json`; and their verbs."
     app = FastAPI(title="Shoal", version=version("shoal"), description=about, docs_url=None, redoc_url=None,

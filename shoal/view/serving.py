@@ -42,17 +42,11 @@ class _Connection(H11Protocol):
 def serving(
     store: Path, where: ViewConfig, token_file: Path | None = None, steer: Steer | None = None
 ) -> Iterator[str]:
-    """Serve the page of a store while the block lasts.
+    """Serve the page of a store while the block lasts, which gets the page's address.
 
-    Args:
-        store: its folder.
-        where: address to listen on, and whether operators act with the token in ``operator.token`` of the store.
-        token_file: holds the token that is asked for; it is made, for its owner alone, where there is none. None asks
-            for no token, which goes on loopback alone.
-        steer: see `shoal.view.actions.acting`.
-
-    Yields:
-        The page's address.
+    `where` says where to listen, and whether operators act with the token in ``operator.token`` of the store. The file
+    of the token that is asked for is made, for its owner alone, where there is none; without one no token is asked for,
+    which goes on loopback alone. `steer` is for `shoal.view.actions.acting`.
 
     Raises:
         ConfigError: others could reach it without a token, or could read the token.

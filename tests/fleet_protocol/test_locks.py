@@ -30,7 +30,8 @@ def test_who_waits_goes_on_when_the_first_lets_go(tmp_path):
 
 def test_nobody_waits_for_ever(tmp_path):
     with (
-        held(tmp_path / "file", "not now"), pytest.raises(TransportError, match="not now"),
+        held(tmp_path / "file", "not now"),
+        pytest.raises(TransportError, match="not now"),
         held(tmp_path / "file", "not now", seconds=0.2, error=TransportError),
     ):
         pass

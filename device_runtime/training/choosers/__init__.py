@@ -35,11 +35,7 @@ class TierChooser:
 
 
 def chooser_of(instructions: Instructions) -> TierChooser | None:
-    """How a task lets a device choose its tier; None if it does not.
-
-    Raises:
-        RefusedError: it names a rule that this version does not know, or its settings are wrong.
-    """
+    """How a task lets a device choose its tier, if it does; a RefusedError for a rule or settings it does not know."""
     chooser = instructions.chooser
     if chooser is None:
         return None

@@ -29,13 +29,7 @@ _NARROWEST = 0.0625
 
 
 class Progress(FrozenModel):
-    """What the device carries from round to round.
-
-    Attributes:
-        rounds: rounds whose loss was observed.
-        training_efficiency: TE of the next round.
-        last_loss: mean loss of the last round; None before the first.
-    """
+    """What the device carries from round to round: rounds whose loss was observed, the next one's TE, the last loss."""
 
     rounds: int = 0
     training_efficiency: float
@@ -43,16 +37,7 @@ class Progress(FrozenModel):
 
 
 class Choice(FrozenModel):
-    """What the device decided for one round, and why.
-
-    Attributes:
-        system_efficiency: SE.
-        training_efficiency: TE.
-        utility: U.
-        normalised: Un, in [0, 1].
-        wanted: width before the cap.
-        width: width after it.
-    """
+    """What the device decided for one round, and why: SE, TE, U, Un in [0, 1], and widths before and after the cap."""
 
     system_efficiency: float
     training_efficiency: float
@@ -65,11 +50,7 @@ class Choice(FrozenModel):
 def choose(
     state: Progress, settings: SizingConstants, *, transmit_seconds: float, compute_seconds: float, maximum: float
 ) -> Choice:
-    """Choose the width of the coming round, at most `maximum`, by the times T_cm and T_cp as measured now.
-
-    Raises:
-        ConfigError: a time is not positive.
-    """
+    """Choose the width of the coming round, at most `maximum`, by the times T_cm and T_cp as measured now."""
     speed = system_efficiency(transmit_seconds, compute_seconds, settings.efficiency)
     if settings.arm == "training":
         speed = settings.fixed
@@ -88,12 +69,9 @@ def choose(
 
 
 def observe(state: Progress, settings: SizingConstants, loss: float) -> Progress:
-    """Take the mean training loss over all local iterations of a finished round into account.
+    """The record for the next round, given the mean training loss over all local iterations of a finished one.
 
-    The training efficiency changes from the second observed loss on.
-
-    Returns:
-        The record for the next round. A loss that is not finite leaves it as it was.
+    The training efficiency changes from the second observed loss on; one that is not finite leaves it as it was.
     """
     if not math.isfinite(loss):
         return state
@@ -105,11 +83,7 @@ def observe(state: Progress, settings: SizingConstants, loss: float) -> Progress
 
 
 def system_efficiency(transmit_seconds: float, compute_seconds: float, form: Efficiency) -> float:
-    """SE of T_cm and T_cp, equation 3.
-
-    Raises:
-        ConfigError: a time is not positive.
-    """
+    """SE of T_cm and T_cp, equation 3; a time that is not positive is a ConfigError."""
     if not (transmit_seconds > 0 and compute_seconds > 0):
         raise ConfigError(
             f"adaptive sizing needs positive times, not {transmit_seconds} s to send and {compute_seconds} s to compute"

@@ -14,11 +14,7 @@ from fleet_protocol.frozen import FrozenModel
 
 
 class _Stored(FrozenModel):
-    """The file.
-
-    Attributes:
-        run: it belongs to; another run starts afresh.
-    """
+    """The file; it belongs to a run, and another one starts afresh."""
 
     version: Literal[1] = 1
     rule: str

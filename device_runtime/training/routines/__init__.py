@@ -19,11 +19,7 @@ ROUTINES: Mapping[str, Routine] = MappingProxyType(
 
 
 def routine_of(instructions: Instructions) -> Routine:
-    """The routine that a task asks for.
-
-    Raises:
-        RefusedError: there is none of that name.
-    """
+    """The routine that a task asks for; a RefusedError where there is none of that name."""
     found = ROUTINES.get(instructions.routine)
     if found is None:
         raise RefusedError(
