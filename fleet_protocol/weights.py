@@ -17,7 +17,12 @@ from fleet_protocol.errors import BlobError
 
 MASKED = "masked"  # the only tensor of an update that goes into a sum unseen
 
-_DTYPES = {"float32": "F32", "float64": "F64", "int64": "I64", "float16": "F16", "int8": "I8", "uint32": "U32"}
+_DTYPES = {  # by type, since asking numpy for a type's name takes as long as all else here
+    np.dtype(name): code
+    for name, code in zip(
+        ("float32", "float64", "int64", "float16", "int8", "uint32"), ("F32", "F64", "I64", "F16", "I8", "U32"), strict=True
+    )
+}
 _HEADER_LIMIT = 16 * 1024 * 1024  # a header of 100,000 parameters is 10 MB; larger is not a model
 
 
@@ -45,11 +50,11 @@ def weights_parts(
     parts: list[bytes | memoryview] = []
     offset = 0
     for name, value in weights.items():
-        if value.dtype.name not in _DTYPES:
-            raise BlobError(f"tensor {name} has type {value.dtype}; a blob carries {', '.join(_DTYPES)}")
+        if value.dtype not in _DTYPES:
+            raise BlobError(f"tensor {name} has type {value.dtype}; a blob carries {', '.join(map(str, _DTYPES))}")
         array = np.ascontiguousarray(value)
         header[name] = {
-            "dtype": _DTYPES[array.dtype.name],
+            "dtype": _DTYPES[array.dtype],
             "shape": list(value.shape),
             "data_offsets": [offset, offset + array.nbytes],
         }
