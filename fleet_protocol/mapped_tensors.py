@@ -3,7 +3,9 @@
 import json
 import mmap
 import struct
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -11,9 +13,9 @@ from numpy.typing import NDArray
 
 from fleet_protocol.errors import BlobError
 
-_DTYPES: dict[str, np.dtype[Any]] = {
-    name: np.dtype(kind) for name, kind in {"F32": "<f4", "F64": "<f8", "I64": "<i8", "U32": "<u4"}.items()
-}
+_KINDS = {"F32": "<f4", "F64": "<f8", "I64": "<i8", "U32": "<u4", "F16": "<f2", "I8": "i1"}
+DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType({name: np.dtype(kind) for name, kind in _KINDS.items()})
+"""Types that blobs carry, by their names in a file."""
 
 _PICKLED = (b"PK\x03\x04", b"\x80\x02")  # how files of torch.save begin, of today and of old
 
@@ -42,7 +44,7 @@ def open_tensors(path: Path) -> dict[str, NDArray[Any]]:
         tensors: dict[str, NDArray[Any]] = {}
         for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
             first, last = entry["data_offsets"]
-            tensors[name] = body[first:last].view(_DTYPES[entry["dtype"]]).reshape(entry["shape"])
+            tensors[name] = body[first:last].view(DTYPES[entry["dtype"]]).reshape(entry["shape"])
     except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
         raise BlobError(f"cannot read the tensors in {path}: {error!r}") from error
     return tensors

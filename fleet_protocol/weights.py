@@ -14,15 +14,13 @@ from numpy.typing import NDArray
 from safetensors.numpy import load as safetensors_load
 
 from fleet_protocol.errors import BlobError
+from fleet_protocol.mapped_tensors import DTYPES
 
 MASKED = "masked"  # the only tensor of an update that goes into a sum unseen
 
-_DTYPES = {  # by type, since asking numpy for a type's name takes as long as all else here
-    np.dtype(name): code
-    for name, code in zip(
-        ("float32", "float64", "int64", "float16", "int8", "uint32"), ("F32", "F64", "I64", "F16", "I8", "U32"), strict=True
-    )
-}
+_NAMES = {
+    dtype: name for name, dtype in DTYPES.items()
+}  # to ask numpy for a type's name takes longer than all else here
 _HEADER_LIMIT = 16 * 1024 * 1024  # a header of 100,000 parameters is 10 MB; larger is not a model
 
 
@@ -50,11 +48,11 @@ def weights_parts(
     parts: list[bytes | memoryview] = []
     offset = 0
     for name, value in weights.items():
-        if value.dtype not in _DTYPES:
-            raise BlobError(f"tensor {name} has type {value.dtype}; a blob carries {', '.join(map(str, _DTYPES))}")
+        if value.dtype not in _NAMES:
+            raise BlobError(f"tensor {name} has type {value.dtype}; a blob carries {', '.join(map(str, _NAMES))}")
         array = np.ascontiguousarray(value)
         header[name] = {
-            "dtype": _DTYPES[array.dtype],
+            "dtype": _NAMES[array.dtype],
             "shape": list(value.shape),
             "data_offsets": [offset, offset + array.nbytes],
         }

@@ -5,9 +5,8 @@ import numpy as np
 from broker_server.rounds.collecting import OpenTask
 from broker_server.rounds.validation import check_update, expected_shapes
 from fleet_protocol.blob_store import BlobStore
-from fleet_protocol.encodings import decode
+from fleet_protocol.encodings import decode, open_weights
 from fleet_protocol.errors import BlobError, RefusalReason, RefusedError
-from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.weights import decode_weights, encode_weights, read_metadata
 
 
@@ -36,6 +35,6 @@ def _decoded(data: bytes, task: OpenTask, blobs: BlobStore) -> bytes:
     difference = decode(
         parts, expected_shapes(task.record, task.manifest, task.instructions.stays), task.instructions.upload.encoding
     )
-    sent = open_tensors(blobs.path(task.record.weights.digest))
+    sent = open_weights(blobs.path(task.record.weights.digest))
     with np.errstate(over="ignore"):  # sums that are not finite are refused with the rest
         return encode_weights({name: sent[name] + value for name, value in difference.items()}, metadata)

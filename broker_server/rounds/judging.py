@@ -13,7 +13,7 @@ from broker_server.rounds.closing import ClosingRule
 from broker_server.rounds.collecting import Collection
 from broker_server.rounds.dispatch import Services, gather
 from broker_server.rounds.evaluation import Evaluator, load_test_set
-from broker_server.rounds.planning import open_collection, statistics_tasks, tasks_of
+from broker_server.rounds.planning import keep_sent, open_collection, statistics_tasks, tasks_of
 from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.statistics import Statistics, combine, has_statistics, over_batches
 from broker_server.rounds.tier_models import model_of
@@ -152,6 +152,9 @@ class Judge:
     def _query(self, record: RoundRecord, version: VersionRecord, judged: BlobRef) -> Statistics | str:
         """Ask the devices; the reason, as text, if too few answer."""
         context, config = self._context, self._context.config.evaluation
+        if context.config.download.encoding != "fp32":  # as a round sends them, so that a device has them then
+            judged, _ = keep_sent(context, open_tensors(self._blobs.path(judged.digest)), self._blobs)
+            self._blobs.sync([judged.digest])
         tasks = self._store.tasks(record.run, record.number, "statistics")
         if not tasks:
             late = tasks_of(context, self._store, record.number + 1)

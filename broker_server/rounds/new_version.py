@@ -20,6 +20,7 @@ from broker_server.store import TaskRecord, VersionRecord
 from broker_server.strategies.private_merge import private_merge
 from broker_server.strategies.strategy import Contribution
 from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.encodings import open_weights
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.noise import bounded
@@ -56,7 +57,7 @@ def begin_folding(
             metrics=record.metrics,
         )
 
-    sent = lru_cache(_MOST_SENT)(lambda digest: open_tensors(services.blobs.path(digest)))
+    sent = lru_cache(_MOST_SENT)(lambda digest: open_weights(services.blobs.path(digest)))
 
     def measure(task: str, update: Contribution) -> Measured:
         norm, values = difference(update.weights, sent(current(task).weights.digest))
@@ -68,14 +69,16 @@ def begin_folding(
         if privacy is not None:
             return replace(update, weights=bounded(update.weights, sent_to(services, record), privacy.clip))
         weight = _weight_of(context, record, old)
-        if record.version == old.number:
+        current_version = record.version == old.number
+        if current_version and context.config.download.encoding == "fp32":
             return update
         now, sent = update.plan.slice(open_tensors(services.blobs.path(old.digest))), sent_to(services, record)
         weights = {
             name: (now[name] + weight * (value.astype(np.float64) - sent[name])).astype(np.float32)
             for name, value in update.weights.items()
         }
-        return replace(update, key=f"{update.key}@{record.version}", weights=weights)
+        key = update.key if current_version else f"{update.key}@{record.version}"
+        return replace(update, key=key, weights=weights)
 
     merge = context.strategy.merge
     if privacy is not None:
@@ -97,7 +100,7 @@ def _weight_of(context: RunContext, task: TaskRecord, old: VersionRecord) -> flo
 
 def sent_to(services: Services, task: TaskRecord) -> Mapping[str, NDArray[Any]]:
     """The weights that a task's device was sent."""
-    return open_tensors(services.blobs.path(task.weights.digest))
+    return open_weights(services.blobs.path(task.weights.digest))
 
 
 def first_version(context: RunContext, blobs: BlobStore) -> VersionRecord:

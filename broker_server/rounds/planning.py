@@ -1,23 +1,28 @@
 """Planning a round: who trains what, and one blob of weights for all devices that share a plan."""
 
 import hashlib
+import math
 import time
 from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from broker_server.rounds.artifacts import TierArtifacts
 from broker_server.rounds.closing import ClosingRule, quorum_of
 from broker_server.rounds.collecting import Collection, OpenTask
 from broker_server.rounds.fleet import Assignment
 from broker_server.rounds.run_context import RunContext
+from broker_server.rounds.screening import difference
 from broker_server.rounds.tier_models import open_model
 from broker_server.store import Alternative, Alternatives, RoundRecord, Store, TaskRecord, VersionRecord
 from broker_server.store.machine import RoundState
 from broker_server.strategies.strategy import PlanRequest
 from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.encodings import encode_whole, open_weights
 from fleet_protocol.messages import BlobRef
 from fleet_protocol.weights import weights_parts
 from models.plan import compile_plan
-from models.slicing import CompiledPlan
+from models.slicing import CompiledPlan, Tensors
 from models.tier import Tier
 
 
@@ -27,18 +32,36 @@ def task_id(run: str, number: int, kind: str, device: str) -> str:
     return f"{kind[0]}{number}-{digest[:20]}"
 
 
+def keep_sent(context: RunContext, weights: Tensors, blobs: BlobStore) -> tuple[BlobRef, float]:
+    """Keep weights as devices are sent them, for `BlobStore.sync`; returns also what rounding took, of their norm.
+
+    Raises:
+        RefusedError: they cannot be encoded.
+    """
+    encoding, lost = context.config.download.encoding, 0.0
+    parts = weights_parts(encode_whole(weights, encoding))
+    digest, size = blobs.put(*parts, durable=False), sum(map(len, parts))
+    if encoding != "fp32":
+        whole = math.sqrt(sum(float(np.vdot(tensor, tensor)) for tensor in weights.values()))
+        lost = difference(open_weights(blobs.path(digest)), weights)[0] / (whole or 1.0)
+    return BlobRef(digest=digest, size=size, chunk_bytes=context.config.round.chunk_bytes), lost
+
+
 def plan_round(
     context: RunContext, chosen: Sequence[Assignment], version: VersionRecord, number: int, blobs: BlobStore
-) -> tuple[RoundRecord, list[TaskRecord]]:
+) -> tuple[RoundRecord, list[TaskRecord], float]:
     """Cut the weights of a round and put them into the store's blobs; the records are still to be committed.
+
+    The number is the most that rounding took from weights, of their norm.
 
     Raises:
         BlobError: the global version cannot be read.
+        RefusedError: the weights cannot be encoded.
         StorageError: the disk is full.
     """
     layout = context.artifacts.layout
     model, strategy = open_model(blobs, version), context.strategy
-    refs: dict[str, BlobRef] = {}
+    refs: dict[str, tuple[BlobRef, float]] = {}
     tasks = []
     for item in chosen:
         choices = []
@@ -47,14 +70,13 @@ def plan_round(
             planned = strategy.plan(request)
             if planned.key not in refs:
                 sent = strategy.send(compile_plan(layout, planned.plan), request, model)
-                parts = weights_parts({name: sent[name] for name in layout.shapes(tier)})
-                digest, size = blobs.put(*parts, durable=False), sum(map(len, parts))
-                refs[planned.key] = BlobRef(digest=digest, size=size, chunk_bytes=context.config.round.chunk_bytes)
+                weights = {name: sent[name] for name in layout.shapes(tier)}
+                refs[planned.key] = keep_sent(context, weights, blobs)
             choices.append(
                 Alternative(
                     tier=tier.id,
                     artifact_set=context.set_of(item.device, context.artifacts.tiers[tier.id]),
-                    weights=refs[planned.key],
+                    weights=refs[planned.key][0],
                     plan_key=planned.key,
                 )
             )
@@ -71,7 +93,7 @@ def plan_round(
                 others=Alternatives(items=tuple(others)) if others else None,
             )
         )
-    blobs.sync({ref.digest for ref in refs.values()} - {version.digest})
+    blobs.sync({ref.digest for ref, _ in refs.values()} - {version.digest})
     record = RoundRecord(
         run=context.run,
         number=number,
@@ -86,7 +108,7 @@ def plan_round(
         note=None,
         wanted=len(chosen),
     )
-    return record, tasks
+    return record, tasks, max((lost for _, lost in refs.values()), default=0.0)
 
 
 def compiled_plans(context: RunContext, tasks: Sequence[TaskRecord]) -> dict[tuple[int, str], CompiledPlan]:

@@ -183,6 +183,11 @@ def prepare_run(
     asked = context.instructions("train", 0)
     if config.round.buffer is not None:
         _require_deltas(prepared, asked, "round.buffer takes updates that were made from earlier versions", "buffer")
+    if config.download.encoding != "fp32":
+        free = asked.model_copy(update={"chooser": None})  # who chooses a tier has no say in this
+        _require_deltas(
+            prepared, free, "download.encoding: what rounding takes from weights is given back", "[download]"
+        )
     if config.secure_sum is not None:
         _require_deltas(prepared, asked, "secure_sum: updates are added up before they are seen", "[secure_sum]")
         _require_shared_plans(prepared, tiers, "secure_sum adds up", 'take heterofl with plan = "static"')

@@ -13,8 +13,8 @@ from broker_server.rounds.collecting import Collection, OpenTask
 from broker_server.rounds.dispatch import Services
 from broker_server.rounds.validation import expected_shapes
 from broker_server.store import TaskPhase
+from fleet_protocol.encodings import open_weights
 from fleet_protocol.errors import RefusedError
-from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.secure_sum import Words, restored
 from fleet_protocol.weights import encode_weights
 
@@ -46,7 +46,7 @@ def sum_up(services: Services, collection: Collection) -> str:
 def _replace(services: Services, came: Sequence[OpenTask], total: Words, clip: float) -> None:
     first, updates = came[0], services.updates
     shapes = expected_shapes(first.record, first.manifest, first.instructions.stays)
-    sent = open_tensors(services.blobs.path(first.record.weights.digest))
+    sent = open_weights(services.blobs.path(first.record.weights.digest))
     names = sorted(shapes)
     parts = np.split(restored(total, clip) / len(came), np.cumsum([math.prod(shapes[name]) for name in names])[:-1])
     moved = {name: part.reshape(shapes[name]) for name, part in zip(names, parts, strict=True)}

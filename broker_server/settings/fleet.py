@@ -10,7 +10,7 @@ from broker_server.settings.evaluation import EvaluationConfig, Share
 from broker_server.settings.method import StrategyConfig
 from broker_server.settings.privacy import PrivacyConfig, SecureSumConfig
 from broker_server.settings.robust import RobustConfig
-from broker_server.settings.rounds import RoundConfig, UploadConfig
+from broker_server.settings.rounds import DownloadConfig, RoundConfig, UploadConfig
 from broker_server.strategies.server_optimizer import OptimizerSettings
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import Name
@@ -157,6 +157,7 @@ class RunKeys(FrozenModel):
         seed: of sampling, plans and the devices' shuffling.
         train: how devices train.
         upload: how updates travel.
+        download: how weights travel.
         strategy: how sub-models are cut and merged.
         server_optimizer: what the server does with a merge; None for what the strategy does by itself.
         tiers: which device gets which tier.
@@ -169,6 +170,7 @@ class RunKeys(FrozenModel):
     seed: int = Field(default=1, ge=0, le=2**64)
     train: TrainConfig = TrainConfig()
     upload: UploadConfig = UploadConfig()
+    download: DownloadConfig = DownloadConfig()
     strategy: StrategyConfig = StrategyConfig()
     server_optimizer: OptimizerSettings | None = None
     tiers: TiersConfig = TiersConfig()

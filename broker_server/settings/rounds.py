@@ -1,4 +1,4 @@
-"""How rounds go, ``[round]``: what a fleet and a simulation share, and what only real devices need; ``[upload]``."""
+"""``[round]``: how rounds go, in a fleet and a simulation and for real devices alone; ``[upload]``; ``[download]``."""
 
 from typing import Literal
 
@@ -69,3 +69,14 @@ class UploadConfig(FrozenModel):
     """
 
     encoding: Literal["fp32", "fp16", "int8", "int4"] = "fp32"
+
+
+class DownloadConfig(FrozenModel):
+    """How weights travel to the devices that train them.
+
+    Attributes:
+        encoding: ``fp32``; or, for methods that average what devices have changed, rounded to ``fp16`` (half of the
+            bytes) or ``int8`` (0.26). The global model stays float32.
+    """
+
+    encoding: Literal["fp32", "fp16", "int8"] = "fp32"

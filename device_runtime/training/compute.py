@@ -18,9 +18,8 @@ from device_runtime.training.hooks import Hooks
 from device_runtime.training.labels import present_labels
 from device_runtime.training.routines import Result, routine_of
 from device_runtime.training.task import Bench, Task
-from fleet_protocol.encodings import LEVELS, decode, encode
+from fleet_protocol.encodings import LEVELS, decode, encode, open_weights
 from fleet_protocol.errors import BlobError
-from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.messages import BlobRef, TaskMetrics
 from fleet_protocol.messages.instructions import Hiding
 from fleet_protocol.noise import bounded, gaussian
@@ -103,7 +102,7 @@ def keep_update(task: Task, bench: Bench, tensors: Mapping[str, NDArray[Any]]) -
     if summing is not None:
         from fleet_protocol.secure_sum import whole_numbers  # noqa: PLC0415  (cryptography: memory of a small board)
 
-        sent = open_tensors(bench.blobs.path(task.weights.digest))
+        sent = open_weights(bench.blobs.path(task.weights.digest))
         tensors = {MASKED: whole_numbers(tensors, sent, summing.clip)}  # masked when it is sent
     if task.instructions.upload.encoding != "fp32":
         tensors = _encoded(task, bench, tensors)
@@ -115,7 +114,7 @@ def _hidden(
     task: Task, bench: Bench, tensors: Mapping[str, NDArray[Any]], hiding: Hiding
 ) -> dict[str, NDArray[np.float32]]:
     """The update with its difference bounded and noise on every entry."""
-    sent = open_tensors(bench.blobs.path(task.weights.digest))
+    sent = open_weights(bench.blobs.path(task.weights.digest))
     change = bounded(tensors, sent, hiding.clip)
     return {
         name: (sent[name] + value + hiding.deviation * gaussian(bench.noise, value.shape)).astype(np.float32)
@@ -125,7 +124,7 @@ def _hidden(
 
 def _encoded(task: Task, bench: Bench, tensors: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """The difference to what was sent and what earlier rounds lost; what is lost now is kept for the next."""
-    asked, sent = task.instructions.upload, open_tensors(bench.blobs.path(task.weights.digest))
+    asked, sent = task.instructions.upload, open_weights(bench.blobs.path(task.weights.digest))
     names = [spec.name for spec in task.manifest.parameters if spec.name in tensors]
     if not asked.feedback or asked.encoding not in LEVELS:
         return encode({name: tensors[name] - sent[name] for name in names}, asked.encoding, at_random=True)

@@ -10,10 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_protocol.blobs import storage_error
+from fleet_protocol.encodings import open_weights
 from fleet_protocol.errors import BlobError, RefusalReason, RefusedError
 from fleet_protocol.manifest import Manifest
 
-_DTYPES = {"F32": "float32", "I64": "int64"}
+_ENCODED = {"F16": "float32", "I8": "float32"}
+_DTYPES = {"F32": "float32", "I64": "int64", **_ENCODED}
 
 
 def read_weights(
@@ -32,6 +34,7 @@ def read_weights(
     try:
         with path.open("rb") as file:
             header, start = _header(file.read(8), file.read, path)
+            decoded: Mapping[str, NDArray[Any]] = {}
             for spec in manifest.parameters:
                 entry = header.get(spec.name)
                 found = "nothing"
@@ -45,7 +48,10 @@ def read_weights(
                     )
                 array = into[spec.name] if into is not None else np.empty(spec.shape, spec.dtype)
                 file.seek(start + int(entry["data_offsets"][0]))
-                if file.readinto(array.reshape(-1).view(np.uint8).data) != array.nbytes:
+                if entry["dtype"] in _ENCODED:
+                    decoded = decoded or open_weights(path)
+                    array[...] = decoded[spec.name]
+                elif file.readinto(array.reshape(-1).view(np.uint8).data) != array.nbytes:
                     raise BlobError(f"the weights {path.name[:12]} end before parameter {spec.name}")
                 result[spec.name] = array
     except (KeyError, IndexError, TypeError, ValueError) as error:

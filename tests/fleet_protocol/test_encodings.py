@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fleet_protocol.encodings import ENCODINGS, LEVELS, decode, encode
+from fleet_protocol.encodings import ENCODINGS, LEVELS, decode, encode, encode_whole, open_weights
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.weights import decode_weights, encode_weights
 
@@ -132,5 +132,27 @@ def test_what_no_encoding_can_say_is_refused(encoding, value):
     if value == 1e5 and encoding != "fp16":
         assert travelled(difference, encoding)["w"][1] == pytest.approx(1e5)
         return
-    with pytest.raises(RefusedError, match=r"in tensor w is not finite, or too large.*take \[upload\]"):
+    with pytest.raises(RefusedError, match=r"of tensor w is not finite, or too large.*take encoding"):
         encode(difference, encoding)
+
+
+@pytest.mark.parametrize("encoding", ["fp32", "fp16", "int8"])
+def test_weights_come_to_devices_as_a_difference_would(tmp_path, encoding):
+    """Under their names, to the bit what `decode` makes of `encode`, and exact in fp32; none but what is float32."""
+    draw = np.random.default_rng(5)
+    weights = {name: draw.normal(0, 1, shape).astype(np.float32) for name, shape in {"b": (7, 40), "a": (3,)}.items()}
+    (tmp_path / "blob").write_bytes(encode_weights(encode_whole(weights, encoding)))
+    found = open_weights(tmp_path / "blob")
+    expected = weights if encoding == "fp32" else travelled(weights, encoding)
+    assert list(found) == ["b", "a"]
+    for name, value in found.items():
+        assert value.dtype == np.float32
+        np.testing.assert_array_equal(value, expected[name])
+
+
+def test_weights_without_their_scales_are_damaged(tmp_path):
+    """A file says so, instead of weights of 127."""
+    whole = encode_whole({"a": np.ones(200, np.float32)}, "int8")
+    (tmp_path / "blob").write_bytes(encode_weights({"a": whole["a"]}))
+    with pytest.raises(RefusedError, match="what is in int8 has"):
+        open_weights(tmp_path / "blob")

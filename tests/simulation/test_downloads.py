@@ -1,0 +1,51 @@
+"""Weights that are rounded on their way to devices: fewer bytes, and a global model that loses nothing by it."""
+
+import numpy as np
+import pytest
+
+from broker_server.store import Store
+from broker_server.store.queries import log
+from fleet_protocol.errors import PlanError
+from simulation.runner import simulate
+from tests.simulation.simulations import settings, tensors
+
+TINY = {
+    "model": {"arch": "mlp", "settings": {"hidden": (32,)}, "widths": (1.0, 0.5)},
+    "devices": {"count": 2},
+    "round": {"rounds": 2, "fraction": 1.0},
+    "tiers": {"assign": "fix", "levels": "a1-b1"},
+    "engine": {"workers": 1},
+}
+
+
+def sent(folder, run):
+    store = Store(folder / "store", read_only=True)
+    try:
+        told = [line.detail for line in log(store, run) if line.kind == "download"]
+        return sum(task.weights.size for task in store.tasks(run, 1, "train")), told
+    finally:
+        store.close()
+
+
+@pytest.mark.parametrize(("encoding", "share"), [("fp16", 0.55), ("int8", 0.32)])
+@pytest.mark.parametrize("upload", ["fp32", "int8"])
+def test_what_rounding_takes_is_given_back(tmp_path, encoding, share, upload):
+    """Devices that learn almost nothing leave the global model where it was, however coarse what they were sent."""
+    still = TINY | {"train": {"learning_rate": 1e-12}, "upload": {"encoding": upload}}
+    runs = {}
+    for name in ("fp32", encoding):
+        runs[name] = simulate(settings(tmp_path / name, tmp_path / "cache", **still, download={"encoding": name}))
+    first, *_, last = tensors(tmp_path / encoding, runs[encoding].run)
+    for name, value in first.items():
+        np.testing.assert_allclose(last[name], value, rtol=0, atol=1e-7)
+    (whole, untold), (size, told) = (sent(tmp_path / name, run.run) for name, run in runs.items())
+    assert size < share * whole
+    assert not untold
+    assert [line.partition(",")[0] for line in told] == [f"weights travel in {encoding}"] * 2  # one a round
+
+
+def test_methods_that_do_not_average_changes_refuse(tmp_path):
+    """Nothing would give back to a median what rounding took."""
+    tables = TINY | {"download": {"encoding": "int8"}, "robust": {"merge": "median"}}
+    with pytest.raises(PlanError, match=r"download\.encoding"):
+        simulate(settings(tmp_path, tmp_path / "cache", **tables))
