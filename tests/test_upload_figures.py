@@ -6,6 +6,7 @@ from pathlib import Path
 
 DOCS = Path(__file__).parents[1] / "docs"
 RUNS = json.loads((DOCS / "upload-encodings.json").read_text())["runs"]
+DOWNLOADS = json.loads((DOCS / "download-encodings.json").read_text())["runs"]
 
 
 def of_kind(run):
@@ -39,3 +40,22 @@ def test_the_promised_bytes_and_accuracies_are_kept():
         means = [total("heterofl", name, "accuracy") / 3 for name in (encoding, "fp32")]
         assert uploads[0] <= share * uploads[1]
         assert means[0] >= means[1] - points
+
+
+def test_the_table_of_downloads_is_that_of_the_stored_runs():
+    """Bytes, shares, accuracies, and what rounding took of the weights."""
+    section = (DOCS / "rounds.md").read_text().partition("## How weights travel")[2].partition("\n## ")[0]
+    cells = [[cell.strip(" `") for cell in line.split("|")[1:-1]] for line in section.splitlines() if line[:1] == "|"]
+    expected = []
+    for ways in {(run["download"], run["upload"]) for run in DOWNLOADS}:
+        runs, plain = (
+            [run for run in DOWNLOADS if (run["download"], run["upload"]) == found]
+            for found in (ways, ("fp32", "fp32"))
+        )
+        size, whole = (sum(run["task_download_bytes"] for run in found) for found in (runs, plain))
+        paid, all_paid = (sum(run["payload_bytes"] for run in found) for found in (runs, plain))
+        told = ", ".join(f"{run['accuracy']:.4f}" for run in sorted(runs, key=lambda run: run["seed"]))
+        taken = ", ".join(f"{value:.3f}" for value in runs[0].get("lost_percent_of_norm", ()))
+        kilobytes = size / sum(run["updates"] for run in runs) / 1000
+        expected.append([*ways, f"{kilobytes:.1f}", f"{size / whole:.3f}", f"{paid / all_paid:.3f}", told, taken])
+    assert sorted(cells[2:]) == sorted(expected)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from device_runtime.training.weights_file import read_weights
+from fleet_protocol.encodings import encode_whole, open_weights
 from fleet_protocol.errors import BlobError, RefusalReason, RefusedError
 from fleet_protocol.weights import encode_weights
 from tests.device_runtime.tiny_set import initial_weights, write_tiny_set
@@ -58,4 +59,19 @@ def test_foreign_headers_are_named(manifest, tmp_path, text):
     path = tmp_path / "w"
     path.write_bytes(len(text).to_bytes(8, "little") + text)
     with pytest.raises(BlobError, match=r"the weights w"):
+        read_weights(path, manifest)
+
+
+@pytest.mark.parametrize("encoding", ["fp16", "int8"])
+def test_encoded_weights_are_decoded_into_the_given_arrays(manifest, tmp_path, encoding):
+    """As `open_weights` reads them; a parameter of another shape is refused as any is."""
+    weights, path = initial_weights(), tmp_path / "w"
+    path.write_bytes(encode_weights(encode_whole(weights, encoding)))
+    into = {name: np.zeros_like(value) for name, value in weights.items()}
+    found, opened = read_weights(path, manifest, into), open_weights(path)
+    for name, value in into.items():
+        assert found[name] is value
+        np.testing.assert_array_equal(value, opened[name])
+    path.write_bytes(encode_weights(encode_whole(weights | {"linear.bias": np.zeros(5, np.float32)}, encoding)))
+    with pytest.raises(RefusedError, match=r"linear.bias of w1.00-d1 is float32 \[5\]"):
         read_weights(path, manifest)

@@ -25,12 +25,18 @@ def update_bytes(folder, run):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("encoding", "strategy", "share"),
-    [("fp16", "heterofl", 0.55), ("int8", "heterofl", 0.3), ("int4", "heterofl", 0.19), ("int4", "fedrolex", 0.19)],
+    ("encoding", "strategy", "share", "download"),
+    [
+        ("fp16", "heterofl", 0.55, "int8"),
+        ("int8", "heterofl", 0.3, "fp32"),
+        ("int4", "heterofl", 0.19, "fp32"),
+        ("int4", "fedrolex", 0.19, "fp16"),
+    ],
 )
-def test_a_fleet_ends_where_its_simulation_does(tmp_path, encoding, strategy, share):
+def test_a_fleet_ends_where_its_simulation_does(tmp_path, encoding, strategy, share, download):
     """To the bit, with residuals that boards keep and with rounding at random; headers count in a model this small."""
-    tables = TINY | {"upload": {"encoding": encoding}, "strategy": {"name": strategy}}
+    tables = TINY | {"strategy": {"name": strategy}}
+    tables |= {"upload": {"encoding": encoding}, "download": {"encoding": download}}
     encoded = settings(tmp_path / "sim", tmp_path / "cache", **tables)
     simulated, finished = simulate(encoded), as_a_fleet(encoded, tmp_path)
     assert finished.status == "finished", finished.error
@@ -38,12 +44,12 @@ def test_a_fleet_ends_where_its_simulation_does(tmp_path, encoding, strategy, sh
         tensors(tmp_path / name, run)[-1] for name, run in (("sim", simulated.run), ("fleet", finished.run))
     )
     assert all((ours[name] == theirs[name]).all() for name in ours)
-    whole = simulate(settings(tmp_path / "whole", tmp_path / "cache", **tables | {"upload": {}}))
+    whole = simulate(settings(tmp_path / "whole", tmp_path / "cache", **tables | {"upload": {}, "download": {}}))
     sizes = [update_bytes(tmp_path / name, run) for name, run in (("sim", simulated.run), ("fleet", finished.run))]
     assert sizes[0] == sizes[1]
     assert sum(sizes[0]) < share * sum(update_bytes(tmp_path / "whole", whole.run))
     evaluations = [run.finished.evaluation for run in (simulated, whole)]
-    assert evaluations[0].loss == pytest.approx(evaluations[1].loss, abs=0.3)
+    assert evaluations[0].loss == pytest.approx(evaluations[1].loss, abs=0.6 if download == "int8" else 0.3)
     assert finished.evaluation.loss == pytest.approx(evaluations[0].loss, rel=1e-5)
     kept = list((tmp_path / "devices").glob("*/residual-*"))
     assert bool(kept) == (encoding != "fp16" and strategy == "heterofl")
