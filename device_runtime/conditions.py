@@ -137,7 +137,12 @@ def _interfaces(root: Path) -> list[str] | None:
 
 @dataclass(frozen=True)
 class Seen:
-    """A condition at one moment: its reading, empty where the board does not tell, and why it does not hold, if so."""
+    """A condition at one moment.
+
+    Attributes:
+        said: its reading, empty where the board does not tell; such a condition holds.
+        reason: why it does not hold, with when it will; empty where it does.
+    """
 
     said: str = ""
     reason: str = ""

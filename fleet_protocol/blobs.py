@@ -190,11 +190,14 @@ class PartFile:
             raise storage_error("write", self.path, error) from error
 
     def finish(self, *, durable: bool = True) -> Path:
-        """Verify the whole and close the file, ready to be moved; without `durable` the caller sees to power cuts.
+        """Verify the whole and close the file; without `durable` the caller sees that it would survive a power cut.
+
+        Returns:
+            The path, ready to be moved to its place.
 
         Raises:
-            BlobError: chunks are missing, or the whole does not match its digest; then the part is dropped, so that the
-                next try starts clean.
+            BlobError: chunks are missing, or the whole does not match its digest; then the part is dropped, so that
+                the next try starts clean.
         """
         if not self.complete:
             raise BlobError(f"blob {self.ref.digest[:12]} still misses chunks {self.missing()}")

@@ -26,7 +26,7 @@ _TRAINING_PACKAGE = "onnxruntime.training"
 
 @functools.cache
 def check_runtime() -> None:
-    """See that one distribution of onnxruntime at most is installed, by a ConfigError; nothing is imported for it."""
+    """See, without importing it, that onnxruntime is of one distribution at most; more are a ConfigError."""
     found = [name for name in RUNTIMES if any(True for _ in metadata.distributions(name=name))]
     if len(found) > 1:
         unwanted = " and ".join(found[1:])

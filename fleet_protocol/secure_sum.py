@@ -166,7 +166,7 @@ def joined(shares: Mapping[int, int]) -> int:
 
 
 def check_keys(keys: KeyPair) -> None:
-    """See that others can agree on something with these keys, by a RefusedError: one would spoil the sum of all."""
+    """See that others can agree on something with these keys; a RefusedError for one that would spoil the sum."""
     try:
         for key in keys:
             agreed(private_key(new_key()), bytes.fromhex(key), b"")

@@ -40,9 +40,13 @@ SCHEMES: Mapping[str, Scheme] = MappingProxyType(
 
 @dataclass(frozen=True)
 class BrokerAddress:
-    """Where the broker is, by a transport of `SCHEMES`, and how to get in: a login or a client certificate, if any.
+    """Where the broker is and how to get in.
 
-    The authorities in `ca_file` count instead of the system's.
+    Attributes:
+        scheme: which transport, a row of `SCHEMES`.
+        username: login, or None.
+        ca_file: certificates to trust instead of the system's.
+        cert_file: client certificate.
     """
 
     host: str
@@ -132,9 +136,12 @@ class Rejected:
 
 @dataclass(frozen=True)
 class Told:
-    """The operator's word to this member: whether it is `renewed`, a `Release` to take, or none any more.
+    """What the operator says to this member has come.
 
-    `heard` is the release with which the server has heard it; renewed, it speaks with that from now on.
+    Attributes:
+        renewed: its enrolment ends later; it speaks with that from now on.
+        release: a `fleet_protocol.identity.release.Release` that it is to take; None for none, or none any more.
+        heard: number of the release with which the server has heard it.
     """
 
     renewed: bool

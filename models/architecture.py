@@ -25,10 +25,14 @@ _REQUIRED = ("input_shape", "classes")
 
 @dataclass(frozen=True)
 class Architecture:
-    """A builder of modules and its name, with all its settings' defaults, and, for people, where it was described.
+    """A builder of modules, with what is known of it before it is called.
 
-    The builder is called with a `Cut` and the settings as keywords, and returns a torch module. The dtype of the input
-    is ``float32``, or ``int64`` for tokens; of several inputs also by name.
+    Attributes:
+        name: its id, the name of the builder.
+        build: called with a `Cut` and the settings as keywords; returns a torch module.
+        input_dtype: ``float32``, or ``int64`` for tokens; of several inputs also by name.
+        defaults: every setting with its default.
+        paper: where it was described, for people.
     """
 
     name: str

@@ -156,7 +156,11 @@ class Cut:
         return _Whole(self)
 
     def classes(self, n: int) -> int:
-        """Name the rows of the classifier, one for each label, never cut; another number later is a ConfigError."""
+        """Name the rows of the classifier, one for each label. They are never cut.
+
+        Raises:
+            ConfigError: if it was called before with another number.
+        """
         return self.labels(CLASSES, n)
 
     def labels(self, name: str, n: int) -> int:

@@ -21,10 +21,13 @@ from models.tier import Tier
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The part of a global model that one sub-model is: its blocks, and of each width axis its units, in local order.
+    """The part of a global model that one sub-model is.
 
-    `overrides` are units of single dimensions, by (parameter name, dimension, axis), that differ; only plans drawn
-    ``per_layer`` have them.
+    Attributes:
+        blocks: names of the kept blocks.
+        indices: for each width axis its kept units in local order (int64, read-only).
+        overrides: units of single dimensions, by (parameter name, dimension, axis), that differ from `indices`;
+            only plans drawn ``per_layer`` have them.
     """
 
     tier: Tier

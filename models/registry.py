@@ -46,7 +46,11 @@ class Registry:
 
     @classmethod
     def zoo(cls) -> "Registry":
-        """Make the registry of the architectures that come with Shoal; it needs torch, else a ConfigError."""
+        """Make the registry of the architectures that come with Shoal; imports torch.
+
+        Raises:
+            ConfigError: if torch is not installed.
+        """
         try:
             families = list(modules_of("models.zoo"))
         except ModuleNotFoundError as error:

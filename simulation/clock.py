@@ -80,7 +80,11 @@ class ClockConfig(FrozenModel):
 
 
 class DeviceType(FrozenModel):
-    """One kind of device: time of a training step for one sample, by width; at least one."""
+    """One kind of device.
+
+    Attributes:
+        seconds_per_sample: time of a training step for one sample, by width; at least one.
+    """
 
     seconds_per_sample: Mapping[Width, Positive] = Field(min_length=1)
 

@@ -27,9 +27,12 @@ from trainer_export.recipe import Recipe
 
 @dataclass(frozen=True)
 class Export:
-    """What an export is about: `seed` is of weights and batches, `whole` what the whole model calls, when asked for.
+    """What an export is about.
 
-    `known` is where the programs of the tiers that were traced use the batch.
+    Attributes:
+        seed: of the weights and batches of the checks.
+        whole: what the whole model calls, by depth and labels, once it is asked for.
+        known: where the programs of the tiers that were traced use the batch.
     """
 
     arch: Architecture

@@ -31,9 +31,13 @@ _ITEM_BYTES = {1: 4, 7: 8, 9: 1, 6: 4, 11: 8}
 
 @dataclass(frozen=True)
 class Footprint:
-    """The costs of one tier: FLOPs of a sample's forward pass, and of its part in a step without the update.
+    """The costs of one tier.
 
-    The memory is that of training at batch 32, beyond the runtime itself.
+    Attributes:
+        parameters: number of scalars.
+        flops_per_sample: one forward pass of one sample.
+        flops_per_step_sample: one training step per sample of the batch, the update left out.
+        peak_memory_bytes: training at batch 32, beyond the runtime itself.
     """
 
     parameters: int

@@ -43,7 +43,12 @@ _VERSIONED = ("torch", "onnx", "onnxruntime", "onnxruntime-training-cpu", "execu
 
 @dataclass(frozen=True)
 class Facts:
-    """What running a sub-model told, with its layers' noise for a sample by path, and why it lacks formats."""
+    """What was found out about a sub-model by running it.
+
+    Attributes:
+        noise: shapes of what its layers draw for a sample in training, by path of the layer.
+        skipped: formats it cannot have, with the reason.
+    """
 
     signature: Signature
     noise: Mapping[str, tuple[int, ...]]

@@ -177,7 +177,7 @@ def call_model(
 
 
 def check_output(output: Any, signature: Signature) -> None:
-    """See that a model returned what its signature says, or an ExportError."""
+    """See that a model returned what its signature says; an ExportError where it did not."""
     expected = signature.output
     if signature.heads and {name: tuple(head.shape[1:]) for name, head in heads_of(output).items()} == signature.heads:
         return
@@ -196,7 +196,7 @@ def check_output(output: Any, signature: Signature) -> None:
 
 
 def require_one_output(signature: Signature, loss: Loss) -> None:
-    """See that a loss of one output gets one; several heads only one of the user's own can weigh, or an ExportError."""
+    """See that a loss of one output gets one; an ExportError for several, which only a loss of the user's can weigh."""
     if signature.heads and not isinstance(loss, OwnLoss):
         raise ExportError(
             f"the model returns {len(signature.heads)} outputs ({', '.join(signature.heads)}), and {loss.name} is about"

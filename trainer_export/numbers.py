@@ -18,7 +18,13 @@ _KEY = "range"
 
 @dataclass(frozen=True)
 class Range:
-    """Where a number must lie: not less than `low`, less than `below`, which may be infinity, and perhaps above 0."""
+    """Where a number must lie.
+
+    Attributes:
+        low: the smallest allowed.
+        below: what it must be less than; infinity for any finite number.
+        positive: whether it must be above 0.
+    """
 
     low: float = 0.0
     below: float = math.inf

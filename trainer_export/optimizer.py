@@ -43,9 +43,13 @@ class State:
 
 @dataclass(frozen=True)
 class Slot:
-    """What a rule is given of a parameter, float32 of any shape: its gradient after clipping, and its states by name.
+    """What a rule is given of one tensor of the model.
 
-    The step is the number of this one, 1 at the first, float32 []; None for an optimizer that counts none.
+    Attributes:
+        parameter: now, float32, any shape.
+        gradient: of the loss after clipping, of the same shape.
+        states: by name, of the same shape.
+        step: number of this step, 1 at the first, float32 []; None for an optimizer that counts none.
     """
 
     parameter: Tensor

@@ -66,7 +66,7 @@ class OwnFunction(Own):
                 traceback.current_meta["nn_module_stack"] = stack
 
     def require_each(self, found: Any, count: int) -> Tensor:
-        """See that a result has one entry for each sample, or an ExportError."""
+        """See that a result has one entry for each sample; an ExportError where it has not."""
         if not isinstance(found, Tensor):
             self.refuse(f"returned {type(found).__name__}", "return a tensor, made by PyTorch's functions alone")
         if found.dim() == 0:
@@ -82,7 +82,7 @@ class OwnFunction(Own):
         return found
 
     def require_alone(self, found: Sequence[Tensor], single: Callable[[int], Sequence[Tensor]]) -> None:
-        """See that each sample gets the finite numbers that `single` computes for it alone, or an ExportError."""
+        """See that a sample gets what `single` computes for it alone, and finite; an ExportError where it does not."""
         if not all(bool(part.isfinite().all()) for part in found):
             self.refuse(
                 "is not finite for the model's first outputs and targets from 0 to 1",

@@ -59,10 +59,13 @@ class PairModel:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two models that are trained on the same batch: a copy of the global model or its shared part, and one that stays.
+    """Two models that are trained on the same batch.
 
-    Of the sent model the adaptor's parts (`models.parts`; usually ``head``) stay, too, and start on the device. No
-    routine is the only one for pairs.
+    Attributes:
+        sent: the copy of the global model, or of its shared part with an adaptor.
+        own: the model that stays on the device.
+        adaptor: parts of the sent model that stay on the device and start there (`models.parts`); usually ``head``.
+        routine: what trains them; None where there is but one for pairs.
     """
 
     sent: PairModel
@@ -83,7 +86,11 @@ class Pair:
 
 @dataclass(frozen=True)
 class PairReport:
-    """The result of one pair; its graphs deviate so far from PyTorch, relative to the largest value of the tensor."""
+    """The result of one pair.
+
+    Attributes:
+        worst_deviation: largest deviation from PyTorch of any of its graphs, relative to the tensor's largest value.
+    """
 
     folder: Path
     manifest: PairManifest

@@ -43,11 +43,14 @@ class Knob:
 
 @dataclass(frozen=True)
 class PairRoutine:
-    """What two models make of each other's logits, with a knob for each, in the order of `SIDES`.
+    """What two models make of each other's logits.
 
-    A model's loss, and its gradient with respect to its logits, come from its logits, the other model's (constants),
-    the labels, and the value of its knob; pure and traceable. `pytorch` is the same loss by PyTorch's own means, as a
-    witness.
+    Attributes:
+        name: of the routine and of its graph.
+        knobs: one for each model, in the order of `SIDES`.
+        value_and_slope: loss of a model and its gradient with respect to its logits, from its logits, the other
+            model's (constants), the labels, and the value of its knob; pure and traceable.
+        pytorch: the same loss by PyTorch's own means, which every exported graph is compared with.
     """
 
     name: str
@@ -72,7 +75,13 @@ def pair_routine(name: str | None = None) -> PairRoutine:
 
 @dataclass(frozen=True)
 class Learner:
-    """One of the two models of a step: its logits [batch, classes] of parameters and batch, its knob and its rate."""
+    """One of the two models of a step.
+
+    Attributes:
+        call: computes logits [batch, classes] from the parameters and a batch.
+        knob: value of its routine's knob.
+        lr: learning rate, float [].
+    """
 
     call: Callable[[Sequence[Tensor], Tensor], Tensor]
     trained: Trained

@@ -26,7 +26,13 @@ class _TooDear(Exception):
 
 @dataclass(frozen=True)
 class _Peak:
-    """The worst moment: bytes of live values without inputs, outputs and constants, the running node, the values."""
+    """The worst moment of a run.
+
+    Attributes:
+        nbytes: of live values, inputs, outputs and constants left out.
+        index: of the node that runs then.
+        alive: values (not views) that lie in memory meanwhile.
+    """
 
     nbytes: int
     index: int

@@ -55,9 +55,14 @@ CELLS: Mapping[str, Cell] = MappingProxyType(
 
 
 def forth(cell: Cell, z: Tensor, weight: Tensor, bias: Tensor, states: States) -> list[Tensor]:
-    """One step from states, float32 [batch, size] each, and what the input adds to the gates, [batch, gates].
+    """One step: the new states.
 
-    The weight of the first state is [gates, size], the bias [gates].
+    Args:
+        cell: what it does.
+        z: what the input adds to the gates, float32 [batch, gates].
+        weight: of the first state, float32 [gates, size].
+        bias: float32 [gates].
+        states: float32 [batch, size] each.
     """
     return cell.step(z, torch.addmm(bias, states[0], weight.t()), states)
 
@@ -79,10 +84,17 @@ def back(cell: Cell, slopes: States, z: Tensor, weight: Tensor, bias: Tensor, st
 
 @torch.library.custom_op("shoal::recurrence", mutates_args=())
 def recurrence(kind: str, z: Tensor, weight: Tensor, bias: Tensor, start: Sequence[Tensor]) -> list[Tensor]:
-    """Each state after every step of a kind of `CELLS`, float32 [steps, batch, size], from those before the first.
+    """All steps of a cell.
 
-    The inputs add z to the gates, [steps, batch, gates]; the weight of the first state is [gates, size], the bias
-    [gates].
+    Args:
+        kind: of `CELLS`.
+        z: what the inputs add to the gates, float32 [steps, batch, gates].
+        weight: of the first state, float32 [gates, size].
+        bias: float32 [gates].
+        start: the states before the first step, float32 [batch, size].
+
+    Returns:
+        Each state after every step, float32 [steps, batch, size].
     """
     states, kept = list(start), []
     for row in z:

@@ -36,10 +36,15 @@ _EXAMPLE_BATCH, _OTHER_BATCH = 5, 7  # above 1; the other for models that have t
 
 @dataclass(frozen=True)
 class Trace:
-    """A traced program, a flat list of torch operators, with names of what goes in, with its shapes, and out, in order.
+    """A traced program with the names of what goes in and out.
 
-    The first dimension of `batch_input` is the batch. What is hidden the graph shall not have, and no output that it
-    has depends on such an input.
+    Attributes:
+        program: flat list of torch operators.
+        inputs: in the program's order.
+        input_specs: traced shapes of the inputs.
+        outputs: in the program's order.
+        batch_input: name of an input whose first dimension is the batch.
+        hidden: inputs and outputs that the graph shall not have; no output that it has depends on such an input.
     """
 
     name: str

@@ -22,7 +22,13 @@ _SMALL = 8192  # numbers up to which a tensor joins the others; copying it costs
 
 @dataclass(frozen=True)
 class Trained:
-    """All that a step changes: parameters, states by name in the same order, and a count, float32 [], if any."""
+    """Everything that a step changes.
+
+    Attributes:
+        parameters: float32, any shapes.
+        states: of the optimizer, by name, each in the order of the parameters.
+        step: number of steps so far, float32 []; None for an optimizer that counts none.
+    """
 
     parameters: Sequence[Tensor]
     states: Mapping[str, Sequence[Tensor]]

@@ -39,8 +39,7 @@ class Advice:
 def advice(store: Store, run: str | None = None, now: float | None = None) -> list[Advice]:
     """What the rules find about a run, by default the newest, at a time; a store without a run has nothing to say.
 
-    Raises:
-        ConfigError: there is no such run.
+    Errors are those of `queries`.
     """
     if run is None and not store.runs():
         return []

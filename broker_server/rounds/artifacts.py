@@ -32,11 +32,7 @@ class TierArtifacts:
         return self.folder / "head.safetensors"
 
     def base(self) -> Tensors:
-        """The frozen tensors that the graphs take beside the weights, read-only float32 views.
-
-        Raises:
-            BlobError: the file is damaged.
-        """
+        """The frozen tensors beside the weights, read-only float32 views; a BlobError where their file is damaged."""
         if not self.manifest.base:
             return {}
         found = open_tensors(self.folder / self.manifest.files[BASE].path)
@@ -62,11 +58,7 @@ class Artifacts:
 
     @property
     def full(self) -> TierArtifacts:
-        """The set of the whole model.
-
-        Raises:
-            ConfigError: it was not exported.
-        """
+        """The set of the whole model; a ConfigError where it was not exported."""
         tier = self.layout.tier(1.0)
         if tier.id not in self.tiers:
             raise ConfigError(f"{self.arch}: the full tier {tier.id} is not exported; export it with --widths 1,...")
@@ -82,12 +74,7 @@ class Artifacts:
         return self._tensors(self.initial, {item.name: item.shape for item in self.layout.parameters})
 
     def initial_heads(self, tiers: Iterable[Tier]) -> dict[Tier, Tensors]:
-        """The weights that heads of tiers' own start from, by tier: read-only float32 views.
-
-        Raises:
-            BlobError: a file is missing or damaged.
-            ConfigError: it does not fit the layout.
-        """
+        """The weights that heads of tiers' own start from, by tier, as views; errors as of `initial_weights`."""
         heads = {}
         for tier in tiers:
             shapes = self.layout.shapes(tier)

@@ -54,11 +54,7 @@ def stalled(config: EvaluationKeys, versions: Sequence[VersionRecord]) -> str | 
 
 
 def require_metric(config: EvaluationKeys, recipe: RecipeSpec) -> None:
-    """See that evaluations with a recipe have the metric that counts.
-
-    Raises:
-        ConfigError: they have not.
-    """
+    """See that evaluations with a recipe have the metric that counts; a ConfigError where they have not."""
     known = [
         "loss",
         *(["accuracy"] if "correct" in recipe.loss.metrics else []),

@@ -32,11 +32,7 @@ def load_test_set(config: DataConfig, manifest: Manifest) -> DataSet:
 
 
 class Evaluator:
-    """The eval graph of a tier with a test set; the graph is opened once and serves every version.
-
-    Raises:
-        ConfigError: the set has no eval graph, or onnxruntime is not installed.
-    """
+    """The eval graph of a tier, opened once for every version, with a test set; a ConfigError where it cannot be."""
 
     def __init__(self, judged: TierArtifacts, data: DataSet, *, batch_size: int, threads: int) -> None:
         graph = judged.manifest.graphs.get("onnx/eval")
@@ -77,10 +73,9 @@ class Evaluator:
         return evaluation_of(sums, counted(self.data.y), self.judged.manifest.recipe)
 
     def losses(self, weights: Tensors, statistics: Tensors, samples: int) -> NDArray[np.float64]:
-        """Mean loss of each run of so many consecutive samples; the last may be shorter.
+        """Mean loss of each run of so many consecutive samples, the last maybe shorter, over labels that count.
 
-        Returns:
-            float64 ``[runs]``, over the labels that count.
+        It is float64 ``[runs]``.
         """
         fixed = self._fixed(weights, statistics)
         found = []

@@ -88,8 +88,7 @@ class Judge:
     def judge(self, record: RoundRecord, version: VersionRecord) -> Judgement:
         """Evaluate a version if that is due; what a killed server had found already is not asked for again.
 
-        Raises:
-            StopRequested: the server shall end.
+        That the server shall end is a StopRequested.
         """
         rounds, config = self._context.config.round, self._context.config.evaluation
         last = version.number >= rounds.rounds

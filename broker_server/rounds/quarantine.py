@@ -46,11 +46,7 @@ def judged(
 
 
 def release(store: Store, run: str, device: str) -> None:
-    """Let a device take part again.
-
-    Raises:
-        ConfigError: nothing of it was refused in the run.
-    """
+    """Let a device take part again; a ConfigError where nothing of it was refused in the run."""
     if not any(name == device for name, _, _ in store.refused_devices(run)):
         raise ConfigError(
             f"nothing of device {device!r} was refused in run {run}, so it is in no quarantine; the devices are listed"

@@ -9,10 +9,9 @@ from fleet_protocol.blob_store import BlobStore
 
 
 def kept(versions: Sequence[VersionRecord], newest: int | None, judging: EvaluationKeys) -> tuple[VersionRecord, ...]:
-    """The versions of a run whose weights stay: the best, and so many of the newest, None for all.
+    """The versions of a run whose weights stay: the best, and so many of the newest, None for all; in order.
 
-    Returns:
-        In order. Of versions that were judged equal, the newest counts as the best.
+    Of versions that were judged equal, the newest counts as the best.
     """
     if newest is None:
         return tuple(versions)

@@ -13,18 +13,13 @@ class Halted(Exception):  # noqa: N818  (no error: an operator wants it)
 class Steering:
     """The newest wish; a run looks at it between rounds, while it waits for devices, and while it collects.
 
-    Attributes:
-        wish: go on; hold after the round in progress; end the run after it; end the run and give the round up.
+    It is to go on, to hold or end after the round in progress, or to end at once and give that round up.
     """
 
     wish: Wish = "go"
 
     def look(self) -> None:
-        """Ask before a round is planned.
-
-        Raises:
-            Halted: no further round is wanted now.
-        """
+        """Ask before a round is planned; `Halted` where no further one is wanted now."""
         if self.wish != "go":
             raise Halted
 

@@ -11,11 +11,7 @@ from models.tier import Tier
 
 
 def open_model(blobs: BlobStore, version: VersionRecord) -> GlobalModel:
-    """The global model of a version, as views of mapped files.
-
-    Raises:
-        BlobError: they cannot be read.
-    """
+    """The global model of a version, as views of mapped files; a BlobError where they cannot be read, also below."""
     state = {} if version.state_digest is None else open_tensors(blobs.path(version.state_digest))
     return GlobalModel(open_tensors(blobs.path(version.digest)), state)
 
@@ -24,9 +20,6 @@ def model_of(context: RunContext, tier: Tier, version: VersionRecord, blobs: Blo
     """What a tier is in a global version: the model that its devices are sent, with the leading units.
 
     Of a tier that the run does not train it is a cut of the global weights.
-
-    Raises:
-        BlobError: they cannot be read.
     """
     layout = context.artifacts.layout
     weights = open_tensors(blobs.path(version.digest))
@@ -40,10 +33,6 @@ def model_of(context: RunContext, tier: Tier, version: VersionRecord, blobs: Blo
 
 
 def judged_model(context: RunContext, version: VersionRecord, blobs: BlobStore) -> tuple[Tensors, Tensors]:
-    """What judges a global version again: the weights of the judged tier, and the known statistics of its norms.
-
-    Raises:
-        BlobError: they cannot be read.
-    """
+    """What judges a global version again: the weights of the judged tier, and the known statistics of its norms."""
     statistics = open_tensors(blobs.path(version.statistics_digest)) if version.statistics_digest else {}
     return model_of(context, context.judged.tier, version, blobs), statistics

@@ -107,15 +107,9 @@ def found_fleet(folder: Path, founding: Founding) -> None:
 
 
 def enroll(folder: Path, name: str, *, days: int = 0) -> Path:
-    """Make a device a member; one that was, gets a new key, and the old one counts for nothing.
+    """Make a device a member until so many days are over, 0 for never, and say where its enrolment is.
 
-    Args:
-        folder: of the fleet.
-        name: id of the device.
-        days: after which it is no longer one, 0 for never.
-
-    Returns:
-        The file to carry to it.
+    One that was gets a new key, and the old one counts for nothing.
 
     Raises:
         ConfigError: no fleet's folder, or an unusable name.

@@ -193,8 +193,7 @@ class ChildBroker(ABC):
     def ensure(self) -> bool:
         """Start it again if it has died; True if it had to be started, now or since the last call.
 
-        Raises:
-            TransportError: it does not come up.
+        That it does not come up is a TransportError.
         """
         with self._changing:
             renewed, self._renewed = self._renewed, False

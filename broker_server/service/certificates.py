@@ -35,13 +35,7 @@ def _alternative(host: str) -> x509.GeneralName:
 
 @dataclass(frozen=True)
 class Authority:
-    """A private certificate authority.
-
-    Attributes:
-        fleet: name of the fleet, which is the authority's, too.
-        certificate: in PEM.
-        key: its private key, in PEM.
-    """
+    """A private certificate authority, of the name of its fleet; certificate and private key are in PEM."""
 
     fleet: str
     certificate: str
@@ -60,11 +54,7 @@ class Authority:
 
     @classmethod
     def read(cls, folder: Path) -> "Authority":
-        """The authority of a fleet's folder.
-
-        Raises:
-            ConfigError: it cannot be read.
-        """
+        """The authority of a fleet's folder; a ConfigError where it cannot be read."""
         try:
             certificate, key = ((folder / name).read_text(encoding="utf-8") for name in ("ca.pem", "ca.key"))
             name = x509.load_pem_x509_certificate(certificate.encode()).subject
@@ -73,11 +63,7 @@ class Authority:
             raise ConfigError(f"cannot read the certificate authority in {folder}: {error}") from error
 
     def write(self, folder: Path) -> None:
-        """Keep it in a fleet's folder.
-
-        Raises:
-            StorageError: it cannot be written.
-        """
+        """Keep it in a fleet's folder; a StorageError where it cannot be written."""
         write_secret(folder / "ca.pem", self.certificate)
         write_secret(folder / "ca.key", self.key)
 

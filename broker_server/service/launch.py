@@ -92,11 +92,7 @@ def _read_status(event: Event, topics: Topics) -> ServerStatus | None:
 def server_status(
     address: BrokerAddress, fleet: str, *, connect_seconds: float = 5.0, member: Member | None = None
 ) -> ServerStatus | None:
-    """What the server of a fleet last said about itself, None if no server was ever there.
-
-    Raises:
-        TransportError: the broker cannot be reached.
-    """
+    """What a fleet's server last said about itself, None if none ever did; a TransportError without its broker."""
     topics = Topics(fleet)
     with _visit(address, fleet, connect_seconds, member) as (link, inbox):
         link.subscribe(topics.server_status)
@@ -214,13 +210,9 @@ def _told(event: Event, topics: Topics) -> control.RunEvent | None:
 
 
 def run_fleet(config: FleetConfig, *, listener: Listener | None = None) -> control.RunFinished:
-    """Do one run: on the server that is up, or hosted here; paths are absolute.
+    """Do one run, and say how it ended: on the server that is up, or hosted here; paths are absolute.
 
-    Returns:
-        How it ended; its ``exit_code`` is the command line's.
-
-    Raises:
-        ShoalError: the run could not begin.
+    Its ``exit_code`` is the command line's. That it could not begin is a ShoalError.
     """
     address, member = broker_address(config.broker), member_of(config.broker)
     status: ServerStatus | None = None

@@ -50,8 +50,7 @@ def broker_address(config: BrokerConfig) -> BrokerAddress:
 def member_of(config: BrokerConfig) -> Member | None:
     """The server as a member of its fleet, None for a fleet without identities.
 
-    Raises:
-        ConfigError: the enrolment or the registry beside it cannot be read.
+    An enrolment, or a registry beside it, that cannot be read is a ConfigError, here and below.
     """
     if config.identity is None:
         return None
@@ -71,11 +70,7 @@ def member_of(config: BrokerConfig) -> Member | None:
 
 
 def why_unsealed(config: BrokerConfig) -> str | None:
-    """What keeps blobs and updates of an enrolled fleet from being sealed, and what to do; None where they are.
-
-    Raises:
-        ConfigError: the enrolment or the registry beside it cannot be read.
-    """
+    """What keeps blobs and updates of an enrolled fleet from being sealed, and what to do; None where they are."""
     if config.identity is None:
         return None
     if not read_enrolment(config.identity).sealing:
@@ -99,11 +94,7 @@ def _gate_of(config: BrokerConfig) -> Gate | None:
 
 
 def hosted_broker(config: BrokerConfig, fleet: str, folder: Path) -> ChildBroker | None:
-    """The broker that the server starts, not started yet; None where it is another's.
-
-    Raises:
-        ConfigError: the registry of the fleet cannot be read.
-    """
+    """The broker that the server starts, not started yet; None where it is another's."""
     if not config.hosted:
         return None
     gate = _gate_of(config)

@@ -125,20 +125,12 @@ class Registry(FrozenModel):
         return new.model_copy(update={**numbers, "since": {**new.since, **known.since}})
 
     def write(self, folder: Path) -> None:
-        """Keep it in the fleet's folder.
-
-        Raises:
-            StorageError: it cannot be written.
-        """
+        """Keep it in the fleet's folder; a StorageError where it cannot be written."""
         write_atomically(folder / REGISTRY, self.model_dump_json(indent=1).encode())
 
 
 def read_registry(folder: Path) -> Registry:
-    """Read the registry of a fleet's folder.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Read the registry of a fleet's folder; a ConfigError where there is none."""
     try:
         return Registry.model_validate_json((folder / REGISTRY).read_bytes())
     except OSError as error:
@@ -150,10 +142,8 @@ def read_registry(folder: Path) -> Registry:
 class RegistryReader:
     """Who is no longer a member, from the file, so that a revocation needs no restart.
 
-    What the server has obeyed it keeps, as its `Standing`; an older file takes none of it back.
-
-    Raises:
-        ConfigError: there is no registry, or an older one.
+    What the server has obeyed it keeps, as its `Standing`; an older file takes none of it back. No registry, or an
+    older one at the start, is a ConfigError.
     """
 
     def __init__(self, folder: Path, standing: "Standing") -> None:

@@ -49,9 +49,13 @@ class _Group:
 
 @dataclass
 class Accumulator:
-    """The running state of one merge of `updates`: weighted sums, float32, of global shapes, and groups by plan key.
+    """The running state of one merge.
 
-    Spent means that it was finished; its sums belong to the result.
+    Attributes:
+        sums: weighted sums, float32, of the global shapes.
+        groups: totals by plan key.
+        updates: how many were folded.
+        spent: it was finished; its sums belong to the result.
     """
 
     layout: Layout
@@ -92,10 +96,15 @@ def fold(
     weight: float = 1.0,
     labels: Iterable[int] | None = None,
 ) -> None:
-    """Add one update: a sub-model's parameters by name, float32; they may be views of a mapped file.
+    """Add one update.
 
-    The state is changed in place. Updates with the same key were cut by the same plan. The weight is w_k above, > 0,
-    the labels are those in the device's data (C_k); None takes every row.
+    Args:
+        state: changed in place.
+        key: name of the plan; updates with the same key were cut by the same plan.
+        plan: what the update holds.
+        update: the sub-model's parameters by name, float32; they may be views of a mapped file.
+        weight: w_k above, > 0.
+        labels: labels in the device's data (C_k); None takes every row.
 
     Raises:
         PlanError: the update is not one of this plan, or the accumulator is spent; nothing was added.

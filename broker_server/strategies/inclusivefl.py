@@ -38,10 +38,13 @@ Tensors = Mapping[str, Array]
 
 @dataclass(frozen=True)
 class InclusiveSettings:
-    """What the method leaves open: share of the momentum in a distilled update, optimizer of every group, and sharing.
+    """What the method leaves open.
 
-    Beta 0 switches distillation off. The paper takes 0.2 for GLUE and 0.5 for NER, and finds values above 0.8 harmful.
-    Without averaging layers over the groups it is the paper's "distillation only".
+    Attributes:
+        beta: share of the momentum in a distilled update; 0 switches distillation off. The paper takes 0.2 for GLUE
+            and 0.5 for NER, and finds values above 0.8 harmful.
+        optimizer: of every group.
+        sharing: average layers over the groups; off is the paper's "distillation only".
     """
 
     beta: float = 0.2
@@ -51,10 +54,14 @@ class InclusiveSettings:
 
 @dataclass(frozen=True)
 class Baseline:
-    """A method the paper compares with: ``all`` devices take part or only the ``largest`` group's, with their depth.
+    """A method the paper compares with, in terms of this one.
 
-    That is their ``own``, the ``largest`` or the ``smallest``. Not `distilling`, beta is 0; `alone` each device is a
-    group.
+    Attributes:
+        takes_part: ``all`` devices, or only those of the ``largest`` group.
+        depth: the depth everybody trains: its ``own``, the ``largest`` or the ``smallest``.
+        distilling: whether beta counts; otherwise it is 0.
+        sharing: whether layers are averaged over the groups.
+        alone: no update leaves its device: each one is a group of its own.
     """
 
     takes_part: str = "all"
@@ -86,9 +93,13 @@ BASELINES: Mapping[str, Baseline] = MappingProxyType(
 
 @dataclass(frozen=True)
 class InclusiveState:
-    """What the server carries from round to round: by group weights w^j, optimizer's state and distilled momentum m^j.
+    """What the server carries from round to round.
 
-    The momentum is taken from the group, one tensor for each parameter of a layer; the shallowest leaves none.
+    Attributes:
+        models: by group, its weights w^j.
+        optimizers: by group, its optimizer's state.
+        momenta: by group, the distilled momentum m^j taken from it, one tensor for each parameter of a layer;
+            the shallowest group leaves none.
     """
 
     ladder: Ladder
@@ -113,10 +124,15 @@ def init(
     settings: InclusiveSettings,
     heads: Mapping[str, Tensors] | None = None,
 ) -> InclusiveState:
-    """The state before the first round: every group starts from the bottom of the same pre-trained, deepest model.
+    """The state before the first round: every group starts from the bottom of the same pre-trained model.
 
-    The depths are numbers of layers by group. Groups that are not among `heads` take that of the weights; heads may
-    differ in shape, as groups may have labels of their own.
+    Args:
+        layout: the deepest model.
+        depths: by group, its number of layers.
+        weights: the deepest model's weights.
+        settings: see `InclusiveSettings`.
+        heads: by group, its own head; groups not named take the head of `weights`. Heads may differ in shape, as
+            groups may have labels of their own.
 
     Raises:
         PlanError: the model cannot be layered so: it has no such depth, or its layers are not alike.

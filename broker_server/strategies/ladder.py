@@ -68,9 +68,10 @@ class Ladder:
         )
 
     def shares(self, layer: int, counts: Mapping[str, int]) -> dict[str, float] | None:
-        """Shares, 1 together, by which the owners of a layer count in its average, given how many devices took part.
+        """How much each owner of a layer counts in its average, given how many devices of each group took part.
 
-        It is None if no owner had devices, and then the layer keeps its values.
+        Returns:
+            By owner, shares that add up to 1; None if no owner had devices, and then the layer keeps its values.
         """
         owners = self.owners(layer)
         total = sum(counts.get(group, 0) for group in owners)
@@ -79,9 +80,13 @@ class Ladder:
 
 @dataclass(frozen=True)
 class Stack:
-    """All parameters' names in registration order, and those below layer 1 (embeddings), of each layer, and above.
+    """The parameters of a model, layer by layer.
 
-    The same position means the same role in every layer.
+    Attributes:
+        stem: names of those below layer 1 (the embeddings).
+        layers: for each layer, its names; the same position means the same role in every layer.
+        head: names of those above.
+        order: all names, in registration order.
     """
 
     stem: tuple[str, ...]

@@ -34,7 +34,13 @@ Pieces = tuple[NDArray[np.float32], ...]
 
 @dataclass(frozen=True)
 class Adapter:
-    """Where an adapter of a whole rank is among the parameters: names of matrices [out, rank] and [rank, in]."""
+    """Where an adapter is among the parameters.
+
+    Attributes:
+        up: name of the matrix [out, rank].
+        down: name of the matrix [rank, in].
+        rank: of the whole adapter.
+    """
 
     up: str
     down: str
@@ -47,7 +53,13 @@ class Adapter:
 
 @dataclass(frozen=True)
 class Folding:
-    """How an adapter's updates become one: pieces of any rank, their weight beside their device's, and what is made."""
+    """How the updates of one adapter become one: a weighted mean of something, and what is made of it.
+
+    Attributes:
+        pieces: of an update of any rank, given the whole rank.
+        weight: of an update beside that of its device.
+        finish: the merged adapter, from the mean of the pieces and the adapter before.
+    """
 
     pieces: Callable[[Pair, int], Pieces]
     weight: Callable[[Pair], float]

@@ -81,7 +81,12 @@ class OptimizerSettings(FrozenModel):
 
 @dataclass(frozen=True)
 class OptimizerState:
-    """What the optimizer keeps from round to round: m, like the weights, but for plain, and v, also not for fedavgm."""
+    """What the optimizer carries from round to round.
+
+    Attributes:
+        first: m, of the shapes and the dtype of the weights; empty for plain.
+        second: v; empty for plain and fedavgm.
+    """
 
     steps: int = 0
     first: Tensors = field(default_factory=dict)
@@ -108,11 +113,19 @@ def apply(
     merged: bool = False,
     donate: bool = False,
 ) -> tuple[dict[str, Array], OptimizerState]:
-    """One step along an update; returns the new weights, in their order, and the new state.
+    """One step along an update.
 
-    The weights before the step are floats of any shapes, and what is given has the same names and shapes: g above, or
-    `merged` weights, to which the update is the way. Plain with eta 1 returns exactly these. With `donate` the arrays
-    of the state and of what is given may be overwritten to hold the results; do not use them again.
+    Args:
+        settings: which optimizer.
+        state: from `init` or the step before.
+        weights: the weights before the step, floats of any shapes.
+        given: g above, of the same names and shapes.
+        merged: what is given are the merged weights, and the update is the way to them. Plain with eta 1 returns
+            exactly these.
+        donate: the arrays of `state` and `given` may be overwritten to hold the results; do not use them again.
+
+    Returns:
+        The new weights, in the order of `weights`, and the new state.
 
     Raises:
         PlanError: a tensor is missing from the update or the state, or has another shape.
@@ -195,32 +208,24 @@ def _fedavgm(settings: OptimizerSettings, moments: list[Array], g: Array, step: 
     np.copyto(step, first)
 
 
-def _fedadam(settings: OptimizerSettings, moments: list[Array], g: Array, step: Array) -> None:
+def _adaptive(settings: OptimizerSettings, moments: list[Array], g: Array, step: Array) -> None:
+    """The first moment over the root of the second, in which the three methods differ."""
     first, second = moments
     _decay(first, settings.beta1, g, step)
     np.multiply(g, g, out=g)
-    _decay(second, settings.beta2, g, step)
-    _divide(settings, first, second, step)
-
-
-def _fedyogi(settings: OptimizerSettings, moments: list[Array], g: Array, step: Array) -> None:
-    first, second = moments
-    _decay(first, settings.beta1, g, step)
-    np.multiply(g, g, out=g)
-    np.subtract(second, g, out=step)
-    np.sign(step, out=step)
-    np.multiply(step, g, out=step)
-    np.multiply(step, 1 - settings.beta2, out=step)
-    np.subtract(second, step, out=second)
-    _divide(settings, first, second, step)
-
-
-def _fedadagrad(settings: OptimizerSettings, moments: list[Array], g: Array, step: Array) -> None:
-    first, second = moments
-    _decay(first, settings.beta1, g, step)
-    np.multiply(g, g, out=g)
-    np.add(second, g, out=second)
-    _divide(settings, first, second, step)
+    if settings.name == "fedadam":
+        _decay(second, settings.beta2, g, step)
+    elif settings.name == "fedyogi":
+        np.subtract(second, g, out=step)
+        np.sign(step, out=step)
+        np.multiply(step, g, out=step)
+        np.multiply(step, 1 - settings.beta2, out=step)
+        np.subtract(second, step, out=second)
+    else:
+        np.add(second, g, out=second)
+    np.sqrt(second, out=step)
+    np.add(step, settings.tau, out=step)
+    np.divide(first, step, out=step)
 
 
 def _decay(moment: Array, beta: float, value: Array, spare: Array) -> None:
@@ -230,14 +235,8 @@ def _decay(moment: Array, beta: float, value: Array, spare: Array) -> None:
     np.add(moment, spare, out=moment)
 
 
-def _divide(settings: OptimizerSettings, first: Array, second: Array, step: Array) -> None:
-    np.sqrt(second, out=step)
-    np.add(step, settings.tau, out=step)
-    np.divide(first, step, out=step)
-
-
 _RULES: Mapping[str, Callable[[OptimizerSettings, list[Array], Array, Array], None]] = MappingProxyType(
-    {"plain": _plain, "fedavgm": _fedavgm, "fedadam": _fedadam, "fedyogi": _fedyogi, "fedadagrad": _fedadagrad}
+    {"plain": _plain, "fedavgm": _fedavgm, **dict.fromkeys(("fedadam", "fedyogi", "fedadagrad"), _adaptive)}
 )
 
 

@@ -59,9 +59,12 @@ class StrategySettings(Generic[OwnT_co]):
 
 @dataclass(frozen=True, kw_only=True)
 class Basis(StrategySettings[OwnT_co]):
-    """What a strategy is built for: settings, global model, tiers exported and allowed, largest first, and optimizer.
+    """What a strategy is built from: the settings, and what they are for.
 
-    Without an optimizer of the server's the strategy does by itself.
+    Attributes:
+        layout: the global model.
+        tiers: that are exported and allowed, largest first.
+        optimizer: of the server; None for what the strategy does by itself.
     """
 
     layout: Layout
@@ -89,7 +92,13 @@ class PlannedTier:
 
 @dataclass(frozen=True)
 class Contribution:
-    """A checked update on its way to the accumulator: a plan and its name, and tensors, views of a mapped file."""
+    """A checked update on its way into the accumulator.
+
+    Attributes:
+        key: name of its plan.
+        plan: what it holds.
+        weights: its tensors, views of a mapped file.
+    """
 
     device: str
     tier: Tier

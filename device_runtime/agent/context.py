@@ -38,9 +38,17 @@ _GIVEN_BACK = frozenset({State.FETCHING, State.TRAINING, State.MEASURING})  # a 
 
 @dataclass(frozen=True)
 class Kit:
-    """What an agent works with from its start to its end: `cache` knows what the blobs are for, `store` has the task.
+    """What an agent works with from its start to its end.
 
-    `memory` knows what was too large for this board, `worker` is the thread for long work.
+    Attributes:
+        config: the operator's.
+        inbox: everything that happens.
+        journal: the log.
+        blobs: content-addressed files.
+        store: the task record.
+        cache: what the blobs are for.
+        memory: what was too large for this board.
+        worker: the thread for long work.
     """
 
     config: DeviceConfig

@@ -14,10 +14,14 @@ _RANGES_PER_REQUEST = 512  # bounds the message; what is left out is asked for n
 
 
 class Fetch:
-    """The blobs that one task still waits for; chunks that arrived before a restart are there already.
+    """The blobs that one task still waits for.
 
-    Called with a digest are `subscribe` before its first request, `unsubscribe` when it is complete, or no longer
-    wanted, and `request` with the missing ranges, again after so many seconds of silence.
+    Args:
+        blobs: where they go; chunks that arrived before a restart are there already.
+        subscribe: called with a digest before its first request.
+        unsubscribe: called with a digest when it is complete, or no longer wanted.
+        request: called with a digest and the missing ranges.
+        repair_seconds: silence after which missing chunks are asked for again.
     """
 
     def __init__(

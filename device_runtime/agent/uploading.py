@@ -16,9 +16,14 @@ _PATIENCE_SECONDS = 0.5  # between two looks at whether the upload is still want
 
 @dataclass(frozen=True)
 class Upload:
-    """Chunks that are to be sent, by half-open ranges of indices, until a ``time.monotonic()`` to give up.
+    """Chunks that are to be sent.
 
-    Sent `again` they were sent before, so that each shows now that it is right.
+    Attributes:
+        update: the blob.
+        ranges: half-open ranges of chunk indices.
+        topic: topic of a chunk index.
+        deadline: ``time.monotonic()`` after which to give up.
+        again: they were sent before, so that each shows now that it is right.
     """
 
     update: BlobRef

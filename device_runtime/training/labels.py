@@ -24,7 +24,7 @@ def label_mask(labels: NDArray[np.int64], classes: int, *, masked: bool) -> NDAr
 
 
 def require_labels(data: DataSet, chosen: NDArray[np.int64]) -> None:
-    """See that there is something to learn, by a DataError where no label of the training samples counts."""
+    """See that there is something to learn; a DataError where no label of the training samples counts."""
     if not counted(data.y[chosen]):
         raise DataError(f"{data.source}: every label of the {len(chosen)} training samples is negative; none counts")
 

@@ -63,7 +63,7 @@ def measure(session: ForwardSession, manifest: Manifest, course: Course, hooks: 
 
 
 def check_measurable(course: Course) -> None:
-    """See that some samples have batch norm statistics: of one alone no unbiased variance exists, a DataError."""
+    """See that samples have batch norm statistics; a DataError for one alone, which has no unbiased variance."""
     if not course.measurable:
         raise DataError(
             f"{course.data.source}: {len(course.chosen)} training samples in batches of {course.settings.batch_size}"

@@ -80,7 +80,7 @@ class OwnModel:
         return data
 
     def path(self, file: FileSpec) -> Path:
-        """Where a graph of the pair is, or a ConfigError."""
+        """Where a graph of the pair is; a ConfigError where it is not there."""
         path = self.folder / file.path
         if not path.is_file():
             raise ConfigError(f"[own_model] set: {path} is missing; copy the whole set to this board again")

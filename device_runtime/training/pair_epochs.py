@@ -23,9 +23,11 @@ from fleet_protocol.targets import counted
 
 @dataclass(frozen=True)
 class PairResult:
-    """What training, of so many seconds, ended with: mean losses of both in the last epoch, over labels that count.
+    """What training ended with; the parameters and states stay in the session.
 
-    The parameters and states stay in the session.
+    Attributes:
+        losses: mean loss of each model in the last epoch, weighted by the labels that count.
+        seconds: time of the training alone.
     """
 
     steps: int

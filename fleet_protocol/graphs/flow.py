@@ -20,9 +20,13 @@ def is_batch(name: str) -> bool:
 
 @dataclass(frozen=True)
 class _Kind:
-    """What is known of a value: perhaps entries of the batch, or functions of single ones (`bare`), or of parameters.
+    """What is known of a value.
 
-    In a contraction the two may have `met`; the entries of a `mask` are true or false.
+    Attributes:
+        bare: entries of it may be entries of the batch, or one to one functions of them.
+        model: it depends on parameters.
+        met: batch and parameters have met in it, in a contraction.
+        mask: its entries are true or false.
     """
 
     bare: bool

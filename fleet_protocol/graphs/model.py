@@ -78,9 +78,13 @@ _DIM = {1: Field("value", NUMBER), 2: Field("param", BYTES)}
 
 @dataclass(frozen=True)
 class Node:
-    """One operator of a graph, of a domain, empty for ONNX's own; names are empty for what is optional and left out.
+    """One operator of a graph.
 
-    The body is what a loop does in each step; None for every other operator.
+    Attributes:
+        domain: of the operator; empty for ONNX's own.
+        inputs: value names; empty where an optional input is left out.
+        outputs: value names, likewise.
+        body: what a loop does in each step; None for every other operator.
     """
 
     domain: str
@@ -104,9 +108,13 @@ class Port:
 
 @dataclass(frozen=True)
 class Graph:
-    """A model, or the body of a loop, as far as a board looks at it; nodes are in an order in which they can run.
+    """A model, or the body of a loop in one, as far as a board looks at it.
 
-    A body has no version of a format and no operator sets, which are by name, the empty one ONNX's own.
+    Attributes:
+        ir_version: of the file format; 0 for a body.
+        opsets: operator set to version; the empty name is ONNX's own. None of a body, which has those of the model.
+        nodes: in the order of the file, which is one they can run in.
+        constants: names of the initializers.
     """
 
     ir_version: int

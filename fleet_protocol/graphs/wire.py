@@ -17,9 +17,13 @@ _FLOAT = struct.Struct("<f")
 
 @dataclass(frozen=True)
 class Field:
-    """What a message may carry under one number: name, kind (`NUMBER`, `BYTES`, `FLOAT`), and whether several times.
+    """What a message may carry under one number.
 
-    Several numbers may also come in one piece where they are `packed`.
+    Attributes:
+        name: key in the message that is read.
+        wire: `NUMBER`, `BYTES` or `FLOAT`.
+        many: whether it may be given more than once.
+        packed: whether several numbers may also come in one piece.
     """
 
     name: str

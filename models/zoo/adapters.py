@@ -20,11 +20,13 @@ from models.cut import Cut
 
 @dataclass(frozen=True)
 class Adapters:
-    """Which layers of a model get adapters of a rank, the axis ``adapter`` that a tier's width cuts, and what trains.
+    """Which layers of a model get adapters, and of what kind.
 
-    Targets are patterns of paths of linear layers, such as ``blocks.*.query``; ``*`` takes dots as well. Further
-    parameters train by patterns of their names, such as ``head.*``; all others are frozen. Alpha is the numerator of
-    the scale.
+    Attributes:
+        rank: of the whole adapter; the axis ``adapter`` that a tier's width cuts.
+        alpha: numerator of the scale.
+        targets: patterns of paths of linear layers, such as ``blocks.*.query``; ``*`` takes dots as well.
+        trained: patterns of names of further parameters that train, such as ``head.*``; all others are frozen.
 
     Raises:
         ConfigError: a rank below 1, or an alpha that is not positive.

@@ -39,7 +39,7 @@ class NoiseLayer(nn.Module):
     """
 
     def __init__(self, rate: float) -> None:
-        """Make the layer; the share is in [0, 1), or else a ConfigError."""
+        """Make the layer; a share outside [0, 1) is a ConfigError."""
         super().__init__()
         if not 0.0 <= rate < 1.0:
             raise ConfigError(f"a share of {rate} cannot be dropped or masked; choose one in [0, 1)")
@@ -128,11 +128,15 @@ def noise_layers(module: nn.Module) -> dict[str, NoiseLayer]:
 
 
 def noise_shapes(module: nn.Module, x: Tensor) -> dict[str, tuple[int, ...]]:
-    """Find by running a model, in the mode it is traced in, on a batch the shape of the noise that each layer needs.
+    """Find the shape of the noise that each layer needs, by running the model once.
 
-    It is that of the layer's input without the leading batch dimension, or a row of numbers in models that use one
-    several times, or not with the batch first. Layers that are not used are left out, and torch's random state as it
-    was.
+    Args:
+        module: the model, in the mode it is to be traced in. torch's random state is left as it was.
+        x: a batch of samples.
+
+    Returns:
+        For each layer of `noise_layers` that is used, the shape of its noise without the leading batch dimension: that
+        of its input, or a row of numbers in models that use one several times, or not with the batch first.
 
     Raises:
         ExportError: if a layer is used on something that does not grow with the batch.

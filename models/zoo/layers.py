@@ -123,7 +123,15 @@ class Scaler(nn.Module):
 
 @dataclass(frozen=True)
 class Norming:
-    """A network's norm, ``sbn`` or ``none``, else a ConfigError, and by what Scalers before it divide, 1 for none."""
+    """Which norm the layers of a network have, and by what the Scalers before them divide.
+
+    Attributes:
+        norm: ``sbn`` for static batch norm, ``none`` for none.
+        rate: width share for the Scalers; 1 for none.
+
+    Raises:
+        ConfigError: if there is no such norm.
+    """
 
     norm: Norm
     rate: float
@@ -138,7 +146,11 @@ class Norming:
 
 
 def set_mode(module: ModuleT, mode: Mode) -> ModuleT:
-    """Set a mode in place, and torch's own training flag with it; returns the model. It must be one of `Mode`."""
+    """Set the mode of every layer of a model in place, and torch's own training flag with it; returns the model.
+
+    Raises:
+        ConfigError: if there is no such mode.
+    """
     if mode not in _MODES:
         raise ConfigError(f"unknown mode {mode!r}; choose one of {', '.join(_MODES)}")
     module.train(mode == "train")

@@ -131,7 +131,11 @@ class MiniLmSettings:
 
 
 def build_minilm(cut: Cut, settings: MiniLmSettings) -> MiniLm:
-    """Build a MiniLM encoder with a head, and load the pre-trained weights, or a ConfigError, into the whole model."""
+    """Build a MiniLM encoder with a head, and load the pre-trained weights into the whole model.
+
+    Raises:
+        ConfigError: if the package of the pre-trained weights is missing.
+    """
     whole = settings.shape
     depth, width = cut.depth(settings.blocks), cut.width("embed", whole.embed)
     style = LayerStyle(cut.rate if settings.scaler else 1.0, settings.dropout, eps=_EPS)

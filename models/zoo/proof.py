@@ -72,9 +72,12 @@ class Proved:
 
 @dataclass(frozen=True)
 class Doubt:
-    """A layout that does not hold: an axis whose units are not interchangeable, or have no order that can be read.
+    """A layout that does not hold.
 
-    The dims are the best that was tried, if anything; they alone deviate so far, relative to the largest value.
+    Attributes:
+        axis: whose units are not interchangeable, or lie in no order that can be read.
+        dims: the best that was tried; None where there was nothing to try.
+        deviation: with this axis alone, relative to the largest value.
     """
 
     axis: str

@@ -25,7 +25,11 @@ class Attention(nn.Module):
     in_proj_bias = None  # by this PyTorch's encoder layers know that they must not take the fused kernel
 
     def __init__(self, fused: nn.MultiheadAttention) -> None:
-        """Take a fused layer's weights; one with biases of keys and values, or that adds zeros, is a ConfigError."""
+        """Take the weights of a fused layer.
+
+        Raises:
+            ConfigError: it has biases for keys and values of their own, or adds a token of zeros.
+        """
         super().__init__()
         if fused.bias_k is not None or fused.add_zero_attn:
             raise ConfigError("MultiheadAttention(add_bias_kv or add_zero_attn) cannot be converted; leave them out")

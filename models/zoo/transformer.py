@@ -52,9 +52,17 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class LayerStyle:
-    """What encoder layers have in common: ``gelu`` (exact) or ``relu``, else a ConfigError, and 1 for no Scalers.
+    """What all encoder layers of a model have in common beside their sizes.
 
-    Shares are dropped of what is added to the stream, and of the feed-forward units; `eps` is of the layer norms.
+    Attributes:
+        rate: width share for the Scalers; 1 for none.
+        dropout: share dropped of what is added to the stream.
+        inner_dropout: share dropped of the feed-forward units.
+        activation: ``gelu`` (exact) or ``relu``.
+        eps: added to the variance by the layer norms.
+
+    Raises:
+        ConfigError: if there is no such activation.
     """
 
     rate: float

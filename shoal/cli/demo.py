@@ -86,7 +86,7 @@ class DemoConfig(FrozenModel):
 
 
 def read_demos(path: Path | None) -> DemoConfig:
-    """Read what the demos do, from a file, a ConfigError where it is wrong, or else from ``shoal/cli/demo.toml``."""
+    """Read what the demos do, from a file or else ``shoal/cli/demo.toml``; a ConfigError where it is wrong."""
     if path is not None:
         return load_config(path, DemoConfig)
     text = files("shoal.cli").joinpath("demo.toml").read_text(encoding="utf-8")

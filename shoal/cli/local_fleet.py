@@ -18,10 +18,15 @@ _LOG_LINES = 5
 
 @dataclass(frozen=True)
 class LocalDevice:
-    """One agent to start, with an npz file of ``x`` and ``y``, and the widest and deepest sub-model it may be given.
+    """One agent to start.
 
-    It may have the folder of a pair with a model of its own, and its file in an enrolled fleet; it keeps task and blobs
-    by default below the fleet's folder.
+    Attributes:
+        data: npz file with ``x`` and ``y``.
+        max_width: widest sub-model it may be given.
+        max_depth: deepest sub-model it may be given; None for no limit.
+        own_model: folder of the pair with a model of its own, if it has one.
+        state_dir: where it keeps its task and blobs; by default below the fleet's folder.
+        enrolment: its file in an enrolled fleet.
     """
 
     name: str

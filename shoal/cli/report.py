@@ -18,9 +18,13 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 
 @dataclass(frozen=True)
 class DevicePoint:
-    """What one device did in one round: the sub-model it trained, samples, and mean loss of the last epoch, if any.
+    """What one device did in one round.
 
-    The accuracy is that of the trained sub-model on the device's held-out samples, if it keeps any.
+    Attributes:
+        tier: the sub-model it trained.
+        examples: training samples.
+        train_loss: mean loss of the last epoch, if it trained.
+        local_accuracy: of the trained sub-model on the device's held-out samples, if it keeps any.
     """
 
     device: str
@@ -33,7 +37,15 @@ class DevicePoint:
 
 @dataclass(frozen=True)
 class RoundPoint:
-    """One closed round, from planning to closing, with figures of the merged model on the test set, if judged."""
+    """One closed round.
+
+    Attributes:
+        number: from 1.
+        accuracy: of the merged model on the server's test set, if it was evaluated.
+        loss: likewise.
+        seconds: from planning to closing.
+        metrics: that the recipe asks for, of the merged model on the test set.
+    """
 
     number: int
     accuracy: float | None
@@ -54,9 +66,15 @@ class Heading:
 
 @dataclass(frozen=True)
 class Arm(Heading):
-    """One run of the comparison: its rounds in order, and how often something was refused, by reason.
+    """One run of the comparison.
 
-    Counted are bytes of MQTT packets at the server's connection, and of blobs inside; epsilon is of a device's part.
+    Attributes:
+        rounds: in order.
+        wire_bytes: bytes of MQTT packets at the server's connection.
+        payload_bytes: bytes of the blobs inside them.
+        seconds: whole run.
+        refusals: refused messages and updates, by reason.
+        epsilon: of a device's part in it, None where nothing hides that.
     """
 
     rounds: tuple[RoundPoint, ...]

@@ -89,7 +89,11 @@ def write_artifacts(module: nn.Module, signature: Signature, recipe: Recipe) -> 
 def check_artifacts(
     files: Sequence[SetFile], module: nn.Module, recipe: Recipe, batches: SizedBatches
 ) -> tuple[CheckSpec, ...]:
-    """Train with the step graph, and the official set through its own API; an ExportError where one is not PyTorch."""
+    """Train with the step graph, and with the official set through its own API, and compare with PyTorch.
+
+    Raises:
+        ExportError: one of them deviates; the message names the tensor.
+    """
     step = next(file for file in files if file.key == _STEP)
     official = [file for file in files if file.key != _STEP]
     return (

@@ -103,8 +103,10 @@ def _as_before(slope: Tensor) -> Tensor:
 class MaskedCrossEntropy(Loss):
     """Cross entropy of the logits times the label mask, with the number of right answers as its metric.
 
-    Smoothing gives a share of each label's weight to all alike; weighted, the mean divides by the weights of the true
-    labels, as PyTorch's does; a label to ignore counts for nothing, as negative ones of several do.
+    Attributes:
+        label_smoothing: share of each label's weight that all labels are given alike.
+        class_weights: of each label, as in PyTorch: the mean divides by the weights of the true labels; empty for ones.
+        ignore_label: label that counts for nothing, as negative ones of several do; None for no other.
 
     Raises:
         ConfigError: a number is out of its range.

@@ -68,10 +68,14 @@ class Spec:
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor of the traced program, under the name of an ONNX value, with logical sizes.
+    """A tensor of the traced program.
 
-    It is stored with these sizes, or 1 where a broadcast is pending; physical axis ``i`` of the ONNX value is logical
-    axis ``order[i]``.
+    Attributes:
+        name: the ONNX value that holds it.
+        shape: logical sizes.
+        dtype: torch element type.
+        stored: sizes that are really there, in logical order: equal to ``shape`` or 1 where a broadcast is pending.
+        order: physical axis ``i`` of the ONNX value is logical axis ``order[i]``.
     """
 
     name: str

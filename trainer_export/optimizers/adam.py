@@ -21,7 +21,14 @@ _FIRST, _SECOND = "exp_avg", "exp_avg_sq"
 
 @dataclass(frozen=True)
 class Adam(Optimizer):
-    """Adam, whose weight decay adds the parameter to the clipped gradient; eps is added to the second mean's root."""
+    """Adam.
+
+    Attributes:
+        beta1: share of the former mean of the gradient.
+        beta2: share of the former mean of its square.
+        eps: added to the root of that mean.
+        weight_decay: added to the clipped gradient, times the parameter; 0 for none.
+    """
 
     name: ClassVar[str] = "adam"
     counts_steps: ClassVar[bool] = True
@@ -62,7 +69,11 @@ class Adam(Optimizer):
 
 @dataclass(frozen=True)
 class AdamW(Adam):
-    """AdamW: a step takes away a share of the parameter, weight decay times the learning rate; 0 for none."""
+    """AdamW.
+
+    Attributes:
+        weight_decay: share of the parameter that a step takes away, times the learning rate; 0 for none.
+    """
 
     name: ClassVar[str] = "adamw"
     torchs: ClassVar[type[Any]] = torch.optim.AdamW

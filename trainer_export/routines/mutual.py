@@ -66,10 +66,17 @@ def _mean(losses: Tensor, y: Tensor) -> Tensor:
 def mutual_loss_and_logit_gradient(
     own: Tensor, other: Tensor, y: Tensor, trust: Tensor | float
 ) -> tuple[Tensor, Tensor]:
-    """A model's mutual loss, float [], and its gradient with respect to its own logits, in closed form.
+    """A model's mutual loss, and its gradient in closed form.
 
-    Arguments are those of `mutual_parts`, and the trust in the labels, in [0, 1], a number or float []: alpha for the
-    personal model, beta for the meme. At 1 the other model does not matter.
+    Args:
+        own: logits of the model that learns, float [batch, classes] or [batch, tokens, classes].
+        other: logits of the model that teaches, of the same shape; taken as constants.
+        y: labels, int64 [batch] or [batch, tokens].
+        trust: share of the labels in the loss, in [0, 1], a number or float []: alpha for the personal model, beta
+            for the meme. At 1 the other model does not matter.
+
+    Returns:
+        The loss, float [], and the gradient with respect to `own`, of its shape.
     """
     parts = mutual_parts(own, other, y)
     loss = parts.cross_entropy * trust + parts.divergence * (1 - trust)

@@ -29,7 +29,13 @@ _NARROWEST = 0.0625
 
 
 class Progress(FrozenModel):
-    """What the device carries from round to round: rounds whose loss was observed, the next one's TE, the last loss."""
+    """What the device carries from round to round.
+
+    Attributes:
+        rounds: rounds whose loss was observed.
+        training_efficiency: TE of the next round.
+        last_loss: mean loss of the last round; None before the first.
+    """
 
     rounds: int = 0
     training_efficiency: float
@@ -37,7 +43,16 @@ class Progress(FrozenModel):
 
 
 class Choice(FrozenModel):
-    """What the device decided for one round, and why: SE, TE, U, Un in [0, 1], and widths before and after the cap."""
+    """What the device decided for one round, and why.
+
+    Attributes:
+        system_efficiency: SE.
+        training_efficiency: TE.
+        utility: U.
+        normalised: Un, in [0, 1].
+        wanted: width before the cap.
+        width: width after it.
+    """
 
     system_efficiency: float
     training_efficiency: float
@@ -50,7 +65,7 @@ class Choice(FrozenModel):
 def choose(
     state: Progress, settings: SizingConstants, *, transmit_seconds: float, compute_seconds: float, maximum: float
 ) -> Choice:
-    """Choose the width of the coming round, at most `maximum`, by the times T_cm and T_cp as measured now."""
+    """Choose the round's width, at most `maximum`, by T_cm and T_cp as measured now; errors of `system_efficiency`."""
     speed = system_efficiency(transmit_seconds, compute_seconds, settings.efficiency)
     if settings.arm == "training":
         speed = settings.fixed

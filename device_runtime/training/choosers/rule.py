@@ -16,9 +16,14 @@ _TIER = re.compile(r"^w(\d+\.\d+)-d(\d+)$")
 
 @dataclass(frozen=True)
 class Situation:
-    """What a device knows when it chooses: tiers that it may train, at least one, a round's steps, its link, if known.
+    """What a device knows when it chooses.
 
-    A step's time is by tier, where it is known beforehand; of others a rule knows what it remembers.
+    Attributes:
+        tiers: ids of those it may train, at least one.
+        steps: training steps of the round.
+        bytes_per_second: of its link, None if it is not known.
+        step_seconds: time of a training step by tier, where it is known beforehand; of others a rule knows what it
+            remembers.
     """
 
     tiers: tuple[str, ...]
@@ -29,9 +34,12 @@ class Situation:
 
 @dataclass(frozen=True)
 class Experience:
-    """What a finished round has shown: its number, mean training loss over all steps, and a step's time, if known.
+    """What a finished round has shown.
 
-    A round that a memory holds already changes nothing.
+    Attributes:
+        round: its number; one that a memory holds already changes nothing.
+        loss: mean training loss over all steps.
+        step_seconds: measured time of a training step, None if it is not known.
     """
 
     round: int
@@ -42,9 +50,12 @@ class Experience:
 
 @dataclass(frozen=True)
 class Rule(Generic[SettingsT, MemoryT]):
-    """How one rule chooses, and the schema of what it remembers from round to round, which must survive a restart.
+    """How one rule chooses, and what it remembers from round to round.
 
-    It chooses one of the tiers of a situation, before the first round without a memory, and learns one after a round.
+    Attributes:
+        memory: schema of what it remembers; it must survive a restart.
+        choose: one of the tiers of a situation; the memory is None before the first round.
+        learn: the memory after a round.
     """
 
     name: str

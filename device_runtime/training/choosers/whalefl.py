@@ -23,9 +23,13 @@ from fleet_protocol.sizing import Sizing
 
 
 class Memory(FrozenModel):
-    """What must survive a restart: the last round whose loss is in the progress, and a step's time at each tier.
+    """What must survive a restart.
 
-    That is at the speed of the board when `drift` is 1: how many times slower it was in its last round.
+    Attributes:
+        round: the last one whose loss is in it.
+        progress: training efficiency and last loss.
+        step_seconds: time of a training step at each tier, at the speed of the board when `drift` is 1.
+        drift: how many times slower the board was in its last round.
     """
 
     round: int = Field(default=0, ge=0)

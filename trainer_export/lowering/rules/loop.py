@@ -22,7 +22,14 @@ _BATCH = "batch"
 
 @dataclass(frozen=True)
 class _Loop:
-    """A loop over the first dimension of rows, [steps, batch, ...], from states, [batch, ...]."""
+    """A loop over the first dimension.
+
+    Attributes:
+        states: what it starts with, [batch, ...].
+        rows: what a step reads, [steps, batch, ...].
+        around: what all steps read.
+        backwards: whether it starts at the last step.
+    """
 
     states: Sequence[Value]
     rows: Sequence[Value]
@@ -31,9 +38,16 @@ class _Loop:
 
 
 def _run(e: Emitter, loop: _Loop, step: Callable[..., list[Tensor]], shapes: Sequence[Shape]) -> list[Value]:
-    """Run a loop over a function of states, rows and what is around to the new states and what is kept.
+    """Run a loop.
 
-    The last states come first, then what is kept of all steps, of these shapes.
+    Args:
+        e: where to.
+        loop: what it reads.
+        step: a function of states, rows and what is around to the new states and what is kept of the step.
+        shapes: of what is kept of all steps.
+
+    Returns:
+        The last states, then what is kept.
     """
     from trainer_export.lowering.program import lower  # noqa: PLC0415 - it finds this module
     from trainer_export.traced_program import trace_program  # noqa: PLC0415 - the same

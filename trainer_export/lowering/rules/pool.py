@@ -25,9 +25,12 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class _Stage:
-    """One axis of a pooling: members of the windows along it, [.., 1, inner], and the maxima of the first 1, 2, ...
+    """One axis of a pooling: members of the windows along it and their maximum.
 
-    `inner` is how many numbers in a run belong to one element of the axis.
+    Attributes:
+        members: ``size`` ONNX values [.., 1, inner].
+        running: the maximum of the first 1, 2, ... members.
+        inner: numbers in a run that belongs to one element of the axis.
     """
 
     members: tuple[str, ...]
