@@ -2,8 +2,8 @@
 
     python -m benchmarks.base_memory            a decoder with the dimensions of SmolLM-135M, random weights
 
-The export runs here, the training in a process of its own, through the sessions of a board and without torch, so that
-its peak is a board's. The base has 513 MB; a copy of it, by the runtime or by us, would show as that much more.
+The export runs here, the training as `shoal device bench` does it, without torch, so that its peak is a board's. The
+base has 513 MB; a copy of it, by the runtime or by us, would show as that much more.
 """
 
 import json
@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.child import printed
+from device_runtime.bench import costs
+from fleet_protocol.manifest import BASE, parse_manifest
 from models.registry import Registry, infer_layout
 from trainer_export.artifact_set import export_architecture
 from trainer_export.recipe import Recipe
@@ -29,9 +30,16 @@ def measured(settings: Mapping[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         export_architecture(architecture, settings, [tier], Recipe(), folder, formats=("onnx",))
-        found: dict[str, Any] = json.loads(printed("-m", "benchmarks.mapped_training", name))
+        (path,), (cost,) = folder.rglob("manifest.json"), costs(folder, 1)
+        manifest = parse_manifest(path.read_bytes())
         files = {item.stat().st_ino: item.stat().st_size for item in folder.rglob("*") if item.is_file()}
-    return {**found, "disk_mb": sum(files.values()) / 2**20}
+    return {
+        "peak_mb": cost.peak_mb,
+        "base_mb": manifest.files[BASE].size / 1e6,
+        "disk_mb": sum(files.values()) / 1e6,
+        "trained": manifest.parameter_count,
+        "loss": cost.loss,
+    }
 
 
 if __name__ == "__main__":

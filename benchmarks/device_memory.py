@@ -1,8 +1,7 @@
-"""Resident memory of a whole device process while it trains, beside a PyTorch process doing the same; installed size.
+"""Resident memory of a whole device process while it trains, beside a PyTorch process doing the same; its start.
 
 The device is the real agent, ``python -m device_runtime``, against a real broker: it fetches ``conv`` at width 1,
-trains it at batch 32, evaluates, uploads, and reports the peak of its own resident memory (VmHWM). It runs in this
-environment and, where pip can make one, in a fresh environment with the ``device`` extra and stock onnxruntime.
+trains it at batch 32, evaluates, uploads, and reports the peak of its own resident memory (VmHWM).
 
 Resident memory counts pages of libraries, too, and how many of them are mapped depends on what the kernel has in its
 cache: right after an installation that is whole libraries, and 11 MB more for the same work (70 to 80 with PyTorch). So
@@ -10,39 +9,32 @@ each process is started as after a boot, when nothing of its libraries is cached
 """
 
 import contextlib
-import importlib.util
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-import venv
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from packaging.requirements import Requirement
 
 from benchmarks.child import REPOSITORY, printed
 from benchmarks.row import Row
 from broker_server.service.broker import EmbeddedBroker
 from broker_server.service.server import Server
 from broker_server.settings.fleet import FleetConfig
-from fleet_protocol.control import RunEvent, UpdateReceived
+from fleet_protocol.control import FleetChanged, RunEvent, UpdateReceived
 from models.registry import Registry
 from models.tier import Tier
 from tests.brokers import free_port
 from trainer_export.artifact_set import export_architecture
 from trainer_export.recipe import Recipe
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-MEMORY_BUDGET_MB = 140.0
-RATIO_BUDGET = 0.45
+MEMORY_BUDGET_MB = 110.0
+RATIO_BUDGET = 0.3
 BATCH, SAMPLES, EPOCHS = 32, 320, 3
 PATIENCE_SECONDS = 180.0
 MB = 1024 * 1024
@@ -71,16 +63,16 @@ with open("/proc/self/status") as file:
 """
 
 
-def _as_after_boot(python: Path) -> None:
-    """Let the kernel forget the libraries of an environment."""
-    for path in (python.parent.parent / "lib").rglob("*.so*"):
+def _as_after_boot() -> None:
+    """Let the kernel forget the libraries of this environment."""
+    for path in (Path(sys.prefix) / "lib").rglob("*.so*"):
         with path.open("rb") as file:
             os.fsync(file.fileno())  # pages that are not written yet cannot be forgotten
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 @contextlib.contextmanager
-def _device(python: Path, folder: Path, url: str, data: Path) -> Iterator[Path]:
+def _device(folder: Path, url: str, data: Path) -> Iterator[Path]:
     """A running device; yields its log."""
     folder.mkdir()
     lines = {"fleet": FLEET, "device": DEVICE, "broker": url, "state_dir": "state", "backend": "onnx"}
@@ -89,7 +81,7 @@ def _device(python: Path, folder: Path, url: str, data: Path) -> Iterator[Path]:
     config.write_text(f'{text}\n[data]\nkind = "npz"\npath = {json.dumps(str(data))}\n')
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [str(python), "-m", "device_runtime", "--config", str(config)],
+            [sys.executable, "-m", "device_runtime", "--config", str(config)],
             env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
             cwd=folder,
             stdout=output,
@@ -102,14 +94,21 @@ def _device(python: Path, folder: Path, url: str, data: Path) -> Iterator[Path]:
         process.wait(20)
 
 
-def _device_megabytes(python: Path, work: Path, name: str) -> tuple[float, float]:
-    """Peak resident memory of a device in MB, and seconds per step."""
+def _device_figures(work: Path) -> tuple[float, float, float]:
+    """Peak resident memory of a device in MB, seconds per step, and seconds from its start until it is ready."""
     events: list[RunEvent] = []
-    with EmbeddedBroker(work / f"broker-{name}", port=free_port()) as broker:
+    ready: list[float] = []
+
+    def hear(event: RunEvent) -> None:
+        events.append(event)
+        if isinstance(event, FleetChanged) and DEVICE in event.online:
+            ready.append(time.monotonic())
+
+    with EmbeddedBroker(work / "broker", port=free_port()) as broker:
         config = FleetConfig.model_validate(
             {
                 "fleet": FLEET,
-                "store": work / f"store-{name}",
+                "store": work / "store",
                 "broker": {"url": broker.url},
                 "model": {"artifacts": work / "artifacts", "arch": "conv"},
                 "round": {"rounds": 1, "deadline_seconds": PATIENCE_SECONDS, "wait_seconds": PATIENCE_SECONDS},
@@ -117,53 +116,19 @@ def _device_megabytes(python: Path, work: Path, name: str) -> tuple[float, float
             }
         )
         with (
-            Server(FLEET, config.store, config.broker, listener=events.append) as server,
-            _device(python, work / name, broker.url, work / "data.npz") as log,
+            Server(FLEET, config.store, config.broker, listener=hear) as server,
+            _device(work / DEVICE, broker.url, work / "data.npz") as log,
         ):
+            began = time.monotonic()
             server.run(config)
             found = [event.metrics for event in events if isinstance(event, UpdateReceived) and event.kind == "train"]
             if not found:
                 raise RuntimeError(f"no update came; the device said:\n{log.read_text()[-2000:]}")
-    return found[0].resident_bytes / MB, found[0].train_seconds / found[0].batches
-
-
-def _requirements() -> list[str]:
-    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    texts = [*project["dependencies"], *project["optional-dependencies"]["device"]]
-    return [text for text in texts if (mark := Requirement(text).marker) is None or mark.evaluate()]
-
-
-def _fresh_environment(folder: Path) -> Path:
-    """An environment with the ``device`` extra.
-
-    Raises:
-        RuntimeError: pip cannot run here.
-    """
-    venv.create(folder, with_pip=True)
-    python = folder / "bin" / "python"
-    constraints = REPOSITORY / "constraints.txt"
-    pinned = ["--constraint", str(constraints)] if constraints.is_file() else []
-    command = [str(python), "-m", "pip", "install", "--quiet", *pinned, *_requirements()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    if done.returncode:
-        raise RuntimeError((done.stderr.strip().splitlines() or ["pip failed"])[-1][:160])
-    return python
-
-
-def _installed_megabytes(python: Path) -> float:
-    """Bytes of the packages, pip and setuptools left out, plus our own two packages of Python files."""
-    site = next(python.parent.parent.glob("lib/python*/site-packages"))
-    skipped = {"pip", "setuptools", "pkg_resources", "_distutils_hack", "__pycache__"}
-    folders = [p for p in site.iterdir() if p.name.split("-")[0] not in skipped]
-    folders += [REPOSITORY / "device_runtime", REPOSITORY / "fleet_protocol"]
-    files = (f for folder in folders for f in ([folder] if folder.is_file() else folder.rglob("*")))
-    return sum(f.stat().st_size for f in files if f.is_file() and f.suffix != ".pyc") / MB
+    return found[0].resident_bytes / MB, found[0].train_seconds / found[0].batches, ready[0] - began
 
 
 def rows() -> list[Row]:
     """Measure."""
-    if importlib.util.find_spec("iotcore") is None:
-        return [Row("device_memory.resident", None, "skipped: the extra `broker` is not installed")]
     with tempfile.TemporaryDirectory(prefix="shoal-bench-") as name:
         work = Path(name)
         draw = np.random.default_rng(0)
@@ -172,26 +137,14 @@ def rows() -> list[Row]:
         export_architecture(
             Registry.zoo().get("conv"), {}, [Tier(1.0)], Recipe(), work / "artifacts", formats=("onnx",)
         )
-        _as_after_boot(Path(sys.executable))
+        _as_after_boot()
         torch = int(printed("-c", _TORCH, str(work / "data.npz"))) / 1024
-        _as_after_boot(Path(sys.executable))
-        here, step = _device_megabytes(Path(sys.executable), work, "here")
-        result = [
+        _as_after_boot()
+        here, step, start = _device_figures(work)
+        return [
             Row("device_memory.resident", here, "MB, this environment's onnxruntime", MEMORY_BUDGET_MB),
             Row("device_memory.resident_to_pytorch", here / torch, "ratio", RATIO_BUDGET),
             Row("device_memory.resident_pytorch", torch, "MB"),
             Row("device_memory.step", step * 1000, "ms, 1 thread"),
-        ]
-        try:
-            python = _fresh_environment(work / "venv")
-        except (RuntimeError, OSError, subprocess.SubprocessError) as error:
-            return [*result, Row("device_memory.installed", None, f"skipped: no fresh environment: {error}")]
-        _as_after_boot(python)
-        stock, step = _device_megabytes(python, work, "stock")
-        return [
-            *result,
-            Row("device_memory.resident_stock", stock, "MB, fresh `device` extra", MEMORY_BUDGET_MB),
-            Row("device_memory.resident_stock_to_pytorch", stock / torch, "ratio", RATIO_BUDGET),
-            Row("device_memory.step_stock", step * 1000, "ms, 1 thread"),
-            Row("device_memory.installed", _installed_megabytes(python), "MB, `device` extra"),
+            Row("device cold start, nothing of its libraries cached: process to ready", start, "s, clock"),
         ]

@@ -22,7 +22,7 @@ from models.slicing import CompiledPlan
 CHANNELS = (176, 352, 704, 1408)  # 11.7 million parameters, 47 MB: the size DESIGN decision 6 was measured with
 WIDTHS = (1.0, 0.5, 0.25)
 CLASSES = 10
-THROUGHPUT_BUDGET = 0.3
+THROUGHPUT_BUDGET, ROLLING_BUDGET = 0.6, 0.5
 MEMORY_BUDGET = 3.0
 GROWTH_BUDGET = 0.05
 REPEATS = 5
@@ -59,7 +59,7 @@ def _weights(shapes: dict[str, tuple[int, ...]], seed: int) -> dict[str, NDArray
 
 
 def _throughput(kind: PlanKind, widths: tuple[float, ...], updates: int, weight: float) -> tuple[float, float]:
-    """Seconds to merge and to copy the same bytes.
+    """Seconds of the processor to merge and to copy the same bytes.
 
     Every update is merged and copied in turn, and of each step the fastest of some repeats counts, so that whatever
     else the machine does disturbs both alike.
@@ -75,16 +75,16 @@ def _throughput(kind: PlanKind, widths: tuple[float, ...], updates: int, weight:
         state = start(layout)
         for index in range(updates):
             at = index % len(plans)
-            began = time.perf_counter()
+            began = time.process_time()
             fold(state, str(at), plans[at], given[at], weight=weight, labels=range(index % 3, CLASSES))
-            between = time.perf_counter()
+            between = time.process_time()
             for name, value in given[at].items():
                 np.copyto(copies[at][name], value)
             merging[repeat, index] = between - began
-            copying[repeat, index] = time.perf_counter() - between
-        began = time.perf_counter()
+            copying[repeat, index] = time.process_time() - between
+        began = time.process_time()
         finish(state, old)
-        merging[repeat, updates] = time.perf_counter() - began
+        merging[repeat, updates] = time.process_time() - began
     return float(merging.min(0).sum()), float(copying.min(0).sum())
 
 
@@ -118,9 +118,8 @@ def rows() -> list[Row]:
     ]
     for name, kind, widths, updates, weight in cases:
         merging, copying = _throughput(kind, widths, updates, weight)
-        found.append(
-            Row(f"merge throughput / memcpy: {name}", copying / merging, "ratio", THROUGHPUT_BUDGET, at_least=True)
-        )
+        budget = ROLLING_BUDGET if kind == "rolling" else THROUGHPUT_BUDGET
+        found.append(Row(f"merge throughput / memcpy: {name}", copying / merging, "ratio, CPU", budget, at_least=True))
     memory = {
         updates: json.loads(printed("-m", "benchmarks.merge", str(updates)))["models"] for updates in (8, 64, 256)
     }

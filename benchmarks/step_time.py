@@ -4,9 +4,12 @@ The device's own path: a `TrainSession` with the runtime's settings on a board, 
 swap. Beside it the same session with all its inputs and outputs bound once, which is what the runtime alone takes. All
 take short turns one after the other in one process, and a turn's figure is the median of the processor time of its
 steps, so that what else the machine does weighs on none; a row is the median of the ratios of neighbouring turns, with
-their quartiles.
+their quartiles. The others are PyTorch as one writes it, with its fused optimizer, and with the loss compiled as well
+where there is a compiler. What it takes to open a set is measured as `shoal device bench` does.
 """
 
+import copy
+import shutil
 import statistics
 import tempfile
 import time
@@ -21,12 +24,15 @@ import torch
 from numpy.typing import NDArray
 
 from benchmarks.row import Row
+from device_runtime.bench import costs
 from device_runtime.training.backends import TrainSession, step_graph_key
 from device_runtime.training.backends.runtime import open_session
 from fleet_protocol.manifest import noise_input, parameter_input, state_input
 from models import Registry
 from models.registry import infer_layout
+from models.zoo.dropout import feed_noise
 from models.zoo.exchange import vocabulary_of
+from models.zoo.layers import set_mode
 from trainer_export.batches import SizedBatches
 from trainer_export.check import calm_torch
 from trainer_export.exported import Export
@@ -42,7 +48,10 @@ from trainer_export.reference import Reference
 
 TURNS = 12
 TURN_SECONDS = 0.08
-OPENINGS = 5
+OTHERS = (("fused", None), ("compiled", None), ("ort-training", 0.9), ("static", 1.05))
+"""What a device is measured against beside PyTorch eager, with budgets."""
+
+FIRST_STEP_SECONDS = 1.0
 Array = NDArray[Any]
 Step = Callable[[], object]
 
@@ -101,12 +110,20 @@ def measured(case: Case) -> list[Row]:
         subjects = Subjects(case, Path(folder))
         steps = subjects.steps()
         turns = turns_of(steps)
-        found = [
+        (cost,) = costs(Path(folder), case.batch)
+        return [
             _row(case.name, turns, "eager", case.budget),
-            _row(case.name, turns, "static", 1.05),
-            *([_row(case.name, turns, "ort-training", 0.9)] if "ort-training" in steps else []),
+            *(_row(case.name, turns, other, budget) for other, budget in OTHERS if other in steps),
+            *(
+                Row(f"step device/{other}, {case.name}", None, f"skipped: {what} is not installed")
+                for other, what in (("compiled", "a C++ compiler"), ("ort-training", "onnxruntime-training"))
+                if other not in steps
+            ),
+            Row(f"opens its step graph, {case.name}", cost.opens_ms, "ms, processor"),
+            Row(f"opens it again, {case.name}", cost.opens_again_ms, "ms, processor"),
+            Row(f"first step of a process, {case.name}", cost.first_step_seconds, "s, clock", FIRST_STEP_SECONDS),
+            Row(f"memory of a session, {case.name}", cost.peak_mb, "MB"),
         ]
-        return [*found, Row(f"opens its step graph, {case.name}", subjects.opening() * 1e3, "ms, processor")]
 
 
 def turns_of(steps: Mapping[str, Step]) -> dict[str, list[float]]:
@@ -130,12 +147,11 @@ def _turn(step: Step) -> float:
     return statistics.median(times)
 
 
-def _row(name: str, turns: Mapping[str, list[float]], other: str, budget: float) -> Row:
+def _row(name: str, turns: Mapping[str, list[float]], other: str, budget: float | None) -> Row:
     ratios = [mine / theirs for mine, theirs in zip(turns["device"], turns[other], strict=True)]
-    low, ratio, high = statistics.quantiles(ratios, n=4)
     mine, theirs = (statistics.median(turns[side]) * 1e3 for side in ("device", other))
-    text = f"step device/{other}, {name} ({mine:.2f} / {theirs:.2f} ms, quartiles {low:.3f} to {high:.3f})"
-    return Row(text, ratio, "ratio, processor", budget)
+    note = f"{mine:.2f} / {theirs:.2f} ms"
+    return Row.of(f"step device/{other}, {name}", ratios, "ratio, processor", budget, note=note)
 
 
 class Subjects:
@@ -156,27 +172,38 @@ class Subjects:
         noise = model_noise(self._module, self._signature)
         facts = Facts(self._signature, noise, (), Footprint(layout.parameter_count(tier), 0, 0, 0))
         self.manifest = manifest_of(export, tier, files, facts)
+        (folder / "manifest.json").write_bytes(self.manifest.to_bytes())
         batches = SizedBatches(self._signature, vocabulary_of(self._module), (case.batch,))
         self._x, self._y = next(batches.take(1))
         self._noise = batches.noise(noise, case.batch, 0)
         self._mask = torch.ones(self._signature.classes)
 
     def steps(self) -> dict[str, Step]:
-        """A step of each: ``device``, ``static``, ``eager`` and, where it is installed, ``ort-training``."""
+        """A step of each: ``device``, ``static``, ``eager``, ``fused``, and what needs more, where it is installed."""
         eager = partial(Reference(self._module, Recipe()).step, self._x, Answer(self._y, self._mask), self._noise)
         runs: dict[str, Step] = {"device": self._device("onnx"), "static": self._static(), "eager": eager}
+        runs["fused"] = self._fused(lambda work: work)
+        if shutil.which("c++") is not None:
+            runs["compiled"] = self._fused(torch.compile)
         if ort_training.is_installed():
             runs["ort-training"] = self._device("ort-training")
         return runs
 
-    def opening(self) -> float:
-        """Seconds of the processor to open the step graph."""
-        times = []
-        for _ in range(OPENINGS):
-            start = time.process_time()
-            TrainSession(self.manifest, self._graph("onnx"))
-            times.append(time.process_time() - start)
-        return statistics.median(times)
+    def _fused(self, made: Callable[[Callable[[], torch.Tensor]], Callable[[], torch.Tensor]]) -> Step:
+        """PyTorch with its fused SGD, and the loss as it is `made`."""
+        module, answer = set_mode(copy.deepcopy(self._module), "train"), Answer(self._y, self._mask)
+        numbers = list(module.parameters())
+        optimizer = torch.optim.SGD(numbers, 0.01, momentum=0.9, weight_decay=5e-4, fused=True)
+        loss = made(lambda: Recipe().loss.pytorch(module(self._x), answer))
+
+        def step() -> None:
+            feed_noise(module, self._noise)
+            loss().backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(numbers, 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
 
     def _graph(self, backend: str) -> Path:
         return self._folder / self.manifest.graphs[str(step_graph_key(backend, self.manifest))].path

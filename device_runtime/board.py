@@ -159,6 +159,16 @@ def _cores() -> int:
     return os.cpu_count() or 1
 
 
+def machine_name() -> str:
+    """What the board calls itself, as ``Raspberry Pi 5 Model B Rev 1.0``, else its processor."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/device-tree/model").read_text("utf-8", "replace").rstrip("\0\n")
+    with contextlib.suppress(OSError):
+        found = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text("ascii", "replace"), re.MULTILINE)
+        return found[1] if found else platform.machine()
+    return platform.machine()
+
+
 def peak_resident_bytes() -> int:
     """Largest resident memory of this process so far, 0 where the system does not tell.
 

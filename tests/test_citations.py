@@ -171,7 +171,7 @@ def test_files_that_a_page_names_exist(page):
     """`device_runtime/settings.py` in a page is a file; what a reader shall write himself stands in a block."""
     tops = {path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")} - GENERATED
     for name in re.findall(r"`([\w.-]+/[\w./-]*)`", without_code(read(page))):
-        if name.split("/")[0] in tops and not name.startswith("benchmarks/out"):
+        if name.split("/")[0] in tops:
             assert (ROOT / name).exists(), f"{name} is not there"
 
 

@@ -361,6 +361,6 @@ def packaged() -> dict[str, bytes]:
     """
     with tempfile.TemporaryDirectory() as folder:
         tiny = write_tiny_set(Path(folder))
-        train = {"onnx/train": tiny.manifest.graphs["onnx/train"]}
+        train = {"onnx/train": tiny.manifest.graphs["onnx/train"].model_copy(update={"path": "train.onnx"})}
         manifest = tiny.manifest.model_copy(update={"graphs": train, "statistics": ()})
         return {"manifest.json": manifest.to_bytes() + b"\n", "train.onnx": tiny.graph("onnx/train").read_bytes()}

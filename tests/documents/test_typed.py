@@ -341,6 +341,13 @@ def test_exports(line, does, tmp_path):
     assert list(tmp_path.glob("*/*/*/manifest.json"))
 
 
+def test_costs(does, tmp_path):
+    """What training costs on this machine, of the set of the self-test in place of exported ones."""
+    shutil.copytree(ROOT / "device_runtime" / "self_test_set", tmp_path / "sets" / "tiny")
+    for line in in_scene("costs"):
+        assert "tiny" in does(line)
+
+
 def test_steering(url, config, fleet, does, tmp_path):
     """A run that waits for devices is held, goes on, and is stopped; the server hears it over its broker."""
     settings = config(evaluation={"data": None}, broker={"url": url}, round={"rounds": 3, "wait_seconds": 300})

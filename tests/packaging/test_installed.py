@@ -66,6 +66,7 @@ path = "data.npz"
 LACKING = {
     "device run --config device.toml": "device",
     "device predict --config device.toml --data data.npz": "device",
+    "device bench": "device",
     "up --fleet t": "server",
     "run --config fleet.toml": "server",
     "renew": "server",
@@ -129,7 +130,9 @@ def lacks(environment, folder, extras):
     for command, extra in LACKING.items():
         if extra in extras or ("device" in extras and command in ON_DEVICES_TOO):
             continue
-        if "export" in extras and command.startswith("device predict"):  # it wants a runtime, and no network
+        if "export" in extras and command.startswith(
+            ("device predict", "device bench")
+        ):  # it wants a runtime, and no network
             continue
         done = environment.tried("shoal", *command.split(), cwd=folder)
         assert done.returncode == 2, f"{command}: {done.stdout}{done.stderr}"
@@ -187,6 +190,7 @@ def a_round(install, folder, device_extra, server_extra, python):
         says_its_version(environment, folder)
         if device_extra == "device" and python == sys.executable:  # once is enough
             lacks(environment, folder, {extra, "device"})  # the server has all that a device needs
+            assert "| tiny w1.00-d1 | 10 | " in environment.run("shoal", "device", "bench", cwd=folder)
     with mosquitto_broker(folder) as broker:
         for name, text in (("fleet", FLEET), ("device", DEVICE)):
             (folder / f"{name}.toml").write_text(text.format(url=broker.url))

@@ -22,7 +22,7 @@ from tests.shoal.view.stores import RUN, made
 OTHER = "20260102-000000-efgh"
 TYPED = {name: name for name in PRINTED} | {"compare": f"compare {RUN} {OTHER}", "rounds show": "rounds show 2"}
 OF_ONE_THING = {  # what they did
-    "backup", "bench fleet", "device doctor", "device predict",
+    "backup", "bench fleet", "device bench", "device doctor", "device predict",
     "devices predict", "export", "export-mutual", "export-weights", "promote",
     "reproduce", "restore", "rollback", "run", "simulate", "track",
 }  # fmt: skip

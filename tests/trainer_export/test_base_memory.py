@@ -22,7 +22,7 @@ TWO_WIDE_BLOCKS = {
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_wide_decoder_trains_with_its_base_in_memory_and_on_disk_once():
-    """Three steps on stock onnxruntime: no copy of the base in memory, none more on disk, and the loss falls.
+    """Steps on stock onnxruntime: no copy of the base in memory, none more on disk, and the loss falls below chance.
 
     On 23 November 2026 the peak was 1.4 times the base; a copy would make it 2.4.
     """
@@ -30,5 +30,4 @@ def test_a_wide_decoder_trains_with_its_base_in_memory_and_on_disk_once():
     assert found["peak_mb"] < 1.9 * found["base_mb"]
     assert found["disk_mb"] < 1.05 * found["base_mb"]
     assert found["trained"] < 500_000
-    assert all(map(math.isfinite, found["losses"]))
-    assert found["losses"][-1] < found["losses"][0]
+    assert found["loss"] < math.log(TWO_WIDE_BLOCKS["classes"])

@@ -1,4 +1,4 @@
-"""Run the agent on this board, look what ails it, or let its model predict."""
+"""Run the agent on this board, look what ails it, let its model predict, or measure what training costs."""
 
 import sys
 from pathlib import Path
@@ -73,3 +73,36 @@ def _doctor(
     if as_json:
         print_json([asdict(finding) for finding in findings])
     sys.exit(next((finding.exit_code for finding in findings if finding.level == "failed"), 0))
+
+
+@app.command("bench")
+def _bench(
+    folder: Annotated[
+        Path | None, typer.Argument(help="Artifact sets, as `shoal export` writes them; by default a small one.")
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Samples of a step.")] = 10,
+    as_json: AsJson = False,
+) -> None:
+    """Measure what training costs on this board: a row for each artifact set, in Markdown, to send to others.
+
+    Times are of the processor, one thread, but for `wall`; nothing is connected to.
+    """
+    from dataclasses import asdict
+
+    with needs("device"):
+        from device_runtime.bench import SMALL, board_line, costs
+    from shoal.cli.console import print_json
+
+    found = costs(folder or SMALL, batch)
+    if as_json:
+        print_json([{"board": board_line(), **asdict(cost)} for cost in found])
+        return
+    for number, cost in enumerate(found):
+        if not number:
+            print(board_line(), end="\n\n")
+            print("| set | batch | step, ms (quartiles) | wall, ms | opens, ms | again, ms | start, s | MB | loss |")
+            print("|---|---|---|---|---|---|---|---|---|")
+        step = f"{cost.step_ms:.3f} ({cost.step_low_ms:.3f} to {cost.step_high_ms:.3f}) | {cost.wall_ms:.3f}"
+        start = f"{cost.opens_ms:.1f} | {cost.opens_again_ms:.1f} | {cost.first_step_seconds:.2f}"
+        name = f"{cost.arch} {cost.tier}"
+        print(f"| {name} | {cost.batch} | {step} | {start} | {cost.peak_mb:.0f} | {cost.loss:.4f} |", flush=True)

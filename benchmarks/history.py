@@ -1,0 +1,60 @@
+"""What was measured before: benchmarks/history.csv, a line for each row of each run."""
+
+import csv
+import os
+import subprocess
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+from benchmarks.child import REPOSITORY
+from benchmarks.row import Row
+from device_runtime.board import machine_name, probe
+
+HISTORY = Path(__file__).parent / "history.csv"
+FIELDS = ("date", "commit", "cpu", "cores", "load", "name", "value", "low", "high", "unit", "budget")
+ALONE = 0.1  # by which a figure that was taken once may differ from another
+
+Entry = Mapping[str, str]
+
+
+def before(path: Path = HISTORY) -> dict[str, list[Entry]]:
+    """The entries of machines of this kind by the names of rows, oldest first."""
+    found: defaultdict[str, list[Entry]] = defaultdict(list)
+    if path.is_file():
+        with path.open(newline="") as file:
+            for entry in csv.DictReader(file):
+                if (entry["cpu"], entry["cores"]) == (machine_name(), str(probe().cores)) and entry["value"]:
+                    found[entry["name"]].append(entry)
+    return dict(found)
+
+
+def keep(rows: Sequence[Row], path: Path = HISTORY) -> None:
+    """Add rows, those that were skipped with the reason as their unit."""
+    described = ["git", "describe", "--always", "--dirty", "--exclude=*"]
+    commit = subprocess.run(described, capture_output=True, text=True, check=False, cwd=REPOSITORY).stdout.strip()
+    run = (
+        datetime.now(timezone.utc).date().isoformat(),
+        commit,
+        machine_name(),
+        probe().cores,
+        f"{os.getloadavg()[0]:.1f}",
+    )
+    new = not path.is_file()
+    with path.open("a", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerows([FIELDS] if new else [])
+        for row in rows:
+            numbers = ("" if n is None else f"{n:.6g}" for n in (row.value, row.low, row.high))
+            writer.writerow((*run, row.name, *numbers, row.unit, "" if row.budget is None else row.budget))
+
+
+def worse(row: Row, entry: Entry) -> bool:
+    """Whether a row is worse than an entry by more than both spread: their quartiles lie apart, or by a tenth."""
+    if row.value is None:
+        return False
+    if row.low is None or row.high is None or not entry["low"]:
+        change = row.value - float(entry["value"])
+        return (-change if row.at_least else change) > ALONE * abs(float(entry["value"]))
+    return row.high < float(entry["low"]) if row.at_least else row.low > float(entry["high"])
