@@ -20,7 +20,7 @@ SUITE = -m pytest --durations=20 --durations-min=20 -o cache_dir=.pytest_cache/$
 unexport PYTHONDONTWRITEBYTECODE
 test test-slow test-installed test-training: export OMP_NUM_THREADS = 1
 
-.PHONY: soak install install-training demo test test-slow test-installed test-training mutants fuzz fuzz-api conformance check format bench docs site clean arm board card-tools
+.PHONY: soak install install-training demo test test-slow test-installed test-training mutants fuzz fuzz-api conformance check format bench results-check docs site clean arm board card-tools
 
 install: $(STAMP) $(TESTS_STAMP)
 
@@ -116,6 +116,9 @@ fuzz-api: install $(SCHEMATHESIS)/bin/st  ## The API, asked at random for what i
 
 bench: $(STAMP)  ## Budgets as ratios measured in one run, and what got worse since the last in benchmarks/history.csv.
 	$(BIN)/python -m benchmarks.run
+
+results-check: $(STAMP)  ## One stored arm of docs/results at a new seed, compared with the stored ones; or ARM='fml-1 ...'.
+	$(BIN)/python -m tests.reproduction.results_check $(if $(ARM),'$(ARM)')
 
 docs: $(STAMP)  ## Documents that are generated from the code.
 	$(BIN)/python -m tests.documents.asyncapi > docs/asyncapi.json

@@ -4,9 +4,11 @@
     <out>/<table>/<scale>/cache/             exported models and prepared data, shared by the arms
 
 An arm that was stopped goes on where it was, and so does one whose table asks for more rounds than it had; one that is
-complete is not run again. Whatever is complete, and nothing else, is in the table.
+complete is not run again, and neither is what another arm of any table has trained (`reproduction.sharing`). Whatever
+is complete, and nothing else, is in the table.
 """
 
+import contextlib
 import os
 import platform
 from collections.abc import Callable, Mapping
@@ -20,7 +22,8 @@ from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.errors import ConfigError, DataError, ShoalError
 from fleet_protocol.frozen import FrozenModel
 from reproduction.experiment import Arm, Experiment, Scale
-from simulation.results.history import RoundRow, read_history
+from reproduction.sharing import rounds_with
+from simulation.results.history import RoundRow, read_history, write_history
 from simulation.settings import HOW_COMPUTED, SimulationConfig
 from simulation.tables import EngineTable
 
@@ -46,17 +49,19 @@ class _Record(FrozenModel):
     config: SimulationConfig
     versions: Mapping[str, str]
     machine: str
+    trained: str = ""
 
 
 @dataclass(frozen=True)
 class ArmResult:
-    """A complete run of an arm with one seed."""
+    """A complete run of an arm with one seed; `trained` says for which table and arm, if not for its own."""
 
     arm: Arm
     config: SimulationConfig
     rows: tuple[RoundRow, ...]
     versions: Mapping[str, str]
     machine: str
+    trained: str = ""
 
     @property
     def seed(self) -> int:
@@ -152,7 +157,7 @@ def run_job(
     """
     from simulation.runner import simulate  # noqa: PLC0415 - loads PyTorch
 
-    if job.complete:
+    if job.complete or _shared(job):
         return
     result = simulate(job.config, listener=listener, stage=stage, watch=watch)
     name = f"{job.experiment.table}, arm {job.arm.name}, seed {job.config.seed}"
@@ -172,6 +177,24 @@ def run_job(
     write_atomically(job.config.out / _RESULT, record.model_dump_json(indent=1).encode())
 
 
+def _shared(job: Job) -> bool:
+    """Take the rounds of a complete run that trained the same, of whichever table; whether there is one."""
+    folder = job.config.out
+    for path in () if folder.exists() else sorted(folder.parents[3].glob(f"*/{job.scale}/*/{folder.name}/{_RESULT}")):
+        with contextlib.suppress(DataError):  # what is damaged is for those who ask for it
+            record = _read(path.parent)
+            if record is None or record.trained or _identity(record.config, "clock") != _identity(job.config, "clock"):
+                continue
+            if rows := rounds_with(job.config, path.parent, record.config):
+                write_history(folder, rows)
+                config = job.config.model_copy(update={"engine": record.config.engine})
+                mine = {"table": job.experiment.table, "arm": job.arm.name, "config": config}
+                taken = record.model_copy(update={**mine, "trained": f"{record.table}, {record.arm}"})
+                write_atomically(folder / _RESULT, taken.model_dump_json(indent=1).encode())
+                return True
+    return False
+
+
 def collect(experiment: Experiment, scale: Scale, out: Path) -> tuple[ArmResult, ...]:
     """Find every complete run of a table, whenever it was run.
 
@@ -188,7 +211,8 @@ def collect(experiment: Experiment, scale: Scale, out: Path) -> tuple[ArmResult,
         runs = [(path, record) for path in folder.glob("seed-*") if (record := _read(path)) is not None]
         for path, record in sorted(runs, key=lambda run: run[1].config.seed):
             if _identity(record.config) == _identity(arm.config(scale, record.config.seed)):
-                found.append(ArmResult(arm, record.config, read_history(path), record.versions, record.machine))
+                rows = read_history(path)
+                found.append(ArmResult(arm, record.config, rows, record.versions, record.machine, record.trained))
     return tuple(found)
 
 
@@ -202,8 +226,8 @@ def _read(folder: Path) -> _Record | None:
         raise DataError(f"cannot read {path}: {error}; remove the folder and run the arm again") from error
 
 
-def _identity(config: SimulationConfig) -> dict[str, Any]:
-    return config.model_dump(mode="json", exclude=set(HOW_COMPUTED))
+def _identity(config: SimulationConfig, *but: str) -> dict[str, Any]:
+    return config.model_dump(mode="json", exclude={*HOW_COMPUTED, *but})
 
 
 def _is_shorter(found: SimulationConfig, wanted: SimulationConfig) -> bool:

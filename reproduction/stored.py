@@ -69,6 +69,7 @@ def rows_of(experiment: Experiment, scale: Scale, results: Sequence[ArmResult]) 
     digest = stated(experiment, scale)
     found = []
     for result in results:
+        trained = f"trained as {result.trained}" if result.trained else ""
         for measure in result.arm.measures:
             reading = measure.read(result.rows, experiment.decides[scale])
             if reading is None:
@@ -86,7 +87,7 @@ def rows_of(experiment: Experiment, scale: Scale, results: Sequence[ArmResult]) 
                 rounds=len(result.rows),
                 simulated_seconds=round(result.rows[-1].simulated_total, 6),
                 seconds=round(result.seconds, 6),
-                engine=f"{result.config.engine.kind}, {result.config.engine.backend}",
+                engine=", ".join(filter(None, (result.config.engine.kind, result.config.engine.backend, trained))),
                 machine=f"{result.machine}; " + ", ".join(map(" ".join, result.versions.items())),
                 stated=digest,
                 best=_rounded(reading.best),

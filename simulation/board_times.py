@@ -4,6 +4,7 @@ Every time is that of a certain round, because load and link may change from rou
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from broker_server.settings.fleet import TrainConfig
 from broker_server.store import TaskRecord
@@ -15,6 +16,12 @@ from simulation.dynamics import Conditions
 from simulation.tables import DeviceGroup
 
 _FLOAT_BYTES = 4
+
+
+def training_load(width: float, examples: int, train: TrainSettings | TrainConfig, size: int) -> Load:
+    """What a device does in a round; in whole passes the last batch is short, so samples count and not steps."""
+    samples, times = (train.batch_size, train.steps) if train.steps else (examples, train.epochs)
+    return Load(width, samples, times, upload_bytes=size, download_bytes=size)
 
 
 class BoardTimes:
@@ -62,17 +69,10 @@ class BoardTimes:
         """
         tier = Tier.parse(task.tier)
         examples = task.metrics.examples if task.metrics is not None else examples
-        # In whole passes the last batch is short, so samples are counted and not steps.
-        samples, times = (train.batch_size, train.steps) if train.steps else (examples, train.epochs)
-        load = Load(
-            tier.width,
-            samples,
-            times,
-            depth_share=self._share(tier),
-            upload_bytes=task.update_size if task.update_size is not None else task.weights.size,
-            download_bytes=task.weights.size,
-        )
-        return self._clock.device_seconds(self._conditions.of(index, task.round), load)
+        size = task.update_size if task.update_size is not None else task.weights.size
+        load = training_load(tier.width, examples, train, size)
+        whole = replace(load, depth_share=self._share(tier), download_bytes=task.weights.size)
+        return self._clock.device_seconds(self._conditions.of(index, task.round), whole)
 
     def _share(self, tier: Tier) -> float:
         return tier.depth / self._depth if self._depth else 1.0

@@ -1,0 +1,46 @@
+"""Runs that differ in nothing but the clock train the same, so the rounds of one tell those of the others.
+
+Where everybody is waited for and nobody chooses by time, only the seconds of a round depend on the clock.
+"""
+
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
+
+from broker_server.strategies.registry import KNOWN
+from fleet_protocol.sizing import SizingConstants
+from models.tier import Tier
+from simulation.board_times import training_load
+from simulation.clock import load_clock
+from simulation.dynamics import Conditions
+from simulation.results.history import RoundRow, read_devices, read_history
+from simulation.settings import SimulationConfig
+
+
+def rounds_with(config: SimulationConfig, folder: Path, trained: SimulationConfig) -> tuple[RoundRow, ...]:
+    """The rounds of a complete run in a folder, as those of a configuration that differs in its clock or not at all.
+
+    Returns:
+        None where the run's own rounds do not last as long as their slowest devices, or devices choose by time.
+    """
+    rows = read_history(folder)
+    if trained.clock == config.clock:
+        return rows
+    choosing = KNOWN[config.strategy.name].settings is SizingConstants
+    if choosing or _seconds(trained, folder) != [row.simulated_seconds for row in rows]:
+        return ()
+    seconds = _seconds(config, folder)
+    timed = zip(rows, seconds, accumulate(seconds), strict=True)
+    return tuple(replace(row, simulated_seconds=own, simulated_total=total) for row, own, total in timed)
+
+
+def _seconds(config: SimulationConfig, folder: Path) -> list[float]:
+    """How long each round of a run takes with the clock of a configuration."""
+    clock, ids = load_clock(config.clock), config.devices.ids
+    devices = [clock.device(kind.type, kind.link) for kind in config.devices.kinds]
+    conditions, slowest = Conditions(clock, devices, config.seed), dict[int, float]()
+    for part in read_devices(folder):
+        load = training_load(Tier.parse(part.tier).width, part.examples, config.train, part.payload_bytes)
+        seconds = clock.device_seconds(conditions.of(ids.index(part.device), part.round), load)
+        slowest[part.round] = max(slowest.get(part.round, 0.0), seconds)
+    return list(slowest.values())

@@ -1,0 +1,100 @@
+"""A run whose training another one has done takes its rounds, with the seconds of its own clock."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from reproduction.catalogue import find_experiment
+from reproduction.running import Part, collect, jobs, run_job
+from reproduction.sharing import rounds_with
+from reproduction.stored import rows_of
+from simulation.runner import simulate
+from tests.reproduction.test_rendering import row
+from tests.reproduction.test_running import complete
+from tests.simulation.simulations import settings
+
+KINDS = {"count": 6, "types": [{"type": "Xavier", "link": 20.0}, {"type": "RaspberryPi4", "max_width": 0.5}]}
+STRONG = {"dynamics": {"loads": [1, 2, 4], "links": [80.0, 15.0]}, "upload": "bytes", "download": False}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Runs a simulation in a folder of its own, with exports that all share."""
+    folder = tmp_path_factory.mktemp("runs")
+
+    def run(name, **tables):
+        config = settings(folder / name, folder / "cache", devices=KINDS, **tables)
+        return config, simulate(config).rounds
+
+    return run
+
+
+@pytest.mark.parametrize("train", [{}, {"steps": 4}], ids=["passes", "steps"])
+def test_only_the_seconds_of_a_round_depend_on_the_clock(trained, train):
+    """What a run with another clock would have trained and taken, to the bit, without its training."""
+    name = "-".join(["with", *train])
+    static, _ = trained(f"{name}-static", train=train)
+    strong, rounds = trained(f"{name}-strong", train=train, clock=STRONG)
+    found = rounds_with(strong, static.out, static)
+    assert [replace(row, seconds=0.0) for row in found] == [replace(row, seconds=0.0) for row in rounds]
+    assert len({row.simulated_seconds for row in found}) > 1
+    choosing = settings(strong.out, strong.out, devices=KINDS, clock=STRONG, train=train, strategy={"name": "whalefl"})
+    assert rounds_with(choosing, static.out, static) == ()
+
+
+def test_rounds_that_end_by_time_are_not_those_of_another_clock(trained):
+    """Where a deadline leaves somebody out, another clock would leave out others."""
+    _, everybody = trained("everybody")
+    longest = max(row.simulated_seconds for row in everybody)
+    rule = {"deadline_seconds": 0.7 * longest, "min_devices": 1, "quorum": 0.1}
+    config, rounds = trained("deadline", round=rule)
+    assert min(row.devices for row in rounds) < 3
+    other = config.model_copy(update={"clock": settings(config.out, config.out, clock=STRONG).clock})
+    assert rounds_with(other, config.out, config) == ()
+    assert rounds_with(config, config.out, config) == rounds
+
+
+def test_a_table_takes_what_another_has_trained(tmp_path, monkeypatch):
+    """Said in its figures; a damaged result elsewhere, or one that took its own rounds elsewhere, is passed over."""
+    part = Part((3,), ("heterofl/iid",))
+    (strong,), (mild,), (static,) = (
+        jobs(find_experiment(f"whalefl-{name}"), "small", tmp_path, part) for name in ("strong", "mild", "static")
+    )
+    complete(strong, [row(1, 0.5, total=9.0)])
+    damaged = tmp_path / "fml-1" / "small" / "an-arm" / "seed-3" / "result.json"
+    damaged.parent.mkdir(parents=True)
+    damaged.write_text("{")
+    asked = []
+    rounds = (row(1, 0.5, total=4.0),)
+    monkeypatch.setattr("reproduction.running.rounds_with", lambda _job, run, _config: asked.append(run) or rounds)
+    run_job(mild, stage=pytest.fail)
+    run_job(static, stage=pytest.fail)
+    assert asked == [strong.config.out] * 2
+    assert mild.complete
+    (found,) = collect(find_experiment("whalefl-mild"), "small", tmp_path)
+    assert found.rows == rounds
+    (figure, *_) = rows_of(find_experiment("whalefl-mild"), "small", [found])
+    assert figure.engine == "local, onnx, trained as whalefl-strong, heterofl/iid"
+    assert json.loads((mild.config.out / "result.json").read_text())["table"] == "whalefl-mild"
+
+
+def test_what_is_trained_otherwise_is_trained(tmp_path, monkeypatch):
+    """Another seed, another arm, or a run that was begun: nothing is taken."""
+    done, other_seed, other_arm, begun = (
+        jobs(find_experiment(f"whalefl-{table}"), "small", tmp_path, Part((seed,), (arm,)))[0]
+        for table, seed, arm in [
+            ("strong", 3, "heterofl/iid"),
+            ("mild", 4, "heterofl/iid"),
+            ("mild", 3, "heterofl/iid/other"),
+            ("mild", 3, "heterofl/iid"),
+        ]
+    )
+    complete(done, [row(1, 0.5)])
+    begun.config.out.mkdir(parents=True)
+    started = []
+    monkeypatch.setattr("simulation.runner.simulate", lambda config, **_: started.append(config.out) or 1 / 0)
+    for job in (other_seed, other_arm, begun):
+        with pytest.raises(ZeroDivisionError):
+            run_job(job)
+    assert started == [job.config.out for job in (other_seed, other_arm, begun)]
