@@ -17,7 +17,8 @@ _KINDS = {"F32": "<f4", "F64": "<f8", "I64": "<i8", "U32": "<u4", "F16": "<f2", 
 DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType({name: np.dtype(kind) for name, kind in _KINDS.items()})
 """Types that blobs carry, by their names in a file."""
 
-_PICKLED = (b"PK\x03\x04", b"\x80\x02")  # how files of torch.save begin, of today and of old
+# How files of torch.save begin, of today and of old; 80 02 alone is how safetensors with a header of 640 bytes do.
+_PICKLED = (b"PK\x03\x04", b"\x80\x02\x8a\n")
 
 
 def open_tensors(path: Path) -> dict[str, NDArray[Any]]:
