@@ -1,0 +1,45 @@
+"""The table of steps in `docs/graphs.md` is that of the stored benchmarks."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+HEADS = ["model", "of eager", "quartiles", "load", "budget", "of fused", "of compiled", "of ort-training"]
+
+
+def entries():
+    """What was measured of steps, by name and what they were measured against, oldest first."""
+    found = {}
+    with (ROOT / "benchmarks" / "history.csv").open(newline="") as file:
+        for entry in csv.DictReader(file):
+            kind, _, name = entry["name"].partition(", ")
+            if kind.startswith("step device/") and entry["value"]:
+                found.setdefault((name, kind.removeprefix("step device/")), []).append(entry)
+    return found
+
+
+def table():
+    section = (ROOT / "docs" / "graphs.md").read_text().partition("## What a step takes")[2].partition("\n## ")[0]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in section.splitlines() if line[:1] == "|"]
+
+
+def shown(entry):
+    quartiles = f"{float(entry['low']):.3f} to {float(entry['high']):.3f}"
+    return [f"{float(entry['value']):.3f}", quartiles, entry["load"], entry["budget"]]
+
+
+def test_the_table_has_its_columns():
+    assert table()[0] == HEADS
+    assert len(table()) > 10
+
+
+@pytest.mark.parametrize("row", table()[2:], ids=lambda row: row[0])
+def test_each_row_is_one_that_was_measured(row):
+    """Against eager with quartiles, load and budget of the same run; against the others a figure of any run."""
+    known = entries()
+    assert row[1:5] in [shown(entry) for entry in known[row[0], "eager"]]
+    for other, cell in zip(("fused", "compiled", "ort-training"), row[5:], strict=True):
+        values = [f"{float(entry['value']):.3f}" for entry in known.get((row[0], other), ())]
+        assert cell in values or (cell == "-" and not values)
