@@ -122,6 +122,7 @@ def _parts(config: FlashConfig, wheels: Path | None) -> dict[str, bytes]:
         parts[name] = "".join(f"{line}\n" for line in _lines(name, config)).encode()
     names = [word for line in _lines("card.packages", config) for word in line.split()]
     parts["wanted"] = "".join(f"{name}\n" for name in names if name[0] != "-").encode()
+    parts["wanted-here"] = f"python{config.target.python}-minimal\n".encode()
     parts["left-out"] = "".join(f"{name[1:]}\n" for name in names if name[0] == "-").encode()
     ours = [*runtime_files(config, wheels), *settings_files(config), *access_files(config)]
     ours += [Entry("usr/lib/systemd/system/shoal-first.service", read_part("first.service"))]

@@ -7,11 +7,11 @@
 set -eu
 board=$1 id=$2 image=$3
 export LC_ALL=C TZ=UTC SOURCE_DATE_EPOCH=1700000000 E2FSPROGS_FAKE_TIME=1700000000 MTOOLS_SKIP_CHECK=1
-cmdline="fsck.repair=yes net.ifnames=0 panic=10"
+cmdline="fsck.repair=yes net.ifnames=0 panic=10 lsm=lockdown,capability,landlock,yama" # no policy of another is here
 umask 022
 
 # Since Debian 12 /bin, /sbin and /lib are links; older packages still have files there.
-for place in root kernel; do
+for place in root kernel here; do
   for name in bin lib sbin; do
     mkdir -p "$place/usr/$name"
     ln -s "usr/$name" "$place/$name"
@@ -24,6 +24,7 @@ while read -r file name; do
   to=root
   while read -r start; do case $name in "$start"*) to= ;; esac done <left-out
   case $name in linux-image-* | raspi-firmware_* | systemd-boot-efi_*) to=kernel ;; esac
+  case $name in *_all.deb | *_arm64.deb) ;; *) to=here ;; esac
   [ -n "$to" ] || continue
   dpkg-deb --fsys-tarfile "$file" | tar -x -p -C "$to" --keep-directory-symlink --wildcards \
     --exclude='./usr/share/doc/*' --exclude='./usr/share/man/*' --exclude='./usr/share/locale/*' \
@@ -49,6 +50,23 @@ while read -r path target; do
   mkdir -p "root/$(dirname "$path")"
   ln -s "$target" "root/$path"
 done <card.links
+
+# What Python compiles at a first import, which takes an emulated board half a minute: by the card's own Python or, on a
+# computer of another architecture, by the same one for that. Its library is the card's, and bytes are the same anywhere.
+find root -name '*.py' -exec touch -h -d @$SOURCE_DATE_EPOCH {} +
+tools=root
+[ "$(dpkg --print-architecture)" = arm64 ] || tools=here
+python=$(ls -d "$tools"/usr/bin/python3.*) || {
+  echo "the lock was written on another kind of computer; remove it, and it is written anew" >&2
+  exit 1
+}
+libraries=$(dirname "$tools"/usr/lib/*/libc.so.6)
+env -u LD_PRELOAD -u LD_LIBRARY_PATH PYTHONHOME="$PWD/root/usr" PYTHONHASHSEED=0 "$libraries"/ld-linux-*.so.* \
+  --library-path "$libraries" "$python" -B -S -m compileall -q -o 2 --invalidation-mode timestamp \
+  -s "$PWD/root" -p / root/usr/lib/python3.* root/opt/shoal/lib >compiled.log || {
+  cat compiled.log >&2
+  exit 1
+}
 
 # The kernel's modules that a card carries, and its first file system with those that lead to the root.
 version=$(ls kernel/usr/lib/modules)

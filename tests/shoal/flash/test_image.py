@@ -3,6 +3,7 @@
 import hashlib
 import os
 import shutil
+import struct
 import subprocess
 from pathlib import Path
 
@@ -217,7 +218,8 @@ def fetch(folder, lock, mirror="http://127.0.0.1:9"):
     """The script that fetches, in a folder of its own; what it hands to the one that builds."""
     for name in ("fetch_packages.sh", "apt.conf"):
         shutil.copy(FILES / name, folder)
-    (folder / "wanted").write_text("busybox-static\n")
+    for name in ("wanted", "wanted-here"):
+        (folder / name).write_text("busybox-static\n")
     run_script(["sh", "fetch_packages.sh", "trixie", mirror, folder / "kept", lock], folder)
     return (folder / "packages").read_text()
 
@@ -276,6 +278,14 @@ def test_links_and_units_are_there():
         assert (FILES / "card/usr/lib/systemd/system" / name).exists()
 
 
+def test_what_is_left_out_is_a_unit_or_a_generator():
+    """And none that a card has settings for: systemd would not read them."""
+    lines = [line.split()[-2:] for line in (FILES / "card.links").read_text().splitlines() if line[0] != "#"]
+    masked = [Path(path) for path, target in lines if target == "/dev/null"]
+    assert {path.parent.as_posix() for path in masked} == {"etc/systemd/system", "etc/systemd/system-generators"}
+    assert not {path.name for path in masked} & {path.parent.name.removesuffix(".d") for path in FILES.rglob("*.conf")}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
 @needs_mirror
@@ -305,3 +315,13 @@ def test_the_same_inputs_give_the_same_card(flash, tmp_path):
     assert about("/etc/shadow") == ["0640", "0", "42"]
     assert about("/usr/bin/mount") == ["04755", "0", "0"]
     assert about("/opt/shoal/setup.sh") == ["0755", "0", "0"]
+
+    def content(path):
+        command = ["/sbin/debugfs", "-R", f"cat {path}", f"{first}?offset={start}"]
+        return subprocess.run(command, capture_output=True, check=True).stdout
+
+    for name in ("opt/shoal/lib/python3.13/site-packages/device_runtime/main", "usr/lib/python3.13/argparse"):
+        folder, _, stem = f"/{name}".rpartition("/")
+        compiled, source = content(f"{folder}/__pycache__/{stem}.cpython-313.opt-2.pyc"), content(f"/{name}.py")
+        assert struct.unpack("<3I", compiled[4:16]) == (0, 1_700_000_000, len(source))  # what Python looks at
+        assert f"/{name}.py".encode() in compiled

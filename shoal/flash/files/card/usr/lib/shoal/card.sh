@@ -28,8 +28,4 @@ if [ -e "$given" ]; then
   sync
   rm -f "$given"
 fi
-if [ ! -e /opt/shoal/.compiled ]; then
-  /opt/shoal/bin/shoal --help >/dev/null # for the agent itself that folder is read-only
-  touch /opt/shoal/.compiled
-fi
 sync
