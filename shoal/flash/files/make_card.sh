@@ -56,8 +56,8 @@ done <card.links
 find root -name '*.py' -exec touch -h -d @$SOURCE_DATE_EPOCH {} +
 tools=root
 [ "$(dpkg --print-architecture)" = arm64 ] || tools=here
-python=$(ls -d "$tools"/usr/bin/python3.*) || {
-  echo "the lock was written on another kind of computer; remove it, and it is written anew" >&2
+python=$(ls -d "$tools"/usr/bin/python3.* 2>/dev/null) || {
+  echo "the lock has no Python for this computer (an older one, or another's): remove it, and it is written anew" >&2
   exit 1
 }
 libraries=$(dirname "$tools"/usr/lib/*/libc.so.6)
