@@ -1,4 +1,4 @@
-"""Safetensors files as mapped arrays: what is read lies in the page cache, once for all who read it."""
+"""Safetensors as they lie: files mapped, so that what is read lies in the page cache, once for all who read it."""
 
 import json
 import mmap
@@ -38,6 +38,19 @@ def open_tensors(path: Path) -> dict[str, NDArray[Any]]:
                 ' safetensors: python -c "import torch, safetensors.torch as s;'
                 f" s.save_file(torch.load('{path}', weights_only=True), '{path.with_suffix('.safetensors')}')\""
             )
+    except (OSError, ValueError) as error:
+        raise BlobError(f"cannot read the tensors in {path}: {error!r}") from error
+    return tensors_in(data, path)
+
+
+def tensors_in(blob: bytes | NDArray[np.uint8], source: object = "a blob") -> dict[str, NDArray[Any]]:
+    """Views of a blob that was made or checked here, by name, in its order; so boards need no library for it.
+
+    Raises:
+        BlobError: it is truncated, or has a header that does not fit it.
+    """
+    data = np.frombuffer(blob, np.uint8)
+    try:
         (length,) = struct.unpack("<Q", data[:8].tobytes())
         header = json.loads(data[8 : 8 + length].tobytes())
         header.pop("__metadata__", None)
@@ -46,6 +59,6 @@ def open_tensors(path: Path) -> dict[str, NDArray[Any]]:
         for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
             first, last = entry["data_offsets"]
             tensors[name] = body[first:last].view(DTYPES[entry["dtype"]]).reshape(entry["shape"])
-    except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
-        raise BlobError(f"cannot read the tensors in {path}: {error!r}") from error
+    except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+        raise BlobError(f"cannot read the tensors in {source}: {error!r}") from error
     return tensors

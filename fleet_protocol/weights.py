@@ -9,9 +9,7 @@ import struct
 from collections.abc import Mapping
 
 import numpy as np
-import safetensors
 from numpy.typing import NDArray
-from safetensors.numpy import load as safetensors_load
 
 from fleet_protocol.errors import BlobError
 from fleet_protocol.mapped_tensors import DTYPES
@@ -65,8 +63,10 @@ def weights_parts(
 
 def decode_weights(data: bytes) -> dict[str, NDArray[np.generic]]:
     """Read a blob of any safetensors writer, name to array; a BlobError where it is truncated or corrupted."""
+    import safetensors.numpy  # noqa: PLC0415  (not on boards, which read what they made or checked: `tensors_in`)
+
     try:
-        tensors: dict[str, NDArray[np.generic]] = safetensors_load(data)
+        tensors: dict[str, NDArray[np.generic]] = safetensors.numpy.load(data)
     except (safetensors.SafetensorError, KeyError, ValueError) as error:
         raise BlobError(f"not a safetensors blob ({len(data)} bytes): {error}") from error
     return tensors

@@ -15,8 +15,8 @@ from device_runtime.training.own_model_files import KEPT_RUNS, Kept, OwnModelFil
 from fleet_protocol.digests import matches
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.manifest import FileSpec
+from fleet_protocol.mapped_tensors import tensors_in
 from fleet_protocol.pair_manifest import PairManifest, parse_pair_manifest
-from fleet_protocol.weights import decode_weights
 
 MODEL = "model/"
 """In front of the names of the model's parameters in the files between rounds."""
@@ -53,7 +53,7 @@ class OwnModel:
         """
         pair = self.manifest()
         if kept is None:
-            return decode_weights(self.read(pair.own_init))
+            return tensors_in(self.read(pair.own_init))
         return kept.under(MODEL, {spec.name: spec for spec in pair.own.parameters})
 
     def check(self) -> None:

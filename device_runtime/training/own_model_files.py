@@ -17,7 +17,8 @@ from device_runtime.training.backends.swapping import Sized
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.blobs import storage_error
 from fleet_protocol.errors import BlobError, RefusalReason, RefusedError
-from fleet_protocol.weights import decode_weights, encode_weights
+from fleet_protocol.mapped_tensors import tensors_in
+from fleet_protocol.weights import encode_weights
 
 KEPT_RUNS = 3
 _SUFFIX = ".safetensors"
@@ -82,7 +83,7 @@ class OwnModelFiles:
             return None
         path = rounds[max(rounds)]
         try:
-            return Kept(path, decode_weights(path.read_bytes()))
+            return Kept(path, tensors_in(path.read_bytes()))
         except OSError as error:
             raise storage_error("read", path, error) from error
         except BlobError as error:

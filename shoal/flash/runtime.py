@@ -36,7 +36,6 @@ PINS: Mapping[str, str] = MappingProxyType(
         "paho-mqtt": "2.2.0",
         "pydantic": "2.14.3",
         "pydantic-core": "2.50.4",
-        "safetensors": "0.8.0",
         "typing-extensions": "4.16.0",
         "typing-inspection": "0.4.5",
     }

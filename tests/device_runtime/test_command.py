@@ -118,7 +118,7 @@ for found in pkgutil.walk_packages(device_runtime.__path__, "device_runtime."):
         importlib.import_module(found.name)
 from device_runtime.training.backends import load_runtime
 load_runtime()
-banned = ("torch", "onnx", "models", "broker_server", "trainer_export", "sqlalchemy", "typer", "rich")
+banned = ("torch", "onnx", "models", "broker_server", "trainer_export", "sqlalchemy", "typer", "rich", "safetensors")
 print([name for name in sys.modules if name.split(".")[0] in banned])
 """
     done = subprocess.run(
@@ -134,6 +134,34 @@ def test_an_idle_agent_has_not_loaded_the_runtime():
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False, cwd=REPOSITORY
     )
     assert done.stdout.strip() == "False", done.stderr
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone says what lies in memory")
+def test_what_loading_has_read_is_given_back():
+    """Half of what is mapped of files goes, nothing that was written does, and what is used afterwards works."""
+    code = """
+import zlib, numpy as np, device_runtime.main, cryptography.hazmat.primitives.ciphers.aead as aead
+from pathlib import Path
+from device_runtime.board import proc_number
+from device_runtime.training.backends.runtime import forget_loading, load_runtime
+def sizes():
+    return [proc_number(Path("/proc/self/status"), key) for key in ("RssFile", "RssAnon")]
+def computed():
+    x = np.random.default_rng(1).normal(size=(40, 40))
+    sealed = aead.ChaCha20Poly1305(bytes(32)).encrypt(bytes(12), x.tobytes(), None)
+    return zlib.crc32(sealed), np.linalg.inv(x @ x.T).tobytes(), load_runtime().get_available_providers()
+first = computed()
+before = sizes()
+forget_loading("now")
+after = sizes()
+assert after[0] < before[0] / 2, (before, after)
+assert after[1] > before[1] - 2**20, (before, after)
+assert computed() == first
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False, cwd=REPOSITORY
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_board_is_probed_without_extra_packages(tmp_path):

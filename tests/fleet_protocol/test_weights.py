@@ -10,6 +10,7 @@ from hypothesis.extra import numpy as hnp
 from safetensors.numpy import load
 
 from fleet_protocol.errors import BlobError
+from fleet_protocol.mapped_tensors import tensors_in
 from fleet_protocol.weights import decode_weights, encode_weights, read_metadata
 
 names = st.text("abcdefgh.0123_", min_size=1, max_size=12)
@@ -23,7 +24,7 @@ def test_round_trip_is_exact(weights, metadata):
     """What goes in comes out: values, types, shapes, metadata; the library reads the same."""
     blob = encode_weights(weights, metadata)
     assert read_metadata(blob) == metadata
-    for decoded in (decode_weights(blob), load(blob)):
+    for decoded in (decode_weights(blob), load(blob), tensors_in(blob)):
         assert decoded.keys() == weights.keys()
         for name, value in weights.items():
             assert decoded[name].dtype == value.dtype
@@ -68,3 +69,20 @@ def test_a_header_that_says_nothing_is_refused(header):
     """One that is nested ten thousand times raised RecursionError, one whose metadata are a list AttributeError."""
     with pytest.raises(BlobError, match="no readable header"):
         read_metadata(struct.pack("<Q", len(header)) + header + bytes(8))
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"[]", b'"x"', b'{"a": 1}', b'{"a": {"dtype": "F32", "shape": [9], "data_offsets": [0, 4]}}']
+)
+def test_a_blob_is_damaged_and_the_board_says_so(text):
+    """A board reads its own files without the library: what is no header, or says what is not there, is refused."""
+    with pytest.raises(BlobError, match="in kept"):
+        tensors_in(struct.pack("<Q", len(text)) + text + bytes(4), "kept.safetensors")
+
+
+@pytest.mark.parametrize("kind", ["float16", "float32", "float64", "int8", "int64", "uint32"])
+def test_a_board_reads_every_type_that_it_writes(kind):
+    value = np.arange(6, dtype=kind).reshape(2, 3)
+    (read,) = tensors_in(encode_weights({"a": value})).values()
+    assert read.dtype == value.dtype
+    np.testing.assert_array_equal(read, value)

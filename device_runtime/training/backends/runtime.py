@@ -3,7 +3,9 @@
 import contextlib
 import ctypes
 import functools
+import itertools
 import mmap
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from types import MappingProxyType
@@ -22,6 +24,10 @@ _OPTIONS = MappingProxyType({"CUDA": {"use_tf32": "0"}})  # float32, as the grap
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # from glibc's malloc.h
 _MMAP_BYTES = 64 * 1024  # below a chunk on the wire, so that chunks in the inbox leave nothing behind
 _ARENA_BYTES = 64 * 1024 * 1024
+_MADV_DONTNEED = 4  # from Linux' mman.h
+_MAPPED = re.compile(
+    rb"^([0-9a-f]+)-([0-9a-f]+) (\S+) .* (/.+\.so[.\d]*)\n(?:[A-Z].*\n)*?Anonymous: +(\d+) kB$", re.MULTILINE
+)
 _DEAD_BYTES = 64 * 1024  # a free piece that is larger than needed by more than this is cut; 128 MB is the default
 
 
@@ -31,6 +37,7 @@ def load_runtime() -> Any:
     Raises:
         ConfigError: no such package is installed, or two.
     """
+    forget_loading("before onnxruntime")  # which takes 25 MB itself
     return onnx_runtime.load_runtime(
         "no onnxruntime on this board: pip install 'shoal[device]' (or 'shoal[device-training]')"
     )
@@ -47,6 +54,24 @@ def settle_allocator() -> None:
         mallopt(_M_ARENA_MAX, 1)
         mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
         mallopt(_M_TRIM_THRESHOLD, _MMAP_BYTES)
+
+
+@functools.cache
+def forget_loading(_moment: str) -> None:
+    """Unmap, once at a moment, what of libraries was read to load them; what is used is mapped again by its first use.
+
+    Only pages that are as in the file go, by what Linux says. A library that another thread loads just now stays: what
+    is written of it is mapped last.
+    """
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        madvise = ctypes.CDLL(None).madvise
+        found = _MAPPED.findall(Path("/proc/self/smaps").read_bytes())
+        for _, parts in itertools.groupby(found, lambda part: part[3]):
+            *read, written = parts
+            for start, end, rights, _, own in read if written[2] == b"rw-p" else ():
+                if rights.startswith(b"r-") and own == b"0":
+                    first = int(start, 16)
+                    madvise(ctypes.c_void_p(first), ctypes.c_size_t(int(end, 16) - first), _MADV_DONTNEED)
 
 
 @functools.cache
@@ -125,7 +150,9 @@ def open_session(
     options.log_severity_level = 3
     # Idle worker threads that spin take the core from the rest of the board.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return make_session(graph, options, provider)
+    session = make_session(graph, options, provider)
+    forget_loading("after the first session")
+    return session
 
 
 def offered() -> tuple[str, ...]:

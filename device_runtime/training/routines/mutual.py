@@ -29,9 +29,9 @@ from device_runtime.training.weights_file import read_weights
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.manifest import Manifest, ParameterSpec
+from fleet_protocol.mapped_tensors import tensors_in
 from fleet_protocol.messages import Evaluation, Instructions
 from fleet_protocol.pair_manifest import PairManifest
-from fleet_protocol.weights import decode_weights
 
 NAME = "mutual"
 
@@ -155,7 +155,7 @@ def _meme(pair: _Pair, sent: Mapping[str, NDArray[Any]], kept: Kept | None) -> T
         expected = {spec.name: spec for spec in pair.manifest.sent.parameters if spec.name in pair.adaptor}
         weights |= kept.under(_ADAPTOR, expected)
     elif pair.manifest.adaptor is not None:
-        weights |= decode_weights(pair.model.read(pair.manifest.adaptor))
+        weights |= tensors_in(pair.model.read(pair.manifest.adaptor))
     return weights
 
 
