@@ -4,10 +4,12 @@ import csv
 import hashlib
 import io
 import json
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from fleet_protocol.configuration import read_toml
 from fleet_protocol.errors import DataError
 from fleet_protocol.frozen import FrozenModel
 from reproduction.experiment import Experiment, Scale
@@ -131,6 +133,13 @@ def seconds_of_runs(out: Path, experiment: Experiment, scale: Scale) -> dict[str
     for row in rows:
         runs.setdefault(row.arm, {})[row.seed] = row.seconds
     return {arm: sum(times.values()) / len(times) for arm, times in runs.items()}
+
+
+def estimated_seconds(experiment: Experiment, scale: Scale) -> dict[str, float]:
+    """Real time that a run of each arm would take on all cores of this machine, for those that ``costs.toml`` has."""
+    costs = read_toml(Path(__file__).with_name("costs.toml")).get(experiment.table, {}) if scale == "small" else {}
+    rounds = {arm.name: arm.settings(scale)["round"]["rounds"] for arm in experiment.arms}
+    return {name: each * rounds[name] / (os.cpu_count() or 1) for name, each in costs.items()}
 
 
 def _rounded(value: float | None) -> float | None:

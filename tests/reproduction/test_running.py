@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from fleet_protocol.configuration import read_toml
 from fleet_protocol.errors import ConfigError, DataError
+from reproduction import running
 from reproduction.catalogue import TABLES, find_experiment
+from reproduction.report.cells import duration_text
 from reproduction.report.writing import write_table
 from reproduction.running import Part, collect, jobs, run_job, table_folder
-from reproduction.stored import rows_of
+from reproduction.stored import estimated_seconds, rows_of
 from shoal.cli.main import app
 from simulation.data.datasets import DATASETS
 from simulation.results.history import write_history
@@ -174,6 +177,39 @@ def test_the_list_has_durations_and_the_report_a_page(tmp_path):
     listed = json.loads(reproduce("--list", "--json", "--scale", "smoke", "--out", page.parent).stdout)
     takes = {table["table"]: table["takes"] for table in listed}
     assert (takes["heterofl-1"], takes["heterofl-2"]) == ("30.0 s, 1 unknown", "unknown")
+
+
+def test_a_fresh_machine_sees_how_long_a_table_takes(tmp_path, monkeypatch):
+    """From the stored processor time of a round and the cores; measured durations count, and go without a mark."""
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    experiment = find_experiment("fml-1")
+    takes = {
+        table["table"]: table["takes"] for table in json.loads(reproduce("--list", "--json", "--out", tmp_path).stdout)
+    }
+    estimated = estimated_seconds(experiment, "small")
+    assert takes["fml-1"] == f"~{duration_text(3 * sum(estimated.values()))}"
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    assert estimated_seconds(experiment, "small") == {arm: seconds / 2 for arm, seconds in estimated.items()}
+    assert estimated_seconds(experiment, "smoke") == {}
+    (job, *_) = jobs(experiment, "small", tmp_path)
+    complete(job, [row(1, 0.5)])
+    reproduce("--report", tmp_path, "--out", tmp_path, "fml-1")
+    listed = json.loads(reproduce("fml-1", "--list", "--json", "--out", tmp_path).stdout)
+    arms = {arm["arm"]: arm["a run takes"] for arm in listed}
+    assert arms[job.arm.name] == "30.0 s"
+    assert arms["fml/mnist-mlp/iid"] == f"~{duration_text(estimated['fml/mnist-mlp/iid'] / 2)}"
+    assert arms["fml/cifar100-cnn2/iid"] == "unknown"
+    left = reproduce("fml-1", "--out", tmp_path, "--only", "fml/mnist-lenet5/iid", "--budget", "1s").stderr
+    assert "left out, since it takes" in left
+
+
+def test_costs_are_of_arms_that_are_run_by_default():
+    """Of no table or arm that there is not, and of all arms of the tables that came first."""
+    costs = read_toml(Path(running.__file__).with_name("costs.toml"))
+    chosen = {name: {arm.name for arm in experiment.chosen("small")} for name, experiment in TABLES.items()}
+    assert [(table, arm) for table, arms in costs.items() for arm in arms if arm not in chosen[table]] == []
+    whole = {table for table, arms in costs.items() if set(arms) == chosen[table]}
+    assert whole >= {"heterofl-1", "inclusivefl-2", "whalefl-mild", "whalefl-strong", "whalefl-static", "fml-1"}
 
 
 SHIPPED = {"digits"}

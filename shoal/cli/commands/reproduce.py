@@ -4,6 +4,7 @@ Given again, the command goes on where it was stopped; arms that are complete ar
 """
 
 import math
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -63,9 +64,8 @@ def _reproduce(options: _Options) -> None:
         if options.as_json:
             print_json(rows)
         else:
-            print_rows(
-                chosen[0].title if options.table else f"tables at the scale {scale}", rows, empty="there are no tables"
-            )
+            title = chosen[0].title if options.table else f"tables at the scale {scale}"
+            print_rows(f"{title} (~ is estimated for {os.cpu_count()} cores)", rows, empty="there are no tables")
         return
     if options.report is not None:
         _publish(chosen, scale, folder, options.report)
@@ -92,12 +92,13 @@ def _reproduce(options: _Options) -> None:
 
 def _run_all(todo: "Sequence[Job]", ends_at: float, folder: Path) -> None:
     from reproduction.report.cells import duration_text
-    from reproduction.stored import seconds_of_runs
+    from reproduction.stored import estimated_seconds, seconds_of_runs
 
     for number, job in enumerate(todo, 1):
         name = f"{job.experiment.table} {job.scale}, {number} of {len(todo)}: {job.arm.name}, seed {job.config.seed}"
-        seconds = seconds_of_runs(folder, job.experiment, job.scale).get(job.arm.name)
-        # What never ran may take any time; it is started as long as there is some.
+        estimated = estimated_seconds(job.experiment, job.scale)
+        seconds = (estimated | seconds_of_runs(folder, job.experiment, job.scale)).get(job.arm.name)
+        # What is unknown may take any time; it is started as long as there is some.
         if ends_at - time.monotonic() < (seconds or 0.0):
             error_console().print(f"left out, since it takes {duration_text(seconds)}: {name}", highlight=False)
             continue
@@ -141,18 +142,12 @@ def _publish(chosen: "Sequence[Experiment]", scale: "Scale", folder: Path, repor
 
 
 def _engine(options: _Options) -> "EngineTable":
-    from pydantic import ValidationError
-
+    from fleet_protocol.configuration import validate_config
     from simulation.tables import EngineTable
 
     names = ("address", "workers", "backend", "device", "group")
-    try:
-        return EngineTable.model_validate({"kind": options.engine, **{name: getattr(options, name) for name in names}})
-    except ValidationError as error:
-        # What the table of sim.toml calls `kind` is --engine here.
-        problems = [(str(item["loc"][0]) if item["loc"] else "", item["msg"]) for item in error.errors()]
-        words = "; ".join(f"--{'engine' if key == 'kind' else key or 'backend'}: {text}" for key, text in problems)
-        raise ConfigError(f"shoal reproduce: {words}") from error
+    given = {"kind": options.engine, **{name: getattr(options, name) for name in names}}
+    return validate_config(given, EngineTable, source="shoal reproduce (its --engine is kind)")
 
 
 def _run(job: "Job") -> None:
@@ -176,27 +171,17 @@ def _write(experiment: "Experiment", scale: "Scale", folder: Path) -> "Written |
 
 
 def _table_row(experiment: "Experiment", scale: "Scale", folder: Path) -> dict[str, str]:
-    from reproduction.report.cells import duration_text
-    from reproduction.stored import seconds_of_runs
-
     arms, seeds = experiment.chosen(scale), experiment.seeds[scale]
-    known = seconds_of_runs(folder, experiment, scale)
-    there = [known[arm.name] for arm in arms if arm.name in known]
-    missing = "" if len(there) == len(arms) or not there else f", {len(arms) - len(there)} unknown"
     return {
         "rank": str(experiment.rank),
         "table": experiment.table,
         "title": experiment.title,
         "runs": f"{len(arms)} of {len(experiment.arms)} arms, seeds {', '.join(map(str, seeds))}",
-        "takes": duration_text(len(seeds) * sum(there) if there else None) + missing,
+        "takes": _takes(experiment, scale, folder, [arm.name for arm in arms] * len(seeds)),
     }
 
 
 def _arm_rows(experiment: "Experiment", scale: "Scale", folder: Path) -> list[dict[str, str]]:
-    from reproduction.report.cells import duration_text
-    from reproduction.stored import seconds_of_runs
-
-    known = seconds_of_runs(folder, experiment, scale)
     chosen = {each: {arm.name for arm in experiment.chosen(each)} for each in experiment.seeds}
     return [
         {
@@ -204,7 +189,20 @@ def _arm_rows(experiment: "Experiment", scale: "Scale", folder: Path) -> list[di
             "what it is": arm.about,
             "published": ", ".join(f"{name} {figure.value:g}" for name, figure in arm.published.items()) or "-",
             "run by default at": ", ".join(each for each, names in chosen.items() if arm.name in names),
-            "a run takes": duration_text(known.get(arm.name)),
+            "a run takes": _takes(experiment, scale, folder, [arm.name]),
         }
         for arm in experiment.arms
     ]
+
+
+def _takes(experiment: "Experiment", scale: "Scale", folder: Path, runs: "Sequence[str]") -> str:
+    """How long runs of arms take one after the other: about, where that of an arm is not measured but estimated."""
+    from reproduction.report.cells import duration_text
+    from reproduction.stored import estimated_seconds, seconds_of_runs
+
+    measured = seconds_of_runs(folder, experiment, scale)
+    known = estimated_seconds(experiment, scale) | measured
+    there = [known[name] for name in runs if name in known]
+    about = "~" if any(name in known and name not in measured for name in runs) else ""
+    missing = f", {len({*runs} - {*known})} unknown" if there and len(there) < len(runs) else ""
+    return about + duration_text(sum(there) if there else None) + missing
