@@ -66,7 +66,7 @@ class Coordinator:
                     if not self._hold():
                         return self._end("stopped", "stopped by its operator", 0)
             return self._end("finished", None, 0)
-        except StorageError as error:
+        except (StorageError, OSError) as error:
             return self._interrupted(error)
         except ShoalError as error:
             return self._end("failed", str(error), error.exit_code)
@@ -90,9 +90,10 @@ class Coordinator:
         self._store.flush()
         return finished
 
-    def _interrupted(self, error: StorageError) -> control.RunFinished:
+    def _interrupted(self, error: StorageError | OSError) -> control.RunFinished:
         """The disk or the database could not take something: the run is not over, and what it lacks is done again."""
-        finished = self._finished("stopped", str(error), error.exit_code)
+        told = f"{error}; the run is not over: give it again, and it goes on (`shoal up` does so by itself)"
+        finished = self._finished("stopped", told, StorageError.exit_code)
         self._reporter.emit(finished)  # without a line of the log, which could not be written
         return finished
 

@@ -4,11 +4,11 @@ A cohort goes through its steps together; who is away or slow when a step is ove
 server that is killed has lost its sums, and the round is made again.
 """
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from broker_server.rounds.collecting import Cohort, Collection, OpenTask
+from broker_server.service.clock import Clock
 from broker_server.service.outbox import Outbox
 from broker_server.store import Store, TaskPhase
 from fleet_protocol.blob_store import BlobStore
@@ -55,16 +55,18 @@ class Cohorts:
         store: where it is noted who is out.
         updates: with the masked updates.
         outbox: speaks to the devices.
+        clock: that of the round.
     """
 
     store: Store
     updates: BlobStore
     outbox: Outbox
+    clock: Clock
     _sums: list[_Sum] = field(default_factory=list)
 
     def open(self, collection: Collection) -> None:
         """Begin with the sums of a collection."""
-        now = time.monotonic()
+        now = self.clock.now()
         seconds = _STEP_SHARE * (collection.deadline - now)
         self._sums = [_Sum(item, seconds, now + seconds, tuple(item.tasks)) for item in collection.cohorts()]
 
@@ -119,7 +121,7 @@ class Cohorts:
         for item in self._sums:
             told: Mapping[str, object] = item.keys if item.step == _KEYS else item.dealt
             left = [name for name in item.part if not item.cohort.tasks[name].record.phase.answered]
-            waits = time.monotonic() < item.until and any(name not in told and is_online(name) for name in left)
+            waits = self.clock.now() < item.until and any(name not in told and is_online(name) for name in left)
             if item.step <= _SHARES and not waits:
                 item.part = tuple(name for name in left if name in told)
                 self._advance(item)
@@ -132,7 +134,7 @@ class Cohorts:
             item.cohort.require(len(item.part), len(item.keys))
         except RefusedError as error:
             item.part, detail = (), str(error)
-        item.step, item.until = item.step + 1, time.monotonic() + item.seconds
+        item.step, item.until = item.step + 1, self.clock.now() + item.seconds
         for name, task in item.cohort.tasks.items():
             if name not in item.part:
                 self._drop(task, detail)
@@ -157,12 +159,12 @@ class Cohorts:
     def total(self, cohort: Cohort, pump: Callable[[float], None]) -> Words:
         """What `broker_server.rounds.dispatch.Dispatcher.total` does; ``pump`` waits until a time at most."""
         came = {task.record.device: task.record for task in cohort.came}
-        item, until = self._of(cohort.came[0]), time.monotonic() + REVEAL_SECONDS
+        item, until = self._of(cohort.came[0]), self.clock.now() + REVEAL_SECONDS
         cohort.require(len(came), len(item.keys))
         item.step, item.sent = _SECRETS, tuple(came)
         for name in item.part:
             self._tell(item, name)
-        while len(item.revealed) < majority(len(item.keys)) and time.monotonic() < until:
+        while len(item.revealed) < majority(len(item.keys)) and self.clock.now() < until:
             pump(until)
         paths = {name: self.updates.path(str(record.update_digest)) for name, record in came.items()}
         vectors = {name: open_tensors(path)[MASKED] for name, path in paths.items()}

@@ -50,6 +50,7 @@ class MqttDispatcher:
         self.fleet = parts.fleet
         self.blobs = parts.blobs
         self.reporter = parts.reporter
+        self._clock = parts.clock
         self._connection = connection
         self._topics = connection.topics
         self._outbox = connection.outbox
@@ -70,8 +71,8 @@ class MqttDispatcher:
     # Waiting.
 
     def now(self) -> float:
-        """``time.monotonic()``."""
-        return time.monotonic()
+        """``time.monotonic()`` without the time in which the broker was away."""
+        return self._clock.now()
 
     def pump(self, until: float) -> None:
         """Handle the events that are there, do what is due, commit what was accepted; wait until a time at most.
@@ -83,6 +84,7 @@ class MqttDispatcher:
         if self._connection.stopping.is_set():
             raise StopRequested
         now = time.monotonic()
+        until = now + until - self._clock.now()
         wake = min(until, now + PATIENCE_SECONDS, self.blobs.next_due() or until, self._next_quiet())
         try:
             event = self._connection.inbox.get(timeout=max(0.0, wake - now))
@@ -110,7 +112,8 @@ class MqttDispatcher:
             self.reporter.note("blob-delayed", problem)
         self._uploads.turn(now)
         self._uploads.cohorts.turn(self.fleet.is_online)
-        for task in self._collection.unanswered if self._collection is not None else ():
+        # What is sent while the broker is away waits in memory.
+        for task in self._collection.unanswered if self._collection is not None and not self._clock.stands else ():
             if task.quiet <= now:
                 self._uploads.ask_for_missing(task)
             if due_for_nudge(task, now, self._nudge_seconds):
@@ -127,7 +130,7 @@ class MqttDispatcher:
     def _next_quiet(self) -> float:
         return (
             min((task.quiet for task in self._collection.unanswered), default=math.inf)
-            if self._collection is not None
+            if self._collection is not None and not self._clock.stands
             else math.inf
         )
 
@@ -135,11 +138,17 @@ class MqttDispatcher:
         if isinstance(event, Stop):
             raise StopRequested
         if isinstance(event, Connected):
+            if self._clock.stands:
+                _LOG.warning("the broker is back, and the run goes on")
+            self._clock.go_on()
             self._outbox.status(self.reporter.run)
             if not event.session_present:
                 self.offer_again()
         elif isinstance(event, Disconnected):
-            self.reporter.note("broker-lost", f"the connection to the broker is gone: {event.reason}")
+            self._clock.stop()
+            lost = f"the connection to the broker is gone ({event.reason}); the round stands still until it is back"
+            _LOG.warning(lost)
+            self.reporter.note("broker-lost", lost)
             self._connection.revive()
         elif isinstance(event, Rejected):
             # Whoever is named there need not be who sent it.
@@ -250,14 +259,13 @@ class MqttDispatcher:
                 self._offer(task)
 
     def _offer(self, task: OpenTask) -> None:
-        collection = self._collection
-        now = time.monotonic()
+        collection, now = self._collection, self._clock.now()
         if collection is None or not self.fleet.is_online(task.record.device) or now >= collection.deadline:
             return
         for ref in (task.record.artifact_set, task.record.weights):
             if task.offered < 0 and not self.blobs.asked(ref.digest, task.record.device):
                 self.blobs.expect(ref.digest, task.record.device)
-        task.offered = now
+        task.offered = time.monotonic()
         more = REVEAL_SECONDS if task.instructions.upload.summing is not None else 0.0
         self._outbox.offer(task.record, task.instructions, collection.deadline + more - now)
 

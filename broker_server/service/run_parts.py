@@ -6,6 +6,7 @@ from broker_server.rounds.fleet import Fleet
 from broker_server.rounds.reporting import Reporter
 from broker_server.rounds.stopping import Steering
 from broker_server.service.blob_service import BlobService
+from broker_server.service.clock import Clock
 from broker_server.service.uploads import Uploads
 from broker_server.store import Store
 
@@ -20,3 +21,4 @@ class RunParts:
     uploads: Uploads
     reporter: Reporter
     steering: Steering
+    clock: Clock

@@ -10,6 +10,7 @@ A run that was cut short is continued by the next server on the same store.
 """
 
 import contextlib
+import logging
 import math
 import queue
 import secrets
@@ -33,6 +34,7 @@ from broker_server.rounds.stopping import Steering, StopRequested
 from broker_server.service.asking import Asking
 from broker_server.service.blob_service import BlobService
 from broker_server.service.broker import ChildBroker
+from broker_server.service.clock import Clock
 from broker_server.service.connection import Connection, Stop
 from broker_server.service.dispatcher import MqttDispatcher
 from broker_server.service.inbox import Inbox
@@ -54,9 +56,12 @@ from fleet_protocol.blobs import DEFAULT_CHUNK_BYTES
 from fleet_protocol.errors import ConfigError, RefusedError, ShoalError, StorageError
 from fleet_protocol.frozen import problems
 from fleet_protocol.identity.opening import open_for
+from fleet_protocol.locks import held
 from fleet_protocol.messages import NeedChunks, Predicted, ServerStatus, parse_device_message, parse_presence
 from fleet_protocol.topics import DeviceTopic, ServerTopic, Topics
 from fleet_protocol.transport import Connected, Disconnected, Farewell, Received, Rejected, Transport
+
+_LOG = logging.getLogger(__name__)
 
 RETRY_SECONDS = 10.0  # between attempts to go on with a run whose store could not be written
 _ANSWERS = (control.RunRejected, control.RunSteered)
@@ -96,6 +101,8 @@ class Server:
         with contextlib.ExitStack() as stack:
             self._store = Store(self._folder)
             stack.callback(self._store.close)
+            taken = f"another server works on the store {self._folder}: stop it, or give this one a `store` of its own"
+            stack.enter_context(held(self._folder, taken))
             self._blobs = BlobStore(self._folder / "blobs")
             self._updates = BlobStore(self._folder / "updates")
             self._broker = hosted_broker(self._broker_config, self.fleet, self._folder / "broker")
@@ -174,12 +181,15 @@ class Server:
         if config.fleet != self.fleet:
             raise ConfigError(f"the configuration is of fleet {config.fleet}, this server has fleet {self.fleet}")
         unfinished = self._store.unfinished(self.fleet)
-        if unfinished is not None and _same(unfinished, config):
+        changed = [] if unfinished is None else config.other_than(unfinished.config)
+        if unfinished is not None and not changed:
             return self._go_on(unfinished, config, request)
         self._followed = request is not None
         context, evaluators = self._prepare(new_run_id(), config)
         if unfinished is not None:
-            self._store.end_run(unfinished.id, "stopped", f"run {context.run} with another configuration was begun")
+            why = f"run {context.run} was begun from its start, with other settings: {', '.join(changed)}"
+            _LOG.warning("run %s ends unfinished: %s; `shoal export-weights` has what it learnt", unfinished.id, why)
+            self._store.end_run(unfinished.id, "stopped", why)
         self._store.add_run(context.begun(), first_version(context, self._blobs))
         return self._work(context, evaluators, request)
 
@@ -219,12 +229,13 @@ class Server:
         record = self._store.run(context.run)
         steering = Steering("pause" if record is not None and record.status == "paused" else "go")
         partial = PartialUploads(self._updates)
-        uploads = Uploads(self._store, partial, self._blobs, self._outbox, reporter, self.receivers)
+        clock = Clock(connected=self._link.connected)
+        uploads = Uploads(self._store, partial, self._blobs, self._outbox, reporter, clock, self.receivers)
         blobs = BlobService(self._link, self._topics, context.config.round.chunk_bytes)
         blobs.serve(context.artifacts.files)
         dispatcher = MqttDispatcher(
             self._connection,
-            RunParts(self._store, self._known, blobs, uploads, reporter, steering),
+            RunParts(self._store, self._known, blobs, uploads, reporter, steering, clock),
             nudge_seconds=context.config.round.nudge_seconds,
             on_control=lambda payload: self._asking.requested(
                 payload, lambda request: self._asked_meanwhile(request, reporter, steering)
@@ -385,10 +396,3 @@ def _requested_config(text: str) -> FleetConfig:
         return FleetConfig.model_validate_json(text)
     except ValidationError as error:
         raise ConfigError(f"the requested configuration: {problems(error, 'the document', 1)}") from error
-
-
-def _same(record: RunRecord, config: FleetConfig) -> bool:
-    """Whether a stored run was begun with this configuration, wherever its broker and store are now."""
-    before = FleetConfig.model_validate_json(record.config)
-    free = {"broker": config.broker, "store": config.store, "keep_versions": config.keep_versions}
-    return before.model_copy(update=free) == config

@@ -11,6 +11,7 @@ from dataclasses import replace
 from broker_server.rounds.collecting import OpenTask
 from broker_server.rounds.reporting import Reporter
 from broker_server.rounds.validation import check_done, size_limit
+from broker_server.service.clock import Clock
 from broker_server.service.cohorts import Cohorts
 from broker_server.service.outbox import Outbox
 from broker_server.service.partial_uploads import QUIET_SECONDS, PartialUploads
@@ -44,6 +45,7 @@ class Uploads:
         blobs: BlobStore,
         outbox: Outbox,
         reporter: Reporter,
+        clock: Clock,
         receivers: Receivers | None = None,
     ) -> None:
         self._store = store
@@ -52,7 +54,7 @@ class Uploads:
         self._blobs = blobs
         self._outbox = outbox
         self._reporter = reporter
-        self.cohorts = Cohorts(store, partial.blobs, outbox)
+        self.cohorts = Cohorts(store, partial.blobs, outbox, clock)
         self._payload_bytes = 0
         self._accepted: dict[str, tuple[OpenTask, Done, str]] = {}  # with the digest of what is merged
 

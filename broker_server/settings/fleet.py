@@ -205,3 +205,15 @@ class FleetConfig(RunKeys):
     round: RoundConfig = RoundConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     view: ViewConfig | None = None
+
+    def other_than(self, stored: str) -> list[str]:
+        """Settings other than in a stored configuration; broker, store and page may be elsewhere now."""
+        free = {"broker", "store", "view", "keep_versions"}
+        before, now = (item.model_dump(exclude=free) for item in (self.model_validate_json(stored), self))
+        found = []
+        for name, value in now.items():
+            old = before[name]
+            inner = value.keys() if isinstance(value, dict) and isinstance(old, dict) else ()
+            parts = [f"{name}.{key}" for key in inner if value[key] != old.get(key)]
+            found += parts or [name] * (value != old)
+        return found

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Executable, Select
 from sqlalchemy.exc import SQLAlchemyError
 
-from broker_server.store.opening import open_for_reading, open_for_writing
+from broker_server.store.opening import open_for_reading, open_for_writing, said
 from broker_server.store.rows import from_row
 from fleet_protocol.errors import StorageError
 
@@ -68,7 +68,7 @@ class Database:
             with self._engine.begin() as connection:
                 yield connection
         except SQLAlchemyError as error:
-            raise StorageError(f"cannot use the store {self.path}: {error}") from error
+            raise StorageError(f"cannot use the store {self.path}: {said(error)}") from error
 
     def _write(self, statement: Executable, rows: Sequence[Mapping[str, Any]] | None = None) -> None:
         """Commit a statement, or the same for each of some rows; of none there is nothing to commit."""

@@ -20,6 +20,21 @@ BUSY_SECONDS = 10.0  # how long a reader waits for the transaction of another pr
 PATIENT_SECONDS = 60.0  # how long the server does: a backup of the database may lock it for as long as it takes
 
 
+_REMEDIES = {
+    "is full": "free some space; nothing that is stored is lost",
+    "is locked": "another process holds it, a backup or a look into it; let that one end",
+    "readonly": "it can be read alone; look at how its disk is mounted, and whose its files are",
+    "I/O error": "its disk fails; look into the log of the system",
+    "malformed": "it is damaged; `shoal restore` makes a store from a backup",
+}
+
+
+def said(error: Exception) -> str:
+    """What the database says, without the statement that it was given, and what to do."""
+    told = str(getattr(error, "orig", None) or error)
+    return "; ".join([told, *(remedy for word, remedy in _REMEDIES.items() if word in told)])
+
+
 def open_for_writing(path: Path) -> Engine:
     """An engine, whose commits are on the disk, of a database that is made if need be, and upgraded where it is older.
 
@@ -99,7 +114,7 @@ def _opening(engine: Engine, path: Path) -> Iterator[None]:
         yield
     except (SQLAlchemyError, sqlite3.Error, OSError) as error:
         engine.dispose()
-        raise StorageError(f"cannot open the store {path}: {error}") from error
+        raise StorageError(f"cannot open the store {path}: {said(error)}") from error
     except StorageError:
         engine.dispose()
         raise
@@ -150,5 +165,5 @@ def _upgrade(engine: Engine, path: Path) -> None:
         except SQLAlchemyError as error:
             raise StorageError(
                 f"cannot bring the store {path} from schema version {found} to {SCHEMA_VERSION}, it is left as it was: "
-                f"use the Shoal that wrote it, or another store folder. {error}"
+                f"use the Shoal that wrote it, or another store folder. {said(error)}"
             ) from error

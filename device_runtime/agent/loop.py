@@ -5,8 +5,10 @@ state, follows the events that the state posts through the transition table, and
 """
 
 import contextlib
+import math
 import queue
 import time
+from collections import deque
 from dataclasses import dataclass
 from signal import Signals
 from typing import TYPE_CHECKING, Any
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from device_runtime.asking import Asking
 
 _LONGEST_WAIT_SECONDS = 60.0
+_LOSSES, _LOSSES_SECONDS = 5, 30.0  # of connections that were made, in so short a time that something ends them
 _BUSY = frozenset({State.FETCHING, State.TRAINING, State.MEASURING, State.UPLOADING})
 _OVER = frozenset({Event.ACKNOWLEDGED, Event.REJECTED, Event.CANCELLED, Event.SUPERSEDED, Event.EXPIRED})
 
@@ -72,6 +75,8 @@ class Agent:
         self.ctx = Context(kit, Uplink(config, kit.journal), Watch(config.conditions), Releases(config))
         self._state: DeviceState = STATES[State.STARTING](self.ctx)
         self._greeted = False
+        self._gone: float | None = None  # ``time.monotonic()`` of the loss of the connection
+        self._losses: deque[float] = deque(maxlen=_LOSSES)
         self._asking: Asking | None = None
         self._service = Service()
 
@@ -127,10 +132,9 @@ class Agent:
     def _turn(self) -> None:
         """Wait for one item or a deadline, and handle it."""
         ctx = self.ctx
-        deadline = ctx.task.deadline if ctx.task else float("inf")
         now = time.monotonic()
         self._service.alive()
-        own = min(self._state.wake_at, deadline, ctx.watch.look_at, ctx.releases.until, ctx.status_at) - now
+        own = min(self._state.wake_at, self._deadline, ctx.watch.look_at, ctx.releases.until, ctx.status_at) - now
         wait = min(own, _LONGEST_WAIT_SECONDS, self._service.alive_seconds)
         try:
             item = ctx.kit.inbox.get(timeout=max(0.0, wait))
@@ -149,8 +153,14 @@ class Agent:
             ctx.post(Event.STOP)
         self._follow()
 
+    @property
+    def _deadline(self) -> float:
+        """When the task in hand is over: not while the broker is away, for which the server's rounds wait, too."""
+        task = self.ctx.task
+        return math.inf if task is None or self._gone is not None else task.deadline
+
     def _on_time(self, now: float) -> None:
-        if self.ctx.state in _BUSY and self.ctx.task is not None and now >= self.ctx.task.deadline:
+        if self.ctx.state in _BUSY and now >= self._deadline:
             self.ctx.kit.journal.warning("the round has closed before the task was finished")
             self.ctx.post(Event.EXPIRED)
         elif now >= self._state.wake_at:
@@ -168,7 +178,7 @@ class Agent:
         elif isinstance(item, Connected):
             self._on_connected(item)
         elif isinstance(item, Disconnected):
-            ctx.kit.journal.warning(f"connection lost ({item.reason}); trying again")
+            self._on_disconnected(item)
         elif isinstance(item, Told):
             self._on_told(item)
         elif isinstance(item, Rejected):
@@ -194,8 +204,22 @@ class Agent:
                 self._state.on_wake()  # what it fetches begins, or ends
             ctx.publish_status()
 
+    def _on_disconnected(self, item: Disconnected) -> None:
+        journal, now = self.ctx.kit.journal, time.monotonic()
+        self._gone = now if self._gone is None else self._gone
+        journal.warning(f"connection lost ({item.reason}); trying again")
+        self._losses.append(now)
+        if len(self._losses) == _LOSSES and now - self._losses[0] < _LOSSES_SECONDS:
+            self._losses.clear()
+            name = self.ctx.kit.config.device
+            journal.warning(
+                f"connections end as soon as they are made: if another agent runs as {name!r}, give it another name"
+            )
+
     def _on_connected(self, item: Connected) -> None:
-        ctx = self.ctx
+        ctx, gone, self._gone = self.ctx, self._gone, None
+        if gone is not None and ctx.task is not None:
+            ctx.task.deadline += time.monotonic() - gone
         ctx.kit.journal.info(f"connected, session {'kept' if item.session_present else 'new'}")
         first, self._greeted = not self._greeted, True
         if first:
@@ -243,9 +267,11 @@ class Agent:
             self._state.on_repeat()
             return
         past = next((entry for entry in reversed(ctx.outcomes) if entry[0] == offer.task), None)
-        if past is not None and past[1] is not Event.EXPIRED:
+        if past is not None and past[1] is not Event.EXPIRED and (past[2] or task or ctx.outcomes.count(past) == 1):
             self._on_old_offer(offer, past)
         elif task is None:
+            while past is not None and past in ctx.outcomes:
+                ctx.outcomes.remove(past)
             ctx.take(offer)
         elif task.offer.run == offer.run and offer.round < task.offer.round:
             ctx.kit.journal.info(f"ignored an offer of the earlier round {offer.round}")
@@ -256,9 +282,13 @@ class Agent:
             ctx.post(Event.SUPERSEDED)
 
     def _on_old_offer(self, offer: Offer, past: tuple[str, Event, Any]) -> None:
-        """The broker delivered an offer again whose task has ended here: say again how, if it was us who ended it."""
+        """The broker delivered an offer again whose task has ended here: say again how, if it was us who ended it.
+
+        If not, it is done anew when it is offered once more: then it is the server that goes on from a backup.
+        """
         ctx = self.ctx
         ctx.kit.journal.info(f"ignored the offer of task {offer.task}, which ended here ({past[1].value})")
+        ctx.outcomes.append(past)
         if past[2] is None or ctx.uplink.link is None:
             return
         reason, detail = past[2]

@@ -1,5 +1,6 @@
 """A finished update on its way to the server, in chunks."""
 
+import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,14 +23,12 @@ class Upload:
         update: the blob.
         ranges: half-open ranges of chunk indices.
         topic: topic of a chunk index.
-        deadline: ``time.monotonic()`` after which to give up.
         again: they were sent before, so that each shows now that it is right.
     """
 
     update: BlobRef
     ranges: Ranges
     topic: Callable[[int], str]
-    deadline: float
     again: bool = False
 
 
@@ -38,28 +37,22 @@ def send_chunks(link: Transport, blobs: BlobStore, upload: Upload, *, stopped: C
 
     Raises:
         TaskStopped: ``stopped`` said so.
-        TransportError: the deadline passed.
         BlobError: the update is no longer intact on disk.
     """
     count, update = 0, upload.update
     data, digests = blobs.read(update.digest), upload.again and not link.authentic
     for index, frame in iter_chunks(data, update.chunk_bytes, upload.ranges, digests=digests):
-        _wait(link, SEND_WINDOW - 1, upload.deadline, stopped)
+        _wait(link, SEND_WINDOW - 1, stopped)
         link.publish(upload.topic(index), frame)
         count += 1
     # Some brokers keep no order between topics: what is announced next should find the chunks there.
-    _wait(link, 0, upload.deadline, stopped)
+    _wait(link, 0, stopped)
     return count
 
 
-def _wait(link: Transport, unacknowledged: int, deadline: float, stopped: Callable[[], bool]) -> None:
-    while True:
-        if stopped():
-            raise TaskStopped
-        try:
-            link.drain(min(deadline, time.monotonic() + _PATIENCE_SECONDS), unacknowledged)
-        except TransportError:
-            if time.monotonic() >= deadline:
-                raise
-        else:
+def _wait(link: Transport, unacknowledged: int, stopped: Callable[[], bool]) -> None:
+    while not stopped():
+        with contextlib.suppress(TransportError):
+            link.drain(time.monotonic() + _PATIENCE_SECONDS, unacknowledged)
             return
+    raise TaskStopped

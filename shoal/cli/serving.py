@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 import typer
+from rich.markup import escape
 
 from broker_server.service.launch import predict, run_fleet, serve_fleet, steer
 from broker_server.service.server import Server
@@ -51,7 +52,7 @@ def serve(fleet: str, store: Path, broker: BrokerConfig, view: ViewConfig | None
             display[-1].show(event)
         if isinstance(event, control.RunFinished) and display:
             display.pop().__exit__(None, None, None)
-            console.print(f"run {event.run} {event.status}")
+            console.print(escape(f"run {event.run} {event.status}{_why(event)}"))
 
     def ready(server: Server) -> None:
         console.print(f"fleet [bold]{server.fleet}[/] at {server.address}; stop with Ctrl-C", highlight=False)
@@ -108,9 +109,13 @@ def do_run(settings: FleetConfig, *, as_json: bool) -> int:
         print_json(finished.model_dump(mode="json"))
     else:
         accuracy = "" if finished.evaluation is None else f", {finished.evaluation.summary}"
-        why = f": {finished.error or finished.early}" if finished.error or finished.early else ""
-        say(f"run {finished.run} {finished.status} after {finished.rounds} rounds{accuracy}{why}")
+        say(f"run {finished.run} {finished.status} after {finished.rounds} rounds{accuracy}{_why(finished)}")
     return finished.exit_code
+
+
+def _why(finished: control.RunFinished) -> str:
+    why = finished.error or finished.early
+    return f": {why}" if why else ""
 
 
 def _left(settings: FleetConfig) -> int:

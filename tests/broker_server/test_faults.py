@@ -1,16 +1,21 @@
 """What the disk or the database cannot take for a while ends no run: it goes on as the run it was."""
 
 import contextlib
+import errno
 import sqlite3
 import threading
+import time
+import types
 
 import pytest
 
+from broker_server.service import clock as clocks
 from broker_server.service import server as service
 from broker_server.store import Store, opening
 from fleet_protocol import control
 from fleet_protocol.blob_store import BlobStore
-from fleet_protocol.errors import StorageError
+from fleet_protocol.errors import ConfigError, StorageError
+from fleet_protocol.transport import Connected, Disconnected
 from tests.broker_server.conftest import Running
 from tests.broker_server.peer import Peer, honest
 
@@ -61,7 +66,10 @@ def test_a_run_whose_store_stays_locked_is_gone_on_with(url, config, running, fl
         locked.lock()
         finished = server.wait()
         assert (finished.status, finished.exit_code) == ("stopped", StorageError.exit_code)
-        assert "locked" in finished.error
+        assert "locked; another process holds it" in finished.error
+        assert "the run is not over: give it again" in finished.error
+        assert "INSERT" not in finished.error
+        assert "sqlalche" not in finished.error
         locked.free()
         server.__exit__(None, None, None)
         assert runs_of(settings.store) == [(finished.run, "running")]
@@ -121,3 +129,76 @@ def test_after_a_full_disk_the_same_configuration_starts_no_new_run(url, config,
         assert found.status == "stopped"
         assert running(settings, url).wait().run == found.run
     assert runs_of(settings.store) == [(found.run, "finished")]
+
+
+def test_a_disk_that_can_only_be_read_ends_no_run(url, config, running, fleet, monkeypatch):
+    """The system mounts a damaged disk so: nothing can be deleted any more, and the next server goes on."""
+    put, there = BlobStore.put, threading.Event()
+
+    def only_read(self, *parts, **how):
+        if there.is_set():
+            raise OSError(errno.EROFS, "Read-only file system", str(self.root))
+        return put(self, *parts, **how)
+
+    monkeypatch.setattr(BlobStore, "put", only_read)
+    settings = config(round={"rounds": 3}, **NO_TESTS)
+    with Peer(fleet, "d", url, honest()):
+        server = running(settings, url)
+        server.wait_event(control.RoundClosed)
+        (settings.store / "updates" / "parts" / ".spare-undeletable").mkdir()
+        there.set()
+        stopped = server.wait()
+        assert (stopped.status, stopped.exit_code) == ("stopped", StorageError.exit_code)
+        assert "Read-only file system" in stopped.error
+        server.__exit__(None, None, None)
+        there.clear()
+        assert running(settings, url).wait().status == "finished"
+
+
+def test_a_store_has_one_server(url, config, running, fleet):
+    """Two would do the rounds of one run side by side; the second ends, whatever broker it is on."""
+    settings = config(**NO_TESTS)
+    first = running(settings, url)
+    with pytest.raises(ConfigError, match=r"another server works on the store .*stop it"):
+        Running(settings, url).__enter__()
+    with Peer(fleet, "d", url, honest()):
+        assert first.wait().status == "finished"
+    first.__exit__(None, None, None)
+    with Running(settings, url):
+        pass  # it was let go
+
+
+def test_the_time_of_a_round_stands_still_while_the_broker_is_away(url, config, running, fleet, monkeypatch):
+    """Nobody can answer meanwhile: a broker that is away for an hour abandons no round, and offers do not pile up."""
+    gone, late, back = threading.Event(), 0.0, threading.Event()
+
+    class Watched(clocks.Clock):
+        def stop(self):
+            super().stop()
+            gone.set()
+
+    def waiting(peer, work):
+        assert back.wait(60)
+        honest()(peer, work)
+
+    monkeypatch.setattr(service, "Clock", Watched)
+    now = types.SimpleNamespace(monotonic=lambda: time.monotonic() + late)
+    monkeypatch.setattr(clocks, "time", now)
+    settings = config(round={"nudge_seconds": 0.01, "deadline_seconds": 600}, **NO_TESTS)
+    with Peer(fleet, "d", url, waiting):
+        server = running(settings, url)
+        server.wait_event(control.RoundStarted)
+        offers, offer = [], server.server._outbox.offer
+        for turn in range(4):
+            gone.clear()
+            server.server._inbox.put(Disconnected("cut by the test"))
+            assert gone.wait(30)
+            if not turn:
+                monkeypatch.setattr(server.server._outbox, "offer", lambda *said: offers.append(said))
+        assert not offers
+        monkeypatch.setattr(server.server._outbox, "offer", offer)
+        late = 3600.0
+        server.server._inbox.put(Connected(session_present=True))
+        back.set()
+        assert server.wait().status == "finished"
+    assert not server.of(control.RoundAbandoned)

@@ -140,19 +140,21 @@ def test_an_interrupted_run_gives_the_same_bits(url, config, running, fleet, tmp
     assert digests[0] == digests[1]
 
 
-def test_another_configuration_does_not_continue_the_old_run(url, config, running, fleet, tmp_path):
-    """A run with other settings begins anew and says in the store why the old one stopped."""
+def test_another_configuration_does_not_continue_the_old_run(url, config, running, fleet, tmp_path, caplog):
+    """A run with other settings begins anew and says, on the terminal and in the store, which ended the old one."""
     settings = config(round={"rounds": 2}, evaluation={"data": None})
     with Peer(fleet, "d", url, honest()):
         assert start_dying(settings, url, "receive", 1, tmp_path).wait(60) == -signal.SIGKILL
-        other = config(round={"rounds": 1}, evaluation={"data": None})
+        page = {"port": 1}  # counts as little as where broker and store are
+        other = config(round={"rounds": 1}, evaluation={"data": None}, train={"epochs": 9}, view=page)
         finished = running(other, url).wait()
     store = Store(settings.store, read_only=True)
     new, old = store.runs()
     store.close()
     assert new.id == finished.run
     assert (new.status, old.status) == ("finished", "stopped")
-    assert "another configuration" in old.detail
+    assert old.detail == f"run {new.id} was begun from its start, with other settings: train.epochs, round.rounds"
+    assert f"run {old.id} ends unfinished: {old.detail}" in caplog.text
 
 
 @pytest.mark.parametrize("kind", [pytest.param(embedded_broker, marks=pytest.mark.slow), mosquitto_broker])

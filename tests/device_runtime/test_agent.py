@@ -1,6 +1,7 @@
 """A device process against a real broker and a scripted server: the protocol in motion, and what may go wrong."""
 
 import contextlib
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,13 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from device_runtime.agent.loop import Agent
+from device_runtime.agent.machine import Event, State
+from device_runtime.agent.task_in_hand import TaskInHand
+from device_runtime.settings import load_device_config
 from fleet_protocol.blobs import encode_chunk
 from fleet_protocol.errors import RefusalReason
 from fleet_protocol.messages import Accept, Done, NeedChunks, Progress, Refuse
+from fleet_protocol.transport import Connected, Disconnected
 from fleet_protocol.weights import decode_weights, read_metadata
 from tests.brokers import TestBroker, any_broker, embedded_broker, mosquitto_broker
 from tests.device_runtime.device_process import DeviceProcess
 from tests.device_runtime.scripted_server import ScriptedServer, scripted_server
+from tests.device_runtime.test_task_store import make_record
 from tests.device_runtime.tiny_set import (
     TinySet,
     broken_train_graph,
@@ -168,6 +175,61 @@ def test_repeated_offers_change_nothing(tmp_path, one_broker, tiny):
         server.offer(device.id, choice, train=LONG)
         device.wait_log("ignored the offer of task t1, which ended here (acknowledged)")
         assert " ".join(device.states()) == "starting probing idle fetching training uploading dropping idle"
+
+
+def test_a_finished_task_that_is_offered_again_and_again_is_done_anew(tmp_path, one_broker, tiny):
+    """A server that goes on from a backup lacks the update; one echo of an offer is the broker's."""
+    with fleet(tmp_path, one_broker, tiny) as (server, device):
+        choice = tiny.choice(initial_weights())
+        for echo in (1, 2):
+            server.offer(device.id, choice)
+            device.wait_log("the server has the update", times=echo)
+            device.wait_log("state=idle", times=1 + echo)
+            server.offer(device.id, choice)
+            device.wait_log("ignored the offer of task t1, which ended here (acknowledged)", times=echo)
+        assert " ".join(device.states()).count("fetching training uploading dropping idle") == 2
+
+
+def test_a_quota_that_holds_no_set_is_told(tmp_path, one_broker, tiny):
+    """The board works, but fetches in every round what it has just deleted."""
+    with fleet(tmp_path, one_broker, tiny, max_cache_bytes=100) as (server, device):
+        server.offer(device.id, tiny.choice(initial_weights()))
+        server.wait_update("t1")
+        device.wait_log("max_cache_bytes = 100 is less than one set takes: it is fetched for every task")
+
+
+def agent_named(name: str, tmp_path: Path) -> Agent:
+    """An agent that is connected to nothing."""
+    (tmp_path / "device.toml").write_text(
+        f'fleet = "lab"\ndevice = "{name}"\nbroker = "mqtt://127.0.0.1"\nstate_dir = "state"\n'
+        '[data]\nkind = "npz"\npath = "data.npz"\n'
+    )
+    return Agent(load_device_config(tmp_path / "device.toml"))
+
+
+def test_the_time_of_a_task_stands_still_while_the_broker_is_away(tmp_path):
+    """As that of its round does: an update is kept for hours, and sent when the board is back."""
+    agent, now = agent_named("d", tmp_path), time.monotonic()
+    agent.ctx.state, agent.ctx.task = State.FETCHING, TaskInHand(make_record(), deadline=now + 60, started=now)
+    agent._on_item(Disconnected("cut"))
+    agent._on_time(now + 3600)
+    assert not agent.ctx.events
+    agent._gone -= 3600
+    agent._greeted = False  # what it says to the broker is not looked at here
+    agent._on_item(Connected(session_present=True))
+    assert now + 3600 < agent._deadline <= time.monotonic() + 3660
+    agent._on_time(agent._deadline)
+    assert list(agent.ctx.events) == [Event.EXPIRED]
+
+
+def test_two_agents_of_one_name_are_told(tmp_path, caplog):
+    """The broker ends the connection of one whenever the other connects, and says nothing."""
+    agent = agent_named("twin", tmp_path)
+    for _ in range(4):
+        agent._on_item(Disconnected("cut"))
+    assert "another agent" not in caplog.text
+    agent._on_item(Disconnected("cut"))
+    assert "if another agent runs as 'twin', give it another name" in caplog.text
 
 
 def test_cancel_and_newer_rounds_end_a_task_at_once(tmp_path, one_broker, tiny):

@@ -61,7 +61,7 @@ class Uploading(DeviceState):
         update, name, link, topics = task.record.update, task.offer.task, ctx.uplink.need(), ctx.uplink.topics
         if update is None:
             return
-        upload = Upload(update, ranges, lambda index: topics.upload(name, index), task.deadline, again)
+        upload = Upload(update, ranges, lambda index: topics.upload(name, index), again)
         self.wake_at = NEVER
 
         def run(job: Job) -> int:

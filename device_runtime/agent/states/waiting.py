@@ -244,7 +244,13 @@ class _Ending(DeviceState):
         ctx.task, ctx.failure = None, None
         if update is not None:
             ctx.kit.blobs.remove(update.digest)
+        known = ctx.kit.cache.index.sets
         ctx.kit.cache.evict(ctx.blobs_in_use())
+        if known and not ctx.kit.cache.index.sets:
+            size = ctx.kit.config.max_cache_bytes
+            ctx.kit.journal.warning(
+                f"max_cache_bytes = {size} is less than one set takes: it is fetched for every task"
+            )
         ctx.post(Event.CLEARED)
 
 
