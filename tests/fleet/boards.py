@@ -38,6 +38,7 @@ class Board:
 
     def __init__(self, folder):
         self.folder, self.releases, self.codes, self.starts = folder, folder / "state" / "releases", [], 0
+        self.left = None  # done once, after the next end and before the next start
         self._over = threading.Event()
         self._process = None
         self._unit = threading.Thread(target=self._serve)
@@ -60,6 +61,9 @@ class Board:
                     list(map(str, command)), cwd=self.folder, env={"PATH": os.environ["PATH"]}, stdout=log, stderr=log
                 )
                 self.codes.append(self._process.wait())
+            left, self.left = self.left, None
+            if left is not None:
+                left()
             self._over.wait(0.2)
 
     def cut(self):

@@ -1,22 +1,32 @@
 """Artifact sets over the air in the middle of a run: others of the same model, and ones that a board cannot train."""
 
+import contextlib
 import itertools
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
+import threading
+import time
 
+import numpy as np
+import onnx
 import pytest
 
 from broker_server.service.rollout import read_rollout
 from broker_server.store import Store
 from device_runtime.agent.cache import read_index
+from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.blobs import blob_ref
 from fleet_protocol.manifest import parse_manifest
+from fleet_protocol.mapped_tensors import open_tensors
 from models.registry import Registry, infer_layout
+from shoal.cli.local_fleet import LocalFleet
+from tests.brokers import embedded_broker
 from tests.fleet.boards import until
-from tests.fleet.conftest import WIDTHS
+from tests.fleet.conftest import WIDTHS, Watcher, run
 from trainer_export.artifact_set import export_architecture
 from trainer_export.recipe import Recipe
 
@@ -123,3 +133,83 @@ def test_sets_of_another_model_are_not_begun(lab, ground, others):
     assert done.returncode == 2
     assert "settings of w1.00" in done.stdout + done.stderr
     assert not (folder / "rollout.json").exists()
+
+
+def relabelled(artifacts, to):
+    """The same sets where every training graph says that another program wrote it: other digests, the same numbers."""
+    shutil.copytree(artifacts, to)
+    for path in (to / "mlp").glob("*/manifest.json"):
+        found = json.loads(path.read_bytes())
+        spec = found["graphs"]["onnx/train"]
+        model = onnx.load(path.parent / spec["path"])
+        model.producer_version = to.name
+        data = model.SerializeToString()
+        (path.parent / spec["path"]).write_bytes(data)
+        ref = blob_ref(data)
+        found["graphs"]["onnx/train"] |= {"digest": ref.digest, "size": ref.size}
+        path.write_text(json.dumps(found))
+    return to
+
+
+def learnt(store, number):
+    """The global weights after a round of the newest run; None where it has not ended yet."""
+    with contextlib.closing(Store(store)) as opened:
+        version = opened.version(opened.runs()[0].id, number)
+    return version and open_tensors(BlobStore(store / "blobs").path(version.digest))
+
+
+def test_power_cuts_while_sets_are_staged_change_no_bit(lab, ground):
+    """Killed at moments drawn over the staging, half of what it fetched lost: it comes back, takes the set, and what it
+    trains is what a board trains which nothing happened to.
+    """
+    seed = random.SystemRandom().randrange(10**6)
+    print(f"SEED={seed}")
+    draw, span = random.Random(seed), 0.0
+    folder, up, board = lab
+    up(rounds=100_000)
+    one = board(0)
+    until(lambda: "state=uploading" in one.log(), one.log)
+    blobs = BlobStore(one.folder / "state")
+
+    def half_written():
+        for path in (one.folder / "state" / "parts").glob("*"):
+            os.truncate(path, path.stat().st_size // 2)
+        for digest in new - old:
+            if blobs.path(digest).exists():
+                os.truncate(blobs.path(digest), blobs.path(digest).stat().st_size // 2)
+        (one.folder / "state" / ".index.json.a1b2c3d4").write_bytes(b"{")
+
+    old = manifests(ground.artifacts)
+    for number in range(4):
+        sets = relabelled(ground.artifacts, ground.folder / f"sets-{number}")
+        new = manifests(sets)
+        new |= {
+            parse_manifest(path.read_bytes()).graphs["onnx/train"].digest for path in sets.glob("mlp/*/manifest.json")
+        }
+        begun = shoal(ground.folder, "--artifacts", sets.name, "--stage", "100")
+        assert begun.returncode == 0, begun.stdout + begun.stderr
+        began = time.monotonic()
+        if number:  # the first one says how long it takes
+            threading.Event().wait(draw.uniform(0, span))
+            one.left = half_written if number % 2 else None
+            one.cut()
+        until(lambda: read_rollout(folder).judged == {"device-0": ""}, one.log, lambda: read_rollout(folder))
+        span = span or time.monotonic() - began
+        until(lambda new=new: {*named(ground).values()} <= new and named(ground), one.log)
+    print(f"staged undisturbed in {span:.1f} s; ends: {one.codes}")
+    assert one.codes.count(-9) == one.starts - 1 == 3
+    with contextlib.closing(Store(ground.folder / "store")) as store:
+        (disturbed, *_) = store.runs()
+        rounds = store.last_round(disturbed.id).number
+    until(lambda: learnt(ground.folder / "store", rounds), one.log)
+    seed = json.loads(disturbed.config)["seed"]
+    with embedded_broker(ground.folder) as broker:
+        config = ground.config(broker.url, rounds=rounds, min_devices=1)
+        config = config.model_copy(update={"seed": seed, "store": ground.folder / "alone"})
+        devices = ground.devices()[:1]
+        with LocalFleet(ground.folder / "devices", fleet="test", broker=broker.url, devices=devices, holdout=0.1):
+            assert run(config, Watcher()).status == "finished"
+    found, expected = learnt(ground.folder / "store", rounds), learnt(ground.folder / "alone", rounds)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
