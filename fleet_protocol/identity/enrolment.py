@@ -107,9 +107,9 @@ def read_enrolment(path: Path) -> Enrolment:
         raise ConfigError(f"{path} is no enrolment of this version: {what}; make one with `shoal enroll`") from error
 
 
-def write_secret(path: Path, content: str | bytes) -> None:
+def write_secret(path: Path, content: str | bytes, *, durable: bool = False) -> None:
     """Write a file that only its owner may read; an existing one is replaced at once, its folder made for the owner.
 
-    What cannot be written is a StorageError.
+    Durable it survives a power cut, as with `replacing`. What cannot be written is a StorageError.
     """
-    write_atomically(path, content.encode() if isinstance(content, str) else content, durable=False)
+    write_atomically(path, content.encode() if isinstance(content, str) else content, durable=durable)

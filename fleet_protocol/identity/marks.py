@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import time
 from pathlib import Path
 from typing import TypeVar
@@ -28,10 +29,17 @@ def read_kept(path: Path | None, kind: type[Kept]) -> Kept:
 def next_session(path: Path) -> int:
     """A number larger than any before: by the clock where it runs, by the file that keeps it where it does not.
 
-    That it cannot be kept is a StorageError.
+    It is kept before anybody hears it: a board whose clock goes back at a power cut would not be believed again. That
+    it cannot be kept is a StorageError.
     """
     session: int = max(int(time.time()), read_kept(path, dict[str, int]).get("session", 0) + 1) % 2**_SESSION_BITS
-    write_secret(path, json.dumps({"session": session}))
+    write_secret(path, json.dumps({"session": session}), durable=True)
+    with contextlib.suppress(OSError):  # its name, too; Windows has no such thing
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
     return session
 
 

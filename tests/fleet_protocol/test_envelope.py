@@ -132,6 +132,14 @@ def test_a_board_remembers_over_restarts_and_without_a_clock(fleet, tmp_path):
     assert next_session(tmp_path / "session.json") >= int(time.time()) - 1
 
 
+def test_a_session_is_kept_before_it_is_used(tmp_path, monkeypatch):
+    """The file and then its name wait for the disk: a card without a clock knows by it alone that time passed."""
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(stat.S_ISDIR(os.fstat(descriptor).st_mode)))
+    next_session(tmp_path / "session.json")
+    assert synced == [False, True]
+
+
 def test_another_fleets_operator_vouches_for_nobody_here(fleet, tmp_path):
     """The same names under another operator; a certificate that was changed; a device that calls itself the server."""
     _, server, one, _ = fleet
