@@ -113,12 +113,13 @@ def _mosquitto() -> str | None:
 
 
 @contextlib.contextmanager
-def mosquitto_broker(tmp_path: Path, *, persistent: bool = False) -> Iterator[TestBroker]:
+def mosquitto_broker(tmp_path: Path, *, persistent: bool = False, more: str = "") -> Iterator[TestBroker]:
     """A running Mosquitto; the test is skipped where it is not installed.
 
     Args:
         tmp_path: for its files.
         persistent: sessions are written to disk now and then, so that a restart brings old ones back.
+        more: lines for its configuration.
     """
     program = _mosquitto()
     if program is None:
@@ -127,6 +128,7 @@ def mosquitto_broker(tmp_path: Path, *, persistent: bool = False) -> Iterator[Te
     config = tmp_path / f"mosquitto-{port}.conf"
     config.write_text(
         _MOSQUITTO.format(port=port, persistence=_PERSISTENT.format(tmp_path) if persistent else "persistence false")
+        + more
     )
     broker = _ProcessBroker([program, "-c", str(config)], port, tmp_path / f"mosquitto-{port}.log")
     broker.start()

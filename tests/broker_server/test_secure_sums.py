@@ -10,6 +10,7 @@ import pytest
 from broker_server.service import cohorts
 from broker_server.store import Store, TaskPhase
 from broker_server.store.machine import RoundState
+from fleet_protocol import control
 from fleet_protocol.digests import place_of
 from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.messages import Accept, Shares, Sum
@@ -122,6 +123,17 @@ def test_too_few_for_a_sum_are_told_before_they_train_for_nothing(url, config, r
     assert {(task.phase, task.detail) for task in tasks} == {
         (TaskPhase.MISSED, "2 are left for a secure sum of 3 at least")
     }
+
+
+def test_receivers_take_what_goes_into_a_sum(url, config, running, fleet):
+    """Masked updates are received, checked and written by processes of their own like any others."""
+    settings = config(round={"rounds": 2, "min_devices": 4, "deadline_seconds": 60}, broker={"receivers": 2}, **SUMS)
+    with contextlib.ExitStack() as stack:
+        for name in NAMES[:4]:
+            stack.enter_context(Adding(fleet, name, url))
+        server = running(settings, url)
+        assert server.wait(120).status == "finished"
+    assert [len(event.merged) for event in server.of(control.RoundClosed)] == [4, 4]
 
 
 def test_an_update_before_its_time_is_refused(url, config, running, fleet):
