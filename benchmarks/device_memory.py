@@ -26,7 +26,7 @@ from benchmarks.row import Row
 from broker_server.service.broker import EmbeddedBroker
 from broker_server.service.server import Server
 from broker_server.settings.fleet import FleetConfig
-from fleet_protocol.control import FleetChanged, RunEvent, UpdateReceived
+from fleet_protocol.control import RoundStarted, RunEvent, UpdateReceived
 from models.registry import Registry
 from models.tier import Tier
 from tests.brokers import free_port
@@ -95,13 +95,13 @@ def _device(folder: Path, url: str, data: Path) -> Iterator[Path]:
 
 
 def _device_figures(work: Path) -> tuple[float, float, float]:
-    """Peak resident memory of a device in MB, seconds per step, and seconds from its start until it is ready."""
+    """Peak resident memory of a device in MB, seconds per step, and seconds from its start to its first offer."""
     events: list[RunEvent] = []
     ready: list[float] = []
 
     def hear(event: RunEvent) -> None:
         events.append(event)
-        if isinstance(event, FleetChanged) and DEVICE in event.online:
+        if isinstance(event, RoundStarted):
             ready.append(time.monotonic())
 
     with EmbeddedBroker(work / "broker", port=free_port()) as broker:
@@ -146,5 +146,5 @@ def rows() -> list[Row]:
             Row("device_memory.resident_to_pytorch", here / torch, "ratio", RATIO_BUDGET),
             Row("device_memory.resident_pytorch", torch, "MB"),
             Row("device_memory.step", step * 1000, "ms, 1 thread"),
-            Row("device cold start, nothing of its libraries cached: process to ready", start, "s, clock"),
+            Row("device cold start, nothing of its libraries cached: process to first offer", start, "s, clock"),
         ]
