@@ -14,8 +14,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from device_runtime.board import machine_name, peak_resident_bytes, probe, runtime_version
-from device_runtime.training.backends import Sessions, choose_backend, load_runtime, settle_allocator, step_graph_key
+from device_runtime.training.backends import Sessions, choose_backend, load_runtime, step_graph_key
 from device_runtime.training.epochs import made_up_steps
+from fleet_protocol.allocator import settle_allocator
 from fleet_protocol.child_process import python_module
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.manifest import BASE, parse_manifest

@@ -2,6 +2,7 @@
 
 import json
 import mmap
+import os
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,12 +18,13 @@ _KINDS = {"F32": "<f4", "F64": "<f8", "I64": "<i8", "U32": "<u4", "F16": "<f2", 
 DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType({name: np.dtype(kind) for name, kind in _KINDS.items()})
 """Types that blobs carry, by their names in a file."""
 
+_READ_BYTES = 1 << 20  # of a smaller file the pages of a map cost more than a copy
 # How files of torch.save begin, of today and of old; 80 02 alone is how safetensors with a header of 640 bytes do.
 _PICKLED = (b"PK\x03\x04", b"\x80\x02\x8a\n")
 
 
 def open_tensors(path: Path) -> dict[str, NDArray[Any]]:
-    """Map a file that was checked when it arrived, as read-only views by name in its order, which keep it mapped.
+    """Map a file that was checked when it arrived, or read a small one: read-only views by name in its order.
 
     Raises:
         BlobError: the file is not there, is truncated, has a header that does not fit it, or is one of torch.save.
@@ -31,7 +33,9 @@ def open_tensors(path: Path) -> dict[str, NDArray[Any]]:
         with path.open(
             "rb", buffering=0
         ) as file:  # numpy's own map resolves the path first, which costs more than all else
-            data = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), np.uint8)
+            small = os.fstat(file.fileno()).st_size <= _READ_BYTES
+            whole = file.read() if small else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        data = np.frombuffer(whole, np.uint8)
         if data[:4].tobytes().startswith(_PICKLED):
             raise BlobError(
                 f"{path} is a file of torch.save, which may run code when it is read; where torch is, make it one of"

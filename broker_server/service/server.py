@@ -51,6 +51,7 @@ from broker_server.settings.fleet import BrokerConfig, FleetConfig
 from broker_server.store import RunRecord, Store
 from broker_server.store.machine import FINAL
 from fleet_protocol import control, requests
+from fleet_protocol.allocator import memory_of_a_server
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.blobs import DEFAULT_CHUNK_BYTES
 from fleet_protocol.errors import ConfigError, RefusedError, ShoalError, StorageError
@@ -99,6 +100,7 @@ class Server:
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
+            stack.enter_context(memory_of_a_server())
             self._store = Store(self._folder)
             stack.callback(self._store.close)
             taken = f"another server works on the store {self._folder}: stop it, or give this one a `store` of its own"

@@ -27,7 +27,7 @@ from device_runtime.agent.uplink import Uplink
 from device_runtime.agent.worker import WorkDone, Worker, WorkFailed, WorkReport
 from device_runtime.conditions import Watch
 from device_runtime.settings import DeviceConfig
-from device_runtime.training.backends import settle_allocator
+from fleet_protocol.allocator import settle_allocator
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import RefusalReason, RefusedError, StorageError
 from fleet_protocol.locks import held

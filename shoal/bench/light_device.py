@@ -15,6 +15,7 @@ from shoal.bench.swarm import Member
 
 REPAIR_SECONDS = 2.0
 RETRY_SECONDS = 5.0
+LASTING_SECONDS = 1.0  # that a state lasts before it is told, as on a board
 
 _PROFILE = messages.Profile(
     arch="light",
@@ -32,8 +33,8 @@ _PROFILE = messages.Profile(
 _decoded = lru_cache(2)(decode_weights)  # for all devices of a process
 
 
-def _status(topics: Topics, device: str, state: str, *, online: bool = True) -> bytes:
-    return messages.DeviceStatus(fleet=topics.fleet, device=device, online=online, state=state).to_bytes()
+def _status(state: str, *, online: bool = True) -> bytes:
+    return messages.DeviceStatus(online=online, state=state).to_bytes()
 
 
 class LightDevice:
@@ -50,7 +51,8 @@ class LightDevice:
         self._parts: dict[str, dict[int, bytes]] = {}
         self._moved = 0.0
         self._patience = REPAIR_SECONDS
-        self._state = "idle"
+        self._state = self._said = "idle"
+        self._lasts_at = 0.0
 
     # What the swarm calls.
 
@@ -58,9 +60,9 @@ class LightDevice:
         """Listen for tasks and for what is being fetched, and say what this device is: the session is a new one."""
         for wanted in (self._topics.task(self._member.name), *map(self._topics.blob_filter, self._refs)):
             self._member.subscribe(wanted)
-        said = messages.DeviceProfile(fleet=self._topics.fleet, device=self._member.name, profile=_PROFILE)
+        said = messages.DeviceProfile(profile=_PROFILE)
         self._member.publish(self._topics.profile(self._member.name), said.to_bytes(), retain=True)
-        self._say(self._state)
+        self._tell_state()
 
     def on_message(self, topic: str, payload: bytes) -> None:
         """A chunk, or a word of the server."""
@@ -79,7 +81,9 @@ class LightDevice:
             self._end()
 
     def on_tick(self, now: float) -> None:
-        """Ask again for chunks, or announce again."""
+        """Tell a state that has lasted, ask again for chunks, or announce again."""
+        if self._said != self._state and now >= self._lasts_at:
+            self._tell_state()
         if self._done is not None and now - self._moved >= RETRY_SECONDS:
             self._announce()
         elif self._refs and now - self._moved >= self._patience:
@@ -89,10 +93,12 @@ class LightDevice:
 
     # The protocol.
 
-    def _say(self, state: str) -> None:
-        self._state = state
-        status = _status(self._topics, self._member.name, state)
-        self._member.publish(self._topics.status(self._member.name), status, retain=True)
+    def _enter(self, state: str) -> None:
+        self._state, self._lasts_at = state, time.monotonic() + LASTING_SECONDS
+
+    def _tell_state(self) -> None:
+        self._said = self._state
+        self._member.publish(self._topics.status(self._member.name), _status(self._state), retain=True)
 
     def _send(self, kind: type[messages.Accept | messages.NeedChunks | messages.Done], **fields: object) -> None:
         self._member.publish(self._topics.reply(self._member.name), self._message(kind, **fields).to_bytes())
@@ -175,7 +181,7 @@ class LightDevice:
         update = blob_ref(data, choice.weights.chunk_bytes or DEFAULT_CHUNK_BYTES)
         done = self._message(messages.Done, update=update, tier=choice.tier, metrics=metrics)
         self._done = (done.to_bytes(), update, data)
-        self._say("uploading")
+        self._enter("uploading")
         self._upload(((0, update.chunks),))
 
     def _upload(self, ranges: messages.Ranges, *, again: bool = False) -> None:
@@ -198,12 +204,12 @@ class LightDevice:
         self._refs.clear()
         self._parts.clear()
         if not quiet:
-            self._say("idle")
+            self._enter("idle")
 
 
 def light_member(topics: Topics, name: str, whole: dict[str, bytes]) -> Member:
     """A light device with its connection."""
-    will = Farewell(topics.status(name), _status(topics, name, "gone", online=False))
+    will = Farewell(topics.status(name), _status("gone", online=False))
     member = Member(topics, name, will, LeanClient)
     member.behaviour = LightDevice(member, whole)
     return member

@@ -3,7 +3,6 @@
 from device_runtime.board import installed_backends
 from device_runtime.training.backends.pair import PairSession as PairSession
 from device_runtime.training.backends.runtime import load_runtime as load_runtime
-from device_runtime.training.backends.runtime import settle_allocator as settle_allocator
 from device_runtime.training.backends.session import ForwardSession as ForwardSession
 from device_runtime.training.backends.session import Sessions as Sessions
 from device_runtime.training.backends.session import TrainSession as TrainSession

@@ -21,8 +21,6 @@ CPU = "CPU"
 
 _PROVIDER = "ExecutionProvider"  # the end of every provider's name
 _OPTIONS = MappingProxyType({"CUDA": {"use_tf32": "0"}})  # float32, as the graph says, not ten bits of it
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # from glibc's malloc.h
-_MMAP_BYTES = 64 * 1024  # below a chunk on the wire, so that chunks in the inbox leave nothing behind
 _ARENA_BYTES = 64 * 1024 * 1024
 _MADV_DONTNEED = 4  # from Linux' mman.h
 _MAPPED = re.compile(
@@ -41,19 +39,6 @@ def load_runtime() -> Any:
     return onnx_runtime.load_runtime(
         "no onnxruntime on this board: pip install 'shoal[device]' (or 'shoal[device-training]')"
     )
-
-
-def settle_allocator() -> None:
-    """Keep one heap and give large buffers back to the system when they are freed; only glibc knows how.
-
-    Without it every thread may grow a heap of its own, and the first large buffer that is freed teaches glibc to keep
-    buffers of that size in the heap, where they fragment.
-    """
-    with contextlib.suppress(OSError, AttributeError, TypeError):
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_ARENA_MAX, 1)
-        mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
-        mallopt(_M_TRIM_THRESHOLD, _MMAP_BYTES)
 
 
 @functools.cache
