@@ -38,6 +38,9 @@ PROBE_SECONDS = 0.05
 # for them again.
 _SEGMENT_BYTES = 1024 * 1024
 _SEGMENTS = 8
+# What it keeps of a small message is all that came with it from the network, 64 kB or more: logs of those stay short.
+_SMALL_SEGMENT_BYTES = 16 * 1024
+_SMALL_SEGMENTS = 4
 
 _CONFIG = """\
 id = 0
@@ -48,6 +51,14 @@ max_connections = 10010
 max_outgoing_packet_count = 200
 max_segment_size = {segment_bytes}
 max_segment_count = {segments}
+
+    [router.custom_segment."shoal/v1/+/devices/+/reply"]
+    max_segment_size = {small_segment_bytes}
+    max_segment_count = {small_segments}
+
+    [router.custom_segment."shoal/v1/+/devices/+/task"]
+    max_segment_size = {small_segment_bytes}
+    max_segment_count = {small_segments}
 
 [v5.1]
 name = "v5"
@@ -248,6 +259,8 @@ class EmbeddedBroker(ChildBroker):
                 port=self.port,
                 segment_bytes=_SEGMENT_BYTES,
                 segments=_SEGMENTS,
+                small_segment_bytes=_SMALL_SEGMENT_BYTES,
+                small_segments=_SMALL_SEGMENTS,
                 max_payload_bytes=MAX_PAYLOAD_BYTES,
             )
             + self._gate_text(),

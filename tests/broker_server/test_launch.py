@@ -1,10 +1,13 @@
 """`shoal up` and `shoal run` below the command line: serving, submitting, stopping, looking at what was stored."""
 
+import contextlib
 import json
+import queue
 import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +23,9 @@ from broker_server.store import Store, queries
 from broker_server.store.export import export_safetensors, load_version
 from fleet_protocol import control
 from fleet_protocol.errors import ConfigError, RefusalReason, TransportError
+from fleet_protocol.link import Link
+from fleet_protocol.topics import Topics
+from fleet_protocol.transport import BrokerAddress
 from tests.broker_server.peer import Peer, honest, profile
 from tests.brokers import free_port
 
@@ -175,6 +181,34 @@ def test_a_broker_that_is_down_is_an_error_with_its_address(config):
     settings = config(broker={"url": f"mqtt://127.0.0.1:{port}", "connect_timeout_seconds": 1})
     with pytest.raises(TransportError, match=f"cannot connect to the broker at mqtt://127.0.0.1:{port} within 1 s"):
         run_fleet(settings)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads memory from /proc")
+def test_an_embedded_broker_forgets_small_messages_that_came_with_large_ones(tmp_path):
+    """Of each message it keeps what was read with it, here 100 kB of an update: it must not keep thousands of them."""
+    topics, inbox = Topics("f"), queue.SimpleQueue()
+
+    def resident_mb():
+        lines = Path(f"/proc/{broker.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) / 1e3 for line in lines if line.startswith("VmRSS:"))
+
+    with contextlib.ExitStack() as stack:
+        broker = stack.enter_context(EmbeddedBroker(tmp_path / "broker", port=free_port()))
+        address = BrokerAddress.parse(broker.url)
+        server, device = (Link(address, name, inbox) for name in ("server", "device"))
+        for link in (server, device):
+            link.connect(60)
+            stack.callback(link.close)
+        server.subscribe(topics.reply("+"))
+        server.subscribe(topics.upload("+", "+"))
+        device.publish_stream(((topics.upload("t", 0), bytes(100_000)) for _ in range(100)), time.monotonic() + 60)
+        before = resident_mb()
+        for _ in range(1000):
+            sent = (topics.upload("t", 0), bytes(100_000)), (topics.reply("device"), bytes(300))
+            device.publish_stream(sent, time.monotonic() + 60)
+        device.drain(time.monotonic() + 60)
+        assert resident_mb() - before < 50
 
 
 @pytest.mark.slow
