@@ -1,13 +1,25 @@
-"""The baseline: the same bytes through the same broker, fanned out to all devices and in from each, by paho alone."""
+"""The baselines: the same bytes through the same broker, fanned out to all devices and in from each, and nothing else.
+
+Their clients are paho's own, each driven as paho's users drive it, or those of the link, which cost less.
+"""
 
 import queue
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
+
+import paho.mqtt.client as paho
+from typing_extensions import Self
 
 from fleet_protocol.errors import TransportError
+from fleet_protocol.link import LeanClient
 from fleet_protocol.topics import Topics
-from fleet_protocol.transport import BrokerAddress, Received, open_transport
+from fleet_protocol.transport import BrokerAddress
 from shoal.bench.swarm import Member
+
+CLIENTS: Mapping[str, type[paho.Client]] = MappingProxyType({"paho": paho.Client, "bare": LeanClient})
+"""The kinds of baselines, and what their members and the middle connect with."""
 
 _READY, _OVER = b"r", b"o"
 _WAIT_SECONDS = 120.0
@@ -38,9 +50,9 @@ class BareDevice:
         """Repeat nothing."""
 
 
-def bare_member(topics: Topics, name: str) -> Member:
+def bare_member(topics: Topics, name: str, kind: str) -> Member:
     """A bare device with its connection."""
-    member = Member(topics, name)
+    member = Member(topics, name, client=CLIENTS[kind])
     member.behaviour = BareDevice(member)
     return member
 
@@ -53,36 +65,59 @@ class BareRound:
     cpu_seconds: float
 
 
-def bare_rounds(
-    topics: Topics, address: BrokerAddress, devices: int, chunks: tuple[bytes, ...], rounds: int
-) -> list[BareRound]:
-    """Send chunks to all devices and take as many back from each, a few times; a TransportError if one is missing."""
-    inbox: queue.SimpleQueue[object] = queue.SimpleQueue()
-    link = open_transport(address, f"shoal-{topics.fleet}-middle", inbox, session_expiry_seconds=0)  # type: ignore[arg-type]
-    link.connect()
+class Middle:
+    """Who sends the broadcast and counts what comes back, with the network in paho's thread, while the context lasts.
 
-    def take(count: int, what: str) -> None:
+    What does not come, or come back, is a TransportError.
+    """
+
+    def __init__(self, topics: Topics, address: BrokerAddress, kind: str) -> None:
+        self._address = address
+        self._events: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._member = Member(topics, "middle", client=CLIENTS[kind])
+        self._member.behaviour = self
+
+    def __enter__(self) -> Self:
+        self._member.client.on_subscribe = lambda *_: self._events.put("subscription")
+        self._member.connect(self._address)
+        self._member.client.loop_start()
+        self._take(2, "subscriptions")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._member.client.disconnect()
+        self._member.client.loop_stop()
+
+    def on_connected(self) -> None:
+        """Listen to all devices."""
+        self._member.subscribe(self._member.topics.reply("+"))
+        self._member.subscribe(self._member.topics.upload("+", "+"))
+
+    def on_message(self, topic: str, payload: bytes) -> None:
+        """A device is there, or a chunk has come back."""
+        del payload
+        self._events.put(topic)
+
+    def on_tick(self, now: float) -> None:
+        """Repeat nothing."""
+
+    def _take(self, count: int, what: str) -> None:
         deadline = time.monotonic() + _WAIT_SECONDS
         for got in range(count):
-            event = None
-            while not isinstance(event, Received):
-                try:
-                    event = inbox.get(timeout=max(0.0, deadline - time.monotonic()))
-                except queue.Empty:
-                    raise TransportError(f"the bare baseline got {got} of {count} {what}") from None
+            try:
+                self._events.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                raise TransportError(f"the bare baseline got {got} of {count} {what}") from None
 
-    found = []
-    try:
-        link.subscribe(topics.reply("+"))
-        link.subscribe(topics.upload("+", "+"))
-        take(devices, "devices")
+    def rounds(self, devices: int, chunks: tuple[bytes, ...], rounds: int) -> list[BareRound]:
+        """Send chunks to all devices, once all are there, and take as many back from each, a few times."""
+        self._take(devices, "devices")
         sent = [b"c" + chunk[1:] for chunk in chunks[:-1]] + [_OVER + chunks[-1][1:]]
+        found = []
         for _ in range(rounds):
             began, used = time.monotonic(), time.process_time()
-            deadline = began + _WAIT_SECONDS
-            link.publish_stream(((topics.blob("bare", index), chunk) for index, chunk in enumerate(sent)), deadline)
-            take(devices * len(chunks), "chunks")
+            for index, chunk in enumerate(sent):
+                self._member.publish(self._member.topics.blob("bare", index), chunk)
+            self._take(devices * len(chunks), "chunks")
             found.append(BareRound(time.monotonic() - began, time.process_time() - used))
-    finally:
-        link.close()
-    return found
+        return found
