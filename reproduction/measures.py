@@ -48,6 +48,7 @@ class Measure:
             for it.
         quantity: that it is taken from, to be plotted; None where that is another measure's.
         target: of that quantity, to be marked.
+        over: ``time`` or ``bytes`` where the accuracy is to be plotted over what was spent of it.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Measure:
     read: Callable[[Sequence[RoundRow], int], Reading | None]
     quantity: Quantity | None
     target: float | None = None
+    over: str = ""
 
 
 def _at_best(
@@ -138,7 +140,7 @@ def _hours_to(target: float, name: str) -> Measure:
         reached = first_reaching(rows, target / 100.0)
         return Reading(reached.simulated_total / 3600.0, reached.round, None) if reached else Reading(None, None, None)
 
-    return Measure(name, f"simulated hours to {target:g} %", "h", read, ACCURACY, target / 100.0)
+    return Measure(name, f"simulated hours to {target:g} %", "h", read, ACCURACY, target / 100.0, over="time")
 
 
 def _accuracy_by(last_round: int, name: str) -> Measure:

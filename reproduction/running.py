@@ -12,7 +12,7 @@ import contextlib
 import os
 import platform
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.errors import ConfigError, DataError, ShoalError
 from fleet_protocol.frozen import FrozenModel
 from reproduction.experiment import Arm, Experiment, Scale
-from reproduction.sharing import rounds_with
+from reproduction.sharing import devices_choose, rounds_with, widths_in
 from simulation.results.history import RoundRow, read_history, write_history
 from simulation.settings import HOW_COMPUTED, SimulationConfig
 from simulation.tables import EngineTable
@@ -54,7 +54,12 @@ class _Record(FrozenModel):
 
 @dataclass(frozen=True)
 class ArmResult:
-    """A complete run of an arm with one seed; `trained` says for which table and arm, if not for its own."""
+    """A complete run of an arm with one seed.
+
+    Attributes:
+        trained: for which table and arm, if not for its own.
+        widths: that every device trained in every round, where the devices choose them.
+    """
 
     arm: Arm
     config: SimulationConfig
@@ -62,6 +67,7 @@ class ArmResult:
     versions: Mapping[str, str]
     machine: str
     trained: str = ""
+    widths: Mapping[int, tuple[float | None, ...]] = field(default_factory=dict)
 
     @property
     def seed(self) -> int:
@@ -211,8 +217,9 @@ def collect(experiment: Experiment, scale: Scale, out: Path) -> tuple[ArmResult,
         runs = [(path, record) for path in folder.glob("seed-*") if (record := _read(path)) is not None]
         for path, record in sorted(runs, key=lambda run: run[1].config.seed):
             if _identity(record.config) == _identity(arm.config(scale, record.config.seed)):
-                rows = read_history(path)
-                found.append(ArmResult(arm, record.config, rows, record.versions, record.machine, record.trained))
+                rows, of = read_history(path), (record.versions, record.machine, record.trained)
+                widths = widths_in(record.config, path) if devices_choose(record.config) else {}
+                found.append(ArmResult(arm, record.config, rows, *of, widths))
     return tuple(found)
 
 

@@ -26,12 +26,25 @@ def rounds_with(config: SimulationConfig, folder: Path, trained: SimulationConfi
     rows = read_history(folder)
     if trained.clock == config.clock:
         return rows
-    choosing = KNOWN[config.strategy.name].settings is SizingConstants
-    if choosing or _seconds(trained, folder) != [row.simulated_seconds for row in rows]:
+    if devices_choose(config) or _seconds(trained, folder) != [row.simulated_seconds for row in rows]:
         return ()
     seconds = _seconds(config, folder)
     timed = zip(rows, seconds, accumulate(seconds), strict=True)
     return tuple(replace(row, simulated_seconds=own, simulated_total=total) for row, own, total in timed)
+
+
+def devices_choose(config: SimulationConfig) -> bool:
+    """Whether every device chooses its own width before every round."""
+    return KNOWN[config.strategy.name].settings is SizingConstants
+
+
+def widths_in(config: SimulationConfig, folder: Path) -> dict[int, tuple[float | None, ...]]:
+    """The width that every device trained in every round of a run in a folder; None for those that did not."""
+    places, found = {name: place for place, name in enumerate(config.devices.ids)}, dict[int, list[float | None]]()
+    for part in read_devices(folder):
+        row = found.setdefault(part.round, [None] * len(places))
+        row[places[part.device]] = Tier.parse(part.tier).width
+    return {number: tuple(row) for number, row in found.items()}
 
 
 def _seconds(config: SimulationConfig, folder: Path) -> list[float]:

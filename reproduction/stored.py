@@ -1,4 +1,4 @@
-"""The figures of a table's complete runs as comma-separated values: all that a table, its verdicts and a page need."""
+"""The figures and curves of a table's complete runs as comma-separated values: all that its pages and plots need."""
 
 import csv
 import hashlib
@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TypeVar
 
 from fleet_protocol.configuration import read_toml
 from fleet_protocol.errors import DataError
@@ -53,6 +54,34 @@ class Row(FrozenModel):
     def reading(self) -> Reading:
         """The figure."""
         return Reading(self.best, self.best_round, self.last, self.decides)
+
+
+class Point(FrozenModel):
+    """What a plot shows of one round of a run, where it was evaluated or the devices chose their widths.
+
+    Attributes:
+        payload_bytes: of weights and updates, both ways, since the row before.
+        widths: that every device trained, where the devices choose; ``-`` for those that did not take part.
+    """
+
+    arm: str
+    seed: int
+    round: int
+    accuracy: float | None = None
+    local_accuracy: float | None = None
+    matthews: float | None = None
+    perplexity: float | None = None
+    simulated_total: float
+    payload_bytes: int
+    widths: str = ""
+
+    @property
+    def by_device(self) -> tuple[float | None, ...]:
+        """The widths."""
+        return tuple(None if width == "-" else float(width) for width in self.widths.split())
+
+
+RowT = TypeVar("RowT", Row, Point)
 
 
 def stated(experiment: Experiment, scale: Scale) -> str:
@@ -101,24 +130,61 @@ def rows_of(experiment: Experiment, scale: Scale, results: Sequence[ArmResult]) 
     return tuple(found)
 
 
-def as_csv(rows: Iterable[Row]) -> str:
-    """Rows as text, one line each."""
+def points_of(results: Sequence[ArmResult]) -> tuple[Point, ...]:
+    """The curves of complete runs."""
+    found = []
+    for result in results:
+        since = 0
+        for row in result.rows:
+            judged = {name: getattr(row, name) for name in ("accuracy", "local_accuracy", "matthews", "perplexity")}
+            widths = result.widths.get(row.round, ())
+            since += row.payload_bytes
+            if widths or any(value is not None for value in judged.values()):
+                point = Point(
+                    arm=result.arm.name,
+                    seed=result.seed,
+                    round=row.round,
+                    simulated_total=round(row.simulated_total, 3),
+                    payload_bytes=since,
+                    widths=" ".join("-" if width is None else f"{width:g}" for width in widths),
+                    **{name: _rounded(value) for name, value in judged.items()},
+                )
+                found.append(point)
+                since = 0
+    return tuple(found)
+
+
+def as_csv(rows: Iterable[Row | Point], kind: type[Row | Point] = Row) -> str:
+    """Rows of a kind as text, one line each."""
     buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, list(Row.model_fields), lineterminator="\n")
+    writer = csv.DictWriter(buffer, list(kind.model_fields), lineterminator="\n")
     writer.writeheader()
     writer.writerows(row.model_dump() for row in rows)
     return buffer.getvalue()
 
 
 def read_rows(path: Path) -> tuple[Row, ...]:
-    """Rows from a file; none where there is no file.
+    """Figures from a file; none where there is no file.
 
     Raises:
         DataError: it is damaged.
     """
+    return _read(path, Row)
+
+
+def read_points(path: Path) -> tuple[Point, ...]:
+    """Curves from a file; none where there is no file.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    return _read(path, Point)
+
+
+def _read(path: Path, kind: type[RowT]) -> tuple[RowT, ...]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            return tuple(Row.model_validate({k: v for k, v in line.items() if v}) for line in csv.DictReader(file))
+            return tuple(kind.model_validate({k: v for k, v in line.items() if v}) for line in csv.DictReader(file))
     except FileNotFoundError:
         return ()
     except (OSError, ValueError, TypeError, csv.Error) as error:

@@ -1,6 +1,6 @@
 """A table for people: the verdicts, the published figures, ours with every seed, and what differs."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from reproduction.differences import Difference, differences, grouped
 from reproduction.experiment import Experiment
@@ -9,13 +9,16 @@ from reproduction.report.cells import claim_cells, duration_text, figure_cells, 
 from reproduction.stored import Row
 
 
-def as_markdown(experiment: Experiment, rows: Sequence[Row], *, plots: Sequence[str] = ()) -> str:
+def as_markdown(
+    experiment: Experiment, rows: Sequence[Row], *, plots: Sequence[str] = (), drawn: Collection[tuple[str, int]] = ()
+) -> str:
     """The table with everything that belongs to it.
 
     Args:
         experiment: the table.
         rows: the figures of the complete runs at one scale, at least one; what was not run is not in the table.
         plots: names of plots that lie beside it.
+        drawn: arms and seeds whose curves are stored, and plotted.
     """
     arms = list(dict.fromkeys(row.arm for row in rows))
     found = figures(experiment, rows)
@@ -34,6 +37,7 @@ def as_markdown(experiment: Experiment, rows: Sequence[Row], *, plots: Sequence[
         "## Figures",
         _deciding(experiment, rows),
         table_text([figure_cells(figure) for figure in found]),
+        *_drawn(rows, drawn),
         *(f"![{name}]({name})" for name in plots),
         *_claim_section("Also compared", [item for item in claims if not item.claim.says]),
         "## Arms",
@@ -60,6 +64,15 @@ def _deciding(experiment: Experiment, rows: Sequence[Row]) -> str:
     count = experiment.decides[rows[0].scale]
     which = f"mean of the last {count} evaluations" if count > 1 else "last evaluation"
     return f"`ours` is the {which}, or a figure that belongs to no round, such as a time."
+
+
+def _drawn(rows: Sequence[Row], drawn: Collection[tuple[str, int]]) -> Iterable[str]:
+    runs = {(row.arm, row.seed) for row in rows}
+    if 0 < len(runs.intersection(drawn)) < len(runs):
+        yield (
+            f"The plots show {len(runs.intersection(drawn))} of the {len(runs)} runs: those whose curves are stored,"
+            " which earlier versions did not do."
+        )
 
 
 def _claim_section(title: str, items: Sequence[Judged], *words: str) -> Iterable[str]:

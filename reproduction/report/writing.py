@@ -1,16 +1,18 @@
-"""Writes a table into a folder: comma-separated values, Markdown and plots; what another statement gave is kept."""
+"""Writes a table into a folder: figures, curves, Markdown and plots; what another statement gave is kept."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fleet_protocol.blob_store import write_atomically
 from reproduction.experiment import Experiment, Scale
 from reproduction.report.markdown import as_markdown
+from reproduction.report.plotting import draw
 from reproduction.running import ArmResult
-from reproduction.stored import Row, as_csv, read_rows, rows_of, stated
-from simulation.results.history import Quantity
-from simulation.results.plots import Curve, accuracy_over_time, over_rounds, save
+from reproduction.stored import Point, Row, RowT, as_csv, points_of, read_points, read_rows, rows_of, stated
+
+CURVES = ".curves.csv"
+"""Ends the name of the file with a table's curves, from which its plots are made."""
 
 EARLIER = "stated-"
 """Begins the name of a folder with what was written when the table's file stated something else."""
@@ -18,7 +20,7 @@ EARLIER = "stated-"
 
 @dataclass(frozen=True)
 class Written:
-    """The files of a table (Markdown, CSV and plots), and the rows of the CSV."""
+    """The files of a table (Markdown, figures, curves and plots), and the figures."""
 
     paths: tuple[Path, ...]
     rows: tuple[Row, ...]
@@ -36,7 +38,11 @@ def write_table(experiment: Experiment, scale: Scale, results: Sequence[ArmResul
         keep_earlier(folder, experiment.table, before[0].stated or "nothing")
         before = ()
     new = {(row.arm, row.seed, row.figure): row for row in (*before, *rows_of(experiment, scale, results))}
-    _write_plots(experiment, results, folder)
+    curves = folder / f"{experiment.table}{CURVES}"
+    points = {(point.arm, point.seed, point.round): point for point in (*read_points(curves), *points_of(results))}
+    ordered = _in_order(experiment, points.values())
+    write_atomically(curves, as_csv(ordered, Point).encode())
+    draw(experiment, scale, ordered, folder)
     return write_rows(experiment, tuple(new.values()), folder)
 
 
@@ -46,13 +52,15 @@ def write_rows(experiment: Experiment, rows: Sequence[Row], folder: Path) -> Wri
     Raises:
         StorageError: a file cannot be written.
     """
-    order = [arm.name for arm in experiment.arms]
-    ordered = tuple(sorted(rows, key=lambda row: (order.index(row.arm), row.seed)))
+    ordered = _in_order(experiment, rows)
+    curves = folder / f"{experiment.table}{CURVES}"
+    drawn = {(point.arm, point.seed) for point in read_points(curves)}
     plots = tuple(sorted(folder.glob(f"{experiment.table}-*.png")))
     markdown, table = folder / f"{experiment.table}.md", folder / f"{experiment.table}.csv"
     write_atomically(table, as_csv(ordered).encode())
-    write_atomically(markdown, as_markdown(experiment, ordered, plots=[path.name for path in plots]).encode())
-    return Written((markdown, table, *plots), ordered)
+    text = as_markdown(experiment, ordered, plots=[path.name for path in plots], drawn=drawn)
+    write_atomically(markdown, text.encode())
+    return Written((markdown, table, *([curves] if drawn else []), *plots), ordered)
 
 
 def keep_earlier(folder: Path, table: str, digest: str) -> None:
@@ -63,27 +71,7 @@ def keep_earlier(folder: Path, table: str, digest: str) -> None:
         path.replace(earlier / path.name)
 
 
-def _write_plots(experiment: Experiment, results: Sequence[ArmResult], folder: Path) -> None:
-    """One plot for each quantity that the figures are taken from, and one over time where they are times."""
-    measures = [measure for result in results for measure in result.arm.measures]
-    for quantity in dict.fromkeys(measure.quantity for measure in measures if measure.quantity is not None):
-        if curves := _curves(results, quantity):
-            targets = [m.target for m in measures if m.quantity == quantity and m.target is not None]
-            drawn = {quantity.name: over_rounds(curves, quantity=quantity, targets=targets, title=experiment.title)}
-            if targets:
-                drawn["time"] = accuracy_over_time(curves, targets=targets, title=experiment.title)
-            for name, figure in drawn.items():
-                save(figure, folder / f"{experiment.table}-{name}.png")
-
-
-def _curves(results: Sequence[ArmResult], quantity: Quantity) -> list[Curve]:
-    """The arms with figures that are taken from a quantity, as far as it was evaluated."""
-    curves = []
-    for arm in dict.fromkeys(result.arm for result in results):
-        histories = [result.rows for result in results if result.arm is arm]
-        asked = [measure for measure in arm.measures if measure.quantity == quantity and measure.target is None]
-        if asked and all(any(quantity.value(row) is not None for row in rows) for rows in histories):
-            figure = arm.published.get(asked[-1].name)
-            share = 100.0 if quantity.share else 1.0
-            curves.append(Curve(arm.name, histories, None if figure is None else figure.value / share))
-    return curves
+def _in_order(experiment: Experiment, rows: Iterable[RowT]) -> tuple[RowT, ...]:
+    """By arm and seed, and then as they came; those of arms that the table has no more are left out."""
+    order = {arm.name: place for place, arm in enumerate(experiment.arms)}
+    return tuple(sorted((row for row in rows if row.arm in order), key=lambda row: (order[row.arm], row.seed)))

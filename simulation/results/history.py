@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
 from pyarrow import parquet
@@ -92,6 +92,25 @@ class DeviceRow:
     payload_bytes: int
 
 
+class Judged(Protocol):
+    """What a plot needs of a round, or of several: ``payload_bytes`` are those since the row before."""
+
+    @property
+    def round(self) -> int: ...  # noqa: D102
+    @property
+    def accuracy(self) -> float | None: ...  # noqa: D102
+    @property
+    def local_accuracy(self) -> float | None: ...  # noqa: D102
+    @property
+    def matthews(self) -> float | None: ...  # noqa: D102
+    @property
+    def perplexity(self) -> float | None: ...  # noqa: D102
+    @property
+    def simulated_total(self) -> float: ...  # noqa: D102
+    @property
+    def payload_bytes(self) -> int: ...  # noqa: D102
+
+
 @dataclass(frozen=True)
 class Quantity:
     """What a plot shows on its vertical axis, and a measure is read from.
@@ -104,7 +123,7 @@ class Quantity:
 
     name: str
     label: str
-    value: Callable[[RoundRow], float | None]
+    value: Callable[[Judged], float | None]
     share: bool = False
 
 

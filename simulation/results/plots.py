@@ -1,4 +1,4 @@
-"""Plots of simulations: a quantity over rounds, accuracy over emulated time, and who trained which tier.
+"""Plots of simulations: a quantity over rounds, accuracy over emulated time or bytes, and who trained which tier.
 
 Every function returns a figure of its own; nothing of matplotlib's global state is touched, so they may be called from
 any thread. A curve is a method or a setting, with one history for each seed: its line is their mean, its band goes from
@@ -16,6 +16,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ from numpy.typing import NDArray
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.errors import DataError
 from models.tier import Tier
-from simulation.results.history import ACCURACY, Quantity, RoundRow
+from simulation.results.history import ACCURACY, Judged, Quantity, RoundRow
 
 # Okabe and Ito's palette stays apart for colour-blind readers; yellow is left out, which is faint on white. When the
 # picture is grey the line styles tell curves apart; there are as many pairs as both have no common divisor.
@@ -37,7 +38,10 @@ _HEIGHT, _AROUND = 3.8, 1.0  # inches: of a figure, and of it above and below wh
 _LEGEND_LETTERS = 36  # in a line
 _UNITS = ((7200.0, 3600.0, "hours"), (300.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))  # from so many seconds on
 
+_DEVICE_HEIGHT = 0.1  # inches
+
 _Values: TypeAlias = NDArray[np.float64]
+_Spent: TypeAlias = Callable[[Sequence[Judged]], Sequence[float] | _Values]
 
 
 @dataclass(frozen=True)
@@ -51,8 +55,23 @@ class Curve:
     """
 
     label: str
-    histories: Sequence[Sequence[RoundRow]]
+    histories: Sequence[Sequence[Judged]]
     published: float | None = None
+
+
+@dataclass(frozen=True)
+class Widths:
+    """Which width every device trained in every round of a run.
+
+    Attributes:
+        label: stands above it.
+        devices: what each is; equal ones that follow each other share a label.
+        by_round: a width for each device, None for one that did not take part.
+    """
+
+    label: str
+    devices: Sequence[str]
+    by_round: Mapping[int, Sequence[float | None]]
 
 
 @dataclass(frozen=True)
@@ -91,12 +110,60 @@ def accuracy_over_time(curves: Sequence[Curve], *, targets: Iterable[float] = ()
     """
     longest = max((rows[-1].simulated_total for curve in curves for rows in curve.histories if rows), default=0.0)
     scale, unit = next((scale, unit) for least, scale, unit in _UNITS if longest >= least)
+    return _accuracy_over(
+        curves, lambda rows: [row.simulated_total / scale for row in rows], targets, f"simulated time, {unit}", title
+    )
+
+
+def accuracy_over_bytes(curves: Sequence[Curve], *, targets: Iterable[float] = (), title: str = "") -> Figure:
+    """The same over the megabytes of weights and updates so far.
+
+    Raises:
+        DataError: no curve has an evaluated round.
+    """
+    return _accuracy_over(
+        curves, lambda rows: np.cumsum([row.payload_bytes / 1e6 for row in rows]), targets, "MB of payload", title
+    )
+
+
+def _accuracy_over(curves: Sequence[Curve], spent: _Spent, targets: Iterable[float], label: str, title: str) -> Figure:
     figure, axes = _figure(title)
-    _draw(axes, curves, lambda curve: _by_time(curve, scale), ACCURACY)
+    _draw(axes, curves, lambda curve: _by_spent(curve, spent), ACCURACY)
     _mark(axes, targets, ACCURACY)
-    axes.set_xlabel(f"simulated time, {unit}")
+    axes.set_xlabel(label)
     axes.set_xlim(left=0)
     _finish(axes, curves, ACCURACY)
+    return figure
+
+
+def widths_by_device(runs: Sequence[Widths], *, title: str = "") -> Figure:
+    """The width of every device in every round, a picture for each of at least one run; wide is dark, absent white."""
+    found = sorted({width for run in runs for row in run.by_round.values() for width in row if width is not None})
+    colours = ListedColormap(mpl.colormaps[_ORDERED](np.linspace(0.92, 0.0, len(found))))
+    heights = [max(len(run.devices) * _DEVICE_HEIGHT, 1.0) for run in runs]
+    figure = Figure(figsize=(7.6, sum(heights) + _AROUND * (len(runs) + 1) / 2), layout="constrained")
+    figure.suptitle(title, x=0.01, ha="left", fontsize=11, wrap=True)
+    for axes, run in zip(figure.subplots(len(runs), squeeze=False, height_ratios=heights)[:, 0], runs, strict=True):
+        places = [[np.nan if width is None else found.index(width) for width in row] for row in run.by_round.values()]
+        edges = np.array([*run.by_round, max(run.by_round) + 1]) - 0.5
+        starts = [at for at, name in enumerate(run.devices) if at == 0 or run.devices[at - 1] != name]
+        ends = [*starts[1:], len(run.devices)]
+        drawn = axes.pcolormesh(
+            edges,
+            np.arange(len(run.devices) + 1),
+            np.array(places).T,
+            cmap=colours,
+            norm=BoundaryNorm(np.arange(len(found) + 1) - 0.5, max(len(found), 1)),
+        )
+        axes.hlines(starts[1:], edges[0], edges[-1], color="white", linewidth=1.0)
+        axes.set_yticks([(start + end) / 2 for start, end in zip(starts, ends, strict=True)])
+        axes.set_yticklabels([run.devices[start] for start in starts])
+        axes.invert_yaxis()
+        axes.set_title(run.label, loc="left", fontsize=9)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=_STEPS))
+    axes.set_xlabel("round")
+    bar = figure.colorbar(drawn, ax=figure.axes, label="width", ticks=range(len(found)))
+    bar.ax.set_yticklabels([f"{width:g}" for width in found])
     return figure
 
 
@@ -215,10 +282,10 @@ def _by_round(curve: Curve, quantity: Quantity) -> _Band:
     return _Band(np.array(common, dtype=np.float64), np.array(values, dtype=np.float64))
 
 
-def _by_time(curve: Curve, scale: float) -> _Band:
-    """All seeds on one grid, from the time at which the last one has its first value to the end of the shortest."""
+def _by_spent(curve: Curve, spent: _Spent) -> _Band:
+    """All seeds on one grid, from where the last one has its first value to the end of the shortest."""
     found = [
-        np.array([(row.simulated_total / scale, row.accuracy) for row in rows if row.accuracy is not None])
+        np.array([(x, row.accuracy) for x, row in zip(spent(rows), rows, strict=True) if row.accuracy is not None])
         for rows in curve.histories
     ]
     if not found or any(not len(points) for points in found):

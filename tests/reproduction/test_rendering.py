@@ -13,9 +13,10 @@ from reproduction.figures import judged, mean_and_spread, plain
 from reproduction.measures import GLOBAL, LOCAL, OWN, PERPLEXITY, ROUNDS_TO_BEST, Reading, measure_named
 from reproduction.report.index import write_index
 from reproduction.report.markdown import as_markdown
+from reproduction.report.plotting import draw
 from reproduction.report.writing import write_table
 from reproduction.running import ArmResult
-from reproduction.stored import as_csv, read_rows, rows_of, stated
+from reproduction.stored import as_csv, read_points, read_rows, rows_of, stated
 from simulation.results.history import RoundRow
 
 
@@ -256,13 +257,67 @@ def test_json_has_the_same_figures(rolex):
 
 
 def test_files_are_written(rolex, tmp_path):
-    """Markdown, CSV and a plot; one more plot where a table is about time."""
+    """Markdown, figures, curves and a plot; one more plot where a table is about time."""
     written = write_table(find_experiment("fedrolex-3"), "small", rolex, tmp_path / "new")
-    assert [path.name for path in written.paths] == ["fedrolex-3.md", "fedrolex-3.csv", "fedrolex-3-accuracy.png"]
+    names = [path.name for path in written.paths]
+    assert names == ["fedrolex-3.md", "fedrolex-3.csv", "fedrolex-3.curves.csv", "fedrolex-3-accuracy.png"]
     assert all(path.stat().st_size for path in written.paths)
     run = result("whalefl-1", "fedavg/non-iid-2", 1, [row(1, 0.5, total=36.0), row(2, 0.6, total=72.0)])
     written = write_table(find_experiment("whalefl-1"), "small", [run], tmp_path)
-    assert [path.name for path in written.paths[2:]] == ["whalefl-1-accuracy.png", "whalefl-1-time.png"]
+    assert [path.name for path in written.paths[3:]] == ["whalefl-1-accuracy.png", "whalefl-1-time.png"]
+
+
+def test_curves_are_stored_and_plots_made_of_them_alone(rolex, tmp_path):
+    """Evaluated rounds with all bytes since the one before; those of arms that are not there any more stay."""
+    experiment, folder = find_experiment("fedrolex-3"), tmp_path / "fedrolex-3"
+    late = replace(rolex[3], rows=(row(1), row(2, 0.4, total=8.0), row(3), row(4), row(5, 0.123456789, total=9.5)))
+    write_table(experiment, "small", rolex[:3], folder)
+    write_table(experiment, "small", [late], folder)
+    points = read_points(folder / "fedrolex-3.curves.csv")
+    assert [(point.arm.partition("/")[0], point.seed) for point in points[-3:]] == [
+        ("federated-dropout", 3),
+        ("fedrolex", 1),
+        ("fedrolex", 1),
+    ]
+    assert [point.round for point in points if point.arm == "fedrolex/cifar10-high"] == [2, 5]
+    assert points[-1].payload_bytes == 30
+    assert (points[-1].accuracy, points[-1].simulated_total, points[-1].widths) == (0.123457, 9.5, "")
+    assert len(points) == 3 * 3 + 2
+    plot = folder / "fedrolex-3-accuracy.png"
+    before = plot.read_bytes()
+    plot.unlink()
+    draw(experiment, "small", points, folder)
+    assert plot.read_bytes() == before
+    draw(experiment, "small", points[:3], folder)
+    assert plot.read_bytes() != before
+
+
+def test_a_page_says_which_runs_its_plots_lack(rolex):
+    experiment, rows = found_in("fedrolex-3", rolex)
+    every = {(item.arm, item.seed) for item in rows}
+    assert "runs: those whose curves" not in as_markdown(experiment, rows, drawn=every)
+    assert "runs: those whose curves" not in as_markdown(experiment, rows)
+    words = "The plots show 1 of the 5 runs: those whose curves are stored"
+    assert words in as_markdown(experiment, rows, drawn=sorted(every)[:1])
+
+
+def test_widths_that_devices_choose_are_stored_and_drawn(tmp_path):
+    """All rounds of them, judged or not, of all seeds; the picture is of the first. Others choose none."""
+    experiment = find_experiment("whalefl-strong")
+    widths = {1: (1.0, None, *[0.0625] * 18), 2: (0.5,) * 20}
+    rows = [row(1), row(2, 0.5, total=36.0)]
+    runs = [replace(result(experiment.table, "whalefl/iid", seed, rows), widths=widths) for seed in (3, 4)]
+    write_table(experiment, "small", [*runs, result(experiment.table, "heterofl/iid", 3, rows)], tmp_path)
+    first, second, *_, other = read_points(tmp_path / "whalefl-strong.curves.csv")
+    assert first.widths.startswith("1 - 0.0625 ")
+    assert (first.accuracy, first.by_device, second.by_device) == (None, widths[1], widths[2])
+    assert (other.arm, other.widths) == ("heterofl/iid", "")
+    plot = tmp_path / "whalefl-strong-widths.png"
+    before = plot.read_bytes()
+    changed = [replace(runs[0], widths={**widths, 2: (1.0,) * 20})]
+    write_table(experiment, "small", changed, tmp_path)
+    assert plot.read_bytes() != before
+    assert f"![{plot.name}]({plot.name})" in (tmp_path / "whalefl-strong.md").read_text()
 
 
 def test_a_table_that_states_something_else_keeps_what_was_written(rolex, tmp_path):
@@ -302,8 +357,8 @@ def test_each_quantity_has_a_plot_of_its_own(tmp_path):
     cola = result("inclusivefl-2", "inclusivefl/cola", 1, [replace(row(1, 0.69), matthews=0.1)])
     sst2 = result("inclusivefl-2", "inclusivefl/sst2", 1, [row(1, 0.8)])
     experiment = find_experiment("inclusivefl-2")
-    both = write_table(experiment, "small", [cola, sst2], tmp_path / "both").paths[2:]
+    both = write_table(experiment, "small", [cola, sst2], tmp_path / "both").paths[3:]
     assert [path.name for path in both] == ["inclusivefl-2-accuracy.png", "inclusivefl-2-matthews.png"]
-    one = write_table(experiment, "small", [sst2], tmp_path / "one").paths[2:]
+    one = write_table(experiment, "small", [sst2], tmp_path / "one").paths[3:]
     assert [path.read_bytes() for path in one] == [both[0].read_bytes()]
     assert "![inclusivefl-2-matthews.png]" in (tmp_path / "both" / "inclusivefl-2.md").read_text()

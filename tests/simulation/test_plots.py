@@ -8,7 +8,17 @@ import pytest
 
 from fleet_protocol.errors import DataError
 from simulation.results.history import Quantity, RoundRow
-from simulation.results.plots import Curve, accuracy_over_time, over_rounds, plot_run, save, tier_counts
+from simulation.results.plots import (
+    Curve,
+    Widths,
+    accuracy_over_bytes,
+    accuracy_over_time,
+    over_rounds,
+    plot_run,
+    save,
+    tier_counts,
+    widths_by_device,
+)
 
 
 def a_run(accuracies, *, seconds: float = 10.0, tiers=None) -> list[RoundRow]:
@@ -125,6 +135,30 @@ def test_a_curve_without_values_does_not_hide_the_others():
         with pytest.raises(DataError, match="no round was evaluated"):
             draw([never])
     assert list(lines(accuracy_over_time([apart, Curve("ours", [a_run([0.5])])]))) == ["ours"]
+
+
+def test_bytes_add_up_over_all_rounds():
+    """Also those of rounds that were not judged."""
+    rows = [replace(item, payload_bytes=2_000_000) for item in a_run([0.25, None, 0.5])]
+    assert lines(accuracy_over_bytes([Curve("ours", [rows])])) == {"ours": [[2.0, 0.25], [6.0, 0.5]]}
+
+
+def test_widths_are_a_picture_of_devices_by_rounds():
+    """Wide is darker than narrow, also in grey; who did not take part has no colour; equal devices share a label."""
+    run = Widths("ours", ["fast", "fast", "slow"], {3: (1.0, 0.5, None), 4: (1.0, 1.0, 0.25)})
+    figure = widths_by_device([run, Widths("theirs", ["slow"], {3: (0.5,)})], title="widths")
+    figure.draw_without_rendering()
+    first, second, bar = figure.axes
+    (mesh,) = (item for item in first.collections if hasattr(item, "get_coordinates"))
+    assert [text.get_text() for text in first.get_yticklabels()] == ["fast", "slow"]
+    assert first.get_yticks().tolist() == [1.0, 2.5]
+    assert mesh.get_array().filled(-1).tolist() == [[2, 2], [1, 2], [-1, 0]]
+    assert mesh.get_coordinates()[0, :, 0].tolist() == [2.5, 3.5, 4.5]
+    grey = (mesh.get_facecolors() @ [0.299, 0.587, 0.114, 0.0]).tolist()
+    assert grey[0] < grey[2] < grey[5]
+    assert mesh.get_facecolors()[4, 3] == 0.0
+    assert [text.get_text() for text in bar.get_yticklabels()] == ["0.25", "0.5", "1"]
+    assert second.get_title(loc="left") == "theirs"
 
 
 def test_tiers_are_stacked_from_the_largest():

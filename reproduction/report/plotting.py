@@ -1,0 +1,73 @@
+"""Draws the plots of a table from its stored curves alone."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+from reproduction.experiment import Arm, Experiment, Scale
+from reproduction.stored import Point
+from simulation.results.history import ACCURACY, Quantity
+from simulation.results.plots import (
+    Curve,
+    Widths,
+    accuracy_over_bytes,
+    accuracy_over_time,
+    over_rounds,
+    save,
+    widths_by_device,
+)
+
+_OVER = MappingProxyType({"time": accuracy_over_time, "bytes": accuracy_over_bytes})
+
+
+def draw(experiment: Experiment, scale: Scale, points: Sequence[Point], folder: Path) -> None:
+    """Write one plot for each quantity that the figures are taken from, and others where these are about more.
+
+    Those are accuracy over time and bytes where a figure is of a time or at so many bytes, and the widths of the
+    devices where they choose them, of the first seed of each arm.
+
+    Raises:
+        StorageError: a file cannot be written.
+    """
+    arms = [arm for arm in experiment.arms if any(point.arm == arm.name for point in points)]
+    measures = [measure for arm in arms for measure in arm.measures]
+    drawn = {}
+    for quantity in dict.fromkeys(measure.quantity for measure in measures if measure.quantity is not None):
+        if curves := _curves(arms, points, quantity):
+            targets = [m.target for m in measures if m.quantity == quantity and m.target is not None]
+            drawn[quantity.name] = over_rounds(curves, quantity=quantity, targets=targets, title=experiment.title)
+            for name, over in _OVER.items() if quantity == ACCURACY else ():
+                if any(measure.over == name for measure in measures):
+                    drawn[name] = over(curves, targets=targets, title=experiment.title)
+    if chosen := [widths for arm in arms if (widths := _widths(arm, scale, points))]:
+        drawn["widths"] = widths_by_device(chosen, title=experiment.title)
+    for name, figure in drawn.items():
+        save(figure, folder / f"{experiment.table}-{name}.png")
+
+
+def _runs(arm: Arm, points: Sequence[Point]) -> list[list[Point]]:
+    """The curves of an arm, seed by seed."""
+    mine = [point for point in points if point.arm == arm.name]
+    return [[point for point in mine if point.seed == seed] for seed in sorted({point.seed for point in mine})]
+
+
+def _curves(arms: Sequence[Arm], points: Sequence[Point], quantity: Quantity) -> list[Curve]:
+    """The arms with figures that are taken from a quantity, as far as it was evaluated."""
+    curves = []
+    for arm in arms:
+        histories = _runs(arm, points)
+        asked = [measure for measure in arm.measures if measure.quantity == quantity and measure.target is None]
+        if asked and all(any(quantity.value(row) is not None for row in rows) for rows in histories):
+            figure = arm.published.get(asked[-1].name)
+            share = 100.0 if quantity.share else 1.0
+            curves.append(Curve(arm.name, histories, None if figure is None else figure.value / share))
+    return curves
+
+
+def _widths(arm: Arm, scale: Scale, points: Sequence[Point]) -> Widths | None:
+    """Those of an arm's first seed; None where the devices choose none."""
+    rows = [point for point in _runs(arm, points)[0] if point.widths]
+    if not rows:
+        return None
+    devices = [kind.type for kind in arm.config(scale, rows[0].seed).devices.kinds]
+    return Widths(f"{arm.name}, seed {rows[0].seed}", devices, {point.round: point.by_device for point in rows})
