@@ -1,8 +1,8 @@
 """What an experiment is: a table of a paper as arms, each of which is a simulation's configuration at three scales.
 
-``paper`` is the published protocol. ``small`` takes less than two hours on two cores for the arms that run by default,
-``smoke`` minutes. An arm describes all three as plain tables of ``sim.toml``, so that what differs between them is
-computed from the configurations and never written by hand.
+``paper`` is the published protocol. ``small`` takes less than two hours a seed on two cores for the arms that run by
+default, ``smoke`` minutes. An arm describes all three as plain tables of ``sim.toml``, so that what differs between
+them is computed from the configurations and never written by hand.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence

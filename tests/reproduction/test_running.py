@@ -176,11 +176,11 @@ def test_the_list_has_durations_and_the_report_a_page(tmp_path):
     assert (page.parent / "heterofl-1" / "heterofl-1.md").is_file()
     listed = json.loads(reproduce("--list", "--json", "--scale", "smoke", "--out", page.parent).stdout)
     takes = {table["table"]: table["takes"] for table in listed}
-    assert (takes["heterofl-1"], takes["heterofl-2"]) == ("30.0 s, 1 unknown", "unknown")
+    assert (takes["heterofl-1"], takes["heterofl-2"]) == ("measured 30.0 s, 1 unknown", "unknown")
 
 
 def test_a_fresh_machine_sees_how_long_a_table_takes(tmp_path, monkeypatch):
-    """From the stored processor time of a round and the cores; measured durations count, and go without a mark."""
+    """From the stored processor time of a round and the cores; measured durations count, and say so."""
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     experiment = find_experiment("fml-1")
     takes = {
@@ -196,7 +196,7 @@ def test_a_fresh_machine_sees_how_long_a_table_takes(tmp_path, monkeypatch):
     reproduce("--report", tmp_path, "--out", tmp_path, "fml-1")
     listed = json.loads(reproduce("fml-1", "--list", "--json", "--out", tmp_path).stdout)
     arms = {arm["arm"]: arm["a run takes"] for arm in listed}
-    assert arms[job.arm.name] == "30.0 s"
+    assert arms[job.arm.name] == "measured 30.0 s"
     assert arms["fml/mnist-mlp/iid"] == f"~{duration_text(estimated['fml/mnist-mlp/iid'] / 2)}"
     assert arms["fml/cifar100-cnn2/iid"] == "unknown"
     left = reproduce("fml-1", "--out", tmp_path, "--only", "fml/mnist-lenet5/iid", "--budget", "1s").stderr

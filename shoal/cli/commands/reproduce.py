@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class _Options:
     table: Annotated[str, typer.Argument(help="Name of the table; --list shows them all.")] = ""
-    scale: Annotated[str, typer.Option(help="smoke (minutes), small (under two hours) or paper.")] = "small"
+    scale: Annotated[str, typer.Option(help="smoke (minutes), small (under two hours a seed) or paper.")] = "small"
     seeds: Annotated[str, typer.Option(help="Seeds, for example 1,2,3; by default those of the scale.")] = ""
     only: Annotated[str, typer.Option(help="Arms to run, separated by commas; by default those of the scale.")] = ""
     out: Annotated[Path, typer.Option(help="Folder of all results.")] = Path("results")
@@ -196,13 +196,13 @@ def _arm_rows(experiment: "Experiment", scale: "Scale", folder: Path) -> list[di
 
 
 def _takes(experiment: "Experiment", scale: "Scale", folder: Path, runs: "Sequence[str]") -> str:
-    """How long runs of arms take one after the other: about, where that of an arm is not measured but estimated."""
+    """How long runs of arms take one after the other: measured, or about where that of an arm is estimated."""
     from reproduction.report.cells import duration_text
     from reproduction.stored import estimated_seconds, seconds_of_runs
 
     measured = seconds_of_runs(folder, experiment, scale)
     known = estimated_seconds(experiment, scale) | measured
     there = [known[name] for name in runs if name in known]
-    about = "~" if any(name in known and name not in measured for name in runs) else ""
+    about = "~" if any(name in known and name not in measured for name in runs) else "measured " if there else ""
     missing = f", {len({*runs} - {*known})} unknown" if there and len(there) < len(runs) else ""
     return about + duration_text(sum(there) if there else None) + missing

@@ -31,7 +31,7 @@ ISSUE = {
     "heterofl-1", "heterofl-2", "heterofl-3",
     "fedrolex-3", "fedrolex-4", "fedrolex-gamma",
     "inclusivefl-2", "inclusivefl-4", "inclusivefl-5",
-    "whalefl-1", "whalefl-static", "whalefl-mild", "whalefl-strong",
+    "whalefl-1", "whalefl-static", "whalefl-mild", "whalefl-strong", "whalefl-ablations",
     "fml-1", "fml-models", "fml-tasks",
 }  # fmt: skip
 
@@ -83,6 +83,31 @@ def test_names_within_a_table_fit_together(experiment):
     for claim in experiment.claims:
         for name in filter(None, (claim.left, claim.right)):
             assert claim.measure in {measure.name for measure in experiment.arm(name).measures}
+
+
+@pytest.mark.parametrize("experiment", TABLES.values(), ids=TABLES)
+def test_a_claim_can_be_decided(experiment):
+    """One seed decides nothing: a table that claims something is run with several at the scale of its verdicts."""
+    claimed = any(claim.says for claim in experiment.claims)
+    assert not claimed or len(experiment.seeds["small"]) > 1
+
+
+def test_an_ablation_differs_from_the_whole_in_one_thing():
+    """Constants of the method or limits of the devices, of the arm that the table of strong changes has, too."""
+    experiment = find_experiment("whalefl-ablations")
+    whole, *arms = (arm.config("small", 3) for arm in experiment.arms)
+    strong = find_experiment("whalefl-strong").arm("whalefl/iid").config("small", 3)
+    assert differences(whole, strong) == ()
+    found = {
+        arm.name: {item.key for item in differences(whole, config)}
+        for arm, config in zip(experiment.arms[1:], arms, strict=True)
+    }
+    own = "strategy.whalefl."
+    assert found.pop("released") == {own + name for name in ("efficiency", "gamma", "stall", "step", "theta")}
+    assert found.pop("training-only") == {own + "arm", own + "fixed"}
+    assert all(len(keys) == 1 for keys in found.values())
+    assert all(key.startswith(own) or key == "devices.types" for keys in found.values() for key in keys)
+    assert len({tuple(map(str, differences(whole, config))) for config in arms}) == len(arms)
 
 
 def test_tables_are_run_in_an_order():
