@@ -26,6 +26,7 @@ from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from fleet_protocol.errors import ConfigError, TransportError
 from fleet_protocol.transport import (
+    BACKOFF_MAX_SECONDS,
     SEND_WINDOW,
     BrokerAddress,
     Connected,
@@ -38,7 +39,6 @@ from fleet_protocol.transport import (
 
 KEEP_ALIVE_SECONDS = 20  # a dead board is noticed after one and a half of these
 BACKOFF_FIRST_SECONDS = 0.5
-BACKOFF_MAX_SECONDS = 30.0
 PUBACK_BYTES = 4
 _READ_BYTES = 4096  # asked of the connection at once: many small packets, and little of a large one
 _READS_AT_ONCE = 16  # before something is written

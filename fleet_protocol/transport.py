@@ -16,6 +16,8 @@ from fleet_protocol.errors import ConfigError, RefusedError
 
 SEND_WINDOW = 16  # chunks that may wait for the broker's acknowledgement; 1.5 MB at the default chunk size
 
+BACKOFF_MAX_SECONDS = 30.0  # between attempts to connect again
+
 
 @dataclass(frozen=True)
 class Scheme:

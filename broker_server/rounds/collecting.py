@@ -36,6 +36,8 @@ class OpenTask:
         instructions: what its offers ask of the device.
         answered: when its answer came, on the dispatcher's clock.
         left: since when its device is away, on the same clock.
+        sign: the last sign of any kind that its device gave, on the same clock; infinite where silence means nothing.
+        silent: whether that is so long ago that it counts as away, whatever the broker says.
     """
 
     record: TaskRecord
@@ -50,6 +52,12 @@ class OpenTask:
     manifests: Mapping[str, Manifest] = field(default_factory=dict)
     answered: float | None = None
     left: float | None = None
+    sign: float = math.inf
+    silent: bool = False
+
+    def seen(self, now: float) -> None:
+        """Note that the device is there."""
+        self.sign, self.silent = now, False
 
     def take(self, tier: str) -> bool:
         """Follow the device to the tier it took; True if it is another one than before.
@@ -123,7 +131,7 @@ class Collection:
             if task.record.phase.answered:
                 task.answered = now if task.answered is None else task.answered
                 task.left = None
-            elif is_online(task.record.device):
+            elif is_online(task.record.device) and not task.silent:
                 task.left = None
             elif task.left is None:
                 task.left = now

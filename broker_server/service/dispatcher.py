@@ -22,9 +22,10 @@ from broker_server.service.replies import Replies
 from broker_server.service.run_parts import RunParts
 from fleet_protocol.errors import RefusalReason, RefusedError, StorageError
 from fleet_protocol.messages import Cancel, DeviceProfile, parse_presence
+from fleet_protocol.messages.presence import ALIVE_SECONDS
 from fleet_protocol.secure_sum import Words
 from fleet_protocol.topics import DeviceTopic, ServerTopic, Topic, UploadTopic
-from fleet_protocol.transport import Connected, Disconnected, Event, Received, Rejected
+from fleet_protocol.transport import BACKOFF_MAX_SECONDS, Connected, Disconnected, Event, Received, Rejected
 
 _LOG = logging.getLogger(__name__)
 
@@ -33,6 +34,8 @@ LINGER_SECONDS = 5e-5  # that more is waited for, for each device that has not a
 PATIENCE_SECONDS = 1.0  # longest single wait, so that a request to stop is noticed
 _MOST_STRANGERS = 10_000
 CROSSING_SECONDS = 1.0  # a device that says it is idle has this long to answer an offer that is under way
+SILENT_SECONDS = 2.5 * ALIVE_SECONDS  # of a device at work, after which it counts as away: a broker takes longer
+DEAF_SECONDS = 2.0  # without an empty inbox, which count for no silence
 SETTLING_SECONDS = 5.0  # in which the broker has repeated to a server that starts who is there
 
 _IDLE = "idle"  # state of a device that works on nothing, as its status says
@@ -66,6 +69,7 @@ class MqttDispatcher:
         self._collection: Collection | None = None
         self._waiting: dict[str, OpenTask] = {}  # that go on beyond their collection, until the next
         self._count_at = 0.0
+        self._listened = math.inf  # when the inbox was empty last, on the clock of `now`
         self._wire = connection.link.wire, parts.uploads.wire
 
     # Waiting.
@@ -118,6 +122,8 @@ class MqttDispatcher:
                 self._uploads.ask_for_missing(task)
             if due_for_nudge(task, now, self._nudge_seconds):
                 self._offer(task)
+        if self._connection.inbox.empty() and not self._clock.stands:
+            self._look_for_silent()
         if now >= self._count_at:
             self._count_at = now + PATIENCE_SECONDS
             dropped, self._dropped = self._connection.inbox.dropped - self._dropped, self._connection.inbox.dropped
@@ -126,6 +132,25 @@ class MqttDispatcher:
             self.reporter.count()
             self._connection.carry(self.blobs, self.reporter.run)
             self._store.flush()
+
+    def _look_for_silent(self) -> None:
+        """Count as away whose task is open and who says nothing, not even to an offer that is repeated.
+
+        What a server did not hear because it was busy, or halted itself, is nobody's silence.
+        """
+        now = self._clock.now()
+        deaf, self._listened = now - self._listened, now
+        for task in self._collection.unanswered if self._collection is not None else ():
+            if deaf > DEAF_SECONDS:
+                task.sign += deaf
+            silence = now - task.sign
+            if silence >= SILENT_SECONDS and not task.silent and self.fleet.is_online(task.record.device):
+                task.silent, task.left = True, task.sign
+                device = task.record.device
+                why = f"{device} is connected, and has said nothing for {silence:.0f} s; it is waited for no longer"
+                self.reporter.note("silent", why, self._number)
+            elif silence >= SILENT_SECONDS / 2 <= time.monotonic() - task.offered:
+                self._offer(task)
 
     def _next_quiet(self) -> float:
         return (
@@ -141,6 +166,8 @@ class MqttDispatcher:
             if self._clock.stands:
                 _LOG.warning("the broker is back, and the run goes on")
             self._clock.go_on()
+            for task in self._collection.unanswered if self._collection is not None else ():
+                task.seen(self._clock.now() + BACKOFF_MAX_SECONDS)  # devices come back as late as that
             self._outbox.status(self.reporter.run)
             if not event.session_present:
                 self.offer_again()
@@ -155,6 +182,9 @@ class MqttDispatcher:
             self.reporter.refused(event.error.reason, str(event.error), device=None, number=self._number)
         elif isinstance(event, Report):
             self._uploads.reported(event, self._open)
+            for name in event.heard:
+                if (heard := self._open.get(name)) is not None:
+                    heard.seen(self._clock.now())
         elif isinstance(event, Received):
             self._route(event)
 
@@ -163,6 +193,8 @@ class MqttDispatcher:
         try:
             if isinstance(topic, DeviceTopic):
                 self._limits.check(topic.device, topic.channel, time.monotonic(), len(event.payload))
+                for its in self._collection.of_device(topic.device) if self._collection is not None else ():
+                    its.seen(self._clock.now())
             match topic:
                 case DeviceTopic(device, "status" | "profile"):
                     self._presence(device, event.payload)
@@ -232,6 +264,7 @@ class MqttDispatcher:
         self._uploads.open(self._open.values())
         self._strangers.clear()
         self.offer_again()
+        self._listened = self._clock.now()
 
     def close(self, reason: str, *, waits: bool = False) -> None:
         """End the collection; devices that still work on it are told.
@@ -266,6 +299,7 @@ class MqttDispatcher:
             if task.offered < 0 and not self.blobs.asked(ref.digest, task.record.device):
                 self.blobs.expect(ref.digest, task.record.device)
         task.offered = time.monotonic()
+        task.sign = now if math.isinf(task.sign) else task.sign
         more = REVEAL_SECONDS if task.instructions.upload.summing is not None else 0.0
         self._outbox.offer(task.record, task.instructions, collection.deadline + more - now)
 
@@ -278,6 +312,7 @@ class MqttDispatcher:
             if event.signer not in {None, owner}:
                 raise RefusedError(RefusalReason.FORGED, f"{event.signer} sent chunks of the update of {owner}")
             task.heard = time.monotonic()
+            task.seen(self._clock.now())
             self._uploads.chunk(task, event.payload)
             return
         if task_id in self._strangers or len(self._strangers) >= _MOST_STRANGERS:

@@ -32,6 +32,7 @@ from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import RefusalReason, RefusedError, StorageError
 from fleet_protocol.locks import held
 from fleet_protocol.messages import Ask, Cancel, Offer, Predicted, Refuse, ServerMessage, parse_server_message
+from fleet_protocol.messages.presence import ALIVE_SECONDS
 from fleet_protocol.signals import on_signals
 from fleet_protocol.topics import BlobTopic
 from fleet_protocol.transport import Connected, Disconnected, Received, Rejected, Told
@@ -134,7 +135,8 @@ class Agent:
         ctx = self.ctx
         now = time.monotonic()
         self._service.alive()
-        own = min(self._state.wake_at, self._deadline, ctx.watch.look_at, ctx.releases.until, ctx.status_at) - now
+        told = min(ctx.status_at, self._silent_at)
+        own = min(self._state.wake_at, self._deadline, ctx.watch.look_at, ctx.releases.until, told) - now
         wait = min(own, _LONGEST_WAIT_SECONDS, self._service.alive_seconds)
         try:
             item = ctx.kit.inbox.get(timeout=max(0.0, wait))
@@ -144,7 +146,7 @@ class Agent:
             self._on_item(item)
             if not ctx.events:
                 self._on_time(time.monotonic())
-        if not ctx.events and time.monotonic() >= ctx.status_at:
+        if not ctx.events and time.monotonic() >= min(ctx.status_at, self._silent_at):
             ctx.publish_status()
         if not ctx.events and time.monotonic() >= ctx.watch.look_at:
             ctx.look()
@@ -152,6 +154,12 @@ class Agent:
             ctx.releases.move("silent", why="the server did not hear it in time")
             ctx.post(Event.STOP)
         self._follow()
+
+    @property
+    def _silent_at(self) -> float:
+        """When a board at work says that it is there: the server takes one that is silent for gone."""
+        at_work = self.ctx.state in _BUSY and self._gone is None
+        return self.ctx.uplink.spoke + ALIVE_SECONDS if at_work else math.inf
 
     @property
     def _deadline(self) -> float:

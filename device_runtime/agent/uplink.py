@@ -1,5 +1,7 @@
 """The link side of an agent: what it says to the fleet, and which blobs it lets come."""
 
+import math
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -33,6 +35,7 @@ class Uplink:
         link: from probing on.
         told: the profile that the fleet has; None when it may have none.
         said: the state that the fleet was told last.
+        spoke: ``time.monotonic()`` of the last message.
         unwanted: blobs whose subscription was given back because chunks came that nobody waits for.
     """
 
@@ -42,6 +45,7 @@ class Uplink:
     unwanted: set[str] = field(default_factory=set)
     told: Profile | None = None
     said: str = ""
+    spoke: float = math.inf
 
     @property
     def topics(self) -> Topics:
@@ -59,6 +63,7 @@ class Uplink:
         message = kind.model_validate({"task": offer.task, **fields})
         try:
             self.need().publish(self.topics.reply(self.config.device), message.to_bytes())
+            self.spoke = time.monotonic()
         except TransportError as error:
             self.journal.warning(f"cannot send {kind.__name__}: {error}; it is sent again with the next offer")
 
@@ -100,6 +105,6 @@ class Uplink:
                 self.told = profile
             if state is not None:
                 self.need().publish(self.topics.status(device), self._status(state, online=True), retain=True)
-                self.said = state
+                self.said, self.spoke = state, time.monotonic()
         except TransportError as error:
             self.journal.warning(f"cannot send the status: {error}")

@@ -8,6 +8,8 @@ from fleet_protocol.messages.bounds import Word
 from fleet_protocol.messages.header import Message
 from fleet_protocol.messages.values import Name, Profile
 
+ALIVE_SECONDS = 4.0  # a device at work that has sent nothing for so long sends its status again
+
 
 class DeviceProfile(Message):
     """What a device is: retained, and published again only when it has changed.

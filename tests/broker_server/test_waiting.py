@@ -5,6 +5,7 @@ import threading
 
 import pytest
 
+from broker_server.service import dispatcher
 from broker_server.store import Store, TaskPhase
 from broker_server.store.machine import RoundEvent
 from fleet_protocol import control
@@ -65,6 +66,36 @@ def test_a_round_with_a_tenth_of_its_devices_gone_closes_soon_after_the_slowest(
     assert tasks["gone"].phase is TaskPhase.MISSED
     assert tasks["gone"].timing.left is not None
     assert server.of(control.RoundClosed)[0].missing == ("gone",)
+
+
+def halts(peer, _work):
+    """Takes the task and answers nothing more, while its connection stays."""
+    peer._stopping.set()
+
+
+def test_who_is_connected_and_silent_is_away_and_who_answers_a_repeated_offer_is_not(
+    mosquitto, config, running, fleet, monkeypatch
+):
+    """One is halted, which no broker sees: it is not waited for. One that works long says so when it is asked."""
+    monkeypatch.setattr(dispatcher, "SILENT_SECONDS", 1.5)
+    keys = {"min_devices": 3, "quorum": 0.3, "grace": 0, "nudge_seconds": 60, "deadline_seconds": 60}
+    settings = config(round=keys, evaluation={"data": None})
+    with (
+        Peer(fleet, "halted", mosquitto, halts),
+        Peer(fleet, "quick", mosquitto, honest()),
+        Peer(fleet, "slow", mosquitto, after(5.0, honest())),
+    ):
+        finished = running(settings, mosquitto).wait()
+        record, tasks = outcome(settings, finished.run)
+    assert {name: task.phase for name, task in tasks.items()} == {
+        "halted": TaskPhase.MISSED,
+        "quick": TaskPhase.MERGED,
+        "slow": TaskPhase.MERGED,
+    }
+    assert record.ending is RoundEvent.REST_AWAY
+    assert tasks["halted"].timing.left < tasks["slow"].timing.answered
+    with contextlib.closing(Store(settings.store, read_only=True)) as store:
+        assert [entry.detail.split()[0] for entry in store.events() if entry.kind == "silent"] == ["halted"]
 
 
 def first_round_only(peer, work):

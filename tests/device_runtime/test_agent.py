@@ -1,7 +1,9 @@
 """A device process against a real broker and a scripted server: the protocol in motion, and what may go wrong."""
 
 import contextlib
+import math
 import time
+import types
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ from device_runtime.settings import load_device_config
 from fleet_protocol.blobs import encode_chunk
 from fleet_protocol.errors import RefusalReason
 from fleet_protocol.messages import Accept, Done, NeedChunks, Progress, Refuse
+from fleet_protocol.messages.presence import ALIVE_SECONDS
 from fleet_protocol.transport import Connected, Disconnected
 from fleet_protocol.weights import decode_weights, read_metadata
 from tests.brokers import TestBroker, any_broker, embedded_broker, mosquitto_broker
@@ -220,6 +223,23 @@ def test_the_time_of_a_task_stands_still_while_the_broker_is_away(tmp_path):
     assert now + 3600 < agent._deadline <= time.monotonic() + 3660
     agent._on_time(agent._deadline)
     assert list(agent.ctx.events) == [Event.EXPIRED]
+
+
+def test_a_board_at_work_that_was_silent_says_that_it_is_there(tmp_path):
+    """Not what it has just said, not while the broker is away, and not where it has nothing to do."""
+    agent, said = agent_named("d", tmp_path), []
+    agent.ctx.uplink.link = types.SimpleNamespace(publish=lambda topic, payload, **_: said.append((topic, payload)))
+    agent.ctx.uplink.spoke = time.monotonic() - ALIVE_SECONDS
+    assert agent._silent_at == math.inf  # it is not at work
+    agent.ctx.state = State.TRAINING
+    agent._gone = time.monotonic()
+    assert agent._silent_at == math.inf
+    agent._gone = None
+    agent._turn()
+    assert [topic for topic, _ in said] == ["shoal/v1/lab/devices/d/status"]
+    assert b'"training"' in said[0][1]
+    assert len(said[0][1]) < 60
+    assert agent._silent_at > time.monotonic() + ALIVE_SECONDS / 2
 
 
 def test_two_agents_of_one_name_are_told(tmp_path, caplog):
