@@ -204,6 +204,8 @@ class MqttDispatcher:
                     self._chunk(task, event)
                 case ServerTopic("control"):
                     self._on_control(event.payload)
+                case ServerTopic("status") if why := self._outbox.rival(event.payload):
+                    self.reporter.note("another-server", why, self._number)
         except RefusedError as error:
             self._refused(topic, error.reason, str(error))
         except (StopRequested, StorageError):

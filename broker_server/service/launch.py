@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import JsonValue, ValidationError
 
 from broker_server.rounds.reporting import Listener
+from broker_server.service.alone import another
 from broker_server.service.membership import broker_address, member_of
 from broker_server.service.server import Server
 from broker_server.settings.fleet import BrokerConfig, FleetConfig
@@ -223,7 +224,7 @@ def run_fleet(config: FleetConfig, *, listener: Listener | None = None) -> contr
         # An embedded broker that answers belongs to a server that is up.
         with contextlib.suppress(TransportError):
             status = server_status(address, config.fleet, connect_seconds=PROBE_SECONDS, member=member)
-    if status is not None and status.online:
+    if another(status, config.store):
         return submit(config, listener=listener)
     with Server(config.fleet, config.store, config.broker, listener=listener) as server, on_signals(server.stop):
         return server.run(config)
@@ -246,10 +247,12 @@ def serve_fleet(
     if not broker.hosted:
         wait = broker.connect_timeout_seconds
         status = server_status(broker_address(broker), fleet, connect_seconds=wait, member=member_of(broker))
-        if status is not None and status.online:
+        if status is not None and another(status, store):
             raise TransportError(
-                f"fleet {fleet} already has a server on {broker_address(broker)}; give it runs with `shoal run`, "
-                "or choose another fleet name"
+                f"fleet {fleet} already has a server on {broker_address(broker)}, store {status.store or 'unknown'}; "
+                "give it runs with `shoal run`, stop it first, or choose another fleet name. If its computer is gone "
+                "for good, and the broker did not notice, let the broker forget what it said: mosquitto_pub -r -n -t "
+                f"{Topics(fleet).server_status}"
             )
     with Server(fleet, store, broker, listener=listener) as server, on_signals(server.stop):
         if on_ready is not None:

@@ -1,7 +1,10 @@
 """Everything the server says on MQTT, as typed messages."""
 
 import contextlib
+import logging
+from pathlib import Path
 
+from broker_server.service.alone import name_of, rival
 from broker_server.store import TaskRecord
 from fleet_protocol.control import RunEvent
 from fleet_protocol.errors import RefusalReason, TransportError
@@ -10,6 +13,9 @@ from fleet_protocol.messages.header import TaskMessage
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import Transport
 
+_LOG = logging.getLogger(__name__)
+_MOST_RIVALS = 10
+
 
 class Outbox:
     """Sends the server's messages.
@@ -17,9 +23,11 @@ class Outbox:
     A message that paho cannot take is dropped: every exchange of the protocol is repeated by whoever waits for it.
     """
 
-    def __init__(self, link: Transport, topics: Topics) -> None:
+    def __init__(self, link: Transport, topics: Topics, folder: Path) -> None:
         self._link = link
         self._topics = topics
+        self._store = name_of(folder)
+        self._rivals = {""}
 
     def send(self, device: str, message: TaskMessage) -> None:
         """Send a message to a device."""
@@ -28,9 +36,19 @@ class Outbox:
 
     def status(self, run: str | None) -> None:
         """Say, retained, that the server is here, and with which run."""
-        message = ServerStatus(fleet=self._topics.fleet, online=True, run=run)
+        message = ServerStatus(fleet=self._topics.fleet, online=True, run=run, store=self._store)
         with contextlib.suppress(TransportError):
             self._link.publish(self._topics.server_status, message.to_bytes(), retain=True)
+
+    def rival(self, payload: bytes) -> str:
+        """That another server says it has this fleet, with what to do, once for each; empty where it is this one."""
+        other = rival(payload, self._store)
+        if other in self._rivals or len(self._rivals) > _MOST_RIVALS:
+            return ""
+        self._rivals.add(other)
+        why = f"another server has fleet {self._topics.fleet}, too (store {other}): stop one of the two"
+        _LOG.error(why)
+        return why
 
     def event(self, event: RunEvent) -> None:
         """Tell whoever watches the server's runs what happened."""

@@ -114,17 +114,15 @@ class Server:
             self._limits, self._lines = Limits(self._known.knows), Bucket(LINES)
             self._link = self._connect()
             stack.callback(self._link.close, farewell=self._farewell())
-            topics = self._topics
-            filters = (topics.status("+"), topics.profile("+"), topics.reply("+"), topics.server_control)
-            for topic_filter in filters:
-                self._link.subscribe(topic_filter)
-            count = self._broker_config.receivers
-            if count:
+            its = self._topics
+            for each in (its.status("+"), its.profile("+"), its.reply("+"), its.server_control, its.server_status):
+                self._link.subscribe(each)
+            if count := self._broker_config.receivers:
                 begin = Begin(fleet=self.fleet, store=self._folder.resolve(), broker=self._broker_config)
                 self.receivers = stack.enter_context(Receivers(count, begin, self._inbox))
             else:
-                self._link.subscribe(topics.upload("+", "+"))
-            self._outbox = Outbox(self._link, self._topics)
+                self._link.subscribe(its.upload("+", "+"))
+            self._outbox = Outbox(self._link, self._topics, self._folder)
             self._releases = BlobService(self._link, self._topics, DEFAULT_CHUNK_BYTES)
             self._asking = Asking(self._known, self._outbox)
             heard = self._link, self._topics, self._outbox, self._inbox
@@ -347,6 +345,8 @@ class Server:
                     self._asking.take(reply)
             elif topic == ServerTopic("control"):
                 self._asking.requested(event.payload, self._requested)
+            elif topic == ServerTopic("status") and (why := self._outbox.rival(event.payload)):
+                self._store.log("another-server", why)
         except RefusedError as error:
             known = isinstance(topic, DeviceTopic) and self._known.knows(topic.device)
             self._refused(error, topic.device if isinstance(topic, DeviceTopic) and known else "")

@@ -48,8 +48,10 @@ class ServerStatus(Message):
     Attributes:
         online: connected now.
         run: the run in progress, if any.
+        store: its number, and where it is, so that two servers of a fleet find each other.
     """
 
     type: Literal["server"] = "server"
     online: bool
     run: Word | None = None
+    store: Word = ""

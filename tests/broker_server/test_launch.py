@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from broker_server.service.broker import EmbeddedBroker
-from broker_server.service.launch import RunRejectedError, run_fleet, server_status, steer, submit
+from broker_server.service.launch import RunRejectedError, run_fleet, serve_fleet, server_status, steer, submit
 from broker_server.service.membership import broker_address
 from broker_server.service.server import Server
 from broker_server.settings.fleet import BrokerConfig
@@ -24,6 +24,7 @@ from broker_server.store.export import export_safetensors, load_version
 from fleet_protocol import control
 from fleet_protocol.errors import ConfigError, RefusalReason, TransportError
 from fleet_protocol.link import Link
+from fleet_protocol.messages import ServerStatus
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import BrokerAddress
 from tests.broker_server.peer import Peer, honest, profile
@@ -85,6 +86,41 @@ def test_a_run_is_submitted_to_the_server_that_is_up(url, config, fleet):
     assert {"round-started", "device-accepted", "device-progressed", "update-received", "round-closed"} <= set(kinds)
     assert len({event.run for event in events}) == 1
     assert not server_status(broker_address(settings.broker), fleet).online
+
+
+def test_a_fleet_has_one_server_and_another_store_is_told_where(url, config, fleet, tmp_path):
+    """Whoever comes second ends, and says which store has the fleet; a name left in a power cut is nobody's."""
+    settings = config(broker={"url": url})
+    with Serving(settings, url) as first:
+        for store in (tmp_path / "other", settings.store):
+            with pytest.raises(
+                TransportError, match=rf"already has a server on .*, store .*{settings.store} on .*_pub"
+            ):
+                serve_fleet(fleet, store, settings.broker)
+        left = ServerStatus(fleet=fleet, online=True, store=first.server._outbox._store)
+    link = Link(BrokerAddress.parse(url), f"shoal-{fleet}-left", queue.SimpleQueue())
+    with contextlib.closing(link):  # the broker went down with the server, and has kept its last word
+        link.connect(10)
+        link.publish(Topics(fleet).server_status, left.to_bytes(), retain=True)
+        link.drain(time.monotonic() + 10)
+    with pytest.raises(TransportError, match="already has a server"):
+        serve_fleet(fleet, tmp_path / "other", settings.broker)
+    ready = []
+    serve_fleet(fleet, settings.store, settings.broker, on_ready=lambda server: (ready.append(1), server.stop()))
+    assert ready
+
+
+def test_two_servers_that_did_not_see_each_other_at_their_start_say_so(url, config, fleet, tmp_path, caplog):
+    """As when the first was away from the broker while the second began."""
+    first, second = config(broker={"url": url}), config(broker={"url": url}, store=tmp_path / "other")
+    with Serving(first, url), Serving(second, url):
+        give_up = time.monotonic() + 20
+        while caplog.text.count("stop one of the two") < 2:
+            assert time.monotonic() < give_up, caplog.text
+            threading.Event().wait(0.05)
+    assert f"{tmp_path / 'other'} on" in caplog.text
+    with contextlib.closing(Store(first.store, read_only=True)) as store:
+        assert [line.kind for line in store.events() if line.kind == "another-server"] == ["another-server"]
 
 
 def test_a_request_that_cannot_begin_is_rejected_with_the_reason(url, config, fleet, tmp_path):

@@ -200,7 +200,7 @@ rounds = 2000
         for number in numbers:
             _, tasks, _ = plan_round(context, chosen, replace(start, number=number - 1), number, blobs)
             collection = open_collection(context, tasks, ClosingRule(share=1.0, wanted=1, opened=0.0, deadline=60.0))
-            Outbox(letters, Topics("lab")).offer(tasks[0], collection.tasks[tasks[0].id].instructions, 1.0)
+            Outbox(letters, Topics("lab"), tmp_path).offer(tasks[0], collection.tasks[tasks[0].id].instructions, 1.0)
         return [parse_server_message(payload).train.learning_rate for payload in letters.payloads]
 
     return rates
