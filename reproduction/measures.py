@@ -4,9 +4,11 @@ HeteroFL and FedRolex publish the checkpoint that is best on the test set (speci
 so the mean of the last evaluations decides, and the last evaluated round stands beside it everywhere.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from statistics import fmean
+from types import MappingProxyType
 
 from fleet_protocol.errors import ConfigError
 from simulation.results.history import ACCURACY, Quantity, RoundRow, first_reaching
@@ -117,7 +119,9 @@ def measure_named(name: str) -> Measure:
 
     Args:
         name: of those above; ``hours-90`` for the simulated time until the global accuracy has reached 90 %, which is
-            None where the run ended before; ``global-by-10`` for the best global accuracy until round 10.
+            None where the run ended before; ``global-by-10`` for the best global accuracy until round 10;
+            ``global-mb-4`` and ``global-seconds-600`` for the global accuracy when so many megabytes of payload or
+            simulated seconds are spent, None where the run ended before.
 
     Raises:
         ConfigError: there is none.
@@ -128,9 +132,14 @@ def measure_named(name: str) -> Measure:
             return _hours_to(float(number), name)
         if kind == "global-by":
             return _accuracy_by(int(number), name)
+        if kind in _SPENT:
+            return _accuracy_for(float(number), name, *_SPENT[kind])
         return _NAMED[name]
     except (KeyError, ValueError) as error:
-        raise ConfigError(f"no measure {name!r}; there are {', '.join(_NAMED)}, hours-90, global-by-10") from error
+        raise ConfigError(
+            f"no measure {name!r}; there are {', '.join(_NAMED)}, hours-90, global-by-10,"
+            " global-mb-4, global-seconds-600"
+        ) from error
 
 
 def _hours_to(target: float, name: str) -> Measure:
@@ -149,3 +158,21 @@ def _accuracy_by(last_round: int, name: str) -> Measure:
         return found and Reading(found.best, found.best_round, None)
 
     return Measure(name, f"best global accuracy by round {last_round}", "%", read, None)
+
+
+def _accuracy_for(budget: float, name: str, unit: str, over: str, spent: Callable[[RoundRow], float]) -> Measure:
+    def read(rows: Sequence[RoundRow], last: int) -> Reading | None:
+        totals = list(accumulate(map(spent, rows)))
+        within = [row for row, total in zip(rows, totals, strict=True) if total <= budget]
+        found = GLOBAL.read(within, last)
+        return found if totals and totals[-1] >= budget else Reading(None, None, None)
+
+    return Measure(name, f"global accuracy for {budget:g} {unit}", "%", read, None, over=over)
+
+
+_SPENT: Mapping[str, tuple[str, str, Callable[[RoundRow], float]]] = MappingProxyType(
+    {
+        "global-mb": ("MB", "bytes", lambda row: row.payload_bytes / 1e6),
+        "global-seconds": ("simulated seconds", "time", lambda row: row.simulated_seconds),
+    }
+)

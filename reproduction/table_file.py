@@ -83,7 +83,7 @@ class TableFile(FrozenModel):
     """One table: the attributes of `Experiment`, and what makes its arms.
 
     Attributes:
-        paper: whose file of published numbers counts.
+        paper: whose file of published numbers counts; empty where no paper has the table, as is the url.
         test: paired differences (logarithms of ratios) over the seeds, with the t interval of 95 %.
         arm: name of an arm, with the axes' names in braces.
         about: what an arm is, likewise.
@@ -121,7 +121,7 @@ class TableFile(FrozenModel):
         own = {
             name: getattr(self, name) for name in ("title", "url", "section", "rank", "seeds", "decides", "selected")
         }
-        published = published_tables(self.paper).get(table)
+        published = published_tables(self.paper).get(table) if self.paper else None
         arms = [self._arm(options, published) for options in _combinations(self.axes) if self._exists(options)]
         claims = tuple(claim for lines in self.claims for claim in lines.claims())
         return Experiment(table=table, arms=tuple(arms), claims=claims, notes=self.notes, checked=self.checked, **own)
@@ -220,13 +220,20 @@ def _level_tables(row: str, **sizes: list[int] | int) -> Settings:
 
 
 def _kinds(
-    count: int, *, shares: str = "", links: Sequence[float] = (), **limits: Sequence[float] | Mapping[str, float]
+    count: int,
+    *,
+    shares: str = "",
+    links: Sequence[float] = (),
+    dropout: float = 0.0,
+    **limits: Sequence[float] | Mapping[str, float],
 ) -> list[Settings]:
     """Kinds of devices with limits: in shares such as ``1:2:7`` of ``count``, or of each type one at each link."""
+    often = {"dropout": dropout} if dropout else {}
     ((key, most),) = limits.items()
     if isinstance(most, Mapping):
-        return [{"type": kind, "link": link, "count": 1, key: limit} for kind, limit in most.items() for link in links]
+        each = {"count": 1, **often}
+        return [{"type": kind, "link": link, key: limit, **each} for kind, limit in most.items() for link in links]
     parts = [int(part) for part in shares.split(":")]
     counts = [count * part // sum(parts) for part in parts]
     counts[-1] += count - sum(counts)
-    return [{"count": number, key: limit} for number, limit in zip(counts, most, strict=True)]
+    return [{"count": number, key: limit, **often} for number, limit in zip(counts, most, strict=True)]

@@ -23,10 +23,11 @@ def as_markdown(
     arms = list(dict.fromkeys(row.arm for row in rows))
     found = figures(experiment, rows)
     claims = [item for item in judged(experiment, rows) if item.by_seed]
+    paper = f"Paper: <{experiment.url}>. " if experiment.url else ""
     parts = [
         f"# {experiment.title}",
         (
-            f"Paper: <{experiment.url}>. Scale: {rows[0].scale}. {len(arms)} of {len(experiment.arms)} arms run; the"
+            f"{paper}Scale: {rows[0].scale}. {len(arms)} of {len(experiment.arms)} arms run; the"
             " others are not in this table."
         ),
         *(
@@ -85,16 +86,21 @@ def _claim_section(title: str, items: Sequence[Judged], *words: str) -> Iterable
 
 
 def _difference_section(experiment: Experiment, rows: Sequence[Row]) -> Iterable[str]:
-    yield "## What differs from the published protocol"
+    whole = "published protocol" if experiment.url else "whole one"
+    yield f"## What differs from the {whole}"
     by_arm: dict[str, Sequence[Difference]] = {
         row.arm: differences(*(experiment.arm(row.arm).config(scale, row.seed) for scale in ("paper", row.scale)))
         for row in rows
     }
     found = grouped(by_arm)
     if not found:
-        yield "Computed from the configurations: nothing. This is the published protocol."
+        yield f"Computed from the configurations: nothing. This is the {whole}."
         return
-    yield "Computed from the configurations."
+    yield (
+        "Computed from the configurations."
+        if experiment.url
+        else "Computed from the configurations of the scale paper."
+    )
     yield table_text(
         [
             {

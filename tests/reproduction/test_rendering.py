@@ -94,6 +94,19 @@ def test_the_time_to_a_target():
     assert measure_named("hours-99").read([row(1)], 1) is None
 
 
+def test_accuracy_for_what_was_spent():
+    """At the last evaluations within so many bytes or simulated seconds; none where the run ended before."""
+    rows = [
+        replace(row(number, 0.1 * number), payload_bytes=1_000_000, simulated_seconds=60.0) for number in range(1, 6)
+    ]
+    found = measure_named("global-mb-3.5").read(rows, 2)
+    assert found is not None
+    assert (found.best_round, found.last, found.decides) == (3, pytest.approx(30.0), pytest.approx(25.0))
+    assert measure_named("global-seconds-120").read(rows, 2) == Reading(20.0, 2, 20.0, pytest.approx(15.0))
+    assert measure_named("global-seconds-301").read(rows, 2) == Reading(None, None, None)
+    assert measure_named("global-mb-0.5").read(rows, 2) is None
+
+
 def test_spread_needs_two_seeds_and_all_values():
     assert mean_and_spread([1.0, 3.0]) == (2.0, pytest.approx(math.sqrt(2)))
     assert mean_and_spread([1.0]) == (1.0, None)
@@ -290,6 +303,19 @@ def test_curves_are_stored_and_plots_made_of_them_alone(rolex, tmp_path):
     assert plot.read_bytes() == before
     draw(experiment, "small", points[:3], folder)
     assert plot.read_bytes() != before
+
+
+def test_a_table_of_no_paper_speaks_of_none(tmp_path):
+    """And is plotted over the bytes and the time that its figures are for."""
+    rows = [
+        replace(row(number, 0.5, total=400.0 * number), payload_bytes=2_000_000, simulated_seconds=400.0)
+        for number in range(1, 4)
+    ]
+    written = write_table(find_experiment("beyond-1"), "small", [result("beyond-1", "heterofl", 1, rows)], tmp_path)
+    text = (tmp_path / "beyond-1.md").read_text()
+    assert "Paper: <" not in text
+    assert "published protocol" not in text
+    assert [path.name.partition("1-")[2] for path in written.paths[3:]] == ["accuracy.png", "bytes.png", "time.png"]
 
 
 def test_a_page_says_which_runs_its_plots_lack(rolex):

@@ -33,6 +33,7 @@ ISSUE = {
     "inclusivefl-2", "inclusivefl-4", "inclusivefl-5",
     "whalefl-1", "whalefl-static", "whalefl-mild", "whalefl-strong", "whalefl-ablations",
     "fml-1", "fml-models", "fml-tasks",
+    "beyond-1",
 }  # fmt: skip
 
 

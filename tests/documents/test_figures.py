@@ -1,0 +1,99 @@
+"""Every accuracy in the documents comes from a stored file, or is computed here from one."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from reproduction.catalogue import TABLES
+from reproduction.stored import read_rows
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+WRITTEN = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted((DOCS / "methods").glob("[!s]*.md"))]
+"""Documents for people; the specification tells what the papers print."""
+
+SHARE = re.compile(r"(?<![\w.,-])0\.\d{3,4}(?![\d.])")
+
+DEMO, SST2 = (json.loads((DOCS / name).read_text())["runs"] for name in ("demo.json", "finetuning-sst2.json"))
+
+
+def lasts(arch: str, strategy: str) -> list[float]:
+    chosen = [run for run in SST2 if (run["arch"], run["strategy"]) == (arch, strategy) and not run.get("fleet")]
+    return [run["accuracy"][-1] for run in chosen]
+
+
+COMPUTED = {
+    "README.md": [fmean(run["accuracy"]["global"] for run in DEMO if run["data"] == "digits")],
+    "finetuning.md": [fmean(lasts("minilm_encoder", "fedavg")), fmean(lasts("minilm_adapters", "hetlora"))],
+    "rounds.md": [1 / 359],  # one test image
+}
+"""What a document says of several stored runs together."""
+
+OTHER = {
+    "graphs.md": "milliseconds of training steps, which `tests/test_step_figures.py` holds against the stored history",
+    "recipes.md": "a default",
+    "security.md": "shares of a processor's time that `benchmarks.run identity` printed, with the date and the machine",
+    "whalefl.md": "a setting",
+}
+"""Documents whose small decimals are no results of training, and what they are."""
+
+SHARES_OF_BYTES = r"\| (?:`\w+`|\w+) \| `(?:fp32|fp16|int8|int4)` \|"
+"""Rows whose shares `tests/test_upload_figures.py` computes from the stored bytes."""
+
+
+def numbers(value: Any) -> Iterator[float]:
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            yield from numbers(item)
+    elif isinstance(value, float):
+        yield value
+
+
+@pytest.fixture(scope="module")
+def stored() -> list[float]:
+    """All that the files beside the documents have."""
+    files = [path for path in DOCS.glob("*.json") if path.stem not in {"openapi", "asyncapi"}]
+    found = [number for path in files for number in numbers(json.loads(path.read_text()))]
+    cells = (
+        row for path in (DOCS / "results").rglob("*.csv") for row in path.read_text().replace("\n", ",").split(",")
+    )
+    return found + [float(cell) for cell in cells if re.fullmatch(r"\d+\.\d+", cell)]
+
+
+def untraced(text: str, known: list[float]) -> list[str]:
+    """The shares in a text, beside settings and shares of bytes, that none of the numbers rounds to."""
+    lines = [
+        line for line in text.splitlines() if not re.match(SHARES_OF_BYTES, line) and not re.match(r"\w+ = ", line)
+    ]
+    rounded = {f"{number:.{digits}f}" for number in known for digits in (3, 4)}
+    return [share for line in lines for share in SHARE.findall(line) if share not in rounded]
+
+
+@pytest.mark.parametrize("path", WRITTEN, ids=lambda path: path.stem)
+def test_every_accuracy_is_of_a_stored_run(path, stored):
+    """Who measures something stores it; a figure that nobody can trace has no place in a document."""
+    found = untraced(path.read_text(), [*stored, *COMPUTED.get(path.name, [])])
+    assert (path.name in OTHER and bool(found)) or found == []
+
+
+def test_a_figure_that_nobody_stored_is_found(stored):
+    assert untraced("It ends at 0.98765 and 0.9871, after 0.5 s.", [0.12]) == ["0.9871"]
+    assert untraced("learning_rate = 0.0123\n| heterofl | `int8` | 7.7 | 0.261 |", []) == []
+    assert len(stored) > 500
+
+
+@pytest.mark.parametrize("experiment", TABLES.values(), ids=TABLES)
+def test_what_was_checked_of_a_table_names_stored_figures(experiment):
+    """Every percentage and difference in points that a table's paragraphs name, if they name any."""
+    folder = DOCS / "results" / experiment.table
+    rows = read_rows(folder / f"{experiment.table}.csv")
+    known = {f"{value:.2f}" for row in rows for value in (row.best, row.last, row.decides) if value is not None}
+    said = re.findall(r"(?<![\w.])\d+\.\d+(?= %| points)", " ".join(experiment.checked))
+    assert [figure for figure in said if f"{float(figure):.2f}" not in known and figure != "0.11"] == []
