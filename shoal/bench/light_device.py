@@ -1,16 +1,18 @@
 """A light device: it speaks the whole protocol, fetches, repairs and uploads, and returns the weights it was sent."""
 
 import time
+from collections.abc import Iterable
 from functools import lru_cache
 
 from fleet_protocol import messages
-from fleet_protocol.blobs import DEFAULT_CHUNK_BYTES, blob_ref, decode_chunk, iter_chunks, ranges_of
-from fleet_protocol.digests import matches
+from fleet_protocol.blobs import DEFAULT_CHUNK_BYTES, decode_chunk, iter_chunks, ranges_of
+from fleet_protocol.digests import blob_digest, matches
 from fleet_protocol.errors import BlobError
 from fleet_protocol.link import LeanClient
+from fleet_protocol.messages.bounds import CHUNKS_LIMIT
 from fleet_protocol.topics import BlobTopic, Topics
 from fleet_protocol.transport import Farewell
-from fleet_protocol.weights import decode_weights, encode_weights
+from fleet_protocol.weights import decode_weights, weights_parts
 from shoal.bench.swarm import Member
 
 REPAIR_SECONDS = 2.0
@@ -33,6 +35,13 @@ _PROFILE = messages.Profile(
 _decoded = lru_cache(2)(decode_weights)  # for all devices of a process
 
 
+@lru_cache(2)
+def _frames(weights: bytes, header_bytes: int, chunk_bytes: int) -> tuple[bytes, ...]:
+    """An update as it travels but for its header, which alone differs between the devices of a process."""
+    data = b"".join((bytes(header_bytes), *weights_parts(_decoded(weights))[2:]))
+    return tuple(frame for _, frame in iter_chunks(data, chunk_bytes, ((0, CHUNKS_LIMIT),), digests=False))
+
+
 def _status(state: str, *, online: bool = True) -> bytes:
     return messages.DeviceStatus(online=online, state=state).to_bytes()
 
@@ -45,7 +54,7 @@ class LightDevice:
         self._topics = member.topics
         self._whole = whole
         self._offer: messages.Offer | None = None
-        self._done: tuple[bytes, messages.BlobRef, bytes] | None = None
+        self._done: tuple[bytes, messages.BlobRef, list[bytes | memoryview]] | None = None
         self._held: list[str] = []
         self._refs: dict[str, messages.BlobRef] = {}
         self._parts: dict[str, dict[int, bytes]] = {}
@@ -76,7 +85,7 @@ class LightDevice:
         elif self._offer is None or message.task != self._offer.task:
             return
         elif isinstance(message, messages.UploadMissing):
-            self._upload(message.ranges, again=True)
+            self._upload_again(message.ranges)
         elif isinstance(message, messages.UploadAck | messages.UploadRefused | messages.Cancel):
             self._end()
 
@@ -174,21 +183,29 @@ class LightDevice:
             "version": str(offer.version),
             "tier": choice.tier,
         }
-        data = encode_weights(_decoded(self._whole[choice.weights.digest]), metadata)
+        parts = weights_parts(_decoded(self._whole[choice.weights.digest]), metadata)
         metrics = messages.TaskMetrics(
             examples=1, batches=1, labels=(0,), fetch_seconds=0.0, train_seconds=0.0, resident_bytes=0
         )
-        update = blob_ref(data, choice.weights.chunk_bytes or DEFAULT_CHUNK_BYTES)
+        size = choice.weights.chunk_bytes or DEFAULT_CHUNK_BYTES
+        update = messages.BlobRef(digest=blob_digest(*parts), size=sum(map(len, parts)), chunk_bytes=size)
         done = self._message(messages.Done, update=update, tier=choice.tier, metrics=metrics)
-        self._done = (done.to_bytes(), update, data)
+        self._done = (done.to_bytes(), update, parts)
         self._enter("uploading")
-        self._upload(((0, update.chunks),))
+        header = b"".join(parts[:2])
+        first, *rest = _frames(self._whole[choice.weights.digest], len(header), size)
+        at = len(first) - min(size, update.size)
+        self._upload(enumerate((first[:at] + header + first[at + len(header) :], *rest)))
 
-    def _upload(self, ranges: messages.Ranges, *, again: bool = False) -> None:
-        if self._done is None or self._offer is None:
+    def _upload_again(self, ranges: messages.Ranges) -> None:
+        if self._done is not None:
+            _, update, parts = self._done
+            self._upload(iter_chunks(b"".join(parts), update.chunk_bytes, ranges))
+
+    def _upload(self, frames: Iterable[tuple[int, bytes]]) -> None:
+        if self._offer is None:
             return
-        _, update, data = self._done
-        for index, frame in iter_chunks(data, update.chunk_bytes, ranges, digests=again):
+        for index, frame in frames:
             self._member.publish(self._topics.upload(self._offer.task, index), frame)
         self._announce()
 
