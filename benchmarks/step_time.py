@@ -36,7 +36,7 @@ from models.zoo.layers import set_mode
 from trainer_export.batches import SizedBatches
 from trainer_export.check import calm_torch
 from trainer_export.exported import Export
-from trainer_export.footprint import Footprint
+from trainer_export.footprint import Footprint, peak_memory
 from trainer_export.formats import ort_training
 from trainer_export.formats.files import SetFile
 from trainer_export.formats.onnx import write_train_graph
@@ -163,14 +163,16 @@ class Subjects:
         export, tier = Export(arch, layout, Recipe()), layout.tier(case.width)
         self._module, self._signature = export.module(tier), export.signature
         self._signature = self._signature.with_places_of(self._module)
-        files: list[SetFile] = [write_train_graph(self._module, self._signature, export.recipe)]
+        graph = write_train_graph(self._module, self._signature, export.recipe)
+        files: list[SetFile] = [graph]
         if ort_training.is_installed():
             files += ort_training.write_artifacts(self._module, self._signature, export.recipe)
         for file in files:
             (folder / file.path).parent.mkdir(parents=True, exist_ok=True)
             (folder / file.path).write_bytes(file.data)
         noise = model_noise(self._module, self._signature)
-        facts = Facts(self._signature, noise, (), Footprint(layout.parameter_count(tier), 0, 0, 0))
+        footprint = Footprint(layout.parameter_count(tier), 0, 0, peak_memory(graph.model))
+        facts = Facts(self._signature, noise, (), footprint)
         self.manifest = manifest_of(export, tier, files, facts)
         (folder / "manifest.json").write_bytes(self.manifest.to_bytes())
         batches = SizedBatches(self._signature, vocabulary_of(self._module), (case.batch,))

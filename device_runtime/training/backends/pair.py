@@ -26,7 +26,8 @@ class PairSession:
             moving |= {side_name(side, parameter_input(spec.name)): spec for spec in model.parameters}
             moving |= {side_name(side, state_input(spec.name)): spec for spec in model.states}
         tensors = StepTensors(moving=moving, scalars=tuple(loss_name(side) for side in SIDES))
-        self._step = SwappingStep(graph, (manifest.graph,), tensors, threads=threads)
+        peak = manifest.peak_memory_bytes
+        self._step = SwappingStep(graph, (manifest.graph,), tensors, peak_bytes=peak, threads=threads)
 
     def load(self, side: Side, weights: Mapping[str, Array], states: Mapping[str, Array] | None = None) -> None:
         """Take new parameters for one of the models.

@@ -61,7 +61,8 @@ class TrainSession:
             in_place=frozenset(states) if manifest.states_in_place else frozenset(),
             given={parameter_input(name): array for name, array in (base or {}).items()},
         )
-        self._step = SwappingStep(graph, manifest.graphs.values(), tensors, threads=threads, provider=provider)
+        specs, peak = manifest.graphs.values(), manifest.peak_memory_bytes
+        self._step = SwappingStep(graph, specs, tensors, peak_bytes=peak, threads=threads, provider=provider)
         self._piece: int | None = None
 
     def reset(self) -> dict[str, NDArray[np.float32]]:

@@ -54,15 +54,26 @@ class StepTensors:
 class SwappingStep:
     """A step graph with those of its tensors that stay in memory; with 0 threads an operator takes every core.
 
+    The manifest tells the peak of its memory.
+
     Raises:
         RefusedError: the graph is not one that a board runs.
     """
 
     def __init__(
-        self, graph: Path, specs: Iterable[GraphSpec], tensors: StepTensors, *, threads: int = 1, provider: str = CPU
+        self,
+        graph: Path,
+        specs: Iterable[GraphSpec],
+        tensors: StepTensors,
+        *,
+        peak_bytes: int,
+        threads: int = 1,
+        provider: str = CPU,
     ) -> None:
         runtime = load_runtime()
-        self._session = open_session(graph, specs, threads=threads, as_written=True, provider=provider)
+        self._session = open_session(
+            graph, specs, threads=threads, as_written=True, peak_bytes=peak_bytes, provider=provider
+        )
         self._inputs = {spec.name for spec in self._session.get_inputs()}
         shapes = {spec.name: spec.shape for spec in self._session.get_outputs()}
         self._scalars = {name: np.zeros(shapes[name], np.float32) for name in tensors.scalars}
