@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from device_runtime.bench import SMALL
 from device_runtime.board import installed_backends
-from device_runtime.training.backends import TrainSession, choose_backend, step_graph_key
+from device_runtime.training.backends import TrainSession, choose_backend, runtime, step_graph_key
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.manifest import parse_manifest
 from fleet_protocol.mapped_tensors import open_tensors
@@ -23,6 +24,29 @@ def test_the_backend_is_what_is_installed():
     assert choose_backend("onnx") == "onnx"
     with pytest.raises(ConfigError, match="'tpu' is not installed on this board"):
         choose_backend("tpu")
+
+
+def test_a_small_step_takes_its_memory_as_one_block_to_the_same_bits(monkeypatch):
+    """Whatever size the batches have, in turns; a step that needs more memory asks for each tensor."""
+    manifest, chosen, ended = parse_manifest((SMALL / "manifest.json").read_bytes()), [], []
+    made = runtime.make_session
+    monkeypatch.setattr(
+        runtime, "make_session", lambda graph, options, provider: chosen.append(options) or made(graph, options, provider)
+    )
+    draw = np.random.default_rng(0)
+    start = {spec.name: draw.normal(0, 0.1, spec.shape).astype(np.float32) for spec in manifest.parameters}
+    sizes = (8, 8, 3, 8, 3, 8)
+    xs = [draw.random((size, *manifest.input_shape), np.float32) for size in sizes]
+    for peak in (8 * 2**20, 8 * 2**20 + 1):
+        told = manifest.model_copy(update={"peak_memory_bytes": peak})
+        session = TrainSession(told, SMALL / manifest.graphs["onnx/train"].path)
+        session.load(start)
+        for x in xs:
+            session.step(x, np.arange(len(x)) % manifest.classes, np.ones(manifest.classes, np.float32), 0.1)
+        ended.append({name: value.copy() for name, value in session.parameters().items()})
+    assert [options.enable_mem_pattern for options in chosen] == [True, False]
+    for name, value in ended[0].items():
+        np.testing.assert_array_equal(ended[1][name], value)
 
 
 @pytest.mark.slow
