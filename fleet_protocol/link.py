@@ -6,6 +6,7 @@ counts the bytes of the packets it exchanges.
 """
 
 import contextlib
+import logging
 import queue
 import random
 import socket
@@ -37,6 +38,7 @@ from fleet_protocol.transport import (
     WireCount,
 )
 
+_LOG = logging.getLogger(__name__)
 KEEP_ALIVE_SECONDS = 20  # a dead board is noticed after one and a half of these
 BACKOFF_FIRST_SECONDS = 0.5
 PUBACK_BYTES = 4
@@ -202,7 +204,7 @@ class Link:
         self._unacknowledged: set[int] = set()
         self._early: set[int] = set()
         self._subscribed: set[int] = set()
-        self._connected = False
+        self._connected = self._greeted = False
         self._failure = "no answer"
         self._attempt = 0
         self._sent = 0
@@ -246,13 +248,12 @@ class Link:
         self._client.reconnect_delay_set(delay, delay)
 
     def _on_connect(self, client: paho.Client, _data: object, flags: Any, reason: Any, _properties: Any) -> None:
+        if reason.is_failure:
+            self._failed(f"the broker refuses it ({reason}); look at the login")
+            return
         with self._changed:
-            if reason.is_failure:
-                self._failure = str(reason)
-                self._next_delay()
-                self._changed.notify_all()
-                return
-            self._connected = True
+            self._connected = self._greeted = True
+            self._failure = ""
             self._attempt = 0
             filters = dict(self._filters)
             self._changed.notify_all()
@@ -262,10 +263,16 @@ class Link:
         self._inbox.put(Connected(session_present=bool(flags.session_present)))
 
     def _on_connect_fail(self, _client: paho.Client, _data: object) -> None:
-        with self._changed:
-            self._failure = _why(sys.exc_info()[1])  # paho calls this while it handles the error
-            self._changed.notify_all()
+        self._failed(_why(sys.exc_info()[1]))  # paho calls this while it handles the error
+
+    def _failed(self, why: str) -> None:
+        """Keep what prevents a connection; where one was lost nobody else says it, so it is logged once."""
         self._next_delay()
+        with self._changed:
+            if self._greeted and why != self._failure:
+                _LOG.warning("no connection to the broker at %s: %s; trying again", self.address, why)
+            self._failure = why
+            self._changed.notify_all()
 
     def _on_disconnect(self, _client: paho.Client, _data: object, _flags: Any, reason: Any, _properties: Any) -> None:
         with self._changed:

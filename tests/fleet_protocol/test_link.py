@@ -5,6 +5,7 @@ import queue
 import select
 import socket
 import ssl
+import subprocess
 import threading
 import time
 
@@ -155,6 +156,38 @@ def test_a_session_that_lost_its_subscriptions_gets_them_again(tmp_path):
             with contextlib.suppress(queue.Empty):
                 heard = next_of(inbox, Received, 1.0).payload
         assert heard == b"heard"
+
+
+def test_a_login_that_counts_no_longer_is_said_once_and_tried_again(tmp_path, caplog):
+    """Its password was changed while it ran, and is changed back: the link says why it is away, and returns."""
+    words = tmp_path / "words"
+
+    def login(password):
+        words.unlink(missing_ok=True)
+        words.touch(0o600)
+        subprocess.run(["mosquitto_passwd", "-b", words, "a", password], check=True, capture_output=True)
+
+    login("right")
+    more = f"\nallow_anonymous false\npassword_file {words}\n"
+    with (
+        mosquitto_broker(tmp_path, more=more) as broker,
+        linked(f"mqtt://a:right@127.0.0.1:{broker.port}", "a") as both,
+    ):
+        _, inbox = both
+        broker.stop()
+        next_of(inbox, Disconnected)
+        login("other")
+        broker.start()
+        deadline = time.monotonic() + WAIT
+        while "the broker refuses it (Not authorized)" not in caplog.text:
+            assert time.monotonic() < deadline, caplog.text
+            threading.Event().wait(0.05)
+        broker.stop()
+        login("right")
+        broker.start()
+        assert next_of(inbox, Connected)
+    assert caplog.text.count("Not authorized") == 1
+    assert "look at the login; trying again" in caplog.text
 
 
 def test_a_broker_that_is_down_is_an_error_in_time():
