@@ -4,9 +4,17 @@ An update of ``fp32`` is the new weights. Any other is their difference to the w
 after the other in the order of the manifest:
 
 - ``fp16``: ``values``, float16.
+- ``bf16``: ``values``, uint16: the upper half of float32, which has its range and 8 bits of its precision.
 - ``int8``: ``values``, int8, and ``scales``, one float32 for every 128 values of a tensor; a tensor's last block may be
   shorter. An entry is its value times its block's scale, which is the block's largest entry over 127.
 - ``int4``: the same from -7 to 7, of two values a byte, the first in the low half.
+- ``topk``: of every tensor the share ``keep`` of its entries that is largest, and of equal ones the first (Stich,
+  Cordonnier and Jaggi, NeurIPS 2018, https://arxiv.org/abs/1809.07599; by tensor as Lin, Han, Mao, Wang and Dally, ICLR
+  2018, https://arxiv.org/abs/1712.01887). These as ``int8`` has them, in their order, and ``gaps``, uint8: how many
+  entries of the whole lie between one and the next, 255 for as many of them where the gap goes on in the next byte.
+
+``values`` and ``gaps`` of the last two, and ``values`` of ``bf16``, first all lower and then all upper bytes, travel
+packed as uint8: RFC 1951 (deflate), of which Huffman codes alone. The others would gain little.
 
 Weights on their way to devices are tensors of the encoded type under their own names, with the ``scales`` of all behind
 them; whoever opens them has float32 again.
@@ -16,7 +24,8 @@ Alistarh, Grubic, Li, Tomioka and Vojnovic, NeurIPS 2017, https://arxiv.org/abs/
 """
 
 import math
-from collections.abc import Mapping
+import zlib
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,14 +37,22 @@ from fleet_protocol.digests import blob_digest
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.mapped_tensors import open_tensors
 
-LEVELS = {"int8": 127, "int4": 7}
+LEVELS = {"int8": 127, "int4": 7, "topk": 127}
 """Of the encodings that are rounded so much that what was lost matters: the largest value."""
 
-ENCODINGS = ("fp32", "fp16", *LEVELS)
+ENCODINGS = ("fp32", "fp16", "bf16", *LEVELS)
+KEEP = 0.1  # of the entries of a tensor, in `topk`
 
-_SENT = {"float16": "fp16", "int8": "int8"}  # encodings of weights, by what their tensors are
+_SENT = {"float16": "fp16", "uint16": "bf16", "int8": "int8"}  # encodings of weights, by what their tensors are
+_HALF = {"fp16": "float16", "bf16": "uint16"}
 _SCALES = "/scales"  # no name of a parameter
 _BLOCK = 128
+_PACKED: dict[str, dict[str, type[np.generic]]] = {
+    "bf16": {"values": np.uint16},
+    "int4": {"values": np.int8},
+    "topk": {"values": np.int8, "gaps": np.uint8},
+}
+_MORE = 255  # entries, and the gap goes on
 
 Tensors = dict[str, NDArray[np.float32]]
 
@@ -45,7 +62,7 @@ def _blocks(size: int) -> int:
 
 
 def encode(
-    difference: Mapping[str, NDArray[np.float32]], encoding: str, *, at_random: bool = False
+    difference: Mapping[str, NDArray[np.float32]], encoding: str, *, keep: float = KEEP, at_random: bool = False
 ) -> dict[str, NDArray[Any]]:
     """Write a difference, by name in the order of the manifest, as vectors in one of `ENCODINGS` but ``fp32``.
 
@@ -53,22 +70,83 @@ def encode(
     it is encoded, and others on every device.
 
     Raises:
-        RefusedError: an entry is not finite, or too large for float16.
+        RefusedError: an entry is not finite, or too large for 16 bits.
     """
+    parts, packed = _parts(difference, encoding, keep, at_random), _PACKED.get(encoding, {})
+    return {name: _deflated(part) if name in packed else part for name, part in parts.items()}
+
+
+def _parts(
+    difference: Mapping[str, NDArray[np.float32]], encoding: str, keep: float = KEEP, at_random: bool = False
+) -> dict[str, NDArray[Any]]:
+    flat = {name: tensor.reshape(-1) for name, tensor in difference.items()}
     if encoding not in LEVELS:
+        halves = [np.zeros(0, _HALF[encoding])]
+        for name, tensor in flat.items():
+            halves.append(_half(tensor, encoding))
+            for seen in (tensor, _widened(halves[-1])):
+                _require_finite(seen, name, encoding)
+        return {"values": np.concatenate(halves)}
+    if encoding != "topk":
+        return _in_steps(flat, encoding, at_random)
+    places = {name: _largest(tensor, _kept(tensor.size, keep)) for name, tensor in flat.items()}
+    starts = np.cumsum([0, *(tensor.size for tensor in flat.values())])
+    whole = [place + start for place, start in zip(places.values(), starts, strict=False)]
+    kept = {name: tensor[places[name]] for name, tensor in flat.items()}
+    return {"gaps": _gaps(np.concatenate([np.zeros(0, np.int64), *whole])), **_in_steps(kept, encoding, at_random)}
+
+
+def _deflated(part: NDArray[Any]) -> NDArray[np.uint8]:
+    deflate = zlib.compressobj(wbits=-15, memLevel=9, strategy=zlib.Z_HUFFMAN_ONLY)
+    bytewise = part.view(np.uint8).reshape(-1, part.itemsize).T
+    return np.frombuffer(deflate.compress(bytewise.tobytes()) + deflate.flush(), np.uint8)
+
+
+def _inflated(part: NDArray[Any], kind: type[np.generic], most: int) -> NDArray[Any]:
+    """What `_deflated` was given, of so many bytes at most.
+
+    Raises:
+        RefusedError: it has more, or was not made by it.
+    """
+    inflate, item = zlib.decompressobj(wbits=-15), np.dtype(kind).itemsize
+    try:
+        found = inflate.decompress(part.tobytes(), most + 1)
+    except zlib.error as error:
+        raise RefusedError(RefusalReason.BAD_SHAPE, f"what is packed cannot be unpacked: {error}") from error
+    if part.dtype != np.uint8 or part.ndim != 1 or not inflate.eof or inflate.unused_data or len(found) % item:
+        raise RefusedError(
+            RefusalReason.BAD_SHAPE,
+            f"what is packed is {part.dtype.name} of {part.shape}, and no vector of uint8 that unpacks to {most} bytes"
+            f" at most, {item} a number",
+        )
+    bytewise = np.frombuffer(found, np.uint8).reshape(item, -1).T
+    return np.ascontiguousarray(bytewise).reshape(-1).view(kind)
+
+
+def _half(tensor: NDArray[np.float32], encoding: str) -> NDArray[Any]:
+    """In 16 bits, rounded to the nearest and of two that are as near to the even one."""
+    if encoding == "fp16":
         with np.errstate(over="ignore"):
-            halves = {name: tensor.reshape(-1).astype(np.float16) for name, tensor in difference.items()}
-        for name, half in halves.items():
-            _require_finite(half, name, encoding)
-        return {"values": np.concatenate([np.zeros(0, np.float16), *halves.values()])}
+            return tensor.astype(np.float16)
+    bits = tensor.view(np.uint32)
+    return ((bits + ((bits >> 16 & 1) + 0x7FFF)) >> 16).astype(np.uint16)
+
+
+def _widened(halves: NDArray[Any]) -> NDArray[np.float32]:
+    if halves.dtype == np.uint16:
+        return (halves.astype(np.uint32) << 16).view(np.float32)
+    return halves.astype(np.float32)
+
+
+def _in_steps(flat: Mapping[str, NDArray[np.float32]], encoding: str, at_random: bool) -> dict[str, NDArray[Any]]:
     top, draw = LEVELS[encoding], None
     if at_random:
-        digest = blob_digest(*(tensor.tobytes() for tensor in difference.values()))
+        digest = blob_digest(*(tensor.tobytes() for tensor in flat.values()))
         draw = np.random.Generator(np.random.PCG64(np.random.SeedSequence(int(digest[-32:], 16))))
     values, scales = [np.zeros(0, np.int8)], [np.zeros(0, np.float32)]
-    for name, tensor in difference.items():
+    for name, tensor in flat.items():
         blocks = np.zeros((_blocks(tensor.size), _BLOCK), np.float32)
-        blocks.reshape(-1)[: tensor.size] = tensor.reshape(-1)
+        blocks.reshape(-1)[: tensor.size] = tensor
         scales.append(np.abs(blocks).max(axis=1) / np.float32(top))
         _require_finite(scales[-1], name, encoding)
         blocks /= np.where(scales[-1] > 0, scales[-1], 1)[:, None]
@@ -81,6 +159,49 @@ def encode(
     return {"values": whole, "scales": np.concatenate(scales)}
 
 
+def _kept(size: int, keep: float) -> int:
+    return math.ceil(size * keep)
+
+
+def _largest(tensor: NDArray[np.float32], count: int) -> NDArray[np.int64]:
+    """Where the entries are that are largest without their sign, in rising order; what is no number is largest."""
+    if not count:
+        return np.zeros(0, np.int64)
+    sizes = np.abs(tensor)
+    np.nan_to_num(sizes, copy=False, nan=np.inf, posinf=np.inf)
+    least = np.partition(sizes, -count)[-count]
+    chosen = sizes > least
+    chosen[np.flatnonzero(sizes == least)[: count - np.count_nonzero(chosen)]] = True
+    found: NDArray[np.int64] = np.flatnonzero(chosen)
+    return found
+
+
+def _gaps(places: NDArray[np.int64]) -> NDArray[np.uint8]:
+    between = np.diff(places, prepend=-1) - 1
+    ends = np.cumsum(between // _MORE + 1)
+    gaps = np.full(ends[-1] if ends.size else 0, _MORE, np.uint8)
+    gaps[ends - 1] = between % _MORE
+    return gaps
+
+
+def _places(gaps: NDArray[Any], sizes: Sequence[int], kept: Sequence[int]) -> NDArray[np.int64]:
+    """What `_gaps` was made of.
+
+    Raises:
+        RefusedError: it was not made of as many entries of each tensor as are kept.
+    """
+    last = gaps != _MORE
+    places: NDArray[np.int64] = np.cumsum(gaps.astype(np.int64) + last)[last] - 1
+    found = np.diff(np.searchsorted(places, np.cumsum([0, *sizes])))
+    if found.tolist() != list(kept) or places.size != sum(kept) or (gaps.size and not last[-1]):
+        raise RefusedError(
+            RefusalReason.BAD_SHAPE,
+            f"the gaps of what is in topk name {places.size} entries, {found.tolist()} of its tensors, where"
+            f" {list(kept)} of {list(sizes)} are kept",
+        )
+    return places
+
+
 def _require_finite(found: NDArray[Any], name: str, encoding: str) -> None:
     if not np.isfinite(found).all():
         raise RefusedError(
@@ -90,20 +211,37 @@ def _require_finite(found: NDArray[Any], name: str, encoding: str) -> None:
         )
 
 
-def decode(parts: Mapping[str, NDArray[Any]], shapes: Mapping[str, tuple[int, ...]], encoding: str) -> Tensors:
+def decode(
+    parts: Mapping[str, NDArray[Any]], shapes: Mapping[str, tuple[int, ...]], encoding: str, *, keep: float = KEEP
+) -> Tensors:
     """Read what `encode` wrote; the shapes, in the order of the manifest, alone decide how much memory is taken.
 
     Raises:
-        RefusedError: a part is missing, foreign, or of another type or length, or a scale is negative or not finite.
+        RefusedError: a part is missing, foreign, or of another type or length, a scale is negative or not finite, or
+            the entries of `topk` are not as many of each tensor as are kept.
     """
     sizes = [math.prod(shape) for shape in shapes.values()]
+    packed, most = _PACKED.get(encoding, {}), 2 * sum(sizes)
+    parts = {name: _inflated(part, packed[name], most) if name in packed else part for name, part in parts.items()}
+    if encoding != "topk":
+        flat = _read(parts, sizes, encoding)
+    else:
+        kept = [_kept(size, keep) for size in sizes]
+        values = np.concatenate([np.zeros(0, np.float32), *_read(parts, kept, encoding)])
+        whole = np.zeros(sum(sizes), np.float32)
+        whole[_places(parts["gaps"], sizes, kept)] = values
+        flat = [whole[start:stop] for start, stop in pairwise(np.cumsum([0, *sizes]))]
+    return {name: tensor.reshape(shape) for (name, shape), tensor in zip(shapes.items(), flat, strict=True)}
+
+
+def _read(parts: Mapping[str, NDArray[Any]], sizes: Sequence[int], encoding: str) -> list[NDArray[np.float32]]:
+    """The values of tensors of these sizes, without their places."""
     count = sum(sizes)
-    expected: dict[str, tuple[str, int]] = {"values": ("float16", count)}
+    expected = {"values": (_HALF.get(encoding, "int8"), -(-count // 2) if encoding == "int4" else count)}
     if encoding in LEVELS:
-        expected = {
-            "values": ("int8", count if encoding == "int8" else -(-count // 2)),
-            "scales": ("float32", sum(map(_blocks, sizes))),
-        }
+        expected["scales"] = ("float32", sum(map(_blocks, sizes)))
+    if encoding == "topk":
+        expected["gaps"] = ("uint8", parts["gaps"].size if "gaps" in parts else count)  # `_places` sees how many
     found = {name: (part.dtype.name, part.size) for name, part in parts.items() if part.ndim == 1}
     if found != expected or len(parts) != len(found):
         raise RefusedError(RefusalReason.BAD_SHAPE, f"what is in {encoding} has {expected}, this {found}")
@@ -114,27 +252,25 @@ def decode(parts: Mapping[str, NDArray[Any]], shapes: Mapping[str, tuple[int, ..
     if not (np.isfinite(scales) & (scales >= 0)).all():
         raise RefusedError(RefusalReason.NOT_FINITE, f"what is in {encoding} has a scale that is negative or no number")
     ends, marks = (np.cumsum([0, *items]).tolist() for items in (sizes, map(_blocks, sizes)))
-    result = {}
-    for (name, shape), (start, stop), (first, last) in zip(
-        shapes.items(), pairwise(ends), pairwise(marks), strict=True
-    ):
-        tensor = values[start:stop].astype(np.float32)
+    result = []
+    for (start, stop), (first, last) in zip(pairwise(ends), pairwise(marks), strict=True):
+        tensor = _widened(values[start:stop])
         if encoding in LEVELS:
             with np.errstate(over="ignore"):  # what is not finite then is found where the whole update is checked
                 tensor *= np.repeat(scales[first:last], _BLOCK)[: stop - start]
-        result[name] = tensor.reshape(shape)
+        result.append(tensor)
     return result
 
 
 def encode_whole(weights: Mapping[str, NDArray[np.float32]], encoding: str) -> dict[str, NDArray[Any]]:
-    """Write weights as devices are sent them, in ``fp32``, ``fp16`` or ``int8``; `open_weights` reads them.
+    """Write weights as devices are sent them, in ``fp32``, ``fp16``, ``bf16`` or ``int8``; `open_weights` reads them.
 
     Raises:
         RefusedError: an entry is not finite, or too large for float16.
     """
     if encoding == "fp32":
         return dict(weights)
-    parts = encode(weights, encoding)
+    parts = _parts(weights, encoding)
     ends = np.cumsum([tensor.size for tensor in weights.values()])[:-1]
     named = zip(weights.items(), np.split(parts["values"], ends), strict=True)
     whole = {name: values.reshape(tensor.shape) for (name, tensor), values in named}
@@ -154,5 +290,7 @@ def open_weights(path: Path) -> Mapping[str, NDArray[Any]]:
     if encoding is None:
         return found
     parts = {"values": np.concatenate([tensor.reshape(-1) for tensor in found.values()])}
-    shapes = {name: tensor.shape for name, tensor in found.items()}
-    return decode(parts if scales is None else parts | {"scales": scales}, shapes, encoding)
+    flat = _read(
+        parts if scales is None else parts | {"scales": scales}, [tensor.size for tensor in found.values()], encoding
+    )
+    return {name: values.reshape(tensor.shape) for (name, tensor), values in zip(found.items(), flat, strict=True)}

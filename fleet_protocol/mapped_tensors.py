@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fleet_protocol.errors import BlobError
 
-_KINDS = {"F32": "<f4", "F64": "<f8", "I64": "<i8", "U32": "<u4", "F16": "<f2", "I8": "i1"}
+_KINDS = {"F32": "<f4", "F64": "<f8", "I64": "<i8", "U32": "<u4", "F16": "<f2", "U16": "<u2", "I8": "i1", "U8": "u1"}
 DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType({name: np.dtype(kind) for name, kind in _KINDS.items()})
 """Types that blobs carry, by their names in a file."""
 

@@ -32,9 +32,9 @@ def _decoded(data: bytes, task: OpenTask, blobs: BlobStore) -> bytes:
         metadata, parts = read_metadata(data), decode_weights(data)
     except BlobError as error:
         raise RefusedError(RefusalReason.MALFORMED, str(error)) from error
-    difference = decode(
-        parts, expected_shapes(task.record, task.manifest, task.instructions.stays), task.instructions.upload.encoding
-    )
+    asked = task.instructions.upload
+    shapes = expected_shapes(task.record, task.manifest, task.instructions.stays)
+    difference = decode(parts, shapes, asked.encoding, keep=asked.keep)
     sent = open_weights(blobs.path(task.record.weights.digest))
     with np.errstate(over="ignore"):  # sums that are not finite are refused with the rest
         return encode_weights({name: sent[name] + value for name, value in difference.items()}, metadata)

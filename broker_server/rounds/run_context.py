@@ -118,7 +118,9 @@ class RunContext:
         if secure is not None:  # with central noise its bound holds for every device, not for their mean alone
             clip = secure.clip if privacy is None else min(secure.clip, privacy.clip)
             summing = Summing(clip=clip, least=secure.least)
-        upload = Upload(encoding=encoding, feedback=feedback, hiding=hiding, summing=summing)
+        upload = Upload(
+            encoding=encoding, keep=self.config.upload.keep, feedback=feedback, hiding=hiding, summing=summing
+        )
         asked = Instructions(train=settings, stays=self.strategy.stays, upload=upload)
         return self.strategy.instruct(asked, closed_rounds)
 
@@ -183,8 +185,15 @@ def prepare_run(
     asked = context.instructions("train", 0)
     if config.round.buffer is not None:
         _require_deltas(prepared, asked, "round.buffer takes updates that were made from earlier versions", "buffer")
+    free = asked.model_copy(update={"chooser": None})  # who chooses a tier has no say in these two
+    if config.upload.encoding == "topk":
+        if not asked.upload.feedback:
+            raise PlanError(
+                f'upload.encoding = "topk" needs plans that stay, those of {prepared.name} move: what a round does not'
+                ' send would belong to other units; take "int8", which needs no memory, or plan = "static"'
+            )
+        _require_deltas(prepared, free, "upload.encoding: what is not sent counts as not changed", "[upload]")
     if config.download.encoding != "fp32":
-        free = asked.model_copy(update={"chooser": None})  # who chooses a tier has no say in this
         _require_deltas(
             prepared, free, "download.encoding: what rounding takes from weights is given back", "[download]"
         )

@@ -19,6 +19,7 @@ USED: Mapping[str, Callable[[FleetConfig], bool]] = MappingProxyType(
         "weights by samples": lambda run: run.strategy.weighting == "samples",
         "label rule": lambda run: run.strategy.label_rule is True,
         "encoding": lambda run: run.upload.encoding != "fp32",
+        "largest entries": lambda run: run.upload.encoding == "topk",
         "buffer": lambda run: run.round.buffer is not None,
         "central noise": lambda run: run.privacy is not None and run.privacy.where == "central",
         "local noise": lambda run: run.privacy is not None and run.privacy.where == "local",
@@ -48,6 +49,8 @@ _ALIKE = 'set strategy.weighting = "uniform"'
 _ALL_ROWS = "set strategy.label_rule = false"
 _ANY_SAMPLES = 'set robust.beyond_weight = "clip"'
 _AVERAGE = "median or trimmed mean"
+_OTHERS = "it compares entry by entry, and of most entries an update says nothing"
+_ALL_ENTRIES = 'set upload.encoding = "int8"'
 WRONG = (
     WrongPair(
         ("norm bound", "central noise"),
@@ -89,6 +92,9 @@ WRONG = (
     WrongPair(("weights by samples", "secure sum"), "every update counts alike in a sum", _ALIKE),
     WrongPair(("label rule", "secure sum"), "devices do not tell their labels then", _ALL_ROWS),
     WrongPair(("encoding", "secure sum"), "what is masked cannot be made smaller", 'set upload.encoding = "fp32"'),
+    WrongPair(("largest entries", "secure sum"), "a sum takes whole updates", 'set upload.encoding = "fp32"'),
+    WrongPair(("largest entries", _AVERAGE), _OTHERS, _ALL_ENTRIES),
+    WrongPair(("largest entries", "krum"), _OTHERS, _ALL_ENTRIES),
     WrongPair(("buffer", "secure sum"), "it adds up updates of one version", "remove round.buffer"),
     WrongPair(
         ("local noise", "secure sum"),

@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from broker_server.settings.evaluation import Share
+from fleet_protocol.encodings import KEEP
 from fleet_protocol.frozen import FrozenModel
 
 
@@ -65,18 +66,21 @@ class UploadConfig(FrozenModel):
 
     Attributes:
         encoding: ``fp32``, the weights; or their difference to those that were sent, in ``fp16`` (half of the bytes),
-            ``int8`` (0.26) or ``int4`` (0.13).
+            ``bf16`` (half, too: the range of float32), ``int8`` (0.26) or ``int4`` (0.13), or in ``topk``, the largest
+            entries alone (0.05).
+        keep: with ``topk``, the share of the entries of every tensor that is sent.
     """
 
-    encoding: Literal["fp32", "fp16", "int8", "int4"] = "fp32"
+    encoding: Literal["fp32", "fp16", "bf16", "int8", "int4", "topk"] = "fp32"
+    keep: Share = KEEP
 
 
 class DownloadConfig(FrozenModel):
     """How weights travel to the devices that train them.
 
     Attributes:
-        encoding: ``fp32``; or, for methods that average what devices have changed, rounded to ``fp16`` (half of the
-            bytes) or ``int8`` (0.26). The global model stays float32.
+        encoding: ``fp32``; or, for methods that average what devices have changed, rounded to ``fp16`` or
+            ``bf16`` (half of the bytes) or ``int8`` (0.26). The global model stays float32.
     """
 
-    encoding: Literal["fp32", "fp16", "int8"] = "fp32"
+    encoding: Literal["fp32", "fp16", "bf16", "int8"] = "fp32"

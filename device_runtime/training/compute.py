@@ -127,13 +127,14 @@ def _encoded(task: Task, bench: Bench, tensors: Mapping[str, NDArray[Any]]) -> d
     asked, sent = task.instructions.upload, open_weights(bench.blobs.path(task.weights.digest))
     names = [spec.name for spec in task.manifest.parameters if spec.name in tensors]
     if not asked.feedback or asked.encoding not in LEVELS:
-        return encode({name: tensors[name] - sent[name] for name in names}, asked.encoding, at_random=True)
+        change = {name: tensors[name] - sent[name] for name in names}
+        return encode(change, asked.encoding, keep=asked.keep, at_random=True)
     files, lost = bench.files("residual", runs=1), {}
     with contextlib.suppress(BlobError):  # a damaged file is worth less than the round
         lost = files.load_tiers(task.run, task.round)
     left = lost.get(task.tier, {})
     whole = {name: tensors[name] - sent[name] + left.get(name, np.float32(0)) for name in names}
-    parts = encode(whole, asked.encoding)
-    told = decode(parts, {name: whole[name].shape for name in names}, asked.encoding)
+    parts = encode(whole, asked.encoding, keep=asked.keep)
+    told = decode(parts, {name: whole[name].shape for name in names}, asked.encoding, keep=asked.keep)
     files.save_tiers(task.run, task.round, lost | {task.tier: {name: whole[name] - told[name] for name in names}})
     return parts

@@ -14,7 +14,7 @@ from fleet_protocol.encodings import open_weights
 from fleet_protocol.errors import BlobError, RefusalReason, RefusedError
 from fleet_protocol.manifest import Manifest
 
-_ENCODED = {"F16": "float32", "I8": "float32"}
+_ENCODED = {"F16": "float32", "U16": "float32", "I8": "float32"}
 _DTYPES = {"F32": "float32", "I64": "int64", **_ENCODED}
 
 

@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from fleet_protocol.encodings import KEEP
 from fleet_protocol.frozen import Free, FrozenModel
 from fleet_protocol.messages.bounds import Measure, Positive, PositiveMeasure, Word
 from fleet_protocol.messages.values import BlobRef, Name
@@ -108,13 +109,15 @@ class Upload(FrozenModel):
 
     Attributes:
         encoding: see `fleet_protocol.encodings`; a device that does not know it refuses the offer.
-        feedback: whether the device keeps what was lost in rounding and adds it to its next update of the same tier.
-            Without, because the next slice may have other units, it rounds at random.
+        keep: share of the entries of a tensor that ``topk`` sends.
+        feedback: whether the device keeps what was lost and adds it to its next update of the same tier. Without,
+            because the next slice may have other units, it rounds at random.
         hiding: what hides the device's part, None for nothing. With it neither losses nor labels are told.
         summing: the update goes into a sum and is seen by nobody, None if it is sent as it is. The same holds then.
     """
 
     encoding: Name = "fp32"
+    keep: float = Field(default=KEEP, gt=0, le=1)
     feedback: bool = True
     hiding: Hiding | None = None
     summing: Summing | None = None

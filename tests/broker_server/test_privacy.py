@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from broker_server.settings import pairs
@@ -167,6 +168,7 @@ USES = {
     "weights by samples": {"strategy": {"weighting": "samples"}},
     "label rule": {"strategy": {"label_rule": True}},
     "encoding": {"upload": {"encoding": "int8"}},
+    "largest entries": {"upload": {"encoding": "topk"}},
     "buffer": {"round": {"buffer": 2}},
     "central noise": {"privacy": HIDDEN},
     "local noise": LOCAL,
@@ -180,6 +182,7 @@ NAMES = {
     "weights by samples": '`weighting = "samples"`',
     "label rule": "`label_rule = true`",
     "encoding": "`encoding`",
+    "largest entries": '`encoding = "topk"`',
     "buffer": "`buffer`",
     "central noise": '`where = "central"`',
     "local noise": '`where = "local"`',
@@ -250,6 +253,30 @@ def test_what_passes_the_noise_by_is_refused(config, tables, message):
     """Methods that merge or choose by something else than bounded sums."""
     with pytest.raises(PlanError, match=message):
         prepare(config, **tables)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        ({"name": "fedrolex"}, "plans that stay, those of fedrolex move"),
+        ({"plan": "random"}, 'take "int8", which needs no memory'),
+        ({"name": "fedmedian"}, "what is not sent counts as not changed: fedmedian does not average"),
+    ],
+)
+def test_the_largest_entries_alone_need_a_memory_and_a_mean(config, strategy, message):
+    """Not with slices that move, since what was not sent would belong to other units, nor with a method's median."""
+    with pytest.raises(PlanError, match=message):
+        prepare(config, strategy=strategy, upload={"encoding": "topk"})
+
+
+def test_the_share_of_the_largest_entries_reaches_the_devices(config):
+    """As it is set, and 0.1 where it is not; none and more than all are refused."""
+    for told, keep in (({}, 0.1), ({"keep": 0.25}, 0.25)):
+        asked = prepare(config, upload={"encoding": "topk", **told}).instructions("train", 0)
+        assert (asked.upload.keep, asked.upload.feedback) == (keep, True)
+    for wrong in (0, 1.5):
+        with pytest.raises((ConfigError, ValidationError), match=r"keep"):
+            config(upload={"encoding": "topk", "keep": wrong})
 
 
 def test_the_method_is_asked_to_look_at_no_samples(config):

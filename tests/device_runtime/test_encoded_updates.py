@@ -53,7 +53,7 @@ def sent(task, bench, change):
     after = {name: value + change[name] for name, value in initial_weights().items()}
     update = keep_update(task, bench, after)
     parts = decode_weights(bench.blobs.path(update.digest).read_bytes())
-    return decode(parts, PARAMETERS, task.instructions.upload.encoding)
+    return decode(parts, PARAMETERS, task.instructions.upload.encoding, keep=task.instructions.upload.keep)
 
 
 def test_in_the_long_run_nothing_is_lost(tiny, bench):
@@ -77,6 +77,22 @@ def test_what_is_kept_belongs_to_run_and_tier(tiny, bench, other):
     assert not any(value.any() for value in fresh.values())
     back = sent(task(tiny, 3), bench, {name: value * 0 for name, value in uneven().items()})
     assert any(value.any() for value in back.values()) == ("tier" in other)  # a new run ends what an old one kept
+
+
+def test_what_is_not_among_the_largest_waits(tiny, bench):
+    """Few entries of every round come; after twelve rounds of the same change each entry has been told."""
+    total = {name: np.zeros(shape, np.float32) for name, shape in PARAMETERS.items()}
+    for number in range(1, 13):
+        found = sent(task(tiny, number, encoding="topk", keep=0.25), bench, uneven())
+        for name, value in found.items():
+            assert np.count_nonzero(value) <= np.ceil(0.25 * value.size)
+            total[name] += value
+    files = bench.files("residual", runs=1).load_tiers(RUN, 13)
+    left = files["w1.00-d1"]
+    for name, value in total.items():
+        np.testing.assert_allclose(value + left[name], 12 * uneven()[name], rtol=1e-4)
+        if value.size > 8:
+            assert np.count_nonzero(value.flat[1:]) > value.size / 2
 
 
 def test_without_feedback_nothing_is_kept(tiny, bench, tmp_path):

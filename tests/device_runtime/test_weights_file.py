@@ -62,7 +62,7 @@ def test_foreign_headers_are_named(manifest, tmp_path, text):
         read_weights(path, manifest)
 
 
-@pytest.mark.parametrize("encoding", ["fp16", "int8"])
+@pytest.mark.parametrize("encoding", ["fp16", "bf16", "int8"])
 def test_encoded_weights_are_decoded_into_the_given_arrays(manifest, tmp_path, encoding):
     """As `open_weights` reads them; a parameter of another shape is refused as any is."""
     weights, path = initial_weights(), tmp_path / "w"

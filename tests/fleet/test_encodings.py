@@ -31,6 +31,8 @@ def update_bytes(folder, run):
         ("int8", "heterofl", 0.3, "fp32"),
         ("int4", "heterofl", 0.19, "fp32"),
         ("int4", "fedrolex", 0.19, "fp16"),
+        ("bf16", "heterofl", 0.45, "bf16"),
+        ("topk", "heterofl", 0.11, "fp32"),
     ],
 )
 def test_a_fleet_ends_where_its_simulation_does(tmp_path, encoding, strategy, share, download):
@@ -52,7 +54,7 @@ def test_a_fleet_ends_where_its_simulation_does(tmp_path, encoding, strategy, sh
     assert evaluations[0].loss == pytest.approx(evaluations[1].loss, abs=0.6 if download == "int8" else 0.3)
     assert finished.evaluation.loss == pytest.approx(evaluations[0].loss, rel=1e-5)
     kept = list((tmp_path / "devices").glob("*/residual-*"))
-    assert bool(kept) == (encoding != "fp16" and strategy == "heterofl")
+    assert bool(kept) == (encoding not in {"fp16", "bf16"} and strategy == "heterofl")
 
 
 @pytest.mark.slow
