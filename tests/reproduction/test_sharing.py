@@ -9,6 +9,7 @@ from reproduction.catalogue import find_experiment
 from reproduction.running import Part, collect, jobs, run_job
 from reproduction.sharing import rounds_with
 from reproduction.stored import rows_of
+from simulation.results.history import DeviceRow, HistoryWriter
 from simulation.runner import simulate
 from tests.reproduction.test_rendering import row
 from tests.reproduction.test_running import complete
@@ -98,3 +99,34 @@ def test_what_is_trained_otherwise_is_trained(tmp_path, monkeypatch):
         with pytest.raises(ZeroDivisionError):
             run_job(job)
     assert started == [job.config.out for job in (other_seed, other_arm, begun)]
+
+
+def test_widths_are_found_in_what_every_device_did(tmp_path):
+    """Of a stored run whose devices choose, and of no other; who did not take part has none."""
+    experiment = find_experiment("whalefl-strong")
+    chosen, fixed = jobs(experiment, "small", tmp_path, Part((3,), ("whalefl/iid", "heterofl/iid")))
+    for job in (chosen, fixed):
+        complete(job, [])
+        with HistoryWriter(job.config.out) as writer:
+            writer.add(row(1, 0.5), [part("device-07", "w0.50-d1", 1), part("device-00", "w1.00-d1", 1)])
+            writer.add(row(2, 0.6), [part("device-19", "w0.12-d1", 2)])
+    first, second = collect(experiment, "small", tmp_path)
+    assert (first.arm.name, second.arm.name) == ("whalefl/iid", "heterofl/iid")
+    widths = {number: {at: width for at, width in enumerate(row) if width} for number, row in first.widths.items()}
+    assert widths == {1: {0: 1.0, 7: 0.5}, 2: {19: pytest.approx(0.125, abs=0.006)}}
+    assert {len(row) for row in first.widths.values()} == {20}
+    assert second.widths == {}
+
+
+def part(device, tier, number):
+    return DeviceRow(
+        round=number,
+        device=device,
+        tier=tier,
+        examples=10,
+        train_loss=0.5,
+        local_accuracy=None,
+        simulated_seconds=1.0,
+        seconds=1.0,
+        payload_bytes=10,
+    )
