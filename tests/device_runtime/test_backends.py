@@ -31,7 +31,9 @@ def test_a_small_step_takes_its_memory_as_one_block_to_the_same_bits(monkeypatch
     manifest, chosen, ended = parse_manifest((SMALL / "manifest.json").read_bytes()), [], []
     made = runtime.make_session
     monkeypatch.setattr(
-        runtime, "make_session", lambda graph, options, provider: chosen.append(options) or made(graph, options, provider)
+        runtime,
+        "make_session",
+        lambda graph, options, provider: chosen.append(options) or made(graph, options, provider),
     )
     draw = np.random.default_rng(0)
     start = {spec.name: draw.normal(0, 0.1, spec.shape).astype(np.float32) for spec in manifest.parameters}
