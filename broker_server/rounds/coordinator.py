@@ -56,7 +56,7 @@ class Coordinator:
         if last is not None and last.state in FINAL:
             self._tidy(last, self._all_tasks(last))  # an earlier server may have died before it did
         try:
-            while (version := self._version()).number < self._context.config.round.rounds:
+            while (version := self._version()).number < self._context.config.round.rounds or self._in_a_round():
                 why = stalled(self._context.config.evaluation, self._store.versions(self._context.run))
                 if why is not None:
                     return self._end("finished", None, 0, why)
@@ -96,6 +96,11 @@ class Coordinator:
         finished = self._finished("stopped", told, StorageError.exit_code)
         self._reporter.emit(finished)  # without a line of the log, which could not be written
         return finished
+
+    def _in_a_round(self) -> bool:
+        """Whether a round is not over yet: the last one, whose version is made, may still have to be judged."""
+        last = self._store.last_round(self._context.run)
+        return last is not None and last.state not in FINAL
 
     def _version(self) -> VersionRecord:
         version = self._store.version(self._context.run)

@@ -84,6 +84,7 @@ class Judge:
         self._store = services.store
         self._blobs = services.blobs
         self._updates = services.updates
+        self._settled = self._dispatcher.now() + self._dispatcher.settling_seconds
 
     def judge(self, record: RoundRecord, version: VersionRecord) -> Judgement:
         """Evaluate a version if that is due; what a killed server had found already is not asked for again.
@@ -158,6 +159,10 @@ class Judge:
         if not tasks:
             late = tasks_of(context, self._store, record.number + 1)
             busy = {task.device for task in late if not task.phase.answered}
+            tasks = self._store.tasks(record.run, record.number, "train")
+            trained = {task.device for task in tasks if task.phase is TaskPhase.MERGED}
+            while not trained <= {*self._dispatcher.fleet.online} and self._dispatcher.now() < self._settled:
+                self._dispatcher.pump(self._settled)  # a server that starts has not heard of all who are there
             profiles = self._dispatcher.fleet.profiles()
             devices = [device for device, item in profiles.items() if item.examples > 0 and device not in busy]
             if not devices:

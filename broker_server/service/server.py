@@ -101,10 +101,10 @@ class Server:
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
             stack.enter_context(memory_of_a_server())
-            self._store = Store(self._folder)
-            stack.callback(self._store.close)
             taken = f"another server works on the store {self._folder}: stop it, or give this one a `store` of its own"
+            self._folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(held(self._folder, taken))
+            self._store = stack.enter_context(contextlib.closing(Store(self._folder)))
             self._blobs = BlobStore(self._folder / "blobs")
             self._updates = BlobStore(self._folder / "updates")
             self._broker = hosted_broker(self._broker_config, self.fleet, self._folder / "broker")

@@ -155,12 +155,14 @@ def test_a_disk_that_can_only_be_read_ends_no_run(url, config, running, fleet, m
         assert running(settings, url).wait().status == "finished"
 
 
-def test_a_store_has_one_server(url, config, running, fleet):
-    """Two would do the rounds of one run side by side; the second ends, whatever broker it is on."""
+def test_a_store_has_one_server(url, config, running, fleet, monkeypatch):
+    """Two would do the rounds of one run side by side; the second ends, whatever broker it is on, and opens nothing."""
     settings = config(**NO_TESTS)
     first = running(settings, url)
-    with pytest.raises(ConfigError, match=r"another server works on the store .*stop it"):
-        Running(settings, url).__enter__()
+    with monkeypatch.context() as patched:
+        patched.setattr(service, "Store", None)
+        with pytest.raises(ConfigError, match=r"another server works on the store .*stop it"):
+            Running(settings, url).__enter__()
     with Peer(fleet, "d", url, honest()):
         assert first.wait().status == "finished"
     first.__exit__(None, None, None)

@@ -113,6 +113,25 @@ def test_a_killed_server_goes_on_where_it_was(method, call, state, url, config, 
     assert finished.evaluation is not None
 
 
+@pytest.mark.parametrize(
+    ("method", "call"), [pytest.param("advance_round", 3, marks=pytest.mark.slow), ("add_version", 1)]
+)
+def test_the_last_round_of_a_killed_server_is_closed_and_judged(method, call, url, config, running, fleet, tmp_path):
+    """Its updates are in, or even its version is made: it is judged with the statistics of all who took part."""
+    settings = config(round={"min_devices": 2})
+    with Peer(fleet, "narrow", url, honest(3.0), profile=profile(max_width=0.5)), Peer(fleet, "wide", url, honest(1.0)):
+        assert start_dying(settings, url, method, call, tmp_path).wait(60) == -signal.SIGKILL
+        finished = running(settings, url).wait()
+    assert finished.status == "finished", finished.error
+    store = Store(settings.store, read_only=True)
+    record, tasks = store.last_round(finished.run), store.tasks(finished.run, 1, "statistics")
+    store.close()
+    assert record.state is RoundState.CLOSED
+    assert record.note is None
+    assert record.evaluation == finished.evaluation is not None
+    assert {task.device for task in tasks} == {"narrow", "wide"}
+
+
 def test_an_interrupted_run_gives_the_same_bits(url, config, running, fleet, tmp_path):
     """A run that was killed between two updates merges to exactly the weights of one that was not."""
 
