@@ -53,7 +53,7 @@ def task(tiny: TinySet, instructions: Instructions) -> Task:
         (asked(settings={"speed": 1}), "settings of the routine train: speed: Extra inputs", RefusalReason.MALFORMED),
         (asked(routine="mutual", settings={"alpha": 2}), "routine mutual: alpha: .* less", RefusalReason.MALFORMED),
         (asked(routine="mutual"), r"name its set in \[own_model\]", RefusalReason.UNSUPPORTED),
-        (asked(upload=Upload(encoding="topk")), "no upload encoding 'topk' for train.*int8", RefusalReason.UNSUPPORTED),
+        (asked(upload=Upload(encoding="zip")), "no upload encoding 'zip' for train.*int8", RefusalReason.UNSUPPORTED),
         (
             asked(routine="statistics", upload=Upload(encoding="int8")),
             "'int8' for statistics",

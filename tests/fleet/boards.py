@@ -78,7 +78,10 @@ class Board:
         return "running 0 0 0"
 
     def log(self):
-        return (self.folder / "log").read_text()
+        """What it has written, nothing before its thread has started it."""
+        with contextlib.suppress(FileNotFoundError):
+            return (self.folder / "log").read_text()
+        return ""
 
 
 def until(what, *about):
