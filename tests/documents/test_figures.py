@@ -97,3 +97,15 @@ def test_what_was_checked_of_a_table_names_stored_figures(experiment):
     known = {f"{value:.2f}" for row in rows for value in (row.best, row.last, row.decides) if value is not None}
     said = re.findall(r"(?<![\w.])\d+\.\d+(?= %| points)", " ".join(experiment.checked))
     assert [figure for figure in said if f"{float(figure):.2f}" not in known and figure != "0.11"] == []
+
+
+def test_what_was_checked_of_fml_is_of_stored_runs():
+    """Each accuracy in that paragraph, the mean of the last two evaluations, and no other."""
+    (text,) = TABLES["fml-1"].checked
+    checks = json.loads((DOCS / "fml-checks.json").read_text())["checks"]
+    means = [100 * fmean(fmean(run["accuracy"][-2:]) for run in check["runs"]) for check in checks]
+    rows = read_rows(DOCS / "results" / "fml-1" / "fml-1.csv")
+    for arm in ("fml/mnist-mlp/iid", "fedavg/mnist-mlp/iid"):
+        own = [row for row in rows if (row.arm, row.figure) == (arm, "global")]
+        means += [fmean(row.decides for row in own), own[0].published]
+    assert {f"{mean:.2f}" for mean in means} == set(re.findall(r"\b9\d\.\d\d\b", text))
