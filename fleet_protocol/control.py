@@ -223,7 +223,8 @@ class RoundClosed(_RunEvent):
         version: number of the new global version.
         merged: devices whose updates are in it, to their tiers.
         missing: asked devices whose updates are not.
-        evaluation: of the new version on the server's test set, if it was evaluated.
+        evaluation: of the new version on the server's test set, if it was evaluated; None also where that goes on while
+            the next round trains, see `RoundJudged`.
         note: why it was not evaluated, if it should have been.
         round_seconds: from the offers to here.
         wire_bytes: of the server's connection in the run so far.
@@ -242,6 +243,23 @@ class RoundClosed(_RunEvent):
     wire_bytes: int
     payload_bytes: int
     epsilon: float | None = None
+
+
+class RoundJudged(_RunEvent):
+    """What was found about the version of a closed round while the next one went on.
+
+    Attributes:
+        round: number of the closed round.
+        version: number of its global version.
+        evaluation: of that version on the server's test set.
+        note: why there is none.
+    """
+
+    type: Literal["round-judged"] = "round-judged"
+    round: int
+    version: int
+    evaluation: VersionEvaluation | None = None
+    note: str | None = None
 
 
 class RoundAbandoned(_RunEvent):
@@ -298,6 +316,7 @@ RunEvent = Annotated[
     | UpdateRefused
     | StatisticsStarted
     | RoundClosed
+    | RoundJudged
     | RoundAbandoned
     | RunFinished
     | Predicted,

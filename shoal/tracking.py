@@ -95,8 +95,12 @@ class _ByRounds(ABC):
 
     def look(self, opened: Store, run: RunRecord) -> int:
         first = self._next = self._next or self.begin(run)
-        for view in queries.rounds(opened, run.id, first=first):
-            if view.round.ended_at is None:
+        views, over = queries.rounds(opened, run.id, first=first), queries.find_run(opened, run.id).ended_at is not None
+        for view in views:
+            known = view.round.evaluation or view.round.note or view.round.reason
+            # The newest that ended may be judged still; no round ends before the one before it is judged.
+            later = any(item.round.ended_at for item in views if item.round.number > view.round.number)
+            if view.round.ended_at is None or not (known or later or over):
                 break
             self.write(view)
             self._next = view.round.number + 1

@@ -4,9 +4,10 @@ Every step is repeatable. What a killed server had begun is found in the state o
 phases of its tasks; plans are functions of what is stored, updates are on disk, so the round goes on as it was.
 """
 
+import contextlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from broker_server.rounds.best import stalled
@@ -56,6 +57,13 @@ class Coordinator:
         if last is not None and last.state in FINAL:
             self._tidy(last, self._all_tasks(last))  # an earlier server may have died before it did
         try:
+            return self._work()
+        finally:
+            self._judge.close()
+
+    def _work(self) -> control.RunFinished:
+        try:
+            self._judge.go_on()
             while (version := self._version()).number < self._context.config.round.rounds or self._in_a_round():
                 why = stalled(self._context.config.evaluation, self._store.versions(self._context.run))
                 if why is not None:
@@ -69,11 +77,14 @@ class Coordinator:
         except (StorageError, OSError) as error:
             return self._interrupted(error)
         except ShoalError as error:
+            with contextlib.suppress(ShoalError):
+                self._judge.finish()
             return self._end("failed", str(error), error.exit_code)
 
     def _hold(self) -> bool:
         """Wait as long as the operator wants the run held; False if it is over then."""
         steering = self._dispatcher.steering
+        self._judge.finish()
         if steering.wish == "pause":
             self._store.set_status(self._context.run, "paused")
         while steering.wish == "pause":
@@ -224,8 +235,13 @@ class Coordinator:
             record = self._store.advance_round(record, RoundEvent.ANNOUNCED)
         if summing and rule.settling:  # of a fleet; in a simulation there are no masks
             return self._abandon(record, "the server was restarted, and had the keys to its sums in memory"), folding
-        # Updates that nobody sees are folded when they are added up.
-        decision = gather(self._dispatcher, collection, *([] if summing else [folding.advance]))
+
+        def advance(phases: Mapping[str, TaskPhase]) -> None:
+            self._judge.look()
+            if not summing:  # updates that nobody sees are folded when they are added up
+                folding.advance(phases)
+
+        decision = gather(self._dispatcher, collection, advance)
         self._store.note_answers(collection.timings())
         if decision.event is None or decision.event is RoundEvent.GIVE_UP:
             return self._abandon(record, decision.reason), folding
@@ -240,6 +256,7 @@ class Coordinator:
 
     def _abandon(self, record: RoundRecord, reason: str) -> RoundRecord:
         waits = self._context.config.round.buffer is not None
+        self._judge.finish()
         record = self._store.advance_round(record, RoundEvent.GIVE_UP, reason=reason, waits=waits)
         self._dispatcher.close(f"round {record.number} is abandoned", waits=waits)
         self._count_bytes()
@@ -288,7 +305,6 @@ class Coordinator:
         trained = [task for task in tasks if task.kind == "train"]
         run = self._store.run(record.run)
         found = judgement.evaluation
-        shown = found.summary if found else judgement.note or "not evaluated"
         epsilon = None if run is None else epsilons(self._store, run).get(record.number)
         merged = {task.device: task.tier for task in trained if task.phase is TaskPhase.MERGED}
         self._reporter.emit(
@@ -306,7 +322,7 @@ class Coordinator:
                 payload_bytes=run.payload_bytes if run is not None else 0,
                 epsilon=epsilon,
             ),
-            f"version {version.number} from {len(merged)} updates; {shown}"
+            f"version {version.number} from {len(merged)} updates; {judgement.shown}"
             + ("" if epsilon is None else f"; epsilon {epsilon:.4g}"),
         )
         self._tidy(record, tasks)

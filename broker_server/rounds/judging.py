@@ -1,8 +1,14 @@
-"""After a merge: batch norm statistics of the new version, and its accuracy on the server's test set."""
+"""After a merge: batch norm statistics of the new version, and its accuracy on the server's test set.
+
+Devices do one task at a time, so they are asked for statistics before the next round. The test set needs no device:
+where nothing waits for what is found, a thread goes through it while the next round trains. No round ends before the
+one before it is judged, so at most one judgement is under way.
+"""
 
 import math
 import random
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +24,7 @@ from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.statistics import Statistics, combine, has_statistics, over_batches
 from broker_server.rounds.tier_models import model_of
 from broker_server.store import RoundRecord, TaskPhase, VersionRecord
-from broker_server.store.machine import RoundEvent
+from broker_server.store.machine import RoundEvent, RoundState
 from fleet_protocol import control
 from fleet_protocol.control import VersionEvaluation
 from fleet_protocol.data import DataConfig
@@ -31,10 +37,16 @@ from models.slicing import Tensors
 
 @dataclass(frozen=True)
 class Evaluators:
-    """The eval graphs of the judged tier, if there is one, and of those `beside` it, with their test sets."""
+    """The eval graphs of the judged tier, if there is one, and of those `beside` it, with their test sets.
+
+    Attributes:
+        apart: all but the last version are judged while the next round goes on. A simulation does without: its workers
+            have all cores, and its rows the judgements.
+    """
 
     judged: Evaluator | None = None
     beside: tuple[Evaluator, ...] = ()
+    apart: bool = False
 
 
 def open_evaluators(context: RunContext) -> Evaluators:
@@ -62,15 +74,29 @@ def open_evaluators(context: RunContext) -> Evaluators:
         )
     own = opened(judged, config.data)
     by_tier = {tier.tier.id: opened(tier, config.data) for tier in others}
-    return Evaluators(own, tuple(by_tier.get(tier.tier.id, own) for tier in beside))
+    return Evaluators(own, tuple(by_tier.get(tier.tier.id, own) for tier in beside), apart=not config.awaited)
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What was found about a version on the test set, if there is one, or why nothing was although it was due."""
+    """What was found about a version on the test set, if there is one, or why nothing was although it was due.
+
+    Attributes:
+        later: that is still being found.
+    """
 
     evaluation: VersionEvaluation | None = None
     note: str | None = None
+    later: bool = False
+
+    @property
+    def shown(self) -> str:
+        """In a few words."""
+        return (
+            self.evaluation.summary
+            if self.evaluation
+            else self.note or ("is judged" if self.later else "not evaluated")
+        )
 
 
 class Judge:
@@ -80,6 +106,9 @@ class Judge:
         self._context = context
         self._evaluator = evaluators.judged
         self._beside = evaluators.beside
+        self._apart = evaluators.apart
+        self._thread = ThreadPoolExecutor(1, "judge")
+        self._under_way: tuple[VersionRecord, Future[Judgement]] | None = None
         self._dispatcher = services.dispatcher
         self._store = services.store
         self._blobs = services.blobs
@@ -87,10 +116,11 @@ class Judge:
         self._settled = self._dispatcher.now() + self._dispatcher.settling_seconds
 
     def judge(self, record: RoundRecord, version: VersionRecord) -> Judgement:
-        """Evaluate a version if that is due; what a killed server had found already is not asked for again.
+        """Evaluate a version if that is due, or begin to; what a killed server had found is not asked for again.
 
         That the server shall end is a StopRequested.
         """
+        self.finish()
         rounds, config = self._context.config.round, self._context.config.evaluation
         last = version.number >= rounds.rounds
         if self._evaluator is None or not (last or version.number % config.every == 0):
@@ -111,19 +141,63 @@ class Judge:
                 digest = self._blobs.put(encode_weights(found))
             self._store.judge_version(version.run, version.number, statistics=digest)
             statistics = open_tensors(self._blobs.path(digest))
+        if judged.digest not in self._in_use(version):
+            self._blobs.remove(judged.digest)  # a cut of the version can be made again; whoever has it mapped keeps it
+        if self._apart and not last:
+            self._under_way = version, self._thread.submit(self._found, self._evaluator, weights, statistics, version)
+            return Judgement(later=True)
+        found_now = self._found(self._evaluator, weights, statistics, version)
+        if found_now.evaluation is not None:
+            self._store.judge_version(version.run, version.number, evaluation=found_now.evaluation)
+        return found_now
+
+    def go_on(self) -> None:
+        """Begin anew what a server was killed in: the judgement of the newest closed round."""
+        closed = [item for item in self._store.rounds(self._context.run) if item.state is RoundState.CLOSED]
+        for record in closed[-1:]:
+            version = self._store.version(record.run, record.version + 1)
+            if version is not None and version.round == record.number and not (version.evaluation or record.note):
+                self.judge(record, version)
+
+    def look(self) -> None:
+        """Record the judgement that is under way if it has been made."""
+        if self._under_way is not None and self._under_way[1].done():
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait for the judgement that is under way, if one is, record it, and tell of it."""
+        if self._under_way is None:
+            return
+        (version, future), self._under_way = self._under_way, None
+        found, reporter = future.result(), self._dispatcher.reporter
+        self._store.judge_closed(version, found.evaluation, found.note)
+        told = {"round": version.round, "version": version.number, "evaluation": found.evaluation, "note": found.note}
+        reporter.emit(
+            control.RoundJudged.model_validate({"run": version.run, "seconds": reporter.seconds, **told}),
+            f"version {version.number}: {found.shown}",
+        )
+
+    def close(self) -> None:
+        """Let the thread end; what it has not told is found again by the next server."""
+        self._thread.shutdown()
+
+    def _found(self, evaluator: Evaluator, weights: Tensors, statistics: Tensors, version: VersionRecord) -> Judgement:
+        """What the test sets say of a version; it only reads, so that it may run beside a round."""
         try:
-            own = self._evaluator.evaluate(weights, statistics)
+            own = evaluator.evaluate(weights, statistics)
             beside = {
-                item.judged.tier.id: own if item is self._evaluator else self._judge_beside(item, version)
+                item.judged.tier.id: own if item is evaluator else self._judge_beside(item, version)
                 for item in self._beside
             }
         except DataError as error:
             return Judgement(note=str(error))
-        evaluation = VersionEvaluation(**own.model_dump(), tiers=beside)
-        self._store.judge_version(version.run, version.number, evaluation=evaluation)
-        if judged.digest != version.digest:
-            self._blobs.remove(judged.digest)  # a cut of the version can be made again
-        return Judgement(evaluation)
+        return Judgement(VersionEvaluation(**own.model_dump(), tiers=beside))
+
+    def _in_use(self, version: VersionRecord) -> set[str]:
+        """Weights of a version, and those that the newest round has sent, of which a cut of it may be one."""
+        last = self._store.last_round(version.run)
+        tasks = self._store.tasks(version.run, last.number, "train") if last is not None else []
+        return {version.digest, *(choice.weights.digest for task in tasks for choice in task.choices)}
 
     def _judge_beside(self, evaluator: Evaluator, version: VersionRecord) -> Evaluation:
         """Loss and accuracy of a further tier; its statistics come from the test set (see `open_evaluators`)."""
@@ -159,8 +233,11 @@ class Judge:
         if not tasks:
             late = tasks_of(context, self._store, record.number + 1)
             busy = {task.device for task in late if not task.phase.answered}
-            tasks = self._store.tasks(record.run, record.number, "train")
-            trained = {task.device for task in tasks if task.phase is TaskPhase.MERGED}
+            trained = {
+                task.device
+                for task in self._store.tasks(record.run, record.number, "train")
+                if task.phase is TaskPhase.MERGED
+            }
             while not trained <= {*self._dispatcher.fleet.online} and self._dispatcher.now() < self._settled:
                 self._dispatcher.pump(self._settled)  # a server that starts has not heard of all who are there
             profiles = self._dispatcher.fleet.profiles()

@@ -54,6 +54,11 @@ class EvaluationKeys(FrozenModel):
         """Whether a smaller value of the metric is better."""
         return self.metric in _FALLING if self.direction is None else self.direction == "lower"
 
+    @property
+    def awaited(self) -> bool:
+        """Whether no round begins before the version before it is judged: what is found may end the run."""
+        return self.patience is not None
+
     @model_validator(mode="after")
     def _metric_has_a_name(self) -> "EvaluationKeys":
         if self.direction is not None and self.metric is None:

@@ -3,8 +3,8 @@
     planned     devices, tiers and weights are chosen and stored; nobody knows of it yet
     open        offers are going out
     collecting  devices train and upload; updates are on disk before they are acknowledged
-    merging     no update is taken any more; the new global version is made, stored and evaluated
-    closed      the round has a new global version
+    merging     no update is taken any more; the new global version is made and stored, and devices give its statistics
+    closed      the round has a new global version, which may be judged until the next round ends
     abandoned   it has none, and says why
 
 Every change is committed to the store before anyone is told, so a server that is killed finds its round in the state

@@ -59,6 +59,16 @@ class VersionTable(Database):
         table = schema.versions
         self._write(update(table).where(table.c.run == run, table.c.number == number).values(values))
 
+    def judge_closed(self, version: VersionRecord, evaluation: VersionEvaluation | None, note: str | None) -> None:
+        """Add to a version and to its closed round, at once, what was found about it, or why nothing was."""
+        encoded = evaluation.model_dump_json() if evaluation is not None else None
+        versions, rounds = schema.versions, schema.rounds
+        mine = update(versions).where(versions.c.run == version.run, versions.c.number == version.number)
+        its = update(rounds).where(rounds.c.run == version.run, rounds.c.number == version.round)
+        with self._begin() as connection:
+            connection.execute(mine.values(evaluation=encoded))
+            connection.execute(its.values(evaluation=encoded, note=note))
+
     def used_elsewhere(self, run: str, digests: Collection[str]) -> set[str]:
         """Which blobs are the weights of versions of other runs: the same weights are one blob."""
         table = schema.versions

@@ -109,6 +109,9 @@ class RunDisplay(Display):
                     self._set(device, "asked for statistics")
             case control.RoundClosed():
                 self._closed(event)
+            case control.RoundJudged():
+                said = event.note if event.evaluation is None else event.evaluation.summary
+                self._tell(f"  round {event.round} judged: {said}")
             case control.RoundAbandoned():
                 self._console.print(f"[yellow]round {event.round} abandoned:[/] {escape(event.reason)}")
             case control.RunFinished() | control.RunRejected():
@@ -119,9 +122,12 @@ class RunDisplay(Display):
         self._bars.advance(self._rounds)
         accuracy = "" if event.evaluation is None else f"{event.evaluation.summary}, "
         missing = f", missing {', '.join(event.missing)}" if event.missing else ""
-        self._last = (
+        self._tell(
             f"  round {event.round}: {accuracy}{len(event.merged)} updates merged{missing}, "
             f"{event.round_seconds:.1f} s, {bytes_text(event.wire_bytes)} on the wire so far"
         )
+
+    def _tell(self, last: str) -> None:
+        self._last = last
         if not self._console.is_terminal:
             self._console.print(f"{self._title}{self._last}", highlight=False)

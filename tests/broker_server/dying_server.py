@@ -1,15 +1,19 @@
 """A server in a process of its own that is killed, as by the kernel, right after a chosen commit of its store.
 
-python -m tests.broker_server.dying_server <config.json> <broker url> <method of Store> <which call>
+python -m tests.broker_server.dying_server <config.json> <broker url> <method of Store> <which call> [stuck]
+
+`stuck` lets no judgement end, so that it is still being made when the server dies.
 """
 
 import os
 import signal
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import broker_server.service.server
+from broker_server.rounds.evaluation import Evaluator
 from broker_server.settings.fleet import FleetConfig
 from broker_server.store import Store
 
@@ -30,7 +34,9 @@ def dying_store(method: str, call: int) -> type[Store]:
 
 
 def main() -> None:
-    path, url, method, call = sys.argv[1:]
+    path, url, method, call, *stuck = sys.argv[1:]
+    if stuck:
+        Evaluator.evaluate = lambda *_: threading.Event().wait(600)  # type: ignore[method-assign,assignment,return-value]
     config = FleetConfig.model_validate_json(Path(path).read_text())
     broker = config.broker.model_copy(update={"url": url})
     broker_server.service.server.Store = dying_store(method, int(call))

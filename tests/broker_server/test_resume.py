@@ -1,5 +1,6 @@
 """A server that is killed goes on with the round it was in, and a broker that dies loses nothing."""
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -22,11 +23,11 @@ from tests.brokers import embedded_broker, mosquitto_broker
 ROOT = Path(__file__).parents[2]
 
 
-def start_dying(config, url, method, call, tmp_path):
+def start_dying(config, url, method, call, tmp_path, *how):
     path = tmp_path / "config.json"
     path.write_text(config.model_dump_json())
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.broker_server.dying_server", str(path), url, method, str(call)], cwd=ROOT
+        [sys.executable, "-m", "tests.broker_server.dying_server", str(path), url, method, str(call), *how], cwd=ROOT
     )
 
 
@@ -72,7 +73,6 @@ DEATHS = [
     ("add_tasks", 1, RoundState.MERGING),
     ("receive", 3, RoundState.MERGING),
     ("judge_version", 1, RoundState.MERGING),
-    ("judge_version", 2, RoundState.MERGING),
     ("advance_round", 4, RoundState.CLOSED),
 ]
 
@@ -111,6 +111,59 @@ def test_a_killed_server_goes_on_where_it_was(method, call, state, url, config, 
     for name, value in weights_of(settings, found.run, 2).items():
         np.testing.assert_allclose(value, expected(settings)[name], rtol=1e-6, atol=1e-6)
     assert finished.evaluation is not None
+
+
+# After which commit of the second round the server dies while the first version is still being judged.
+BESIDE = [
+    ("advance_round", 4, 1, RoundState.CLOSED),
+    ("plan_round", 2, 2, RoundState.PLANNED),
+    ("advance_round", 5, 2, RoundState.OPEN),
+    ("advance_round", 6, 2, RoundState.COLLECTING),
+    ("receive", 5, 2, RoundState.COLLECTING),
+    ("advance_round", 7, 2, RoundState.MERGING),
+    ("add_version", 2, 2, RoundState.MERGING),
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "call", "number", "state"),
+    [pytest.param(*death, marks=() if death[0] == "receive" else pytest.mark.slow) for death in BESIDE],
+    ids=[f"{method}-{call}" for method, call, *_ in BESIDE],
+)
+def test_a_version_that_was_being_judged_is_judged_again_and_once(
+    method, call, number, state, url, config, running, fleet, tmp_path
+):
+    """A server killed in the next round leaves the judgement open; its successor makes it, under its own round."""
+    settings = config(round={"rounds": 2, "min_devices": 2})
+    with Peer(fleet, "narrow", url, honest(3.0), profile=profile(max_width=0.5)), Peer(fleet, "wide", url, honest(1.0)):
+        assert start_dying(settings, url, method, call, tmp_path, "stuck").wait(60) == -signal.SIGKILL
+        store = Store(settings.store, read_only=True)
+        found, before = store.last_round(config_run(settings)), store.version(config_run(settings), 1)
+        store.close()
+        assert (found.number, found.state) == (number, state)
+        assert before.evaluation is None
+        server = running(settings, url)
+        finished = server.wait()
+    assert finished.status == "finished", finished.error
+    with contextlib.closing(Store(settings.store, read_only=True)) as store:
+        rounds, versions = store.rounds(found.run), store.versions(found.run)
+        told = [event for event in store.events(run=found.run) if event.kind == "round-judged"]
+    assert [item.evaluation for item in rounds] == [item.evaluation for item in versions[1:]]
+    assert all(item.evaluation is not None for item in rounds), [item.note for item in rounds]
+    assert [event.round for event in told] == [1]
+    assert [event.round for event in server.of(control.RoundJudged)] == [1]
+    for name, value in weights_of(settings, found.run, 2).items():
+        np.testing.assert_allclose(value, expected(settings)[name], rtol=1e-6, atol=1e-6)
+
+
+def test_a_killed_server_does_not_judge_a_recorded_version_again(url, config, running, fleet, tmp_path):
+    """Killed right after the commit of the judgement, with the next round under way."""
+    settings = config(round={"rounds": 2, "min_devices": 2})
+    with Peer(fleet, "a", url, honest(3.0)), Peer(fleet, "b", url, honest(1.0)):
+        assert start_dying(settings, url, "judge_closed", 1, tmp_path).wait(60) == -signal.SIGKILL
+        server = running(settings, url)
+        assert server.wait().status == "finished"
+    assert not server.of(control.RoundJudged)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A round from the offers to a new global version, over real brokers, with devices that behave."""
 
 import contextlib
+import threading
 
 import numpy as np
 import pytest
@@ -89,11 +90,50 @@ def test_a_version_is_judged_when_it_is_due(url, config, running, fleet):
     with Peer(fleet, "d", url, honest()) as peer:
         server = running(settings, url)
         finished = server.wait()
-    judged = [event.version for event in server.of(control.RoundClosed) if event.evaluation]
+    judged = [event.version for event in server.of(control.RoundJudged)]
+    judged += [event.version for event in server.of(control.RoundClosed) if event.evaluation]  # the last
     assert judged == [2, 4, 5]
     # Version 2 is the first evaluation and has nothing to reuse, 4 the second, 5 the last.
     assert [offer.version for offer in peer.offers if offer.routine == "statistics"] == [2, 4, 5]
     assert finished.evaluation == server.of(control.RoundClosed)[-1].evaluation
+
+
+def test_the_next_round_begins_while_a_version_is_judged(url, config, running, fleet, monkeypatch):
+    """The judge of the first version waits for a device that trains in the second round."""
+    went_on, evaluate = threading.Event(), Evaluator.evaluate
+
+    def waiting(*given):
+        assert went_on.wait(60)
+        return evaluate(*given)
+
+    def script(peer, work):
+        if work.offer.round == 2:
+            went_on.set()
+        honest()(peer, work)
+
+    monkeypatch.setattr(Evaluator, "evaluate", waiting)
+    with Peer(fleet, "d", url, script):
+        server = running(config(round={"rounds": 2}), url)
+        assert server.wait(90).status == "finished"
+    kinds = (control.RoundStarted, control.RoundClosed, control.RoundJudged)
+    told = [(event.type, event.round) for event in server.events if isinstance(event, kinds)]
+    assert told == [
+        ("round-started", 1),
+        ("round-closed", 1),
+        ("round-started", 2),
+        ("round-judged", 1),
+        ("round-closed", 2),
+    ]
+    assert [event.evaluation is None for event in server.of(control.RoundClosed)] == [True, False]
+
+
+def test_a_run_that_may_end_by_a_judgement_waits_for_it(url, config, running, fleet):
+    """With patience no round begins before the version before it is judged."""
+    with Peer(fleet, "d", url, honest()):
+        server = running(config(round={"rounds": 2}, evaluation={"patience": 2}), url)
+        server.wait()
+    assert all(event.evaluation is not None for event in server.of(control.RoundClosed))
+    assert not server.of(control.RoundJudged)
 
 
 def test_old_statistics_serve_until_new_ones_are_due(url, config, running, fleet):
@@ -102,7 +142,7 @@ def test_old_statistics_serve_until_new_ones_are_due(url, config, running, fleet
     with Peer(fleet, "d", url, honest()) as peer:
         server = running(settings, url)
         server.wait()
-    assert [event.version for event in server.of(control.RoundClosed) if event.evaluation] == [1, 2, 3, 4]
+    assert [event.version for event in server.of(control.RoundJudged)] == [1, 2, 3]
     assert [offer.version for offer in peer.offers if offer.routine == "statistics"] == [1, 3, 4]
 
 
