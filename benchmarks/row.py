@@ -8,26 +8,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Row:
-    """One figure.
+    """One figure."""
 
-    Attributes:
-        name: the same in every run, by which the history is read.
-        value: the figure; None where it cannot be measured here, with the reason as its unit.
-        budget: what it may be at most; None for a figure that stands for itself.
-        at_least: the budget is what it has to be at least.
-        low: the lower quartile of what was measured; None for a figure that was taken once.
-        high: the upper one.
-        note: what it is made of.
-    """
-
-    name: str
-    value: float | None
+    name: str  # the same in every run, by which the history is read
+    value: float | None  # the figure; None where it cannot be measured here, with the reason as its unit
     unit: str
-    budget: float | None = None
-    at_least: bool = False
-    low: float | None = None
-    high: float | None = None
-    note: str = ""
+    budget: float | None = None  # what it may be at most; None for a figure that stands for itself
+    at_least: bool = False  # the budget is what it has to be at least
+    low: float | None = None  # the lower quartile of what was measured; None for a figure that was taken once
+    high: float | None = None  # the upper one
+    note: str = ""  # what it is made of
 
     @classmethod
     def of(cls, name: str, values: Sequence[float], unit: str, budget: float | None = None, **rest: Any) -> "Row":

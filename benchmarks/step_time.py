@@ -58,18 +58,13 @@ Step = Callable[[], object]
 
 @dataclass(frozen=True)
 class Case:
-    """A model to time.
-
-    Attributes:
-        budget: the device's step over PyTorch's.
-        label: where the settings are others than the architecture's.
-    """
+    """A model to time."""
 
     arch: str
     width: float = 1.0
     batch: int = 32
-    budget: float = 0.7
-    label: str = ""
+    budget: float = 0.7  # the device's step over PyTorch's
+    label: str = ""  # where the settings are others than the architecture's
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -31,30 +31,20 @@ _STEPS, _MOST_STEPS = 5, 500
 
 @dataclass(frozen=True)
 class Cost:
-    """What an artifact set takes on this board, with one thread.
-
-    Attributes:
-        step_ms: processor time of a step with its made-up samples, the median; its quartiles follow.
-        wall_ms: the median by the clock.
-        opens_ms: processor time to look at the step graph and open it.
-        opens_again_ms: the same of a graph that this process knows.
-        first_step_seconds: by the clock, from the start of the process to the end of its first step.
-        peak_mb: of the process's resident memory.
-        loss: at the fifth step; the samples are the same everywhere, so boards that compute alike agree on it.
-    """
+    """What an artifact set takes on this board, with one thread."""
 
     arch: str
     tier: str
     batch: int
-    step_ms: float
+    step_ms: float  # processor time of a step with its made-up samples, the median; its quartiles follow
     step_low_ms: float
     step_high_ms: float
-    wall_ms: float
-    opens_ms: float
-    opens_again_ms: float
-    first_step_seconds: float
-    peak_mb: float
-    loss: float
+    wall_ms: float  # the median by the clock
+    opens_ms: float  # processor time to look at the step graph and open it
+    opens_again_ms: float  # the same of a graph that this process knows
+    first_step_seconds: float  # by the clock, from the start of the process to the end of its first step
+    peak_mb: float  # of the process's resident memory
+    loss: float  # at the fifth step; the samples are the same everywhere, so boards that compute alike agree on it
 
 
 def board_line() -> str:

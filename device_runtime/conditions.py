@@ -137,15 +137,10 @@ def _interfaces(root: Path) -> list[str] | None:
 
 @dataclass(frozen=True)
 class Seen:
-    """A condition at one moment.
+    """A condition at one moment."""
 
-    Attributes:
-        said: its reading, empty where the board does not tell; such a condition holds.
-        reason: why it does not hold, with when it will; empty where it does.
-    """
-
-    said: str = ""
-    reason: str = ""
+    said: str = ""  # its reading, empty where the board does not tell; such a condition holds
+    reason: str = ""  # why it does not hold, with when it will; empty where it does
 
 
 def _state(value: bool | None, bad: str, good: str, until: str) -> Seen:

@@ -11,19 +11,12 @@ _ABSENT = "none"
 
 @dataclass(frozen=True)
 class Difference:
-    """One key that two configurations give another value.
+    """One key that two configurations give another value."""
 
-    Attributes:
-        key: such as ``round.rounds``.
-        published: its value in the published protocol, as text.
-        here: its value in ours.
-        arms: names of the arms it is so for; empty for all of them.
-    """
-
-    key: str
-    published: str
-    here: str
-    arms: tuple[str, ...] = ()
+    key: str  # such as `round.rounds`
+    published: str  # its value in the published protocol, as text
+    here: str  # its value in ours
+    arms: tuple[str, ...] = ()  # names of the arms it is so for; empty for all of them
 
 
 def differences(published: SimulationConfig, here: SimulationConfig) -> tuple[Difference, ...]:

@@ -98,17 +98,11 @@ class ClockTable(FrozenModel):
 
 @dataclass(frozen=True)
 class DeviceClock:
-    """What a virtual device's times depend on.
+    """What a virtual device's times depend on."""
 
-    Attributes:
-        type: name of its type in the table.
-        mbps: rate of its link, in 10^6 bits per second, both ways.
-        slowdown: how many times slower than its type it computes, because of what else it does.
-    """
-
-    type: str
-    mbps: float
-    slowdown: float = 1.0
+    type: str  # name of its type in the table
+    mbps: float  # rate of its link, in 10^6 bits per second, both ways
+    slowdown: float = 1.0  # how many times slower than its type it computes, because of what else it does
 
 
 @dataclass(frozen=True)

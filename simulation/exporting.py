@@ -68,16 +68,11 @@ class Chosen:
 
 @dataclass(frozen=True)
 class ModelPair:
-    """A device's own model and the copy of the global model that it trains beside it.
+    """A device's own model and the copy of the global model that it trains beside it."""
 
-    Attributes:
-        sent: the global model, with the classes of the device's task.
-        stays: parameters of the copy that stay on the device.
-    """
-
-    sent: Chosen
+    sent: Chosen  # the global model, with the classes of the device's task
     own: Chosen
-    stays: tuple[str, ...] = ()
+    stays: tuple[str, ...] = ()  # parameters of the copy that stay on the device
 
 
 @dataclass(frozen=True)

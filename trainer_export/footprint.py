@@ -31,19 +31,12 @@ _ITEM_BYTES = {1: 4, 7: 8, 9: 1, 6: 4, 11: 8}
 
 @dataclass(frozen=True)
 class Footprint:
-    """The costs of one tier.
+    """The costs of one tier."""
 
-    Attributes:
-        parameters: number of scalars.
-        flops_per_sample: one forward pass of one sample.
-        flops_per_step_sample: one training step per sample of the batch, the update left out.
-        peak_memory_bytes: training at batch 32, beyond the runtime itself.
-    """
-
-    parameters: int
-    flops_per_sample: int
-    flops_per_step_sample: int
-    peak_memory_bytes: int
+    parameters: int  # number of scalars
+    flops_per_sample: int  # one forward pass of one sample
+    flops_per_step_sample: int  # one training step per sample of the batch, the update left out
+    peak_memory_bytes: int  # training at batch 32, beyond the runtime itself
 
 
 class _WholeModel(nullcontext[None]):

@@ -26,17 +26,11 @@ class _TooDear(Exception):
 
 @dataclass(frozen=True)
 class _Peak:
-    """The worst moment of a run.
+    """The worst moment of a run."""
 
-    Attributes:
-        nbytes: of live values, inputs, outputs and constants left out.
-        index: of the node that runs then.
-        alive: values (not views) that lie in memory meanwhile.
-    """
-
-    nbytes: int
-    index: int
-    alive: frozenset[str]
+    nbytes: int  # of live values, inputs, outputs and constants left out
+    index: int  # of the node that runs then
+    alive: frozenset[str]  # values (not views) that lie in memory meanwhile
 
 
 class _Schedule:

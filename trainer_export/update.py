@@ -22,17 +22,11 @@ _SMALL = 8192  # numbers up to which a tensor joins the others; copying it costs
 
 @dataclass(frozen=True)
 class Trained:
-    """Everything that a step changes.
+    """Everything that a step changes."""
 
-    Attributes:
-        parameters: float32, any shapes.
-        states: of the optimizer, by name, each in the order of the parameters.
-        step: number of steps so far, float32 []; None for an optimizer that counts none.
-    """
-
-    parameters: Sequence[Tensor]
-    states: Mapping[str, Sequence[Tensor]]
-    step: Tensor | None = None
+    parameters: Sequence[Tensor]  # float32, any shapes
+    states: Mapping[str, Sequence[Tensor]]  # of the optimizer, by name, each in the order of the parameters
+    step: Tensor | None = None  # number of steps so far, float32 []; None for an optimizer that counts none
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor], optimizer: Optimizer) -> "Trained":

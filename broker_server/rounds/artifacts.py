@@ -41,20 +41,13 @@ class TierArtifacts:
 
 @dataclass(frozen=True)
 class Artifacts:
-    """One exported architecture.
-
-    Attributes:
-        layout: the global model.
-        tiers: artifact sets by tier id, largest first.
-        initial: file with the initial global weights.
-        files: every blob a device may ask for, by digest.
-    """
+    """One exported architecture."""
 
     arch: str
-    layout: Layout
-    tiers: Mapping[str, TierArtifacts]
-    initial: Path
-    files: Mapping[str, Path]
+    layout: Layout  # the global model
+    tiers: Mapping[str, TierArtifacts]  # artifact sets by tier id, largest first
+    initial: Path  # file with the initial global weights
+    files: Mapping[str, Path]  # every blob a device may ask for, by digest
 
     @property
     def full(self) -> TierArtifacts:

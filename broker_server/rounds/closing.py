@@ -47,32 +47,20 @@ class ClosingRule:
 
 @dataclass(frozen=True)
 class Standing:
-    """How one task of a collection stands.
+    """How one task of a collection stands."""
 
-    Attributes:
-        phase: where it is.
-        answered: when its answer came, None if it has not.
-        left: since when its device is away, None while it is there.
-    """
-
-    phase: TaskPhase
-    answered: float | None = None
-    left: float | None = None
+    phase: TaskPhase  # where it is
+    answered: float | None = None  # when its answer came, None if it has not
+    left: float | None = None  # since when its device is away, None while it is there
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do with a collection.
+    """What to do with a collection."""
 
-    Attributes:
-        event: what ends it, None to wait.
-        until: when to decide again at the latest.
-        reason: why it is given up.
-    """
-
-    event: RoundEvent | None = None
-    until: float = math.inf
-    reason: str = ""
+    event: RoundEvent | None = None  # what ends it, None to wait
+    until: float = math.inf  # when to decide again at the latest
+    reason: str = ""  # why it is given up
 
 
 def quorum_of(share: float, asked: int) -> int:

@@ -75,15 +75,10 @@ class OpenTask:
 
 @dataclass(frozen=True)
 class Cohort:
-    """Tasks whose updates go into one sum.
+    """Tasks whose updates go into one sum."""
 
-    Attributes:
-        tasks: by device.
-        summing: what they were told of it.
-    """
-
-    tasks: Mapping[str, OpenTask]
-    summing: Summing
+    tasks: Mapping[str, OpenTask]  # by device
+    summing: Summing  # what they were told of it
 
     @property
     def came(self) -> list[OpenTask]:
@@ -103,17 +98,12 @@ class Cohort:
 
 @dataclass
 class Collection:
-    """Tasks that were offered together.
-
-    Attributes:
-        tasks: by id, ordered by device.
-        rule: when it closes.
-    """
+    """Tasks that were offered together."""
 
     number: int
     kind: Literal["train", "statistics"]
-    tasks: dict[str, OpenTask]
-    rule: ClosingRule
+    tasks: dict[str, OpenTask]  # by id, ordered by device
+    rule: ClosingRule  # when it closes
     _by_device: dict[str, list[OpenTask]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -26,17 +26,11 @@ Tensors = Mapping[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class Counted:
-    """What is merged.
+    """What is merged."""
 
-    Attributes:
-        folding: of the updates that count.
-        outcomes: of every update, by task.
-        refusals: why updates were refused, by task.
-    """
-
-    folding: Folding
-    outcomes: Mapping[str, Outcome]
-    refusals: Mapping[str, tuple[RefusalReason, str]]
+    folding: Folding  # of the updates that count
+    outcomes: Mapping[str, Outcome]  # of every update, by task
+    refusals: Mapping[str, tuple[RefusalReason, str]]  # why updates were refused, by task
 
 
 def count_updates(

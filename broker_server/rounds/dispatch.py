@@ -86,17 +86,12 @@ class Dispatcher(Protocol):
 
 @dataclass(frozen=True)
 class Services:
-    """What a coordinator works with.
-
-    Attributes:
-        blobs: global versions, slices and statistics.
-        updates: what devices sent.
-    """
+    """What a coordinator works with."""
 
     dispatcher: Dispatcher
     store: Store
-    blobs: BlobStore
-    updates: BlobStore
+    blobs: BlobStore  # global versions, slices and statistics
+    updates: BlobStore  # what devices sent
 
 
 def gather(

@@ -79,15 +79,11 @@ def open_evaluators(context: RunContext) -> Evaluators:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What was found about a version on the test set, if there is one, or why nothing was although it was due.
-
-    Attributes:
-        later: that is still being found.
-    """
+    """What was found about a version on the test set, if there is one, or why nothing was although it was due."""
 
     evaluation: VersionEvaluation | None = None
     note: str | None = None
-    later: bool = False
+    later: bool = False  # that is still being found
 
     @property
     def shown(self) -> str:

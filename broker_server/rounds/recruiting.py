@@ -17,17 +17,11 @@ _NAMED_LEFT_OUT = 1000  # a fleet of thousands must not write all its names for 
 
 @dataclass(frozen=True)
 class Recruits:
-    """The devices of a round.
+    """The devices of a round."""
 
-    Attributes:
-        chosen: with their tiers, by id.
-        wanted: so many of their updates.
-        left_out: who is not asked, and why.
-    """
-
-    chosen: tuple[Assignment, ...]
-    wanted: int
-    left_out: LeftOut
+    chosen: tuple[Assignment, ...]  # with their tiers, by id
+    wanted: int  # so many of their updates
+    left_out: LeftOut  # who is not asked, and why
 
 
 def recruit(context: RunContext, services: Services, version: int, number: int) -> Recruits:

@@ -34,17 +34,11 @@ TURN_SECONDS = 0.2  # that its acknowledgements are waited for at once
 
 @dataclass
 class Wanted:
-    """Requests for one blob that were not served yet.
+    """Requests for one blob that were not served yet."""
 
-    Attributes:
-        since: ``time.monotonic()`` of the first.
-        last: of the newest.
-        devices: who asked, and for which chunks.
-    """
-
-    since: float
-    last: float
-    devices: dict[str, Ranges] = field(default_factory=dict)
+    since: float  # `time.monotonic()` of the first
+    last: float  # of the newest
+    devices: dict[str, Ranges] = field(default_factory=dict)  # who asked, and for which chunks
 
 
 @dataclass

@@ -49,19 +49,12 @@ class _Sum:
 
 @dataclass
 class Cohorts:
-    """The secure sums of the open collection.
+    """The secure sums of the open collection."""
 
-    Attributes:
-        store: where it is noted who is out.
-        updates: with the masked updates.
-        outbox: speaks to the devices.
-        clock: that of the round.
-    """
-
-    store: Store
-    updates: BlobStore
-    outbox: Outbox
-    clock: Clock
+    store: Store  # where it is noted who is out
+    updates: BlobStore  # with the masked updates
+    outbox: Outbox  # speaks to the devices
+    clock: Clock  # that of the round
     _sums: list[_Sum] = field(default_factory=list)
 
     def open(self, collection: Collection) -> None:

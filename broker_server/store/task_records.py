@@ -74,33 +74,16 @@ class Screening(FrozenModel):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of an update when its round was merged.
+    """What became of an update when its round was merged."""
 
-    Attributes:
-        phase: merged, left out or refused.
-        detail: why it is not merged.
-    """
-
-    phase: TaskPhase
+    phase: TaskPhase  # merged, left out or refused
     screening: Screening
-    detail: str | None = None
+    detail: str | None = None  # why it is not merged
 
 
 @dataclass(frozen=True)
 class TaskRecord:
-    """One device's part in a round.
-
-    Attributes:
-        plan_key: name of the plan in its round.
-        version: the global version its weights were cut from.
-        artifact_set: the manifest.
-        weights: the slice.
-        others: further sub-models that the device may take instead.
-        detail: why it was refused or declined.
-        update_digest: of the update on disk.
-        metrics: what the device measured.
-        received_at: seconds since the epoch.
-    """
+    """One device's part in a round."""
 
     id: str
     run: str
@@ -108,17 +91,17 @@ class TaskRecord:
     device: str
     kind: Literal["train", "statistics"]
     tier: str
-    plan_key: str
-    version: int
-    artifact_set: BlobRef
-    weights: BlobRef
+    plan_key: str  # name of the plan in its round
+    version: int  # the global version its weights were cut from
+    artifact_set: BlobRef  # the manifest
+    weights: BlobRef  # the slice
     phase: TaskPhase = TaskPhase.OFFERED
-    detail: str | None = None
-    update_digest: str | None = None
+    detail: str | None = None  # why it was refused or declined
+    update_digest: str | None = None  # of the update on disk
     update_size: int | None = None
-    metrics: TaskMetrics | None = None
-    received_at: float | None = None
-    others: Alternatives | None = None
+    metrics: TaskMetrics | None = None  # what the device measured
+    received_at: float | None = None  # seconds since the epoch
+    others: Alternatives | None = None  # further sub-models that the device may take instead
     timing: Timing | None = None
     screening: Screening | None = None
 

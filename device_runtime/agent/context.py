@@ -38,27 +38,16 @@ _GIVEN_BACK = frozenset({State.FETCHING, State.TRAINING, State.MEASURING})  # a 
 
 @dataclass(frozen=True)
 class Kit:
-    """What an agent works with from its start to its end.
+    """What an agent works with from its start to its end."""
 
-    Attributes:
-        config: the operator's.
-        inbox: everything that happens.
-        journal: the log.
-        blobs: content-addressed files.
-        store: the task record.
-        cache: what the blobs are for.
-        memory: what was too large for this board.
-        worker: the thread for long work.
-    """
-
-    config: DeviceConfig
-    inbox: queue.SimpleQueue[Any]
-    journal: Journal
-    blobs: BlobStore
-    store: TaskStore
-    cache: Cache
-    memory: Memory
-    worker: Worker
+    config: DeviceConfig  # the operator's
+    inbox: queue.SimpleQueue[Any]  # everything that happens
+    journal: Journal  # the log
+    blobs: BlobStore  # content-addressed files
+    store: TaskStore  # the task record
+    cache: Cache  # what the blobs are for
+    memory: Memory  # what was too large for this board
+    worker: Worker  # the thread for long work
 
 
 @dataclass

@@ -14,25 +14,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class TaskInHand:
-    """One task, from its offer to its end.
+    """One task, from its offer to its end."""
 
-    Attributes:
-        record: what is, or will be, on disk about it.
-        deadline: ``time.monotonic()`` when its round closes.
-        started: ``time.monotonic()`` of the offer, or of the restart.
-        resumed: it was found on disk.
-        manifest: of the artifact set taken, once fetched.
-        fetch_seconds: from the offer to the blobs on disk.
-        member: its part in the secure sum that the update goes into, if it goes into one.
-    """
-
-    record: StoredTask
-    deadline: float
-    started: float
-    resumed: bool = False
-    manifest: Manifest | None = None
-    fetch_seconds: float = 0.0
-    member: "Member | None" = None
+    record: StoredTask  # what is, or will be, on disk about it
+    deadline: float  # `time.monotonic()` when its round closes
+    started: float  # `time.monotonic()` of the offer, or of the restart
+    resumed: bool = False  # it was found on disk
+    manifest: Manifest | None = None  # of the artifact set taken, once fetched
+    fetch_seconds: float = 0.0  # from the offer to the blobs on disk
+    member: "Member | None" = None  # its part in the secure sum that the update goes into, if it goes into one
 
     @property
     def offer(self) -> Offer:

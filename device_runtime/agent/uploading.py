@@ -17,19 +17,12 @@ _PATIENCE_SECONDS = 0.5  # between two looks at whether the upload is still want
 
 @dataclass(frozen=True)
 class Upload:
-    """Chunks that are to be sent.
+    """Chunks that are to be sent."""
 
-    Attributes:
-        update: the blob.
-        ranges: half-open ranges of chunk indices.
-        topic: topic of a chunk index.
-        again: they were sent before, so that each shows now that it is right.
-    """
-
-    update: BlobRef
-    ranges: Ranges
-    topic: Callable[[int], str]
-    again: bool = False
+    update: BlobRef  # the blob
+    ranges: Ranges  # half-open ranges of chunk indices
+    topic: Callable[[int], str]  # topic of a chunk index
+    again: bool = False  # they were sent before, so that each shows now that it is right
 
 
 def send_chunks(link: Transport, blobs: BlobStore, upload: Upload, *, stopped: Callable[[], bool]) -> int:

@@ -28,15 +28,11 @@ from fleet_protocol.weights import MASKED, encode_weights
 
 @dataclass(frozen=True)
 class Outcome:
-    """A finished update.
-
-    Attributes:
-        step_seconds: mean time of a training step, None where nothing was trained.
-    """
+    """A finished update."""
 
     update: BlobRef
     metrics: TaskMetrics
-    step_seconds: float | None
+    step_seconds: float | None  # mean time of a training step, None where nothing was trained
 
 
 def compute(task: Task, bench: Bench, hooks: Hooks) -> Outcome:

@@ -26,18 +26,12 @@ _SELF_TEST_SAMPLES = 2
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What training ended with; the parameters stay in the session.
-
-    Attributes:
-        loss: mean loss of the last epoch, weighted by the labels that count.
-        seconds: time of the training alone.
-        mean_loss: mean loss of all steps, weighted likewise; None if it is not known.
-    """
+    """What training ended with; the parameters stay in the session."""
 
     steps: int
-    loss: float
-    seconds: float
-    mean_loss: float | None = None
+    loss: float  # mean loss of the last epoch, weighted by the labels that count
+    seconds: float  # time of the training alone
+    mean_loss: float | None = None  # mean loss of all steps, weighted likewise; None if it is not known
 
 
 def train(session: TrainSession, manifest: Manifest, course: Course, hooks: Hooks) -> TrainResult:

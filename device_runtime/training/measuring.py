@@ -22,19 +22,13 @@ EVAL, STATS, INFER = "onnx/eval", "onnx/stats", "onnx/infer"
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Samples that a model is judged by.
-
-    Attributes:
-        chosen: indices of the held-out ones.
-        mask: label mask of the training, ``[classes]``.
-        statistics: of the model's static batch norms.
-    """
+    """Samples that a model is judged by."""
 
     data: DataSet
-    chosen: Indices
+    chosen: Indices  # indices of the held-out ones
     batch_size: int
-    mask: NDArray[np.float32]
-    statistics: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)
+    mask: NDArray[np.float32]  # label mask of the training, `[classes]`
+    statistics: Mapping[str, NDArray[np.float32]] = field(default_factory=dict)  # of the model's static batch norms
 
 
 def measure(session: ForwardSession, manifest: Manifest, course: Course, hooks: Hooks) -> tuple[Statistics, int]:

@@ -23,16 +23,11 @@ from fleet_protocol.targets import counted
 
 @dataclass(frozen=True)
 class PairResult:
-    """What training ended with; the parameters and states stay in the session.
-
-    Attributes:
-        losses: mean loss of each model in the last epoch, weighted by the labels that count.
-        seconds: time of the training alone.
-    """
+    """What training ended with; the parameters and states stay in the session."""
 
     steps: int
-    losses: Mapping[Side, float]
-    seconds: float
+    losses: Mapping[Side, float]  # mean loss of each model in the last epoch, weighted by the labels that count
+    seconds: float  # time of the training alone
 
 
 def train_pair(

@@ -71,26 +71,18 @@ class Bench:
 
 @dataclass(frozen=True)
 class Task:
-    """One device's part in a round, with everything it names on disk.
-
-    Attributes:
-        round: number of the round, from 1.
-        version: number of the global version that the weights were cut from.
-        weights: the plan's slice of the global weights.
-        tested: graphs that passed their self-test here, with the runtime.
-        fetch_seconds: from the offer to the weights on disk, for the metrics.
-    """
+    """One device's part in a round, with everything it names on disk."""
 
     run: str
-    round: int
+    round: int  # number of the round, from 1
     id: str
-    version: int
+    version: int  # number of the global version that the weights were cut from
     tier: str
     instructions: Instructions
     manifest: Manifest
-    weights: BlobRef
-    tested: frozenset[str] = frozenset()
-    fetch_seconds: float = 0.0
+    weights: BlobRef  # the plan's slice of the global weights
+    tested: frozenset[str] = frozenset()  # graphs that passed their self-test here, with the runtime
+    fetch_seconds: float = 0.0  # from the offer to the weights on disk, for the metrics
 
     def course(self, bench: Bench) -> Course:
         """What the task trains on."""

@@ -20,19 +20,12 @@ def is_batch(name: str) -> bool:
 
 @dataclass(frozen=True)
 class _Kind:
-    """What is known of a value.
+    """What is known of a value."""
 
-    Attributes:
-        bare: entries of it may be entries of the batch, or one to one functions of them.
-        model: it depends on parameters.
-        met: batch and parameters have met in it, in a contraction.
-        mask: its entries are true or false.
-    """
-
-    bare: bool
-    model: bool
-    met: bool = False
-    mask: bool = False
+    bare: bool  # entries of it may be entries of the batch, or one to one functions of them
+    model: bool  # it depends on parameters
+    met: bool = False  # batch and parameters have met in it, in a contraction
+    mask: bool = False  # its entries are true or false
 
 
 _NEITHER = _Kind(bare=False, model=False)

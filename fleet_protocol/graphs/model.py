@@ -78,20 +78,13 @@ _DIM = {1: Field("value", NUMBER), 2: Field("param", BYTES)}
 
 @dataclass(frozen=True)
 class Node:
-    """One operator of a graph.
+    """One operator of a graph."""
 
-    Attributes:
-        domain: of the operator; empty for ONNX's own.
-        inputs: value names; empty where an optional input is left out.
-        outputs: value names, likewise.
-        body: what a loop does in each step; None for every other operator.
-    """
-
-    domain: str
+    domain: str  # of the operator; empty for ONNX's own
     op_type: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    body: "Graph | None" = None
+    inputs: tuple[str, ...]  # value names; empty where an optional input is left out
+    outputs: tuple[str, ...]  # value names, likewise
+    body: "Graph | None" = None  # what a loop does in each step; None for every other operator
 
 
 @dataclass(frozen=True)

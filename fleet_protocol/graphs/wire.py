@@ -17,19 +17,12 @@ _FLOAT = struct.Struct("<f")
 
 @dataclass(frozen=True)
 class Field:
-    """What a message may carry under one number.
+    """What a message may carry under one number."""
 
-    Attributes:
-        name: key in the message that is read.
-        wire: `NUMBER`, `BYTES` or `FLOAT`.
-        many: whether it may be given more than once.
-        packed: whether several numbers may also come in one piece.
-    """
-
-    name: str
-    wire: int
-    many: bool = False
-    packed: bool = False
+    name: str  # key in the message that is read
+    wire: int  # `NUMBER`, `BYTES` or `FLOAT`
+    many: bool = False  # whether it may be given more than once
+    packed: bool = False  # whether several numbers may also come in one piece
 
 
 Raw = int | memoryview

@@ -18,24 +18,15 @@ _LOG_LINES = 5
 
 @dataclass(frozen=True)
 class LocalDevice:
-    """One agent to start.
-
-    Attributes:
-        data: npz file with ``x`` and ``y``.
-        max_width: widest sub-model it may be given.
-        max_depth: deepest sub-model it may be given; None for no limit.
-        own_model: folder of the pair with a model of its own, if it has one.
-        state_dir: where it keeps its task and blobs; by default below the fleet's folder.
-        enrolment: its file in an enrolled fleet.
-    """
+    """One agent to start."""
 
     name: str
-    data: Path
-    max_width: float
-    max_depth: int | None = None
-    own_model: Path | None = None
-    state_dir: Path | None = None
-    enrolment: Path | None = None
+    data: Path  # npz file with `x` and `y`
+    max_width: float  # widest sub-model it may be given
+    max_depth: int | None = None  # deepest sub-model it may be given; None for no limit
+    own_model: Path | None = None  # folder of the pair with a model of its own, if it has one
+    state_dir: Path | None = None  # where it keeps its task and blobs; by default below the fleet's folder
+    enrolment: Path | None = None  # its file in an enrolled fleet
 
 
 def _toml(fleet: str, broker: str, folder: Path, device: LocalDevice, holdout: float) -> str:

@@ -18,20 +18,13 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#0
 
 @dataclass(frozen=True)
 class DevicePoint:
-    """What one device did in one round.
-
-    Attributes:
-        tier: the sub-model it trained.
-        examples: training samples.
-        train_loss: mean loss of the last epoch, if it trained.
-        local_accuracy: of the trained sub-model on the device's held-out samples, if it keeps any.
-    """
+    """What one device did in one round."""
 
     device: str
-    tier: str
-    examples: int
-    train_loss: float | None
-    local_accuracy: float | None
+    tier: str  # the sub-model it trained
+    examples: int  # training samples
+    train_loss: float | None  # mean loss of the last epoch, if it trained
+    local_accuracy: float | None  # of the trained sub-model on the device's held-out samples, if it keeps any
     train_seconds: float
 
 
@@ -66,23 +59,14 @@ class Heading:
 
 @dataclass(frozen=True)
 class Arm(Heading):
-    """One run of the comparison.
+    """One run of the comparison."""
 
-    Attributes:
-        rounds: in order.
-        wire_bytes: bytes of MQTT packets at the server's connection.
-        payload_bytes: bytes of the blobs inside them.
-        seconds: whole run.
-        refusals: refused messages and updates, by reason.
-        epsilon: of a device's part in it, None where nothing hides that.
-    """
-
-    rounds: tuple[RoundPoint, ...]
-    wire_bytes: int
-    payload_bytes: int
-    seconds: float
-    refusals: Mapping[str, int]
-    epsilon: float | None = None
+    rounds: tuple[RoundPoint, ...]  # in order
+    wire_bytes: int  # bytes of MQTT packets at the server's connection
+    payload_bytes: int  # bytes of the blobs inside them
+    seconds: float  # whole run
+    refusals: Mapping[str, int]  # refused messages and updates, by reason
+    epsilon: float | None = None  # of a device's part in it, None where nothing hides that
 
     @property
     def accuracy(self) -> float | None:

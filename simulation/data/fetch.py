@@ -25,16 +25,11 @@ _BLOCK = 1 << 16
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A gzipped file to download.
-
-    Attributes:
-        size: bytes of its content, unpacked.
-        sha256: digest of its content, unpacked, in hexadecimal.
-    """
+    """A gzipped file to download."""
 
     url: str
-    size: int
-    sha256: str
+    size: int  # bytes of its content, unpacked
+    sha256: str  # digest of its content, unpacked, in hexadecimal
 
     @property
     def name(self) -> str:

@@ -62,14 +62,10 @@ class Shards:
     Example:
         >>> dealt = deal_shards(classes=4, devices=6, per_device=2, seed=0)
         >>> train_parts, test_parts = dealt.split(train_y, seed=0), dealt.split(test_y, seed=0)
-
-    Attributes:
-        labels: the labels of each device, one for each of its shards.
-        counts: shards that each class is cut into.
     """
 
-    labels: tuple[tuple[int, ...], ...]
-    counts: tuple[int, ...]
+    labels: tuple[tuple[int, ...], ...]  # the labels of each device, one for each of its shards
+    counts: tuple[int, ...]  # shards that each class is cut into
 
     def split(self, targets: Targets, seed: int) -> list[NDArray[np.int64]]:
         """Cut every class into shards and hand them out at random, each to one device: sorted indices by device.

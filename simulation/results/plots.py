@@ -46,32 +46,20 @@ _Spent: TypeAlias = Callable[[Sequence[Judged]], Sequence[float] | _Values]
 
 @dataclass(frozen=True)
 class Curve:
-    """What one line of a plot shows.
+    """What one line of a plot shows."""
 
-    Attributes:
-        label: for the legend.
-        histories: the rounds of each seed, in order; at least one seed.
-        published: value that a paper prints for it, to be marked at the right edge.
-    """
-
-    label: str
-    histories: Sequence[Sequence[Judged]]
-    published: float | None = None
+    label: str  # for the legend
+    histories: Sequence[Sequence[Judged]]  # the rounds of each seed, in order; at least one seed
+    published: float | None = None  # value that a paper prints for it, to be marked at the right edge
 
 
 @dataclass(frozen=True)
 class Widths:
-    """Which width every device trained in every round of a run.
+    """Which width every device trained in every round of a run."""
 
-    Attributes:
-        label: stands above it.
-        devices: what each is; equal ones that follow each other share a label.
-        by_round: a width for each device, None for one that did not take part.
-    """
-
-    label: str
-    devices: Sequence[str]
-    by_round: Mapping[int, Sequence[float | None]]
+    label: str  # stands above it
+    devices: Sequence[str]  # what each is; equal ones that follow each other share a label
+    by_round: Mapping[int, Sequence[float | None]]  # a width for each device, None for one that did not take part
 
 
 @dataclass(frozen=True)

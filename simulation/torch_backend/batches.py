@@ -32,17 +32,11 @@ class TorchJob:
 
 
 class Stretch(NamedTuple):
-    """Steps of a pass over the samples in which the same devices have batches of the same size.
+    """Steps of a pass over the samples in which the same devices have batches of the same size."""
 
-    Attributes:
-        devices: which of the sorted devices.
-        first: number of its first step within the pass.
-        stop: number behind its last step.
-    """
-
-    devices: slice
-    first: int
-    stop: int
+    devices: slice  # which of the sorted devices
+    first: int  # number of its first step within the pass
+    stop: int  # number behind its last step
     size: int
 
 
@@ -77,21 +71,13 @@ def _runs(values: Sequence[ValueT]) -> Iterator[tuple[slice, ValueT]]:
 
 @dataclass(frozen=True)
 class Piece:
-    """Consecutive batches of some devices, ready for the model.
+    """Consecutive batches of some devices, ready for the model."""
 
-    Attributes:
-        devices: which of the sorted devices, ``k`` of them.
-        first: number of the first step within the pass.
-        x: samples ``[k, steps, batch, ...]``.
-        y: labels, int64 ``[k, steps, batch]`` or ``[k, steps, batch, tokens]``.
-        noise: float32 ``[k, steps, batch, ...]`` for every noise layer of the manifest.
-    """
-
-    devices: slice
-    first: int
-    x: NDArray[Any]
-    y: Targets
-    noise: tuple[NDArray[np.float32], ...]
+    devices: slice  # which of the sorted devices, `k` of them
+    first: int  # number of the first step within the pass
+    x: NDArray[Any]  # samples `[k, steps, batch, ...]`
+    y: Targets  # labels, int64 `[k, steps, batch]` or `[k, steps, batch, tokens]`
+    noise: tuple[NDArray[np.float32], ...]  # float32 `[k, steps, batch, ...]` for every noise layer of the manifest
 
 
 def pieces(

@@ -22,17 +22,12 @@ _IMAGE_KERNEL = 4  # dimensions of the weight of a convolution over images
 
 @dataclass(frozen=True)
 class Place:
-    """Where a parameter lies in a row.
-
-    Attributes:
-        start: its first entry in the row.
-        channels_last: whether its second dimension varies fastest, as convolutions on a CPU want it.
-    """
+    """Where a parameter lies in a row."""
 
     name: str
     shape: tuple[int, ...]
-    start: int
-    channels_last: bool = False
+    start: int  # its first entry in the row
+    channels_last: bool = False  # whether its second dimension varies fastest, as convolutions on a CPU want it
 
     @property
     def stop(self) -> int:
@@ -55,15 +50,10 @@ class Place:
 
 @dataclass(frozen=True)
 class Layout:
-    """The order of the parameters in a row.
+    """The order of the parameters in a row."""
 
-    Attributes:
-        places: in row order: first those that the loss depends on.
-        trained: entries of those; the optimizer leaves what is behind them alone, as PyTorch's does.
-    """
-
-    places: tuple[Place, ...]
-    trained: int
+    places: tuple[Place, ...]  # in row order: first those that the loss depends on
+    trained: int  # entries of those; the optimizer leaves what is behind them alone, as PyTorch's does
 
     @classmethod
     def of(cls, shapes: Mapping[str, tuple[int, ...]], used: frozenset[str], *, channels_last: bool) -> "Layout":
@@ -111,23 +101,14 @@ class Pull:
 
 @dataclass(frozen=True)
 class Rows:
-    """What the optimizer works on, with a row for each device.
+    """What the optimizer works on, with a row for each device."""
 
-    Attributes:
-        values: parameters, float32 ``[devices, entries]``.
-        states: of the optimizer by name, of the same shape each.
-        gradient: of the same shape; overwritten by a step.
-        rate: learning rate of each device, float32 ``[devices, 1]``.
-        steps: of each device so far, float32 ``[devices, 1]``.
-        pull: added to the gradient before it is clipped; None for no proximal term.
-    """
-
-    values: Tensor
-    states: Mapping[str, Tensor]
-    gradient: Tensor
-    rate: Tensor
-    steps: Tensor
-    pull: Pull | None
+    values: Tensor  # parameters, float32 `[devices, entries]`
+    states: Mapping[str, Tensor]  # of the optimizer by name, of the same shape each
+    gradient: Tensor  # of the same shape; overwritten by a step
+    rate: Tensor  # learning rate of each device, float32 `[devices, 1]`
+    steps: Tensor  # of each device so far, float32 `[devices, 1]`
+    pull: Pull | None  # added to the gradient before it is clipped; None for no proximal term
 
     def __getitem__(self, devices: slice) -> "Rows":
         pull = None if self.pull is None else Pull(self.pull.anchors[devices], self.pull.mu[devices])

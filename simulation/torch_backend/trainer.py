@@ -48,15 +48,10 @@ _SMALL_STEP_FLOPS = 1e8
 
 @dataclass(frozen=True)
 class TorchResult:
-    """What a virtual device ends its training with.
+    """What a virtual device ends its training with."""
 
-    Attributes:
-        tensors: new float32 arrays by parameter name, in manifest order.
-        result: steps, loss and time; of devices trained together, each has an equal share of the time.
-    """
-
-    tensors: dict[str, NDArray[np.float32]]
-    result: TrainResult
+    tensors: dict[str, NDArray[np.float32]]  # new float32 arrays by parameter name, in manifest order
+    result: TrainResult  # steps, loss and time; of devices trained together, each has an equal share of the time
 
 
 @dataclass(frozen=True)

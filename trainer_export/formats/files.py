@@ -14,19 +14,13 @@ from trainer_export.graph import Port
 
 @dataclass(frozen=True)
 class SetFile:
-    """One file of an artifact set.
+    """One file of an artifact set."""
 
-    Attributes:
-        key: in the manifest, such as ``onnx/train``.
-        path: relative to the tier's folder.
-        outputs: outputs of a graph in order; empty for what is no graph.
-    """
-
-    key: str
-    path: str
+    key: str  # in the manifest, such as `onnx/train`
+    path: str  # relative to the tier's folder
     data: bytes
     inputs: tuple[Port, ...] = ()
-    outputs: tuple[Port, ...] = ()
+    outputs: tuple[Port, ...] = ()  # outputs of a graph in order; empty for what is no graph
 
     @property
     def is_graph(self) -> bool:

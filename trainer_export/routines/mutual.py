@@ -25,19 +25,12 @@ from trainer_export.pair_step import Knob, PairRoutine
 
 @dataclass(frozen=True)
 class MutualParts:
-    """What a mutual loss is made of.
+    """What a mutual loss is made of."""
 
-    Attributes:
-        cross_entropy: with the labels, mean over the batch, [].
-        divergence: from the other model's distribution, KL(other || own), mean over the batch, [].
-        own: softmax of the own logits, [batch, classes] (or [batch, tokens, classes], as the logits).
-        other: softmax of the other logits, of the same shape.
-    """
-
-    cross_entropy: Tensor
-    divergence: Tensor
-    own: Tensor
-    other: Tensor
+    cross_entropy: Tensor  # with the labels, mean over the batch, []
+    divergence: Tensor  # from the other model's distribution, KL(other || own), mean over the batch, []
+    own: Tensor  # softmax of the own logits, [batch, classes] (or [batch, tokens, classes], as the logits)
+    other: Tensor  # softmax of the other logits, of the same shape
 
 
 def mutual_parts(own: Tensor, other: Tensor, y: Tensor) -> MutualParts:

@@ -34,18 +34,12 @@ class Situation:
 
 @dataclass(frozen=True)
 class Experience:
-    """What a finished round has shown.
+    """What a finished round has shown."""
 
-    Attributes:
-        round: its number; one that a memory holds already changes nothing.
-        loss: mean training loss over all steps.
-        step_seconds: measured time of a training step, None if it is not known.
-    """
-
-    round: int
+    round: int  # its number; one that a memory holds already changes nothing
     tier: str
-    loss: float
-    step_seconds: float | None
+    loss: float  # mean training loss over all steps
+    step_seconds: float | None  # measured time of a training step, None if it is not known
 
 
 @dataclass(frozen=True)

@@ -23,22 +23,14 @@ class NoSettings(FrozenModel):
 
 @dataclass(frozen=True)
 class Result:
-    """What a routine ends with.
-
-    Attributes:
-        batches: batches processed; steps, in training.
-        seconds: time of the work alone.
-        loss: mean loss of the last epoch; None where nothing is trained.
-        mean_loss: mean loss of all steps, where it is known.
-        evaluation: on the board's held-out samples, when it keeps any.
-    """
+    """What a routine ends with."""
 
     tensors: Mapping[str, NDArray[Any]]
-    batches: int
-    seconds: float
-    loss: float | None = None
-    mean_loss: float | None = None
-    evaluation: Evaluation | None = None
+    batches: int  # batches processed; steps, in training
+    seconds: float  # time of the work alone
+    loss: float | None = None  # mean loss of the last epoch; None where nothing is trained
+    mean_loss: float | None = None  # mean loss of all steps, where it is known
+    evaluation: Evaluation | None = None  # on the board's held-out samples, when it keeps any
 
 
 @dataclass(frozen=True)

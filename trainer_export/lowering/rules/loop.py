@@ -22,19 +22,12 @@ _BATCH = "batch"
 
 @dataclass(frozen=True)
 class _Loop:
-    """A loop over the first dimension.
+    """A loop over the first dimension."""
 
-    Attributes:
-        states: what it starts with, [batch, ...].
-        rows: what a step reads, [steps, batch, ...].
-        around: what all steps read.
-        backwards: whether it starts at the last step.
-    """
-
-    states: Sequence[Value]
-    rows: Sequence[Value]
-    around: Sequence[Value]
-    backwards: bool = False
+    states: Sequence[Value]  # what it starts with, [batch, ...]
+    rows: Sequence[Value]  # what a step reads, [steps, batch, ...]
+    around: Sequence[Value]  # what all steps read
+    backwards: bool = False  # whether it starts at the last step
 
 
 def _run(e: Emitter, loop: _Loop, step: Callable[..., list[Tensor]], shapes: Sequence[Shape]) -> list[Value]:

@@ -25,17 +25,11 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class _Stage:
-    """One axis of a pooling: members of the windows along it and their maximum.
+    """One axis of a pooling: members of the windows along it and their maximum."""
 
-    Attributes:
-        members: ``size`` ONNX values [.., 1, inner].
-        running: the maximum of the first 1, 2, ... members.
-        inner: numbers in a run that belongs to one element of the axis.
-    """
-
-    members: tuple[str, ...]
-    running: tuple[str, ...]
-    inner: int
+    members: tuple[str, ...]  # `size` ONNX values [.., 1, inner]
+    running: tuple[str, ...]  # the maximum of the first 1, 2, ... members
+    inner: int  # numbers in a run that belongs to one element of the axis
 
 
 def _stage(e: Emitter, name: str, size: int, inner: int) -> _Stage:
