@@ -26,6 +26,7 @@ from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from fleet_protocol.errors import ConfigError, TransportError
+from fleet_protocol.refusals import remedy, why_not_reached
 from fleet_protocol.transport import (
     BACKOFF_MAX_SECONDS,
     SEND_WINDOW,
@@ -57,29 +58,6 @@ def publish_packet_bytes(topic: str, payload_bytes: int, qos: int) -> int:
 def _options(qos: int) -> SubscribeOptions:
     """Options of a subscription; retained messages come once, not again with every repetition."""
     return SubscribeOptions(qos=qos, retainHandling=SubscribeOptions.RETAIN_SEND_IF_NEW_SUB)
-
-
-def _why(error: BaseException | None) -> str:
-    """What kept a connection from being made, and what to look at."""
-    match error:
-        case ssl.SSLCertVerificationError(verify_code=9):
-            return (
-                f"its certificate is not valid yet, and this computer's clock says {time.strftime('%Y-%m-%d %H:%M')}:"
-                " let it fetch the time (timedatectl set-ntp true), or look at when the certificate begins"
-            )
-        case ssl.SSLCertVerificationError():
-            return (
-                f"its certificate is not trusted ({error.verify_message}); look at ca_file, at the host name in the"
-                " address, and at this computer's clock"
-            )
-        case ssl.SSLError():
-            return f"TLS does not come about ({error.reason or error}); look at the certificate files, and at the port"
-        case socket.gaierror():
-            return "there is no host of this name"
-        case None | ConnectionRefusedError() | TimeoutError():
-            return "nothing answers there"
-        case _:
-            return str(error)
 
 
 def _promptly(_client: paho.Client, _data: object, connection: Any) -> None:
@@ -206,6 +184,8 @@ class Link:
         self._subscribed: set[int] = set()
         self._connected = self._greeted = False
         self._failure = "no answer"
+        self.packet_bytes = sys.maxsize
+        self._refusals: set[str] = set()
         self._attempt = 0
         self._sent = 0
         self._received = 0
@@ -247,10 +227,11 @@ class Link:
         delay: Any = random.uniform(BACKOFF_FIRST_SECONDS / 2, ceiling)  # noqa: S311
         self._client.reconnect_delay_set(delay, delay)
 
-    def _on_connect(self, client: paho.Client, _data: object, flags: Any, reason: Any, _properties: Any) -> None:
+    def _on_connect(self, client: paho.Client, _data: object, flags: Any, reason: Any, properties: Any) -> None:
         if reason.is_failure:
-            self._failed(f"the broker refuses it ({reason}); look at the login")
+            self._failed(f"the broker refuses it ({reason}); {remedy(str(reason))}")
             return
+        self.packet_bytes = getattr(properties, "MaximumPacketSize", sys.maxsize)
         with self._changed:
             self._connected = self._greeted = True
             self._failure = ""
@@ -263,7 +244,7 @@ class Link:
         self._inbox.put(Connected(session_present=bool(flags.session_present)))
 
     def _on_connect_fail(self, _client: paho.Client, _data: object) -> None:
-        self._failed(_why(sys.exc_info()[1]))  # paho calls this while it handles the error
+        self._failed(why_not_reached(sys.exc_info()[1]))  # paho calls this while it handles the error
 
     def _failed(self, why: str) -> None:
         """Keep what prevents a connection; where one was lost nobody else says it, so it is logged once."""
@@ -290,7 +271,10 @@ class Link:
         self._sent += PUBACK_BYTES if qos else 0
         self._inbox.put(Received(topic, payload, retained))
 
-    def _on_publish(self, _client: paho.Client, _data: object, mid: int, _reason: Any, _properties: Any) -> None:
+    def _on_publish(self, _client: paho.Client, _data: object, mid: int, reason: Any, _properties: Any) -> None:
+        if reason.is_failure and str(reason) not in self._refusals:
+            self._refusals.add(str(reason))
+            _LOG.error("the broker at %s refuses a message (%s); %s", self.address, reason, remedy(str(reason)))
         with self._changed:
             if mid in self._unacknowledged:
                 self._unacknowledged.discard(mid)
@@ -353,10 +337,16 @@ class Link:
 
     def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> None:
         """Hand a message to the network thread; while the broker is away it waits there."""
+        size = publish_packet_bytes(topic, len(payload), qos)
+        if size > self.packet_bytes:
+            raise TransportError(
+                f"cannot send to {topic}: the broker at {self.address} takes packets of {self.packet_bytes:,} bytes, "
+                f"and this one has {size:,}; {remedy('Packet too large')}"
+            )
         info = self._client.publish(topic, payload, qos=qos, retain=retain)
         if info.rc not in {paho.MQTT_ERR_SUCCESS, paho.MQTT_ERR_NO_CONN}:
             raise TransportError(f"cannot send to {topic}: {paho.error_string(info.rc)}")
-        self._sent += publish_packet_bytes(topic, len(payload), qos)
+        self._sent += size
         self._received += PUBACK_BYTES if qos else 0
         with self._changed:
             if info.mid in self._early:

@@ -192,6 +192,10 @@ class Transport(Protocol):
     def wire(self) -> WireCount:
         """Bytes exchanged so far."""
 
+    @property
+    def packet_bytes(self) -> int:
+        """Size of the largest packet that the broker takes, as far as it says."""
+
     def connect(self, timeout_seconds: float = 30.0) -> None:
         """Connect for the first time, if something answers and lets us in."""
 

@@ -1,6 +1,7 @@
 """A transport without a network, to show what another one costs: this file, and a row in `SCHEMES`."""
 
 import re
+import sys
 import threading
 from dataclasses import dataclass, field
 
@@ -27,7 +28,7 @@ def matches(topic_filter, topic):
 class MemoryLink:
     """One end of a hub, with the methods of `fleet_protocol.transport.Transport`."""
 
-    authentic = False
+    authentic, packet_bytes = False, sys.maxsize
 
     def __init__(self, address, client_id, inbox, *, will=None, session_expiry_seconds=3600):
         self.address, self.client_id, self.session_expiry_seconds = address, client_id, session_expiry_seconds

@@ -17,9 +17,10 @@ from pathlib import Path
 
 from fleet_protocol.blobs import indices_of, iter_chunks, ranges_of
 from fleet_protocol.digests import matches
-from fleet_protocol.errors import BlobError, TransportError
+from fleet_protocol.errors import BlobError, ConfigError, TransportError
 from fleet_protocol.messages import Ranges
 from fleet_protocol.messages.bounds import CHUNKS_LIMIT
+from fleet_protocol.refusals import remedy
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import SEND_WINDOW, Transport
 
@@ -29,6 +30,7 @@ LONGEST_SECONDS = 2.0  # after the first request, however many still come
 FAN_OUT_BYTES = 50e6  # that a broker hands out in a second; until then what is published is on its way
 GAP_SECONDS = 1.0  # since the last arrival: so long it is still on its way
 PUBLISH_SECONDS = 10.0  # a broker that takes nothing for so long is away; the devices ask again
+PACKET_ROOM = 1024  # beside the payload of a chunk: topic, numbers, digest, signature
 TURN_SECONDS = 0.2  # that its acknowledgements are waited for at once
 
 
@@ -77,6 +79,21 @@ class _Served:
 def _payload_bytes(chunks: Iterable[int], size: int, chunk_bytes: int) -> int:
     """Payload bytes of some chunks of a blob."""
     return sum(max(0, min(chunk_bytes, size - index * chunk_bytes)) for index in chunks)
+
+
+def chunk_bytes_for(link: Transport, wanted: int) -> int:
+    """Payload bytes of a chunk, as they are wanted.
+
+    Raises:
+        ConfigError: the broker says that it takes no packets of that size.
+    """
+    room = link.packet_bytes - PACKET_ROOM
+    if wanted > room:
+        raise ConfigError(
+            f"the broker at {link.address} takes packets of {link.packet_bytes:,} bytes, which has no room for "
+            f"chunks of {wanted:,}; {remedy('Packet too large')}"
+        )
+    return wanted
 
 
 class BlobService:

@@ -32,7 +32,7 @@ from broker_server.rounds.reporting import Listener, Reporter
 from broker_server.rounds.run_context import RunContext, new_run_id, prepare_run
 from broker_server.rounds.stopping import Steering, StopRequested
 from broker_server.service.asking import Asking
-from broker_server.service.blob_service import BlobService
+from broker_server.service.blob_service import BlobService, chunk_bytes_for
 from broker_server.service.broker import ChildBroker
 from broker_server.service.clock import Clock
 from broker_server.service.connection import Connection, Stop
@@ -216,7 +216,7 @@ class Server:
         artifacts = load_artifacts(
             config.model.artifacts,
             config.model.arch,
-            chunk_bytes=config.round.chunk_bytes,
+            chunk_bytes=chunk_bytes_for(self._link, config.round.chunk_bytes),
             weights=config.model.weights,
         )
         context = prepare_run(run, config, artifacts)

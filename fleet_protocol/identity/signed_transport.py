@@ -117,6 +117,11 @@ class SignedTransport:
         """Bytes exchanged so far, envelopes included."""
         return self._inner.wire
 
+    @property
+    def packet_bytes(self) -> int:
+        """Size of the largest packet that the broker takes."""
+        return self._inner.packet_bytes
+
     def connect(self, timeout_seconds: float = 30.0) -> None:
         """Connect for the first time."""
         self._inner.connect(timeout_seconds)

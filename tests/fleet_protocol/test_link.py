@@ -2,6 +2,7 @@
 
 import contextlib
 import queue
+import re
 import select
 import socket
 import ssl
@@ -187,7 +188,7 @@ def test_a_login_that_counts_no_longer_is_said_once_and_tried_again(tmp_path, ca
         broker.start()
         assert next_of(inbox, Connected)
     assert caplog.text.count("Not authorized") == 1
-    assert "look at the login; trying again" in caplog.text
+    assert "look at the login, and at what" in caplog.text
 
 
 def test_a_broker_that_is_down_is_an_error_in_time():
@@ -372,3 +373,45 @@ def test_a_topic_that_is_no_text_leaves_the_link_alive(properties):
             link.subscribe("#")
             assert next_of(inbox, Received, matching=lambda event: event.topic == "ok")
         serving.join(WAIT)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("retain_available false", "Retain not supported.*must keep retained messages.*retain_available"),
+        ("max_qos 0", "QoS not supported.*quality of service 1.*max_qos"),
+    ],
+)
+def test_what_a_broker_lacks_is_named(tmp_path, line, says):
+    """The login is not to blame."""
+    will = Farewell("shoal/test/a", b"gone")
+    with mosquitto_broker(tmp_path, more=line) as broker:
+        link = Link(BrokerAddress.parse(broker.url), "a", queue.SimpleQueue(), will=will)
+        with pytest.raises(TransportError, match=says):
+            link.connect(3.0)
+
+
+def test_a_packet_larger_than_the_broker_says_it_takes_is_not_sent(tmp_path):
+    """Mosquitto would drop it without a word."""
+    with mosquitto_broker(tmp_path, more="max_packet_size 5000") as broker, linked(broker.url, "a") as (link, _):
+        assert link.packet_bytes == 5000
+        link.publish("shoal/test/a", bytes(4900))
+        with pytest.raises(
+            TransportError, match=r"shoal/test/b.* packets of 5,000 bytes.*this one has 6,0.*chunk_bytes"
+        ):
+            link.publish("shoal/test/b", bytes(6000))
+
+
+def test_a_message_that_the_broker_refuses_is_told_once(tmp_path, caplog):
+    """It acknowledges it, with a reason; nothing else would say that it went nowhere."""
+    (tmp_path / "acl").write_text("topic read #\n")
+    with (
+        mosquitto_broker(tmp_path, more=f"acl_file {tmp_path / 'acl'}") as broker,
+        linked(broker.url, "a") as (link, _),
+        caplog.at_level("ERROR", "fleet_protocol.link"),
+    ):
+        for _ in range(2):
+            link.publish("shoal/test/a", bytes(600))
+        link.drain(time.monotonic() + WAIT)
+    (record,) = caplog.records
+    assert re.search(r"refuses a message \(Not authorized\); look at the login, and at what", record.message)
