@@ -30,7 +30,6 @@ def lasts(arch: str, strategy: str) -> list[float]:
 COMPUTED = {
     "README.md": [fmean(run["accuracy"]["global"] for run in DEMO if run["data"] == "digits")],
     "finetuning.md": [fmean(lasts("minilm_encoder", "fedavg")), fmean(lasts("minilm_adapters", "hetlora"))],
-    "rounds.md": [1 / 359],  # one test image
 }
 """What a document says of several stored runs together."""
 
