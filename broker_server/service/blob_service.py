@@ -11,11 +11,11 @@ import math
 import mmap
 import os
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fleet_protocol.blobs import indices_of, iter_chunks, ranges_of
+from fleet_protocol.blobs import BARE_OVERHEAD, FRAME_OVERHEAD, indices_of, iter_chunks, ranges_of
 from fleet_protocol.digests import matches
 from fleet_protocol.errors import BlobError, ConfigError, TransportError
 from fleet_protocol.messages import Ranges
@@ -213,17 +213,23 @@ class BlobService:
             sent.again = not known.isdisjoint(sent.chunks)
             sent.data = _mapped(served, digest, check=sent.again)
         window, digests = sent.chunks[:SEND_WINDOW], sent.again and not self._link.authentic
-        frames = iter_chunks(sent.data, served.chunk_bytes, ranges_of(window), digests=digests)
-        messages = ((self._topics.blob(digest, index), frame) for index, frame in frames)
-        self._link.publish_stream(messages, time.monotonic() + TURN_SECONDS)
-        self._payload_bytes += _payload_bytes(set(window) - known, served.size, served.chunk_bytes)
+        frames = iter_chunks(sent.data, served.chunk_bytes, ranges_of(window), digests=digests, pack=True)
+        payload: dict[int, int] = {}
+
+        def messages() -> Iterator[tuple[str, bytes]]:
+            for index, frame in frames:
+                payload[index] = len(frame) - (FRAME_OVERHEAD if digests else BARE_OVERHEAD)
+                yield self._topics.blob(digest, index), frame
+
+        self._link.publish_stream(messages(), time.monotonic() + TURN_SECONDS)
+        self._payload_bytes += sum(payload[index] for index in payload.keys() - known)
         known.update(window)
         del sent.chunks[:SEND_WINDOW]
         if not sent.chunks:
             sent.data = None
 
     def take_payload_bytes(self) -> int:
-        """Payload bytes published since the last call; a chunk that is published again counts no more."""
+        """Payload bytes published since the last call, packed; a chunk that is published again counts no more."""
         taken, self._payload_bytes = self._payload_bytes, 0
         return taken
 

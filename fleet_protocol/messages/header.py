@@ -8,7 +8,7 @@ from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages.bounds import Positive
 from fleet_protocol.messages.values import Name
 
-SCHEMA_VERSION = 6  # 6: what a device lacks is asked for by its accept, and what is as usual is left out
+SCHEMA_VERSION = 7  # 7: chunks of graphs are packed
 
 
 class Message(FrozenModel):
@@ -20,7 +20,7 @@ class Message(FrozenModel):
         fleet: name of the fleet.
     """
 
-    v: Literal[6] = 6
+    v: Literal[7] = 7
     type: str
     fleet: Name = ""
 

@@ -13,8 +13,8 @@ from fleet_protocol.messages.presence import DeviceProfile, DeviceStatus, Presen
 from fleet_protocol.messages.to_device import ServerMessage
 from fleet_protocol.messages.to_server import DeviceMessage
 
-_OLD = re.compile(rb'\{"schema_version":\s*(\d{1,9})')  # how messages began up to version 5
-_TOO_OLD = (
+_SPOKEN = re.compile(rb'\{"(?:schema_version|v)":\s*(\d{1,9})')  # the first of them up to version 5
+_OTHER = (
     "a {} of version {} of the protocol, and this Shoal speaks version {}: bring server and boards to the same release"
 )
 MESSAGE_LIMIT_BYTES = 256 * 1024  # the largest control message is a chunk list of a few kB
@@ -34,8 +34,10 @@ def reader(kind: Any, what: str, limit_bytes: int | None = MESSAGE_LIMIT_BYTES) 
         try:
             return adapter.validate_json(payload)
         except ValidationError as error:
-            old = _OLD.match(payload)
-            text = problems(error, "message") if old is None else _TOO_OLD.format(what, int(old[1]), SCHEMA_VERSION)
+            spoken = _SPOKEN.match(payload)
+            version = SCHEMA_VERSION if spoken is None else int(spoken[1])
+            same = version == SCHEMA_VERSION
+            text = problems(error, "message") if same else _OTHER.format(what, version, SCHEMA_VERSION)
             raise RefusedError(RefusalReason.MALFORMED, text) from error
 
     return read

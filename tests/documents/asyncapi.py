@@ -75,7 +75,8 @@ def _chunk(summary: str) -> dict[str, Any]:
         "magic SHC2, index (4 bytes), size of the blob (8), bytes per chunk (4), BLAKE3 of the payload (32), payload; "
         f"{FRAME_OVERHEAD} bytes before the payload. The default chunk is {DEFAULT_CHUNK_BYTES} bytes. With magic SHC3 "
         "there is no digest: in an enrolled fleet, where the whole is in an envelope of magic SHK1, and elsewhere "
-        "where a chunk is sent for the first time: that of the blob must do, and damage is sent again with digests."
+        "where a chunk is sent for the first time: that of the blob must do, and damage is sent again with digests. "
+        "With magic SHC4 there is none either, and the payload is packed (RFC 1951), as the server does with graphs."
     )
     return _binary("Chunk", summary, text)
 

@@ -3,7 +3,10 @@
 import errno
 import hashlib
 import os
+import struct
 import subprocess
+import tracemalloc
+import zlib
 from itertools import pairwise
 
 import numpy as np
@@ -68,6 +71,46 @@ def test_damaged_frames_are_refused(damage, says):
     frame = encode_chunk(sample(3000), 0, CHUNK)
     with pytest.raises(BlobError, match=says):
         decode_chunk(damage(frame))
+
+
+def test_what_repeats_itself_travels_packed():
+    """Graphs and manifests do, weights do not; where a chunk has its own digest it is as it is."""
+    named = b"".join(b"/conv1/weight_%d Reshape" % i for i in range(90))[: 2 * CHUNK]
+    for data, packs in ((named, True), (sample(2 * CHUNK), False)):
+        for pack, digest in ((True, False), (False, False), (True, True)):
+            frame = encode_chunk(data, 1, CHUNK, digest=digest, pack=pack)
+            assert (frame[:4] == b"SHC4") == (packs and pack and not digest)
+            assert (len(frame) < CHUNK // 2) == (packs and pack and not digest)
+            assert decode_chunk(frame).payload == data[CHUNK:]
+
+
+@given(st.binary(max_size=4 * CHUNK), st.integers(0, 2 * CHUNK), st.integers(0, 3))
+def test_a_packed_chunk_unpacks_to_what_its_header_says_or_is_refused(data, size, index):
+    """Another number of bytes, many more of them, what no packer made, and an end that is cut."""
+    deflate = zlib.compressobj(wbits=-15)
+    packed = deflate.compress(data) + deflate.flush()
+    header = struct.pack(">4sIQI", b"SHC4", index, size, CHUNK)
+    expected = min(CHUNK, size - index * CHUNK)
+    if len(data) == expected:
+        assert decode_chunk(header + packed).payload == data
+    else:
+        with pytest.raises(BlobError, match=f"chunk {index} "):
+            decode_chunk(header + packed)
+    for damaged in (packed[:-1], packed + b"x", b"\xff" + packed, header):
+        with pytest.raises(BlobError, match="chunk"):
+            decode_chunk(header + damaged)
+
+
+def test_a_packed_flood_is_not_unpacked():
+    """64 MB of zeros in 64 kB cost no more than the chunk it claims to be."""
+    packed = zlib.compress(bytes(1 << 26), 9)[2:-4]
+    tracemalloc.start()
+    try:
+        with pytest.raises(BlobError, match="chunk 0 is packed into another number of bytes than 1024"):
+            decode_chunk(struct.pack(">4sIQI", b"SHC4", 0, 4096, CHUNK) + packed)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_frame_overhead_is_as_documented():
