@@ -185,6 +185,7 @@ class Manifest(Grown):
         parameters: in the order of the weights blob.
         states: of the optimizer; empty if it has none.
         states_in_place: the step graphs may be given one buffer for a state and its next value.
+        parameters_in_place: the same for a parameter.
         statistics: static batch norms whose mean and variance the eval and infer graphs take.
         noise: layers that need random numbers in training, in the order they are drawn in; the other graphs draw none.
         base: frozen tensors, which the graphs take as they take parameters and never return. They lie in the file
@@ -217,6 +218,7 @@ class Manifest(Grown):
     parameters: tuple[ParameterSpec, ...]
     states: tuple[StateSpec, ...]
     states_in_place: bool = False
+    parameters_in_place: bool = False
     statistics: tuple[StatisticSpec, ...] = ()
     noise: tuple[NoiseSpec, ...] = ()
     base: tuple[TensorSpec, ...] = ()

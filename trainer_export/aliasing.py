@@ -1,6 +1,6 @@
-"""Whether a step may write a new optimizer state over the old one: a device then needs one buffer for both.
+"""Whether a step may write a new parameter or state over the old one: a device then needs one buffer for both.
 
-That is safe where everything that reads the old state comes before what writes the new one by the flow of data, so
+That is safe where everything that reads the old one comes before what writes the new one by the flow of data, so
 that no order of execution can turn them round.
 """
 
@@ -15,10 +15,10 @@ from trainer_export.sized_graph import VIEWS
 _ENTRYWISE = frozenset({"Add", "Mul", "Sub"})  # read an entry before they write it
 
 
-def states_in_place(model: onnx.ModelProto) -> bool:
-    """Whether every state of a step graph (``state.<name>``) may share memory with its next (``next.state.<name>``).
+def in_place(model: onnx.ModelProto, prefix: str) -> bool:
+    """Whether every ``param.`` or ``state.`` input of a step graph may share memory with its next (``next.<name>``).
 
-    Also true where there are no states.
+    Also true where there are none.
     """
     graph = model.graph
     reads = [values_read(node) for node in graph.node]
@@ -28,8 +28,10 @@ def states_in_place(model: onnx.ModelProto) -> bool:
             readers.setdefault(name, []).append(index)
     producers = {output: index for index, node in enumerate(graph.node) for output in node.output}
     ancestors = _ancestors(reads, producers)
-    for state in (value.name for value in graph.input if value.name.startswith("state.")):
-        writer, same = producers[next_name(state)], [state]
+    for old in (value.name for value in graph.input if value.name.startswith(prefix)):
+        if next_name(old) not in producers:
+            continue  # frozen
+        writer, same = producers[next_name(old)], [old]
         for name in same:  # which grows by what may share its memory
             for index in readers.get(name, ()):
                 node = graph.node[index]

@@ -25,7 +25,7 @@ from fleet_protocol.manifest import (
 )
 from models.layout import Layout
 from models.tier import Tier
-from trainer_export.aliasing import states_in_place
+from trainer_export.aliasing import in_place
 from trainer_export.exported import Export
 from trainer_export.footprint import Footprint
 from trainer_export.formats.files import SetFile
@@ -61,6 +61,7 @@ def manifest_of(export: Export, tier: Tier, files: Sequence[SetFile], facts: Fac
     """The manifest of a sub-model's files."""
     layout, recipe, output = export.layout, export.recipe, facts.signature.output
     parameters = _parameter_specs(layout, tier)
+    steps = [onnx.load_model_from_string(file.data) for file in files if file.key in _STEP_GRAPHS]
     return Manifest(
         arch=export.arch.name,
         settings=json.loads(replace(layout, settings=export.settings(tier)).to_json())["settings"],
@@ -74,9 +75,8 @@ def manifest_of(export: Export, tier: Tier, files: Sequence[SetFile], facts: Fac
         recipe=recipe.spec(output, facts.signature.outputs(1)),
         parameters=parameters,
         states=recipe.state_specs({spec.name: spec.shape for spec in parameters}),
-        states_in_place=all(
-            states_in_place(onnx.load_model_from_string(file.data)) for file in files if file.key in _STEP_GRAPHS
-        ),
+        states_in_place=all(in_place(step, "state.") for step in steps),
+        parameters_in_place=all(in_place(step, "param.") for step in steps),
         statistics=tuple(
             StatisticSpec(name=item.name, channels=layout.local_shape(item.dims, tier.width)[0], axis=str(item.dims[0]))
             for item in layout.statistics

@@ -87,7 +87,7 @@ def test_a_batch_may_come_in_the_same_array_again(tiny, turned):
 def test_a_device_holds_any_states_that_an_optimizer_has(tmp_path, in_place):
     """Two states for each parameter and a counter of steps: kept from step to step, begun anew with each task."""
     tiny = write_tiny_set(tmp_path, states=ADAPTIVE)
-    manifest = tiny.manifest.model_copy(update={"states_in_place": in_place})
+    manifest = tiny.manifest.model_copy(update={"states_in_place": in_place, "parameters_in_place": in_place})
     session = TrainSession(manifest, tiny.graph("onnx/train"))
     for _task in range(2):
         weights = initial_weights()

@@ -53,12 +53,14 @@ class TrainSession:
     ) -> None:
         self._manifest = manifest
         states = {state_input(spec.name): spec for spec in manifest.states}
+        parameters = {parameter_input(spec.name): spec for spec in manifest.parameters}
+        staying = [*states] * manifest.states_in_place + [*parameters] * manifest.parameters_in_place
         tensors = StepTensors(
-            moving={**{parameter_input(spec.name): spec for spec in manifest.parameters}, **states},
+            moving={**parameters, **states},
             scalars=("loss",),
             fixed={anchor_input(spec.name): spec for spec in manifest.parameters},
             settings=("lr", "mu", "share", "last"),
-            in_place=frozenset(states) if manifest.states_in_place else frozenset(),
+            in_place=frozenset(staying),
             given={parameter_input(name): array for name, array in (base or {}).items()},
         )
         specs, peak = manifest.graphs.values(), manifest.peak_memory_bytes
@@ -170,7 +172,7 @@ class TrainSession:
         return loss
 
     def parameters(self) -> dict[str, NDArray[np.float32]]:
-        """The parameters now, in manifest order; views that the next step but one overwrites."""
+        """The parameters now, in manifest order; views that the next step may overwrite."""
         current = self._step.current
         return {spec.name: current[parameter_input(spec.name)] for spec in self._manifest.parameters}
 
@@ -182,7 +184,7 @@ class TrainSession:
     def addresses(self) -> dict[str, int]:
         """Where each current parameter and state lies in memory, and each frozen tensor.
 
-        Parameters alternate between two places; states too, unless the manifest allows them to stay.
+        Parameters and states alternate between two places, unless the manifest allows them to stay.
         """
         return self._step.addresses()
 
