@@ -161,7 +161,7 @@ def test_releases_are_those_that_the_command_shows(store, client, capsys):
 def test_tables_of_reproductions_are_found(store, client, tmp_path):
     """From any store of their runs; the folder of all is the run written last; nothing of a damaged or another file."""
     results = Path(__file__).parents[3] / "docs" / "results"
-    shutil.copytree(results / "fedrolex-3", tmp_path / "fedrolex-3" / "small")
+    shutil.copytree(results / "fedrolex-3" / "stated-nothing", tmp_path / "fedrolex-3" / "small")
     (tmp_path / "fedrolex-3" / "small" / "other.csv").write_text("a,b\n1,2\n")
     (tmp_path / "fedrolex-3" / "small" / "bad.csv").write_bytes(b"table,scale,arm,figure,\n\xff")
     assert store_of(tmp_path) == tmp_path  # which says that there is none
@@ -172,7 +172,9 @@ def test_tables_of_reproductions_are_found(store, client, tmp_path):
     assert [store_of(folder) for folder in (tmp_path, runs[1], store)] == [runs[0], runs[1], store]
     (found,) = get(TestClient(make_app(runs[1]), base_url=HERE), "/tables").items()
     assert found[0] == "fedrolex-3/small/fedrolex-3.csv"
-    assert found[1] == list(csv.DictReader((results / "fedrolex-3" / "fedrolex-3.csv").read_text().splitlines()))
+    assert found[1] == list(
+        csv.DictReader((results / "fedrolex-3" / "stated-nothing" / "fedrolex-3.csv").read_text().splitlines())
+    )
     assert get(client, "/tables") == {}
 
 

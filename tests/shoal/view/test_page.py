@@ -348,7 +348,7 @@ def test_a_release_is_followed_and_stopped(tmp_path, opened):
 
 def test_results_without_a_run_show_their_tables(tmp_path, opened):
     """Every arm beside what was published, before the first run has begun, and nothing that needs one."""
-    shutil.copytree(RESULTS / "fedrolex-3", tmp_path / "fedrolex-3" / "small")
+    shutil.copytree(RESULTS / "fedrolex-3" / "stated-nothing", tmp_path / "fedrolex-3" / "small")
     store = tmp_path / "fedrolex-3" / "small" / "arm" / "seed-1" / "store"
     Store(store).close()
     with serving(store, ViewConfig(port=0)) as address:
@@ -389,7 +389,9 @@ def test_methods_stand_side_by_side(fleet, opened, tmp_path):
         item["round.evaluation.accuracy"] = 0.25
     (tmp_path / "rounds.json").write_text(json.dumps(rounds))
     (tmp_path / "nothing.csv").write_text(f"a,b\n{HOSTILE},2\n")
-    page.get_by_label("Open").set_input_files([tmp_path / "rounds.json", RESULTS / "fedrolex-3" / "fedrolex-3.csv"])
+    page.get_by_label("Open").set_input_files(
+        [tmp_path / "rounds.json", RESULTS / "fedrolex-3" / "stated-nothing" / "fedrolex-3.csv"]
+    )
     page.get_by_role("img", name="rounds.json: 0.2500 at first").wait_for()
     page.get_by_label("Draw federated-dropout/cifar10-high, global").check()
     page.get_by_role("img", name="federated-dropout/cifar10-high, published: 0.4664 at first").wait_for()
