@@ -107,7 +107,7 @@ class BlobStore:
         self._threads = ThreadPoolExecutor(_SYNC_THREADS, "sync")  # begun when there is something for them to do
         self._syncing: dict[str, Future[None]] = {}
         self._spare: list[Path] = []  # files of blobs that were removed, to be written over: half the work of new ones
-        self._kept = 0  # blobs of `keep` whose files are still in use
+        self._kept = 0  # blobs of `keep` and `place` whose files are still in use
         try:
             self._objects.mkdir(parents=True, exist_ok=True)
             (root / "parts").mkdir(exist_ok=True)
@@ -169,7 +169,14 @@ class BlobStore:
 
     def part(self, ref: BlobRef, key: str | None = None) -> PartFile:
         """Open, or go on with, a blob that is arriving; its part file is named by its digest or another key."""
-        return PartFile(ref, self.root / "parts" / (key or ref.digest))
+        path = self.root / "parts" / (key or ref.digest)
+        if self._spare and not path.exists():
+            try:
+                os.truncate(self._spare[-1], ref.size)  # with no mark of a chunk
+                self._spare.pop().replace(path)
+            except OSError as error:
+                raise storage_error("write", path, error) from error
+        return PartFile(ref, path)
 
     def place(self, source: Path, digest: str, *, durable: bool = True) -> Path:
         """Move a file that a digest is known to name to its place; it is as safe from a power cut as it was before.
@@ -182,8 +189,10 @@ class BlobStore:
             source.replace(path)
         except OSError as error:
             raise storage_error("write", path, error) from error
-        if self._durable and not durable:  # while others still arrive
-            self._syncing[digest] = self._threads.submit(_sync, path)
+        if not durable:  # while others still arrive
+            self._kept += 1
+            if self._durable:
+                self._syncing[digest] = self._threads.submit(_sync, path)
         return path
 
     def sync(self, digests: Collection[str]) -> None:

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleet_protocol.digests import blob_digest, chunk_digest, file_matches
+from fleet_protocol.digests import blob_digest, chunk_digest, file_matches, matches
 from fleet_protocol.errors import BlobError, StorageError
 from fleet_protocol.messages import BlobRef, Ranges, bounds
 
@@ -171,13 +171,13 @@ class PartFile:
         self._have: set[int] = set()
         try:
             # Unbuffered: what a full disk did not take must not be tried again, and fail again, on closing.
-            self._file = path.open("r+b" if path.exists() else "w+b", buffering=0)
-            if ref.size < self._file.seek(0, os.SEEK_END) <= ref.size + ref.chunks:
-                self._file.seek(ref.size)
-                marks = self._file.read(ref.chunks)
+            self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)
+            size = self._file.seek(0, os.SEEK_END)
+            if ref.size < size <= ref.size + ref.chunks:
+                marks = os.pread(self._file.fileno(), ref.chunks, ref.size)
                 self._have = {index for index, mark in enumerate(marks) if mark == _MARK[0]}
-            if not self._have:
-                self._file.truncate(0)
+            if not self._have and size > ref.size:  # what is below is written over
+                self._file.truncate(ref.size)
         except OSError as error:
             raise storage_error("open", path, error) from error
 
@@ -220,8 +220,8 @@ class PartFile:
         except OSError as error:
             raise storage_error("write", self.path, error) from error
 
-    def finish(self, *, durable: bool = True) -> Path:
-        """Verify the whole and close the file; without `durable` the caller sees that it would survive a power cut.
+    def finish(self) -> Path:
+        """Verify the whole, of any size, and close the file, which is safe from a power cut then.
 
         Returns:
             The path, ready to be moved to its place.
@@ -230,20 +230,40 @@ class PartFile:
             BlobError: chunks are missing, or the whole does not match its digest; then the part is dropped, so that
                 the next try starts clean.
         """
-        if not self.complete:
-            raise BlobError(f"blob {self.ref.digest[:12]} still misses chunks {self.missing()}")
+        self._end()
         try:
-            self._file.truncate(self.ref.size)
-            if durable:
-                os.fsync(self._file.fileno())
+            os.fsync(self._file.fileno())
             self.close()
             intact = file_matches(self.path, self.ref.digest)
         except OSError as error:
             raise storage_error("write", self.path, error) from error
+        self._require(intact)
+        return self.path
+
+    def take(self) -> bytes:
+        """Verify the whole and close the file; its bytes, which the caller sees to. Errors are those of `finish`."""
+        self._end()
+        try:
+            self._file.seek(0)
+            data = self._file.read()
+            self.close()
+        except OSError as error:
+            raise storage_error("read", self.path, error) from error
+        self._require(matches(data, self.ref.digest))
+        return data
+
+    def _end(self) -> None:
+        if not self.complete:
+            raise BlobError(f"blob {self.ref.digest[:12]} still misses chunks {self.missing()}")
+        try:
+            self._file.truncate(self.ref.size)
+        except OSError as error:
+            raise storage_error("write", self.path, error) from error
+
+    def _require(self, intact: object) -> None:
         if not intact:
             self.drop()
             raise BlobError(f"the blob does not have the digest {self.ref.digest[:12]}; it was dropped, fetch it again")
-        return self.path
 
     def close(self) -> None:
         """Close the file; what was kept stays on disk."""

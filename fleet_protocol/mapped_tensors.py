@@ -18,6 +18,7 @@ _KINDS = {"F32": "<f4", "F64": "<f8", "I64": "<i8", "U32": "<u4", "F16": "<f2", 
 DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType({name: np.dtype(kind) for name, kind in _KINDS.items()})
 """Types that blobs carry, by their names in a file."""
 
+_HEADER_LIMIT = 16 * 1024 * 1024  # a header of 100,000 parameters is 10 MB; larger is not a model
 _READ_BYTES = 1 << 20  # of a smaller file the pages of a map cost more than a copy
 # How files of torch.save begin, of today and of old; 80 02 alone is how safetensors with a header of 640 bytes do.
 _PICKLED = (b"PK\x03\x04", b"\x80\x02\x8a\n")
@@ -48,21 +49,41 @@ def open_tensors(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def tensors_in(blob: bytes | NDArray[np.uint8], source: object = "a blob") -> dict[str, NDArray[Any]]:
-    """Views of a blob that was made or checked here, by name, in its order; so boards need no library for it.
+    """The tensors of `blob_in`."""
+    return blob_in(blob, source)[1]
+
+
+def blob_in(
+    blob: bytes | NDArray[np.uint8], source: object = "a blob"
+) -> tuple[dict[str, str], dict[str, NDArray[Any]]]:
+    """Read a blob of any writer where it lies, without the library, which makes a copy and is not on boards.
+
+    Returns:
+        The strings in its header, and views by name, in the order of the blob.
 
     Raises:
-        BlobError: it is truncated, or has a header that does not fit it.
+        BlobError: it is truncated, or has a header that does not fit it: as the format wants, tensors lie one behind
+            the other and leave nothing over.
     """
-    data = np.frombuffer(blob, np.uint8)
     try:
-        (length,) = struct.unpack("<Q", data[:8].tobytes())
-        header = json.loads(data[8 : 8 + length].tobytes())
-        header.pop("__metadata__", None)
-        body = np.asarray(data[8 + length :])
-        tensors: dict[str, NDArray[Any]] = {}
-        for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-            first, last = entry["data_offsets"]
-            tensors[name] = body[first:last].view(DTYPES[entry["dtype"]]).reshape(entry["shape"])
-    except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
-        raise BlobError(f"cannot read the tensors in {source}: {error!r}") from error
-    return tensors
+        return _parsed(np.frombuffer(blob, np.uint8))
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, struct.error) as error:
+        raise BlobError(f"cannot read the tensors in {source} of {len(blob)} bytes: {error!r}") from error
+
+
+def _parsed(data: NDArray[np.uint8]) -> tuple[dict[str, str], dict[str, NDArray[Any]]]:
+    (length,) = struct.unpack("<Q", data[:8].tobytes())
+    if length > min(_HEADER_LIMIT, data.size - 8):
+        raise ValueError(f"the header claims {length} bytes")
+    header = json.loads(data[8 : 8 + length].tobytes())
+    metadata = {str(key): str(value) for key, value in header.pop("__metadata__", {}).items()}
+    body, at = data[8 + length :], 0
+    tensors: dict[str, NDArray[Any]] = {}
+    for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+        (first, last), shape = entry["data_offsets"], entry["shape"]
+        if first != at or min(shape, default=0) < 0:
+            raise ValueError(f"tensor {name} of shape {shape} begins at {first}; the one before it ends at {at}")
+        tensors[name], at = body[first:last].view(DTYPES[entry["dtype"]]).reshape(shape), last
+    if at != body.size:
+        raise ValueError(f"the tensors end at {at} of {body.size} bytes")
+    return metadata, tensors

@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.identity.sealing import agreed, derived, new_key, private_key, public_key, seal, unseal
-from fleet_protocol.mapped_tensors import tensors_in
+from fleet_protocol.mapped_tensors import blob_in
 from fleet_protocol.messages import Sum
 from fleet_protocol.messages.values import SHARE_DIGITS, SUM_LIMIT, KeyPair
 from fleet_protocol.noise import Tensors, bounded
-from fleet_protocol.weights import MASKED, encode_weights, read_metadata
+from fleet_protocol.weights import MASKED, encode_weights
 
 Words = NDArray[np.uint32]
 
@@ -106,12 +106,13 @@ class Member:
 
     def masked(self, update: bytes) -> bytes:
         """The blob to send, from one with the `whole_numbers` of an update."""
-        total = tensors_in(update)[MASKED].astype(np.uint32)
+        metadata, numbers = blob_in(update)
+        total = numbers[MASKED].astype(np.uint32)
         total += _own_mask(self._own, self._place, total.size)
         for name in self.dealt:
             if name != self._name:
                 total += _pair_mask((self._name, name), self._mask, self._cohort[name][1], self._place, total.size)
-        return encode_weights({MASKED: total}, read_metadata(update))
+        return encode_weights({MASKED: total}, metadata)
 
 
 def unmasked(

@@ -1,7 +1,8 @@
 """Weights on the wire: one safetensors blob, tensors in the manifest's parameter order.
 
 The safetensors library sorts tensors by name; here the order is the caller's, which the format allows, so that the
-manifest's offsets hold and a reader can take one parameter from the middle of a blob. Reading goes through the library.
+manifest's offsets hold and a reader can take one parameter from the middle of a blob. They are read where they lie:
+`fleet_protocol.mapped_tensors`.
 """
 
 import json
@@ -19,7 +20,6 @@ MASKED = "masked"  # the only tensor of an update that goes into a sum unseen
 _NAMES = {
     dtype: name for name, dtype in DTYPES.items()
 }  # to ask numpy for a type's name takes longer than all else here
-_HEADER_LIMIT = 16 * 1024 * 1024  # a header of 100,000 parameters is 10 MB; larger is not a model
 
 
 def encode_weights(weights: Mapping[str, NDArray[np.generic]], metadata: Mapping[str, str] | None = None) -> bytes:
@@ -59,26 +59,3 @@ def weights_parts(
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # the format aligns the data section to 8 bytes
     return [struct.pack("<Q", len(text)), text, *parts]
-
-
-def decode_weights(data: bytes) -> dict[str, NDArray[np.generic]]:
-    """Read a blob of any safetensors writer, name to array; a BlobError where it is truncated or corrupted."""
-    import safetensors.numpy  # noqa: PLC0415  (not on boards, which read what they made or checked: `tensors_in`)
-
-    try:
-        tensors: dict[str, NDArray[np.generic]] = safetensors.numpy.load(data)
-    except (safetensors.SafetensorError, KeyError, ValueError) as error:
-        raise BlobError(f"not a safetensors blob ({len(data)} bytes): {error}") from error
-    return tensors
-
-
-def read_metadata(data: bytes | memoryview) -> dict[str, str]:
-    """The strings in the header of a blob, of which no more is needed; a BlobError where that is not readable."""
-    try:
-        (length,) = struct.unpack("<Q", bytes(data[:8]))
-        if length > min(_HEADER_LIMIT, len(data) - 8):
-            raise BlobError(f"the header claims {length} bytes, the blob has {len(data)}")
-        metadata = json.loads(bytes(data[8 : 8 + length])).get("__metadata__", {})
-        return {str(key): str(value) for key, value in metadata.items()}
-    except (struct.error, ValueError, AttributeError, RecursionError) as error:
-        raise BlobError(f"a blob of {len(data)} bytes has no readable header: {error}") from error

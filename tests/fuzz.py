@@ -42,6 +42,7 @@ from fleet_protocol.identity.marks import Marks
 from fleet_protocol.identity.papers import Standing
 from fleet_protocol.identity.sealing import public_key, seal, unseal
 from fleet_protocol.manifest import parse_manifest
+from fleet_protocol.mapped_tensors import tensors_in
 from fleet_protocol.messages import (
     Ask,
     DeviceProfile,
@@ -54,7 +55,7 @@ from fleet_protocol.messages import (
 )
 from fleet_protocol.secure_sum import Member
 from fleet_protocol.topics import Topics
-from fleet_protocol.weights import decode_weights, encode_weights, read_metadata
+from fleet_protocol.weights import encode_weights
 from tests.device_runtime.test_graph_check import GOOD
 from tests.device_runtime.tiny_set import write_tiny_set
 from tests.fleet_protocol.test_bounds import PROFILE
@@ -223,8 +224,7 @@ def targets() -> Iterator[list[Target]]:
             return partial.finish("t1", ref)
 
         def tensors(_: int, data: bytes) -> None:
-            read_metadata(data)  # first, as the server does
-            found = decode_weights(data)
+            found = tensors_in(data)
             if sum(tensor.nbytes for tensor in found.values()) > len(data):
                 raise Corruption("tensors larger than the file that they were read from")
 

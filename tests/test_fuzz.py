@@ -38,7 +38,7 @@ def believing(_verifier, _topic, envelope, **_):
             (fuzzing.Corruption, ValueError),
         ),
         (fuzzing, "unseal", lambda data, *_: data, fuzzing.Corruption),
-        (fuzzing, "decode_weights", lambda data: data[10**6], IndexError),
+        (fuzzing, "tensors_in", lambda data: data[10**6], IndexError),
     ],
     ids=[
         "an envelope is believed",
@@ -62,7 +62,7 @@ from tests import fuzz
 def crash(data):
     raise IndexError
 
-fuzz.decode_weights = crash
+fuzz.tensors_in = crash
 fuzz.HANG_SECONDS = 2 / 60
 try:
     fuzz.fuzz(1000, 60.0, 1)

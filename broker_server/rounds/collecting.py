@@ -6,9 +6,11 @@ When it is over is decided in `broker_server.rounds.closing`; sending, storing a
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from broker_server.rounds.closing import ClosingRule, Standing
+from broker_server.rounds.validation import size_limit
 from broker_server.store import TaskPhase, TaskRecord, Timing
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.manifest import Manifest
@@ -55,6 +57,11 @@ class OpenTask:
     sign: float = math.inf
     silent: bool = False
 
+    @cached_property
+    def limit_bytes(self) -> int:
+        """The most bytes that its update may have: asked for with every chunk."""
+        return size_limit(self.record, self.manifest, self.instructions.stays)
+
     def seen(self, now: float) -> None:
         """Note that the device is there."""
         self.sign, self.silent = now, False
@@ -70,6 +77,7 @@ class OpenTask:
             return False
         self.taken += 1
         self.record, self.manifest = changed, self.manifests[tier]
+        self.__dict__.pop("limit_bytes", None)
         return True
 
 

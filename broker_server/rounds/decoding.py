@@ -7,7 +7,8 @@ from broker_server.rounds.validation import check_update, expected_shapes
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.encodings import decode, open_weights
 from fleet_protocol.errors import BlobError, RefusalReason, RefusedError
-from fleet_protocol.weights import decode_weights, encode_weights, read_metadata
+from fleet_protocol.mapped_tensors import blob_in
+from fleet_protocol.weights import encode_weights
 
 
 def take_update(data: bytes, task: OpenTask, blobs: BlobStore) -> bytes:
@@ -29,7 +30,7 @@ def take_update(data: bytes, task: OpenTask, blobs: BlobStore) -> bytes:
 
 def _decoded(data: bytes, task: OpenTask, blobs: BlobStore) -> bytes:
     try:
-        metadata, parts = read_metadata(data), decode_weights(data)
+        metadata, parts = blob_in(data)
     except BlobError as error:
         raise RefusedError(RefusalReason.MALFORMED, str(error)) from error
     asked = task.instructions.upload

@@ -23,7 +23,6 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from broker_server.rounds.collecting import OpenTask
-from broker_server.rounds.validation import size_limit
 from broker_server.service.inbox import Inbox
 from broker_server.service.membership import broker_address, member_of
 from broker_server.service.partial_uploads import QUIET_SECONDS, PartialUploads
@@ -173,7 +172,7 @@ class Receiver:
             return
         self.heard.add(name)
         try:
-            self.partial.add(name, event.payload, size_limit(task.record, task.manifest, task.instructions.stays))
+            self.partial.add(name, event.payload, task.limit_bytes)
         except RefusedError as error:
             self.count(name, error)
             return

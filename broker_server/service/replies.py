@@ -50,7 +50,7 @@ class Replies:
         task = tasks.get(message.task)
         if task is not None:
             record = task.record
-            message = message.told(run=record.run, round=record.round, tier=record.choices[0].tier)
+            message = message.told(run=record.run, round=record.round, tier=record.tier)
         if isinstance(message, messages.NeedChunks):
             if task is not None:
                 task.heard = time.monotonic()

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from broker_server.rounds.collecting import OpenTask
 from broker_server.rounds.reporting import Reporter
-from broker_server.rounds.validation import check_done, size_limit
+from broker_server.rounds.validation import check_done
 from broker_server.service.clock import Clock
 from broker_server.service.cohorts import Cohorts
 from broker_server.service.outbox import Outbox
@@ -82,7 +82,7 @@ class Uploads:
         if task.record.phase.answered or task.record.id in self._accepted:
             return  # the acknowledgement was lost and the device sends everything again
         try:
-            self._partial.add(task.record.id, frame, size_limit(task.record, task.manifest, task.instructions.stays))
+            self._partial.add(task.record.id, frame, task.limit_bytes)
         except RefusedError as error:
             self._count(task, error)
             return

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
 from fleet_protocol.frozen import FrozenModel
@@ -105,7 +106,7 @@ class TaskRecord:
     timing: Timing | None = None
     screening: Screening | None = None
 
-    @property
+    @cached_property
     def choices(self) -> tuple[Alternative, ...]:
         """What the device is offered: the task's own sub-model first."""
         own = Alternative(tier=self.tier, artifact_set=self.artifact_set, weights=self.weights, plan_key=self.plan_key)
@@ -113,8 +114,8 @@ class TaskRecord:
 
     def taking(self, tier: str) -> "TaskRecord":
         """The task with the sub-model that the device took in the first place; as it is if that was not offered."""
-        taken: Mapping[str, Alternative] = {item.tier: item for item in self.choices}
-        if tier == self.tier or tier not in taken:
+        taken: Mapping[str, Alternative] = {} if tier == self.tier else {item.tier: item for item in self.choices}
+        if tier not in taken:
             return self
         rest = tuple(item for item in self.choices if item.tier != tier)
         return replace(self, **dict(taken[tier]), others=Alternatives(items=rest))

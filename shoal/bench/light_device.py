@@ -9,10 +9,11 @@ from fleet_protocol.blobs import DEFAULT_CHUNK_BYTES, decode_chunk, iter_chunks,
 from fleet_protocol.digests import blob_digest, matches
 from fleet_protocol.errors import BlobError
 from fleet_protocol.link import LeanClient
+from fleet_protocol.mapped_tensors import tensors_in
 from fleet_protocol.messages.bounds import CHUNKS_LIMIT
 from fleet_protocol.topics import BlobTopic, Topics
 from fleet_protocol.transport import Farewell
-from fleet_protocol.weights import decode_weights, weights_parts
+from fleet_protocol.weights import weights_parts
 from shoal.bench.swarm import Member
 
 REPAIR_SECONDS = 2.0
@@ -32,7 +33,7 @@ _PROFILE = messages.Profile(
     examples=1,
 )
 
-_decoded = lru_cache(2)(decode_weights)  # for all devices of a process
+_decoded = lru_cache(2)(tensors_in)  # for all devices of a process
 
 
 @lru_cache(2)

@@ -20,6 +20,7 @@ from fleet_protocol.digests import matches
 from fleet_protocol.errors import TransportError
 from fleet_protocol.link import Link
 from fleet_protocol.manifest import Manifest, parse_manifest
+from fleet_protocol.mapped_tensors import tensors_in
 from fleet_protocol.messages import (
     Accept,
     BlobRef,
@@ -40,7 +41,7 @@ from fleet_protocol.messages import (
 )
 from fleet_protocol.topics import BlobTopic, Topics
 from fleet_protocol.transport import BrokerAddress, Connected, Disconnected, Farewell, Received
-from fleet_protocol.weights import decode_weights, encode_weights
+from fleet_protocol.weights import encode_weights
 
 CHUNK_BYTES = 1024
 RETRY_SECONDS = 1.0
@@ -262,7 +263,7 @@ class Peer:
         if choice.artifact_set.digest in self._ready and choice.weights.digest in self._ready:
             self._started = True
             manifest = parse_manifest(self._ready[choice.artifact_set.digest])
-            weights = decode_weights(self._ready[choice.weights.digest])
+            weights = tensors_in(self._ready[choice.weights.digest])
             self.reply(Progress(**self.head(self._current), epoch=1, epochs=1, step=1, loss=0.5))
             self.script(self, Work(self._current, manifest, weights))
 

@@ -11,8 +11,9 @@ from fleet_protocol import control
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.encodings import decode, encode
 from fleet_protocol.errors import RefusalReason
+from fleet_protocol.mapped_tensors import tensors_in
 from fleet_protocol.messages import UploadRefused
-from fleet_protocol.weights import decode_weights, encode_weights
+from fleet_protocol.weights import encode_weights
 from tests.broker_server.peer import Peer
 from tests.broker_server.test_bad_input import refusals
 
@@ -132,7 +133,7 @@ def test_good_and_bad_encodings(url, config, running, fleet):
     assert work.offer.upload.encoding == "int8"
     assert task.update_size == len(good(work))
     blobs = BlobStore(server.config.store / "blobs")
-    merged = decode_weights(blobs.path(versions[-1].digest).read_bytes())
+    merged = tensors_in(blobs.path(versions[-1].digest).read_bytes())
     said = decode(parts(work), {name: value.shape for name, value in change(work).items()}, "int8")
     for name, value in merged.items():
         np.testing.assert_array_equal(value, work.weights[name] + said[name])

@@ -17,10 +17,10 @@ from device_runtime.agent.task_in_hand import TaskInHand
 from device_runtime.settings import load_device_config
 from fleet_protocol.blobs import encode_chunk
 from fleet_protocol.errors import RefusalReason
+from fleet_protocol.mapped_tensors import blob_in, tensors_in
 from fleet_protocol.messages import Accept, Done, NeedChunks, Progress, Refuse
 from fleet_protocol.messages.presence import ALIVE_SECONDS
 from fleet_protocol.transport import Connected, Disconnected
-from fleet_protocol.weights import decode_weights, read_metadata
 from tests.brokers import TestBroker, any_broker, embedded_broker, mosquitto_broker
 from tests.device_runtime.device_process import DeviceProcess
 from tests.device_runtime.scripted_server import ScriptedServer, scripted_server
@@ -86,15 +86,15 @@ def test_a_task_from_offer_to_acknowledgement(tmp_path, broker, tiny):
         weights = initial_weights()
         server.offer(device.id, tiny.choice(weights), round=3, task="t1")
         update = server.wait_update("t1")
-        assert read_metadata(update) == {"task": "t1", "run": "run1", "round": "3", "version": "0", "tier": "w1.00-d1"}
-        new = decode_weights(update)
+        assert blob_in(update)[0] == {"task": "t1", "run": "run1", "round": "3", "version": "0", "tier": "w1.00-d1"}
+        new = tensors_in(update)
         assert sorted(new) == sorted(weights)
         assert all(np.abs(new[name] - weights[name]).max() > 1e-3 for name in weights)
         done = server.wait_message(Done, "t1")
         assert (done.metrics.examples, done.metrics.batches, done.metrics.labels) == (45, 12, (0, 1, 2, 3))
         assert done.metrics.evaluation.examples == 5
         server.offer(device.id, tiny.choice(new), round=3, task="t2", routine="statistics")
-        statistics = decode_weights(server.wait_update("t2"))
+        statistics = tensors_in(server.wait_update("t2"))
         assert sorted(statistics) == ["stat.norm.mean", "stat.norm.var"]
         assert server.heard(Done, "t2")[0].metrics.batches == 6
         hiding = {"hiding": {"clip": 1.0, "deviation": 1.0}}

@@ -12,9 +12,9 @@ from device_runtime.training.task import Bench, Task
 from fleet_protocol.data import make_dataset
 from fleet_protocol.encodings import decode
 from fleet_protocol.errors import RefusalReason, RefusedError
+from fleet_protocol.mapped_tensors import tensors_in
 from fleet_protocol.messages import Done, Instructions, TrainSettings
 from fleet_protocol.messages.instructions import Hiding, Upload
-from fleet_protocol.weights import decode_weights
 from tests.brokers import embedded_broker
 from tests.device_runtime.device_process import DeviceProcess
 from tests.device_runtime.scripted_server import RUN, scripted_server
@@ -52,7 +52,7 @@ def sent(task, bench, change):
     """What a server reads of an update that changes what was sent."""
     after = {name: value + change[name] for name, value in initial_weights().items()}
     update = keep_update(task, bench, after)
-    parts = decode_weights(bench.blobs.path(update.digest).read_bytes())
+    parts = tensors_in(bench.blobs.path(update.digest).read_bytes())
     return decode(parts, PARAMETERS, task.instructions.upload.encoding, keep=task.instructions.upload.keep)
 
 
@@ -173,7 +173,7 @@ def test_a_device_hides_its_part_before_anybody_sees_it(tiny, bench):
 
     def change(draws):
         update = keep_update(asked, replace(bench, noise=draws), after)
-        found = decode_weights(bench.blobs.path(update.digest).read_bytes())
+        found = tensors_in(bench.blobs.path(update.digest).read_bytes())
         return np.concatenate([(found[name] - value).reshape(-1) for name, value in before.items()])
 
     entries = change(

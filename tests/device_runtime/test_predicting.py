@@ -19,7 +19,8 @@ from device_runtime.training.own_model import OwnModel
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.digests import blob_digest
 from fleet_protocol.errors import BlobError, ConfigError, DataError
-from fleet_protocol.weights import decode_weights, encode_weights
+from fleet_protocol.mapped_tensors import tensors_in
+from fleet_protocol.weights import encode_weights
 from models.registry import Registry
 from models.tier import Tier
 from tests.brokers import any_broker
@@ -192,7 +193,7 @@ def test_the_personal_model(board):
     with (board / "device.toml").open("a") as file:
         file.write(f'[own_model]\nset = "{report.folder}"\n')
     own = OwnModel(report.folder, board / "state")
-    start = decode_weights(own.read(own.manifest().own_init))
+    start = tensors_in(own.read(own.manifest().own_init))
     x = samples(30)[0] * 0.5
 
     def wanted(weights):

@@ -9,9 +9,9 @@ from device_runtime.training.routines import ROUTINES, may_join
 from device_runtime.training.task import Bench, Task
 from fleet_protocol.data import make_dataset
 from fleet_protocol.errors import RefusalReason, RefusedError
+from fleet_protocol.mapped_tensors import tensors_in
 from fleet_protocol.messages import Instructions, TrainSettings
 from fleet_protocol.messages.instructions import Upload
-from fleet_protocol.weights import decode_weights
 from tests.device_runtime.tiny_set import CLASSES, PARAMETERS, TinySet, initial_weights, samples, write_tiny_set
 
 TRAIN = TrainSettings(learning_rate=0.1, epochs=2, batch_size=8, seed=3)
@@ -74,7 +74,7 @@ def test_training_reports_and_leaves_an_update_with_its_metrics(tiny, bench):
     told: list[object] = []
     outcome = compute(task(tiny, asked()), bench, Hooks(report=told.append))
     assert [type(report) for report in told] == [SelfTested, EpochReport, EpochReport]
-    tensors = decode_weights(bench.blobs.read(outcome.update.digest))
+    tensors = tensors_in(bench.blobs.read(outcome.update.digest))
     assert {name: value.shape for name, value in tensors.items()} == PARAMETERS
     metrics = outcome.metrics
     assert (metrics.examples, metrics.batches, metrics.labels) == (40, 10, tuple(range(CLASSES)))
@@ -87,7 +87,7 @@ def test_a_pass_for_statistics_trains_nothing(tiny, bench):
     routine = ROUTINES["statistics"]
     assert (routine.phase, routine.graphs(tiny.manifest, bench)) == ("measuring", ("onnx/stats",))
     outcome = compute(task(tiny, asked(routine="statistics")), bench, Hooks())
-    tensors = decode_weights(bench.blobs.read(outcome.update.digest))
+    tensors = tensors_in(bench.blobs.read(outcome.update.digest))
     assert set(tensors) == {"stat.norm.mean", "stat.norm.var"}
     assert all(np.isfinite(value).all() for value in tensors.values())
     assert (outcome.metrics.train_loss, outcome.metrics.evaluation, outcome.step_seconds) == (None, None, None)

@@ -18,8 +18,9 @@ from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.blobs import blob_ref
 from fleet_protocol.data import make_dataset
 from fleet_protocol.manifest import Manifest, parse_manifest
+from fleet_protocol.mapped_tensors import tensors_in
 from fleet_protocol.messages import Done, TierChoice, TrainSettings
-from fleet_protocol.weights import decode_weights, encode_weights
+from fleet_protocol.weights import encode_weights
 from models.registry import Registry
 from models.tier import Tier
 from tests.brokers import embedded_broker
@@ -116,7 +117,7 @@ def test_a_board_trains_an_exported_set(board_python, exported, broker, tmp_path
             server.wait_state("idle", device.id)
             assert server.profiles[-1].backends["onnx"].startswith("onnxruntime ")
             server.offer(device.id, choice, round=2, train=TRAIN)
-            update = decode_weights(server.wait_update("t1"))
+            update = tensors_in(server.wait_update("t1"))
             done = server.heard(Done)[0]
         finally:
             device.kill()

@@ -9,7 +9,7 @@ from broker_server.settings.rounds import RoundConfig
 from fleet_protocol import control
 from fleet_protocol.data import NpzData
 from fleet_protocol.errors import PlanError, RefusalReason
-from fleet_protocol.weights import decode_weights
+from fleet_protocol.mapped_tensors import tensors_in
 from models.registry import Registry, infer_layout
 from models.tier import Tier
 from shoal.cli.local_fleet import LocalDevice, LocalFleet
@@ -116,7 +116,7 @@ def test_an_adaptor_stays_on_its_device(studio, config):
     finished = run(config(shared=("stem",)), Watcher())
     assert finished.status == "finished", finished.error
     kept = [
-        decode_weights(
+        tensors_in(
             (studio[0] / "devices" / f"device-{i}" / f"own-model-{finished.run}-{ROUNDS}.safetensors").read_bytes()
         )
         for i in range(2)

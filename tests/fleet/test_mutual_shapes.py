@@ -10,7 +10,7 @@ import pytest
 from broker_server.settings.fleet import FleetConfig
 from broker_server.store import Store, queries
 from fleet_protocol import control
-from fleet_protocol.weights import decode_weights
+from fleet_protocol.mapped_tensors import tensors_in
 from models.registry import Registry, infer_layout
 from shoal.cli.local_fleet import LocalDevice, LocalFleet
 from simulation.data.datasets import load_dataset
@@ -142,7 +142,7 @@ def test_boards_of_ten_and_of_a_hundred_classes_share_a_trunk(tmp_path):
     first, last = accuracies(watcher, 1), accuracies(watcher, ROUNDS)
     print(f"personal {first} to {last}")
     name = f"own-model-{finished.run}-{ROUNDS}.safetensors"
-    heads = [decode_weights((tmp_path / "devices" / f"device-{i}" / name).read_bytes()) for i in range(5)]
+    heads = [tensors_in((tmp_path / "devices" / f"device-{i}" / name).read_bytes()) for i in range(5)]
     assert [head["adaptor/head.weight"].shape for head in heads] == [(10, 64), (10, 64), (100, 64), (100, 64), (10, 64)]
     for device, accuracy in last.items():
         # One of ten digits by chance is 0.1, one of the twenty numbers of a device 0.05.

@@ -13,8 +13,9 @@ from device_runtime.agent.loop import Agent
 from device_runtime.settings import DeviceConfig
 from fleet_protocol import secure_sum
 from fleet_protocol.data import NpzData
+from fleet_protocol.mapped_tensors import tensors_in
 from fleet_protocol.secure_sum import STEPS, Member
-from fleet_protocol.weights import MASKED, decode_weights
+from fleet_protocol.weights import MASKED
 from models.registry import Registry, infer_layout
 from simulation.data.datasets import load_dataset
 from simulation.runner import simulate
@@ -58,7 +59,7 @@ def spied(monkeypatch):
             uplink = agents[name].ctx.uplink
             uplink.need().close(farewell=uplink.farewell("stopped"))  # what the broker says of who vanished
             raise SystemExit  # the thread ends, as a board does that loses its power
-        changes[name] = plain[decode_weights(update)[MASKED].tobytes()]
+        changes[name] = plain[tensors_in(update)[MASKED].tobytes()]
         return masked(member, update)
 
     monkeypatch.setattr(secure_sum, "whole_numbers", noted)

@@ -11,7 +11,8 @@ from hypothesis.extra import numpy as hnp
 
 from fleet_protocol.encodings import ENCODINGS, LEVELS, decode, encode, encode_whole, open_weights
 from fleet_protocol.errors import RefusalReason, RefusedError
-from fleet_protocol.weights import decode_weights, encode_weights
+from fleet_protocol.mapped_tensors import tensors_in
+from fleet_protocol.weights import encode_weights
 
 OF_DIFFERENCES = ENCODINGS[1:]
 numbers = st.floats(-1e4, 1e4, width=32)
@@ -26,7 +27,7 @@ def shapes(difference):
 def travelled(difference, encoding, *, keep=1.0, at_random=False):
     """Through the bytes that travel; all entries of them where they are not said to be fewer."""
     blob = encode_weights(encode(difference, encoding, keep=keep, at_random=at_random))
-    return decode(decode_weights(blob), shapes(difference), encoding, keep=keep)
+    return decode(tensors_in(blob), shapes(difference), encoding, keep=keep)
 
 
 def largest(value):

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from fleet_protocol.errors import RefusedError
 from fleet_protocol.identity.sealing import new_key, public_key
+from fleet_protocol.mapped_tensors import tensors_in
 from fleet_protocol.messages import Shares, Sum
 from fleet_protocol.messages.values import SUM_LIMIT
 from fleet_protocol.secure_sum import (
@@ -20,7 +21,7 @@ from fleet_protocol.secure_sum import (
     unmasked,
     whole_numbers,
 )
-from fleet_protocol.weights import MASKED, decode_weights, encode_weights
+from fleet_protocol.weights import MASKED, encode_weights
 
 HEAD = {"fleet": "f", "run": "r", "round": 1, "task": "t"}
 PLACE = "digest of the weights"
@@ -48,7 +49,7 @@ def met(names, never_dealt=(), least=3):
 
 
 def sent_by(member, words):
-    return decode_weights(member.masked(encode_weights({MASKED: words}, {"task": "t"})))[MASKED]
+    return tensors_in(member.masked(encode_weights({MASKED: words}, {"task": "t"})))[MASKED]
 
 
 def summed(values, never_dealt=(), never_sent=(), never_revealed=()):

@@ -6,8 +6,9 @@ import pytest
 from fleet_protocol import messages
 from fleet_protocol.blobs import blob_ref, decode_chunk, iter_chunks
 from fleet_protocol.digests import matches
+from fleet_protocol.mapped_tensors import blob_in
 from fleet_protocol.topics import Topics
-from fleet_protocol.weights import encode_weights, read_metadata
+from fleet_protocol.weights import encode_weights
 from shoal.bench.fleet import bench_fleet
 from shoal.bench.light_device import light_member
 from shoal.bench.settings import FleetBench
@@ -61,6 +62,6 @@ def test_devices_of_one_process_send_the_update_that_they_announce(chunk_bytes, 
             chunks = [decode_chunk(frame) for topic, frame in sent if "/uploads/" in topic]
             data = b"".join(chunk.payload for chunk in chunks)
             assert matches(data, done.update.digest)
-            assert read_metadata(data)["task"] == offer.task
+            assert blob_in(data)[0]["task"] == offer.task
             sent.clear()
             member.behaviour.on_message(member.topics.task(name), again.to_bytes())

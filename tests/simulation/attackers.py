@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.mapped_tensors import blob_in, tensors_in
 from fleet_protocol.messages import BlobRef
-from fleet_protocol.weights import decode_weights, encode_weights, read_metadata
+from fleet_protocol.weights import encode_weights
 from simulation.orders import Engine, Failed, Finished, WorkItem, WorkOrder
 
 Attack = Callable[[NDArray[Any], NDArray[Any]], NDArray[Any]]
@@ -53,9 +54,9 @@ class LyingEngine:
         if attack is None or isinstance(result, Failed) or item.instructions.routine != "train":
             return result
         data = self._updates.path(result.update.digest).read_bytes()
-        sent = decode_weights(self._blobs.path(item.weights.digest).read_bytes())
-        learnt = decode_weights(data)
+        sent = tensors_in(self._blobs.path(item.weights.digest).read_bytes())
+        learnt = tensors_in(data)
         lies = {name: attack(sent[name], value).astype(np.float32) for name, value in learnt.items()}
-        changed = encode_weights(lies, read_metadata(data))
+        changed = encode_weights(lies, blob_in(data)[0])
         update = BlobRef(digest=self._updates.put(changed), size=len(changed), chunk_bytes=result.update.chunk_bytes)
         return result.model_copy(update={"update": update})

@@ -58,10 +58,10 @@ def _digests(folder: Path, run: str) -> list[str]:
 def tensors(folder: Path, run: str) -> list[dict[str, Any]]:
     """Weights of every global version; blobs differ in metadata where runs have different names."""
     from fleet_protocol.blob_store import BlobStore  # noqa: PLC0415
-    from fleet_protocol.weights import decode_weights  # noqa: PLC0415
+    from fleet_protocol.mapped_tensors import tensors_in  # noqa: PLC0415
 
     blobs = BlobStore(folder / "store" / "blobs")
-    return [decode_weights(blobs.path(digest).read_bytes()) for digest in _digests(folder, run)]
+    return [tensors_in(blobs.path(digest).read_bytes()) for digest in _digests(folder, run)]
 
 
 def as_a_fleet(config: SimulationConfig, folder: Path, holdout: float = 0.0) -> control.RunFinished:

@@ -17,8 +17,8 @@ from broker_server.store import Store
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.blobs import blob_ref
 from fleet_protocol.errors import ConfigError, TransportError
+from fleet_protocol.mapped_tensors import tensors_in
 from fleet_protocol.messages import BlobRef, Instructions, TrainSettings
-from fleet_protocol.weights import decode_weights
 from simulation.engines import open_engine
 from simulation.engines.local import LocalEngine, WorkerDiedError
 from simulation.orders import Engine, Failed, Finished, WorkerSetup, WorkItem, WorkOrder
@@ -357,7 +357,7 @@ def final_weights(folder: Path, run: str) -> dict[str, bytes]:
         version = store.version(run)
         assert version is not None
         assert version.number == 2
-        tensors = decode_weights(BlobStore(folder / "store" / "blobs").read(version.digest))
+        tensors = tensors_in(BlobStore(folder / "store" / "blobs").read(version.digest))
     finally:
         store.close()
     return {name: value.tobytes() for name, value in tensors.items()}

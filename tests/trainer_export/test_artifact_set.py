@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from fleet_protocol.errors import ConfigError, ExportError, PlanError, StorageError
 from fleet_protocol.manifest import Manifest, parse_manifest
-from fleet_protocol.weights import decode_weights, encode_weights
+from fleet_protocol.mapped_tensors import tensors_in
+from fleet_protocol.weights import encode_weights
 from models import Cut, Layout, Tier, architecture, make_plan, slice_weights
 from tests.trainer_export.helpers import TINY, ZOO, tiny
 from trainer_export.artifact_set import FORMATS, TierReport, export_architecture, installed_formats
@@ -96,7 +97,7 @@ def test_offsets_lead_into_the_weights_blob(published: tuple[Path, object, objec
     """The initial weights cut to a tier and encoded in manifest order have each parameter at its offset."""
     out = published[0]
     layout = Layout.from_json((out / "conv" / "layout.json").read_bytes())
-    weights = decode_weights((out / "conv" / "init.safetensors").read_bytes())
+    weights = tensors_in((out / "conv" / "init.safetensors").read_bytes())
     local = slice_weights(layout, make_plan(layout, TIERS[1]), weights)
     manifest = manifest_of(out, TIERS[1])
     blob = encode_weights({p.name: local[p.name] for p in manifest.parameters})
@@ -112,7 +113,7 @@ def test_published_graphs_train(published: tuple[Path, object, object]) -> None:
     manifest = manifest_of(out, TIERS[0])
     session = open_session((out / "conv" / TIERS[0].id / "train.onnx").read_bytes())
     rng = np.random.default_rng(0)
-    weights = decode_weights((out / "conv" / "init.safetensors").read_bytes())
+    weights = tensors_in((out / "conv" / "init.safetensors").read_bytes())
     feed = {f"param.{name}": value for name, value in weights.items()}
     feed |= {f"state.{spec.name}": np.full(spec.shape, spec.initial, spec.dtype) for spec in manifest.states}
     feed |= {
@@ -262,7 +263,7 @@ def test_a_tier_is_exported_with_a_head_of_its_own(tmp_path: Path) -> None:
     assert {spec.name: spec.shape for spec in own.parameters} == layout.shapes(small)
     infer = own.graphs["onnx/infer"]
     assert infer.outputs[0].shape[-1] == 7
-    head = decode_weights((folder / small.id / "head.safetensors").read_bytes())
+    head = tensors_in((folder / small.id / "head.safetensors").read_bytes())
     assert {name: value.shape for name, value in head.items()} == {
         item.name: layout.shapes(small)[item.name] for item in layout.own_head(small)
     }

@@ -17,9 +17,9 @@ from device_runtime.training.pair_epochs import train_pair
 from fleet_protocol.data import make_dataset
 from fleet_protocol.errors import BlobError, ConfigError, RefusedError
 from fleet_protocol.manifest import digest_of
+from fleet_protocol.mapped_tensors import tensors_in
 from fleet_protocol.messages import TrainSettings
 from fleet_protocol.pair_manifest import SIDES, parse_pair_manifest
-from fleet_protocol.weights import decode_weights
 from models import Registry, build
 from models.tier import Tier
 from models.zoo.dropout import feed_noise
@@ -120,7 +120,7 @@ def test_the_set_is_whole(exported):
         files += manifest.side(side).graphs.values()
     for file in files:
         assert digest_of((exported.folder / file.path).read_bytes()) == file.digest
-    weights = decode_weights((exported.folder / manifest.own_init.path).read_bytes())
+    weights = tensors_in((exported.folder / manifest.own_init.path).read_bytes())
     assert {n: w.shape for n, w in weights.items()} == {p.name: p.shape for p in manifest.own.parameters}
     assert not manifest.sent.noise
     assert {spec.name.split(".")[0] for spec in manifest.noise} == {"own"}

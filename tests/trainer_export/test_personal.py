@@ -17,8 +17,9 @@ from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.blobs import blob_ref
 from fleet_protocol.data import make_dataset
 from fleet_protocol.errors import BlobError, ConfigError, DataError, PlanError, RefusalReason, RefusedError
+from fleet_protocol.mapped_tensors import tensors_in
 from fleet_protocol.messages import Instructions, TrainSettings
-from fleet_protocol.weights import decode_weights, encode_weights
+from fleet_protocol.weights import encode_weights
 from models import Registry, build
 from models.tier import Tier
 from models.zoo.inference import initial_weights
@@ -117,7 +118,7 @@ def images(labels, count=50):
 
 
 def left_by(tmp_path, number):
-    return decode_weights((tmp_path / f"own-model-r-{number}.safetensors").read_bytes())
+    return tensors_in((tmp_path / f"own-model-r-{number}.safetensors").read_bytes())
 
 
 def test_a_trunk_gets_an_adaptor_of_another_shape(board, hundred, tmp_path):
@@ -127,7 +128,7 @@ def test_a_trunk_gets_an_adaptor_of_another_shape(board, hundred, tmp_path):
     assert {name: value.shape for name, value in still.tensors.items()} == trunk
     for name in trunk:
         np.testing.assert_allclose(still.tensors[name], weights[name], atol=1e-6)
-    first, kept = decode_weights((hundred / "adaptor-init.safetensors").read_bytes()), left_by(tmp_path, 1)
+    first, kept = tensors_in((hundred / "adaptor-init.safetensors").read_bytes()), left_by(tmp_path, 1)
     assert {name.removeprefix("adaptor/") for name in kept if name.startswith("adaptor/")} == set(HEAD) == set(first)
     for name in HEAD:
         assert first[name].shape[0] == 100
@@ -278,7 +279,7 @@ def test_an_adaptor_is_a_part_of_the_meme_and_not_all_of_it(tmp_path):
 
 def test_a_personal_model_of_the_fleets_own_kind_would_not_be_its_twin(hundred):
     """The same architecture and seed start apart on the two sides, or they would have nothing to teach each other."""
-    personal = decode_weights((hundred / "own-init.safetensors").read_bytes())
+    personal = tensors_in((hundred / "own-init.safetensors").read_bytes())
     settings = ZOO.get("conv").settings(NORMED | {"classes": 100})
     fleet = initial_weights(ZOO.get("conv"), settings, seed=SEED)
     assert {name: value.shape for name, value in personal.items()} == {n: v.shape for n, v in fleet.items()}

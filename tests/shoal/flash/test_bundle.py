@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from fleet_protocol.errors import ConfigError
-from fleet_protocol.weights import decode_weights
+from fleet_protocol.mapped_tensors import tensors_in
 from shoal.flash import image
 from shoal.flash.bundle import bundle, pack_runtime, read_part, runtime_files
 from shoal.flash.deb import debian_package
@@ -85,7 +85,7 @@ def test_it_installs_without_a_network_and_trains(flash, shoal, tmp_path, versio
             server.wait_state("idle", device.id)
             weights = initial_weights()
             server.offer(device.id, tiny.choice(weights), round=1, task="t1")
-            new = decode_weights(server.wait_update("t1"))
+            new = tensors_in(server.wait_update("t1"))
             assert device.terminate() == 0
         finally:
             device.kill()

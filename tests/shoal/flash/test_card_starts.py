@@ -21,8 +21,7 @@ from broker_server.settings.rounds import RoundConfig
 from broker_server.store import Store
 from fleet_protocol import control
 from fleet_protocol.blob_store import BlobStore
-from fleet_protocol.mapped_tensors import open_tensors
-from fleet_protocol.weights import decode_weights
+from fleet_protocol.mapped_tensors import open_tensors, tensors_in
 from models.registry import Registry, infer_layout
 from shoal.cli.local_fleet import LocalDevice, LocalFleet
 from shoal.flash.image import Card, make_card
@@ -84,7 +83,7 @@ def weights_of(store):
     """What the first round has learnt: later a maximum may fall to the other side, for the last bit of a sum."""
     with contextlib.closing(Store(store)) as opened:
         version = opened.version(opened.runs()[0].id, 1)
-    return decode_weights(BlobStore(store / "blobs").read(version.digest))
+    return tensors_in(BlobStore(store / "blobs").read(version.digest))
 
 
 @pytest.fixture
