@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from fleet_protocol.transport import Received
 
-LIMIT_BYTES = 32 * 1024 * 1024
+LIMIT_BYTES = 20 * 1024 * 1024
 _PATIENCE_SECONDS = 5.0  # a quarter of the keep-alive: the thread also keeps the connection
 _SMALL_BYTES = 4096  # control messages are smaller, chunks larger
 

@@ -292,3 +292,33 @@ def test_the_file_of_a_removed_blob_is_written_over_unless_somebody_has_it(tmp_p
     store.remove(names[long])
     assert BlobStore(tmp_path / "s").forget_spare() is None
     assert not [path for path in (tmp_path / "s").rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("size", [3 * CHUNK - 7, 2 * CHUNK, CHUNK // 2, 5 * CHUNK])
+@pytest.mark.parametrize("more", [-5, 0, 1, 2 * CHUNK])
+def test_a_part_is_written_over_a_file_that_is_not_needed(tmp_path, size, more):
+    """Nothing of what was there counts, even where it looks like a mark; a restart in between goes on as ever."""
+    store, old, data = BlobStore(tmp_path), b"\x01" * (size + more), sample(size)
+    store.keep(name := blob_digest(old), old)
+    store.sync({name})
+    file = store.path(name).stat().st_ino
+    store.remove(name)
+    ref, count = blob_ref(data, CHUNK), -(-size // CHUNK)
+    part = store.part(ref, key="task")
+    assert part.path.stat().st_ino == file
+    assert part.missing() == ((0, count),)
+    part.add(decode_chunk(encode_chunk(data, count - 1, CHUNK)))
+    part.close()
+    again = store.part(ref, key="task")
+    assert again.missing() == (() if count == 1 else ((0, count - 1),))
+    for index in range(count - 1):
+        again.add(decode_chunk(encode_chunk(data, index, CHUNK)))
+    assert again.take() == data
+    store.place(again.path, ref.digest, durable=False)
+    store.sync({ref.digest})
+    assert store.read(ref.digest) == data
+    assert store.path(ref.digest).stat().st_ino == file
+    store.remove(ref.digest)
+    following = store.part(ref, key="next")
+    following.close()
+    assert following.path.stat().st_ino == file
