@@ -86,7 +86,8 @@ def swarm(url: str, devices: int, seed: str) -> None:
         for member in members:
             if member.watched is not None and draw.random() < chance:
                 member.away_until = now + draw.uniform(*AWAY_SECONDS)
-                member.watched.shutdown(socket.SHUT_RDWR)
+                with contextlib.suppress(OSError):  # the broker, which is killed, too, may have been first
+                    member.watched.shutdown(socket.SHUT_RDWR)
         return ended.is_set()
 
     Swarm(members, BrokerAddress.parse(url)).run(stop)
