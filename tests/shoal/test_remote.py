@@ -125,9 +125,11 @@ def test_a_page_is_watched(tmp_path, words):
         assert [line["id"] for line in lines] == list(range(1, len(lines) + 1))
 
 
-def test_a_watch_is_interrupted(address, tmp_path):
+def test_a_watch_is_interrupted(address, tmp_path, request):
     """While it waits for the network: what was printed stays, and nothing is said of a bug."""
     words = [sys.executable, "-m", "shoal", "status", "--watch", "--json", "--url", address]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # which the tests' shell may have had ignored
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     with subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
         try:
             assert json.loads(watching.stdout.readline())["run.id"] == RUN

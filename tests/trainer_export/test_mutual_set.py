@@ -65,7 +65,7 @@ def eager_round(pair, optimizers, data, manifest, round_number):
         for step, rows in enumerate(batches(sample_order(TRAIN.seed, round_number, epoch, len(data)), 4)):
             drawn = draw_noise(manifest.noise, Moment(TRAIN.seed, round_number, epoch, step), len(rows))
             for side, module in pair.items():
-                own = {n.removeprefix(f"{side}."): torch.from_numpy(v) for n, v in drawn.items() if n.startswith(side)}
+                own = {n.removeprefix(f"{side}."): torch.tensor(v) for n, v in drawn.items() if n.startswith(side)}
                 feed_noise(module, own)
             logits = {side: module(torch.from_numpy(data.x[rows])) for side, module in pair.items()}
             for side, other, trust in (("own", "sent", 0.4), ("sent", "own", 0.7)):
