@@ -171,11 +171,10 @@ class BlobStore:
         """Open, or go on with, a blob that is arriving; its part file is named by its digest or another key."""
         path = self.root / "parts" / (key or ref.digest)
         if self._spare and not path.exists():
-            try:
-                os.truncate(self._spare[-1], ref.size)  # with no mark of a chunk
-                self._spare.pop().replace(path)
-            except OSError as error:
-                raise storage_error("write", path, error) from error
+            spare = self._spare.pop()
+            with contextlib.suppress(OSError):  # a new file does as well; where none can be made, opening it says so
+                os.truncate(spare, ref.size)  # with no mark of a chunk
+                spare.replace(path)
         return PartFile(ref, path)
 
     def place(self, source: Path, digest: str, *, durable: bool = True) -> Path:

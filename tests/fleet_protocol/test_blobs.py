@@ -322,3 +322,17 @@ def test_a_part_is_written_over_a_file_that_is_not_needed(tmp_path, size, more):
     following = store.part(ref, key="next")
     following.close()
     assert following.path.stat().st_ino == file
+
+
+def test_a_file_that_somebody_took_away_is_not_missed(tmp_path):
+    """What was to be written over may be gone, as after a cleaning of the folder: there is a new one."""
+    store, data = BlobStore(tmp_path), sample(3 * CHUNK)
+    store.keep(name := blob_digest(data), data)
+    store.sync({name})
+    store.remove(name)
+    for path in (tmp_path / "parts").iterdir():
+        path.unlink()
+    part = store.part(blob_ref(data, CHUNK), key="task")
+    for index in range(3):
+        part.add(decode_chunk(encode_chunk(data, index, CHUNK)))
+    assert part.take() == data
