@@ -81,7 +81,7 @@ def _parsed(data: NDArray[np.uint8]) -> tuple[dict[str, str], dict[str, NDArray[
     tensors: dict[str, NDArray[Any]] = {}
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
         (first, last), shape = entry["data_offsets"], entry["shape"]
-        if first != at or min(shape, default=0) < 0:
+        if first != at or last < first or min(shape, default=0) < 0:
             raise ValueError(f"tensor {name} of shape {shape} begins at {first}; the one before it ends at {at}")
         tensors[name], at = body[first:last].view(DTYPES[entry["dtype"]]).reshape(shape), last
     if at != body.size:

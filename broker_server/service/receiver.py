@@ -14,6 +14,7 @@ import math
 import os
 import queue
 import secrets
+import signal
 import sys
 import threading
 import time
@@ -41,6 +42,7 @@ _LOG = logging.getLogger(__name__)
 _REST_SECONDS = 0.02  # in which more comes: to wake up for every chunk takes more of the processor
 _TURN_SECONDS = 0.2  # longest time that chunks are taken before what they ask for is synced and told
 BEAT_SECONDS = 1.0  # longest time without a report
+ORDERS_SECONDS = 20  # longest time without a line of the server, after which that is gone though the pipe is open
 
 
 class Begin(FrozenModel):
@@ -325,8 +327,11 @@ def _main() -> None:
     inbox = Inbox()
 
     def obey() -> None:
+        signal.alarm(ORDERS_SECONDS)
         for line in sys.stdin.buffer:
-            inbox.put(_ORDERS.validate_json(line))
+            signal.alarm(ORDERS_SECONDS)
+            if line.strip():
+                inbox.put(_ORDERS.validate_json(line))
         os._exit(0)  # our server has closed the pipe, or has died
 
     threading.Thread(target=obey, name="orders", daemon=True).start()

@@ -1,7 +1,9 @@
 """The receivers of a server: started, given their tasks, listened to, and started again where they die or hang."""
 
 import contextlib
+import itertools
 import queue
+import shlex
 import subprocess
 import threading
 import time
@@ -12,7 +14,7 @@ from typing import Any
 from typing_extensions import Self
 
 from broker_server.rounds.collecting import OpenTask
-from broker_server.service.receiver import Announced, Begin, Given, Open, Order, Report
+from broker_server.service.receiver import ORDERS_SECONDS, Announced, Begin, Given, Open, Order, Report
 from broker_server.store import TaskRecord
 from fleet_protocol.child_process import python_module
 from fleet_protocol.errors import TransportError
@@ -21,21 +23,25 @@ from fleet_protocol.messages import BlobRef, Instructions
 from fleet_protocol.transport import WireCount
 
 HANG_SECONDS = 30.0  # without a report: one comes every second, and more seldom where the disk is slow
+_PING_SECONDS = ORDERS_SECONDS / 4
 _START_SECONDS = 300.0  # until the first one, on a machine that does much else
 _PAUSE_SECONDS = 1.0  # between two starts of one receiver
 
 
 class _Child:
-    """One process, with a thread for what it is told and one for what it tells."""
+    """One process, here or on a host, with a thread for what it is told and one for what it tells."""
 
-    def __init__(self, begin: Begin, inbox: "queue.SimpleQueue[Any]") -> None:
+    def __init__(self, begin: Begin, inbox: "queue.SimpleQueue[Any]", host: str | None) -> None:
+        self.host = host
+        self.where = "" if host is None else f" on {host}"
         self.began = self.told = time.monotonic()
         self.last = Report()
         self.ready = threading.Event()
         self._inbox = inbox
         self._orders: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self.process = subprocess.Popen(  # noqa: S603  (our own module, arguments are ours)
-            python_module("broker_server.service.receiver"),
+        command = python_module("broker_server.service.receiver")
+        self.process = subprocess.Popen(  # noqa: S603  (our own module; hosts are our configuration's)
+            command if host is None else ["ssh", "-oBatchMode=yes", host, shlex.join(command)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
@@ -51,9 +57,15 @@ class _Child:
 
     def _write(self) -> None:
         with contextlib.suppress(OSError), self.process.stdin as pipe:  # type: ignore[union-attr]
-            while (line := self._orders.get()) is not None:
+            while (line := self._next()) is not None:
                 pipe.write(line + b"\n")
                 pipe.flush()
+
+    def _next(self) -> bytes | None:
+        try:
+            return self._orders.get(timeout=_PING_SECONDS)
+        except queue.Empty:
+            return b""  # which says that we are there
 
     def _read(self) -> None:
         with self.process.stdout as pipe:  # type: ignore[union-attr]
@@ -79,24 +91,28 @@ class Receivers:
     """All receivers of a server.
 
     Args:
-        count: of them.
-        begin: what they are told first.
+        begin: what they are told first, and where they are to be.
         inbox: where their reports go.
     """
 
-    def __init__(self, count: int, begin: Begin, inbox: "queue.SimpleQueue[Any]") -> None:
+    def __init__(self, begin: Begin, inbox: "queue.SimpleQueue[Any]") -> None:
         self._begin = begin
         self._inbox = inbox
         self._tasks: dict[str, OpenTask] = {}
         self._gone: list[Report] = []  # the last of those that ended
-        self._children = [_Child(begin, inbox) for _ in range(count)]
+        hosts = itertools.cycle(begin.broker.receiver_hosts or (None,))
+        self._children = [_Child(begin, inbox, host) for host in itertools.islice(hosts, begin.broker.receivers)]
 
     def __enter__(self) -> Self:
         deadline = time.monotonic() + self._begin.broker.connect_timeout_seconds
         for child in self._children:
-            if not child.ready.wait(max(0.0, deadline - time.monotonic())):
-                self.__exit__()
-                raise TransportError("a process that receives updates ([broker] receivers) does not come up in time")
+            while not child.ready.wait(0.1):
+                if child.process.poll() is not None or time.monotonic() > deadline:
+                    self.__exit__()
+                    raise TransportError(
+                        f"a process{child.where} that receives updates ([broker] receivers) does not come up; what it "
+                        "says stands above"
+                    )
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -148,17 +164,20 @@ class Receivers:
         """Start again what has died, or hangs; what to say of it."""
         problems = []
         for place, child in enumerate(self._children):
-            code, patience = child.process.poll(), HANG_SECONDS if child.ready.is_set() else _START_SECONDS
-            if now - child.began < _PAUSE_SECONDS or (code is None and now - child.told < patience):
+            code = child.process.poll()
+            patience = _START_SECONDS if code is None and not child.ready.is_set() else HANG_SECONDS
+            # What has ended is ssh, where another host has the receiver: that ends itself where it hears nothing.
+            waits = code is None or child.host is not None
+            if now - child.began < _PAUSE_SECONDS or (waits and now - child.told < patience):
                 continue
             child.end()
             self._gone.append(child.last)
             why = f"told nothing for {patience:g} s" if code is None else f"ended with {code}"
             problems.append(
-                f"receiver {place + 1} {why}; it was started again, what it had not told is asked for again"
+                f"receiver {place + 1}{child.where} {why}; it was started again, what it had not told is asked again"
             )
             self._tasks = {name: task for name, task in self._tasks.items() if not task.record.phase.answered}
-            fresh = self._children[place] = _Child(self._begin, self._inbox)
+            fresh = self._children[place] = _Child(self._begin, self._inbox, child.host)
             fresh.order(self._part(place))
             for name, task in self._tasks.items():
                 if self._place(name) == place and task.announced is not None:

@@ -117,9 +117,9 @@ class Server:
             its = self._topics
             for each in (its.status("+"), its.profile("+"), its.reply("+"), its.server_control, its.server_status):
                 self._link.subscribe(each)
-            if count := self._broker_config.receivers:
+            if self._broker_config.receivers:
                 begin = Begin(fleet=self.fleet, store=self._folder.resolve(), broker=self._broker_config)
-                self.receivers = stack.enter_context(Receivers(count, begin, self._inbox))
+                self.receivers = stack.enter_context(Receivers(begin, self._inbox))
             else:
                 self._link.subscribe(its.upload("+", "+"))
             self._outbox = Outbox(self._link, self._topics, self._folder)

@@ -1,7 +1,7 @@
 """The configuration of a run, ``fleet.toml``, as frozen values."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -33,6 +33,8 @@ class BrokerConfig(FrozenModel):
         insecure: let a broker carry the fleet over a network although anybody on it may read and write.
         connect_timeout_seconds: how long to try the first connection.
         receivers: processes that take updates from it, each over a connection of its own; 0 for the server alone.
+        receiver_hosts: where they run, in turn, by names that ``ssh`` reaches without a question; Python, store and
+            certificates have the same paths there. None for the server's own computer.
     """
 
     url: str = "embedded"
@@ -45,6 +47,15 @@ class BrokerConfig(FrozenModel):
     insecure: bool = False
     connect_timeout_seconds: float = Field(default=30.0, gt=0)
     receivers: int = Field(default=0, ge=0, le=64)
+    receiver_hosts: tuple[Annotated[str, Field(pattern=r"^[^-\s]\S*$")], ...] = ()
+
+    @model_validator(mode="after")
+    def _hosts_have_receivers(self) -> "BrokerConfig":
+        if len(self.receiver_hosts) > self.receivers:
+            raise ValueError(f"receiver_hosts names {len(self.receiver_hosts)} hosts for {self.receivers} receivers")
+        if self.receiver_hosts and self.hosted:
+            raise ValueError(f"receivers on other hosts need the url of a broker that they reach, not {self.url!r}")
+        return self
 
     @property
     def hosted(self) -> bool:

@@ -18,11 +18,12 @@ from broker_server.rounds.run_context import prepare_run
 from broker_server.service import receivers
 from broker_server.service.partial_uploads import PartialUploads
 from broker_server.service.receiver import Announced, Given, Open, Receiver
+from broker_server.settings.fleet import BrokerConfig
 from broker_server.store import Store, TaskRecord
 from fleet_protocol import control
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.blobs import blob_ref, encode_chunk, iter_chunks
-from fleet_protocol.errors import RefusalReason
+from fleet_protocol.errors import RefusalReason, TransportError
 from fleet_protocol.messages import BlobRef, UploadAck, UploadRefused
 from fleet_protocol.transport import Received
 from fleet_protocol.weights import encode_weights
@@ -58,11 +59,11 @@ def outcome(mosquitto, config, running, fleet, tmp_path):
     """Does two rounds of three devices, one of which does something else than `Peer.send`: the bits, and the server."""
     attempts = itertools.count()
 
-    def run(count, before=None, during=None):
+    def run(count, before=None, during=None, hosts=()):
         settings = config(
             round={"min_devices": 3, "rounds": 2, "quorum": 1.0, "deadline_seconds": 300},
             evaluation={"data": None},
-            broker={"receivers": count, "connect_timeout_seconds": 300},
+            broker={"url": mosquitto, "receivers": count, "receiver_hosts": hosts, "connect_timeout_seconds": 300},
             store=tmp_path / f"store-{next(attempts)}",
         )
         begun = threading.Event()
@@ -240,6 +241,60 @@ def test_bad_updates_are_refused_by_receivers_as_by_the_server(mosquitto, config
 
 
 @pytest.fixture
+def ssh(tmp_path, monkeypatch):
+    """What sshd does with a command: the user's shell runs it, in another folder, with another environment."""
+    program, log = tmp_path / "bin" / "ssh", tmp_path / "hosts"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\necho "$2 $$" >> {log}\ncd / && exec env -i HOME=/ /bin/sh -c "$3"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    return lambda: [line.split() for line in log.read_text().splitlines()]
+
+
+def test_receivers_on_other_hosts_merge_to_the_same_bits(outcome, ssh):
+    """They are started through ssh, in turn, and need nothing of the folder and environment of the server."""
+    bits, _ = outcome(3, hosts=("worker-1", "worker-2"))
+    assert [host for host, _ in ssh()] == ["worker-1", "worker-2", "worker-1"]
+    assert bits == outcome(0)[0]
+
+
+@pytest.mark.slow
+def test_a_host_that_is_lost_is_asked_again(outcome, ssh, monkeypatch):
+    """A receiver there ends by itself when it hears nothing of its server; only then it gets a successor."""
+    monkeypatch.setattr(receivers, "_PING_SECONDS", 1000.0)
+
+    def patient(server, peer, work, data):
+        if len(ssh()) == 1:
+            (first,) = server.server.receivers.pids
+            for _ in range(600):
+                if server.server.receivers.pids != [first]:
+                    break
+                time.sleep(0.1)
+        peer.send(work, data)
+
+    bits, server = outcome(1, patient, hosts=("worker-1",))
+    store = Store(server.config.store, read_only=True)
+    line, *_ = [event.detail for event in store.events() if event.kind == "receiver-ended"]
+    store.close()
+    assert "receiver 1 on worker-1 ended with" in line
+    assert bits == outcome(0)[0]
+
+
+@pytest.mark.parametrize(
+    ("broker", "problem"),
+    [
+        ({"url": "mqtt://b", "receiver_hosts": ["a"]}, "names 1 hosts for 0 receivers"),
+        ({"receivers": 1, "receiver_hosts": ["a"]}, "need the url of a broker that they reach, not 'embedded'"),
+        ({"url": "mqtt://b", "receivers": 1, "receiver_hosts": ["-oProxyCommand=x"]}, "receiver_hosts"),
+    ],
+)
+def test_hosts_that_cannot_be_are_refused(broker, problem):
+    """Before anything is started."""
+    with pytest.raises(ValueError, match=problem):
+        BrokerConfig.model_validate(broker)
+
+
+@pytest.fixture
 def receiver(config, artifacts, tmp_path):
     """A receiver with one task, and an update for it."""
     settings = config()
@@ -296,3 +351,11 @@ def test_what_was_told_is_told_again_where_it_is_asked_for_again(receiver):
     made.ask(float("inf"))
     (word,), _ = made.told()
     assert (word.kind, word.update, word.ranges) == ("missing", "1" * 64, ((0, ref.chunks),))
+
+
+def test_a_host_that_cannot_be_reached_is_named(ssh, config, running, mosquitto, tmp_path):
+    """At once, before a run begins."""
+    (tmp_path / "bin" / "ssh").write_text("#!/bin/sh\necho no such host >&2; exit 255\n")
+    settings = config(broker={"url": mosquitto, "receivers": 1, "receiver_hosts": ["nowhere"]})
+    with pytest.raises(TransportError, match="a process on nowhere that receives updates"):
+        running(settings, mosquitto)
