@@ -245,11 +245,11 @@ class Agent:
             self._state.on_chunk(topic.digest, item.payload)
             return
         try:
-            message = parse_server_message(item.payload)
+            message = parse_server_message(item.payload).told(fleet=ctx.kit.config.fleet)
         except RefusedError as error:
             ctx.kit.journal.warning(f"ignored a message on {item.topic}: {error.reason.value}: {error}")
             return
-        if message.fleet not in {"", ctx.kit.config.fleet}:
+        if message.fleet != ctx.kit.config.fleet:
             ctx.kit.journal.warning(f"ignored a message of fleet {message.fleet}")
         elif isinstance(message, Offer):
             self._on_offer(message)

@@ -154,14 +154,14 @@ class ScriptedServer:
     # What it says.
 
     def send(self, device: str, kind: type[Any], about: Any, **fields: Any) -> None:
-        message = kind(fleet=FLEET, run=about.run, round=about.round, task=about.task, **fields)
+        """As a server does: without what the topic, or the task, says."""
+        message = kind(task=about.task, **fields)
         self._link.publish(self._topics.task(device), message.to_bytes())
 
     def offer(self, device: str, choice: TierChoice, **changes: Any) -> Offer:
         """Offer a task; any field can be set."""
         settings = {"learning_rate": 0.1, "epochs": 2, "batch_size": 8, "seed": 1} | changes.pop("train", {})
         values = {
-            "fleet": FLEET,
             "run": RUN,
             "round": 1,
             "task": "t1",

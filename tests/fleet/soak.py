@@ -102,8 +102,10 @@ def main() -> None:
             merged = sum(task.phase is TaskPhase.MERGED for task in tasks)
             found = tensors(folder / "fleet", run)
             same = len(found) == ROUNDS + 1 and all(np.array_equal(found[-1][name], wanted[name]) for name in wanted)
-            equal, kills = equal + same, kills + len(killed)
-            print(number, "same bits" if same else "OTHER", f"{merged} merged", len(killed), *killed, flush=True)
+            lost = len(list(folder.rglob("task.unreadable")))  # what a board had in hand when it was killed
+            equal, kills = equal + (same and not lost), kills + len(killed)
+            said = f"{merged} merged, {lost} records lost,"
+            print(number, "same bits" if same else "OTHER", said, len(killed), *killed, flush=True)
     print(f"{equal} of {given.runs} runs with the same bits, {kills} kills")
     sys.exit(equal != given.runs)
 
