@@ -37,7 +37,7 @@ from fleet_protocol.transport import BrokerAddress, Received
 
 FLEET, RUN = "lab", "run1"
 Message = TypeVar("Message")
-WAIT_SECONDS = 120.0
+WAIT_SECONDS = 300.0
 
 
 @dataclass
@@ -168,7 +168,7 @@ class ScriptedServer:
             "version": 0,
             "choices": (choice,),
             "train": TrainSettings(**settings),
-            "seconds_left": 60.0,
+            "seconds_left": 600.0,
         }
         offer = Offer.model_validate(values | changes)
         self.offers[offer.task] = offer

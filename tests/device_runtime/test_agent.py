@@ -34,7 +34,7 @@ from tests.device_runtime.tiny_set import (
     write_tiny_set,
 )
 
-LONG = {"epochs": 10_000}  # some seconds: heard of while it trains
+LONG = {"epochs": 6_000}  # some seconds: heard of while it trains
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from tests.device_runtime.tiny_set import TinySet, initial_weights, samples, wri
 
 TO_IDLE = "starting probing idle"
 TRAIN = "fetching training uploading dropping idle"
-LONG = {"epochs": 10_000}  # some seconds: long enough to be heard of and killed in, short enough to be done again
+LONG = {"epochs": 6_000}  # some seconds: long enough to be heard of and killed in, short enough to be done again
 ENDLESS = {"epochs": 10**6}
 
 
