@@ -4,7 +4,7 @@ python -m tests.fleet.faults <listen port> <broker port> <seed>
 
 Until its standard input closes; then it prints as JSON how often it did what. A message that is lost is acknowledged to
 its sender, as a broker does whose queue is full: nobody but the receiver can know. A connection that is half open stays
-so, without a byte in either direction, until one of its ends gives it up.
+so, without a byte in either direction, or in one, until one of its ends gives it up.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 LOST, TWICE, SWAPPED, LATE = 0.10, 0.05, 0.05, 0.02  # shares of the messages of quality of service 1
 LATE_SECONDS = 1.0  # at most; everything behind it on the same connection is late, too
 LIFE_SECONDS = (5.0, 60.0)  # of a connection until it breaks
-HALF_OPEN = 0.3  # of the connections that break: the rest is cut
+HALF_OPEN, ONE_WAY = 0.3, 0.2  # of the connections that break: the rest is cut
 
 HELD_SECONDS = 0.2  # for which a message waits at most for the one that takes its place
 
@@ -78,19 +78,25 @@ class Proxy:
             done, _ = await asyncio.wait(
                 ways, timeout=self.draw.uniform(*LIFE_SECONDS), return_when=asyncio.FIRST_COMPLETED
             )
-            for way in ways:
+            end = self._end() if not done else ()
+            for way in ways if len(end) != 1 else [ways[end[0]]]:
                 way.cancel()
-            await asyncio.gather(*ways, return_exceptions=True)
-            if not done and self.draw.random() < HALF_OPEN:
-                self.count["half open"] += 1
-                ends = [asyncio.ensure_future(self._until_closed(item)) for item in (reader, other)]
-                await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-                for end in ends:
-                    end.cancel()
-            elif not done:
-                self.count["cut"] += 1
+                await asyncio.gather(way, return_exceptions=True)
+            if end:
+                rest = [asyncio.ensure_future(self._until_closed((reader, other)[way])) for way in end]
+                rest += [way for way in ways if not way.done()]
+                await asyncio.wait(rest, return_when=asyncio.FIRST_COMPLETED)
+                for way in rest:
+                    way.cancel()
+                await asyncio.gather(*rest, return_exceptions=True)
         for item in writers:
             item.transport.abort()
+
+    def _end(self) -> tuple[int, ...]:
+        """How a connection breaks: the ways in which nothing passes any more; none where it is cut."""
+        (end,) = self.draw.choices(["half open", "one way", "cut"], [HALF_OPEN, ONE_WAY, 1 - HALF_OPEN - ONE_WAY])
+        self.count[end] += 1
+        return {"half open": (0, 1), "one way": (self.draw.choice((0, 1)),), "cut": ()}[end]
 
     @staticmethod
     async def _until_closed(reader: asyncio.StreamReader) -> None:
