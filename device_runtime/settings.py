@@ -19,7 +19,9 @@ from fleet_protocol.transport import BrokerAddress
 
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 Seconds = Annotated[float, Field(gt=0)]
-ProviderName = Annotated[str, AfterValidator(lambda name: name.removesuffix("ExecutionProvider"))]
+ProviderName = Annotated[
+    str, Field(pattern=r"^[A-Za-z0-9]+(:\d{1,3})?$"), AfterValidator(lambda name: name.replace("ExecutionProvider", ""))
+]
 _SWITCH = BeforeValidator(lambda given: ({} if given else None) if isinstance(given, bool) else given)
 
 
@@ -63,8 +65,9 @@ class RuntimeConfig(FrozenModel):
     """What computes the training steps, where the installed onnxruntime has more than the CPU.
 
     Attributes:
-        providers: execution providers in the order in which they are tried, such as ``CUDA``; one that is not there,
-            fails, computes other numbers than the CPU, or is not faster, leaves the steps to the next, or the CPU.
+        providers: execution providers in the order in which they are tried, such as ``CUDA``, or ``CPU:4`` for four
+            threads; one that is not there, fails, computes other numbers than the CPU with ``threads``, or is not
+            faster, leaves the steps to the next, or to that.
         insist: use one although it is not faster.
     """
 

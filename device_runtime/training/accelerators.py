@@ -1,4 +1,4 @@
-"""Execution providers beside the CPU: before a task trains on one, it shows on the step graph that it computes right.
+"""Execution providers beside the CPU, or more of its threads: tried on a step graph before a task trains on one.
 
 A trial trains a few steps on made-up samples, on the CPU and on the provider, from the same weights. What it finds is
 kept in a file by graph, runtime and provider. A provider that is wrong, broken or slow leaves the training to the CPU.
@@ -59,7 +59,7 @@ class Trials(RootModel[dict[str, Trial]]):
 class Accelerators:
     """What an operator wants tried, in order, as onnxruntime names it without ``ExecutionProvider`` at the end.
 
-    Who insists takes one although it is slower than the CPU.
+    ``CPU:4`` is the CPU with four threads. Who insists takes one although it is slower than the CPU.
     """
 
     path: Path
@@ -92,7 +92,7 @@ class Accelerators:
         run = functools.cache(lambda name: _Steps(opened(name), manifest, batch, hooks))
         refused, there = [], offered()
         for name in self.names:
-            if name not in there:
+            if name.partition(":")[0] not in there:
                 refused.append(f"{name} is none of what this onnxruntime has ({', '.join(there)})")
                 continue
             found = self.known().get(f"{graph} {name}") or self._tried(f"{graph} {name}", name, run)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from device_runtime.self_test import provider_test
+from device_runtime.settings import RuntimeConfig
 from device_runtime.training import accelerators
 from device_runtime.training.accelerators import Accelerators, Trial
 from device_runtime.training.backends import Sessions, runtime
@@ -238,6 +239,28 @@ def test_a_provider_that_the_runtime_has(tiny, settled):
     name = next(each for each in offered() if each != "CPU")
     assert settled(name, insist=True).provider == name
     assert provider_test(name) == ""
+
+
+@pytest.mark.parametrize(("alone", "chosen"), [(slow, "CPU:2"), (right, "CPU")], ids=["they pay", "they do not"])
+def test_more_threads_of_the_cpu_are_taken_where_they_pay(settled, monkeypatch, alone, chosen):
+    """They are tried as another provider is: the numbers are those of one thread, but for rounding."""
+    opened = []
+
+    def make(graph, options, provider):
+        opened.append((provider, options.intra_op_num_threads))
+        return Session(REAL(graph, options, provider), alone if len(opened) == 1 else right, Binding)
+
+    monkeypatch.setattr(runtime, "make_session", make)
+    assert settled("CPU:2").provider == chosen
+    assert opened == [("CPU", 1), ("CPU", 2)]
+
+
+def test_a_provider_is_named_with_its_threads():
+    """As onnxruntime names it, or short."""
+    assert RuntimeConfig(providers=("CPUExecutionProvider:4", "CUDA")).providers == ("CPU:4", "CUDA")
+    for wrong_name in ("CPU:x", "CPU:", "CPU 4"):
+        with pytest.raises(ValueError, match="providers"):
+            RuntimeConfig(providers=(wrong_name,))
 
 
 # In a task.

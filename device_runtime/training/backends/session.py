@@ -39,7 +39,8 @@ def step_graph_key(backend: str, manifest: Manifest) -> str | None:
 class TrainSession:
     """A training step with its parameters and states; with 0 threads an operator takes every core.
 
-    The frozen tensors of the manifest, by name, are read where they lie and never copied.
+    A provider may name threads of its own, as ``CPU:4`` does. The frozen tensors of the manifest, by name, are read
+    where they lie and never copied.
     """
 
     def __init__(
@@ -52,6 +53,8 @@ class TrainSession:
         provider: str = CPU,
     ) -> None:
         self._manifest = manifest
+        provider, _, own = provider.partition(":")
+        threads = int(own) if own else threads
         states = {state_input(spec.name): spec for spec in manifest.states}
         parameters = {parameter_input(spec.name): spec for spec in manifest.parameters}
         staying = [*states] * manifest.states_in_place + [*parameters] * manifest.parameters_in_place
