@@ -18,6 +18,7 @@ from trainer_export.optimizer import Optimizer, Slot, optimizer_named
 from trainer_export.optimizers.sgd import Sgd
 
 _IMAGE_KERNEL = 4  # dimensions of the weight of a convolution over images
+_VECTOR = 16  # float32 of the widest registers
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,13 @@ class Layout:
 
     @classmethod
     def of(cls, shapes: Mapping[str, tuple[int, ...]], used: frozenset[str], *, channels_last: bool) -> "Layout":
-        """Lay parameters out, those that the loss uses first; image convolutions channels-last if that is wanted."""
+        """Lay parameters out, those that the loss uses first; image convolutions channels-last if that is wanted.
+
+        Not wanted of a model with a convolution of a single point over fewer channels than a vector has: with a stride,
+        its gradient in torch 2.13 (oneDNN, AVX2) writes beyond its memory, and the process dies.
+        """
+        kernels = [shape for shape in shapes.values() if len(shape) == _IMAGE_KERNEL]
+        channels_last &= all(shape[2:] != (1, 1) or shape[1] >= _VECTOR for shape in kernels)
         places: list[Place] = []
         start = trained = 0
         for name in sorted(shapes, key=lambda name: name not in used):

@@ -364,6 +364,14 @@ def test_sorted_devices_share_their_steps():
     ]
 
 
+@pytest.mark.parametrize(("channels", "wanted"), [(8, False), (16, True)])
+def test_a_point_over_few_channels_is_not_laid_channels_last(channels, wanted):
+    """With a stride, torch's gradient of it destroys memory where a processor's vectors are wider."""
+    shapes = {"first": (channels, 3, 3, 3), "down": (32, channels, 1, 1)}
+    layout = Layout.of(shapes, frozenset(shapes), channels_last=True)
+    assert [place.channels_last for place in layout.places] == [wanted] * 2
+
+
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_rows_hold_every_parameter_once(channels_last):
     """Filling and reading back changes nothing; what the loss does not depend on stands last."""

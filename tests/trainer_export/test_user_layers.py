@@ -62,6 +62,11 @@ def turned(x: Tensor) -> Tensor:
     return functional.affine_grid(theta, list(x.shape), align_corners=True)
 
 
+def apart(x: Tensor) -> Tensor:
+    """Nothing just above zero, where the slope of a root makes much of how a processor rounds."""
+    return x.masked_fill(x.abs() < 0.05, -1.0)
+
+
 def triangles(x: Tensor) -> Tensor:
     """The entries below a diagonal, and those above another."""
     below, above = torch.tril_indices(9, 8, -1), torch.triu_indices(9, 8, 2)
@@ -157,7 +162,10 @@ OTHERS: Mapping[str, tuple[int, nn.Module]] = {
     "larger that is a number": (2, Do(lambda x: torch.fmax(x, x.flip(2)) + torch.fmin(x, 0.5 * x).copysign(x.flip(3)))),
     "norms": (2, Do(lambda x: sum(x.norm(order, 3, keepdim=True) for order in (3, 0.5, math.inf, -math.inf)))),
     "triangles": (2, Do(triangles)),
-    "root of what is cut off": (2, Do(lambda x: x.relu().sqrt() + (x - 1).relu().sum(3, keepdim=True) ** 0.5)),
+    "root of what is cut off": (
+        2,
+        Do(lambda x: apart(x).relu().sqrt() + apart(x - 1).relu().sum(3, keepdim=True) ** 0.5),
+    ),
     "masks multiplied": (2, Do(lambda x: x * ((x > 0) * (x < 0.5)))),
     "bilinear": (2, Twice(nn.Bilinear(8, 8, 3))),
     "bounded variances": (2, Do(lambda x: functional.gaussian_nll_loss(x, x.flip(2), x**2, True, 0.1, "none"))),
