@@ -147,7 +147,7 @@ def test_lost_and_corrupted_chunks_are_asked_for_again(tmp_path, one_broker, tin
             return frame[:-1] + bytes([frame[-1] ^ 1])
         return frame
 
-    with fleet(tmp_path, one_broker, tiny) as (server, device):
+    with fleet(tmp_path, one_broker, tiny, repair_seconds=3.0) as (server, device):
         server.script.tamper = tamper
         server.offer(device.id, tiny.choice(initial_weights()))
         server.wait_update("t1")
