@@ -262,14 +262,19 @@ def test_receivers_on_other_hosts_merge_to_the_same_bits(outcome, ssh):
 def test_a_host_that_is_lost_is_asked_again(outcome, ssh, monkeypatch):
     """A receiver there ends by itself when it hears nothing of its server; only then it gets a successor."""
     monkeypatch.setattr(receivers, "_PING_SECONDS", 1000.0)
+    replaced, made = threading.Event(), itertools.count()
+
+    class Child(receivers._Child):
+        def __init__(self, *given):
+            super().__init__(*given)
+            if next(made):
+                replaced.set()
+
+    monkeypatch.setattr(receivers, "_Child", Child)
 
     def patient(server, peer, work, data):
         if len(ssh()) == 1:
-            (first,) = server.server.receivers.pids
-            for _ in range(600):
-                if server.server.receivers.pids != [first]:
-                    break
-                time.sleep(0.1)
+            replaced.wait(60)
         peer.send(work, data)
 
     bits, server = outcome(1, patient, hosts=("worker-1",))
