@@ -3,17 +3,20 @@
 import contextlib
 import os
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from fleet_protocol.blobs import PartFile, storage_error, write_all
+from numpy.typing import NDArray
+
+from fleet_protocol.blobs import PartFile, storage_error
 from fleet_protocol.digests import blob_digest, matches, place_of
 from fleet_protocol.errors import BlobError
+from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.messages import BlobRef
 
-_SYNC_THREADS = 8
+_SYNC_THREADS = 4  # each takes the interpreter from the others for every step of a file: more write no faster
 _RESERVED_BYTES = 1 << 20  # of smaller files the call costs what it saves
 
 
@@ -74,23 +77,6 @@ def _sync(path: Path) -> None:
         raise storage_error("write", path, error) from error
 
 
-def _keep(part: Path, path: Path, data: bytes) -> None:
-    try:
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT, 0o600)
-        try:
-            write_all(descriptor, data, 0)
-            os.ftruncate(descriptor, len(data))
-            path.parent.mkdir(exist_ok=True, mode=0o700)
-            part.replace(path)
-            os.fsync(descriptor)  # after it has its name, which must survive as well
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink()
-        raise storage_error("write", path, error) from error
-
-
 class BlobStore:
     """A folder of blobs named by their digest: ``objects/<first two digits>/<digest>``, parts under ``parts/``.
 
@@ -106,8 +92,6 @@ class BlobStore:
         self._durable = durable
         self._threads = ThreadPoolExecutor(_SYNC_THREADS, "sync")  # begun when there is something for them to do
         self._syncing: dict[str, Future[None]] = {}
-        self._spare: list[Path] = []  # files of blobs that were removed, to be written over: half the work of new ones
-        self._kept = 0  # blobs of `keep` and `place` whose files are still in use
         try:
             self._objects.mkdir(parents=True, exist_ok=True)
             (root / "parts").mkdir(exist_ok=True)
@@ -135,47 +119,45 @@ class BlobStore:
         A disk that is full or cannot be written is a StorageError, here and below.
         """
         digest = blob_digest(*parts)
-        path = self.path(digest)
-        if not path.is_file():
-            write_atomically(path, *parts, durable=durable and self._durable)
-            if self._durable and not durable:
-                self._syncing[digest] = self._threads.submit(_sync, path)
+        if not self.path(digest).is_file():
+            self._write(digest, *parts, durable=durable)
         return digest
 
+    def _write(self, digest: str, *parts: bytes | memoryview, durable: bool) -> None:
+        path = self.path(digest)
+        write_atomically(path, *parts, durable=durable and self._durable)
+        if self._durable and not durable:
+            self._syncing[digest] = self._threads.submit(_sync, path)
+
     def keep(self, digest: str, data: bytes) -> None:
-        """Keep bytes that a digest is known to name; another thread writes them, for which `sync` waits."""
-        part = self._spare.pop() if self._spare else self.root / "parts" / f".{digest}"
-        self._syncing[digest] = self._threads.submit(_keep, part, self.path(digest), data)
-        self._kept += 1
+        """Keep bytes that a digest is known to name; `sync` waits until they would survive a power cut."""
+        self._write(digest, data, durable=False)
 
-    def read(self, digest: str) -> bytes:
-        """The bytes of a blob.
-
-        Raises:
-            BlobError: it is not here, or what lies here no longer matches (it is then removed).
-            StorageError: the disk cannot be read.
-        """
+    def bytes_of(self, digest: str) -> bytes:
+        """What lies under a digest, unchecked; a BlobError if nothing does, a StorageError if it cannot be read."""
         path = self.path(digest)
         try:
-            data = path.read_bytes()
+            return path.read_bytes()
         except FileNotFoundError as error:
             raise BlobError(f"blob {digest[:12]} is not in {self.root}") from error
         except OSError as error:
             raise storage_error("read", path, error) from error
+
+    def read(self, digest: str) -> bytes:
+        """The bytes of a blob; what no longer matches its digest is removed, and a BlobError as in `bytes_of`."""
+        data = self.bytes_of(digest)
         if not matches(data, digest):
-            path.unlink(missing_ok=True)
+            self.remove(digest)
             raise BlobError(f"blob {digest[:12]} in {self.root} was damaged on disk and removed; fetch it again")
         return data
 
+    def tensors(self, digest: str) -> Mapping[str, NDArray[Any]]:
+        """What `open_tensors` finds in a blob."""
+        return open_tensors(self.path(digest))
+
     def part(self, ref: BlobRef, key: str | None = None) -> PartFile:
         """Open, or go on with, a blob that is arriving; its part file is named by its digest or another key."""
-        path = self.root / "parts" / (key or ref.digest)
-        if self._spare and not path.exists():
-            spare = self._spare.pop()
-            with contextlib.suppress(OSError):  # a new file does as well; where none can be made, opening it says so
-                os.truncate(spare, ref.size)  # with no mark of a chunk
-                spare.replace(path)
-        return PartFile(ref, path)
+        return PartFile(ref, self.root / "parts" / (key or ref.digest))
 
     def place(self, source: Path, digest: str, *, durable: bool = True) -> Path:
         """Move a file that a digest is known to name to its place; it is as safe from a power cut as it was before.
@@ -188,10 +170,8 @@ class BlobStore:
             source.replace(path)
         except OSError as error:
             raise storage_error("write", path, error) from error
-        if not durable:  # while others still arrive
-            self._kept += 1
-            if self._durable:
-                self._syncing[digest] = self._threads.submit(_sync, path)
+        if not durable and self._durable:  # while others still arrive
+            self._syncing[digest] = self._threads.submit(_sync, path)
         return path
 
     def sync(self, digests: Collection[str]) -> None:
@@ -205,21 +185,15 @@ class BlobStore:
     def remove(self, digest: str) -> None:
         """Forget a blob; one that is not here is no error."""
         self._syncing.pop(digest, None)
-        path, spare = self.path(digest), self.root / "parts" / f".spare-{digest}"
-        with contextlib.suppress(FileNotFoundError):
-            if not self._kept:
-                path.unlink()
-                return
-            self._kept -= 1
-            path.replace(spare)
-            if spare.stat().st_nlink == 1:
-                self._spare.append(spare)
-            else:  # a backup has it
-                spare.unlink()
+        self.path(digest).unlink(missing_ok=True)
 
-    def forget_spare(self) -> None:
-        """Delete the files that wait to be written over, also those that a killed process left."""
-        self._spare.clear()
-        for path in (self.root / "parts").glob(".spare-*"):
-            with contextlib.suppress(OSError):  # what cannot be deleted does no harm
-                path.unlink()
+    def trim(self) -> None:
+        """Delete files of which nothing is needed; here there are none."""
+
+    def clear(self) -> None:
+        """Forget everything, also what is arriving."""
+        for folder in ("parts", "objects"):
+            for path in (self.root / folder).rglob("*"):
+                if path.is_file():
+                    with contextlib.suppress(OSError):  # what is left is of no task that will ever be open
+                        path.unlink()

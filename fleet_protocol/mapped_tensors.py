@@ -65,13 +65,23 @@ def blob_in(
         BlobError: it is truncated, or has a header that does not fit it: as the format wants, tensors lie one behind
             the other and leave nothing over.
     """
+    metadata, tensors, size = first_blob(blob, source)
+    if size != len(blob):
+        raise BlobError(f"cannot read the tensors in {source}: they end at {size} of {len(blob)} bytes")
+    return metadata, tensors
+
+
+def first_blob(
+    blob: bytes | NDArray[np.uint8], source: object = "a blob"
+) -> tuple[dict[str, str], dict[str, NDArray[Any]], int]:
+    """What `blob_in` reads of the blob that some bytes begin with, and how long it is; errors are the same."""
     try:
         return _parsed(np.frombuffer(blob, np.uint8))
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError, struct.error) as error:
         raise BlobError(f"cannot read the tensors in {source} of {len(blob)} bytes: {error!r}") from error
 
 
-def _parsed(data: NDArray[np.uint8]) -> tuple[dict[str, str], dict[str, NDArray[Any]]]:
+def _parsed(data: NDArray[np.uint8]) -> tuple[dict[str, str], dict[str, NDArray[Any]], int]:
     (length,) = struct.unpack("<Q", data[:8].tobytes())
     if length > min(_HEADER_LIMIT, data.size - 8):
         raise ValueError(f"the header claims {length} bytes")
@@ -84,6 +94,4 @@ def _parsed(data: NDArray[np.uint8]) -> tuple[dict[str, str], dict[str, NDArray[
         if first != at or last < first or min(shape, default=0) < 0:
             raise ValueError(f"tensor {name} of shape {shape} begins at {first}; the one before it ends at {at}")
         tensors[name], at = body[first:last].view(DTYPES[entry["dtype"]]).reshape(shape), last
-    if at != body.size:
-        raise ValueError(f"the tensors end at {at} of {body.size} bytes")
-    return metadata, tensors
+    return metadata, tensors, 8 + length + at

@@ -30,7 +30,6 @@ from device_runtime.training.choosers import Experience, Situation, TierChooser,
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import RefusalReason, RefusedError, ShoalError
 from fleet_protocol.frozen import FrozenModel
-from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.messages import Instructions, TrainSettings
 from fleet_protocol.secure_sum import Words
 from fleet_protocol.weights import MASKED
@@ -201,7 +200,7 @@ class VirtualDispatcher:
         """Add up what has no masks here, as they cancel to the bit; everybody who was asked counts as having dealt."""
         came = [str(task.record.update_digest) for task in cohort.came]
         cohort.require(len(came), len(cohort.tasks))
-        vectors = (open_tensors(self._records.updates.path(digest))[MASKED] for digest in came)
+        vectors = (self._records.updates.tensors(digest)[MASKED] for digest in came)
         total: Words = sum(vectors, np.zeros((), np.uint32))
         return total
 

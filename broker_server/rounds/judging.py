@@ -273,7 +273,7 @@ class Judge:
         if decision.event is RoundEvent.GIVE_UP:
             return f"batch norm statistics: {decision.reason}"
         answers = [
-            (record.metrics.batches, open_tensors(self._updates.path(record.update_digest)))
+            (record.metrics.batches, self._updates.tensors(record.update_digest))
             for record in (task.record for task in collection.tasks.values())
             if record.phase is TaskPhase.RECEIVED and record.metrics is not None and record.update_digest is not None
         ]

@@ -25,7 +25,6 @@ from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.noise import bounded
 from fleet_protocol.weights import weights_parts
-from models.slicing import Tensors
 from models.tier import Tier
 
 _MOST_SENT = 16  # slices that stay mapped while updates made from them are folded
@@ -53,7 +52,7 @@ def begin_folding(
             tier=Tier.parse(record.tier),
             key=record.plan_key,
             plan=plans[record.version, record.plan_key],
-            weights=open_tensors(services.updates.path(record.update_digest)),
+            weights=services.updates.tensors(record.update_digest),
             metrics=record.metrics,
         )
 
@@ -142,7 +141,8 @@ def make_version(
     counted = count_updates(context, services, folding, old, lambda task: sent_to(services, tasks[task]))
     report_refusals(services, counted, tasks)
     new = counted.folding.finish(open_model(blobs, old)) if counted.folding.folded else None
-    if new is None or not _finite(new.weights):
+    values = [value for value in new.weights.values() if value.size] if new is not None else []
+    if new is None or not all(np.isfinite(value.min()) and np.isfinite(value.max()) for value in values):
         services.store.settle_outcomes({task: counted.outcomes[task] for task in counted.refusals})
         return "every update was refused" if new is None else _blame(counted, tasks)
     # Tensors alone: where the model is whole, this blob is what its devices are sent, for statistics and then to train.
@@ -171,7 +171,3 @@ def _blame(counted: Counted, tasks: Mapping[str, TaskRecord]) -> str:
     norms = {tasks[task].device: counted.outcomes[task].screening.norm for task in counted.folding.folded}
     worst = max(norms, key=norms.__getitem__)
     return f"the merged weights are not finite; the largest update is that of {worst}, of norm {norms[worst]:.4g}"
-
-
-def _finite(weights: Tensors) -> bool:
-    return all(bool(np.isfinite(value.min()) and np.isfinite(value.max())) for value in weights.values() if value.size)

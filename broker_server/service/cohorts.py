@@ -13,7 +13,6 @@ from broker_server.service.outbox import Outbox
 from broker_server.store import Store, TaskPhase
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import RefusalReason, RefusedError
-from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.messages import Cancel, Shares, Sum, UploadAck
 from fleet_protocol.messages.values import KeyPair
 from fleet_protocol.secure_sum import Words, check_keys, majority, unmasked
@@ -159,8 +158,7 @@ class Cohorts:
             self._tell(item, name)
         while len(item.revealed) < majority(len(item.keys)) and self.clock.now() < until:
             pump(until)
-        paths = {name: self.updates.path(str(record.update_digest)) for name, record in came.items()}
-        vectors = {name: open_tensors(path)[MASKED] for name, path in paths.items()}
+        vectors = {name: self.updates.tensors(str(record.update_digest))[MASKED] for name, record in came.items()}
         return unmasked(vectors, item.keys, item.part, item.revealed, cohort.came[0].record.weights.digest)
 
     def close(self) -> None:

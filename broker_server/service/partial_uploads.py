@@ -135,16 +135,12 @@ class PartialUploads:
         """Forget everything; only while no round is open."""
         self.close()
         self._begun.clear()
-        for folder in ("parts", "objects"):
-            for path in (self.blobs.root / folder).rglob("*"):
-                if path.is_file():
-                    with contextlib.suppress(OSError):  # what is left is of no task that will ever be open
-                        path.unlink()
+        self.blobs.clear()
 
     def close(self) -> None:
         """Close every file, whose content stays, and forget what is in memory, and files that nothing needs."""
         self._held.clear()
-        self.blobs.forget_spare()
+        self.blobs.trim()
         for task in list(self._open):
             self._close(task)
 

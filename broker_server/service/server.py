@@ -50,6 +50,7 @@ from broker_server.service.uploads import Uploads
 from broker_server.settings.fleet import BrokerConfig, FleetConfig
 from broker_server.store import RunRecord, Store
 from broker_server.store.machine import FINAL
+from broker_server.store.update_store import UpdateStore
 from fleet_protocol import control, requests
 from fleet_protocol.allocator import memory_of_a_server
 from fleet_protocol.blob_store import BlobStore
@@ -106,7 +107,7 @@ class Server:
             stack.enter_context(held(self._folder, taken))
             self._store = stack.enter_context(contextlib.closing(Store(self._folder)))
             self._blobs = BlobStore(self._folder / "blobs")
-            self._updates = BlobStore(self._folder / "updates")
+            self._updates = stack.enter_context(contextlib.closing(UpdateStore(self._folder / "updates")))
             self._broker = hosted_broker(self._broker_config, self.fleet, self._folder / "broker")
             if self._broker is not None:
                 stack.enter_context(self._broker)

@@ -14,6 +14,7 @@ from zipfile import BadZipFile, ZipFile
 
 from broker_server.store.opening import PATIENT_SECONDS
 from broker_server.store.repository import Store
+from broker_server.store.update_store import FOLDER, updates_in
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.blobs import storage_error
 from fleet_protocol.digests import blob_digest, matches, place_of
@@ -36,12 +37,20 @@ def back_up(store: Path, file: Path) -> int:
             with contextlib.closing(sqlite3.connect(source, PATIENT_SECONDS, isolation_level=None)) as holding:
                 holding.execute("BEGIN IMMEDIATE")  # from here on the server cannot commit
                 _copy(source, made / _DATABASE)
-                for path in [path for root in _ROOTS for path in (store / root / "objects").glob("*/[!.]*")]:
+                needed = set(holding.execute("SELECT update_digest FROM tasks WHERE phase = 'received'"))
+                files = [path for root in _ROOTS for path in (store / root / "objects").glob("*/[!.]*")]
+                for path in [*files, *(store / "updates" / FOLDER).glob("*")]:
                     to = made / path.relative_to(store)
                     to.parent.mkdir(parents=True, exist_ok=True)
                     with contextlib.suppress(FileNotFoundError):  # of a round or version that is over
                         to.hardlink_to(path)
             out.comment = blob_digest((made / _DATABASE).read_bytes()).encode()  # blobs have theirs as a name
+            batches = made / "updates" / FOLDER
+            for path in batches.glob("*"):
+                for digest, _, data in updates_in(path):
+                    if (digest,) in needed:
+                        write_atomically(batches.parent / "objects" / place_of(digest), data, durable=False)
+            shutil.rmtree(batches, ignore_errors=True)
             found = [path for path in sorted(made.rglob("*")) if path.is_file()]
             for path in found:
                 out.write(path, path.relative_to(made))

@@ -145,7 +145,6 @@ def test_a_disk_that_can_only_be_read_ends_no_run(url, config, running, fleet, m
     with Peer(fleet, "d", url, honest()):
         server = running(settings, url)
         server.wait_event(control.RoundClosed)
-        (settings.store / "updates" / "parts" / ".spare-undeletable").mkdir()
         there.set()
         stopped = server.wait()
         assert (stopped.status, stopped.exit_code) == ("stopped", StorageError.exit_code)
