@@ -26,7 +26,7 @@ COLOSSAL = 1e30
 """Norms beyond are refused in any case: a sum of such updates may be no float any more."""
 
 _PEERS = 3  # norms that a tier needs for a median of its own
-_BLOCK = 8 * 1024  # values whose differences are taken at once, in float64: too few for BLAS to wake its threads
+_BLOCK = 64 * 1024  # values whose differences are taken at once: as many as stay in a processor's cache
 
 
 @dataclass(frozen=True)
@@ -60,16 +60,21 @@ def difference(update: Mapping[str, NDArray[Any]], sent: Mapping[str, NDArray[An
     """How far an update is from what was sent.
 
     Returns:
-        The Euclidean norm of the difference over all tensors, taken in float64, and the number of entries.
+        The Euclidean norm of the difference over all tensors and the number of entries. Blocks are added in float64; a
+        block whose squares are no float32 is taken in it as well.
     """
     total, count = 0.0, 0
-    for name, value in update.items():
-        new, old = value.reshape(-1), sent[name].reshape(-1)
-        count += new.size
-        for start in range(0, new.size, _BLOCK):
-            block = new[start : start + _BLOCK].astype(np.float64)
-            block -= old[start : start + _BLOCK]
-            total += float(block @ block)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for name, value in update.items():
+            new, old = value.reshape(-1), sent[name].reshape(-1)
+            count += new.size
+            for start in range(0, new.size, _BLOCK):
+                block = new[start : start + _BLOCK] - old[start : start + _BLOCK]
+                square = float(np.multiply(block, block, out=block).sum())
+                if not math.isfinite(square):
+                    wide = new[start : start + _BLOCK].astype(np.float64) - old[start : start + _BLOCK]
+                    square = float(wide @ wide)
+                total += square
     return math.sqrt(total), count
 
 
