@@ -25,12 +25,11 @@ def _measured(devices: int, size: int, wire_budget: float, seconds: float | None
     with tempfile.TemporaryDirectory() as folder:
         found = bench_fleet(FleetBench(devices, ROUNDS, size, port=free_port(), folder=Path(folder)))
     what, tasks = f"{devices} light devices, {size / 1e3:.0f} kB", ROUNDS * devices
-    note = f"bare paho {found.paho_seconds:.2f} s, bare link {found.bare_seconds:.2f} s"
+    note = f"bare paho {found.paho_seconds:.2f} s"
     ratio_budget = PAHO_BUDGET if devices >= 200 else None  # DESIGN's is for 200 to 1,000
     return [
         Row(f"{what}: round without training", found.round_seconds, "s, clock", seconds, note=note),
         Row(f"{what}: round", found.round_seconds / found.paho_seconds, "x bare paho", ratio_budget),
-        Row(f"{what}: round beside our link", found.round_seconds / found.bare_seconds, "x bare link"),
         Row(f"{what}: server", found.cpu_ms_per_update, "ms CPU an update", CPU_BUDGET_MS if devices > 6 else None),
         Row(
             f"{what}: received weights",

@@ -1,25 +1,18 @@
-"""The baselines: the same bytes through the same broker, fanned out to all devices and in from each, and nothing else.
+"""The baseline: the same bytes through the same broker, fanned out to all devices and in from each, and nothing else.
 
-Their clients are paho's own, each driven as paho's users drive it, or those of the link, which cost less.
+Its clients are paho's own, each driven as paho's users drive it.
 """
 
 import queue
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
-import paho.mqtt.client as paho
 from typing_extensions import Self
 
 from fleet_protocol.errors import TransportError
-from fleet_protocol.link import LeanClient
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import BrokerAddress
 from shoal.bench.swarm import Member
-
-CLIENTS: Mapping[str, type[paho.Client]] = MappingProxyType({"paho": paho.Client, "bare": LeanClient})
-"""The kinds of baselines, and what their members and the middle connect with."""
 
 _READY, _OVER = b"r", b"o"
 _WAIT_SECONDS = 120.0
@@ -50,9 +43,9 @@ class BareDevice:
         """Repeat nothing."""
 
 
-def bare_member(topics: Topics, name: str, kind: str) -> Member:
+def bare_member(topics: Topics, name: str) -> Member:
     """A bare device with its connection."""
-    member = Member(topics, name, client=CLIENTS[kind])
+    member = Member(topics, name)
     member.behaviour = BareDevice(member)
     return member
 
@@ -71,10 +64,10 @@ class Middle:
     What does not come, or come back, is a TransportError.
     """
 
-    def __init__(self, topics: Topics, address: BrokerAddress, kind: str) -> None:
+    def __init__(self, topics: Topics, address: BrokerAddress) -> None:
         self._address = address
         self._events: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._member = Member(topics, "middle", client=CLIENTS[kind])
+        self._member = Member(topics, "middle")
         self._member.behaviour = self
 
     def __enter__(self) -> Self:

@@ -31,13 +31,11 @@ class FleetFigures:
     Attributes:
         round_seconds: from the offers to the new version.
         paho_seconds: of the bare fan-out and fan-in of the same bytes by clients of paho.
-        bare_seconds: the same by clients of the link, which cost less.
         cpu_ms_per_update: processor time of the server, its network thread and its receivers included.
-        paho_cpu_ms_per_update: of the process in the middle of the one baseline.
-        bare_cpu_ms_per_update: of that of the other.
+        paho_cpu_ms_per_update: of the process in the middle of the baseline.
         merged: updates merged in the counted rounds.
         asked: updates asked for in the counted rounds.
-        resident_bytes: peak memory of the process that held the server and, before it, the middle of the baselines; and
+        resident_bytes: peak memory of the process that held the server and, before it, the middle of the baseline; and
             of its receivers.
         wire_bytes: what the server exchanged in all rounds.
         payload_bytes: what of it was blobs that were needed.
@@ -48,10 +46,8 @@ class FleetFigures:
     update_bytes: int
     round_seconds: float
     paho_seconds: float
-    bare_seconds: float
     cpu_ms_per_update: float
     paho_cpu_ms_per_update: float
-    bare_cpu_ms_per_update: float
     merged: int
     asked: int
     resident_bytes: int
@@ -86,7 +82,7 @@ class _Watch:
 
 
 def bench_fleet(bench: FleetBench) -> FleetFigures:
-    """Measure the baselines, then the fleet, over one broker.
+    """Measure the baseline, then the fleet, over one broker.
 
     Raises:
         ConfigError: there are fewer than two rounds.
@@ -100,7 +96,7 @@ def bench_fleet(bench: FleetBench) -> FleetFigures:
         url = bench.broker
         if (hosted := hosted_broker(BrokerConfig(url=url, port=bench.port), ARCH, bench.folder / "broker")) is not None:
             url = stack.enter_context(hosted).url
-        paho, bare = (_bare(bench, url, kind) for kind in ("paho", "bare"))
+        bare = _bare(bench, url)
         watch, finished, count, held = _fleet(bench, url)
     counted = watch.rounds[1:]
     cpu = [1000 * used / max(1, len(event.merged)) for used, event in zip(watch.cpu_seconds, watch.rounds, strict=True)]
@@ -108,11 +104,9 @@ def bench_fleet(bench: FleetBench) -> FleetFigures:
         devices=bench.devices,
         update_bytes=watch.update_bytes,
         round_seconds=statistics.median(event.round_seconds for event in counted),
-        paho_seconds=statistics.median(item.seconds for item in paho),
-        bare_seconds=statistics.median(item.seconds for item in bare),
+        paho_seconds=statistics.median(item.seconds for item in bare),
         cpu_ms_per_update=statistics.median(cpu[1:]),
-        paho_cpu_ms_per_update=statistics.median(1000 * item.cpu_seconds / bench.devices for item in paho),
-        bare_cpu_ms_per_update=statistics.median(1000 * item.cpu_seconds / bench.devices for item in bare),
+        paho_cpu_ms_per_update=statistics.median(1000 * item.cpu_seconds / bench.devices for item in bare),
         merged=sum(len(event.merged) for event in counted),
         asked=sum(len(event.merged) + len(event.missing) for event in counted),
         resident_bytes=held,
@@ -128,13 +122,13 @@ def _peak_bytes(pid: int) -> int:
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
 
 
-def _bare(bench: FleetBench, url: str, kind: str) -> list[BareRound]:
-    fleet, size = f"{kind}-{secrets.token_hex(4)}", RoundConfig().chunk_bytes
+def _bare(bench: FleetBench, url: str) -> list[BareRound]:
+    fleet, size = f"bare-{secrets.token_hex(4)}", RoundConfig().chunk_bytes
     data = os.urandom(bench.payload_bytes)
     chunks = tuple(data[at : at + size] for at in range(0, len(data), size))
     with (
-        Middle(Topics(fleet), BrokerAddress.parse(url), kind) as middle,
-        device_processes(kind, fleet, url, bench.devices, bench.processes),
+        Middle(Topics(fleet), BrokerAddress.parse(url)) as middle,
+        device_processes("bare", fleet, url, bench.devices, bench.processes),
     ):
         return middle.rounds(bench.devices, chunks, bench.rounds)
 

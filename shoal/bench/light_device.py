@@ -194,16 +194,17 @@ class LightDevice:
         self._done = (done.to_bytes(), update, parts)
         self._enter("uploading")
         header = b"".join(parts[:2])
-        first, *rest = _frames(self._whole[choice.weights.digest], len(header), size)
-        at = len(first) - min(size, update.size)
-        self._upload(enumerate((first[:at] + header + first[at + len(header) :], *rest)))
+        like, *rest = _frames(self._whole[choice.weights.digest], len(header), size)
+        first, at = bytearray(like), len(like) - min(size, update.size)
+        first[at : at + len(header)] = header
+        self._upload(enumerate((first, *rest)))
 
     def _upload_again(self, ranges: messages.Ranges) -> None:
         if self._done is not None:
             _, update, parts = self._done
             self._upload(iter_chunks(b"".join(parts), update.chunk_bytes, ranges))
 
-    def _upload(self, frames: Iterable[tuple[int, bytes]]) -> None:
+    def _upload(self, frames: Iterable[tuple[int, bytes | bytearray]]) -> None:
         if self._offer is None:
             return
         for index, frame in frames:

@@ -1,6 +1,6 @@
 """The processes that hold a bench's devices: each runs a swarm until its standard input closes, then tells its bytes.
 
-Run as a module: ``python -m shoal.bench.processes <light|paho|bare> <fleet> <broker url> <first> <stop>``.
+Run as a module: ``python -m shoal.bench.processes <light|bare> <fleet> <broker url> <first> <stop>``.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ def device_name(index: int) -> str:
 
 @contextlib.contextmanager
 def device_processes(kind: str, fleet: str, broker: str, devices: int, processes: int) -> Iterator[Counter[str]]:
-    """Devices, ``light`` ones or those of a baseline, in processes that live as long as the context.
+    """Devices, ``light`` ones or those of the baseline, in processes that live as long as the context.
 
     At its end it has the bytes of payloads and topics that they exchanged, by kind of topic and way.
     """
@@ -61,9 +61,7 @@ def _main(kind: str, fleet: str, broker: str, first: str, stop: str) -> None:
     when_parent_ends(ended.set)
     topics, whole = Topics(fleet), dict[str, bytes]()
     names = [device_name(index) for index in range(int(first), int(stop))]
-    members = [
-        light_member(topics, name, whole) if kind == "light" else bare_member(topics, name, kind) for name in names
-    ]
+    members = [light_member(topics, name, whole) if kind == "light" else bare_member(topics, name) for name in names]
     Swarm(members, BrokerAddress.parse(broker)).run(ended.is_set)
     count: Counter[str] = Counter()
     for member in members:

@@ -53,7 +53,7 @@ class Member:
         if will is not None:
             self.client.will_set(will.topic, will.payload, qos=1, retain=True)
         self.client.max_inflight_messages_set(_IN_FLIGHT)
-        self.client.on_message = self._on_message
+        self.client.on_message = lambda _, __, said: self._take(said.topic, bytes(said.payload), bool(said.retain))
         if isinstance(self.client, LeanClient):
             self.client.plain = self._take
         self.client.on_connect = self._on_connect
@@ -62,9 +62,6 @@ class Member:
         kind = topic[len(self.topics.root) + 1 :].split("/")
         key = f"{kind[-1] if kind[0] in {'devices', 'server'} else kind[0]} {way}"
         self.bytes_by_kind[key] = self.bytes_by_kind.get(key, 0) + size
-
-    def _on_message(self, _client: paho.Client, _data: object, message: paho.MQTTMessage) -> None:
-        self._take(message.topic, bytes(message.payload), bool(message.retain))
 
     def _take(self, topic: str, payload: bytes, _retained: bool) -> None:
         self._count("received", topic, len(topic) + len(payload))
@@ -83,7 +80,7 @@ class Member:
             address.host, address.port, keepalive=KEEP_ALIVE_SECONDS, clean_start=True, properties=properties
         )
 
-    def publish(self, topic: str, payload: bytes, *, retain: bool = False) -> None:
+    def publish(self, topic: str, payload: bytes | bytearray, *, retain: bool = False) -> None:
         """Send with quality of service 1."""
         self._count("sent", topic, len(topic) + len(payload))
         self.client.publish(topic, payload, qos=1, retain=retain)

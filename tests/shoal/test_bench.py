@@ -26,9 +26,7 @@ def test_light_devices_close_their_rounds(tmp_path):
     assert abs(figures.update_bytes - UPDATE) < 1000
     assert figures.bytes_by_kind["uploads sent"] >= 3 * 6 * figures.update_bytes
     assert figures.paho_seconds > 0
-    assert figures.bare_seconds > 0
     assert 0 < figures.paho_cpu_ms_per_update < figures.cpu_ms_per_update
-    assert 0 < figures.bare_cpu_ms_per_update < figures.cpu_ms_per_update
 
 
 @pytest.mark.parametrize("chunk_bytes", [1024, 50_000])
