@@ -20,18 +20,11 @@ _MOST = 2**18  # labels of a bitmap, all of the largest vocabularies: each of it
 _READABLE = 1000  # characters; shorter lists stay lists, which people and earlier versions read
 
 
-def _list_length(labels: tuple[int, ...]) -> int:
-    return 1 + len(labels) + sum(len(str(label)) for label in labels)
-
-
-def _bitmap_length(last: int) -> int:
-    return 2 + len(_PREFIX) + -(-(last // 8 + 1) // 3) * 4
-
-
 def _write(labels: tuple[int, ...]) -> list[int] | str:
     """A list if it is short enough, or shorter; only an ascending set of labels can be a bitmap."""
     ascending = bool(labels) and labels[0] >= 0 and all(a < b for a, b in itertools.pairwise(labels))
-    if not ascending or _list_length(labels) <= max(_READABLE, _bitmap_length(labels[-1])):
+    listed = 1 + len(labels) + sum(len(str(label)) for label in labels)
+    if not ascending or listed <= max(_READABLE, 2 + len(_PREFIX) + -(-(labels[-1] // 8 + 1) // 3) * 4):
         return list(labels)
     present = np.zeros(labels[-1] + 1, np.bool_)
     present[list(labels)] = True

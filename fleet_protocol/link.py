@@ -45,6 +45,8 @@ BACKOFF_FIRST_SECONDS = 0.5
 PUBACK_BYTES = 4
 _READ_BYTES = 4096  # asked of the connection at once: many small packets, and little of a large one
 _READS_AT_ONCE = 16  # before something is written
+# A small message that waits for the other side's acknowledgement waits 40 ms for nothing.
+_PROMPTLY = (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 _TAKEN, _NONE = ReasonCode(PacketTypes.PUBACK), Properties(PacketTypes.PUBACK)  # type: ignore[no-untyped-call]
 
 
@@ -58,11 +60,6 @@ def publish_packet_bytes(topic: str, payload_bytes: int, qos: int) -> int:
 def _options(qos: int) -> SubscribeOptions:
     """Options of a subscription; retained messages come once, not again with every repetition."""
     return SubscribeOptions(qos=qos, retainHandling=SubscribeOptions.RETAIN_SEND_IF_NEW_SUB)
-
-
-def _promptly(_client: paho.Client, _data: object, connection: Any) -> None:
-    """Send small messages at once: one that waits for the other side's acknowledgement waits 40 ms for nothing."""
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def _extent(read: bytearray, at: int, filled: int) -> tuple[int, int]:
@@ -201,7 +198,7 @@ class Link:
             self._set_tls(address)
         self._client.max_inflight_messages_set(2 * SEND_WINDOW)
         self._client.on_connect = self._on_connect
-        self._client.on_socket_open = _promptly
+        self._client.on_socket_open = lambda _, __, its: its.setsockopt(*_PROMPTLY)  # type: ignore[attr-defined]
         self._client.on_connect_fail = self._on_connect_fail
         self._client.on_disconnect = self._on_disconnect
         self._client.on_message = self._on_message

@@ -122,12 +122,11 @@ class TableFile(FrozenModel):
             name: getattr(self, name) for name in ("title", "url", "section", "rank", "seeds", "decides", "selected")
         }
         published = published_tables(self.paper).get(table) if self.paper else None
-        arms = [self._arm(options, published) for options in _combinations(self.axes) if self._exists(options)]
+        absent = [Layer(when=options) for options in self.without]
+        kept = [o for o in _combinations(self.axes) if not any(layer.applies(o) for layer in absent)]
+        arms = [self._arm(options, published) for options in kept]
         claims = tuple(claim for lines in self.claims for claim in lines.claims())
         return Experiment(table=table, arms=tuple(arms), claims=claims, notes=self.notes, checked=self.checked, **own)
-
-    def _exists(self, options: Mapping[str, str]) -> bool:
-        return not any(Layer(when=absent).applies(options) for absent in self.without)
 
     def _arm(self, options: Mapping[str, str], published: PublishedTable | None) -> Arm:
         layers = [layer for layer in self.layers if "scale" not in layer.when and layer.applies(options)]

@@ -89,7 +89,8 @@ class MqttDispatcher:
             raise StopRequested
         now = time.monotonic()
         until = now + until - self._clock.now()
-        wake = min(until, now + PATIENCE_SECONDS, self.blobs.next_due() or until, self._next_quiet())
+        quiet = (task.quiet for task in self._unanswered if not self._clock.stands)
+        wake = min(until, now + PATIENCE_SECONDS, self.blobs.next_due() or until, *quiet)
         try:
             event = self._connection.inbox.get(timeout=max(0.0, wake - now))
         except queue.Empty:
@@ -102,8 +103,7 @@ class MqttDispatcher:
 
     def _handle_more(self, began: float, wake: float) -> None:
         """Handle what has come meanwhile, and comes within a moment, so that one commit is for all of it."""
-        waiting = len(self._collection.unanswered) if self._collection is not None else 0
-        linger = min(wake, began + LINGER_SECONDS * waiting)
+        linger = min(wake, began + LINGER_SECONDS * len(self._unanswered))
         while (now := time.monotonic()) < began + TURN_SECONDS:
             try:
                 event = self._connection.inbox.get(timeout=max(0.0, linger - now))
@@ -117,7 +117,7 @@ class MqttDispatcher:
         self._uploads.turn(now)
         self._uploads.cohorts.turn(self.fleet.is_online)
         # What is sent while the broker is away waits in memory.
-        for task in self._collection.unanswered if self._collection is not None and not self._clock.stands else ():
+        for task in self._unanswered if not self._clock.stands else ():
             if task.quiet <= now:
                 self._uploads.ask_for_missing(task)
             if due_for_nudge(task, now, self._nudge_seconds):
@@ -140,7 +140,7 @@ class MqttDispatcher:
         """
         now = self._clock.now()
         deaf, self._listened = now - self._listened, now
-        for task in self._collection.unanswered if self._collection is not None else ():
+        for task in self._unanswered:
             if deaf > DEAF_SECONDS:
                 task.sign += deaf
             silence = now - task.sign
@@ -152,13 +152,6 @@ class MqttDispatcher:
             elif silence >= SILENT_SECONDS / 2 <= time.monotonic() - task.offered:
                 self._offer(task)
 
-    def _next_quiet(self) -> float:
-        return (
-            min((task.quiet for task in self._collection.unanswered), default=math.inf)
-            if self._collection is not None and not self._clock.stands
-            else math.inf
-        )
-
     def _handle(self, event: Event | Report | Stop) -> None:
         if isinstance(event, Stop):
             raise StopRequested
@@ -166,7 +159,7 @@ class MqttDispatcher:
             if self._clock.stands:
                 _LOG.warning("the broker is back, and the run goes on")
             self._clock.go_on()
-            for task in self._collection.unanswered if self._collection is not None else ():
+            for task in self._unanswered:
                 task.seen(self._clock.now() + BACKOFF_MAX_SECONDS)  # devices come back as late as that
             self._outbox.status(self.reporter.run)
             if not event.session_present:
@@ -224,6 +217,10 @@ class MqttDispatcher:
     def _open(self) -> Mapping[str, OpenTask]:
         """Tasks whose answers are taken."""
         return ChainMap(self._collection.tasks if self._collection is not None else {}, self._waiting)
+
+    @property
+    def _unanswered(self) -> list[OpenTask]:
+        return self._collection.unanswered if self._collection is not None else []
 
     @property
     def _number(self) -> int | None:
@@ -289,9 +286,8 @@ class MqttDispatcher:
 
     def offer_again(self) -> None:
         """Send every open offer once more."""
-        if self._collection is not None:
-            for task in self._collection.unanswered:
-                self._offer(task)
+        for task in self._unanswered:
+            self._offer(task)
 
     def _offer(self, task: OpenTask) -> None:
         collection, now = self._collection, self._clock.now()

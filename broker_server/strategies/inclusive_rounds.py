@@ -111,7 +111,7 @@ def build(basis: Basis[InclusiveTable]) -> Strategy:
         tiers=in_use,
         plan=lambda request: PlannedTier(f"{request.tier.id}/{request.device}", make_plan(layout, request.tier)),
         merge=Merge(GroupSums, lambda sums, update: sums.add(update.device, update.weights), _keep_alone),
-        begin=_begin_alone,
+        begin=lambda _, heads: {f"heads/{t.id}/{name}": v for t, head in heads.items() for name, v in head.items()},
         send=lambda plan, request, model: _send_alone(layout, plan, request, model),
     )
     if baseline.alone:
@@ -196,10 +196,6 @@ class _Rounds:
 def _keep_alone(sums: GroupSums, old: GlobalModel) -> GlobalModel:
     own = {f"{device}/{name}": value for device, mean in sums.means().items() for name, value in mean.items()}
     return GlobalModel({name: np.array(value) for name, value in old.weights.items()}, {**old.state, **own})
-
-
-def _begin_alone(_weights: Tensors, heads: Mapping[Tier, Tensors]) -> ServerState:
-    return {f"heads/{tier.id}/{name}": value for tier, head in heads.items() for name, value in head.items()}
 
 
 def _send_alone(layout: Layout, plan: CompiledPlan, request: PlanRequest, model: GlobalModel) -> Tensors:

@@ -126,10 +126,3 @@ def successor(state: State, event: Event) -> State:
             f"the device in state {state.value!r} met event {event.value!r}, which the transition table does not "
             f"know there (it knows {known}); this is a bug"
         ) from None
-
-
-def diagram() -> str:
-    """The table as a Mermaid state diagram, for the documentation."""
-    lines = ["stateDiagram-v2", f"    [*] --> {State.STARTING.value}"]
-    lines += [f"    {source.value} --> {target.value}: {event.value}" for source, event, target in _ROWS]
-    return "\n".join([*lines, f"    {State.STOPPED.value} --> [*]", ""])

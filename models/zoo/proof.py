@@ -166,9 +166,8 @@ def _settled(case: Case, axis: Axis) -> Arranged | Doubt:
     """The first order of an axis that holds."""
     usual = _usual(case, axis)
     # Nothing is to be decided where no unit can leave its place, or each has one entry.
-    if usual is not None and (
-        axis.kind is AxisKind.FIXED or axis.group_size == 1 or (axis.leading and _is_clear(case, axis))
-    ):
+    clear = all(row[axis.name] in (1, axis.groups) for row in case.growth.values() if axis.name in row)
+    if usual is not None and (axis.kind is AxisKind.FIXED or axis.group_size == 1 or (axis.leading and clear)):
         return usual
     is_joined = any(axis.name in row and len(row) > 1 for row in case.growth.values())
     best: Doubt | None = None
@@ -181,10 +180,6 @@ def _settled(case: Case, axis: Axis) -> Arranged | Doubt:
         if best is None or deviation < best.deviation:
             best = Doubt(axis.name, dims, deviation)
     return best or Doubt(axis.name, _joined(case, {}), math.inf)
-
-
-def _is_clear(case: Case, axis: Axis) -> bool:
-    return all(row[axis.name] in (1, axis.groups) for row in case.growth.values() if axis.name in row)
 
 
 def _orders(case: Case, axis: Axis) -> Iterator[Arranged]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from device_runtime.agent.machine import TRANSITIONS, Event, MachineError, State, diagram, successor
+from device_runtime.agent.machine import TRANSITIONS, Event, MachineError, State, successor
 from device_runtime.agent.states.waiting import STATES
 
 
@@ -27,9 +27,3 @@ def test_every_working_state_can_be_interrupted(state, event):
     """Whatever the device works on, the server, the clock, a failure or a signal ends it."""
     ends = {Event.FAILED: State.REFUSING, Event.STOP: State.STOPPED}
     assert successor(state, event) is ends.get(event, State.DROPPING)
-
-
-def test_the_diagram_shows_every_row():
-    """The drawing in the documentation is made of the table."""
-    text = diagram()
-    assert all(f"{s.value} --> {t.value}: {e.value}" in text for (s, e), t in TRANSITIONS.items())

@@ -28,7 +28,7 @@ from device_runtime.training.task import Bench, Task
 from device_runtime.training.weights_file import read_weights
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.frozen import FrozenModel
-from fleet_protocol.manifest import Manifest, ParameterSpec
+from fleet_protocol.manifest import ParameterSpec
 from fleet_protocol.mapped_tensors import tensors_in
 from fleet_protocol.messages import Evaluation, Instructions
 from fleet_protocol.pair_manifest import PairManifest
@@ -71,11 +71,6 @@ def _own_model(bench: Bench) -> OwnModel:
 
 def _join(_instructions: Instructions, bench: Bench) -> None:
     _own_model(bench)
-
-
-def _graphs(_manifest: Manifest, _bench: Bench) -> tuple[str, ...]:
-    """None of the set that is offered: the graphs of the pair are on the board."""
-    return ()
 
 
 def _run(task: Task, bench: Bench, hooks: Hooks) -> Result:
@@ -171,4 +166,5 @@ def _evaluate(task: Task, bench: Bench, pair: _Pair, own: Tensors, hooks: Hooks)
     return judge(opened, manifest, task.course(bench), judged, hooks)
 
 
-ROUTINE = Routine(name=NAME, phase="training", settings=MutualSettings, graphs=_graphs, run=_run, join=_join)
+# Of the set that is offered it needs no graphs: those of the pair are on the board.
+ROUTINE = Routine(NAME, phase="training", settings=MutualSettings, graphs=lambda _, __: (), run=_run, join=_join)

@@ -11,17 +11,14 @@ from shoal.cli.extras import needs
 from shoal.cli.project import TEMPLATES, make_project
 
 
-def _beginning_with(incomplete: str) -> list[str]:
-    return [name for name in TEMPLATES if name.startswith(incomplete)]
-
-
 def _init(
     fleet: Annotated[str, typer.Argument(help="Name of the fleet.")],
     host: Annotated[str | None, typer.Option(help="Name or address under which boards reach the broker.")] = None,
     template: Annotated[
         str | None,
         typer.Option(
-            autocompletion=_beginning_with, help=f"A project on this machine instead: {', '.join(TEMPLATES)}."
+            autocompletion=lambda incomplete: [name for name in TEMPLATES if name.startswith(incomplete)],
+            help=f"A project on this machine instead: {', '.join(TEMPLATES)}.",
         ),
     ] = None,
     folder: Annotated[Path | None, typer.Option(help="Where to; by default a folder of the fleet's name.")] = None,

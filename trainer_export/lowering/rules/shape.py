@@ -78,10 +78,6 @@ def _expand(e: Emitter, out: Spec, x: Value, *_: object, **__: object) -> Value:
     return replace(x, shape=out.shape)
 
 
-def _copy(e: Emitter, out: Spec, _x: Value, source: Value, *_: object) -> Value:
-    return _expand(e, out, e.cast(source, out.dtype))
-
-
 @dataclass(frozen=True)
 class _Range:
     """Positions along a dimension, as the operators of slices have them."""
@@ -222,14 +218,6 @@ def _split(e: Emitter, out: Sequence[Spec], x: Value, _sizes: Any, dim: int = 0)
     return tuple(e.value(n, spec.shape, x.dtype, x.order) for n, spec in zip(names, out, strict=True))
 
 
-def _unbind(e: Emitter, out: Sequence[Spec], x: Value, dim: int = 0) -> tuple[Value, ...]:
-    return tuple(_select(e, spec, x, dim, i) for i, spec in enumerate(out))
-
-
-def _embedding(e: Emitter, out: Spec, weight: Value, indices: Value, *_: object) -> Value:
-    return e.value(e.graph.node("Gather", e.plain(weight), e.plain(indices), axis=0), out.shape)
-
-
 @dataclass(frozen=True)
 class _Table:
     """The settings of an embedding's gradient."""
@@ -289,7 +277,7 @@ LOWERINGS: dict[Any, Callable[..., Any]] = {
     aten.transpose.int: _transpose,
     aten.t.default: lambda _e, _out, x: x if x.rank < 2 else permuted(x, (1, 0)),
     aten.expand.default: _expand,
-    aten.copy.default: _copy,
+    aten.copy.default: lambda e, out, _x, source, *_: _expand(e, out, e.cast(source, out.dtype)),
     aten.slice.Tensor: _slice,
     aten.slice_backward.default: _slice_backward,
     aten.slice_scatter.default: _slice_scatter,
@@ -301,8 +289,10 @@ LOWERINGS: dict[Any, Callable[..., Any]] = {
     aten.stack.default: _stack,
     aten.split.Tensor: _split,
     aten.split_with_sizes.default: _split,
-    aten.unbind.int: _unbind,
-    aten.embedding.default: _embedding,
+    aten.unbind.int: lambda e, out, x, dim=0: tuple(_select(e, spec, x, dim, i) for i, spec in enumerate(out)),
+    aten.embedding.default: lambda e, out, weight, indices, *_: e.value(
+        e.graph.node("Gather", e.plain(weight), e.plain(indices), axis=0), out.shape
+    ),
     aten.embedding_dense_backward.default: _embedding_backward,
     aten.gather.default: _gather,
     aten.index_select.default: _index_select,
