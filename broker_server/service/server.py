@@ -109,8 +109,7 @@ class Server:
             self._blobs = BlobStore(self._folder / "blobs")
             self._updates = stack.enter_context(contextlib.closing(UpdateStore(self._folder / "updates")))
             self._broker = hosted_broker(self._broker_config, self.fleet, self._folder / "broker")
-            if self._broker is not None:
-                stack.enter_context(self._broker)
+            stack.enter_context(self._broker or contextlib.nullcontext())
             self._known = Fleet(self._store.devices(self.fleet))
             self._limits, self._lines = Limits(self._known.knows), Bucket(LINES)
             self._link = self._connect()

@@ -94,6 +94,7 @@ class UpdateStore(BlobStore):
 
     @override
     def keep(self, digest: str, data: bytes) -> None:
+        """Put bytes behind those before them, to be written soon."""
         if digest in self._places:
             return
         if self._current is None or self._current.size >= _FILE_BYTES:
@@ -123,6 +124,7 @@ class UpdateStore(BlobStore):
 
     @override
     def sync(self, digests: Collection[str]) -> None:
+        """Wait as `BlobStore` does; where the disk is full, none of the blobs is there."""
         self._write_out()
         try:
             super().sync([digest for digest in digests if digest in self._syncing or digest not in self._places])
@@ -134,11 +136,8 @@ class UpdateStore(BlobStore):
             raise
 
     @override
-    def has(self, digest: str) -> bool:
-        return digest in self._places or super().has(digest)
-
-    @override
     def bytes_of(self, digest: str) -> bytes:
+        """What lies under a digest, unchecked."""
         if digest not in self._places:
             return super().bytes_of(digest)
         self.sync((digest,))
@@ -147,11 +146,13 @@ class UpdateStore(BlobStore):
 
     @override
     def tensors(self, digest: str) -> Mapping[str, NDArray[Any]]:
+        """The tensors of an update."""
         kept = digest in self._places
         return tensors_in(self.bytes_of(digest), f"update {digest[:12]}") if kept else super().tensors(digest)
 
     @override
     def remove(self, digest: str) -> None:
+        """Forget a blob; a file of which that was the last is free."""
         if digest not in self._places:
             super().remove(digest)
             return
@@ -166,12 +167,14 @@ class UpdateStore(BlobStore):
 
     @override
     def trim(self) -> None:
+        """Delete the files that are free."""
         for batch in self._free:
             self._delete(batch)
         self._free = []
 
     @override
     def clear(self) -> None:
+        """Forget everything."""
         for digest in list(self._places):
             self.remove(digest)
         self.trim()

@@ -241,14 +241,16 @@ def test_a_provider_that_the_runtime_has(tiny, settled):
     assert provider_test(name) == ""
 
 
-@pytest.mark.parametrize(("alone", "chosen"), [(slow, "CPU:2"), (right, "CPU")], ids=["they pay", "they do not"])
-def test_more_threads_of_the_cpu_are_taken_where_they_pay(settled, monkeypatch, alone, chosen):
+@pytest.mark.parametrize(
+    ("alone", "two", "chosen"), [(slow, right, "CPU:2"), (right, slow, "CPU")], ids=["they pay", "they do not"]
+)
+def test_more_threads_of_the_cpu_are_taken_where_they_pay(settled, monkeypatch, alone, two, chosen):
     """They are tried as another provider is: the numbers are those of one thread, but for rounding."""
     opened = []
 
     def make(graph, options, provider):
         opened.append((provider, options.intra_op_num_threads))
-        return Session(REAL(graph, options, provider), alone if len(opened) == 1 else right, Binding)
+        return Session(REAL(graph, options, provider), alone if len(opened) == 1 else two, Binding)
 
     monkeypatch.setattr(runtime, "make_session", make)
     assert settled("CPU:2").provider == chosen
