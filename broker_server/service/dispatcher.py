@@ -89,7 +89,7 @@ class MqttDispatcher:
             raise StopRequested
         now = time.monotonic()
         until = now + until - self._clock.now()
-        quiet = (task.quiet for task in self._unanswered if not self._clock.stands)
+        quiet = [task.quiet for task in self._unanswered if not self._clock.stands]
         wake = min(until, now + PATIENCE_SECONDS, self.blobs.next_due() or until, *quiet)
         try:
             event = self._connection.inbox.get(timeout=max(0.0, wake - now))

@@ -82,7 +82,7 @@ class _Watch:
 
 
 def bench_fleet(bench: FleetBench) -> FleetFigures:
-    """Measure the baseline, then the fleet, over one broker.
+    """Measure the fleet over one broker, and before and after it the baseline, as a machine's pace changes.
 
     Raises:
         ConfigError: there are fewer than two rounds.
@@ -98,6 +98,7 @@ def bench_fleet(bench: FleetBench) -> FleetFigures:
             url = stack.enter_context(hosted).url
         bare = _bare(bench, url)
         watch, finished, count, held = _fleet(bench, url)
+        bare += _bare(bench, url)
     counted = watch.rounds[1:]
     cpu = [1000 * used / max(1, len(event.merged)) for used, event in zip(watch.cpu_seconds, watch.rounds, strict=True)]
     return FleetFigures(
