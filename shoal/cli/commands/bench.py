@@ -34,9 +34,7 @@ def _fleet(options: _Options) -> None:
         print_json(asdict(figures))
         return
     beside = f"bare paho {figures.paho_seconds:.2f} s, ratio {figures.round_seconds / figures.paho_seconds:.2f}"
-    print(
-        f"{figures.devices} devices, {figures.update_bytes} bytes an update, {figures.merged} of {figures.asked} merged"
-    )
+    print(f"{figures.devices} devices, {figures.update_bytes} bytes each, {figures.merged} of {figures.asked} merged")
     print(f"round           {figures.round_seconds:8.2f} s    {beside}")
     print(f"server CPU      {figures.cpu_ms_per_update:8.2f} ms an update, paho's {figures.paho_cpu_ms_per_update:.2f}")
     print(f"server memory   {figures.resident_bytes / 1e6:8.0f} MB at most")
