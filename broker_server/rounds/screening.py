@@ -60,8 +60,8 @@ def difference(update: Mapping[str, NDArray[Any]], sent: Mapping[str, NDArray[An
     """How far an update is from what was sent.
 
     Returns:
-        The Euclidean norm of the difference over all tensors and the number of entries. Blocks are added in float64; a
-        block whose squares are no float32 is taken in it as well.
+        The Euclidean norm of the difference over all tensors, and the number of entries. Squares are float32, or
+        float64 where they are too large for that; what is below 1e-22 counts as none.
     """
     total, count = 0.0, 0
     with np.errstate(over="ignore", invalid="ignore"):

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import os
 
 import numpy as np
 import pytest
@@ -92,6 +93,19 @@ def test_a_full_disk_leaves_nothing_half_there(opened, monkeypatch):
     assert [opened().read(name) for name in (before, *after)] == [update(0), update(1), update(2)]
     store.clear()
     assert not [path for path in store.root.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_updates_that_were_synced_would_survive_a_power_cut(tmp_path, monkeypatch, durable):
+    """With one sync for all that were written together, and none in a simulation."""
+    synced, fsync = [], os.fsync
+    monkeypatch.setattr(
+        os, "fsync", lambda descriptor: (fsync(descriptor), synced.append(os.fstat(descriptor).st_size))
+    )
+    blobs = [update(number) for number in range(3)]
+    with contextlib.closing(UpdateStore(tmp_path / "updates", durable=durable)) as store:
+        keep(store, *blobs)
+    assert synced == ([sum(map(len, blobs))] if durable else [])
 
 
 class Kept(RuleBasedStateMachine):
