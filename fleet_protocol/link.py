@@ -89,6 +89,14 @@ class LeanClient(paho.Client):
         self._filled = 0
         self._acknowledgements = bytearray()
 
+    def _loop(self, timeout: float = 1.0) -> MQTTErrorCode:
+        """As paho's; an error of whoever takes a message ends the connection and not the thread."""
+        try:
+            return super()._loop(timeout)
+        except Exception:  # noqa: BLE001  (nobody would start the thread again)
+            _LOG.exception("the connection to the broker failed, and is made again")
+            return self._loop_rc_handle(MQTTErrorCode.MQTT_ERR_UNKNOWN)
+
     def loop_read(self, max_packets: int = 1) -> MQTTErrorCode:
         """Take what has come, and acknowledge it."""
         result, count, room = MQTTErrorCode.MQTT_ERR_SUCCESS, 0, 0

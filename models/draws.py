@@ -11,6 +11,7 @@ A grouped axis (attention heads) keeps the same offsets in each of its groups.
 
 import hashlib
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, get_args
 
 import numpy as np
@@ -57,6 +58,7 @@ class Window:
             raise PlanError(f"a plan needs step >= 1, not {self.step}: so many units its window moves in a round")
 
 
+@lru_cache(256)
 def rolling_units(
     axis: Axis, width: float, *, shift: int, direction: Direction = "up", heads: HeadRule = "preserving"
 ) -> Indices:

@@ -113,10 +113,11 @@ class Coordinator:
         last = self._store.last_round(self._context.run)
         return last is not None and last.state not in FINAL
 
-    def _version(self) -> VersionRecord:
-        version = self._store.version(self._context.run)
+    def _version(self, number: int | None = None) -> VersionRecord:
+        version = self._store.version(self._context.run, number)
         if version is None:
-            raise StorageError(f"run {self._context.run} has no global version in the store")
+            which = "no global version" if number is None else f"no global version {number}"
+            raise StorageError(f"run {self._context.run} has {which} in the store")
         return version
 
     def _round(self, version: VersionRecord) -> None:
@@ -214,7 +215,7 @@ class Coordinator:
             settling=self._dispatcher.settling_seconds if resumed else 0.0,
         )
         collection = open_collection(self._context, tasks, rule)
-        old = self._started_from(record)
+        old = self._version(record.version)
         folding = begin_folding(self._context, tasks, lambda task: collection.tasks[task].record, self._services, old)
         self._dispatcher.blobs.serve({digest: self._services.blobs.path(digest) for digest in _slices(tasks)})
         if not resumed:
@@ -277,7 +278,7 @@ class Coordinator:
         version = self._store.version(record.run, record.version + 1)
         if version is None:
             by_id = {task.id: task for task in tasks}
-            old = self._started_from(record)
+            old = self._version(record.version)
             folding = folding or begin_folding(self._context, tasks, by_id.__getitem__, self._services, old)
             folding.advance({task.id: task.phase if task.phase.answered else TaskPhase.MISSED for task in tasks})
             made = make_version(self._context, self._services, by_id, old, folding)
@@ -289,12 +290,6 @@ class Coordinator:
             self._store.settle([task.id for task in tasks if not task.phase.answered], TaskPhase.MISSED)
         judgement = self._judge.judge(record, version)
         self._close(record, version, judgement)
-
-    def _started_from(self, record: RoundRecord) -> VersionRecord:
-        old = self._store.version(record.run, record.version)
-        if old is None:
-            raise StorageError(f"global version {record.version} of run {record.run} is not in the store")
-        return old
 
     def _close(self, record: RoundRecord, version: VersionRecord, judgement: Judgement) -> None:
         record = self._store.advance_round(

@@ -59,13 +59,14 @@ class LocalFleet:
     def __enter__(self) -> Self:
         for name, text in self._configs.items():
             write_atomically(self._config(name), text.encode())
-            self._start(name)
+            self.start(name)
         return self
 
     def _config(self, name: str) -> Path:
         return self._folder / f"{name}.toml"
 
-    def _start(self, name: str) -> None:
+    def start(self, name: str) -> None:
+        """Start an agent, the first time or again."""
         with (self._folder / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(  # noqa: S603  (our own module, arguments are ours)
                 python_module("device_runtime", "--config", str(self._config(name))),
@@ -73,12 +74,6 @@ class LocalFleet:
                 stdout=log,
                 stderr=log,
             )
-
-    def restart(self, name: str) -> None:
-        """Kill an agent as a power cut would, and start it again."""
-        self._processes[name].kill()
-        self._processes[name].wait(_STOP_SECONDS)
-        self._start(name)
 
     def check(self) -> None:
         """See that every agent still runs; a TransportError shows the end of the log of one that has ended."""

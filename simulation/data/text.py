@@ -19,9 +19,6 @@ from simulation.data.dataset import read_packed
 PAD, UNKNOWN = 0, 1
 """Token ids of padding and of words outside a vocabulary."""
 
-IGNORED = -1
-"""Label of a token that counts for nothing in loss and metrics."""
-
 _WORD = re.compile(r"\w+|[^\w\s]")
 
 

@@ -18,6 +18,13 @@ SITE = f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packag
 SEPARATE = "\n".join([sysconfig.get_path("purelib"), sysconfig.get_path("platlib")])
 
 
+def restart(agents, name):
+    """Kill an agent as a power cut would, and start it again."""
+    agents.processes[name].kill()
+    agents.processes[name].wait(10)
+    agents.start(name)
+
+
 def board_of_source(folder, enrolment, data, connect_seconds=30.0):
     """A folder for `Board` whose runtime is this source and what is installed here."""
     (folder / "base/bin").mkdir(parents=True)

@@ -24,6 +24,7 @@ from simulation.data.held import Parts
 from simulation.preparing import prepare
 from simulation.runner import simulate
 from tests.brokers import TestBroker, mosquitto_broker
+from tests.fleet.boards import restart
 from tests.simulation.simulations import settings, tensors
 
 ROUNDS, MOST_KILLS, LONGEST_SECONDS = 10, 12, 240.0
@@ -62,7 +63,7 @@ def disturbed(path: Path, broker: TestBroker, agents: LocalFleet, draw: random.R
             broker.stop()
             broker.start()
         else:
-            agents.restart(victim)
+            restart(agents, victim)
     server.kill()
     return [*killed, "NOT OVER"]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from simulation.data.text import IGNORED, Vocabulary, read_lines
+from simulation.data.text import Vocabulary, read_lines
 
 __all__ = ["LABELS", "names_in", "read_sentences", "tag", "tagged"]
 
@@ -83,7 +83,7 @@ def tagged(
     """
     numbers = {name: number for number, name in enumerate(labels)}
     x = vocabulary.encode([" ".join(words) for words in sentences], length)
-    y = np.full_like(x, IGNORED)
+    y = np.full_like(x, -1)  # a label that counts for nothing in loss and metrics
     for row, words in zip(y, sentences, strict=True):
         kept = [numbers.get(name, 0) for name in tag(words, names)][:length]
         row[: len(kept)] = kept

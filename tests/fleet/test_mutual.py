@@ -16,6 +16,7 @@ from shoal.cli.local_fleet import LocalDevice, LocalFleet
 from simulation.data.datasets import load_dataset
 from simulation.data.partition import dirichlet
 from tests.brokers import mosquitto_broker
+from tests.fleet.boards import restart
 from tests.fleet.conftest import Watcher, run, start_accuracy
 from trainer_export.artifact_set import export_architecture
 from trainer_export.pair_set import Pair, PairModel, export_pairs
@@ -94,7 +95,7 @@ def test_personal_models_and_the_meme_learn_from_each_other(studio, config):
     _, _, fleet = studio
     watcher = Watcher()
     watcher.once(
-        lambda event: isinstance(event, control.RoundClosed) and event.round == 3, lambda: fleet.restart("device-0")
+        lambda event: isinstance(event, control.RoundClosed) and event.round == 3, lambda: restart(fleet, "device-0")
     )
     made = config(alpha=0.8, beta=0.4, decays=(2,))
     finished = run(made, watcher)

@@ -10,6 +10,7 @@ import pytest
 from fleet_protocol import control
 from fleet_protocol.errors import RefusalReason, TransportError
 from tests.brokers import embedded_broker, free_port, mosquitto_broker
+from tests.fleet.boards import restart
 from tests.fleet.conftest import WIDTHS, Watcher, run
 
 
@@ -111,7 +112,7 @@ def test_a_device_killed_in_mid_round_comes_back_and_finishes(ground, mosquitto)
     with ground.fleet(mosquitto.url) as fleet:
 
         def power_cut():
-            fleet.restart("device-0")
+            restart(fleet, "device-0")
 
         watcher.once(
             lambda event: isinstance(event, control.DeviceAccepted) and event.device == "device-0" and event.round == 2,

@@ -68,6 +68,27 @@ def test_large_payloads_pass(broker):
         assert len(next_of(inbox, Received).payload) == 1_000_000
 
 
+def test_an_error_in_the_thread_of_the_network_ends_the_connection_and_not_the_thread(tmp_path, caplog):
+    """Nobody would start it again: the link connects anew, and the broker repeats what was not acknowledged."""
+    with mosquitto_broker(tmp_path) as broker, linked(broker.url, "a") as (sender, _), linked(broker.url, "b") as other:
+        receiver, inbox = other
+        receiver.subscribe("t")
+        take, failed = receiver._client.plain, []
+
+        def once(*message):
+            if not failed:
+                failed.append(message)
+                raise MemoryError
+            take(*message)
+
+        receiver._client.plain = once
+        sender.publish("t", b"said")
+        next_of(inbox, Disconnected)
+        assert next_of(inbox, Received).payload == b"said"
+        assert receiver.connected
+    assert "MemoryError" in caplog.text
+
+
 def test_messages_of_every_form_are_read_alike(tmp_path):
     """Plain ones past paho's tables of properties; those with properties or of quality 0 go its way."""
     properties = Properties(PacketTypes.PUBLISH)
