@@ -70,8 +70,11 @@ def rolling_units(
     kept = kept_units(axis.group_size, width)
     if heads == "as_released":
         rolled = (np.arange(axis.size, dtype=np.int64) + start) % axis.size
-        return rolled.reshape(axis.groups, axis.group_size)[:, :kept].reshape(-1)
-    return _in_every_group(axis, (np.arange(kept, dtype=np.int64) + start) % axis.group_size)
+        units = rolled.reshape(axis.groups, axis.group_size)[:, :kept].reshape(-1)
+    else:
+        units = _in_every_group(axis, (np.arange(kept, dtype=np.int64) + start) % axis.group_size)
+    units.setflags(write=False)  # the same for all devices of a round
+    return units
 
 
 def random_units(axis: Axis, width: float, *, seed: int, round_index: int, label: str) -> Indices:
