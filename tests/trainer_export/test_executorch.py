@@ -114,11 +114,15 @@ def test_a_model_that_it_cannot_hold_is_refused(layer, reason):
         executorch.write_programs(model, signature, Recipe())
 
 
+# `lenet5` and `conv` are above; `cnn1` and `cnn2` have their layers, and the others the encoder of `minilm_adapters`.
+ALIKE = {"lenet5", "conv", "cnn1", "cnn2", "minilm_encoder", "token_classifier"}
+
+
 @installed
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ZOO.names)
-def test_every_architecture_agrees_with_pytorch(name):
-    """None is refused."""
+@pytest.mark.parametrize("name", [name for name in ZOO.names if name not in ALIKE])
+def test_every_kind_of_architecture_agrees_with_pytorch(name):
+    """None is refused; lowering one takes most of a minute."""
     assert worst(name) <= 1e-5
 
 
