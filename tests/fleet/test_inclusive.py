@@ -123,7 +123,7 @@ def test_three_depths_train_together(trained):
     assert gain > 0.08
 
 
-# On one data set: the methods are compared on both above, and these differ in who is asked.
+# On one data set: all three depths, and each alone, train on both.
 @pytest.mark.slow
 @pytest.mark.parametrize("reef", [pytest.param(grey_values, id="digits")], indirect=True, scope="module")
 @pytest.mark.parametrize(
