@@ -114,24 +114,24 @@ class BlobStore:
         return self.has(digest) or (self.root / "parts" / digest).exists()
 
     def put(self, *parts: bytes | memoryview, durable: bool = True) -> str:
-        """Keep bytes in parts, and return their digest; without `durable`, `sync` waits for many blobs at once.
+        """Keep bytes in parts, and return their digest; without `durable` for as long as no power cut takes them.
 
         A disk that is full or cannot be written is a StorageError, here and below.
         """
-        digest = blob_digest(*parts)
-        if not self.path(digest).is_file():
-            self._write(digest, *parts, durable=durable)
-        return digest
-
-    def _write(self, digest: str, *parts: bytes | memoryview, durable: bool) -> None:
+        digest, durable = blob_digest(*parts), durable and self._durable
         path = self.path(digest)
-        write_atomically(path, *parts, durable=durable and self._durable)
-        if self._durable and not durable:
-            self._syncing[digest] = self._threads.submit(_sync, path)
+        if not path.is_file():
+            write_atomically(path, *parts, durable=durable)
+        elif durable:  # it may be here without
+            _sync(path)
+        return digest
 
     def keep(self, digest: str, data: bytes) -> None:
         """Keep bytes that a digest is known to name; `sync` waits until they would survive a power cut."""
-        self._write(digest, data, durable=False)
+        path = self.path(digest)
+        write_atomically(path, data, durable=False)
+        if self._durable:
+            self._syncing[digest] = self._threads.submit(_sync, path)
 
     def bytes_of(self, digest: str) -> bytes:
         """What lies under a digest, unchecked; a BlobError if nothing does, a StorageError if it cannot be read."""

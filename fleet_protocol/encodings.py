@@ -103,11 +103,7 @@ def _deflated(part: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def _inflated(part: NDArray[Any], kind: type[np.generic], most: int) -> NDArray[Any]:
-    """What `_deflated` was given, of so many bytes at most.
-
-    Raises:
-        RefusedError: it has more, or was not made by it.
-    """
+    """What `_deflated` was given, of so many bytes at most; a RefusedError for more, or for what it did not make."""
     inflate, item = zlib.decompressobj(wbits=-15), np.dtype(kind).itemsize
     try:
         found = inflate.decompress(part.tobytes(), most + 1)
@@ -185,11 +181,7 @@ def _gaps(places: NDArray[np.int64]) -> NDArray[np.uint8]:
 
 
 def _places(gaps: NDArray[Any], sizes: Sequence[int], kept: Sequence[int]) -> NDArray[np.int64]:
-    """What `_gaps` was made of.
-
-    Raises:
-        RefusedError: it was not made of as many entries of each tensor as are kept.
-    """
+    """What `_gaps` was made of; a RefusedError if that was not as many entries of each tensor as are kept."""
     last = gaps != _MORE
     places: NDArray[np.int64] = np.cumsum(gaps.astype(np.int64) + last)[last] - 1
     found = np.diff(np.searchsorted(places, np.cumsum([0, *sizes])))

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_origin
 
 from fleet_protocol.errors import ConfigError, PlanError
 from fleet_protocol.spelling import did_you_mean
@@ -32,6 +32,7 @@ class Architecture:
         build: called with a `Cut` and the settings as keywords; returns a torch module.
         input_dtype: ``float32``, or ``int64`` for tokens; of several inputs also by name.
         defaults: every setting with its default.
+        choices: what a setting may be whose annotation is a `Literal`.
         paper: where it was described, for people.
     """
 
@@ -39,21 +40,25 @@ class Architecture:
     build: Callable[..., Any]
     input_dtype: Dtype | Mapping[str, Dtype]
     defaults: Mapping[str, Any]
+    choices: Mapping[str, tuple[Any, ...]]
     paper: str = ""
 
     def settings(self, overrides: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
         """Complete settings with the defaults; lists become tuples, and so does one value where the default is one.
 
         Raises:
-            ConfigError: if the architecture has no such setting.
+            ConfigError: if the architecture has no such setting, or no such choice for it.
         """
         given = dict(overrides or {})
-        for name in given:
+        for name, value in given.items():
             if name not in self.defaults:
                 raise ConfigError(
                     f"architecture {self.name} has no setting {name!r}{did_you_mean(name, self.defaults)};"
                     f" its settings are {', '.join(self.defaults)}"
                 )
+            if value not in (known := self.choices.get(name, (value,))):
+                listed = " or ".join(map(repr, known))
+                raise ConfigError(f"architecture {self.name} has no {name} {value!r}; choose {listed}")
         frozen: Mapping[str, Any] = freeze({**self.defaults, **given})
         wrapped = {
             name: (frozen[name],)
@@ -110,7 +115,8 @@ def architecture(
         missing = [item for item in _REQUIRED if item not in defaults]
         if missing:
             raise ConfigError(f"architecture {name} lacks the setting {missing[0]}, which every one must have")
-        return Architecture(name, builder, input_dtype, MappingProxyType(defaults), paper)
+        choices = {item.name: get_args(item.annotation) for item in settings if get_origin(item.annotation) is Literal}
+        return Architecture(name, builder, input_dtype, MappingProxyType(defaults), choices, paper)
 
     return decorate
 

@@ -16,7 +16,7 @@ from broker_server.rounds.dispatch import Services, gather
 from broker_server.rounds.fold_order import Folding
 from broker_server.rounds.judging import Evaluators, Judge, Judgement
 from broker_server.rounds.new_version import begin_folding, make_version
-from broker_server.rounds.planning import open_collection, plan_round, tasks_of
+from broker_server.rounds.planning import cut_again, open_collection, plan_round, tasks_of
 from broker_server.rounds.recruiting import recruit
 from broker_server.rounds.retention import drop_old_weights
 from broker_server.rounds.run_context import RunContext
@@ -129,6 +129,9 @@ class Coordinator:
                 retries = self._context.config.round.retries
                 raise TransportError(f"{retries} rounds in a row were abandoned, the last because: {record.reason}")
             record = self._plan(version, 1 if record is None else record.number + 1)
+        else:
+            tasks = tasks_of(self._context, self._store, record.number)
+            cut_again(self._context, tasks, self._version, self._services.blobs)
         folding: Folding | None = None
         self._round_began = time.monotonic()
         if record.state is not RoundState.MERGING:

@@ -223,8 +223,8 @@ class Judge:
         """Ask the devices; the reason, as text, if too few answer."""
         context, config = self._context, self._context.config.evaluation
         if context.config.download.encoding != "fp32":  # as a round sends them, so that a device has them then
-            judged, _ = keep_sent(context, open_tensors(self._blobs.path(judged.digest)), self._blobs)
-            self._blobs.sync([judged.digest])
+            weights = open_tensors(self._blobs.path(judged.digest))
+            judged, _ = keep_sent(context, weights, self._blobs, durable=True)
         tasks = self._store.tasks(record.run, record.number, "statistics")
         if not tasks:
             late = tasks_of(context, self._store, record.number + 1)

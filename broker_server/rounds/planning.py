@@ -3,7 +3,7 @@
 import hashlib
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -16,12 +16,13 @@ from broker_server.rounds.screening import difference
 from broker_server.rounds.tier_models import open_model
 from broker_server.store import Alternative, Alternatives, RoundRecord, Store, TaskRecord, VersionRecord
 from broker_server.store.machine import RoundState
-from broker_server.strategies.strategy import PlanRequest
+from broker_server.strategies.strategy import GlobalModel, PlanRequest
 from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.digests import matches
 from fleet_protocol.encodings import encode_whole, open_weights
 from fleet_protocol.messages import BlobRef
 from fleet_protocol.weights import weights_parts
-from models.plan import compile_plan
+from models.plan import Plan, compile_plan
 from models.slicing import CompiledPlan, Tensors
 from models.tier import Tier
 
@@ -32,19 +33,50 @@ def task_id(run: str, number: int, kind: str, device: str) -> str:
     return f"{kind[0]}{number}-{digest[:20]}"
 
 
-def keep_sent(context: RunContext, weights: Tensors, blobs: BlobStore) -> tuple[BlobRef, float]:
-    """Keep weights as devices are sent them, for `BlobStore.sync`; returns also what rounding took, of their norm.
+def keep_sent(context: RunContext, weights: Tensors, blobs: BlobStore, *, durable: bool) -> tuple[BlobRef, float]:
+    """Keep weights as devices are sent them; returns also what rounding took, of their norm.
 
     Raises:
         RefusedError: they cannot be encoded.
     """
     encoding, lost = context.config.download.encoding, 0.0
     parts = weights_parts(encode_whole(weights, encoding))
-    digest, size = blobs.put(*parts, durable=False), sum(map(len, parts))
+    digest, size = blobs.put(*parts, durable=durable), sum(map(len, parts))
     if encoding != "fp32":
         whole = math.sqrt(sum(float(np.vdot(tensor, tensor)) for tensor in weights.values()))
         lost = difference(open_weights(blobs.path(digest)), weights)[0] / (whole or 1.0)
     return BlobRef(digest=digest, size=size, chunk_bytes=context.config.round.chunk_bytes), lost
+
+
+def _cut(
+    context: RunContext, request: PlanRequest, plan: Plan, model: GlobalModel, blobs: BlobStore
+) -> tuple[BlobRef, float]:
+    """Keep what a device is sent of a model. It is not synced, for `cut_again` makes it from the version again.
+
+    A round that takes over tasks of earlier ones may have lost their versions, so there it is.
+    """
+    layout = context.artifacts.layout
+    sent = context.strategy.send(compile_plan(layout, plan), request, model)
+    weights = {name: sent[name] for name in layout.shapes(request.tier)}
+    return keep_sent(context, weights, blobs, durable=context.config.round.buffer is not None)
+
+
+def cut_again(
+    context: RunContext, tasks: Sequence[TaskRecord], versions: Callable[[int], VersionRecord], blobs: BlobStore
+) -> None:
+    """Make what the tasks of an open round were sent where a power cut took it from the disk.
+
+    Raises:
+        BlobError: a global version cannot be read.
+        StorageError: the disk is full.
+    """
+    sent = {choice.weights.digest: (task, choice) for task in tasks for choice in task.choices}
+    for digest, (task, choice) in sent.items():
+        version = versions(task.version)
+        if digest != version.digest and not (blobs.has(digest) and matches(blobs.bytes_of(digest), digest)):
+            blobs.remove(digest)
+            request = PlanRequest(Tier.parse(choice.tier), task.device, task.version, context.config.seed)
+            _cut(context, request, context.strategy.plan(request).plan, open_model(blobs, version), blobs)
 
 
 def plan_round(
@@ -59,7 +91,6 @@ def plan_round(
         RefusedError: the weights cannot be encoded.
         StorageError: the disk is full.
     """
-    layout = context.artifacts.layout
     model, strategy = open_model(blobs, version), context.strategy
     refs: dict[str, tuple[BlobRef, float]] = {}
     tasks = []
@@ -69,9 +100,7 @@ def plan_round(
             request = PlanRequest(tier, item.device, version.number, context.config.seed)
             planned = strategy.plan(request)
             if planned.key not in refs:
-                sent = strategy.send(compile_plan(layout, planned.plan), request, model)
-                weights = {name: sent[name] for name in layout.shapes(tier)}
-                refs[planned.key] = keep_sent(context, weights, blobs)
+                refs[planned.key] = _cut(context, request, planned.plan, model, blobs)
             choices.append(
                 Alternative(
                     tier=tier.id,
@@ -93,7 +122,6 @@ def plan_round(
                 others=Alternatives(items=tuple(others)) if others else None,
             )
         )
-    blobs.sync({ref.digest for ref, _ in refs.values()} - {version.digest})
     record = RoundRecord(
         run=context.run,
         number=number,

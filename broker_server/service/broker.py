@@ -169,11 +169,7 @@ class ChildBroker(ABC):
 
     @abstractmethod
     def _command(self) -> list[str]:
-        """Write what the broker is configured by, and say how to start it; it must end when its input does.
-
-        Raises:
-            ConfigError: it is not installed.
-        """
+        """Write its configuration, and say how to start it so that it ends with its input; a ConfigError without it."""
 
     def _check_port(self) -> None:
         with socket.socket() as probe:

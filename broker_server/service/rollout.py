@@ -222,10 +222,8 @@ def begin(
     store = BlobStore(folder / "releases")
     for data in builds.values():
         store.put(data)
-    files = {} if sets is None else sets.files
-    for digest, path in files.items():
-        store.keep(digest, path.read_bytes())
-    store.sync(files)
+    for path in () if sets is None else sets.files.values():
+        store.put(path.read_bytes())
     return keep_rollout(folder, lambda: rollout)
 
 

@@ -125,8 +125,6 @@ def transformer_mlm(
     """
     if embed % heads:
         raise ConfigError(f"embed {embed} is not a multiple of heads {heads}")
-    if mask_row not in ("as_released", "shared"):
-        raise ConfigError(f"mask_row {mask_row!r} is unknown; choose 'as_released' or 'shared'")
     depth, width = cut.depth(blocks), cut.width("embed", embed)
     style = LayerStyle(cut.rate if scaler else 1.0, dropout, dropout)
     vocab = cut.classes(classes)

@@ -128,17 +128,10 @@ class Norming:
     Attributes:
         norm: ``sbn`` for static batch norm, ``none`` for none.
         rate: width share for the Scalers; 1 for none.
-
-    Raises:
-        ConfigError: if there is no such norm.
     """
 
     norm: Norm
     rate: float
-
-    def __post_init__(self) -> None:
-        if self.norm not in ("sbn", "none"):
-            raise ConfigError(f"norm {self.norm!r} is unknown; choose 'sbn' or 'none'")
 
     def layer(self, channels: int) -> nn.Module:
         """Make a norm of so many channels."""

@@ -168,8 +168,6 @@ def minilm_encoder(
     scaler: bool = True,
 ) -> MiniLm:
     """Build a text classifier; embedding, heads, feed-forward and head units are cut by width, layers by depth."""
-    if pooling not in ("mean", "first"):
-        raise ConfigError(f"pooling {pooling!r} is unknown; choose 'mean' or 'first'")
     sizes = TextShape(input_shape[0], vocab, embed, classes)
     settings = MiniLmSettings(sizes, heads, ffn, blocks, dropout, pretrained, pooling, scaler)
     return build_minilm(cut, settings)

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fleet_protocol.errors import ConfigError
 from models.cut import Cut
 from models.zoo.dropout import Dropout
 from models.zoo.layers import Scaler
@@ -60,9 +59,6 @@ class LayerStyle:
         inner_dropout: share dropped of the feed-forward units.
         activation: ``gelu`` (exact) or ``relu``.
         eps: added to the variance by the layer norms.
-
-    Raises:
-        ConfigError: if there is no such activation.
     """
 
     rate: float
@@ -70,10 +66,6 @@ class LayerStyle:
     inner_dropout: float = 0.0
     activation: Activation = "gelu"
     eps: float = 1e-5
-
-    def __post_init__(self) -> None:
-        if self.activation not in ("gelu", "relu"):
-            raise ConfigError(f"activation {self.activation!r} is unknown; choose 'gelu' or 'relu'")
 
 
 class Attention(nn.Module):

@@ -338,11 +338,7 @@ def act(store: Store, verb: Verb, run: str | None, version: Any = None, device: 
 
 
 def _save_onnx(found: tuple[ExportedVersion, TierArtifacts, FleetConfig], path: Path) -> None:
-    """Write a model that stock onnxruntime runs alone; what is known of it stands in its metadata.
-
-    Raises:
-        ConfigError: onnx is not installed, or the statistics of the tier's norms are not in the store.
-    """
+    """Write a model for stock onnxruntime with metadata; a ConfigError without onnx, or the statistics of its norms."""
     with needs("export"):
         from trainer_export.runnable import runnable  # noqa: PLC0415  (torch and onnx)
 

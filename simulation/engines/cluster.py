@@ -88,11 +88,7 @@ def _start_here(workers: int) -> None:
 
 
 def _try(address: str, deadline_seconds: float) -> None:
-    """See whether a cluster answers.
-
-    Raises:
-        TransportError: it does not.
-    """
+    """A TransportError if no cluster answers."""
     hint = (
         "`ray status` on one of the cluster's machines tells whether it runs, `ray start --head --port 6379` starts"
         " one; without [engine] address Ray is started on this machine"

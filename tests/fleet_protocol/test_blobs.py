@@ -73,7 +73,7 @@ def test_damaged_frames_are_refused(damage, says):
         decode_chunk(damage(frame))
 
 
-def test_what_repeats_itself_travels_packed():
+def test_what_repeats_itself_travels_packed(monkeypatch):
     """Graphs and manifests do, weights do not; where a chunk has its own digest it is as it is."""
     named = b"".join(b"/conv1/weight_%d Reshape" % i for i in range(90))[: 2 * CHUNK]
     for data, packs in ((named, True), (sample(2 * CHUNK), False)):
@@ -82,6 +82,8 @@ def test_what_repeats_itself_travels_packed():
             assert (frame[:4] == b"SHC4") == (packs and pack and not digest)
             assert (len(frame) < CHUNK // 2) == (packs and pack and not digest)
             assert decode_chunk(frame).payload == data[CHUNK:]
+    monkeypatch.setattr(zlib, "compress", pytest.fail)
+    encode_chunk(sample(2 * CHUNK), 1, CHUNK, digest=False, pack=True)  # that it would not pay is seen without a try
 
 
 @given(st.binary(max_size=4 * CHUNK), st.integers(0, 2 * CHUNK), st.integers(0, 3))
@@ -221,8 +223,13 @@ def test_a_store_that_need_not_survive_a_power_cut_does_not_wait_for_the_disk(tm
     monkeypatch.setattr(os, "fsync", waited.append)
     for durable in (False, True):
         store = BlobStore(tmp_path / str(durable), durable=durable)
-        store.sync([store.put(b"x", durable=False)])
-        assert bool(waited) is durable
+        store.put(b"x", durable=False)
+        assert not waited
+        store.keep(blob_digest(b"y"), b"y")
+        store.sync([blob_digest(b"y")])
+        assert len(waited) == durable
+        store.put(b"x")  # which is here already, but for as long as there is power
+        assert len(waited) == 2 * durable
 
 
 def test_a_full_disk_is_a_storage_error_and_what_was_there_stays(tmp_path):

@@ -167,7 +167,7 @@ def test_a_depth_the_model_does_not_have_is_refused(zoo, name, depth, message):
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
-        ("conv", {"norm": "batch"}, "norm 'batch' is unknown"),
+        ("conv", {"norm": "batch"}, "no norm 'batch'; choose 'sbn' or 'none'"),
         ("conv", {"channels": ()}, "channels is empty"),
         ("conv", {"input_shape": (1, 4, 4)}, "too small for 4 layers"),
         ("conv", {"input_shape": (4,)}, "conv cannot be built: .*check its settings"),
