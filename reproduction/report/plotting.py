@@ -1,23 +1,15 @@
 """Draws the plots of a table from its stored curves alone."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 
 from reproduction.experiment import Arm, Experiment, Scale
 from reproduction.stored import Point
 from simulation.results.history import ACCURACY, Quantity
-from simulation.results.plots import (
-    Curve,
-    Widths,
-    accuracy_over_bytes,
-    accuracy_over_time,
-    over_rounds,
-    save,
-    widths_by_device,
-)
+from simulation.results.plots import Curve, Widths, accuracy_over, over_rounds, save, widths_by_device
 
-_OVER = MappingProxyType({"time": accuracy_over_time, "bytes": accuracy_over_bytes})
+_MOST_TOGETHER = 7  # curves, which are as many as there are colours; more are drawn apart, by what the methods share
 
 
 def draw(experiment: Experiment, scale: Scale, points: Sequence[Point], folder: Path) -> None:
@@ -36,9 +28,9 @@ def draw(experiment: Experiment, scale: Scale, points: Sequence[Point], folder: 
         if curves := _curves(arms, points, quantity):
             targets = [m.target for m in measures if m.quantity == quantity and m.target is not None]
             drawn[quantity.name] = over_rounds(curves, quantity=quantity, targets=targets, title=experiment.title)
-            for name, over in _OVER.items() if quantity == ACCURACY else ():
-                if any(measure.over == name for measure in measures):
-                    drawn[name] = over(curves, targets=targets, title=experiment.title)
+            for what in ("time", "bytes"):
+                if quantity == ACCURACY and any(measure.over == what for measure in measures):
+                    drawn[what] = accuracy_over(what, curves, targets=targets, title=experiment.title)
     if chosen := [widths for arm in arms if (widths := _widths(arm, scale, points))]:
         drawn["widths"] = widths_by_device(chosen, title=experiment.title)
     for name, figure in drawn.items():
@@ -61,7 +53,10 @@ def _curves(arms: Sequence[Arm], points: Sequence[Point], quantity: Quantity) ->
             figure = arm.published.get(asked[-1].name)
             share = 100.0 if quantity.share else 1.0
             curves.append(Curve(arm.name, histories, None if figure is None else figure.value / share))
-    return curves
+    if len(curves) <= _MOST_TOGETHER:
+        return curves
+    apart = [replace(item, label=item.label.partition("/")[0], panel=item.label.partition("/")[2]) for item in curves]
+    return sorted(apart, key=lambda curve: curve.panel)
 
 
 def _widths(arm: Arm, scale: Scale, points: Sequence[Point]) -> Widths | None:

@@ -9,8 +9,9 @@ import io
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import matplotlib as mpl
 import numpy as np
@@ -35,22 +36,28 @@ _GRID_POINTS = 400
 _STEPS = (1, 2, 5, 10)  # between ticks, times a power of ten
 _BARS = 200  # of a plot of tiers; more rounds are averaged, or the bars would be thinner than a pixel
 _HEIGHT, _AROUND = 3.8, 1.0  # inches: of a figure, and of it above and below what stands beside the axes
+_WIDTH, _TWO_WIDE, _ROW = (
+    7.6,
+    13.0,
+    2.5,
+)  # inches: of a figure, of one with two panels in a row, and such a row's height
 _LEGEND_LETTERS = 36  # in a line
 _UNITS = ((7200.0, 3600.0, "hours"), (300.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))  # from so many seconds on
 
 _DEVICE_HEIGHT = 0.1  # inches
 
 _Values: TypeAlias = NDArray[np.float64]
-_Spent: TypeAlias = Callable[[Sequence[Judged]], Sequence[float] | _Values]
+_Spent: TypeAlias = Callable[[Sequence[Judged]], _Values]
 
 
 @dataclass(frozen=True)
 class Curve:
-    """What one line of a plot shows."""
+    """What one line of a plot shows; those that follow each other with the same panel share one."""
 
     label: str  # for the legend
     histories: Sequence[Sequence[Judged]]  # the rounds of each seed, in order; at least one seed
     published: float | None = None  # value that a paper prints for it, to be marked at the right edge
+    panel: str = ""  # stands above it
 
 
 @dataclass(frozen=True)
@@ -70,6 +77,9 @@ class _Band:
     values: _Values
 
 
+_BandOf: TypeAlias = Callable[[Curve], _Band]
+
+
 def over_rounds(
     curves: Sequence[Curve], *, quantity: Quantity = ACCURACY, targets: Iterable[float] = (), title: str = ""
 ) -> Figure:
@@ -78,49 +88,47 @@ def over_rounds(
     Raises:
         DataError: no curve has an evaluated round.
     """
-    figure, axes = _figure(title)
-    _draw(axes, curves, lambda curve: _by_round(curve, quantity), quantity)
-    _mark(axes, targets, quantity)
-    axes.set_xlabel("round")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=_STEPS))
-    _finish(axes, curves, quantity)
+    figure = _panels(curves, lambda curve: _by_round(curve, quantity), quantity, targets, "round", title)
+    for axes in figure.axes:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=_STEPS))
     return figure
 
 
-def accuracy_over_time(curves: Sequence[Curve], *, targets: Iterable[float] = (), title: str = "") -> Figure:
-    """Test accuracy of the merged model over emulated time; each of the targets, in [0, 1], is a line.
+def accuracy_over(
+    what: Literal["time", "bytes"], curves: Sequence[Curve], *, targets: Iterable[float] = (), title: str = ""
+) -> Figure:
+    """Test accuracy over emulated time, or megabytes of weights and updates; each of the targets, in [0, 1], is a line.
 
     Seeds reach a round at different times, so their accuracies are interpolated between rounds, and shown as far as
-    every seed goes.
-
-    Raises:
-        DataError: no curve has an evaluated round.
+    every seed goes. A DataError is of no curve with an evaluated round.
     """
     longest = max((rows[-1].simulated_total for curve in curves for rows in curve.histories if rows), default=0.0)
     scale, unit = next((scale, unit) for least, scale, unit in _UNITS if longest >= least)
-    return _accuracy_over(
-        curves, lambda rows: [row.simulated_total / scale for row in rows], targets, f"simulated time, {unit}", title
-    )
+    label = "MB of payload" if what == "bytes" else f"simulated time, {unit}"
+
+    def spent(rows: Sequence[Judged]) -> _Values:
+        used = [row.payload_bytes / 1e6 if what == "bytes" else row.simulated_total / scale for row in rows]
+        return np.cumsum(used) if what == "bytes" else np.array(used)
+
+    figure = _panels(curves, lambda curve: _by_spent(curve, spent), ACCURACY, targets, label, title)
+    for axes in figure.axes:
+        axes.set_xlim(left=0)
+    return figure
 
 
-def accuracy_over_bytes(curves: Sequence[Curve], *, targets: Iterable[float] = (), title: str = "") -> Figure:
-    """The same over the megabytes of weights and updates so far.
-
-    Raises:
-        DataError: no curve has an evaluated round.
-    """
-    return _accuracy_over(
-        curves, lambda rows: np.cumsum([row.payload_bytes / 1e6 for row in rows]), targets, "MB of payload", title
-    )
-
-
-def _accuracy_over(curves: Sequence[Curve], spent: _Spent, targets: Iterable[float], label: str, title: str) -> Figure:
-    figure, axes = _figure(title)
-    _draw(axes, curves, lambda curve: _by_spent(curve, spent), ACCURACY)
-    _mark(axes, targets, ACCURACY)
-    axes.set_xlabel(label)
-    axes.set_xlim(left=0)
-    _finish(axes, curves, ACCURACY)
+def _panels(
+    curves: Sequence[Curve], band_of: _BandOf, quantity: Quantity, targets: Iterable[float], label: str, title: str
+) -> Figure:
+    panels = [(name, [*drawn]) for name, drawn in groupby(curves, lambda curve: curve.panel)] or [("", [])]
+    figure, found = _figure(title, len(panels))
+    for axes, (name, drawn) in zip(found, panels, strict=True):
+        _draw(axes, drawn, band_of, quantity)
+        for target in sorted(set(targets)):
+            shown = f"target {_shown(target, quantity)}"
+            axes.axhline(target, color="#555555", linewidth=1.0, linestyle=(0, (4, 3)), label=shown)
+        axes.set_title(name, loc="left", fontsize=9)
+        axes.set_xlabel(label)
+        _finish(axes, drawn, quantity)
     return figure
 
 
@@ -129,7 +137,7 @@ def widths_by_device(runs: Sequence[Widths], *, title: str = "") -> Figure:
     found = sorted({width for run in runs for row in run.by_round.values() for width in row if width is not None})
     colours = ListedColormap(mpl.colormaps[_ORDERED](np.linspace(0.92, 0.0, len(found))))
     heights = [max(len(run.devices) * _DEVICE_HEIGHT, 1.0) for run in runs]
-    figure = Figure(figsize=(7.6, sum(heights) + _AROUND * (len(runs) + 1) / 2), layout="constrained")
+    figure = Figure(figsize=(_WIDTH, sum(heights) + _AROUND * (len(runs) + 1) / 2), layout="constrained")
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, wrap=True)
     for axes, run in zip(figure.subplots(len(runs), squeeze=False, height_ratios=heights)[:, 0], runs, strict=True):
         places = [[np.nan if width is None else found.index(width) for width in row] for row in run.by_round.values()]
@@ -170,7 +178,7 @@ def tier_counts(rows: Sequence[RoundRow], *, title: str = "") -> Figure:
     starts = range(0, len(rows), size)
     # A bar is as wide as the distance to the next one, and a round is drawn around its number.
     edges = np.array([*(rows[start].round for start in starts), rows[-1].round + 1]) - 0.5
-    figure, axes = _figure(title)
+    figure, (axes,) = _figure(title)
     below = np.zeros(len(starts))
     colours = mpl.colormaps[_ORDERED](np.linspace(0.0, 0.92, len(tiers)))
     for tier, colour in zip(tiers, colours, strict=True):
@@ -218,22 +226,24 @@ def plot_run(folder: Path, rows: Sequence[RoundRow], *, title: str = "") -> tupl
     if any(row.accuracy is not None for row in rows):
         curve = Curve("accuracy", (rows,))
         drawn["accuracy.png"] = over_rounds((curve,), title=title)
-        drawn["accuracy_time.png"] = accuracy_over_time((curve,), title=title)
+        drawn["accuracy_time.png"] = accuracy_over("time", (curve,), title=title)
     return tuple(save(figure, folder / name) for name, figure in sorted(drawn.items()))
 
 
-def _figure(title: str) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(7.6, _HEIGHT), layout="constrained")
-    axes = figure.add_subplot()
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", alpha=0.25)
-    axes.set_axisbelow(True)
+def _figure(title: str, panels: int = 1) -> tuple[Figure, list[Axes]]:
+    columns, rows = min(panels, 2), -(-panels // 2)
+    figure = Figure(figsize=((_WIDTH, _TWO_WIDE)[columns - 1], max(_HEIGHT, rows * _ROW)), layout="constrained")
+    found = [figure.add_subplot(rows, columns, number + 1) for number in range(panels)]
+    for axes in found:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", alpha=0.25)
+        axes.set_axisbelow(True)
     if title:
         figure.suptitle(title, x=0.01, ha="left", fontsize=11, wrap=True)
-    return figure, axes
+    return figure, found
 
 
-def _draw(axes: Axes, curves: Sequence[Curve], band_of: Callable[[Curve], _Band], quantity: Quantity) -> None:
+def _draw(axes: Axes, curves: Sequence[Curve], band_of: _BandOf, quantity: Quantity) -> None:
     drawn = 0
     for number, curve in enumerate(curves):
         band = band_of(curve)
@@ -286,12 +296,6 @@ def _by_spent(curve: Curve, spent: _Spent) -> _Band:
     return _Band(grid, np.array([np.interp(grid, points[:, 0], points[:, 1]) for points in found]))
 
 
-def _mark(axes: Axes, targets: Iterable[float], quantity: Quantity) -> None:
-    for target in sorted(set(targets)):
-        label = f"target {_shown(target, quantity)}"
-        axes.axhline(target, color="#555555", linewidth=1.0, linestyle=(0, (4, 3)), label=label)
-
-
 def _shown(value: float, quantity: Quantity) -> str:
     return f"{100 * value:.4g}%" if quantity.share else f"{value:.4g}"
 
@@ -325,7 +329,8 @@ def _legend(axes: Axes, handles: Sequence[Artist], labels: Sequence[str], *, tit
         bbox_to_anchor=(1.01, 1.0),
         borderaxespad=0.0,
     )
-    figure.set_figheight(max(_HEIGHT, made.get_window_extent().height / figure.dpi + _AROUND))
+    if len(figure.axes) == 1:
+        figure.set_figheight(max(_HEIGHT, made.get_window_extent().height / figure.dpi + _AROUND))
 
 
 def _tier_label(tier: str) -> str:

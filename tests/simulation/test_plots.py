@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,8 +12,7 @@ from simulation.results.history import Quantity, RoundRow
 from simulation.results.plots import (
     Curve,
     Widths,
-    accuracy_over_bytes,
-    accuracy_over_time,
+    accuracy_over,
     over_rounds,
     plot_run,
     save,
@@ -55,6 +55,17 @@ def legend(figure) -> list[str]:
 def bands(figure) -> list[list[list[float]]]:
     (axes,) = figure.axes
     return [collection.get_paths()[0].vertices for collection in axes.collections]
+
+
+def test_curves_of_several_panels_are_drawn_apart():
+    """Each panel has its name, its own curves, and every target; colours begin anew."""
+    curves = [Curve(name, [a_run([0.5, 0.75])], panel=panel) for panel in ("iid", "skewed") for name in ("a", "b")]
+    for draw in (over_rounds, partial(accuracy_over, "time"), partial(accuracy_over, "bytes")):
+        panels = draw(curves, targets=[0.6]).axes
+        assert [axes.get_title(loc="left") for axes in panels] == ["iid", "skewed"]
+        for axes in panels:
+            assert [line.get_label() for line in axes.lines] == ["a", "b", "target 60%"]
+        assert len({tuple(line.get_color() for line in axes.lines) for axes in panels}) == 1
 
 
 def test_rounds_without_an_evaluation_are_left_out():
@@ -111,7 +122,7 @@ def test_other_quantities_have_their_own_axis():
 def test_time_is_shown_in_a_unit_that_fits():
     """Seconds, minutes or hours, by the longest run."""
     for seconds, unit, last in ((10, "seconds", 20), (300, "minutes", 10), (36_000, "hours", 20)):
-        figure = accuracy_over_time([Curve("ours", [a_run([0.25, 0.5], seconds=seconds)])])
+        figure = accuracy_over("time", [Curve("ours", [a_run([0.25, 0.5], seconds=seconds)])])
         assert figure.axes[0].get_xlabel() == f"simulated time, {unit}"
         assert lines(figure)["ours"] == [[last / 2, 0.25], [last, 0.5]]
 
@@ -119,7 +130,7 @@ def test_time_is_shown_in_a_unit_that_fits():
 def test_seeds_with_different_times_meet_in_between():
     """Each seed is interpolated over its own time; the mean is drawn where every seed has a value."""
     fast, slow = a_run([0.0, 0.4, 0.8], seconds=10), a_run([0.0, 1.0], seconds=20)
-    figure = accuracy_over_time([Curve("ours", [fast, slow])])
+    figure = accuracy_over("time", [Curve("ours", [fast, slow])])
     points = np.array(lines(figure)["ours (2 seeds)"])
     assert points[0].tolist() == pytest.approx([20, (0.4 + 0.0) / 2])
     assert points[-1].tolist() == pytest.approx([30, (0.8 + 0.5) / 2])
@@ -130,17 +141,17 @@ def test_a_curve_without_values_does_not_hide_the_others():
     """What was never evaluated has no line; if that is all there is, the error says what to do."""
     never = Curve("never", [a_run([None, None])])
     apart = Curve("apart", [a_run([0.5], seconds=1.0), a_run([0.5], seconds=9.0)])
-    for draw in (over_rounds, accuracy_over_time):
+    for draw in (over_rounds, partial(accuracy_over, "time")):
         assert list(lines(draw([never, Curve("ours", [a_run([0.5])])]))) == ["ours"]
         with pytest.raises(DataError, match="no round was evaluated"):
             draw([never])
-    assert list(lines(accuracy_over_time([apart, Curve("ours", [a_run([0.5])])]))) == ["ours"]
+    assert list(lines(accuracy_over("time", [apart, Curve("ours", [a_run([0.5])])]))) == ["ours"]
 
 
 def test_bytes_add_up_over_all_rounds():
     """Also those of rounds that were not judged."""
     rows = [replace(item, payload_bytes=2_000_000) for item in a_run([0.25, None, 0.5])]
-    assert lines(accuracy_over_bytes([Curve("ours", [rows])])) == {"ours": [[2.0, 0.25], [6.0, 0.5]]}
+    assert lines(accuracy_over("bytes", [Curve("ours", [rows])])) == {"ours": [[2.0, 0.25], [6.0, 0.5]]}
 
 
 def test_widths_are_a_picture_of_devices_by_rounds():

@@ -114,8 +114,9 @@ def test_a_model_that_it_cannot_hold_is_refused(layer, reason):
         executorch.write_programs(model, signature, Recipe())
 
 
-# `lenet5` and `conv` are above; `cnn1` and `cnn2` have their layers, and the others the encoder of `minilm_adapters`.
-ALIKE = {"lenet5", "conv", "cnn1", "cnn2", "minilm_encoder", "token_classifier"}
+# `lenet5` and `conv` are above; `cnn1`, `cnn2` and `preresnet18` have their layers, and the others the encoder of
+# `minilm_adapters`.
+ALIKE = {"lenet5", "conv", "cnn1", "cnn2", "preresnet18", "minilm_encoder", "text_encoder", "token_classifier"}
 
 
 @installed
