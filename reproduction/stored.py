@@ -204,7 +204,7 @@ def seconds_of_runs(out: Path, experiment: Experiment, scale: Scale) -> dict[str
 def estimated_seconds(experiment: Experiment, scale: Scale) -> dict[str, float]:
     """Real time that a run of each arm would take on all cores of this machine, for those that ``costs.toml`` has."""
     costs = read_toml(Path(__file__).with_name("costs.toml")).get(experiment.table, {}) if scale == "small" else {}
-    rounds = {arm.name: arm.settings(scale)["round"]["rounds"] for arm in experiment.arms}
+    rounds = {arm.name: arm.settings(scale)["round"]["rounds"] for arm in experiment.arms if arm.name in costs}
     return {name: each * rounds[name] / (os.cpu_count() or 1) for name, each in costs.items()}
 
 

@@ -37,6 +37,12 @@ def pytest_sessionfinish(session, exitstatus):
         ended(config.option.markexpr)
 
 
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory):
+    """Exports of the models that simulations share; many train the same one."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture
 def typed(tmp_path, monkeypatch, capfd):
     """Runs the command in the test's folder and in this process, since to start one takes longer than most commands."""

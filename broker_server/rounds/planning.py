@@ -64,12 +64,7 @@ def _cut(
 def cut_again(
     context: RunContext, tasks: Sequence[TaskRecord], versions: Callable[[int], VersionRecord], blobs: BlobStore
 ) -> None:
-    """Make what the tasks of an open round were sent where a power cut took it from the disk.
-
-    Raises:
-        BlobError: a global version cannot be read.
-        StorageError: the disk is full.
-    """
+    """Make what an open round has sent, where a power cut took it from the disk; errors as of `plan_round`."""
     sent = {choice.weights.digest: (task, choice) for task in tasks for choice in task.choices}
     for digest, (task, choice) in sent.items():
         version = versions(task.version)

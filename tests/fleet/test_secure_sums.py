@@ -131,18 +131,16 @@ def test_two_of_ten_boards_die_and_the_sum_is_that_of_the_others(ground, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.timeout(580)
-def test_a_fleet_ends_where_its_simulation_does(tmp_path):
+def test_a_fleet_ends_where_its_simulation_does(tmp_path, cache):
     """To the bit: masks cancel; and near the run whose updates the server sees."""
-    secure = settings(tmp_path / "sim", tmp_path / "cache", **TABLES, secure_sum={"clip": 50.0, "least": 2})
+    secure = settings(tmp_path / "sim", cache, **TABLES, secure_sum={"clip": 50.0, "least": 2})
     simulated, finished = simulate(secure), as_a_fleet(secure, tmp_path)
     assert finished.status == "finished", finished.error
     ours, theirs = (
         tensors(tmp_path / name, run)[-1] for name, run in (("sim", simulated.run), ("fleet", finished.run))
     )
     assert all((ours[name] == theirs[name]).all() for name in ours)
-    plain = simulate(
-        settings(tmp_path / "plain", tmp_path / "cache", **TABLES, strategy={"name": "heterofl", "label_rule": False})
-    )
+    plain = simulate(settings(tmp_path / "plain", cache, **TABLES, strategy={"name": "heterofl", "label_rule": False}))
     seen = tensors(tmp_path / "plain", plain.run)[-1]
     for name, value in ours.items():
         assert abs(value - seen[name]).max() < 1e-5, name

@@ -233,12 +233,6 @@ def smoke_tables():
         yield pytest.param(experiment, id=name, marks=marks)
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    """Several tables train the same model, which is exported once."""
-    return tmp_path_factory.mktemp("cache")
-
-
 @pytest.mark.parametrize("experiment", list(smoke_tables()))
 def test_every_table_runs_at_the_scale_smoke(experiment, cache, tmp_path, monkeypatch):
     """Training for real: each chosen arm is complete and in the table, with all figures that it should have."""

@@ -20,12 +20,12 @@ STRONG = {"dynamics": {"loads": [1, 2, 4], "links": [80.0, 15.0]}, "upload": "by
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """Runs a simulation in a folder of its own, with exports that all share."""
+def trained(tmp_path_factory, cache):
+    """Runs a simulation in a folder of its own."""
     folder = tmp_path_factory.mktemp("runs")
 
     def run(name, **tables):
-        config = settings(folder / name, folder / "cache", devices=KINDS, **tables)
+        config = settings(folder / name, cache, devices=KINDS, **tables)
         return config, simulate(config).rounds
 
     return run

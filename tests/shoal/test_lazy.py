@@ -82,6 +82,7 @@ def test_looking_loads_nothing_heavy(tmp_path, calls):
     assert done.stderr.strip() == "[]"
 
 
+@pytest.mark.slow  # where it is not watched how far tests reach, which costs as much again
 def test_version_costs_half_a_second_of_cpu_at_most(tmp_path):
     """The best of three, user and system together."""
 

@@ -24,11 +24,6 @@ TABLES = {
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
 def straight(tmp_path_factory, cache):
     return simulate(settings(tmp_path_factory.mktemp("straight"), cache, **TABLES))
 

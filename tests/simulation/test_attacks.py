@@ -23,11 +23,6 @@ TRIMMED = {**UNBOUND, "merge": "trimmed_mean", "faulty": 0.3}
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
 def simulated(tmp_path_factory, cache):
     """Runs with liars; what was computed once is not computed again."""
     honest_engine = runner.open_engine

@@ -29,12 +29,12 @@ def sent(folder, run):
 
 @pytest.mark.parametrize(("encoding", "share"), [("fp16", 0.55), ("int8", 0.32)])
 @pytest.mark.parametrize("upload", ["fp32", "int8"])
-def test_what_rounding_takes_is_given_back(tmp_path, encoding, share, upload):
+def test_what_rounding_takes_is_given_back(tmp_path, encoding, share, upload, cache):
     """Devices that learn almost nothing leave the global model where it was, however coarse what they were sent."""
     still = TINY | {"train": {"learning_rate": 1e-12}, "upload": {"encoding": upload}}
     runs = {}
     for name in ("fp32", encoding):
-        runs[name] = simulate(settings(tmp_path / name, tmp_path / "cache", **still, download={"encoding": name}))
+        runs[name] = simulate(settings(tmp_path / name, cache, **still, download={"encoding": name}))
     first, *_, last = tensors(tmp_path / encoding, runs[encoding].run)
     for name, value in first.items():
         np.testing.assert_allclose(last[name], value, rtol=0, atol=1e-7)
@@ -44,8 +44,8 @@ def test_what_rounding_takes_is_given_back(tmp_path, encoding, share, upload):
     assert [line.partition(",")[0] for line in told] == [f"weights travel in {encoding}"] * 2  # one a round
 
 
-def test_methods_that_do_not_average_changes_refuse(tmp_path):
+def test_methods_that_do_not_average_changes_refuse(tmp_path, cache):
     """Nothing would give back to a median what rounding took."""
     tables = TINY | {"download": {"encoding": "int8"}, "robust": {"merge": "median"}}
     with pytest.raises(PlanError, match=r"download\.encoding"):
-        simulate(settings(tmp_path, tmp_path / "cache", **tables))
+        simulate(settings(tmp_path, cache, **tables))

@@ -10,11 +10,6 @@ from simulation.runner import simulate
 from tests.simulation.simulations import settings, tensors
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
 def rounds_of(result):
     """Each round with its training tasks."""
     with contextlib.closing(Store(result.folder / "store", read_only=True)) as store:

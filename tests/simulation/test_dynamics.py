@@ -76,9 +76,8 @@ def test_a_link_that_there_is_not_is_refused(dynamics, named):
 
 
 @pytest.fixture(scope="module")
-def simulated(tmp_path_factory):
+def simulated(tmp_path_factory, cache):
     """Rows of the devices of a simulation whose conditions rarely stay."""
-    cache = tmp_path_factory.mktemp("cache")
 
     def run(strategy):
         tables = {

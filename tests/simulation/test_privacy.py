@@ -25,12 +25,12 @@ TABLES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", ["central", "local"])
-def test_noise_follows_from_the_seed(where, tmp_path):
+def test_noise_follows_from_the_seed(where, tmp_path, cache):
     """Twice the same bits, others without noise; a device that was asked twice has spent what the history says."""
     hidden = {"privacy": {"clip": 0.5, "noise_multiplier": 0.01, "where": where}}
     less = {"privacy": {**hidden["privacy"], "noise_multiplier": 1e-6}}
     runs = {
-        name: simulate(settings(tmp_path / name, tmp_path / "cache", **TABLES, **tables))
+        name: simulate(settings(tmp_path / name, cache, **TABLES, **tables))
         for name, tables in {"one": hidden, "again": hidden, "less": less}.items()
     }
     one, again, other = (tensors(run.folder, run.run)[-1] for run in runs.values())

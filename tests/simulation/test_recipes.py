@@ -45,11 +45,6 @@ def own_file(folder):
     return path
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
 def final(folder, run):
     return tensors(folder, run)[-1]
 

@@ -28,12 +28,6 @@ from tests.simulation.simulations import as_a_fleet, settings, tensors
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory):
-    """Exported graphs and data, shared by the tests."""
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="session")
 def straight(cache, tmp_path_factory):
     """A simulation that nothing disturbed."""
     return simulate(settings(tmp_path_factory.mktemp("straight") / "out", cache))

@@ -6,7 +6,7 @@ Given again, the command goes on where it was stopped; arms that are complete ar
 import math
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -177,32 +177,37 @@ def _table_row(experiment: "Experiment", scale: "Scale", folder: Path) -> dict[s
         "table": experiment.table,
         "title": experiment.title,
         "runs": f"{len(arms)} of {len(experiment.arms)} arms, seeds {', '.join(map(str, seeds))}",
-        "takes": _takes(experiment, scale, folder, [arm.name for arm in arms] * len(seeds)),
+        "takes": _takes(experiment, scale, folder)([arm.name for arm in arms] * len(seeds)),
     }
 
 
 def _arm_rows(experiment: "Experiment", scale: "Scale", folder: Path) -> list[dict[str, str]]:
     chosen = {each: {arm.name for arm in experiment.chosen(each)} for each in experiment.seeds}
+    takes = _takes(experiment, scale, folder)
     return [
         {
             "arm": arm.name,
             "what it is": arm.about,
             "published": ", ".join(f"{name} {figure.value:g}" for name, figure in arm.published.items()) or "-",
             "run by default at": ", ".join(each for each, names in chosen.items() if arm.name in names),
-            "a run takes": _takes(experiment, scale, folder, [arm.name]),
+            "a run takes": takes([arm.name]),
         }
         for arm in experiment.arms
     ]
 
 
-def _takes(experiment: "Experiment", scale: "Scale", folder: Path, runs: "Sequence[str]") -> str:
-    """How long runs of arms take one after the other: measured, or about where that of an arm is estimated."""
+def _takes(experiment: "Experiment", scale: "Scale", folder: Path) -> "Callable[[Sequence[str]], str]":
+    """Tells how long runs of arms take one after the other: measured, or about where that of an arm is estimated."""
     from reproduction.report.cells import duration_text
     from reproduction.stored import estimated_seconds, seconds_of_runs
 
     measured = seconds_of_runs(folder, experiment, scale)
     known = estimated_seconds(experiment, scale) | measured
-    there = [known[name] for name in runs if name in known]
-    about = "~" if any(name in known and name not in measured for name in runs) else "measured " if there else ""
-    missing = f", {len({*runs} - {*known})} unknown" if there and len(there) < len(runs) else ""
-    return about + duration_text(sum(there) if there else None) + missing
+
+    def told(runs: "Sequence[str]") -> str:
+        there = [known[name] for name in runs if name in known]
+        about = "~" if any(name in known and name not in measured for name in runs) else "measured " if there else ""
+        missing = f", {len({*runs} - {*known})} unknown" if there and len(there) < len(runs) else ""
+        return about + duration_text(sum(there) if there else None) + missing
+
+    return told
