@@ -15,6 +15,9 @@ SIDE_BY_SIDE := -n logical --maxprocesses 4 --dist worksteal
 # A suite keeps what failed in a place of its own, since CI runs several at once; it sets ENDED to learn how each ended.
 SUITE = -m pytest --durations=20 --durations-min=20 -o cache_dir=.pytest_cache/$@ $(SIDE_BY_SIDE)
 
+# Pip would compile all of each package; Python compiles what is imported, once, which is a small part of torch.
+export PIP_COMPILE := 0
+
 # Tests start hundreds of processes, side by side: without compiled code each compiles the packages again, and threads of
 # PyTorch that wait for one another take a core from the next.
 unexport PYTHONDONTWRITEBYTECODE

@@ -49,6 +49,8 @@ REPLACED = {
 # What takes a small model instead of a large one, by what is added.
 SMALLER = {
     "--formats onnx,executorch": "--set channels=8,16,32,64",
+    "--arch token_classifier": "--set pretrained=false --set vocab=100 --set embed=24 --set heads=2 --set ffn=32 "
+    "--set input_shape=8",
     "--arch smollm": "--set blocks=1 --set embed=16 --set heads=2 --set shared_heads=1 --set head_dim=8 --set ffn=16 "
     "--set classes=50 --set input_shape=8",
 }

@@ -233,11 +233,15 @@ def smoke_tables():
         yield pytest.param(experiment, id=name, marks=marks)
 
 
+# Their other arms are methods that other tables train, on the same models or smaller ones.
+FIRST_ARM = {"heterofl-2", "fedrolex-3", "inclusivefl-2", "whalefl-mild", "whalefl-static", "whalefl-strong"}
+
+
 @pytest.mark.parametrize("experiment", list(smoke_tables()))
 def test_every_table_runs_at_the_scale_smoke(experiment, cache, tmp_path, monkeypatch):
     """Training for real: each chosen arm is complete and in the table, with all figures that it should have."""
     monkeypatch.setenv("SHOAL_DATA", str(FOLDER))
-    todo = jobs(experiment, "smoke", tmp_path)
+    todo = jobs(experiment, "smoke", tmp_path)[: 1 if experiment.table in FIRST_ARM else None]
     for job in todo:
         run_job(replace(job, config=job.config.model_copy(update={"cache": cache})))
     results = collect(experiment, "smoke", tmp_path)
@@ -250,13 +254,13 @@ def test_every_table_runs_at_the_scale_smoke(experiment, cache, tmp_path, monkey
     assert written.paths[2:]
     text = written.paths[0].read_text()
     for arm in experiment.arms:
-        assert (f"\n| {arm.name} |" in text) == (arm in experiment.chosen("smoke"))
+        assert (f"\n| {arm.name} |" in text) == (arm in [job.arm for job in todo])
 
 
 @pytest.mark.slow
 def test_a_table_that_is_interrupted_goes_on_to_the_same_figures(tmp_path):
     """Ctrl-C after the first round: exit code 130 and no table; the same command finishes it, bit for bit."""
-    command = ["heterofl-1", "--scale", "smoke", "--only", "a-b-c-d-e/iid", "--workers", "1"]
+    command = ["fml-1", "--scale", "smoke", "--only", "fedavg/mnist-mlp/non-iid-3", "--workers", "1"]
 
     def shoal(*arguments):
         line = [SHOAL, "reproduce", *map(str, arguments)]
@@ -264,7 +268,7 @@ def test_a_table_that_is_interrupted_goes_on_to_the_same_figures(tmp_path):
 
     straight = shoal(*command, "--out", tmp_path / "straight")
     assert straight.returncode == 0, straight.stderr
-    exports = Path("heterofl-1", "smoke", "cache")
+    exports = Path("fml-1", "smoke", "cache")
     shutil.copytree(tmp_path / "straight" / exports, tmp_path / "cut" / exports)
     arguments = [SHOAL, "reproduce", *command, "--out", tmp_path / "cut"]
     with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as cut:
@@ -274,13 +278,13 @@ def test_a_table_that_is_interrupted_goes_on_to_the_same_figures(tmp_path):
                 cut.send_signal(signal.SIGINT)
         cut.wait(timeout=60)
     assert cut.returncode == 130
-    folder = tmp_path / "cut" / "heterofl-1" / "smoke"
+    folder = tmp_path / "cut" / "fml-1" / "smoke"
     assert not list(folder.glob("*.md"))
     again = shoal(*command, "--out", tmp_path / "cut")
     assert again.returncode == 0, again.stderr
     assert "round 2:" in again.stderr
     assert "round 1:" not in again.stderr
-    experiment = find_experiment("heterofl-1")
+    experiment = find_experiment("fml-1")
     figures = [
         [(row.arm, row.figure, row.reading) for row in rows_of(experiment, "smoke", collect(experiment, "smoke", out))]
         for out in (tmp_path / "straight", tmp_path / "cut")

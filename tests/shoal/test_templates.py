@@ -99,14 +99,14 @@ def test_templates_are_clean(tmp_path):
     "template", [pytest.param(name, marks=[MINILM] if name == "finetune" else []) for name in TEMPLATES]
 )
 def test_a_template_is_exported_and_simulated(tmp_path, template):
-    """Five rounds, by the commands that need no second terminal; the tutorial exports by itself."""
+    """A few rounds, by the commands that need no second terminal; the tutorial exports by itself."""
     folder = tmp_path / "p"
     make_project(folder, template, "lab")
     rewrite(folder, "[1, 0.5, 0.25]", "[1, 0.25]")
     data, export, simulate = commands((folder / "README.md").read_text())[:3]
     assert export[:2] == ["shoal", "export"]
     run(data, folder)
-    run([*simulate, "--rounds", "5"], folder)
+    run([*simulate, "--rounds", "2" if template == "finetune" else "5"], folder)
     status = json.loads(run(["shoal", "status", "--store", "runs/simulation/store", "--json"], folder))
     assert status["run.status"] == "finished"
     assert status["evaluation.accuracy"] > 0.5

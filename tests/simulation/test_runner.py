@@ -119,11 +119,9 @@ simulate(config, listener=told)
     [
         ("round-started", 1, 1),
         ("update-received", 2, 1),
-        ("update-received", 2, 3),
         ("statistics-started", 2, 1),
         ("update-received", 3, 5),
         ("round-closed", 3, 1),
-        ("update-received", 4, 2),
     ],
 )
 def test_a_killed_simulation_goes_on_to_the_same_bits(cache, tmp_path, straight, kind, number, count):
