@@ -51,10 +51,7 @@ def keep_sent(context: RunContext, weights: Tensors, blobs: BlobStore, *, durabl
 def _cut(
     context: RunContext, request: PlanRequest, plan: Plan, model: GlobalModel, blobs: BlobStore
 ) -> tuple[BlobRef, float]:
-    """Keep what a device is sent of a model. It is not synced, for `cut_again` makes it from the version again.
-
-    A round that takes over tasks of earlier ones may have lost their versions, so there it is.
-    """
+    """Keep what a device is sent of a model, synced only where tasks may outlive their version: see `cut_again`."""
     layout = context.artifacts.layout
     sent = context.strategy.send(compile_plan(layout, plan), request, model)
     weights = {name: sent[name] for name in layout.shapes(request.tier)}

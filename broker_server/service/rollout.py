@@ -222,8 +222,10 @@ def begin(
     store = BlobStore(folder / "releases")
     for data in builds.values():
         store.put(data)
-    for path in () if sets is None else sets.files.values():
-        store.put(path.read_bytes())
+    files = {} if sets is None else sets.files
+    for digest, path in files.items():  # whose digests may be of the older form
+        store.keep(digest, path.read_bytes())
+    store.sync(files)
     return keep_rollout(folder, lambda: rollout)
 
 
