@@ -120,10 +120,8 @@ class BlobStore:
         """
         digest, durable = blob_digest(*parts), durable and self._durable
         path = self.path(digest)
-        if not path.is_file():
+        if durable or not path.is_file():  # one that is here may have been put without, and be what a power cut left
             write_atomically(path, *parts, durable=durable)
-        elif durable:  # it may be here without
-            _sync(path)
         return digest
 
     def keep(self, digest: str, data: bytes) -> None:

@@ -36,11 +36,7 @@ _GRID_POINTS = 400
 _STEPS = (1, 2, 5, 10)  # between ticks, times a power of ten
 _BARS = 200  # of a plot of tiers; more rounds are averaged, or the bars would be thinner than a pixel
 _HEIGHT, _AROUND = 3.8, 1.0  # inches: of a figure, and of it above and below what stands beside the axes
-_WIDTH, _TWO_WIDE, _ROW = (
-    7.6,
-    13.0,
-    2.5,
-)  # inches: of a figure, of one with two panels in a row, and such a row's height
+_WIDTH, _TWO_WIDE, _ROW = 7.6, 13.0, 2.5  # inches: of a figure, of two panels in a row, and the height of a row
 _LEGEND_LETTERS = 36  # in a line
 _UNITS = ((7200.0, 3600.0, "hours"), (300.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))  # from so many seconds on
 
@@ -100,7 +96,10 @@ def accuracy_over(
     """Test accuracy over emulated time, or megabytes of weights and updates; each of the targets, in [0, 1], is a line.
 
     Seeds reach a round at different times, so their accuracies are interpolated between rounds, and shown as far as
-    every seed goes. A DataError is of no curve with an evaluated round.
+    every seed goes.
+
+    Raises:
+        DataError: no curve has an evaluated round.
     """
     longest = max((rows[-1].simulated_total for curve in curves for rows in curve.histories if rows), default=0.0)
     scale, unit = next((scale, unit) for least, scale, unit in _UNITS if longest >= least)

@@ -232,6 +232,14 @@ def test_a_store_that_need_not_survive_a_power_cut_does_not_wait_for_the_disk(tm
         assert len(waited) == 2 * durable
 
 
+def test_what_a_power_cut_left_is_written_again(tmp_path):
+    """By whoever needs it to stay: its name alone says nothing of what is in it."""
+    store = BlobStore(tmp_path)
+    digest = store.put(b"sent", durable=False)
+    store.path(digest).write_bytes(bytes(4))
+    assert store.read(store.put(b"sent")) == b"sent"
+
+
 def test_a_full_disk_is_a_storage_error_and_what_was_there_stays(tmp_path):
     """A chunk that does not fit is refused in words, closing works, and the chunks before it are still known."""
     disk = tmp_path / "disk"
