@@ -249,7 +249,7 @@ class VirtualDispatcher:
                 result.exit_code,
             )
         if isinstance(result, Finished):
-            record = record.receiving(result.update, result.metrics)
+            record = record.receiving(result.update.digest, result.update.size, result.metrics)
         at = self._seconds(record, task)
         if self._in_order:
             heapq.heappush(self._ahead, (at, record.device, result))
@@ -276,7 +276,7 @@ class VirtualDispatcher:
         if whole is not data:
             updates.remove(merged)
             merged = updates.put(whole)
-        received = record.receiving(update.model_copy(update={"digest": merged}), result.metrics)
+        received = record.receiving(merged, update.size, result.metrics)
         self._store.receive([received])
         task.record = received
         self._upload_bytes += update.size

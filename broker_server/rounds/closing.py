@@ -10,6 +10,7 @@ nonsense must not cost the others their round.
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from broker_server.store import TaskPhase
 from broker_server.store.machine import RoundEvent
@@ -45,8 +46,7 @@ class ClosingRule:
         return quorum_of(self.share, min(self.wanted, asked - refused))
 
 
-@dataclass(frozen=True)
-class Standing:
+class Standing(NamedTuple):
     """How one task of a collection stands."""
 
     phase: TaskPhase  # where it is

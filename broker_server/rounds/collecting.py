@@ -113,8 +113,10 @@ class Collection:
     tasks: dict[str, OpenTask]  # by id, ordered by device
     rule: ClosingRule  # when it closes
     _by_device: dict[str, list[OpenTask]] = field(init=False, default_factory=dict)
+    _unanswered: list[OpenTask] = field(init=False)
 
     def __post_init__(self) -> None:
+        self._unanswered = list(self.tasks.values())
         for task in self.tasks.values():
             self._by_device.setdefault(task.record.device, []).append(task)
 
@@ -157,7 +159,8 @@ class Collection:
     @property
     def unanswered(self) -> list[OpenTask]:
         """Tasks that are not answered yet."""
-        return [task for task in self.tasks.values() if not task.record.phase.answered]
+        self._unanswered = [task for task in self._unanswered if not task.record.phase.answered]
+        return self._unanswered
 
     def cohorts(self) -> list[Cohort]:
         """The tasks whose updates go into sums: those of one plan, in even parts of `SUM_LIMIT` at most."""

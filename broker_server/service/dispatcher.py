@@ -8,8 +8,7 @@ import logging
 import math
 import queue
 import time
-from collections import ChainMap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from broker_server.rounds.accounting import ByteCount
 from broker_server.rounds.collecting import Cohort, Collection, OpenTask, due_for_nudge
@@ -68,6 +67,7 @@ class MqttDispatcher:
         self._on_control = on_control
         self._collection: Collection | None = None
         self._waiting: dict[str, OpenTask] = {}  # that go on beyond their collection, until the next
+        self._open = self._waiting  # whose answers are taken
         self._count_at = 0.0
         self._listened = math.inf  # when the inbox was empty last, on the clock of `now`
         self._wire = connection.link.wire, parts.uploads.wire
@@ -153,9 +153,11 @@ class MqttDispatcher:
                 self._offer(task)
 
     def _handle(self, event: Event | Report | Stop) -> None:
-        if isinstance(event, Stop):
+        if isinstance(event, Received):
+            self._route(event)
+        elif isinstance(event, Stop):
             raise StopRequested
-        if isinstance(event, Connected):
+        elif isinstance(event, Connected):
             if self._clock.stands:
                 _LOG.warning("the broker is back, and the run goes on")
             self._clock.go_on()
@@ -178,8 +180,6 @@ class MqttDispatcher:
             for name in event.heard:
                 if (heard := self._open.get(name)) is not None:
                     heard.seen(self._clock.now())
-        elif isinstance(event, Received):
-            self._route(event)
 
     def _route(self, event: Received) -> None:
         topic = self._topics.parse(event.topic)
@@ -212,11 +212,6 @@ class MqttDispatcher:
         known = isinstance(topic, DeviceTopic) and self.fleet.knows(topic.device)
         sender = topic.device if isinstance(topic, DeviceTopic) and known else None
         self.reporter.refused(reason, detail, device=sender, number=self._number)
-
-    @property
-    def _open(self) -> Mapping[str, OpenTask]:
-        """Tasks whose answers are taken."""
-        return ChainMap(self._collection.tasks if self._collection is not None else {}, self._waiting)
 
     @property
     def _unanswered(self) -> list[OpenTask]:
@@ -259,6 +254,7 @@ class MqttDispatcher:
         self._collection = collection
         if collection.kind == "train":
             self._waiting = {}
+        self._open = {**self._waiting, **collection.tasks}
         self._uploads.cohorts.open(collection)
         self._uploads.open(self._open.values())
         self._strangers.clear()
@@ -278,6 +274,7 @@ class MqttDispatcher:
             self._past = {**(self._past if len(self._past) < _MOST_STRANGERS else {}), **collection.tasks}
         if collection is not None and waits:
             self._waiting = {task.record.id: task for task in collection.unanswered}
+        self._open = self._waiting
         self._uploads.open(self._waiting.values())
         if waits:
             return

@@ -35,7 +35,10 @@ class Replies:
         Raises:
             RefusedError: it is malformed, foreign, or about something else than what is asked.
         """
-        message = messages.parse_device_message(payload).told(fleet=self._fleet, device=device)
+        message = messages.parse_device_message(payload)
+        task = tasks.get(message.task)
+        its = {name: getattr(task.record, name) for name in ("run", "round", "tier")} if task is not None else {}
+        message = message.told(fleet=self._fleet, device=device, **its)
         if (message.fleet, message.device) != (self._fleet, device) or not self._parts.fleet.knows(device):
             if isinstance(message, messages.Done):
                 self._outbox.refuse(self._as_named(message), device, RefusalReason.UNKNOWN_DEVICE, "announce yourself")
@@ -47,10 +50,6 @@ class Replies:
         if isinstance(message, messages.Predicted):
             self._asking.take(message)
             return
-        task = tasks.get(message.task)
-        if task is not None:
-            record = task.record
-            message = message.told(run=record.run, round=record.round, tier=record.tier)
         if isinstance(message, messages.NeedChunks):
             if task is not None:
                 task.heard = time.monotonic()

@@ -200,7 +200,7 @@ class Uploads:
         if not self._accepted:
             return
         accepted = [
-            (task, task.record.receiving(done.update.model_copy(update={"digest": merged}), done.metrics), done)
+            (task, task.record.receiving(merged, done.update.size, done.metrics), done)
             for task, done, merged in self._accepted.values()
         ]
         self._accepted.clear()

@@ -120,11 +120,9 @@ class TaskRecord:
         rest = tuple(item for item in self.choices if item.tier != tier)
         return replace(self, **dict(taken[tier]), others=Alternatives(items=rest))
 
-    def receiving(self, update: BlobRef, metrics: TaskMetrics) -> "TaskRecord":
-        """The task once its update is checked and on the disk."""
-        return replace(
-            self, phase=TaskPhase.RECEIVED, update_digest=update.digest, update_size=update.size, metrics=metrics
-        )
+    def receiving(self, digest: str, size: int, metrics: TaskMetrics) -> "TaskRecord":
+        """The task once its update, of so many bytes where it travelled, is checked and on the disk."""
+        return replace(self, phase=TaskPhase.RECEIVED, update_digest=digest, update_size=size, metrics=metrics)
 
 
 @dataclass(frozen=True)

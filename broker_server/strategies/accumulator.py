@@ -115,7 +115,7 @@ def fold(
         raise PlanError(f"an update's weight must be positive, not {weight}")
     _check(plan, update)
     axes = _label_axes(state.layout)
-    rows = None if labels is None else np.unique(np.fromiter(labels, np.int64))
+    rows = None if labels is None else np.array(sorted(set(labels)), np.int64)
     with np.errstate(over="ignore", invalid="ignore"):  # whoever takes the result checks that it is finite
         for name, tensor in plan.tensors.items():
             if name not in plan.required:

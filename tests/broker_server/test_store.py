@@ -69,7 +69,7 @@ def test_records_come_back_as_they_were(begun):
     assert begun.tasks("r1", 1) == tasks
     own = Evaluation(examples=3, loss=0.5, accuracy=0.25)
     judged = VersionEvaluation(**own.model_dump(), tiers={"w0.50-d1": own})
-    begun.receive([tasks[0].receiving(BlobRef(digest="c" * 64, size=77, chunk_bytes=1024), metrics())])
+    begun.receive([tasks[0].receiving("c" * 64, 77, metrics())])
     begun.add_version(VersionRecord("r1", 1, 1, "d" * 64, None, None, 2.0, None), {"t1-a": MERGED})
     begun.judge_version("r1", 1, statistics="e" * 64, evaluation=judged)
     version = begun.version("r1")
@@ -92,7 +92,7 @@ def test_rounds_move_by_their_table(begun):
 def test_what_has_not_come_when_a_round_ends_is_missed(begun):
     """In one commit with the change of state, so that no restart finds a task still open."""
     record, tasks = add_round(begun)
-    begun.receive([tasks[0].receiving(BlobRef(digest="c" * 64, size=1, chunk_bytes=1024), metrics())])
+    begun.receive([tasks[0].receiving("c" * 64, 1, metrics())])
     for event in (RoundEvent.ANNOUNCE, RoundEvent.ANNOUNCED, RoundEvent.ENOUGH):
         record = begun.advance_round(record, event)
     assert [task.phase for task in begun.tasks("r1", 1)] == [TaskPhase.RECEIVED, TaskPhase.MISSED]

@@ -16,7 +16,6 @@ from broker_server.store import Store, TaskPhase, queries
 from broker_server.store.machine import RoundEvent, RoundState
 from broker_server.store.schema import SCHEMA_VERSION, metadata
 from fleet_protocol.errors import RefusalReason, StorageError
-from fleet_protocol.messages import BlobRef
 from tests.broker_server.peer import Peer, honest
 from tests.broker_server.store_fixture import restore
 from tests.broker_server.test_folding import metrics
@@ -115,8 +114,7 @@ def test_a_round_of_an_earlier_version_is_ended(version, tmp_path):
         record = store.last_round(run)
         (waiting,) = (task for task in store.tasks(run, 1) if task.device == "wide")
         assert (record.state, waiting.phase) == (RoundState.COLLECTING, TaskPhase.OFFERED)
-        update = BlobRef(digest="c" * 64, size=1, chunk_bytes=1024)
-        store.receive([waiting.receiving(update, metrics())])
+        store.receive([waiting.receiving("c" * 64, 1, metrics())])
         before = sum(item.count for item in store.refusals(run))
         store.count_refusal(run, "broken", RefusalReason.NOT_FINITE, "server")
         record = store.advance_round(record, RoundEvent.ENOUGH)
