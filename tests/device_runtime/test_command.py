@@ -20,6 +20,7 @@ from tests.device_runtime.scripted_server import scripted_server
 from tests.device_runtime.tiny_set import initial_weights, samples, write_tiny_set
 
 NPZ = {"kind": "npz", "path": "data.npz"}
+AT_ONCE = {"connect_timeout_seconds": 1}
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +70,9 @@ def test_certificates_for_a_plain_broker_are_a_mistake(tmp_path):
     ("options", "table", "code", "message"),
     [
         ({"max_widht": 0.5}, NPZ, 2, "unknown key 'max_widht'; did you mean 'max_width'?"),
-        ({}, {"kind": "npz", "path": "no.npz"}, 4, "no.npz does not exist"),
-        ({}, {"kind": "images", "path": "no"}, 4, "no does not exist"),
-        ({"connect_timeout_seconds": 1}, NPZ, 5, "cannot connect to the broker at mqtt://127.0.0.1:"),
+        (AT_ONCE, {"kind": "npz", "path": "no.npz"}, 4, "no.npz does not exist"),
+        (AT_ONCE, {"kind": "images", "path": "no"}, 4, "no does not exist"),
+        (AT_ONCE, NPZ, 5, "cannot connect to the broker at mqtt://127.0.0.1:"),
         ({"state_dir": "/proc/shoal"}, NPZ, 7, "cannot make /proc/shoal"),
     ],
     ids=["unknown key", "missing file", "missing folder", "broker down", "unusable state folder"],
@@ -85,6 +86,8 @@ def test_errors_end_with_one_line_and_their_code(data, options, table, code, mes
     assert last.startswith("error: ")
     assert message in last
     assert "Traceback" not in log
+    if code == 4:  # nobody waits for the broker to read what is wrong
+        assert log.index(message) < log.index("connecting to")
 
 
 def test_two_agents_cannot_share_a_state_folder(data, broker):

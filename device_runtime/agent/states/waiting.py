@@ -52,6 +52,7 @@ class Starting(DeviceState):
             self._prepare()
         except (ConfigError, DataError) as error:
             ctx.measured.unable = plain(str(error))
+            ctx.kit.journal.error(f"{error}; the fleet is told, if the broker is there")
             with contextlib.suppress(ShoalError):  # who cannot be reached at once reads it in this board's log
                 link = _connect(ctx, min(_WORD_SECONDS, config.connect_timeout_seconds))
                 said = ctx.measured.profile(config, 0, ctx.kit.memory, ctx.releases)
