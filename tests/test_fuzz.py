@@ -72,6 +72,7 @@ except IndexError:
 """
 
 
+@pytest.mark.slow
 def test_a_process_in_which_a_reading_failed_goes_on():
     """What ends a process whose reading hangs once ended pytest's five minutes after a reading that had failed."""
     done = subprocess.run([sys.executable, "-c", FAILING], capture_output=True, text=True, timeout=120, check=False)

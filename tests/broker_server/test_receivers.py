@@ -182,6 +182,7 @@ def test_receivers_that_are_killed_at_any_moment_lose_nothing(seed, outcome):
     assert bits == undisturbed
 
 
+@pytest.mark.slow
 def test_a_receiver_that_hangs_is_started_again(outcome, monkeypatch):
     """It tells something every second; one that does not is killed, and the round goes on."""
     monkeypatch.setattr(receivers, "HANG_SECONDS", 10.0)

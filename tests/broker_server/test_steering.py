@@ -138,6 +138,7 @@ def test_a_run_that_waits_for_devices_can_be_stopped(url, settings):
         assert run.finished().status == "stopped"
 
 
+@pytest.mark.slow
 def test_commands_steer_a_run_by_the_page_of_its_server(url, settings, tmp_path):
     """No file and no broker at hand: it is held, goes on, and ends; then none is in progress."""
     page = pytest.importorskip("shoal.view.serving")

@@ -115,6 +115,7 @@ def test_a_task_from_offer_to_acknowledgement(tmp_path, broker, tiny):
         )
 
 
+@pytest.mark.slow
 def test_a_broker_that_dies_in_mid_task(tmp_path, broker, tiny):
     """Training goes on while the broker is away; then the device is back online and the update arrives."""
     with fleet(tmp_path, broker, tiny) as (server, device):

@@ -118,6 +118,7 @@ def tomorrow(tmp_path):
         listening.shutdown(socket.SHUT_RDWR)
 
 
+@pytest.mark.slow
 def test_a_certificate_that_is_not_valid_yet(tomorrow, tmp_path):
     """By the board's clock: it, and not the certificate, is mostly wrong. `doctor` and the agent say so."""
     np.savez(tmp_path / "data.npz", **dict(zip("xy", samples(50), strict=True)))

@@ -31,7 +31,7 @@ def trained(tmp_path_factory, cache):
     return run
 
 
-@pytest.mark.parametrize("train", [{}, {"steps": 4}], ids=["passes", "steps"])
+@pytest.mark.parametrize("train", [pytest.param({}, marks=pytest.mark.slow), {"steps": 4}], ids=["passes", "steps"])
 def test_only_the_seconds_of_a_round_depend_on_the_clock(trained, train):
     """What a run with another clock would have trained and taken, to the bit, without its training."""
     name = "-".join(["with", *train])
@@ -44,6 +44,7 @@ def test_only_the_seconds_of_a_round_depend_on_the_clock(trained, train):
     assert rounds_with(choosing, static.out, static) == ()
 
 
+@pytest.mark.slow
 def test_rounds_that_end_by_time_are_not_those_of_another_clock(trained):
     """Where a deadline leaves somebody out, another clock would leave out others."""
     _, everybody = trained("everybody")

@@ -105,6 +105,7 @@ def test_actors_of_ray_run_there_too(folder):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_the_embedded_broker_starts_there(folder):
     """`shoal up` has a child process; it listens, and ends when it is told to."""
     process = subprocess.Popen([SHOAL, "up", "--config", "fleet.toml"], cwd=folder, stderr=subprocess.PIPE, text=True)

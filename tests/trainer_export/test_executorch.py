@@ -101,7 +101,10 @@ def test_a_set_holds_three_programs_that_agree_with_pytorch(tmp_path):
 @installed
 @pytest.mark.parametrize(
     ("layer", "reason"),
-    [(torch.nn.ConvTranspose2d(1, 2, 3), "transposed"), (Sorted(), "no kernel for op aten::sort")],
+    [
+        (torch.nn.ConvTranspose2d(1, 2, 3), "transposed"),
+        pytest.param(Sorted(), "no kernel for op aten::sort", marks=pytest.mark.slow),
+    ],
     ids=["lowering", "kernel"],
 )
 def test_a_model_that_it_cannot_hold_is_refused(layer, reason):

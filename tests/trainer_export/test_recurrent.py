@@ -56,6 +56,7 @@ def test_recurrent_layers(kind: type[nn.RNNBase], settings: dict[str, object]) -
     assert train_report(shaken(Reader(kind, **settings)), SEQUENCE).worst_absolute <= 1e-5
 
 
+@pytest.mark.slow
 def test_every_graph_of_a_recurrent_model() -> None:
     """Evaluation and inference loop as training does."""
     torch.manual_seed(3)
