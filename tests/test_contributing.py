@@ -62,9 +62,7 @@ def apply(example: str, tree: Path) -> list[str]:
     return list(dict.fromkeys(touched))
 
 
-@pytest.mark.parametrize(
-    "title", mostly_slow(examples(), lambda title: title in {"A strategy", "A transport"})
-)
+@pytest.mark.parametrize("title", mostly_slow(examples(), lambda title: title in {"A strategy", "A transport"}))
 def test_an_example_works_as_it_stands(title, tmp_path):
     """Files apply, ruff has nothing to say, the example's test passes, and no more of the product is touched."""
     tree = copy_of_the_tree(tmp_path)

@@ -166,6 +166,7 @@ def test_lost_upload_chunks_are_sent_again(tmp_path, one_broker, tiny):
         assert server.summary() == ["Accept", "Done", "Done"]
 
 
+@pytest.mark.slow
 def test_repeated_offers_change_nothing(tmp_path, one_broker, tiny):
     """A device answers a repeated offer with where it stands, and one for a finished task not at all."""
     with fleet(tmp_path, one_broker, tiny) as (server, device):

@@ -85,6 +85,7 @@ def test_a_set_lists_its_noise(exported):
     assert manifest.label_shape == (6,)
 
 
+@pytest.mark.slow
 def test_a_device_trains_as_pytorch_does(exported):
     """Masks, dropout, a label per token and the device's own order: two epochs end where PyTorch does."""
     folder, manifest, module = exported

@@ -221,7 +221,7 @@ def make_scene(tmp_path: Path, broker: TestBroker, tiny: TinySet, *, count: int 
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in {"training", "uploading"} else pytest.mark.slow) for name in ROWS]
+    "name", [pytest.param(name, marks=() if name == "uploading" else pytest.mark.slow) for name in ROWS]
 )
 def test_killed_in(name, tmp_path, broker, tiny):
     """The device goes through the row's states, is cut off, and ends in the row's states."""

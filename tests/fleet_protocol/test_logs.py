@@ -58,7 +58,7 @@ def test_both_programs_of_a_board_log_so(tmp_path, program):
     config = tmp_path / "device.toml"
     config.write_text(
         'fleet = "lab"\ndevice = "pi-1"\nbroker = "mqtt://127.0.0.1:1"\nstate_dir = "state"\n'
-        'connect_timeout_seconds = 1\n'
+        "connect_timeout_seconds = 1\n"
         '[data]\nkind = "npz"\npath = "none.npz"\n'
     )
     typed = [sys.executable, *program, "--config", str(config)]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import shoal.cli.commands
+from tests.marking import mostly_slow
 
 FOLDER = Path(shoal.cli.commands.__file__).parent
 COMMANDS = {path.stem.replace("_", "-"): path for path in FOLDER.glob("*.py") if path.stem != "__init__"}
@@ -97,17 +98,20 @@ def test_version_costs_half_a_second_of_cpu_at_most(tmp_path):
 
 @pytest.mark.parametrize(
     ("absent", "arguments", "extra"),
-    [
-        ({"sqlalchemy"}, ["status"], "server"),
-        ({"sqlalchemy"}, ["export-weights"], "server"),
-        ({"sqlalchemy"}, ["up", "--fleet", "f"], "server"),
-        ({"sqlalchemy"}, ["run", "--config", "fleet.toml"], "server"),
-        ({"torch"}, ["export", "--arch", "mlp"], "export"),
-        ({"torch"}, ["export-mutual", "--meme", "mlp", "--personal", "mlp"], "export"),
-        ({"pyarrow"}, ["simulate", "--config", "sim.toml"], "simulate"),
-        ({"torch"}, ["demo"], "demo"),
-        ({"fastapi"}, ["view", "store"], "view"),
-    ],
+    mostly_slow(
+        [
+            ({"sqlalchemy"}, ["status"], "server"),
+            ({"sqlalchemy"}, ["export-weights"], "server"),
+            ({"sqlalchemy"}, ["up", "--fleet", "f"], "server"),
+            ({"sqlalchemy"}, ["run", "--config", "fleet.toml"], "server"),
+            ({"torch"}, ["export", "--arch", "mlp"], "export"),
+            ({"torch"}, ["export-mutual", "--meme", "mlp", "--personal", "mlp"], "export"),
+            ({"pyarrow"}, ["simulate", "--config", "sim.toml"], "simulate"),
+            ({"torch"}, ["demo"], "demo"),
+            ({"fastapi"}, ["view", "store"], "view"),
+        ],
+        lambda case: case[1][0] in {"status", "export", "simulate"},
+    ),
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
 def test_a_command_without_its_extra_says_which_to_install(tmp_path, absent, arguments, extra):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from models.zoo.layers import StaticBatchNorm
+from tests.marking import mostly_slow
 from tests.trainer_export.helpers import shaken, train_report
 from trainer_export.model_inputs import Signature
 
@@ -131,7 +132,7 @@ IMAGE_BODIES: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("name", IMAGE_BODIES)
+@pytest.mark.parametrize("name", mostly_slow(IMAGE_BODIES, lambda name: [*IMAGE_BODIES].index(name) % 3 == 0))
 def test_convolutional_models(name: str) -> None:
     """Convolutions of every kind, pooling with odd sides and other norms train as in PyTorch."""
     torch.manual_seed(3)
