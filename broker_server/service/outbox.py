@@ -61,7 +61,7 @@ class Outbox:
             TierChoice(tier=item.tier, artifact_set=item.artifact_set, weights=item.weights) for item in task.choices
         )
         left = max(round(seconds_left, 3), 0.001)
-        asked = {**dict(instructions), "run": task.run, "round": task.round, "version": task.version}
+        asked = dict(instructions) | {"run": task.run, "round": task.round, "version": task.version}
         self.tell(Offer, task, **asked, choices=choices, seconds_left=left)
 
     def tell(self, kind: type[TaskMessage], task: TaskRecord, **said: object) -> None:
