@@ -1,6 +1,7 @@
 """Safetensors as they lie: files mapped, so that what is read lies in the page cache, once for all who read it."""
 
 import json
+import math
 import mmap
 import os
 import struct
@@ -87,11 +88,12 @@ def _parsed(data: NDArray[np.uint8]) -> tuple[dict[str, str], dict[str, NDArray[
         raise ValueError(f"the header claims {length} bytes")
     header = json.loads(data[8 : 8 + length].tobytes())
     metadata = {str(key): str(value) for key, value in header.pop("__metadata__", {}).items()}
-    body, at = data[8 + length :], 0
+    start, at = 8 + length, 0
     tensors: dict[str, NDArray[Any]] = {}
     for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
-        (first, last), shape = entry["data_offsets"], entry["shape"]
-        if first != at or last < first or min(shape, default=0) < 0:
-            raise ValueError(f"tensor {name} of shape {shape} begins at {first}; the one before it ends at {at}")
-        tensors[name], at = body[first:last].view(DTYPES[entry["dtype"]]).reshape(shape), last
-    return metadata, tensors, 8 + length + at
+        (first, last), shape, kind = entry["data_offsets"], entry["shape"], DTYPES[entry["dtype"]]
+        count = math.prod(shape)
+        if first != at or last - first != count * kind.itemsize or min(shape, default=0) < 0:
+            raise ValueError(f"tensor {name} of shape {shape} lies at {first} to {last}; the one before ends at {at}")
+        tensors[name], at = np.frombuffer(data, kind, count, start + first).reshape(shape), last
+    return metadata, tensors, start + at

@@ -40,7 +40,7 @@ class Region(NamedTuple):
     part: tuple[Any, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CompiledTensor:
     """What a plan keeps of one tensor: runs of each dimension, and boxes where no label rule applies."""
 

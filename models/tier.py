@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import cached_property, lru_cache
 
 from fleet_protocol.errors import PlanError
 
@@ -33,7 +34,7 @@ class Tier:
         if self.depth < 1:
             raise PlanError(f"tier depth {self.depth} is not a positive number of blocks")
 
-    @property
+    @cached_property
     def id(self) -> str:
         """The tier's name in paths and messages; the width has two decimals or as many as it needs."""
         digits = f"{Decimal(repr(float(self.width))):f}"
@@ -41,6 +42,7 @@ class Tier:
         return f"w{whole}.{fraction.ljust(2, '0')}-d{self.depth}"
 
     @classmethod
+    @lru_cache(maxsize=256)
     def parse(cls, text: str) -> "Tier":
         """Read a tier back from its id, in exactly the form `id` writes, or raise a PlanError."""
         match = _ID.fullmatch(text)

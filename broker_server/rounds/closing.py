@@ -17,8 +17,6 @@ from broker_server.store.machine import RoundEvent
 
 GRACE_SHARE = 0.25  # of the time of the slowest that answered, where no grace is configured
 
-_WITH_UPDATE = frozenset({TaskPhase.RECEIVED, TaskPhase.MERGED})
-
 
 @dataclass(frozen=True)
 class ClosingRule:
@@ -75,7 +73,7 @@ def decide(standings: Collection[Standing], rule: ClosingRule, now: float) -> De
         The first of these that holds: everybody answered, as many as wanted did, the deadline, a quorum whose rest is
         away. Where a quorum is lacking and out of reach, or the time is over, it is given up.
     """
-    received = sum(item.phase in _WITH_UPDATE for item in standings)
+    received = sum(item.phase.arrived for item in standings)
     waiting = [item for item in standings if not item.phase.answered]
     needed = rule.needed(len(standings), sum(item.phase is TaskPhase.REFUSED for item in standings))
     over = not waiting or now >= rule.deadline

@@ -128,14 +128,14 @@ class Coordinator:
             if record is not None and self._all_abandoned():
                 retries = self._context.config.round.retries
                 raise TransportError(f"{retries} rounds in a row were abandoned, the last because: {record.reason}")
-            record = self._plan(version, 1 if record is None else record.number + 1)
+            record, tasks = self._plan(version, 1 if record is None else record.number + 1)
         else:
             tasks = tasks_of(self._context, self._store, record.number)
             cut_again(self._context, tasks, self._version, self._services.blobs)
         folding: Folding | None = None
         self._round_began = time.monotonic()
         if record.state is not RoundState.MERGING:
-            record, folding = self._collect(record)
+            record, folding = self._collect(record, tasks)
         if record.state is RoundState.MERGING:
             self._merge(record, folding)
 
@@ -191,7 +191,7 @@ class Coordinator:
 
     # Planning.
 
-    def _plan(self, version: VersionRecord, number: int) -> RoundRecord:
+    def _plan(self, version: VersionRecord, number: int) -> tuple[RoundRecord, list[TaskRecord]]:
         recruits = recruit(self._context, self._services, version.number, number)
         record, tasks, lost = plan_round(self._context, recruits.chosen, version, number, self._services.blobs)
         quorum = quorum_of(self._context.config.round.quorum, recruits.wanted)
@@ -200,13 +200,13 @@ class Coordinator:
         if (encoding := self._context.config.download.encoding) != "fp32":
             detail = f"weights travel in {encoding}, which takes {lost:.3%} of their norm at most"
             self._reporter.note("download", detail, number)
-        return record
+        alone = self._context.config.round.buffer is None
+        return record, tasks if alone else tasks_of(self._context, self._store, number)
 
     # Collecting.
 
-    def _collect(self, record: RoundRecord) -> tuple[RoundRecord, Folding]:
+    def _collect(self, record: RoundRecord, tasks: list[TaskRecord]) -> tuple[RoundRecord, Folding]:
         config, summing = self._context.config.round, self._context.config.secure_sum is not None
-        tasks = tasks_of(self._context, self._store, record.number)
         # After a restart the full time: how long the server was away says nothing about the devices.
         now, resumed = self._dispatcher.now(), record.state is not RoundState.PLANNED
         rule = ClosingRule(

@@ -12,8 +12,6 @@ from broker_server.rounds.screening import Measured
 from broker_server.store import TaskPhase
 from broker_server.strategies.strategy import Contribution, GlobalModel, Merge
 
-_WITH_UPDATE = frozenset({TaskPhase.RECEIVED, TaskPhase.MERGED})
-
 
 class Folding:
     """The merge of one round in progress, over tasks in the order of their devices.
@@ -51,7 +49,7 @@ class Folding:
             BlobError: an update on disk can no longer be read.
         """
         for task in folded_prefix(self._order, phases, self._done):
-            if phases[task] in _WITH_UPDATE:
+            if phases[task].arrived:
                 update = self.load(task)
                 if self._measure is not None:
                     self.measured[task] = self._measure(task, update)

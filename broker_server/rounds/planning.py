@@ -14,8 +14,9 @@ from broker_server.rounds.fleet import Assignment
 from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.screening import difference
 from broker_server.rounds.tier_models import open_model
-from broker_server.store import Alternative, Alternatives, RoundRecord, Store, TaskRecord, VersionRecord
+from broker_server.store import Alternatives, RoundRecord, Store, TaskRecord, VersionRecord
 from broker_server.store.machine import RoundState
+from broker_server.store.task_records import alternative
 from broker_server.strategies.strategy import GlobalModel, PlanRequest
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.digests import matches
@@ -93,14 +94,8 @@ def plan_round(
             planned = strategy.plan(request)
             if planned.key not in refs:
                 refs[planned.key] = _cut(context, request, planned.plan, model, blobs)
-            choices.append(
-                Alternative(
-                    tier=tier.id,
-                    artifact_set=context.set_of(item.device, context.artifacts.tiers[tier.id]),
-                    weights=refs[planned.key][0],
-                    plan_key=planned.key,
-                )
-            )
+            artifact_set = context.set_of(item.device, context.artifacts.tiers[tier.id])
+            choices.append(alternative(tier.id, artifact_set, refs[planned.key][0], planned.key))
         first, *others = choices
         tasks.append(
             TaskRecord(

@@ -57,8 +57,8 @@ class RunContext:
 
     def set_of(self, device: str, item: TierArtifacts) -> BlobRef:
         """The artifact set that a task of a device names for a tier."""
-        manifest, ref = self.sets(device).get(item.tier.id, (item.manifest, item.ref))
-        return item.ref if self.why_other(item, manifest) else ref
+        other = self.sets(device).get(item.tier.id)
+        return item.ref if other is None or self.why_other(item, other[0]) else other[1]
 
     def why_other(self, item: TierArtifacts, new: Manifest) -> str:
         """Why another artifact set cannot take the place of a tier's in this run; empty where it can."""

@@ -8,7 +8,7 @@ from broker_server.service.alone import name_of, rival
 from broker_server.store import TaskRecord
 from fleet_protocol.control import RunEvent
 from fleet_protocol.errors import RefusalReason, TransportError
-from fleet_protocol.messages import Instructions, Offer, ServerStatus, TierChoice, UploadRefused
+from fleet_protocol.messages import Instructions, Offer, ServerStatus, UploadRefused
 from fleet_protocol.messages.header import TaskMessage
 from fleet_protocol.topics import Topics
 from fleet_protocol.transport import Transport
@@ -57,12 +57,9 @@ class Outbox:
 
     def offer(self, task: TaskRecord, instructions: Instructions, seconds_left: float) -> None:
         """Ask a device to take its task."""
-        choices = tuple(
-            TierChoice(tier=item.tier, artifact_set=item.artifact_set, weights=item.weights) for item in task.choices
-        )
         left = max(round(seconds_left, 3), 0.001)
         asked = dict(instructions) | {"run": task.run, "round": task.round, "version": task.version}
-        self.tell(Offer, task, **asked, choices=choices, seconds_left=left)
+        self.tell(Offer, task, **asked, choices=task.choices, seconds_left=left)
 
     def tell(self, kind: type[TaskMessage], task: TaskRecord, **said: object) -> None:
         """Send a kind of message about a task to its device."""

@@ -117,7 +117,7 @@ class Replies:
             return  # it goes on beyond its round, and a server that was just started has not begun the next
         named = known or self._as_named(message)
         if known is not None and known.device == message.device and isinstance(message, messages.Done):
-            if known.phase in {TaskPhase.RECEIVED, TaskPhase.MERGED}:
+            if known.phase.arrived:
                 self._outbox.tell(messages.UploadAck, known)  # the first acknowledgement was lost
                 return
             detail = f"round {known.round} is over"

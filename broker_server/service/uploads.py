@@ -216,7 +216,7 @@ class Uploads:
     def _repeat(self, task: OpenTask) -> None:
         """Answer an announcement that was answered before, in the same way."""
         record = task.record
-        if record.phase in {TaskPhase.RECEIVED, TaskPhase.MERGED}:
+        if record.phase.arrived:
             self._acknowledge(task)
         elif record.phase is TaskPhase.REFUSED:
             reason, text = refusal_of(record.detail)

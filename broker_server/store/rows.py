@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import fields
+from enum import Enum
 from functools import cache, lru_cache
 from typing import Any, TypeVar
 
@@ -32,13 +33,9 @@ _ENUMS: dict[type, dict[str, type[RoundState | RoundEvent | TaskPhase]]] = {
 
 
 def from_row(kind: type[RecordT], row: Row[Any]) -> RecordT:
-    """A row as a record of a kind whose fields are columns."""
-    found = row._mapping  # noqa: SLF001  (SQLAlchemy's public access by name)
-    values: dict[str, Any] = {}
-    for name, convert in _columns(kind):  # type: ignore[arg-type]  # a type is hashable
-        value = found[name]
-        values[name] = value if value is None or convert is None else convert(value)
-    return kind(**values)
+    """A row of the table of a kind of record, whose columns are its fields in their order."""
+    columns = zip(row, _columns(kind), strict=True)  # type: ignore[arg-type]  # a type is hashable
+    return kind(*[value if value is None or read is None else read(value) for value, (_, read) in columns])
 
 
 @cache
@@ -58,12 +55,10 @@ def _blob_ref(text: str) -> BlobRef:
 
 def to_row(record: object) -> dict[str, Any]:
     """A record, a dataclass whose fields are columns, as the values of its row."""
-    values: dict[str, Any] = {}
-    for item in fields(record):  # type: ignore[arg-type]  # every record is a dataclass
-        value = getattr(record, item.name)
-        if isinstance(value, BaseModel):
-            value = value.model_dump_json()
-        elif isinstance(value, (RoundState, RoundEvent, TaskPhase)):
-            value = value.value
-        values[item.name] = value
-    return values
+    columns = _columns(type(record))  # type: ignore[arg-type]  # a type is hashable
+    found = ((name, getattr(record, name), read) for name, read in columns)
+    return {name: value if value is None or read is None else _plain(value) for name, value, read in found}
+
+
+def _plain(value: BaseModel | Enum) -> str:
+    return value.model_dump_json() if isinstance(value, BaseModel) else str(value.value)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple
 
 from fleet_protocol.frozen import FrozenModel
@@ -11,7 +11,10 @@ from fleet_protocol.messages import BlobRef, TaskMetrics, TierChoice
 
 
 class TaskPhase(str, Enum):
-    """Where one device's part in a round is, as the server knows it."""
+    """Where one device's part in a round is: `answered` once nothing more is awaited, `arrived` if an update came."""
+
+    answered: bool
+    arrived: bool
 
     OFFERED = "offered"
     RECEIVED = "received"  # its update is checked and on disk
@@ -21,16 +24,20 @@ class TaskPhase(str, Enum):
     DECLINED = "declined"  # by the device
     MISSED = "missed"  # the round closed without it
 
-    @property
-    def answered(self) -> bool:
-        """Nothing more is awaited from the device."""
-        return self is not TaskPhase.OFFERED
+    def __init__(self, said: str) -> None:
+        self.answered, self.arrived = said != "offered", said in {"received", "merged"}
 
 
 class Alternative(TierChoice):
     """A sub-model that a device may take, with the name of its plan in the round."""
 
     plan_key: str
+
+
+@lru_cache(maxsize=256)
+def alternative(tier: str, artifact_set: BlobRef, weights: BlobRef, plan_key: str) -> Alternative:
+    """A sub-model that a device may take: the same few for all tasks of a round."""
+    return Alternative(tier=tier, artifact_set=artifact_set, weights=weights, plan_key=plan_key)
 
 
 class Alternatives(FrozenModel):
@@ -109,7 +116,7 @@ class TaskRecord:
     @cached_property
     def choices(self) -> tuple[Alternative, ...]:
         """What the device is offered: the task's own sub-model first."""
-        own = Alternative(tier=self.tier, artifact_set=self.artifact_set, weights=self.weights, plan_key=self.plan_key)
+        own = alternative(self.tier, self.artifact_set, self.weights, self.plan_key)
         return (own, *(self.others.items if self.others is not None else ()))
 
     def taking(self, tier: str) -> "TaskRecord":

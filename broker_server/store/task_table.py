@@ -128,7 +128,6 @@ class TaskTable(Database):
         self._write(_SETTLE, [{"task": task, "phase": phase.value, "detail": detail} for task in tasks])
 
     def note_answers(self, timings: Mapping[str, Timing]) -> None:
-        """Remember when tasks were answered, by id."""
-        self._write(
-            _NOTE_ANSWER, [{"task": task, "timing": timing.model_dump_json()} for task, timing in timings.items()]
-        )
+        """Remember when tasks were answered, by id, with the next commit, which is that of their round's end."""
+        for task, timing in timings.items():
+            self._later(_NOTE_ANSWER, {"task": task, "timing": timing.model_dump_json()}, task)

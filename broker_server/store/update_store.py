@@ -158,7 +158,8 @@ class UpdateStore(BlobStore):
             return
         if digest in self._unwritten:
             self._write_out()
-        wait([self._syncing.pop(digest)] if digest in self._syncing else ())
+        if (job := self._syncing.pop(digest, None)) is not None:
+            wait([job])
         batch, _, _ = self._places.pop(digest)
         batch.needed -= 1
         if not batch.needed:

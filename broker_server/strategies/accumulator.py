@@ -18,6 +18,7 @@ names) and gets the same bits however the updates arrived.
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -115,18 +116,24 @@ def fold(
         raise PlanError(f"an update's weight must be positive, not {weight}")
     _check(plan, update)
     axes = _label_axes(state.layout)
-    rows = None if labels is None else np.array(sorted(set(labels)), np.int64)
+    rows = None if labels is None else tuple(sorted(set(labels)))
     with np.errstate(over="ignore", invalid="ignore"):  # whoever takes the result checks that it is finite
         for name, tensor in plan.tensors.items():
             if name not in plan.required:
                 continue
             boxes: tuple[Region, ...] = tensor.regions
             if rows is not None and any(dim.axis in axes for dim in tensor.dims):
-                boxes = tensor_regions(tensor, dict.fromkeys(axes, rows))
+                boxes = _boxes(tensor, axes, rows)
             own = weight * state.factor(plan, name)
             for box in boxes:
                 _add(state.sums[name], box, update[name], own, state.scratch)
-    count(state, key, plan, weight, rows)
+    count(state, key, plan, weight, None if rows is None else np.array(rows, np.int64))
+
+
+@lru_cache(maxsize=256)
+def _boxes(tensor: CompiledTensor, axes: frozenset[str], rows: tuple[int, ...]) -> tuple[Region, ...]:
+    """What an update adds to where a label rule applies: many devices have the same labels."""
+    return tensor_regions(tensor, dict.fromkeys(axes, np.array(rows, np.int64)))
 
 
 def count(

@@ -9,6 +9,7 @@ Federated Dropout's, for which every device draws its own units.
 """
 
 import hashlib
+from functools import partial
 from typing import Any
 
 from broker_server.strategies.accumulator import Accumulator, finish, fold, start
@@ -34,13 +35,15 @@ def seed_of(seed: int, device: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}/{device}".encode()).digest()[:7], "big")
 
 
-def planned(layout: Layout, request: PlanRequest, window: Window | PlanKind) -> PlannedTier:
-    """One device's plan: all devices of a tier share it, except that every device has a random one of its own."""
+def planned(
+    layout: Layout, request: PlanRequest, window: Window | PlanKind = "static", *, own: bool = False
+) -> PlannedTier:
+    """One device's plan: all of a tier share it, but for random ones and where each device has its `own` weights."""
     rule = window if isinstance(window, Window) else Window(window)
-    own = rule.kind == "random"
+    own |= rule.kind == "random"
     seed = seed_of(request.seed, request.device) if own else request.seed
-    plan = make_plan(layout, request.tier, rule, round_index=request.version, seed=seed)
-    return PlannedTier(f"{request.tier.id}/{request.device}" if own else request.tier.id, plan)
+    make = partial(make_plan, layout, request.tier, rule, round_index=request.version, seed=seed)
+    return PlannedTier(f"{request.tier.id}/{request.device}" if own else request.tier.id, make)
 
 
 def build(basis: Basis[FrozenModel | None]) -> Strategy:

@@ -19,23 +19,14 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from broker_server.strategies import inclusivefl
+from broker_server.strategies.heterofl import planned
 from broker_server.strategies.inclusivefl import BASELINES, Baseline, InclusiveSettings, InclusiveState
 from broker_server.strategies.ladder import stack_of
 from broker_server.strategies.server_optimizer import OptimizerSettings
-from broker_server.strategies.strategy import (
-    Basis,
-    GlobalModel,
-    Merge,
-    Method,
-    PlannedTier,
-    PlanRequest,
-    ServerState,
-    Strategy,
-)
+from broker_server.strategies.strategy import Basis, GlobalModel, Merge, Method, PlanRequest, ServerState, Strategy
 from fleet_protocol.errors import PlanError
 from fleet_protocol.frozen import FrozenModel
 from models.layout import Layout
-from models.plan import make_plan
 from models.slicing import CompiledPlan, Tensors
 from models.tier import Tier
 
@@ -109,7 +100,7 @@ def build(basis: Basis[InclusiveTable]) -> Strategy:
         name="inclusivefl",
         paper="https://arxiv.org/abs/2202.08036",
         tiers=in_use,
-        plan=lambda request: PlannedTier(f"{request.tier.id}/{request.device}", make_plan(layout, request.tier)),
+        plan=lambda request: planned(layout, request, own=True),
         merge=Merge(GroupSums, lambda sums, update: sums.add(update.device, update.weights), _keep_alone),
         begin=lambda _, heads: {f"heads/{t.id}/{name}": v for t, head in heads.items() for name, v in head.items()},
         send=lambda plan, request, model: _send_alone(layout, plan, request, model),
@@ -124,7 +115,7 @@ def build(basis: Basis[InclusiveTable]) -> Strategy:
     )
     return replace(
         alone,
-        plan=lambda request: PlannedTier(request.tier.id, make_plan(layout, request.tier)),
+        plan=lambda request: planned(layout, request),
         merge=Merge(GroupSums, lambda sums, update: sums.add(group_of(update.tier), update.weights), rounds.finish),
         begin=rounds.begin,
         send=rounds.send,

@@ -10,6 +10,7 @@ Most methods set a few fields and take `broker_server.strategies.heterofl` for t
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Generic, Literal, TypeVar
 
 import numpy as np
@@ -87,7 +88,12 @@ class PlannedTier:
     """A plan with a name, unique within a round; devices whose plans share a name share one blob of weights."""
 
     key: str
-    plan: Plan
+    make: Callable[[], Plan]
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The plan, made when it is asked for: that of a thousand devices is made once."""
+        return self.make()
 
 
 @dataclass(frozen=True)
