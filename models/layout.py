@@ -45,14 +45,8 @@ def _thaw(value: Any) -> Any:
     return value
 
 
-def _by_name(axes: Iterable[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    return {str(item["name"]): item for item in axes}
-
-
-def _listed(axes: Mapping[str, Axis]) -> list[dict[str, Any]]:
-    return [asdict(axis) for axis in axes.values()]
-
-
+_BY_NAME = BeforeValidator(lambda axes: {str(item["name"]): item for item in axes})
+_LISTED = PlainSerializer(lambda axes: [asdict(axis) for axis in axes.values()])
 _Dim = Annotated[Dim, PlainValidator(Dim.from_json), PlainSerializer(Dim.to_json)]
 
 
@@ -103,7 +97,7 @@ class Layout:
 
     arch: str
     settings: Annotated[Mapping[str, Any], PlainSerializer(_thaw)]
-    axes: Annotated[Mapping[str, Axis], BeforeValidator(_by_name), PlainSerializer(_listed)]
+    axes: Annotated[Mapping[str, Axis], _BY_NAME, _LISTED]
     parameters: tuple[Parameter, ...]
     statistics: tuple[Statistic, ...]
     depth: int

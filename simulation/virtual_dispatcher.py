@@ -5,29 +5,30 @@ own tier chooses here, with the times of its emulated clock; what it remembers f
 store, so a simulation that was killed goes on with the same choices.
 
 The clock of a round is the emulated one, and starts at 0 for every collection; who goes on beyond a round has so much
-of its time behind it. Where nobody can be missing, an answer
-is taken as soon as it is computed. Where devices drop out, more are asked than wanted, or there is a deadline, it
-matters who comes first: then all answers are computed before the first is taken, and they are taken in the order of
-emulated time.
+of its time behind it. Where nobody can be missing, an answer is taken as soon as it is computed. Where devices drop
+out, more are asked than wanted, or there is a deadline, it matters who comes first: then all answers are computed
+before the first is taken, and they are taken in the order of emulated time.
 """
 
 import heapq
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 
 from broker_server.rounds.accounting import ByteCount
 from broker_server.rounds.collecting import Cohort, Collection, OpenTask
-from broker_server.rounds.decoding import take_update
+from broker_server.rounds.decoding import MOST_SENT, take_update
 from broker_server.rounds.fleet import Fleet
 from broker_server.rounds.reporting import Reporter
 from broker_server.rounds.stopping import Steering, StopRequested
 from broker_server.store import Store, TaskPhase, TaskRecord
 from device_runtime.training.choosers import Experience, Situation, TierChooser, chooser_of
 from fleet_protocol.blob_store import BlobStore
+from fleet_protocol.encodings import open_weights
 from fleet_protocol.errors import RefusalReason, RefusedError, ShoalError
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import Instructions, TrainSettings
@@ -99,6 +100,7 @@ class VirtualDispatcher:
         self._times = fleet.times
         self._store = records.store
         self._records = records
+        self._sent = lru_cache(MOST_SENT)(lambda digest: open_weights(records.blobs.path(digest)))
         self._group = group
         self._stopping = stopping
         self._collection: Collection | None = None
@@ -130,6 +132,7 @@ class VirtualDispatcher:
     def open(self, collection: Collection) -> None:
         """Give every task that is not answered to the engine, the largest first; forgets the collection before."""
         self._collection = collection
+        self._sent.cache_clear()
         for task in collection.unanswered:
             chooser = chooser_of(task.instructions)
             if chooser is not None:
@@ -268,7 +271,7 @@ class VirtualDispatcher:
         record, update, updates = task.record, result.update, self._records.updates
         data, merged = updates.path(update.digest).read_bytes(), update.digest
         try:
-            whole = take_update(data, task, self._records.blobs)
+            whole = take_update(data, task, self._sent)
         except RefusedError as error:
             updates.remove(merged)
             self._settle(task, TaskPhase.REFUSED, error.reason, str(error))

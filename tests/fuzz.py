@@ -190,7 +190,8 @@ def targets() -> Iterator[list[Target]]:
         said = [(TOPICS.task("pi"), server, SERVER[0].to_bytes()), (TOPICS.reply("pi"), device, DEVICE[3].to_bytes())]
         envelopes = tuple(Signer(member, 1).seal(topic, payload) for topic, member, payload in said)
         manifest = write_tiny_set(folder / "set").manifest.to_bytes()
-        partial = stack.enter_context(contextlib.closing(PartialUploads(BlobStore(folder / "updates", durable=False))))
+        store = BlobStore(folder / "updates", durable=False)
+        partial = stack.enter_context(contextlib.closing(PartialUploads(store, store)))
 
         def opened(index: int, data: bytes) -> bytes:
             Verifier(server, Marks()).open(said[index][0], data)

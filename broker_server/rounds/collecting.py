@@ -40,6 +40,7 @@ class OpenTask:
         left: since when its device is away, on the same clock.
         sign: the last sign of any kind that its device gave, on the same clock; infinite where silence means nothing.
         silent: whether that is so long ago that it counts as away, whatever the broker says.
+        norm: of its update's difference to what was sent, and how many values that has, once it is checked.
     """
 
     record: TaskRecord
@@ -56,6 +57,7 @@ class OpenTask:
     left: float | None = None
     sign: float = math.inf
     silent: bool = False
+    norm: tuple[float, int] | None = None
 
     @cached_property
     def limit_bytes(self) -> int:
@@ -175,11 +177,6 @@ class Collection:
             for parts in [math.ceil(len(items) / SUM_LIMIT)]
             for at in range(parts)
         ]
-
-
-def due_for_nudge(task: OpenTask, now: float, nudge_seconds: float) -> bool:
-    """Whether a device has been silent for so long that it gets its offer again."""
-    return not task.record.phase.answered and now - max(task.heard, task.offered) >= nudge_seconds
 
 
 def folded_prefix(order: Sequence[str], phases: Mapping[str, TaskPhase], done: int) -> list[str]:

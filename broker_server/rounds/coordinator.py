@@ -219,7 +219,7 @@ class Coordinator:
         )
         collection = open_collection(self._context, tasks, rule)
         old = self._version(record.version)
-        folding = begin_folding(self._context, tasks, lambda task: collection.tasks[task].record, self._services, old)
+        folding = begin_folding(self._context, collection.tasks, self._services, old)
         self._dispatcher.blobs.serve({digest: self._services.blobs.path(digest) for digest in _slices(tasks)})
         if not resumed:
             record = self._store.advance_round(record, RoundEvent.ANNOUNCE)
@@ -282,7 +282,9 @@ class Coordinator:
         if version is None:
             by_id = {task.id: task for task in tasks}
             old = self._version(record.version)
-            folding = folding or begin_folding(self._context, tasks, by_id.__getitem__, self._services, old)
+            if folding is None:
+                again = open_collection(self._context, tasks, ClosingRule(1.0, 1, 0.0, 0.0))
+                folding = begin_folding(self._context, again.tasks, self._services, old)
             folding.advance({task.id: task.phase if task.phase.answered else TaskPhase.MISSED for task in tasks})
             made = make_version(self._context, self._services, by_id, old, folding)
             if isinstance(made, str):

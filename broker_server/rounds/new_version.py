@@ -1,7 +1,7 @@
 """From a round's updates on disk to a new global version in the store."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from broker_server.rounds.collecting import OpenTask
 from broker_server.rounds.counting import Counted, count_updates, report_refusals
+from broker_server.rounds.decoding import MOST_SENT
 from broker_server.rounds.dispatch import Services
 from broker_server.rounds.fold_order import Folding
 from broker_server.rounds.planning import compiled_plans
@@ -27,24 +29,19 @@ from fleet_protocol.noise import bounded
 from fleet_protocol.weights import weights_parts
 from models.tier import Tier
 
-_MOST_SENT = 16  # slices that stay mapped while updates made from them are folded
-
 
 def begin_folding(
-    context: RunContext,
-    tasks: Sequence[TaskRecord],
-    current: Callable[[str], TaskRecord],
-    services: Services,
-    old: VersionRecord,
+    context: RunContext, opened: Mapping[str, OpenTask], services: Services, old: VersionRecord
 ) -> Folding:
-    """An empty merge of a round's tasks, by device, from a version; `current` knows the newest record of each."""
+    """An empty merge of a round's tasks, by id in the order of their devices, from a version; they may still change."""
+    tasks = [task.record for task in opened.values()]
     plans = compiled_plans(context, tasks)
     privacy = context.config.privacy
     if privacy is not None and privacy.where == "local":
         privacy = None
 
     def load(task: str) -> Contribution:
-        record = current(task)
+        record = opened[task].record
         if record.update_digest is None or record.metrics is None:
             raise RefusedError(RefusalReason.FAILED, f"task {task} of {record.device} has no update to fold")
         return Contribution(
@@ -56,15 +53,16 @@ def begin_folding(
             metrics=record.metrics,
         )
 
-    sent = lru_cache(_MOST_SENT)(lambda digest: open_weights(services.blobs.path(digest)))
+    sent = lru_cache(MOST_SENT)(lambda digest: open_weights(services.blobs.path(digest)))
 
     def measure(task: str, update: Contribution) -> Measured:
-        norm, values = difference(update.weights, sent(current(task).weights.digest))
+        record = opened[task].record
+        norm, values = opened[task].norm or difference(update.weights, sent(record.weights.digest))
         announced = services.dispatcher.fleet.announced(update.device)
-        return Measured(current(task).tier, norm, values, update.metrics.examples, announced)
+        return Measured(record.tier, norm, values, update.metrics.examples, announced)
 
     def moved(task: str, update: Contribution) -> Contribution:
-        record = current(task)
+        record = opened[task].record
         if privacy is not None:
             return replace(update, weights=bounded(update.weights, sent_to(services, record), privacy.clip))
         weight = _weight_of(context, record, old)
@@ -85,7 +83,7 @@ def begin_folding(
         draw = context.noise(f"{context.config.seed}/merge/{old.number}")
         deviation = privacy.clip * privacy.noise_multiplier
         merge = private_merge(context.artifacts.layout, asked, deviation, context.config.server_optimizer, draw)
-    return Folding(merge, [task.id for task in tasks], load, measure, moved)
+    return Folding(merge, list(opened), load, measure, moved)
 
 
 def _weight_of(context: RunContext, task: TaskRecord, old: VersionRecord) -> float:

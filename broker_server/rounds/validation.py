@@ -14,6 +14,7 @@ from fleet_protocol.mapped_tensors import blob_in
 from fleet_protocol.messages import Done
 from fleet_protocol.weights import MASKED
 
+Tensors = Mapping[str, NDArray[Any]]
 HEADER_ALLOWANCE_BYTES = 1024 * 1024  # a safetensors header of 10,000 parameters
 
 
@@ -80,14 +81,17 @@ def check_done(
 
 def check_update(
     data: bytes, task: TaskRecord, manifest: Manifest, stays: Collection[str] = (), *, masked: bool = False
-) -> None:
-    """Check the bytes of an update, whose digest is known to be right; see `expected_shapes`.
+) -> Tensors:
+    """Check the bytes of an update, whose digest is known to be right, but for their values; see `expected_shapes`.
 
     Of one that is masked for a secure sum nothing but the count of its whole numbers can be seen.
 
+    Returns:
+        Its tensors.
+
     Raises:
         RefusedError: it is no safetensors blob, belongs to another task or round, or has a tensor that is missing,
-            foreign, of another shape or type, or not finite.
+            foreign, or of another shape or type.
     """
     try:
         metadata, tensors = blob_in(data)
@@ -97,8 +101,15 @@ def check_update(
     shapes = expected_shapes(task, manifest, stays)
     if masked:
         shapes = {MASKED: (sum(map(math.prod, shapes.values())),)}
-    with np.errstate(over="ignore", invalid="ignore"):
-        _check_tensors(tensors, shapes, task, "uint32" if masked else "float32")
+    _check_tensors(tensors, shapes, task, "uint32" if masked else "float32")
+    return tensors
+
+
+def check_finite(tensors: Tensors) -> None:
+    """Refuse, with a RefusedError, an update with values that are not finite."""
+    for name, value in tensors.items():
+        if count := int(value.size - np.isfinite(value).sum()):
+            raise RefusedError(RefusalReason.NOT_FINITE, f"tensor {name} has {count} values that are not finite")
 
 
 def _check_metadata(metadata: Mapping[str, str], task: TaskRecord) -> None:
@@ -116,9 +127,7 @@ def _check_metadata(metadata: Mapping[str, str], task: TaskRecord) -> None:
             raise RefusedError(reason, f"the update's metadata says {key} {found}, the task has {value}")
 
 
-def _check_tensors(
-    tensors: Mapping[str, NDArray[Any]], shapes: Mapping[str, tuple[int, ...]], task: TaskRecord, dtype: str
-) -> None:
+def _check_tensors(tensors: Tensors, shapes: Mapping[str, tuple[int, ...]], task: TaskRecord, dtype: str) -> None:
     foreign = tensors.keys() - shapes.keys()
     if foreign:
         raise RefusedError(RefusalReason.BAD_SHAPE, f"an update of {task.tier} has no tensor {min(foreign)}")
@@ -129,6 +138,3 @@ def _check_tensors(
             raise RefusedError(RefusalReason.BAD_SHAPE, f"tensor {name} is {found}; {task.tier} has {shape}")
         if value.dtype != dtype:
             raise RefusedError(RefusalReason.BAD_DTYPE, f"tensor {name} is {value.dtype} instead of {dtype}")
-        # With a value that is not finite, the sum is not either: one pass without a temporary array for nearly all.
-        if not np.isfinite(value.sum()) and (count := int(value.size - np.isfinite(value).sum())):
-            raise RefusedError(RefusalReason.NOT_FINITE, f"tensor {name} has {count} values that are not finite")

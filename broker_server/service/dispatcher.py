@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 
 from broker_server.rounds.accounting import ByteCount
-from broker_server.rounds.collecting import Cohort, Collection, OpenTask, due_for_nudge
+from broker_server.rounds.collecting import Cohort, Collection, OpenTask
 from broker_server.rounds.stopping import StopRequested
 from broker_server.service.cohorts import REVEAL_SECONDS
 from broker_server.service.connection import Connection, Stop
@@ -120,7 +120,7 @@ class MqttDispatcher:
         for task in self._unanswered if not self._clock.stands else ():
             if task.quiet <= now:
                 self._uploads.ask_for_missing(task)
-            if due_for_nudge(task, now, self._nudge_seconds):
+            if now - max(task.heard, task.offered) >= self._nudge_seconds:  # silent for so long, it gets it again
                 self._offer(task)
         if self._connection.inbox.empty() and not self._clock.stands:
             self._look_for_silent()

@@ -5,15 +5,17 @@ A server that ends loses those in memory: they are asked for again, as what was 
 
 import contextlib
 from collections import OrderedDict
+from functools import lru_cache
 from pathlib import Path
 
 from typing_extensions import override
 
 from broker_server.rounds.collecting import OpenTask
-from broker_server.rounds.decoding import take_update
+from broker_server.rounds.decoding import MOST_SENT, take_update
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.blobs import Chunk, PartFile, decode_chunk
 from fleet_protocol.digests import blob_digest, matches
+from fleet_protocol.encodings import open_weights
 from fleet_protocol.errors import BlobError, RefusalReason, RefusedError
 from fleet_protocol.messages import BlobRef, Ranges
 
@@ -38,10 +40,11 @@ class _HeldPart(PartFile):
 
 
 class PartialUploads:
-    """The parts of the updates that are arriving."""
+    """The parts of the updates that are arriving; `sent` has what their devices were sent, by digest."""
 
-    def __init__(self, blobs: BlobStore) -> None:
+    def __init__(self, blobs: BlobStore, source: BlobStore) -> None:
         self.blobs = blobs
+        self.sent = lru_cache(MOST_SENT)(lambda digest: open_weights(source.path(digest)))
         self._parts = f"{blobs.root}/parts"
         # Tasks of which there is a file, also from before.
         self._begun = {path.name for path in Path(self._parts).iterdir()}
@@ -109,13 +112,13 @@ class PartialUploads:
         else:
             self.blobs.keep(digest, data)
 
-    def take(self, task: OpenTask, ref: BlobRef, data: bytes, blobs: BlobStore) -> str:
-        """Check a finished update, decode it, and put it in its place; its digest there. `blobs` has what was sent.
+    def take(self, task: OpenTask, ref: BlobRef, data: bytes) -> str:
+        """Check a finished update, decode it, and put it in its place; its digest there.
 
         Raises:
             RefusedError: it is not what was asked for.
         """
-        whole = take_update(data, task, blobs)
+        whole = take_update(data, task, self.sent)
         if whole is data:
             self.keep(task.record.id, ref.digest, data)
             return ref.digest

@@ -91,6 +91,7 @@ class Word(FrozenModel):
         task: whose; None for one of nobody's.
         update: digest that was announced.
         merged: digest of what is to be merged.
+        norm: as of its task.
         ranges: of what is missing.
         reason: of a refusal.
         text: of it.
@@ -100,6 +101,7 @@ class Word(FrozenModel):
     task: str | None
     update: str = ""
     merged: str = ""
+    norm: tuple[float, int] | None = None
     ranges: Ranges = ()
     reason: RefusalReason = RefusalReason.FAILED
     text: str = ""
@@ -126,24 +128,19 @@ class Report(FrozenModel):
 
 
 class Receiver:
-    """The updates of some tasks; `words` and `heard` are what is to be told.
+    """The updates of some tasks, put where `partial` says; `words` and `heard` are what is to be told."""
 
-    Args:
-        partial: where updates go.
-        blobs: with the weights that the devices were sent.
-    """
-
-    def __init__(self, partial: PartialUploads, blobs: BlobStore) -> None:
+    def __init__(self, partial: PartialUploads) -> None:
         self.partial = partial
         self.words: list[Word] = []
         self.heard: set[str] = set()
-        self._blobs = blobs
         self._tasks: dict[str, OpenTask] = {}
         self._announced: dict[str, BlobRef] = {}
         self._over: dict[str, Word] = {}  # what became of updates, by task
 
     def open(self, order: Open) -> tuple[set[str], set[str]]:
         """Have other tasks; those that come, and those that go."""
+        self.partial.sent.cache_clear()
         before, self._tasks = self._tasks, {}
         for given in order.tasks:
             record = given.record
@@ -225,8 +222,8 @@ class Receiver:
             self.words.append(word.model_copy(update={"text": str(error)}))
             return
         try:
-            merged = self.partial.take(task, update, data, self._blobs)
-            word = word.model_copy(update={"kind": "taken", "merged": merged})
+            merged = self.partial.take(task, update, data)
+            word = word.model_copy(update={"kind": "taken", "merged": merged, "norm": task.norm})
         except RefusedError as error:
             self.partial.drop(name)
             word = word.model_copy(update={"kind": "refused", "reason": error.reason, "text": str(error)})
@@ -256,7 +253,8 @@ class _Desk:
         self._inbox = inbox
         self._rest = threading.Event()
         self._topics = Topics(begin.fleet)
-        self._receiver = Receiver(PartialUploads(BlobStore(begin.store / "updates")), BlobStore(begin.store / "blobs"))
+        updates, blobs = (BlobStore(begin.store / name) for name in ("updates", "blobs"))
+        self._receiver = Receiver(PartialUploads(updates, blobs))
         self._link = open_for(
             member_of(begin.broker),
             broker_address(begin.broker),

@@ -228,9 +228,9 @@ class Server:
         reporter = Reporter(context.run, self._store, self._tell)
         record = self._store.run(context.run)
         steering = Steering("pause" if record is not None and record.status == "paused" else "go")
-        partial = PartialUploads(self._updates)
+        partial = PartialUploads(self._updates, self._blobs)
         clock = Clock(connected=self._link.connected)
-        uploads = Uploads(self._store, partial, self._blobs, self._outbox, reporter, clock, self.receivers)
+        uploads = Uploads(self._store, partial, self._outbox, reporter, clock, self.receivers)
         blobs = BlobService(self._link, self._topics, context.config.round.chunk_bytes)
         blobs.serve(context.artifacts.files)
         dispatcher = MqttDispatcher(

@@ -18,7 +18,6 @@ from broker_server.service.partial_uploads import QUIET_SECONDS, PartialUploads
 from broker_server.service.receiver import Report, Word
 from broker_server.service.receivers import Receivers
 from broker_server.store import Store, TaskPhase
-from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import BlobError, RefusalReason, RefusedError, StorageError
 from fleet_protocol.messages import Done, UploadAck, UploadMissing
 from fleet_protocol.transport import WireCount
@@ -42,7 +41,6 @@ class Uploads:
         self,
         store: Store,
         partial: PartialUploads,
-        blobs: BlobStore,
         outbox: Outbox,
         reporter: Reporter,
         clock: Clock,
@@ -51,7 +49,6 @@ class Uploads:
         self._store = store
         self._receivers = receivers
         self._partial = partial
-        self._blobs = blobs
         self._outbox = outbox
         self._reporter = reporter
         self.cohorts = Cohorts(store, partial.blobs, outbox, clock)
@@ -60,6 +57,7 @@ class Uploads:
 
     def open(self, tasks: Iterable[OpenTask]) -> None:
         """Give the receivers what is open, and nothing else."""
+        self._partial.sent.cache_clear()
         if self._receivers is not None:
             self._receivers.open(task for task in tasks if not task.record.phase.answered)
 
@@ -142,7 +140,7 @@ class Uploads:
             return self._refuse(task, error)
         try:
             self.cohorts.expect(task)
-            merged = self._partial.take(task, message.update, data, self._blobs)
+            merged = self._partial.take(task, message.update, data)
         except RefusedError as error:
             return self._refuse(task, error)
         self._accepted[record.id] = (task, message, merged)
@@ -189,6 +187,7 @@ class Uploads:
                 except RefusedError as error:
                     self._refuse(task, error)
                 else:
+                    task.norm = word.norm
                     self._accepted[task.record.id] = (task, message, word.merged)
 
     def commit(self) -> None:

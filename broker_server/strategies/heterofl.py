@@ -30,18 +30,15 @@ from models.layout import Layout
 from models.plan import make_plan
 
 
-def seed_of(seed: int, device: str) -> int:
-    """A seed of the device's own, so that no two devices draw the same random plan."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/{device}".encode()).digest()[:7], "big")
-
-
 def planned(
     layout: Layout, request: PlanRequest, window: Window | PlanKind = "static", *, own: bool = False
 ) -> PlannedTier:
     """One device's plan: all of a tier share it, but for random ones and where each device has its `own` weights."""
     rule = window if isinstance(window, Window) else Window(window)
     own |= rule.kind == "random"
-    seed = seed_of(request.seed, request.device) if own else request.seed
+    # A seed of the device's own, so that no two devices draw the same random plan.
+    mixed = hashlib.sha256(f"{request.seed}/{request.device}".encode()).digest()[:7]
+    seed = int.from_bytes(mixed, "big") if own else request.seed
     make = partial(make_plan, layout, request.tier, rule, round_index=request.version, seed=seed)
     return PlannedTier(f"{request.tier.id}/{request.device}" if own else request.tier.id, make)
 

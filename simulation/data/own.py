@@ -33,8 +33,9 @@ def own_data(train: DataConfig, test: DataConfig) -> Dataset:
         ConfigError: a package for this kind of data is not installed.
     """
     sides = [_each(train), _each(test)]
-    folders = sorted({path.name for side in sides for config in side for path in _label_folders(config)})
-    sets = [[load_data(_labelled(config, folders)) for config in side] for side in sides]
+    folders = tuple(sorted({path.name for side in sides for config in side for path in _label_folders(config)}))
+    labelled = {"labels": folders}  # of all folders of images, which one may not have
+    sets = [[load_data(it.model_copy(update=labelled) if _label_folders(it) else it) for it in side] for side in sides]
     xs = [_joined([_ready(data) for data in side], side) for side in sets]
     ys = [_joined([data.y for data in side], side) for side in sets]
     if any(mine.shape[1:] != theirs.shape[1:] for mine, theirs in (xs, ys)):
@@ -87,11 +88,6 @@ def _label_folders(config: DataConfig) -> list[Path]:
     if not isinstance(config, ImagesData) or config.labels is not None or config.targets is not None:
         return []
     return [path for path in config.path.glob("*") if path.is_dir()]
-
-
-def _labelled(config: DataConfig, names: Sequence[str]) -> DataConfig:
-    """A folder of images with the labels of all of them, which it may not have."""
-    return config.model_copy(update={"labels": tuple(names)}) if _label_folders(config) else config
 
 
 def _ready(data: DataSet) -> NDArray[Any]:

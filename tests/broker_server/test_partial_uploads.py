@@ -20,13 +20,13 @@ def test_an_update_without_room_in_memory_goes_to_the_disk_and_survives_there(tm
     """Of two only the second is on the disk, and alone goes on with the next server; both come out whole."""
     monkeypatch.setattr(partial_uploads, "_HELD_BYTES", 3000)
     first, second = bytes(range(250)) * 10, bytes(reversed(range(250))) * 10
-    partial = PartialUploads(BlobStore(tmp_path))
+    partial = PartialUploads(BlobStore(tmp_path), BlobStore(tmp_path))
     add(partial, "a", first, 2, 0)
     add(partial, "b", second, 1)
     assert {path.name for path in (tmp_path / "parts").iterdir()} == {"b"}
     partial.close()
     monkeypatch.undo()  # what was begun on the disk goes on there, although there is room
-    partial = PartialUploads(BlobStore(tmp_path))
+    partial = PartialUploads(BlobStore(tmp_path), BlobStore(tmp_path))
     assert partial.missing("a", blob_ref(first, CHUNK)) == ((0, 3),)
     assert partial.missing("b", blob_ref(second, CHUNK)) == ((0, 1), (2, 3))
     add(partial, "b", second, 0, 2)
@@ -43,7 +43,7 @@ def test_an_update_without_room_in_memory_goes_to_the_disk_and_survives_there(tm
 def test_an_update_in_memory_whose_digest_is_wrong_is_dropped(tmp_path):
     """Nothing of it stays, in memory or on disk, so all of it is asked for again."""
     right, wrong = bytes(2500), bytes(2499) + b"1"
-    partial, ref = PartialUploads(BlobStore(tmp_path)), blob_ref(right, CHUNK)
+    partial, ref = PartialUploads(BlobStore(tmp_path), BlobStore(tmp_path)), blob_ref(right, CHUNK)
     add(partial, "a", wrong, 0, 1, 2)
     with pytest.raises(RefusedError, match="came for blob"):
         add(partial, "a", bytes(2000), 0)

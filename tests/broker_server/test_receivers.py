@@ -306,7 +306,9 @@ def receiver(config, artifacts, tmp_path):
     settings = config()
     context = prepare_run("r", settings, load_artifacts(artifacts, settings.model.arch, chunk_bytes=CHUNK_BYTES))
     item = context.tiers[0]
-    cut = BlobRef(digest="0" * 64, size=10_000, chunk_bytes=CHUNK_BYTES)
+    store, blobs = BlobStore(tmp_path / "updates"), BlobStore(tmp_path / "blobs")
+    tensors = {spec.name: np.zeros(spec.shape, np.float32) for spec in item.manifest.parameters}
+    cut = BlobRef(digest=blobs.put(encode_weights(tensors)), size=10_000, chunk_bytes=CHUNK_BYTES)
     record = TaskRecord("t", "r", 1, "pi", "train", item.tier.id, "k", 0, cut, cut)
     collection = open_collection(context, [record], ClosingRule(1.0, 1, 0.0, 1.0, 0.0, 0.0))
     task = collection.tasks["t"]
@@ -314,11 +316,9 @@ def receiver(config, artifacts, tmp_path):
         tasks=(Given(record=record, asked=0),), asked=(task.instructions,), manifests={item.tier.id: task.manifest}
     )
     order = Open.model_validate_json(order.to_bytes())  # as it travels
-    store = BlobStore(tmp_path / "updates")
-    made = Receiver(PartialUploads(store), BlobStore(tmp_path / "blobs"))
+    made = Receiver(PartialUploads(store, blobs))
     assert made.open(order) == ({"t"}, set())
     metadata = {"task": "t", "run": "r", "round": "1", "version": "0", "tier": item.tier.id}
-    tensors = {spec.name: np.zeros(spec.shape, np.float32) for spec in item.manifest.parameters}
     return made, encode_weights(tensors, metadata), item.tier.id
 
 
