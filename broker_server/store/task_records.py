@@ -11,10 +11,10 @@ from fleet_protocol.messages import BlobRef, TaskMetrics, TierChoice
 
 
 class TaskPhase(str, Enum):
-    """Where one device's part in a round is: `answered` once nothing more is awaited, `arrived` if an update came."""
+    """Where one device's part in a round is, as the server knows it."""
 
-    answered: bool
-    arrived: bool
+    answered: bool  # nothing more is awaited from the device
+    arrived: bool  # its update is here, to be merged
 
     OFFERED = "offered"
     RECEIVED = "received"  # its update is checked and on disk
