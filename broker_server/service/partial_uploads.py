@@ -40,7 +40,7 @@ class _HeldPart(PartFile):
 
 
 class PartialUploads:
-    """The parts of the updates that are arriving; `sent` has what their devices were sent, by digest."""
+    """The parts of the updates that are arriving; `sent` finds in `source` what their devices were sent, by digest."""
 
     def __init__(self, blobs: BlobStore, source: BlobStore) -> None:
         self.blobs = blobs
@@ -116,6 +116,7 @@ class PartialUploads:
         """Check a finished update, decode it, and put it in its place; its digest there.
 
         Raises:
+            BlobError: what its device was sent is damaged on disk.
             RefusedError: it is not what was asked for.
         """
         whole = take_update(data, task, self.sent)

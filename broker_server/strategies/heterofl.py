@@ -37,8 +37,8 @@ def planned(
     rule = window if isinstance(window, Window) else Window(window)
     own |= rule.kind == "random"
     # A seed of the device's own, so that no two devices draw the same random plan.
-    mixed = hashlib.sha256(f"{request.seed}/{request.device}".encode()).digest()[:7]
-    seed = int.from_bytes(mixed, "big") if own else request.seed
+    mixed = f"{request.seed}/{request.device}".encode()
+    seed = int.from_bytes(hashlib.sha256(mixed).digest()[:7], "big") if own else request.seed
     make = partial(make_plan, layout, request.tier, rule, round_index=request.version, seed=seed)
     return PlannedTier(f"{request.tier.id}/{request.device}" if own else request.tier.id, make)
 
