@@ -29,6 +29,7 @@ from broker_server.store.machine import RoundState
 from fleet_protocol import control
 from fleet_protocol.blob_store import BlobStore, write_atomically
 from fleet_protocol.errors import ConfigError
+from fleet_protocol.locks import held
 from fleet_protocol.noise import seeded
 from fleet_protocol.signals import on_signals
 from simulation.clock import load_clock
@@ -79,39 +80,37 @@ def simulate(
         How it ended; its status is ``failed`` or ``stopped`` where that is so, with the reason.
 
     Raises:
-        ConfigError: a setting is wrong, or the folder holds another simulation.
+        ConfigError: a setting is wrong, or the folder holds another simulation, or one that is running.
         ShoalError: it cannot begin.
     """
-    _claim(config)
-    prepared = prepare(config, stage)
-    fleet = config.fleet(artifacts=prepared.artifacts, weights=prepared.weights, test_set=prepared.test_set)
-    with contextlib.closing(Store(fleet.store)) as store:
-        return _Simulation(config, prepared, fleet, store, watch).run(listener)
+    config.out.mkdir(parents=True, exist_ok=True)
+    taken = f"another simulation works in {config.out}: wait for it, or give this one an `out` of its own"
+    with held(config.out, taken):
+        _claim(config)
+        prepared = prepare(config, stage)
+        fleet = config.fleet(artifacts=prepared.artifacts, weights=prepared.weights, test_set=prepared.test_set)
+        with contextlib.closing(Store(fleet.store)) as store:
+            return _Simulation(config, prepared, fleet, store, watch).run(listener)
 
 
 def _claim(config: SimulationConfig) -> None:
     """See that the folder is empty or holds this very simulation."""
     path = config.out / _CONFIG
-    mine = json.loads(config.model_dump_json(exclude=set(HOW_COMPUTED)))
+    but: Mapping[str, bool | set[str]] = {**dict.fromkeys(HOW_COMPUTED, True), "round": {"rounds"}}
+    mine = config.model_dump(mode="json", exclude=but)
     if path.is_file():
         # Read as a configuration, so that keys which came later have their defaults.
         try:
             stored = SimulationConfig.model_validate_json(path.read_bytes())
         except ValueError as error:
             raise ConfigError(f"{path} cannot be read ({error}); take another `out`, or remove the folder") from error
-        before = json.loads(stored.model_dump_json(exclude=set(HOW_COMPUTED)))
-        changed = [key for key in mine if _without_rounds(key, mine[key]) != _without_rounds(key, before.get(key))]
+        before = stored.model_dump(mode="json", exclude=but)
+        changed = [key for key in mine if mine[key] != before.get(key)]
         if changed:
             raise ConfigError(
                 f"{config.out} holds a simulation with another [{changed[0]}]; take another `out`, or remove the folder"
             )
-    write_atomically(path, json.dumps(mine, indent=1).encode())
-
-
-def _without_rounds(key: str, table: object) -> object:
-    if key == "round" and isinstance(table, Mapping):
-        return {name: value for name, value in table.items() if name != "rounds"}
-    return table
+    write_atomically(path, config.model_dump_json(indent=1, exclude=set(HOW_COMPUTED)).encode())
 
 
 class _Simulation:

@@ -18,6 +18,7 @@ from broker_server.store.export import load_version
 from fleet_protocol import control
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import ConfigError, DataError, PlanError
+from fleet_protocol.locks import held
 from simulation.data.held import VirtualData
 from simulation.engines.local import LocalEngine, WorkerDiedError
 from simulation.orders import WorkerSetup, WorkItem, WorkOrder
@@ -271,6 +272,15 @@ def test_another_configuration_is_refused(cache, tmp_path, straight):
     """A folder belongs to one simulation; the error names the table that differs."""
     with pytest.raises(ConfigError, match=r"holds a simulation with another \[train\]"):
         simulate(settings(straight.folder, cache, train={"learning_rate": 0.01}))
+
+
+def test_two_do_not_work_in_one_folder(cache, straight):
+    """Two of them would write each other's rounds; the error names the folder, and nothing there is touched."""
+    before = (straight.folder / "config.json").stat().st_mtime_ns
+    with held(straight.folder, "busy"), pytest.raises(ConfigError, match="another simulation works in"):
+        simulate(settings(straight.folder, cache))
+    assert (straight.folder / "config.json").stat().st_mtime_ns == before
+    assert simulate(settings(straight.folder, cache)).rounds == straight.rounds
 
 
 @pytest.mark.parametrize(
