@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from fleet_protocol.blobs import storage_error
 from fleet_protocol.errors import ConfigError, ShoalError
 
 try:
@@ -41,22 +42,24 @@ def held(path: Path, busy: str, *, seconds: float = 0.0, error: type[ShoalError]
 
     Raises:
         ShoalError: an `error` where another holds it, and does so for so many seconds; `busy` says what that means, and
-            the message, where the system tells, who it is.
+            the message, where the system tells, who it is. A StorageError where it cannot be made or opened.
     """
     if not LOCKS:
         yield
         return
-    if not path.exists():
-        path.touch(0o600)
     give_up = time.monotonic() + seconds
     while True:
         try:
+            if not path.exists():
+                path.touch(0o600)
             descriptor = hold(path)
             break
         except BlockingIOError as taken:
             if time.monotonic() >= give_up:
                 raise error(f"{busy}{_holder(path)}") from taken
             threading.Event().wait(_LOOK_SECONDS)
+        except OSError as failed:
+            raise storage_error("lock", path, failed) from failed
     try:
         yield
     finally:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from fleet_protocol.configuration import validate_config
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.spelling import closest
 from reproduction.measures import Measure
@@ -54,7 +55,8 @@ class Arm:
 
     def config(self, scale: Scale, seed: int, **run: Any) -> SimulationConfig:
         """The configuration of a run; `run` has ``out``, ``cache`` and what else does not belong to the table."""
-        return SimulationConfig.model_validate(merged(self.settings(scale), {"seed": seed, **run}))
+        settings = merged(self.settings(scale), {"seed": seed, **run})
+        return validate_config(settings, SimulationConfig, source=f"arm {self.name} with seed {seed}")
 
     @property
     def folder(self) -> str:

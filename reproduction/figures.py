@@ -101,7 +101,8 @@ def figures(experiment: Experiment, rows: Sequence[Row]) -> tuple[Figure, ...]:
 
 
 def judged(experiment: Experiment, rows: Sequence[Row]) -> tuple[Judged, ...]:
-    """Every claim and comparison of a table, whether or not it was run, on the seeds that its arms share."""
+    """Every claim and comparison of a table, whether or not it was run, on the stated seeds that its arms share."""
+    rows = [row for row in rows if row.seed in experiment.seeds[row.scale]]
     known = {(figure.arm.name, figure.measure.name): figure for figure in figures(experiment, rows)}
     same_data = not stand_ins(experiment, rows)
     return tuple(_judged(experiment, claim, known, same_data=same_data) for claim in experiment.claims)
@@ -140,12 +141,13 @@ def _compared(claim: Claim, values: Sequence[float | None]) -> float | None:
     return claim.value(there[0], there[1]) if len(there) > 1 else there[0]
 
 
-def mean_and_spread(values: Sequence[float | None]) -> tuple[float | None, float | None]:
-    """Mean of the seeds, None if one or all are missing, and standard deviation, None for fewer than two."""
+def mean_and_spread(values: Sequence[float | None], how: str = "minus") -> tuple[float | None, float | None]:
+    """Mean of the seeds, geometric of ratios, None if one or all are missing; deviation, None for fewer than two."""
     there = [value for value in values if value is not None]
     if not there or len(there) != len(values):
         return None, None
-    return statistics.fmean(there), statistics.stdev(there) if len(there) > 1 else None
+    mean = statistics.geometric_mean if how == "over" else statistics.fmean
+    return mean(there), statistics.stdev(there) if len(there) > 1 else None
 
 
 def plain(experiment: Experiment, rows: Sequence[Row]) -> dict[str, Any]:

@@ -247,8 +247,6 @@ def _is_shorter(found: SimulationConfig, wanted: SimulationConfig) -> bool:
 def _versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for name in _PACKAGES:
-        try:
+        with contextlib.suppress(PackageNotFoundError):
             found[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return found

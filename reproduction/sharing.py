@@ -14,19 +14,21 @@ from simulation.board_times import training_load
 from simulation.clock import load_clock
 from simulation.dynamics import Conditions
 from simulation.results.history import RoundRow, read_devices, read_history
-from simulation.settings import SimulationConfig
+from simulation.settings import NO_DEADLINE, SimulationConfig
 
 
 def rounds_with(config: SimulationConfig, folder: Path, trained: SimulationConfig) -> tuple[RoundRow, ...]:
     """The rounds of a complete run in a folder, as those of a configuration that differs in its clock or not at all.
 
     Returns:
-        None where the run's own rounds do not last as long as their slowest devices, or devices choose by time.
+        None where its own do not last as long as their slowest devices, or time decides who trains what.
     """
     rows = read_history(folder)
     if trained.clock == config.clock:
         return rows
-    if devices_choose(config) or _seconds(trained, folder) != [row.simulated_seconds for row in rows]:
+    rule, leave = config.round, any(kind.dropout for kind in config.devices.kinds)
+    by_time = rule.over_selection or rule.buffer is not None or rule.deadline_seconds < NO_DEADLINE or leave
+    if by_time or devices_choose(config) or _seconds(trained, folder) != [row.simulated_seconds for row in rows]:
         return ()
     seconds = _seconds(config, folder)
     timed = zip(rows, seconds, accumulate(seconds), strict=True)

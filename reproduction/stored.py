@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import fmean
 from typing import TypeVar
 
 from fleet_protocol.configuration import read_toml
@@ -184,7 +185,9 @@ def read_points(path: Path) -> tuple[Point, ...]:
 def _read(path: Path, kind: type[RowT]) -> tuple[RowT, ...]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            return tuple(kind.model_validate({k: v for k, v in line.items() if v}) for line in csv.DictReader(file))
+            return tuple(
+                kind.model_validate({k: v for k, v in line.items() if v != ""}) for line in csv.DictReader(file)
+            )
     except FileNotFoundError:
         return ()
     except (OSError, ValueError, TypeError, csv.Error) as error:
@@ -195,10 +198,8 @@ def seconds_of_runs(out: Path, experiment: Experiment, scale: Scale) -> dict[str
     """Mean real time of a run of each arm that has stored results anywhere below the table's folder."""
     paths = sorted((out / experiment.table).glob(f"**/{experiment.table}.csv"))
     rows = [row for path in paths for row in read_rows(path) if row.scale == scale]
-    runs: dict[str, dict[int, float]] = {}
-    for row in rows:
-        runs.setdefault(row.arm, {})[row.seed] = row.seconds
-    return {arm: sum(times.values()) / len(times) for arm, times in runs.items()}
+    runs = {(row.arm, row.seed): row.seconds for row in rows}
+    return {arm: fmean(seconds for (name, _), seconds in runs.items() if name == arm) for arm, _ in runs}
 
 
 def estimated_seconds(experiment: Experiment, scale: Scale) -> dict[str, float]:

@@ -220,7 +220,7 @@ class _Traces(_ByRounds):
         began = record.opened_at or record.planned_at
         took = (record.ended_at or began) - began
         whole = span(f"round {record.number}", began, took, None, round=record.number, state=record.state.value)
-        if record.collect_seconds is not None:
+        if record.ending is not None and record.collect_seconds is not None:
             collected = min(record.collect_seconds, took)  # a simulation collects on a clock of its own
             span("collect", began, collected, whole, wanted=record.wanted, quorum=record.quorum)
             span("merge", began + collected, took - collected, whole, version=record.version)

@@ -81,9 +81,9 @@ def simulate(
 
     Raises:
         ConfigError: a setting is wrong, or the folder holds another simulation, or one that is running.
-        ShoalError: it cannot begin.
+        ShoalError: it cannot begin; an OSError where its folder cannot be made.
     """
-    config.out.mkdir(parents=True, exist_ok=True)
+    config.out.mkdir(parents=True, exist_ok=True, mode=0o700)
     taken = f"another simulation works in {config.out}: wait for it, or give this one an `out` of its own"
     with held(config.out, taken):
         _claim(config)
@@ -161,8 +161,10 @@ class _Simulation:
         with HistoryWriter(self._folder, until=closed[-1].number if closed else 0) as history:
 
             def add(record: RoundRecord) -> None:
-                row, devices = rows.make(record, history.rows[-1].simulated_total if history.rows else 0.0)
+                row, devices = rows.make(record, history.rows[-1] if history.rows else None)
                 history.add(row, devices)
+                if judges.local is not None or judges.others:  # they look at the version, which is not kept for long
+                    history.flush()
                 self._watch(row)
 
             for record in closed[len(history.rows) :]:

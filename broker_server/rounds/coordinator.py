@@ -27,7 +27,7 @@ from broker_server.store.choosing import promoted
 from broker_server.store.machine import FINAL, RoundEvent, RoundState
 from broker_server.store.privacy_spent import epsilons
 from fleet_protocol import control
-from fleet_protocol.errors import ShoalError, StorageError, TransportError
+from fleet_protocol.errors import BlobError, ShoalError, StorageError, TransportError
 
 
 class Coordinator:
@@ -134,10 +134,16 @@ class Coordinator:
             cut_again(self._context, tasks, self._version, self._services.blobs)
         folding: Folding | None = None
         self._round_began = time.monotonic()
-        if record.state is not RoundState.MERGING:
-            record, folding = self._collect(record, tasks)
-        if record.state is RoundState.MERGING:
-            self._merge(record, folding)
+        try:
+            if record.state is not RoundState.MERGING:
+                record, folding = self._collect(record, tasks)
+            if record.state is RoundState.MERGING:
+                self._merge(record, folding)
+        except BlobError as error:  # a stored update was damaged; of another round there will be others
+            last = self._store.last_round(record.run)
+            if last is None or last.state in FINAL or self._store.version(record.run, last.version + 1) is not None:
+                raise
+            self._abandon(last, str(error))
 
     def _all_abandoned(self) -> bool:
         """Whether so many rounds in a row were abandoned that no other is tried."""
@@ -247,21 +253,22 @@ class Coordinator:
 
         decision = gather(self._dispatcher, collection, advance)
         self._store.note_answers(collection.timings())
+        seconds, waits = self._dispatcher.now() - now, config.buffer is not None
         if decision.event is None or decision.event is RoundEvent.GIVE_UP:
-            return self._abandon(record, decision.reason), folding
+            return self._abandon(record, decision.reason, seconds), folding
         lost = sum_up(self._services, collection) if summing else ""
         if lost:
-            return self._abandon(record, lost), folding
-        seconds, waits = self._dispatcher.now() - now, config.buffer is not None
+            return self._abandon(record, lost, seconds), folding
         record = self._store.advance_round(record, decision.event, collect_seconds=seconds, waits=waits)
         waits = waits and record.version + 1 < config.rounds
         self._dispatcher.close(f"round {record.number} is closed", waits=waits)
         return record, folding
 
-    def _abandon(self, record: RoundRecord, reason: str) -> RoundRecord:
+    def _abandon(self, record: RoundRecord, reason: str, seconds: float | None = None) -> RoundRecord:
         waits = self._context.config.round.buffer is not None
         self._judge.finish()
-        record = self._store.advance_round(record, RoundEvent.GIVE_UP, reason=reason, waits=waits)
+        event = RoundEvent.GIVE_UP
+        record = self._store.advance_round(record, event, reason=reason, collect_seconds=seconds, waits=waits)
         self._dispatcher.close(f"round {record.number} is abandoned", waits=waits)
         self._count_bytes()
         again = not self._all_abandoned()

@@ -4,6 +4,7 @@ All waiting of a run is in `MqttDispatcher.pump`. While it waits, chunks that de
 sent again to devices that came back or stay silent, and uploads are taken.
 """
 
+import contextlib
 import logging
 import math
 import queue
@@ -91,12 +92,8 @@ class MqttDispatcher:
         until = now + until - self._clock.now()
         quiet = [task.quiet for task in self._unanswered if not self._clock.stands]
         wake = min(until, now + PATIENCE_SECONDS, self.blobs.next_due() or until, *quiet)
-        try:
-            event = self._connection.inbox.get(timeout=max(0.0, wake - now))
-        except queue.Empty:
-            pass
-        else:
-            self._handle(event)
+        with contextlib.suppress(queue.Empty):
+            self._handle(self._connection.inbox.get(timeout=max(0.0, wake - now)))
             self._handle_more(time.monotonic(), wake)
         self._uploads.commit()
         self._do_what_is_due(time.monotonic())

@@ -110,7 +110,7 @@ class Server:
             self._updates = stack.enter_context(contextlib.closing(UpdateStore(self._folder / "updates")))
             self._broker = hosted_broker(self._broker_config, self.fleet, self._folder / "broker")
             stack.enter_context(self._broker or contextlib.nullcontext())
-            self._known = Fleet(self._store.devices(self.fleet))
+            self._known = Fleet(self._store.known_devices(self.fleet))
             self._limits, self._lines = Limits(self._known.knows), Bucket(LINES)
             self._link = self._connect()
             stack.callback(self._link.close, farewell=self._farewell())

@@ -27,7 +27,8 @@ def back_up(store: Path, file: Path) -> int:
     """Write a store to a file, replaced once it is whole, and count its blobs; a server at work waits for the links.
 
     Raises:
-        StorageError: there is no store, or something cannot be read or written.
+        StorageError: there is no store, its database is damaged, or something cannot be read or written.
+        BlobError: a blob is damaged; the file of before stays.
     """
     Store(store, read_only=True).close()  # says what is wrong with it, and makes none
     source, part = store / _DATABASE, file.with_name(f".{file.name}.{secrets.token_hex(4)}")
@@ -53,7 +54,10 @@ def back_up(store: Path, file: Path) -> int:
             shutil.rmtree(batches, ignore_errors=True)
             found = [path for path in sorted(made.rglob("*")) if path.is_file()]
             for path in found:
-                out.write(path, path.relative_to(made))
+                data = path.read_bytes()
+                if path.name != _DATABASE and not matches(data, path.name):
+                    raise BlobError(f"{path.relative_to(made)} in {store} is damaged, so no backup was made")
+                out.writestr(str(path.relative_to(made)), data)
         part.replace(file)
     except OSError as error:
         raise storage_error("write", file, error) from error
@@ -67,6 +71,8 @@ def back_up(store: Path, file: Path) -> int:
 def _copy(source: Path, target: Path) -> None:
     with contextlib.closing(sqlite3.connect(source)) as there, contextlib.closing(sqlite3.connect(target)) as copy:
         there.backup(copy)
+        if (found := copy.execute("PRAGMA quick_check").fetchone()[0]) != "ok":
+            raise sqlite3.DatabaseError(found)
         copy.execute("PRAGMA journal_mode=DELETE")  # one file
 
 

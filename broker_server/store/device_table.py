@@ -2,7 +2,7 @@
 
 import time
 
-from sqlalchemy import select
+from sqlalchemy import select, update
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from broker_server.store import schema
@@ -31,22 +31,19 @@ class DeviceTable(Database):
     def see_device(self, said: DeviceStatus | DeviceProfile) -> None:
         """Remember what a device said about itself, with the next commit."""
         now = time.time()
-        row = {
-            "fleet": said.fleet,
-            "id": said.device,
-            "online": False,
-            "state": "announced",
-            "profile": None,
-            "first_seen_at": now,
-            "last_seen_at": now,
-        }
+        row = {"fleet": said.fleet, "id": said.device, "online": False, "state": "announced", "profile": None}
+        row |= {"first_seen_at": now, "last_seen_at": now}
         # One row waits for each device and kind of word: the last one.
+        key = said.fleet, said.device
         if isinstance(said, DeviceProfile):
-            self._later(
-                _LEARN, {**row, "profile": said.profile.model_dump_json()}, (said.fleet, said.device, "profile")
-            )
+            self._later(_LEARN, {**row, "profile": said.profile.model_dump_json()}, (*key, "profile"))
         else:
-            self._later(_SEE, {**row, "online": said.online, "state": said.state}, (said.fleet, said.device, "status"))
+            self._later(_SEE, {**row, "online": said.online, "state": said.state}, (*key, "status"))
+
+    def known_devices(self, fleet: str) -> list[DeviceRecord]:
+        """Those of a fleet whose server begins: each is offline until it says something else."""
+        self._write(update(schema.devices).where(schema.devices.c.fleet == fleet).values(online=False))
+        return self.devices(fleet)
 
     def devices(self, fleet: str | None = None) -> list[DeviceRecord]:
         """Every device that was ever seen, by id."""

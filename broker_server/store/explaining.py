@@ -21,7 +21,7 @@ class DeviceInRound:
 
     Attributes:
         ending: the event that ended the collecting, None before, and for rounds of earlier versions.
-        collect_seconds: from the offers to that event.
+        collect_seconds: from the offers to that event, or until the round was given up.
         wanted: updates with which nobody else was waited for.
         quorum: updates of the wanted ones that make a round.
         outcome: phase of its task, or ``not asked``.

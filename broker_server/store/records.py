@@ -86,7 +86,7 @@ class RoundRecord:
         note: why it was not evaluated.
         wanted: updates with which nobody else was waited for; None where an earlier version planned the round.
         ending: the event that ended the collecting.
-        collect_seconds: from the offers to that event, on the clock of the run.
+        collect_seconds: from the offers to that event, or until the round was given up, on the clock of the run.
     """
 
     run: str

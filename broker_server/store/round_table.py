@@ -55,7 +55,9 @@ class RoundTable(Database):
         if state is RoundState.OPEN:
             values["opened_at"] = time.time()
         if state is RoundState.MERGING:
-            values |= {"ending": what.value, "collect_seconds": collect_seconds}
+            values["ending"] = what.value
+        if collect_seconds is not None:
+            values["collect_seconds"] = collect_seconds
         if state in {RoundState.CLOSED, RoundState.ABANDONED}:
             encoded = evaluation.model_dump_json() if evaluation is not None else None
             values |= {"ended_at": time.time(), "reason": reason, "evaluation": encoded, "note": note}

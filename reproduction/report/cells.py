@@ -31,7 +31,7 @@ def figure_cells(figure: Figure) -> dict[str, str]:
 
 def claim_cells(item: Judged) -> dict[str, str]:
     """A claim or comparison with its verdict, as cells by column."""
-    best = mean_and_spread(list(item.best.values()))[0]
+    best = mean_and_spread(list(item.best.values()), item.claim.how)[0]
     return {
         "claim": item.claim.says or comparison_text(item.claim),
         "verdict": item.verdict or MISSING,

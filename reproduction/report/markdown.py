@@ -26,10 +26,7 @@ def as_markdown(
     paper = f"Paper: <{experiment.url}>. " if experiment.url else ""
     parts = [
         f"# {experiment.title}",
-        (
-            f"{paper}Scale: {rows[0].scale}. {len(arms)} of {len(experiment.arms)} arms run; the"
-            " others are not in this table."
-        ),
+        f"{paper}Scale: {rows[0].scale}. {len(arms)} of {len(experiment.arms)} arms run, which are in this table.",
         *(
             f"**{here} stands for {published}: published figures and claims are not about it.**"
             for published, here in stand_ins(experiment, rows)
@@ -52,10 +49,7 @@ def as_markdown(
 
 
 def _judging(rows: Sequence[Row]) -> str:
-    words = (
-        "By the figure named `ours` below: paired over the seeds, with Student's interval of 95 %, which must lie"
-        " beyond what is wanted."
-    )
+    words = "By `ours` below, paired over the seeds: Student's interval of 95 % must lie beyond what is wanted."
     return words if rows[0].stated else f"{words} These runs are older than the statement of what is judged."
 
 
@@ -69,11 +63,9 @@ def _deciding(experiment: Experiment, rows: Sequence[Row]) -> str:
 
 def _drawn(rows: Sequence[Row], drawn: Collection[tuple[str, int]]) -> Iterable[str]:
     runs = {(row.arm, row.seed) for row in rows}
-    if 0 < len(runs.intersection(drawn)) < len(runs):
-        yield (
-            f"The plots show {len(runs.intersection(drawn))} of the {len(runs)} runs: those whose curves are stored,"
-            " which earlier versions did not do."
-        )
+    shown = len(runs.intersection(drawn))
+    if 0 < shown < len(runs):
+        yield f"The plots show {shown} of the {len(runs)} runs: those whose curves are stored, as they are now."
 
 
 def _claim_section(title: str, items: Sequence[Judged], *words: str) -> Iterable[str]:
@@ -96,22 +88,9 @@ def _difference_section(experiment: Experiment, rows: Sequence[Row]) -> Iterable
     if not found:
         yield f"Computed from the configurations: nothing. This is the {whole}."
         return
-    yield (
-        "Computed from the configurations."
-        if experiment.url
-        else "Computed from the configurations of the scale paper."
-    )
-    yield table_text(
-        [
-            {
-                "setting": f"`{item.key}`",
-                "published": item.published,
-                "here": item.here,
-                "arms": ", ".join(item.arms) if item.arms else "all",
-            }
-            for item in found
-        ]
-    )
+    yield f"Computed from the configurations{'' if experiment.url else ' of the scale paper'}."
+    cells = [(f"`{item.key}`", item.published, item.here, ", ".join(item.arms) or "all") for item in found]
+    yield table_text([dict(zip(("setting", "published", "here", "arms"), line, strict=True)) for line in cells])
 
 
 def _run_section(experiment: Experiment, rows: Sequence[Row]) -> Iterable[str]:

@@ -26,11 +26,10 @@ def draw(experiment: Experiment, scale: Scale, points: Sequence[Point], folder: 
     drawn = {}
     for quantity in dict.fromkeys(measure.quantity for measure in measures if measure.quantity is not None):
         if curves := _curves(arms, points, quantity):
-            targets = [m.target for m in measures if m.quantity == quantity and m.target is not None]
-            drawn[quantity.name] = over_rounds(curves, quantity=quantity, targets=targets, title=experiment.title)
+            drawn[quantity.name] = over_rounds(curves, quantity=quantity, title=experiment.title)
             for what in ("time", "bytes"):
                 if quantity == ACCURACY and any(measure.over == what for measure in measures):
-                    drawn[what] = accuracy_over(what, curves, targets=targets, title=experiment.title)
+                    drawn[what] = accuracy_over(what, curves, title=experiment.title)
     if chosen := [widths for arm in arms if (widths := _widths(arm, scale, points))]:
         drawn["widths"] = widths_by_device(chosen, title=experiment.title)
     for name, figure in drawn.items():
@@ -52,7 +51,9 @@ def _curves(arms: Sequence[Arm], points: Sequence[Point], quantity: Quantity) ->
         if asked and all(any(quantity.value(row) is not None for row in rows) for rows in histories):
             figure = arm.published.get(asked[-1].name)
             share = 100.0 if quantity.share else 1.0
-            curves.append(Curve(arm.name, histories, None if figure is None else figure.value / share))
+            targets = [m.target for m in arm.measures if m.quantity == quantity and m.target is not None]
+            published = None if figure is None else figure.value / share
+            curves.append(Curve(arm.name, histories, published, targets=targets))
     if len(curves) <= _MOST_TOGETHER:
         return curves
     apart = [replace(item, label=item.label.partition("/")[0], panel=item.label.partition("/")[2]) for item in curves]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 from fleet_protocol.blob_store import write_atomically
@@ -32,7 +33,6 @@ def write_table(experiment: Experiment, scale: Scale, results: Sequence[ArmResul
     Raises:
         StorageError: a file cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     before = read_rows(folder / f"{experiment.table}.csv")
     if before and (before[0].stated, before[0].scale) != (stated(experiment, scale), scale):
         keep_earlier(folder, experiment.table, before[0].stated or "nothing")
@@ -42,19 +42,20 @@ def write_table(experiment: Experiment, scale: Scale, results: Sequence[ArmResul
     points = {(point.arm, point.seed, point.round): point for point in (*read_points(curves), *points_of(results))}
     ordered = _in_order(experiment, points.values())
     write_atomically(curves, as_csv(ordered, Point).encode())
-    draw(experiment, scale, ordered, folder)
     return write_rows(experiment, tuple(new.values()), folder)
 
 
 def write_rows(experiment: Experiment, rows: Sequence[Row], folder: Path) -> Written:
-    """Write a table from its figures alone, with the plots that lie there.
+    """Write a table from its figures and curves alone, with the plots of older ones that lie there.
 
     Raises:
         StorageError: a file cannot be written.
     """
     ordered = _in_order(experiment, rows)
     curves = folder / f"{experiment.table}{CURVES}"
-    drawn = {(point.arm, point.seed) for point in read_points(curves)}
+    points = read_points(curves)
+    draw(experiment, rows[0].scale, points, folder)
+    drawn = {(point.arm, point.seed) for point in points}
     plots = tuple(sorted(folder.glob(f"{experiment.table}-*.png")))
     markdown, table = folder / f"{experiment.table}.md", folder / f"{experiment.table}.csv"
     write_atomically(table, as_csv(ordered).encode())
@@ -64,9 +65,10 @@ def write_rows(experiment: Experiment, rows: Sequence[Row], folder: Path) -> Wri
 
 
 def keep_earlier(folder: Path, table: str, digest: str) -> None:
-    """Set a table's files aside, into a folder named by the digest of what it stated when they were written."""
-    earlier = folder / f"{EARLIER}{digest}"
-    earlier.mkdir(exist_ok=True)
+    """Set a table's files aside, into a new folder named by the digest of what it stated when they were written."""
+    names = (f"{EARLIER}{digest}" + (f"-{number}" if number else "") for number in count())
+    earlier = next(path for name in names if not (path := folder / name).exists())
+    earlier.mkdir()
     for path in [*folder.glob(f"{table}.*"), *folder.glob(f"{table}-*.png")]:
         path.replace(earlier / path.name)
 

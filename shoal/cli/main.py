@@ -55,10 +55,11 @@ def main() -> None:
         error_console().print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
         sys.exit(error.exit_code)
     except OSError as error:
-        if error.errno not in {errno.ENOSPC, errno.EIO, errno.EPIPE}:
+        if error.filename is None and error.errno not in {errno.ENOSPC, errno.EIO, errno.EPIPE}:
             raise
+        what = "what this prints cannot be written" if error.filename is None else f"cannot use {error.filename}"
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python says it again when it ends
-        error_console().print(f"[bold red]error:[/] what this prints cannot be written: {error.strerror}")
+        error_console().print(f"[bold red]error:[/] {escape(what)}: {error.strerror}")
         sys.exit(StorageError.exit_code)
     except KeyboardInterrupt:
         error_console().print("interrupted")

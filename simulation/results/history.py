@@ -42,9 +42,10 @@ class RoundRow:
         loss: likewise.
         train_loss: mean over the devices that took part, None if none said.
         tiers: how many of them trained each tier.
+        simulated_seconds: emulated time of this round, and of those before it that were abandoned.
         simulated_total: emulated time since the start of the run, to the end of this round.
         seconds: real time of this round.
-        payload_bytes: of weights and updates, both ways.
+        payload_bytes: of weights and updates, both ways; those of abandoned rounds before it are with it.
         local_accuracy: mean over the devices' own held-out samples, weighted by their number.
         matthews: correlation of its predictions with two labels, if that was asked for.
         perplexity: of that version on the server's test set, if that was asked for.

@@ -7,7 +7,7 @@ the lowest to the highest.
 
 import io
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -54,6 +54,7 @@ class Curve:
     histories: Sequence[Sequence[Judged]]  # the rounds of each seed, in order; at least one seed
     published: float | None = None  # value that a paper prints for it, to be marked at the right edge
     panel: str = ""  # stands above it
+    targets: Sequence[float] = ()  # values that it is to reach, each of which is a line in its panel
 
 
 @dataclass(frozen=True)
@@ -76,24 +77,20 @@ class _Band:
 _BandOf: TypeAlias = Callable[[Curve], _Band]
 
 
-def over_rounds(
-    curves: Sequence[Curve], *, quantity: Quantity = ACCURACY, targets: Iterable[float] = (), title: str = ""
-) -> Figure:
-    """A quantity after each round in which it was evaluated; each of the targets is a line.
+def over_rounds(curves: Sequence[Curve], *, quantity: Quantity = ACCURACY, title: str = "") -> Figure:
+    """A quantity after each round in which it was evaluated.
 
     Raises:
         DataError: no curve has an evaluated round.
     """
-    figure = _panels(curves, lambda curve: _by_round(curve, quantity), quantity, targets, "round", title)
+    figure = _panels(curves, lambda curve: _by_round(curve, quantity), quantity, "round", title)
     for axes in figure.axes:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=_STEPS))
     return figure
 
 
-def accuracy_over(
-    what: Literal["time", "bytes"], curves: Sequence[Curve], *, targets: Iterable[float] = (), title: str = ""
-) -> Figure:
-    """Test accuracy over emulated time, or megabytes of weights and updates; each of the targets, in [0, 1], is a line.
+def accuracy_over(what: Literal["time", "bytes"], curves: Sequence[Curve], *, title: str = "") -> Figure:
+    """Test accuracy over emulated time, or megabytes of weights and updates.
 
     Seeds reach a round at different times, so their accuracies are interpolated between rounds, and shown as far as
     every seed goes.
@@ -109,20 +106,18 @@ def accuracy_over(
         used = [row.payload_bytes / 1e6 if what == "bytes" else row.simulated_total / scale for row in rows]
         return np.cumsum(used) if what == "bytes" else np.array(used)
 
-    figure = _panels(curves, lambda curve: _by_spent(curve, spent), ACCURACY, targets, label, title)
+    figure = _panels(curves, lambda curve: _by_spent(curve, spent), ACCURACY, label, title)
     for axes in figure.axes:
         axes.set_xlim(left=0)
     return figure
 
 
-def _panels(
-    curves: Sequence[Curve], band_of: _BandOf, quantity: Quantity, targets: Iterable[float], label: str, title: str
-) -> Figure:
+def _panels(curves: Sequence[Curve], band_of: _BandOf, quantity: Quantity, label: str, title: str) -> Figure:
     panels = [(name, [*drawn]) for name, drawn in groupby(curves, lambda curve: curve.panel)] or [("", [])]
     figure, found = _figure(title, len(panels))
     for axes, (name, drawn) in zip(found, panels, strict=True):
         _draw(axes, drawn, band_of, quantity)
-        for target in sorted(set(targets)):
+        for target in sorted({target for curve in drawn for target in curve.targets}):
             shown = f"target {_shown(target, quantity)}"
             axes.axhline(target, color="#555555", linewidth=1.0, linestyle=(0, (4, 3)), label=shown)
         axes.set_title(name, loc="left", fontsize=9)

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from broker_server.rounds.run_context import RunContext
-from broker_server.store import RoundRecord, Store, TaskPhase
+from broker_server.store import RoundRecord, Store, TaskPhase, TaskRecord
 from broker_server.store.privacy_spent import epsilons
 from broker_server.store.queries import find_run
 from fleet_protocol.blob_store import BlobStore
@@ -27,13 +27,11 @@ class RowMaker:
         self._index = {board.id: board.index for board in fleet.boards}
         self._judges = judges
 
-    def make(self, record: RoundRecord, simulated_before: float) -> tuple[RoundRow, tuple[DeviceRow, ...]]:
-        """The row of a round, and those of its devices."""
-        tasks = [
-            task
-            for task in (*self._store.tasks(record.run, record.number), *self._store.late(record.run, record.number))
-            if task.screening is None or task.screening.round in {None, record.number}
-        ]
+    def make(self, record: RoundRecord, before: RoundRow | None) -> tuple[RoundRow, tuple[DeviceRow, ...]]:
+        """The row of a round, of which the last before it is known, and those of its devices."""
+        tasks = self._counted(record.run, record.number)
+        numbers = range(before.round + 1 if before else 1, record.number + 1)
+        lost = self._store.rounds(record.run)[numbers[0] - 1 : record.number - 1] if numbers[1:] else []
         devices, train = [], self._context.config.train
         for task in tasks:
             if task.kind != "train" or task.phase is not TaskPhase.MERGED or task.metrics is None:
@@ -54,11 +52,7 @@ class RowMaker:
             )
         evaluation = record.evaluation
         losses = [row.train_loss for row in devices if row.train_loss is not None]
-        simulated = record.collect_seconds
-        if simulated is None:  # an earlier version ran it, which waited for everybody
-            simulated = max((row.simulated_seconds for row in devices), default=0.0)
-        weights = {task.weights.digest: task.weights.size for task in tasks}
-        payload = sum(weights.values()) + sum(task.update_size or 0 for task in tasks)
+        simulated = sum(item.collect_seconds or 0.0 for item in (*lost, record))
         row = RoundRow(
             round=record.number,
             version=record.version + 1,
@@ -68,9 +62,9 @@ class RowMaker:
             devices=len(devices),
             tiers=Counter(row.tier for row in devices),
             simulated_seconds=simulated,
-            simulated_total=simulated_before + simulated,
+            simulated_total=(before.simulated_total if before else 0.0) + simulated,
             seconds=max(0.0, (record.ended_at or record.planned_at) - record.planned_at),
-            payload_bytes=payload,
+            payload_bytes=sum(self._payload(record.run, number) for number in numbers),
             local_accuracy=self._local_accuracy(
                 record, [task.metrics.evaluation for task in tasks if task.kind == "train" and task.metrics is not None]
             ),
@@ -78,6 +72,16 @@ class RowMaker:
             **self._judged(record),
         )
         return row, tuple(devices)
+
+    def _counted(self, run: str, number: int) -> list[TaskRecord]:
+        """The tasks of a round, late ones of earlier rounds with them, without those that count in a later one."""
+        found = (*self._store.tasks(run, number), *self._store.late(run, number))
+        return [task for task in found if task.screening is None or task.screening.round in {None, number}]
+
+    def _payload(self, run: str, number: int) -> int:
+        """Bytes of what a round sent, weights that several devices share once, and of the updates that count in it."""
+        weights = {task.weights.digest: task.weights.size for task in self._store.tasks(run, number)}
+        return sum(weights.values()) + sum(task.update_size or 0 for task in self._counted(run, number))
 
     def _judged(self, record: RoundRecord) -> dict[str, float]:
         if not self._judges.others or record.evaluation is None:

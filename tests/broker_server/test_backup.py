@@ -13,7 +13,8 @@ import pytest
 
 from broker_server.store import Store, TaskPhase, backup
 from broker_server.store.backup import back_up, restore
-from broker_server.store.machine import FINAL
+from broker_server.store.export import load_version
+from broker_server.store.machine import FINAL, RoundState
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import BlobError, ConfigError, StorageError
 from shoal.cli.main import main
@@ -24,7 +25,7 @@ from tests.broker_server.test_resume import expected, start_dying, weights_of
 @pytest.fixture
 def killed(url, config, fleet, tmp_path):
     """A run whose server was killed with one update of the first round on its disk; its devices are still there."""
-    settings = config(round={"rounds": 2, "min_devices": 2}, evaluation={"data": None})
+    settings = config(round={"rounds": 2, "min_devices": 2, "retries": 3}, evaluation={"data": None})
     narrow = profile(max_width=0.5)
     with Peer(fleet, "a", url, honest(1.0)), Peer(fleet, "b", url, honest(3.0), profile=narrow):
         assert start_dying(settings, url, "receive", 1, tmp_path).wait(60) == -signal.SIGKILL
@@ -130,6 +131,47 @@ def test_what_is_no_whole_backup_makes_no_store(kind, tmp_path):
     with pytest.raises(BlobError, match=r"bad\.zip"):
         restore(tmp_path / "bad.zip", tmp_path / "made")
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_of_a_damaged_store_no_backup_is_made(killed, tmp_path):
+    """It could not be restored, and would take the place of one that can; an export names the damage and leaves it."""
+    file = tmp_path / "store.zip"
+    back_up(killed.store, file)
+    good, database = file.read_bytes(), killed.store / "shoal.db"
+    with contextlib.closing(Store(killed.store, read_only=True)) as store:
+        version = store.version(store.runs()[0].id, 0)
+        path = BlobStore(killed.store / "blobs").path(version.digest)
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-1])
+        with pytest.raises(BlobError, match=r"blobs/objects/.* is damaged, so no backup was made"):
+            back_up(killed.store, file)
+        with pytest.raises(BlobError, match="of version 0, is damaged; `shoal restore` a backup"):
+            load_version(store, version.run, 0)
+        assert path.read_bytes() == whole[:-1]
+    path.write_bytes(whole)
+    with contextlib.closing(sqlite3.connect(database)) as opened:
+        opened.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        (page,) = opened.execute("SELECT rootpage FROM sqlite_master WHERE name = 'tasks'").fetchone()
+    data = bytearray(database.read_bytes())
+    data[4096 * (page - 1) : 4096 * page] = bytes(4096)
+    database.write_bytes(data)
+    with pytest.raises(StorageError, match=r"cannot copy the database of .*"):
+        back_up(killed.store, file)
+    assert file.read_bytes() == good
+
+
+def test_a_damaged_update_costs_its_round_and_not_the_run(killed, url, fleet, running):
+    """Its device is asked again in another one."""
+    for path in (killed.store / "updates").rglob("*"):
+        if path.is_file():
+            path.write_bytes(path.read_bytes()[:100])
+    with Peer(fleet, "a", url, honest(1.0)), Peer(fleet, "b", url, honest(3.0), profile=profile(max_width=0.5)):
+        finished = running(killed, url).wait()
+    assert finished.status == "finished", finished.error
+    with contextlib.closing(Store(killed.store, read_only=True)) as store:
+        first, *others = store.rounds(finished.run)
+    assert first.state is RoundState.ABANDONED
+    assert [item.state for item in others] == [RoundState.CLOSED] * 2
 
 
 def test_the_commands_say_what_they_did(tmp_path, monkeypatch, capsys):

@@ -109,6 +109,14 @@ def test_a_device_keeps_its_profile_when_its_will_speaks(store):
     assert store.devices("other") == []
 
 
+def test_who_was_online_before_a_server_began_is_not(store):
+    """It may have died meanwhile, and with it the broker that had its will; another fleet's are left alone."""
+    for fleet in ("lab", "other"):
+        store.see_device(DeviceStatus(fleet=fleet, device="a", online=True, state="idle"))
+    assert [(item.online, item.state) for item in store.known_devices("lab")] == [(False, "idle")]
+    assert [item.online for item in store.devices()] == [False, True]
+
+
 def test_refusals_are_counted_by_reason(store):
     """The same refusal again adds to one row."""
     for times in (1, 2):

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from fleet_protocol.errors import ConfigError, TransportError
+from fleet_protocol.errors import ConfigError, StorageError, TransportError
 from fleet_protocol.locks import LOCKS, held, hold
 
 pytestmark = pytest.mark.skipif(not LOCKS, reason="this system has no such locks")
@@ -25,6 +25,15 @@ def test_who_waits_goes_on_when_the_first_lets_go(tmp_path):
     descriptor = hold(tmp_path / "file")
     threading.Timer(0.3, os.close, [descriptor]).start()
     with held(tmp_path / "file", "not now", seconds=60):
+        pass
+
+
+def test_what_cannot_be_held_is_named(tmp_path):
+    """A folder that is not there, or a card that can only be read: the system's word, and no trace."""
+    with (
+        pytest.raises(StorageError, match=r"cannot lock .*gone/lock: No such file"),
+        held(tmp_path / "gone" / "lock", ""),
+    ):
         pass
 
 

@@ -74,6 +74,11 @@ def test_only_complete_runs_are_collected(tmp_path):
         _ = third.complete
 
 
+def test_a_seed_that_is_none_is_named(tmp_path):
+    with pytest.raises(ConfigError, match=r"arm .* with seed -1: seed: .*greater than or equal to 0"):
+        jobs(find_experiment("fedrolex-3"), "small", tmp_path, Part(seeds=(-1,)))
+
+
 def test_a_complete_run_is_not_run_again(tmp_path):
     """Its files stay as they are; nothing is even prepared."""
     (job, *_) = jobs(find_experiment("heterofl-1"), "smoke", tmp_path)

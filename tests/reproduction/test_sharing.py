@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from reproduction import sharing
 from reproduction.catalogue import find_experiment
 from reproduction.running import Part, collect, jobs, run_job
 from reproduction.sharing import rounds_with
 from reproduction.stored import rows_of
-from simulation.results.history import DeviceRow, HistoryWriter
+from simulation.results.history import DeviceRow, HistoryWriter, write_history
 from simulation.runner import simulate
 from tests.reproduction.test_rendering import row
 from tests.reproduction.test_running import complete
@@ -42,6 +43,29 @@ def test_only_the_seconds_of_a_round_depend_on_the_clock(trained, train):
     assert len({row.simulated_seconds for row in found}) > 1
     choosing = settings(strong.out, strong.out, devices=KINDS, clock=STRONG, train=train, strategy={"name": "whalefl"})
     assert rounds_with(choosing, static.out, static) == ()
+
+
+@pytest.mark.parametrize(
+    "tables",
+    [
+        {"round": {"over_selection": 1.0}},
+        {"round": {"deadline_seconds": 1e6}},
+        {"round": {"buffer": 2}},
+        {"devices": {"count": 6, "types": [{"type": "Xavier", "dropout": 0.1}]}},
+    ],
+    ids=["over-selection", "deadline", "buffer", "drop-outs"],
+)
+def test_where_time_decides_who_takes_part_nothing_is_shared(tmp_path, tables):
+    """Even where each round of the one lasted as long as its slowest device."""
+    config, free = (settings(tmp_path / "out", tmp_path, **keys) for keys in (tables, {}))
+    device = DeviceRow(1, config.devices.ids[0], "w1.00-d1", 40, 0.5, None, 1.0, 1.0, 1000)
+    with HistoryWriter(config.out) as history:
+        history.add(row(1), [device])
+    strong = {"clock": settings(tmp_path, tmp_path, clock=STRONG).clock}
+    for trained, shared in ((config, 0), (free, 1)):
+        (seconds,) = sharing._seconds(trained, config.out)
+        write_history(config.out, [replace(row(1), simulated_seconds=seconds)])
+        assert len(rounds_with(trained.model_copy(update=strong), config.out, trained)) == shared
 
 
 @pytest.mark.slow

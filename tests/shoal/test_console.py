@@ -85,3 +85,14 @@ def test_a_release_is_told_with_why_it_failed():
         "0.1.0, failed 7: its self-test failed: no numpy"
     )
     assert release_text("0.1.0", "running 7 0 0", "running 8 0 0") == "0.1.0, running 7, sets running 8"
+
+
+def test_a_file_that_cannot_be_used_is_named(tmp_path):
+    """By the system's word for it, whoever opens it."""
+    (tmp_path / "sim.toml").write_text(
+        'out = "sim.toml/below"\n[model]\narch = "conv"\n[data]\nname = "digits"\n[devices]\ncount = 2\n'
+    )
+    command = [sys.executable, "-m", "shoal", "simulate", "--config", "sim.toml"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=100)
+    said = f"error: cannot use {tmp_path}/sim.toml/below: Not a directory"
+    assert (ended.returncode, " ".join(ended.stderr.split())) == (7, said)

@@ -10,6 +10,7 @@ import pytest
 from broker_server.store import Store, TaskPhase
 from simulation.runner import simulate
 from tests.simulation.simulations import as_a_fleet, settings, tensors
+from tests.simulation.test_drop_outs import sent
 from tests.simulation.test_runner import KILLED, same
 
 pytestmark = pytest.mark.slow
@@ -53,6 +54,13 @@ def test_a_slow_device_answers_after_its_own_time(straight):
     ]
     assert all(row.devices >= 3 for row in straight.rounds)
     assert straight.rounds[-1].accuracy > straight.rounds[0].accuracy
+
+
+def test_what_is_sent_is_counted_once(straight):
+    """Weights in the round that sent them, an update in that whose version it is in."""
+    answered = sum(task.phase is TaskPhase.MERGED for task in stored(straight)[1])
+    assert sum(row.devices for row in straight.rounds) == answered
+    assert sum(row.payload_bytes for row in straight.rounds) == sent(straight)
 
 
 def test_workers_change_nothing(straight, cache, tmp_path):

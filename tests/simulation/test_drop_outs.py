@@ -16,6 +16,14 @@ def rounds_of(result):
         return [(item, store.tasks(result.run, item.number, "train")) for item in store.rounds(result.run)]
 
 
+def sent(result):
+    """Bytes both ways, weights that several devices of a round share once."""
+    with contextlib.closing(Store(result.folder / "store", read_only=True)) as store:
+        asked = [store.tasks(result.run, item.number) for item in store.rounds(result.run)]
+    weights = [{task.weights.digest: task.weights.size for task in tasks} for tasks in asked]
+    return sum(sum(item.values()) for item in weights) + sum(task.update_size or 0 for tasks in asked for task in tasks)
+
+
 @pytest.mark.slow
 def test_nobody_waits_for_devices_that_dropped_out(tmp_path, cache):
     """It ends a quarter of the slowest's time after the last one left; the same seed drops the same devices."""
@@ -43,6 +51,18 @@ def test_nobody_waits_for_devices_that_dropped_out(tmp_path, cache):
     assert [row.simulated_seconds for row in found[0].rounds] == [r.collect_seconds for r, _ in rounds_of(found[0])]
     one, two = (tensors(result.folder, result.run) for result in found)
     assert all((a[name] == b[name]).all() for a, b in zip(one, two, strict=True) for name in a)
+
+
+@pytest.mark.slow
+def test_what_an_abandoned_round_took_and_sent_is_counted(tmp_path, cache):
+    """Who waits for a model waits for the rounds that came to nothing, and pays for what they sent."""
+    unsteady, rule = {"count": 6, "types": [{"dropout": 0.3}]}, {"rounds": 8, "fraction": 1.0, "quorum": 0.6}
+    result = simulate(settings(tmp_path / "out", cache, devices=unsteady, round=rule))
+    records = [record for record, _ in rounds_of(result)]
+    assert len(records) > len(result.rounds) == 8
+    assert all(record.collect_seconds for record in records)
+    assert result.rounds[-1].simulated_total == pytest.approx(sum(record.collect_seconds for record in records))
+    assert sum(row.payload_bytes for row in result.rounds) == sent(result)
 
 
 @pytest.mark.slow

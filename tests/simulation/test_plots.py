@@ -58,13 +58,16 @@ def bands(figure) -> list[list[list[float]]]:
 
 
 def test_curves_of_several_panels_are_drawn_apart():
-    """Each panel has its name, its own curves, and every target; colours begin anew."""
-    curves = [Curve(name, [a_run([0.5, 0.75])], panel=panel) for panel in ("iid", "skewed") for name in ("a", "b")]
+    """Each panel has its name, its own curves, and the targets of these; colours begin anew."""
+    targets = {"iid": [0.6], "skewed": [0.4]}
+    curves = [
+        Curve(name, [a_run([0.5, 0.75])], panel=panel, targets=own) for panel, own in targets.items() for name in "ab"
+    ]
     for draw in (over_rounds, partial(accuracy_over, "time"), partial(accuracy_over, "bytes")):
-        panels = draw(curves, targets=[0.6]).axes
+        panels = draw(curves).axes
         assert [axes.get_title(loc="left") for axes in panels] == ["iid", "skewed"]
-        for axes in panels:
-            assert [line.get_label() for line in axes.lines] == ["a", "b", "target 60%"]
+        for axes, target in zip(panels, (60, 40), strict=True):
+            assert [line.get_label() for line in axes.lines] == ["a", "b", f"target {target}%"]
         assert len({tuple(line.get_color() for line in axes.lines) for axes in panels}) == 1
 
 
@@ -80,10 +83,8 @@ def test_rounds_without_an_evaluation_are_left_out():
 
 def test_seeds_are_a_mean_and_a_band():
     """The line is the seeds' mean in the rounds they share, the band goes from the lowest to the highest."""
-    figure = over_rounds(
-        [Curve("ours", [a_run([0.25, 0.5, 0.9]), a_run([0.75, 1.0])]), Curve("theirs", [a_run([0.125, 0.25])])],
-        targets=[0.9],
-    )
+    ours = Curve("ours", [a_run([0.25, 0.5, 0.9]), a_run([0.75, 1.0])], targets=[0.9])
+    figure = over_rounds([ours, Curve("theirs", [a_run([0.125, 0.25])])])
     drawn = lines(figure)
     assert drawn["ours (2 seeds)"] == [[1, 0.5], [2, 0.75]]
     assert drawn["theirs"] == [[1, 0.125], [2, 0.25]]
@@ -107,11 +108,8 @@ def test_published_values_stand_at_the_edge_and_lines_differ_without_colour():
 def test_other_quantities_have_their_own_axis():
     """What was not evaluated for them is left out; only shares are in %."""
     rows = [replace(row, perplexity=value) for row, value in zip(a_run([0.1, 0.2]), (None, 42.0), strict=True)]
-    figure = over_rounds(
-        [Curve("ours", [rows])],
-        quantity=Quantity("perplexity", "perplexity", lambda row: row.perplexity),
-        targets=[40.0],
-    )
+    quantity = Quantity("perplexity", "perplexity", lambda row: row.perplexity)
+    figure = over_rounds([Curve("ours", [rows], targets=[40.0])], quantity=quantity)
     assert lines(figure)["ours"] == [[2, 42.0]]
     assert figure.axes[0].get_ylabel() == "perplexity"
     assert legend(figure) == ["ours", "target 40"]
@@ -215,8 +213,9 @@ def test_the_plots_of_a_run_are_files(tmp_path):
 
 def test_long_words_lie_within_the_picture():
     """A title longer than the figure is wide, and more arms than beside it would find room."""
-    arms = [Curve(f"federated-dropout/cifar10-high-{at}", [a_run([0.1, 0.5])] * 2, 0.7) for at in range(24)]
-    figure = over_rounds(arms, targets=[0.7], title="the simulated hours to a target accuracy, " * 4)
+    runs = [a_run([0.1, 0.5])] * 2
+    arms = [Curve(f"federated-dropout/cifar10-high-{at}", runs, 0.7, targets=[0.7]) for at in range(24)]
+    figure = over_rounds(arms, title="the simulated hours to a target accuracy, " * 4)
     figure.draw_without_rendering()
     (axes,) = figure.axes
     assert axes.bbox.width > figure.bbox.width / 3

@@ -274,6 +274,14 @@ def test_another_configuration_is_refused(cache, tmp_path, straight):
         simulate(settings(straight.folder, cache, train={"learning_rate": 0.01}))
 
 
+def test_what_looks_at_a_version_is_written_before_the_next(cache, tmp_path):
+    """Versions are not kept for long: after a kill the row of one that is gone could not be made again."""
+    out, found = tmp_path / "out", []
+    keys = {"partition": {"kind": "shards", "per_device": 2}, "evaluation": {"local": True}, "keep_versions": 1}
+    simulate(settings(out, cache, **keys), watch=lambda row: found.append((row.round, read_history(out)[-1].round)))
+    assert found == [(number, number) for number in range(1, 5)]
+
+
 def test_two_do_not_work_in_one_folder(cache, straight):
     """Two of them would write each other's rounds; the error names the folder, and nothing there is touched."""
     before = (straight.folder / "config.json").stat().st_mtime_ns

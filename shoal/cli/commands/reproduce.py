@@ -36,9 +36,7 @@ class _Options:
     out: Annotated[Path, typer.Option(help="Folder of all results.")] = Path("results")
     every: Annotated[bool, typer.Option("--all", help="Run all tables, the headline ones first.")] = False
     budget: Annotated[str, typer.Option(help="Start no run that would not end within 90m or 8h.")] = ""
-    report: Annotated[Path | None, typer.Option(help="Only write what is complete, and a page of verdicts, there.")] = (
-        None
-    )
+    report: Annotated[Path | None, typer.Option(help="Only write what is complete, and its verdicts, there.")] = None
     engine: Annotated[str, typer.Option(help="local or ray.")] = "local"
     address: Annotated[str | None, typer.Option(help="Address of a running Ray cluster.")] = None
     workers: Annotated[int, typer.Option(min=0, help="Processes or actors; 0 for one per core.")] = 0

@@ -49,7 +49,7 @@ def _simulate(options: _Options) -> None:
         print_json([row.__dict__ | {"tiers": dict(row.tiers)} for row in result.rounds])
     else:
         print_rounds(result.rounds, config.strategy.name)
-        for path in (result.folder / "metrics.parquet", *plots):
+        for path in (result.folder / "metrics.parquet", *plots) if result.rounds else ():
             say(str(path))
     if result.finished.early:
         console.print(f"the simulation ended early: {result.finished.early}", highlight=False)
