@@ -5,6 +5,7 @@ bounds are taken from all of them. Where all are as they should be nothing is do
 made again without it. The updates are on disk until the round is over.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,7 +17,7 @@ from broker_server.rounds.dispatch import Services
 from broker_server.rounds.fold_order import Folding
 from broker_server.rounds.krum import left_out
 from broker_server.rounds.run_context import RunContext
-from broker_server.rounds.screening import Verdict, screen
+from broker_server.rounds.screening import PEERS, Verdict, screen
 from broker_server.store import Outcome, TaskPhase, TaskRecord, VersionRecord
 from broker_server.strategies.strategy import Contribution
 from fleet_protocol.errors import RefusalReason
@@ -42,7 +43,8 @@ def count_updates(
         BlobError: an update on disk can no longer be read.
     """
     config, privacy = context.config.robust, context.config.privacy
-    verdicts = screen(folding.measured, _earlier(services, old), config)
+    tiers = Counter(item.tier for item in folding.measured.values())
+    verdicts = screen(folding.measured, _earlier(services, old, tiers), config)
     chosen_out = _left_out(folding, verdicts, config.faulty) if config.merge == "krum" else ()
     outcomes = {task: _outcome(item, left_out=task in chosen_out) for task, item in verdicts.items()}
     changed = any(_changes(outcomes[task]) for task in folding.folded)
@@ -72,12 +74,15 @@ def report_refusals(services: Services, counted: Counted, tasks: Mapping[str, Ta
         services.dispatcher.reporter.refused(reason, detail, device=record.device, number=record.round)
 
 
-def _earlier(services: Services, old: VersionRecord) -> dict[str, list[float]]:
-    """Norms that the version the round started from was made of, by tier."""
+def _earlier(services: Services, old: VersionRecord, tiers: Mapping[str, int]) -> dict[str, list[float]]:
+    """Norms that the version the round started from was made of, by tier, and those before where that is too few."""
     found: dict[str, list[float]] = {}
-    for task in services.store.tasks(old.run, old.round, "train") if old.round else ():
-        if task.phase is TaskPhase.MERGED and task.screening is not None:
-            found.setdefault(task.tier, []).append(task.screening.norm * task.screening.scale)
+    for number in range(old.round, max(old.round - PEERS, 0), -1):
+        for task in services.store.tasks(old.run, number, "train"):
+            if task.phase is TaskPhase.MERGED and task.screening is not None:
+                found.setdefault(task.tier, []).append(task.screening.norm * task.screening.scale)
+        if all(count + len(found.get(tier, ())) >= PEERS for tier, count in tiers.items()):
+            break
     return found
 
 

@@ -3,9 +3,8 @@
 One device must not own the model. An update is measured by the Euclidean norm of its difference to the weights that its
 device was sent, and bounded by a multiple of the median of its tier, so no bound has to be guessed: a median is moved
 by more than half of the devices only (norm bounding: Sun, Kairouz, Suresh, McMahan, 2019, "Can You Really Backdoor
-Federated Learning?", https://arxiv.org/abs/1911.07963, section 4). Norms of the last closed round count, too, so that a
-tier of one or two devices has a median to be compared with; a tier that is still too small is compared by the mean
-square of an entry with all tiers.
+Federated Learning?", https://arxiv.org/abs/1911.07963, section 4). Norms of the round before, or of three, count: a
+device alone in its tier is held to its own. A tier that is still too small is compared by the mean square of an entry.
 
 Everything here is a function of what is in the store and on the disk: a server that was killed comes to the same end.
 """
@@ -25,7 +24,7 @@ from fleet_protocol.errors import RefusalReason
 COLOSSAL = 1e30
 """Norms beyond are refused in any case: a sum of such updates may be no float any more."""
 
-_PEERS = 3  # norms that a tier needs for a median of its own
+PEERS = 3  # norms that a tier needs for a median of its own, and rounds that are looked at for them
 _BLOCK = 64 * 1024  # values whose differences are taken at once: as many as stay in a processor's cache
 
 
@@ -87,7 +86,7 @@ def lower_median(values: Iterable[float]) -> float:
 def screen(
     updates: Mapping[str, Measured], earlier: Mapping[str, Sequence[float]], config: RobustConfig
 ) -> dict[str, Verdict]:
-    """Judge the updates of a round, by task; `earlier` are the norms taken in the last closed round, by tier."""
+    """Judge the updates of a round, by task; `earlier` are the norms taken in rounds before, by tier."""
     bounds = _norm_bounds(list(updates.values()), earlier, config.norm_bound)
     honest = {
         task: item.declared if item.announced is None else min(item.declared, item.announced)
@@ -111,7 +110,7 @@ def _norm_bounds(
         own = [item for item in updates if item.tier == tier]
         peers = [*(item.norm for item in own), *earlier.get(tier, ())]
         middle = 0.0
-        if len(peers) >= _PEERS:
+        if len(peers) >= PEERS:
             middle = lower_median(peers)
         elif len(roots) > 1:
             middle = lower_median(roots) * math.sqrt(own[0].values)
@@ -135,8 +134,7 @@ def _judge(item: Measured, bound: float | None, samples: int, config: RobustConf
         return Verdict(
             screening,
             RefusalReason.TOO_FAR,
-            f"it differs by {item.norm:.4g} from the weights that were sent; in tier {item.tier} up to {allowed} is"
-            " taken",
+            f"it differs by {item.norm:.4g} from the weights sent; in tier {item.tier} up to {allowed} is taken",
         )
     if samples < item.declared and config.beyond_weight == "refuse":
         announced = "" if item.announced is None else f" ({item.announced} announced)"

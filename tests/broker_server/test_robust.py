@@ -22,7 +22,7 @@ from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.weights import encode_weights
 from shoal.cli.main import app
 from tests.broker_server.artifacts import tiny_layout, tiny_weights
-from tests.broker_server.peer import Peer, honest
+from tests.broker_server.peer import Peer, honest, profile
 from tests.broker_server.test_fedmedian import LAYOUT, OLD, update
 from tests.broker_server.test_refused_runs import prepare
 
@@ -323,6 +323,20 @@ def test_a_device_that_is_refused_again_and_again_is_not_asked_until_it_is_relea
     for wrong in (["devices", "release", "good0"], ["rounds", "show", 9]):
         with pytest.raises(ConfigError):
             CliRunner().invoke(app, [*map(str, wrong), "--store", str(settings.store)], catch_exceptions=False)
+
+
+def test_a_device_alone_in_its_tier_is_held_to_its_own_last_rounds(url, config, running, fleet):
+    """Where the others have settled it was refused round by round, though it moves as it always did."""
+
+    def settling(peer, work):
+        honest(0.5**work.offer.round)(peer, work)
+
+    settings = config(round={"rounds": 8, "min_devices": 2}, evaluation={"data": None})
+    narrow = Peer(fleet, "narrow", url, honest(1.0), profile=profile(max_width=0.5))
+    with narrow, Peer(fleet, "wide", url, settling):
+        server = running(settings, url)
+        assert server.wait().status == "finished"
+    assert server.of(control.UpdateRefused) == []
 
 
 def test_quarantine_leaves_no_round_without_enough_devices(url, config, running, fleet):

@@ -76,7 +76,5 @@ def _line(row: "RoundRow") -> str:
     accuracy = "" if row.accuracy is None else f"accuracy {row.accuracy:.4f}, "
     loss = "" if row.train_loss is None else f"training loss {row.train_loss:.4f}, "
     local = "" if row.local_accuracy is None else f"local accuracy {row.local_accuracy:.4f}, "
-    return (
-        f"round {row.round}: {accuracy}{local}{loss}{row.devices} devices, "
-        f"{seconds_text(row.simulated_total)} simulated, {seconds_text(row.seconds)} real"
-    )
+    times = f"{seconds_text(row.simulated_total)} simulated, {seconds_text(row.seconds)} real"
+    return f"round {row.round}: {accuracy}{local}{loss}{row.devices} devices, {times}"
