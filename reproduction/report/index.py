@@ -20,7 +20,7 @@ mean of the last evaluations, or a simulated time; paired over the seeds; Studen
 
 - `holds`: all of the interval is beyond what is wanted; `does not hold`: all of it is on the other side.
 - `undecided`: neither, or fewer than two seeds, or a target that one of the two never reached, or other data.
-- `not run`: nothing is stored of one of the two, or of no stated seed both; other seeds stand in the table alone.
+- `not run`: nothing is stored of one of the two, or they share no stated seed; other seeds stand in the table alone.
 
 How to run a table is in [simulation](../simulation.md)."""
 
