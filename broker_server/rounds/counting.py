@@ -77,7 +77,8 @@ def report_refusals(services: Services, counted: Counted, tasks: Mapping[str, Ta
 def _earlier(services: Services, old: VersionRecord, tiers: Mapping[str, int]) -> dict[str, list[float]]:
     """Norms that the version the round started from was made of, by tier, and those before where that is too few."""
     found: dict[str, list[float]] = {}
-    for number in range(old.round, max(old.round - PEERS, 0), -1):
+    back = PEERS if sum(tiers.values()) > 1 else 1  # whoever is alone in the fleet has only itself to differ from
+    for number in range(old.round, max(old.round - back, 0), -1):
         for task in services.store.tasks(old.run, number, "train"):
             if task.phase is TaskPhase.MERGED and task.screening is not None:
                 found.setdefault(task.tier, []).append(task.screening.norm * task.screening.scale)

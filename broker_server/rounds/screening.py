@@ -3,8 +3,9 @@
 One device must not own the model. An update is measured by the Euclidean norm of its difference to the weights that its
 device was sent, and bounded by a multiple of the median of its tier, so no bound has to be guessed: a median is moved
 by more than half of the devices only (norm bounding: Sun, Kairouz, Suresh, McMahan, 2019, "Can You Really Backdoor
-Federated Learning?", https://arxiv.org/abs/1911.07963, section 4). Norms of the round before, or of three, count: a
-device alone in its tier is held to its own. A tier that is still too small is compared by the mean square of an entry.
+Federated Learning?", https://arxiv.org/abs/1911.07963, section 4). Norms of the round before count, too; of three where
+a tier has too few. A tier that still has, and a device alone in its tier, is compared by the mean square of an entry
+with all tiers; the device may go as far as the larger of both bounds.
 
 Everything here is a function of what is in the store and on the disk: a server that was killed comes to the same end.
 """
@@ -109,11 +110,9 @@ def _norm_bounds(
     for tier in {item.tier for item in updates}:
         own = [item for item in updates if item.tier == tier]
         peers = [*(item.norm for item in own), *earlier.get(tier, ())]
-        middle = 0.0
-        if len(peers) >= PEERS:
-            middle = lower_median(peers)
-        elif len(roots) > 1:
-            middle = lower_median(roots) * math.sqrt(own[0].values)
+        middle = lower_median(peers) if len(peers) >= PEERS else 0.0
+        if len(roots) > 1 and (len(peers) < PEERS or len(own) == 1):
+            middle = max(middle, lower_median(roots) * math.sqrt(own[0].values))
         # Where most have changed nothing there is nothing to compare with.
         bounds[tier] = factor * middle if factor and middle else None
     return bounds
