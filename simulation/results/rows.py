@@ -29,8 +29,9 @@ class RowMaker:
 
     def make(self, record: RoundRecord, before: RoundRow | None) -> tuple[RoundRow, tuple[DeviceRow, ...]]:
         """The row of a round, of which the last before it is known, and those of its devices."""
-        tasks = self._counted(record.run, record.number)
         numbers = range(before.round + 1 if before else 1, record.number + 1)
+        found = [self._counted(record.run, number) for number in numbers]
+        tasks, _ = found[-1]
         lost = self._store.rounds(record.run)[numbers[0] - 1 : record.number - 1] if numbers[1:] else []
         devices, train = [], self._context.config.train
         for task in tasks:
@@ -64,7 +65,7 @@ class RowMaker:
             simulated_seconds=simulated,
             simulated_total=(before.simulated_total if before else 0.0) + simulated,
             seconds=max(0.0, (record.ended_at or record.planned_at) - record.planned_at),
-            payload_bytes=sum(self._payload(record.run, number) for number in numbers),
+            payload_bytes=sum(payload for _, payload in found),
             local_accuracy=self._local_accuracy(
                 record, [task.metrics.evaluation for task in tasks if task.kind == "train" and task.metrics is not None]
             ),
@@ -73,15 +74,13 @@ class RowMaker:
         )
         return row, tuple(devices)
 
-    def _counted(self, run: str, number: int) -> list[TaskRecord]:
-        """The tasks of a round, late ones of earlier rounds with them, without those that count in a later one."""
-        found = (*self._store.tasks(run, number), *self._store.late(run, number))
-        return [task for task in found if task.screening is None or task.screening.round in {None, number}]
-
-    def _payload(self, run: str, number: int) -> int:
-        """Bytes of what a round sent, weights that several devices share once, and of the updates that count in it."""
-        weights = {task.weights.digest: task.weights.size for task in self._store.tasks(run, number)}
-        return sum(weights.values()) + sum(task.update_size or 0 for task in self._counted(run, number))
+    def _counted(self, run: str, number: int) -> tuple[list[TaskRecord], int]:
+        """The tasks that count in a round, late ones with them, and the bytes of their updates and of what it sent."""
+        own = self._store.tasks(run, number)
+        weights = {task.weights.digest: task.weights.size for task in own}  # what several devices share is sent once
+        found = (*own, *self._store.late(run, number))
+        counted = [task for task in found if task.screening is None or task.screening.round in {None, number}]
+        return counted, sum(weights.values()) + sum(task.update_size or 0 for task in counted)
 
     def _judged(self, record: RoundRecord) -> dict[str, float]:
         if not self._judges.others or record.evaluation is None:
