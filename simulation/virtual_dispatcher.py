@@ -134,8 +134,7 @@ class VirtualDispatcher:
         self._collection = collection
         self._sent.cache_clear()
         for task in collection.unanswered:
-            chooser = chooser_of(task.instructions)
-            if chooser is not None:
+            if (chooser := chooser_of(task.instructions)) is not None:
                 self._choose(task, chooser, task.instructions.train)
         self._schedule(collection)
         by_tier: dict[tuple[int, str], list[WorkItem]] = {}
@@ -143,9 +142,8 @@ class VirtualDispatcher:
             if task.record.id not in self._computing:
                 continue
             # What takes longest comes first, or one worker would end long after the others.
-            by_tier.setdefault((-task.manifest.flops_per_sample, task.record.tier), []).append(
-                self._item(task.record, task.instructions)
-            )
+            place = -task.manifest.flops_per_sample, task.record.tier
+            by_tier.setdefault(place, []).append(self._item(task.record, task.instructions))
         orders = [
             WorkOrder(items=tuple(items[start : start + self._group]))
             for _, items in sorted(by_tier.items(), key=lambda entry: entry[0])
@@ -240,6 +238,9 @@ class VirtualDispatcher:
                 self.fleet.see(self._boards[device].status(online=False))
             else:
                 self._take(self._collection.tasks[happening.task], happening)
+        elif self._collection is not None and until >= NO_DEADLINE:  # who left is away until the end of the round
+            for task in self._collection.unanswered:
+                task.record = replace(task.record, phase=TaskPhase.MISSED)
         else:
             self._now = max(self._now, until)
 

@@ -60,7 +60,10 @@ def test_what_an_abandoned_round_took_and_sent_is_counted(tmp_path, cache):
     result = simulate(settings(tmp_path / "out", cache, devices=unsteady, round=rule))
     records = [record for record, _ in rounds_of(result)]
     assert len(records) > len(result.rounds) == 8
-    assert all(record.collect_seconds for record in records)
+    for record, tasks in rounds_of(result):
+        came = [task.timing.answered or task.timing.left for task in tasks]
+        # Without a deadline it is over with the last that answers or leaves, and a share of grace.
+        assert 0 < max(came) <= record.collect_seconds <= 1.25 * max(came)
     assert result.rounds[-1].simulated_total == pytest.approx(sum(record.collect_seconds for record in records))
     assert sum(row.payload_bytes for row in result.rounds) == sent(result)
 
