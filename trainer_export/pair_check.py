@@ -16,7 +16,7 @@ from trainer_export.check import Worst, open_session, repeated, run_session
 from trainer_export.model_inputs import model_noise
 from trainer_export.pair_step import PairRoutine
 from trainer_export.recipe import Recipe
-from trainer_export.reference import LEARNING_RATE, TorchOptimizer
+from trainer_export.reference import LEARNING_RATE, TorchOptimizer, in_float64
 
 
 def check_pair(
@@ -30,7 +30,7 @@ def check_pair(
     session = open_session(model)
     shapes = [model_noise(module, batches.signature) for module in modules]
 
-    def run(seeded: SizedBatches) -> CheckSpec:
+    def run(seeded: SizedBatches, exact: bool) -> CheckSpec:
         worst, reference = Worst(), _Reference(routine, modules, recipe)
         for number, (x, y) in enumerate(seeded.take(seeded.steps)):
             worst.sizes.append(len(y))
@@ -40,14 +40,16 @@ def check_pair(
             for side, drawn in zip(SIDES, noise, strict=True):
                 feed |= {noise_input(side_name(side, path)): numbers.numpy() for path, numbers in drawn.items()}
             outputs = run_session(session, feed)
+            twin = in_float64(reference, x, y, noise) if exact else None
             for side, loss in zip(SIDES, reference.step(x, y, noise), strict=True):
                 worst.compare(outputs, {loss_name(side): loss})
             expected = reference.snapshot()
+            true = twin.snapshot() if twin else None
             values = {name: outputs.pop(next_name(name)) for name in expected}
             for side in SIDES:
                 for kind in (parameter_input(""), state_input("")):
-                    part = {n: v for n, v in expected.items() if n.startswith(side_name(side, kind))}
-                    worst.compare(values, part)
+                    part = [name for name in expected if name.startswith(side_name(side, kind))]
+                    worst.compare(values, {n: expected[n] for n in part}, true and {n: true[n] for n in part})
         return worst.report(f"onnx/{routine.name}", seeded.steps)
 
     return repeated(run, batches)
@@ -74,6 +76,12 @@ class _Reference:
             losses.append(loss.detach().numpy())
             optimizer.step(loss, materialize=True)
         return losses
+
+    def double(self) -> None:
+        """Go on in float64."""
+        for module, optimizer in zip(self._modules, self._optimizers, strict=True):
+            module.double()
+            optimizer.double()
 
     def snapshot(self) -> dict[str, NDArray[Any]]:
         """All parameters and states by their names in the graph; the next step changes them."""

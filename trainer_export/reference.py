@@ -1,13 +1,15 @@
 """PyTorch training a module as its author wrote it: the witness that exported steps are compared with."""
 
+import contextlib
 import copy
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from fleet_protocol.manifest import anchor_input
 from models.zoo.dropout import feed_noise
@@ -59,6 +61,11 @@ class TorchOptimizer:
         self._optimizer.zero_grad()  # they would lie beside all that the graph needs
         self._steps += 1
 
+    def double(self) -> None:
+        """Go on in float64, as the module does."""
+        for kept in self._optimizer.state.values():
+            kept.update({name: _doubled(value) for name, value in kept.items()})
+
     def states(self) -> Arrays:
         """The states by their names in the graphs; the next step changes them."""
         shapes = {name: tuple(p.shape) for name, p in self._parameters.items()}
@@ -95,6 +102,12 @@ class Reference:
         self._optimizer.step(whole)
         return loss.detach().numpy()
 
+    def double(self) -> None:
+        """Go on in float64."""
+        self._module.double()
+        self._optimizer.double()
+        self._sent = [_doubled(value) for value in self._sent]
+
     def anchors(self) -> Arrays:
         """The weights at the start, as the graph takes them for the proximal term."""
         named = zip(self._module.named_parameters(), self._sent, strict=True)
@@ -105,3 +118,28 @@ class Reference:
         named = self._module.named_parameters()
         parameters = {name: p.detach().numpy() for name, p in named if name not in self._base}
         return parameters, self._optimizer.states()
+
+
+class _Training(Protocol):
+    def double(self) -> None: ...
+
+    def step(self, *given: Any) -> Any: ...
+
+
+_T = TypeVar("_T", bound=_Training)
+
+
+def in_float64(training: _T, *given: Any) -> _T | None:
+    """A copy that went one step from here in float64; None where a module cannot, as with float32 tensors it makes."""
+    with contextlib.suppress(Exception):
+        twin = copy.deepcopy(training)
+        twin.double()
+        twin.step(*tree_map(_doubled, given))
+        return twin
+    return None
+
+
+def _doubled(value: Any) -> Any:
+    if isinstance(value, Answer):
+        return Answer(_doubled(value.y), _doubled(value.mask))
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value

@@ -33,7 +33,7 @@ from trainer_export.model_inputs import (
     prepared,
 )
 from trainer_export.recipe import Recipe
-from trainer_export.reference import LEARNING_RATE, MU, Reference
+from trainer_export.reference import LEARNING_RATE, MU, Reference, in_float64
 from trainer_export.traced_program import Trace, trace_program
 from trainer_export.update import changing_ports, extra_ports, stepped
 
@@ -148,7 +148,7 @@ def check_train(
     session = open_session(model)
     shapes, base = model_noise(module, batches.signature), batches.signature.base
 
-    def run(seeded: SizedBatches) -> CheckSpec:
+    def run(seeded: SizedBatches, exact: bool) -> CheckSpec:
         worst = Worst()
         reference = Reference(module, recipe, base=base, underway=True)
         held = {parameter_input(name): module.get_parameter(name).detach().numpy() for name in base}
@@ -167,11 +167,12 @@ def check_train(
             feed |= reference.anchors() | {noise_input(path): drawn.numpy() for path, drawn in noise.items()}
             outputs = run_session(session, feed)
             del feed, parameters, states  # the first states are arrays of their own
-            loss = reference.step(x, answer, noise)
-            worst.compare(outputs, {"loss": loss})
-            for kind, expected in zip((parameter_input, state_input), reference.snapshot(), strict=True):
-                named = {next_name(kind(name)): (kind(name), value) for name, value in expected.items()}
-                worst.compare({name: outputs.pop(key) for key, (name, _) in named.items()}, dict(named.values()))
+            twin = in_float64(reference, x, answer, noise) if exact else None
+            worst.compare(outputs, {"loss": reference.step(x, answer, noise)})
+            true = twin.snapshot() if twin else (None, None)
+            for kind, expected, double in zip((parameter_input, state_input), reference.snapshot(), true, strict=True):
+                found = {name: outputs.pop(next_name(kind(name))) for name in expected}
+                worst.compare(found, expected, double, kind(""))
         return worst.report(graph, seeded.steps)
 
     return repeated(run, batches)
