@@ -24,6 +24,7 @@ from broker_server.rounds.stopping import Halted
 from broker_server.rounds.summing import sum_up
 from broker_server.store import RoundRecord, TaskPhase, TaskRecord, VersionRecord
 from broker_server.store.choosing import promoted
+from broker_server.store.export import require_whole
 from broker_server.store.machine import FINAL, RoundEvent, RoundState
 from broker_server.store.privacy_spent import epsilons
 from fleet_protocol import control
@@ -53,7 +54,11 @@ class Coordinator:
         Raises:
             StopRequested: the server shall end; the run stays unfinished and is continued by the next server.
         """
-        last = self._store.last_round(self._context.run)
+        last, newest = self._store.last_round(self._context.run), self._version()
+        try:
+            require_whole(self._services.blobs, newest.number, newest.digest, newest.state_digest)
+        except BlobError as error:
+            return self._interrupted(error)
         if last is not None and last.state in FINAL:
             self._tidy(last, self._all_tasks(last))  # an earlier server may have died before it did
         try:
@@ -101,8 +106,8 @@ class Coordinator:
         self._store.flush()
         return finished
 
-    def _interrupted(self, error: StorageError | OSError) -> control.RunFinished:
-        """The disk or the database could not take something: the run is not over, and what it lacks is done again."""
+    def _interrupted(self, error: StorageError | OSError | BlobError) -> control.RunFinished:
+        """The disk could not take or give something: the run is not over, and what it lacks is done again."""
         told = f"{error}; the run is not over: give it again, and it goes on (`shoal up` does so by itself)"
         finished = self._finished("stopped", told, StorageError.exit_code)
         self._reporter.emit(finished)  # without a line of the log, which could not be written

@@ -33,6 +33,7 @@ from fleet_protocol.topics import Topics
 from fleet_protocol.transport import BrokerAddress, Disconnected, Event, Received, Transport
 
 PROBE_SECONDS = 1.0
+HOSTED_SECONDS = 5.0  # a broker that the server starts is up with it, or nobody would answer
 ACCEPT_SECONDS = 60.0  # the server reads artifacts and the test set before it says that the run has started
 AWAY_SECONDS = 60.0
 ANSWER_SECONDS = 60.0  # a server that is merging or judging answers afterwards
@@ -74,7 +75,8 @@ def _asked(fleet: str, broker: BrokerConfig, request: requests.Request) -> Itera
                 f"another command asks the server of fleet {fleet} all the time; end it, or try again when it is done"
             )
             turn.enter_context(held(member.folder / "asking", busy, seconds=ANSWER_SECONDS, error=TransportError))
-        link, inbox = stack.enter_context(_visit(broker_address(broker), fleet, timeout, member))
+        wait = min(timeout, HOSTED_SECONDS) if broker.hosted else timeout
+        link, inbox = stack.enter_context(_visit(broker_address(broker), fleet, wait, member))
         link.subscribe(topics.server_events)
         link.subscribe(topics.server_status)
         link.publish(topics.server_control, request.to_bytes())

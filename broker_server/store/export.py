@@ -59,12 +59,17 @@ def load_version(store: Store, run: str | None = None, version: int | None = Non
             f"the weights of version {found.number} of run {record.id} are no longer in {store.folder}; those of"
             f" {', '.join(there) or 'none'} are (keep_versions says how many stay)"
         )
-    digests = [found.digest] + ([found.statistics_digest] if found.statistics_digest is not None else [])
+    require_whole(blobs, found.number, found.digest, found.statistics_digest)
+    weights = open_tensors(blobs.path(found.digest))
+    statistics = found.statistics_digest and open_tensors(blobs.path(found.statistics_digest))
+    return ExportedVersion(found, record.arch, weights, statistics or {})
+
+
+def require_whole(blobs: BlobStore, number: int, *digests: str | None) -> None:
+    """A BlobError where one of a version's blobs is damaged; it is left where it is, for who can mend it."""
     for digest in digests:
-        if not matches(blobs.bytes_of(digest), digest):  # left where it is, for who can mend it
-            raise BlobError(f"{blobs.path(digest)}, of version {found.number}, is damaged; `shoal restore` a backup")
-    weights, *rest = (open_tensors(blobs.path(digest)) for digest in digests)
-    return ExportedVersion(found, record.arch, weights, rest[0] if rest else {})
+        if digest is not None and not matches(blobs.bytes_of(digest), digest):
+            raise BlobError(f"{blobs.path(digest)}, of version {number}, is damaged; `shoal restore` a backup")
 
 
 def export_safetensors(version: ExportedVersion, path: Path) -> None:

@@ -18,6 +18,7 @@ from broker_server.store.machine import FINAL, RoundState
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import BlobError, ConfigError, StorageError
 from shoal.cli.main import main
+from tests.broker_server.conftest import Running
 from tests.broker_server.peer import Peer, honest, profile
 from tests.broker_server.test_resume import expected, start_dying, weights_of
 
@@ -172,6 +173,22 @@ def test_a_damaged_update_costs_its_round_and_not_the_run(killed, url, fleet, ru
         first, *others = store.rounds(finished.run)
     assert first.state is RoundState.ABANDONED
     assert [item.state for item in others] == [RoundState.CLOSED] * 2
+
+
+def test_a_damaged_newest_version_is_named_and_ends_no_run(killed, url, running):
+    """It would be sent to boards, which refuse it over and over; once it is mended, the run goes on."""
+    with contextlib.closing(Store(killed.store, read_only=True)) as store:
+        version = store.version(store.runs()[0].id)
+    path = BlobStore(killed.store / "blobs").path(version.digest)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with Running(killed, url) as server:
+        finished = server.wait()
+    assert (finished.status, finished.exit_code) == ("stopped", StorageError.exit_code)
+    assert f"{path}, of version 0, is damaged; `shoal restore` a backup; the run is not over" in finished.error
+    path.write_bytes(whole)
+    again = running(killed, url).wait()
+    assert (again.run, again.status) == (finished.run, "finished")
 
 
 def test_the_commands_say_what_they_did(tmp_path, monkeypatch, capsys):

@@ -64,7 +64,7 @@ def test_a_held_run_goes_on_from_an_earlier_version(url, config, fleet, shoal, m
         assert chosen(opened, made["run"]) == {"newest": 3}
     assert all(np.array_equal(first[name], third[name]) for name in first)
     assert all(np.array_equal(second[name], last[name]) for name in first)
-    assert shoal("rollback", 1, "--store", store)[1].endswith("is version 1 again; the next round starts there\n")
+    assert shoal("rollback", 1, "--store", store)[1].endswith("is version 1 again, where the run's next round starts\n")
     assert "newest 4, repeats 1" in shoal("runs", "--store", store)[1]
     assert "no version 9" in shoal("rollback", 9, "--store", store)[1]
 

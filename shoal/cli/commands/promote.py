@@ -34,7 +34,7 @@ def choosing(verb: Literal["promote", "rollback"]) -> Callable[..., None]:
         if as_json:
             print_json(queries.plain(chosen))
             return
-        done = "is promoted" if verb == "promote" else f"is version {version} again; the next round starts there"
+        done = "is promoted" if verb == "promote" else f"is version {version} again, where the run's next round starts"
         say(f"version {chosen.number} of run {chosen.run} {done}")
 
     return choose
