@@ -1,5 +1,6 @@
 """The server as a member of its fleet, by its configuration: who it is, and how it gets to its broker."""
 
+import ssl
 from pathlib import Path
 
 from broker_server.service.broker import ChildBroker, EmbeddedBroker, Gate
@@ -81,7 +82,7 @@ def why_unsealed(config: BrokerConfig) -> str | None:
 
 
 def _gate_of(config: BrokerConfig) -> Gate | None:
-    """How a broker that is started here lets members in, None for anybody."""
+    """How a broker that is started here lets members in, None for anybody; a ConfigError without its certificate."""
     if config.identity is None:
         return None
     folder, server = config.identity.parent, read_enrolment(config.identity)
@@ -90,7 +91,15 @@ def _gate_of(config: BrokerConfig) -> Gate | None:
         """Of the members now; of the server as it was when it started, as it may be renewed while it runs."""
         return read_registry(folder).logins() | {server.name: server.token}
 
-    return Gate(folder / "broker.pem", folder / "broker.key", folder / "ca.pem", folder / "crl.pem", logins)
+    gate = Gate(folder / "broker.pem", folder / "broker.key", folder / "ca.pem", folder / "crl.pem", logins)
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(gate.certificate, gate.key)
+    except OSError as error:
+        raise ConfigError(
+            f"{gate.certificate} and broker.key beside it are no certificate with its key ({error}), so no broker can"
+            " be started with them; take both from a copy of the folder"
+        ) from error
+    return gate
 
 
 def hosted_broker(config: BrokerConfig, fleet: str, folder: Path) -> ChildBroker | None:

@@ -11,7 +11,7 @@ from cryptography.x509.verification import PolicyBuilder, Store
 from broker_server.service import authority
 from broker_server.service.authority import Founding, enroll, found_fleet, renew, renew_server, revoke
 from broker_server.service.certificates import Authority
-from broker_server.service.membership import member_of
+from broker_server.service.membership import hosted_broker, member_of
 from broker_server.service.registry import REGISTRY, read_registry
 from broker_server.settings.fleet import BrokerConfig
 from fleet_protocol.errors import ConfigError, RefusalReason, RefusedError
@@ -217,6 +217,18 @@ def test_a_board_without_a_clock_gets_in(folder):
         PolicyBuilder().store(store).time(when).build_server_verifier(name).verify(broker, [])
     crl = x509.load_pem_x509_crl(Authority.read(folder).revoked(["1f"]).encode())
     assert crl.last_update_utc.year == 1970
+
+
+@pytest.mark.parametrize("damage", ["certificate", "another key"])
+def test_a_broker_without_its_certificate_is_not_started(folder, tmp_path, damage):
+    """The files are named, and not that nobody answers half a minute later."""
+    if damage == "certificate":
+        (folder / "broker.pem").write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
+    else:
+        found_fleet(tmp_path / "other", Founding("other", "127.0.0.1"))
+        (folder / "broker.key").write_bytes((tmp_path / "other" / "broker.key").read_bytes())
+    with pytest.raises(ConfigError, match=r"lab/broker\.pem and broker\.key beside it are no certificate with its key"):
+        hosted_broker(BrokerConfig(identity=folder / "server.enrolment"), "lab", tmp_path)
 
 
 def test_papers_with_what_nobody_knows_are_refused(folder, tmp_path):
