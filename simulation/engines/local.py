@@ -67,8 +67,8 @@ class LocalEngine:
         self._selector = selectors.DefaultSelector()
         self._waiting: deque[WorkOrder] = deque()
         self._losses: dict[str, int] = {}
-        # More workers than cores share them; pinning would only keep them from the free ones.
-        pins: list[int | None] = list(cores) if count <= len(cores) else []
+        # With more workers, or fewer beside another simulation, pinning would only keep them from cores that are free.
+        pins: list[int | None] = list(cores) if count == len(cores) else []
         self._workers = [self._start(pins[index] if pins else None) for index in range(count)]
 
     def _start(self, core: int | None) -> _Worker:
