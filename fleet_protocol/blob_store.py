@@ -10,7 +10,7 @@ from typing import IO, Any
 
 from numpy.typing import NDArray
 
-from fleet_protocol.blobs import PartFile, storage_error
+from fleet_protocol.blobs import PartFile, disk_errors, storage_error
 from fleet_protocol.digests import blob_digest, matches, place_of
 from fleet_protocol.errors import BlobError
 from fleet_protocol.mapped_tensors import open_tensors
@@ -67,14 +67,12 @@ def _reserve(descriptor: int, size: int) -> None:
 
 
 def _sync(path: Path) -> None:
-    try:
+    with disk_errors("write", path):
         descriptor = os.open(path, os.O_RDWR)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-    except OSError as error:
-        raise storage_error("write", path, error) from error
 
 
 class BlobStore:
@@ -92,11 +90,9 @@ class BlobStore:
         self._durable = durable
         self._threads = ThreadPoolExecutor(_SYNC_THREADS, "sync")  # begun when there is something for them to do
         self._syncing: dict[str, Future[None]] = {}
-        try:
+        with disk_errors("make", root):
             self._objects.mkdir(parents=True, exist_ok=True)
             (root / "parts").mkdir(exist_ok=True)
-        except OSError as error:
-            raise storage_error("make", root, error) from error
 
     def path(self, digest: str) -> Path:
         """Where a blob lies, or would lie; a BlobError for what is no digest, so that it becomes no path."""
@@ -163,11 +159,9 @@ class BlobStore:
         Without `durable`, `sync` waits for it.
         """
         path = self.path(digest)
-        try:
+        with disk_errors("write", path):
             path.parent.mkdir(parents=True, exist_ok=True)
             source.replace(path)
-        except OSError as error:
-            raise storage_error("write", path, error) from error
         if not durable and self._durable:  # while others still arrive
             self._syncing[digest] = self._threads.submit(_sync, path)
         return path

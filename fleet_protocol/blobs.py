@@ -21,6 +21,7 @@ import os
 import struct
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -154,6 +155,15 @@ def storage_error(action: str, path: Path, error: OSError) -> StorageError:
     return StorageError(f"cannot {action} {path}: {error.strerror or error}")
 
 
+@contextmanager
+def disk_errors(action: str, path: Path) -> Iterator[None]:
+    """Explain what fails on the disk inside this, by :func:`storage_error`."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(action, path, error) from error
+
+
 def write_all(descriptor: int, data: bytes | memoryview, at: int) -> None:
     """Write everything; a disk with little room may take only a part at a time before it refuses."""
     left = memoryview(data)
@@ -174,7 +184,7 @@ class PartFile:
         self.ref = ref
         self.path = path
         self._have: set[int] = set()
-        try:
+        with disk_errors("open", path):
             # Unbuffered: what a full disk did not take must not be tried again, and fail again, on closing.
             self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)
             size = self._file.seek(0, os.SEEK_END)
@@ -183,8 +193,6 @@ class PartFile:
                 self._have = {index for index, mark in enumerate(marks) if mark == _MARK[0]}
             if not self._have and size > ref.size:  # what is below is written over
                 self._file.truncate(ref.size)
-        except OSError as error:
-            raise storage_error("open", path, error) from error
 
     @property
     def complete(self) -> bool:
@@ -219,11 +227,9 @@ class PartFile:
         return True
 
     def _write(self, chunk: Chunk) -> None:
-        try:
+        with disk_errors("write", self.path):
             write_all(self._file.fileno(), chunk.payload, chunk.index * chunk.chunk_bytes)
             write_all(self._file.fileno(), _MARK, self.ref.size + chunk.index)
-        except OSError as error:
-            raise storage_error("write", self.path, error) from error
 
     def finish(self) -> Path:
         """Verify the whole, of any size, and close the file, which is safe from a power cut then.
@@ -236,34 +242,28 @@ class PartFile:
                 the next try starts clean.
         """
         self._end()
-        try:
+        with disk_errors("write", self.path):
             os.fsync(self._file.fileno())
             self.close()
             intact = file_matches(self.path, self.ref.digest)
-        except OSError as error:
-            raise storage_error("write", self.path, error) from error
         self._require(intact)
         return self.path
 
     def take(self) -> bytes:
         """Verify the whole and close the file; its bytes, which the caller sees to. Errors are those of `finish`."""
         self._end()
-        try:
+        with disk_errors("read", self.path):
             self._file.seek(0)
             data = self._file.read()
             self.close()
-        except OSError as error:
-            raise storage_error("read", self.path, error) from error
         self._require(matches(data, self.ref.digest))
         return data
 
     def _end(self) -> None:
         if not self.complete:
             raise BlobError(f"blob {self.ref.digest[:12]} still misses chunks {self.missing()}")
-        try:
+        with disk_errors("write", self.path):
             self._file.truncate(self.ref.size)
-        except OSError as error:
-            raise storage_error("write", self.path, error) from error
 
     def _require(self, intact: object) -> None:
         if not intact:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from fleet_protocol.blob_store import BlobStore
-from fleet_protocol.blobs import storage_error, write_all
+from fleet_protocol.blobs import disk_errors, write_all
 from fleet_protocol.digests import blob_digest
 from fleet_protocol.errors import BlobError, StorageError
 from fleet_protocol.mapped_tensors import first_blob, tensors_in
@@ -59,14 +59,12 @@ class UpdateStore(BlobStore):
         self._unwritten: dict[str, bytes] = {}
         self._from = 0  # where the first of these begins
         self._current: _Batch | None = None
-        try:
+        with disk_errors("read", root / FOLDER):
             (root / FOLDER).mkdir(exist_ok=True)
             found = [_Batch(path, os.open(path, os.O_RDWR)) for path in sorted((root / FOLDER).iterdir())]
             for batch in found:
                 for digest, at, data in updates_in(batch.path):
                     self._put(digest, batch, at, len(data))
-        except OSError as error:
-            raise storage_error("read", root / FOLDER, error) from error
         self._free = [batch for batch in found if not batch.needed]
 
     def _put(self, digest: str, batch: _Batch, at: int, size: int) -> None:
@@ -81,10 +79,8 @@ class UpdateStore(BlobStore):
                 batch.size = 0
                 return batch
             self._delete(batch)
-        try:
+        with disk_errors("make a file in", self.root / FOLDER):
             descriptor, path = tempfile.mkstemp(dir=self.root / FOLDER)
-        except OSError as error:
-            raise storage_error("make a file in", self.root / FOLDER, error) from error
         return _Batch(Path(path), descriptor)
 
     def _delete(self, batch: _Batch) -> None:
@@ -113,14 +109,12 @@ class UpdateStore(BlobStore):
             self._unwritten = {}
 
     def _write_to(self, batch: _Batch, parts: Iterable[bytes], at: int) -> None:
-        try:
+        with disk_errors("write", batch.path):
             for part in parts:
                 write_all(batch.descriptor, part, at)
                 at += len(part)
             if self._durable:
                 os.fsync(batch.descriptor)
-        except OSError as error:
-            raise storage_error("write", batch.path, error) from error
 
     @override
     def sync(self, digests: Collection[str]) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fleet_protocol.blob_store import write_atomically
-from fleet_protocol.blobs import storage_error
+from fleet_protocol.blobs import disk_errors
 from fleet_protocol.errors import DataError
 from simulation.orders import WorkerSetup
 
@@ -70,11 +70,9 @@ def read_state(folder: Path) -> dict[str, bytes]:
         return {}
     found = {}
     for path in sorted(folder.iterdir()):
-        try:
+        with disk_errors("read", path):
             if path.is_file() and not path.name.startswith("."):  # what begins with a dot is being written
                 found[path.name] = path.read_bytes()
-        except OSError as error:
-            raise storage_error("read", path, error) from error
     return found
 
 

@@ -17,7 +17,7 @@ from pyarrow import parquet
 from typing_extensions import Self
 
 from fleet_protocol.blob_store import write_atomically
-from fleet_protocol.blobs import storage_error
+from fleet_protocol.blobs import disk_errors
 from fleet_protocol.errors import DataError
 
 METRICS = "metrics.parquet"
@@ -272,10 +272,8 @@ def _drop_devices_after(folder: Path, last: int) -> None:
         if kept:
             _write(path, DeviceRow, kept)
             return
-        try:
+        with disk_errors("remove", path):
             path.unlink()
-        except OSError as error:
-            raise storage_error("remove", path, error) from error
 
 
 def _schema(kind: type[RowT]) -> Any:
