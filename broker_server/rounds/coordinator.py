@@ -173,8 +173,7 @@ class Coordinator:
         record = self._store.run(self._context.run)
         return control.RunFinished.model_validate(
             {
-                "run": self._context.run,
-                "seconds": self._reporter.seconds,
+                **self._reporter.stamp,
                 "status": status,
                 "version": version.number,
                 "rounds": version.number,
@@ -236,8 +235,7 @@ class Coordinator:
             record = self._store.advance_round(record, RoundEvent.ANNOUNCE)
         self._reporter.emit(
             control.RoundStarted(
-                run=record.run,
-                seconds=self._reporter.seconds,
+                **self._reporter.stamp,
                 round=record.number,
                 version=record.version,
                 devices={task.device: task.tier for task in tasks},
@@ -278,9 +276,7 @@ class Coordinator:
         self._count_bytes()
         again = not self._all_abandoned()
         self._reporter.emit(
-            control.RoundAbandoned(
-                run=record.run, seconds=self._reporter.seconds, round=record.number, reason=reason, again=again
-            ),
+            control.RoundAbandoned(**self._reporter.stamp, round=record.number, reason=reason, again=again),
             f"abandoned: {reason}",
         )
         self._tidy(record, self._all_tasks(record))
@@ -321,8 +317,7 @@ class Coordinator:
         merged = {task.device: task.tier for task in trained if task.phase is TaskPhase.MERGED}
         self._reporter.emit(
             control.RoundClosed(
-                run=record.run,
-                seconds=self._reporter.seconds,
+                **self._reporter.stamp,
                 round=record.number,
                 version=version.number,
                 merged=merged,

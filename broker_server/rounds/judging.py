@@ -167,11 +167,9 @@ class Judge:
         (version, future), self._under_way = self._under_way, None
         found, reporter = future.result(), self._dispatcher.reporter
         self._store.judge_closed(version, found.evaluation, found.note)
-        told = {"round": version.round, "version": version.number, "evaluation": found.evaluation, "note": found.note}
-        reporter.emit(
-            control.RoundJudged.model_validate({"run": version.run, "seconds": reporter.seconds, **told}),
-            f"version {version.number}: {found.shown}",
-        )
+        about = reporter.stamp | {"round": version.round, "version": version.number}
+        event = control.RoundJudged(**about, evaluation=found.evaluation, note=found.note)
+        reporter.emit(event, f"version {version.number}: {found.shown}")
 
     def close(self) -> None:
         """Let the thread end; what it has not told is found again by the next server."""
@@ -255,14 +253,8 @@ class Judge:
             grace=context.config.round.grace,
         )
         collection = open_collection(context, tasks, rule)
-        self._dispatcher.reporter.emit(
-            control.StatisticsStarted(
-                run=record.run,
-                seconds=self._dispatcher.reporter.seconds,
-                round=record.number,
-                devices=tuple(task.device for task in tasks),
-            )
-        )
+        reporter, told = self._dispatcher.reporter, tuple(task.device for task in tasks)
+        reporter.emit(control.StatisticsStarted(**reporter.stamp, round=record.number, devices=told))
         return self._collect(collection)
 
     def _collect(self, collection: Collection) -> Statistics | str:

@@ -79,15 +79,9 @@ def _wait_for_devices(
         online = dispatcher.fleet.online
         if told != online:
             told = online
-            dispatcher.reporter.emit(
-                control.FleetChanged(
-                    run=context.run,
-                    seconds=dispatcher.reporter.seconds,
-                    online=online,
-                    eligible=len(eligible),
-                    needed=config.round.min_devices,
-                )
-            )
+            stamp, needed = dispatcher.reporter.stamp, config.round.min_devices
+            event = control.FleetChanged(**stamp, online=online, eligible=len(eligible), needed=needed)
+            dispatcher.reporter.emit(event)
         dispatcher.steering.look()
         if dispatcher.now() >= deadline:
             raise TransportError(

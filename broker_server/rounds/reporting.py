@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 from broker_server.store import Store, TaskRecord
 from fleet_protocol import control
@@ -33,6 +33,11 @@ class Reporter:
         """Time since the run started or was resumed."""
         return time.monotonic() - self._began
 
+    @property
+    def stamp(self) -> dict[str, Any]:
+        """What every event of the run carries."""
+        return {"run": self.run, "seconds": self.seconds}
+
     def emit(self, event: control.RunEvent, log: str | None = None, device: str | None = None) -> None:
         """Tell displays what happened, and the log if it is worth a line, which may be about a device."""
         if log is not None:
@@ -47,8 +52,8 @@ class Reporter:
 
     def received(self, task: TaskRecord, update: BlobRef, metrics: TaskMetrics, *, log: bool = True) -> None:
         """Tell that an update is checked and on the disk, with a line of the log where it is worth one."""
-        same = {name: getattr(task, name) for name in ("run", "round", "device", "kind", "tier")}
-        event = control.UpdateReceived(**same, seconds=self.seconds, size=update.size, metrics=metrics)
+        same = {name: getattr(task, name) for name in ("round", "device", "kind", "tier")}
+        event = control.UpdateReceived(**self.stamp, **same, size=update.size, metrics=metrics)
         self.emit(event, f"{task.kind} update of {update.size} bytes, {task.tier}" if log else None, task.device)
 
     def refused(
@@ -63,9 +68,7 @@ class Reporter:
             return
         self._told += 1
         last = " (further ones are only counted)" if self._seen[key] == _LOGGED_REFUSALS else ""
-        event = control.UpdateRefused(
-            run=self.run, seconds=self.seconds, round=number, device=device, by=by, reason=reason, detail=detail
-        )
+        event = control.UpdateRefused(**self.stamp, round=number, device=device, by=by, reason=reason, detail=detail)
         self.emit(event, f"{by} refused, {reason.value}: {detail}{last}", device)
 
     def count(self) -> None:

@@ -7,7 +7,6 @@ answered so that its sender stops asking.
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from broker_server.rounds.collecting import OpenTask
 from broker_server.service.connection import Connection
@@ -85,8 +84,7 @@ class Replies:
         self, task: OpenTask, message: messages.Accept | messages.Progress | messages.Refuse | messages.Shares
     ) -> None:
         record, reporter = task.record, self._reporter
-        where: dict[str, Any] = {"run": reporter.run, "seconds": reporter.seconds, "round": record.round}
-        where["device"] = record.device
+        where = reporter.stamp | {"round": record.round, "device": record.device}
         if isinstance(message, messages.Accept):
             choice = next((choice for choice in record.choices if choice.tier == message.tier), record.choices[0])
             lacks: list[str] = [getattr(choice, what).digest for what in message.lacks]

@@ -374,9 +374,7 @@ class Server:
             detail = f"run {request.run} is not in progress, run {reporter.run} is"
         else:
             steering.wish = request.wish
-            steered = control.RunSteered(
-                run=reporter.run, seconds=reporter.seconds, request=request.request, wish=request.wish
-            )
+            steered = control.RunSteered(**reporter.stamp, request=request.request, wish=request.wish)
             reporter.emit(steered, f"an operator asked for: {request.wish}")
             return
         self._tell(control.RunRejected(request=request.request, detail=detail, exit_code=ConfigError.exit_code))
