@@ -44,11 +44,7 @@ class BoardTimes:
         self._conditions = Conditions(clock, devices, seed)
 
     def step_seconds(self, index: int, number: int, tier: Tier, train: TrainSettings) -> float:
-        """Time of one training step.
-
-        Raises:
-            ConfigError: the clock's table does not reach this width.
-        """
+        """Time of one training step; a ConfigError where the clock's table does not reach this width."""
         return self._clock.compute_seconds(
             self._conditions.of(index, number), Load(tier.width, train.batch_size, 1, depth_share=self._share(tier))
         )

@@ -168,11 +168,7 @@ class Clock:
         return seconds * device.slowdown
 
     def upload_seconds(self, device: DeviceClock, load: Load) -> float:
-        """Time to send an update.
-
-        Raises:
-            ConfigError: the size is needed and not given.
-        """
+        """Time to send an update; a ConfigError where the size is needed and not given."""
         return self._sending_seconds(device, load, load.upload_bytes)
 
     def download_seconds(self, device: DeviceClock, load: Load) -> float:
@@ -215,11 +211,7 @@ class Clock:
 
 
 def load_clock(config: ClockConfig) -> Clock:
-    """The clock as configured.
-
-    Raises:
-        ConfigError: the table cannot be read, or there is something wrong in it.
-    """
+    """The clock as configured; a ConfigError where the table cannot be read, or there is something wrong in it."""
     if config.table == SHIPPED:
         text = files("simulation").joinpath("clock.toml").read_text(encoding="utf-8")
         return Clock(parse_config(text, ClockTable, source="simulation/clock.toml"), config)

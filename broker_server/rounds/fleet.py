@@ -76,11 +76,7 @@ class Fleet:
 
 
 def usable_tiers(tiers: Mapping[str, TierArtifacts], config: TiersConfig) -> tuple[TierArtifacts, ...]:
-    """The tiers a configuration allows, largest first.
-
-    Raises:
-        ConfigError: it names a tier that is not exported.
-    """
+    """The tiers a configuration allows, largest first; a ConfigError where it names a tier that is not exported."""
     if config.allowed is None:
         return tuple(tiers.values())
     unknown = [tier for tier in config.allowed if tier not in tiers]

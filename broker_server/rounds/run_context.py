@@ -71,21 +71,13 @@ class RunContext:
 
     @property
     def judged(self) -> TierArtifacts:
-        """The tier that is evaluated.
-
-        Raises:
-            ConfigError: the configured one, or the full one, is not exported.
-        """
+        """The tier that is evaluated; a ConfigError where the configured one, or the full one, is not exported."""
         wanted = self.config.evaluation.tier
         return self.artifacts.full if wanted is None else self._exported("evaluation.tier", wanted)
 
     @property
     def judged_beside(self) -> tuple[TierArtifacts, ...]:
-        """Further tiers that are evaluated.
-
-        Raises:
-            ConfigError: one is not exported.
-        """
+        """Further tiers that are evaluated; a ConfigError where one is not exported."""
         return tuple(self._exported("evaluation.tiers", wanted) for wanted in self.config.evaluation.tiers)
 
     def instructions(self, kind: Literal["train", "statistics"], closed_rounds: int) -> Instructions:

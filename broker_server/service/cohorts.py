@@ -82,11 +82,7 @@ class Cohorts:
             self._tell(item, device)
 
     def take(self, task: OpenTask, said: Shares) -> None:
-        """A device deals or reveals shares.
-
-        Raises:
-            RefusedError: they are not those that it was asked for.
-        """
+        """A device deals or reveals shares; a RefusedError where they are not those that it was asked for."""
         item, device = self._of(task), task.record.device
         if said.sealed and said.sealed.keys() == item.keys.keys() and device in item.keys:
             if item.step == _SHARES:

@@ -156,11 +156,7 @@ class Receiver:
         return self._tasks.keys() - before.keys(), set(gone)
 
     def chunk(self, name: str, event: Received) -> None:
-        """Keep a chunk.
-
-        Raises:
-            StorageError: the disk is full.
-        """
+        """Keep a chunk; a StorageError where the disk is full."""
         task = self._tasks.get(name)
         if task is None or name in self._over:
             return
@@ -181,11 +177,7 @@ class Receiver:
                 self._take(task, update)
 
     def announced(self, order: Announced) -> None:
-        """Take an update as soon as it is complete.
-
-        Raises:
-            StorageError: the disk is full.
-        """
+        """Take an update as soon as it is complete; a StorageError where the disk is full."""
         task = self._tasks.get(order.task)
         if task is None:
             return
@@ -234,11 +226,7 @@ class Receiver:
         self.words.append(word)
 
     def told(self) -> tuple[tuple[Word, ...], tuple[str, ...]]:
-        """What is to be told, once it would survive a power cut.
-
-        Raises:
-            StorageError: the disk is full.
-        """
+        """What is to be told, once it would survive a power cut; a StorageError where the disk is full."""
         words, heard = tuple(self.words), tuple(self.heard)
         self.words.clear()
         self.heard.clear()
@@ -265,11 +253,7 @@ class _Desk:
         self._link.connect(begin.broker.connect_timeout_seconds)
 
     def work(self) -> None:
-        """Work until the process ends.
-
-        Raises:
-            StorageError: the disk is full.
-        """
+        """Work until the process ends; a StorageError where the disk is full."""
         beat = -math.inf
         while True:
             now = time.monotonic()

@@ -147,11 +147,7 @@ class Uploads:
         return True
 
     def reported(self, report: Report, tasks: Mapping[str, OpenTask]) -> None:
-        """Take what a receiver tells of open tasks.
-
-        Raises:
-            StorageError: its disk is full.
-        """
+        """Take what a receiver tells of open tasks; a StorageError where its disk is full."""
         if report.failed:
             raise StorageError(report.failed)
         for name in report.heard:

@@ -106,11 +106,7 @@ WRONG = (
 
 
 def require_pairs(config: FleetConfig) -> None:
-    """See that a configuration has no pair of `WRONG`.
-
-    Raises:
-        PlanError: it has one.
-    """
+    """See that a configuration has no pair of `WRONG`; a PlanError where it has one."""
     for wrong in WRONG:
         if all(USED[name](config) for name in wrong.pair):
             raise PlanError(f"{' and '.join(wrong.pair)} do not go together: {wrong.why}; {wrong.remedy}")

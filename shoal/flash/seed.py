@@ -52,11 +52,7 @@ def way_of(boot: Boot) -> Way:
 
 
 def seed(boot: Boot, config: FlashConfig, bundle: bytes, way: Way) -> None:
-    """Put a card's first start on its boot partition.
-
-    Raises:
-        StorageError: it does not fit.
-    """
+    """Put a card's first start on its boot partition; a StorageError where it does not fit."""
     files = {f"shoal/{name}": read_part(name) for name in ("first.service", "first.sh")}
     files["shoal/shoal.tar"] = bundle
     if way == "cloud-init":

@@ -41,11 +41,7 @@ class Parts:
 
     @staticmethod
     def load(path: Path) -> "Parts":
-        """Read what `save` wrote.
-
-        Raises:
-            DataError: the file is missing or damaged.
-        """
+        """Read what `save` wrote; a DataError where the file is missing or damaged."""
         try:
             with np.load(path, allow_pickle=False) as file:
                 pieces = {
@@ -129,11 +125,7 @@ class VirtualData:
 
 
 def write_data(folder: Path, data: Dataset) -> None:
-    """Write the arrays that `VirtualData` reads, unless they are there.
-
-    Raises:
-        StorageError: the disk is full.
-    """
+    """Write the arrays that `VirtualData` reads, unless they are there; a StorageError where the disk is full."""
     if all((folder / name).is_file() for name in ("black.npy", "test.npz")):  # the first and the last
         return
     arrays = {"black": np.asarray(data.black, np.float32), "train_x": data.train_x, "train_y": data.train_y}

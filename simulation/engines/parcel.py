@@ -61,11 +61,7 @@ def relocated(setup: WorkerSetup, shared: Path, own: Path) -> WorkerSetup:
 
 
 def read_state(folder: Path) -> dict[str, bytes]:
-    """What a device keeps between rounds: the content of its files by name.
-
-    Raises:
-        StorageError: one cannot be read.
-    """
+    """What a device keeps between rounds: the content of its files by name; a StorageError where one cannot be read."""
     if not folder.is_dir():
         return {}
     found = {}

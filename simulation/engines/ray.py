@@ -260,11 +260,7 @@ class RayEngine:
 
 
 def shares_of(config: EngineTable, resources: dict[str, float]) -> tuple[int, float]:
-    """How many actors, and what share of a GPU each.
-
-    Raises:
-        ConfigError: there is no GPU where one is needed.
-    """
+    """How many actors, and what share of a GPU each; a ConfigError where a GPU is needed and there is none."""
     if config.device != "cuda":
         return config.workers or max(1, int(resources.get("CPU", 1))), 0.0
     gpus = int(resources.get("GPU", 0))

@@ -236,11 +236,7 @@ class HistoryWriter:
             self._due_at = ended + (ended - began) / _SHARE
 
     def flush(self) -> None:
-        """Write what is not written yet.
-
-        Raises:
-            StorageError: the folder cannot be written.
-        """
+        """Write what is not written yet; a StorageError where the folder cannot be written."""
         if not self._unwritten:
             return
         if self._pending:

@@ -78,11 +78,7 @@ _BandOf: TypeAlias = Callable[[Curve], _Band]
 
 
 def over_rounds(curves: Sequence[Curve], *, quantity: Quantity = ACCURACY, title: str = "") -> Figure:
-    """A quantity after each round in which it was evaluated.
-
-    Raises:
-        DataError: no curve has an evaluated round.
-    """
+    """A quantity after each round in which it was evaluated; a DataError where no curve has an evaluated round."""
     figure = _panels(curves, lambda curve: _by_round(curve, quantity), quantity, "round", title)
     for axes in figure.axes:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=_STEPS))

@@ -133,11 +133,7 @@ class Rule:
 
     @classmethod
     def of(cls, manifest: Manifest) -> "Rule":
-        """That of a manifest.
-
-        Raises:
-            ConfigError: its optimizer is not known here.
-        """
+        """That of a manifest; a ConfigError where its optimizer is not known here."""
         recipe = manifest.recipe
         return cls(
             optimizer_named(recipe.optimizer.name, recipe.optimizer.settings), recipe.clip_norm, recipe.clip_value
