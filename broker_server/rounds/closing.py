@@ -20,24 +20,16 @@ GRACE_SHARE = 0.25  # of the time of the slowest that answered, where no grace i
 
 @dataclass(frozen=True)
 class ClosingRule:
-    """When a collection closes. Times are those of the dispatcher's clock, in seconds.
+    """When a collection closes. Times are those of the dispatcher's clock, in seconds."""
 
-    Attributes:
-        share: of the devices that are wanted, rounded up, whose updates make a quorum.
-        wanted: updates with which nobody else is waited for.
-        opened: when the offers went out.
-        deadline: when it ends.
-        grace: how long a device that left may take to come back; None for a quarter of the time that the slowest of
-            those that answered took.
-        settling: in any case so long, where a server has just started and does not know yet who is there.
-    """
-
-    share: float
-    wanted: int
-    opened: float
-    deadline: float
+    share: float  # of the devices that are wanted, rounded up, whose updates make a quorum
+    wanted: int  # updates with which nobody else is waited for
+    opened: float  # when the offers went out
+    deadline: float  # when it ends
+    # how long a device that left may take to come back; None for a quarter of the time that the slowest of those that
+    # answered took
     grace: float | None = None
-    settling: float = 0.0
+    settling: float = 0.0  # in any case so long, where a server has just started and does not know yet who is there
 
     def needed(self, asked: int, refused: int) -> int:
         """Updates that make a quorum where so many devices were asked, and the updates of so many of them refused."""

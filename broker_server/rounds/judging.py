@@ -37,15 +37,12 @@ from models.slicing import Tensors
 
 @dataclass(frozen=True)
 class Evaluators:
-    """The eval graphs of the judged tier, if there is one, and of those `beside` it, with their test sets.
-
-    Attributes:
-        apart: all but the last version are judged while the next round goes on. A simulation does without: its workers
-            have all cores, and its rows the judgements.
-    """
+    """The eval graphs of the judged tier, if there is one, and of those `beside` it, with their test sets."""
 
     judged: Evaluator | None = None
     beside: tuple[Evaluator, ...] = ()
+    # all but the last version are judged while the next round goes on. A simulation does without: its workers have all
+    # cores, and its rows the judgements
     apart: bool = False
 
 

@@ -31,20 +31,13 @@ _BLOCK = 64 * 1024  # values whose differences are taken at once: as many as sta
 
 @dataclass(frozen=True)
 class Measured:
-    """What an update is judged by.
-
-    Attributes:
-        norm: of its difference to the weights its device was sent.
-        values: how many entries it has.
-        declared: samples that the device says it trained on.
-        announced: samples that it announced before, None if it has not.
-    """
+    """What an update is judged by."""
 
     tier: str
-    norm: float
-    values: int
-    declared: int
-    announced: int | None = None
+    norm: float  # of its difference to the weights its device was sent
+    values: int  # how many entries it has
+    declared: int  # samples that the device says it trained on
+    announced: int | None = None  # samples that it announced before, None if it has not
 
 
 @dataclass(frozen=True)

@@ -45,23 +45,15 @@ class Wanted:
 
 @dataclass
 class _UnderWay:
-    """A blob that is published, and on its way.
+    """A blob that is published, and on its way."""
 
-    Attributes:
-        devices: who asked for it, and has not begun to work yet.
-        chunks: that are still to be published.
-        seconds: that a broker takes to hand all of them out.
-        until: ``time.monotonic()`` when it is given up if none is published, later when it has arrived.
-        data: the file, mapped from the first chunk to the last; one that is removed meanwhile stays readable.
-        again: some of the chunks were published before.
-    """
-
-    devices: set[str]
-    chunks: list[int]
-    seconds: float
-    until: float
+    devices: set[str]  # who asked for it, and has not begun to work yet
+    chunks: list[int]  # that are still to be published
+    seconds: float  # that a broker takes to hand all of them out
+    until: float  # ``time.monotonic()`` when it is given up if none is published, later when it has arrived
+    # the file, mapped from the first chunk to the last; one that is removed meanwhile stays readable
     data: memoryview | None = None
-    again: bool = False
+    again: bool = False  # some of the chunks were published before
 
 
 @dataclass(frozen=True)

@@ -81,21 +81,13 @@ _TLS = """
 
 @dataclass(frozen=True)
 class Gate:
-    """How a broker lets members in, and nobody else.
+    """How a broker lets members in, and nobody else."""
 
-    Attributes:
-        certificate: file of its certificate, in PEM.
-        key: file of its key.
-        authority: file of the certificate that vouches for members.
-        withdrawn: file of the list of certificates that count for nothing any more.
-        logins: names and passwords, asked whenever the broker starts, and every second.
-    """
-
-    certificate: Path
-    key: Path
-    authority: Path
-    withdrawn: Path
-    logins: Callable[[], Mapping[str, str]]
+    certificate: Path  # file of its certificate, in PEM
+    key: Path  # file of its key
+    authority: Path  # file of the certificate that vouches for members
+    withdrawn: Path  # file of the list of certificates that count for nothing any more
+    logins: Callable[[], Mapping[str, str]]  # names and passwords, asked whenever the broker starts, and every second
 
 
 class ChildBroker(ABC):

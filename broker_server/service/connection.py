@@ -19,24 +19,14 @@ class Stop:
 
 @dataclass(frozen=True)
 class Connection:
-    """What lives as long as the server, from run to run.
+    """What lives as long as the server, from run to run."""
 
-    Attributes:
-        link: the connection to the broker.
-        topics: of the fleet.
-        outbox: everything the server says.
-        inbox: everything it hears.
-        asking: what operators ask of boards.
-        stopping: set when it shall end.
-        carry: called now and then, with who serves blobs now and the run in progress; tells boards of releases.
-        revive: called when the broker is gone; starts an embedded one again.
-    """
-
-    link: Transport
-    topics: Topics
-    outbox: Outbox
-    inbox: Inbox
-    asking: Asking
-    stopping: threading.Event
+    link: Transport  # the connection to the broker
+    topics: Topics  # of the fleet
+    outbox: Outbox  # everything the server says
+    inbox: Inbox  # everything it hears
+    asking: Asking  # what operators ask of boards
+    stopping: threading.Event  # set when it shall end
+    # called now and then, with who serves blobs now and the run in progress; tells boards of releases
     carry: Callable[[BlobService, str | None], None]
-    revive: Callable[[], None]
+    revive: Callable[[], None]  # called when the broker is gone; starts an embedded one again

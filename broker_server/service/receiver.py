@@ -83,48 +83,29 @@ _ORDERS: TypeAdapter[Order] = TypeAdapter(Order)
 
 
 class Word(FrozenModel):
-    """What became of an update, or of a chunk that is refused and counted.
+    """What became of an update, or of a chunk that is refused and counted."""
 
-    Attributes:
-        kind: ``taken`` is on the disk, ``missing`` has chunks that did not come, the whole that is ``damaged`` has
-            another digest; a chunk is ``counted``.
-        task: whose; None for one of nobody's.
-        update: digest that was announced.
-        merged: digest of what is to be merged.
-        norm: as of its task.
-        ranges: of what is missing.
-        reason: of a refusal.
-        text: of it.
-    """
-
+    # ``taken`` is on the disk, ``missing`` has chunks that did not come, the whole that is ``damaged`` has another
+    # digest; a chunk is ``counted``
     kind: Literal["taken", "missing", "damaged", "refused", "counted"]
-    task: str | None
-    update: str = ""
-    merged: str = ""
-    norm: tuple[float, int] | None = None
-    ranges: Ranges = ()
-    reason: RefusalReason = RefusalReason.FAILED
-    text: str = ""
+    task: str | None  # whose; None for one of nobody's
+    update: str = ""  # digest that was announced
+    merged: str = ""  # digest of what is to be merged
+    norm: tuple[float, int] | None = None  # as of its task
+    ranges: Ranges = ()  # of what is missing
+    reason: RefusalReason = RefusalReason.FAILED  # of a refusal
+    text: str = ""  # of it
 
 
 class Report(FrozenModel):
-    """What a receiver tells now and then.
+    """What a receiver tells now and then."""
 
-    Attributes:
-        words: in order.
-        heard: tasks of which chunks came.
-        sent: bytes on its connection so far.
-        received: the same.
-        cpu_seconds: processor time so far.
-        failed: why it ends, where the disk cannot be written.
-    """
-
-    words: tuple[Word, ...] = ()
-    heard: tuple[str, ...] = ()
-    sent: int = 0
-    received: int = 0
-    cpu_seconds: float = 0.0
-    failed: str = ""
+    words: tuple[Word, ...] = ()  # in order
+    heard: tuple[str, ...] = ()  # tasks of which chunks came
+    sent: int = 0  # bytes on its connection so far
+    received: int = 0  # the same
+    cpu_seconds: float = 0.0  # processor time so far
+    failed: str = ""  # why it ends, where the disk cannot be written
 
 
 class Receiver:

@@ -28,50 +28,30 @@ def later(number: int) -> int:
 
 
 class MemberEntry(FrozenModel):
-    """One member.
+    """One member."""
 
-    Attributes:
-        role: ``server`` or ``device``.
-        serial: of its newest certificate; older ones count for nothing.
-        token: password at the broker.
-        revoked: whether it is a member no longer.
-        sealing: of a device, the public key to which the group's key is sealed; None if it was enrolled before there
-            were such keys.
-        tls: number of its client certificate, in hexadecimal.
-        expires: seconds since 1970 after which it is one no longer, 0 for never.
-        certificate: its newest; None if it was enrolled before there were renewals.
-        renewed: whether that is another than it was enrolled with.
-    """
-
-    role: str
-    serial: int
-    token: str
-    revoked: bool = False
+    role: str  # ``server`` or ``device``
+    serial: int  # of its newest certificate; older ones count for nothing
+    token: str  # password at the broker
+    revoked: bool = False  # whether it is a member no longer
+    # of a device, the public key to which the group's key is sealed; None if it was enrolled before there were such
+    # keys
     sealing: str | None = None
-    tls: str | None = None
-    expires: int = 0
-    certificate: str | None = None
-    renewed: bool = False
+    tls: str | None = None  # number of its client certificate, in hexadecimal
+    expires: int = 0  # seconds since 1970 after which it is one no longer, 0 for never
+    certificate: str | None = None  # its newest; None if it was enrolled before there were renewals
+    renewed: bool = False  # whether that is another than it was enrolled with
 
 
 class Registry(FrozenModel):
-    """All members that there ever were.
+    """All members that there ever were."""
 
-    Attributes:
-        serial: of the newest certificate.
-        epoch: of the key under which blobs go down; it grows whenever an enrolment counts for nothing any more.
-        withdrawn: numbers of client certificates of devices that count for nothing any more.
-        since: by name, the lowest serial that counts.
-        revoked: the same as the operator signed it, with the epoch as its counter.
-        members: by name.
-    """
-
-    serial: int = 0
-    epoch: int = 1
-    withdrawn: tuple[str, ...] = ()
-    since: Mapping[str, int] = Field(default_factory=dict)
-    revoked: str | None = None
-    members: Mapping[str, MemberEntry] = Field(default_factory=dict)
+    serial: int = 0  # of the newest certificate
+    epoch: int = 1  # of the key under which blobs go down; it grows whenever an enrolment counts for nothing any more
+    withdrawn: tuple[str, ...] = ()  # numbers of client certificates of devices that count for nothing any more
+    since: Mapping[str, int] = Field(default_factory=dict)  # by name, the lowest serial that counts
+    revoked: str | None = None  # the same as the operator signed it, with the epoch as its counter
+    members: Mapping[str, MemberEntry] = Field(default_factory=dict)  # by name
 
     @property
     def lacking(self) -> list[str]:

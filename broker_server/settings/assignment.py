@@ -26,28 +26,18 @@ _LEVELS = 2  # tells the random streams of one round apart
 
 @dataclass(frozen=True)
 class Level:
-    """One level of a mix.
+    """One level of a mix."""
 
-    Attributes:
-        name: its letter.
-        rate: width relative to level a, in (0, 1].
-        weight: integer share of the devices.
-    """
-
-    name: str
-    rate: float
-    weight: int
+    name: str  # its letter
+    rate: float  # width relative to level a, in (0, 1]
+    weight: int  # integer share of the devices
 
 
 @dataclass(frozen=True)
 class Mix:
-    """Levels with their weights, the global model's first.
+    """Levels with their weights, the global model's first."""
 
-    Attributes:
-        levels: at least one; none is wider than the first.
-    """
-
-    levels: tuple[Level, ...]
+    levels: tuple[Level, ...]  # at least one; none is wider than the first
 
     @property
     def total(self) -> int:

@@ -31,17 +31,11 @@ USED: Mapping[str, Callable[[FleetConfig], bool]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class WrongPair:
-    """Two that do not go together.
+    """Two that do not go together."""
 
-    Attributes:
-        pair: their names in `USED`.
-        why: what would be wrong.
-        remedy: what to set instead.
-    """
-
-    pair: tuple[str, str]
-    why: str
-    remedy: str
+    pair: tuple[str, str]  # their names in `USED`
+    why: str  # what would be wrong
+    remedy: str  # what to set instead
 
 
 _MEAN = 'set robust.merge = "mean"'

@@ -50,21 +50,14 @@ class _Group:
 
 @dataclass
 class Accumulator:
-    """The running state of one merge.
-
-    Attributes:
-        sums: weighted sums, float32, of the global shapes.
-        groups: totals by plan key.
-        updates: how many were folded.
-        spent: it was finished; its sums belong to the result.
-    """
+    """The running state of one merge."""
 
     layout: Layout
-    sums: dict[str, Floats]
-    groups: dict[str, _Group] = field(default_factory=dict)
-    updates: int = 0
+    sums: dict[str, Floats]  # weighted sums, float32, of the global shapes
+    groups: dict[str, _Group] = field(default_factory=dict)  # totals by plan key
+    updates: int = 0  # how many were folded
     factor: Factor = field(default=_alike)
-    spent: bool = False
+    spent: bool = False  # it was finished; its sums belong to the result
     scratch: Floats = field(default_factory=lambda: np.empty(_SCRATCH_VALUES, np.float32), repr=False)
 
 

@@ -54,21 +54,13 @@ class InclusiveSettings:
 
 @dataclass(frozen=True)
 class Baseline:
-    """A method the paper compares with, in terms of this one.
+    """A method the paper compares with, in terms of this one."""
 
-    Attributes:
-        takes_part: ``all`` devices, or only those of the ``largest`` group.
-        depth: the depth everybody trains: its ``own``, the ``largest`` or the ``smallest``.
-        distilling: whether beta counts; otherwise it is 0.
-        sharing: whether layers are averaged over the groups.
-        alone: no update leaves its device: each one is a group of its own.
-    """
-
-    takes_part: str = "all"
-    depth: str = "own"
-    distilling: bool = True
-    sharing: bool = True
-    alone: bool = False
+    takes_part: str = "all"  # ``all`` devices, or only those of the ``largest`` group
+    depth: str = "own"  # the depth everybody trains: its ``own``, the ``largest`` or the ``smallest``
+    distilling: bool = True  # whether beta counts; otherwise it is 0
+    sharing: bool = True  # whether layers are averaged over the groups
+    alone: bool = False  # no update leaves its device: each one is a group of its own
 
     def settings(self, settings: InclusiveSettings) -> InclusiveSettings:
         """The settings with what this baseline lacks switched off."""
@@ -93,19 +85,14 @@ BASELINES: Mapping[str, Baseline] = MappingProxyType(
 
 @dataclass(frozen=True)
 class InclusiveState:
-    """What the server carries from round to round.
-
-    Attributes:
-        models: by group, its weights w^j.
-        optimizers: by group, its optimizer's state.
-        momenta: by group, the distilled momentum m^j taken from it, one tensor for each parameter of a layer;
-            the shallowest group leaves none.
-    """
+    """What the server carries from round to round."""
 
     ladder: Ladder
     stack: Stack
-    models: Mapping[str, Tensors]
-    optimizers: Mapping[str, OptimizerState]
+    models: Mapping[str, Tensors]  # by group, its weights w^j
+    optimizers: Mapping[str, OptimizerState]  # by group, its optimizer's state
+    # by group, the distilled momentum m^j taken from it, one tensor for each parameter of a layer; the shallowest group
+    # leaves none
     momenta: Mapping[str, tuple[Array, ...]]
 
 

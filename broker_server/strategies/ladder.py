@@ -80,19 +80,13 @@ class Ladder:
 
 @dataclass(frozen=True)
 class Stack:
-    """The parameters of a model, layer by layer.
+    """The parameters of a model, layer by layer."""
 
-    Attributes:
-        stem: names of those below layer 1 (the embeddings).
-        layers: for each layer, its names; the same position means the same role in every layer.
-        head: names of those above.
-        order: all names, in registration order.
-    """
-
-    stem: tuple[str, ...]
+    stem: tuple[str, ...]  # names of those below layer 1 (the embeddings)
+    # for each layer, its names; the same position means the same role in every layer
     layers: tuple[tuple[str, ...], ...]
-    head: tuple[str, ...]
-    order: tuple[str, ...]
+    head: tuple[str, ...]  # names of those above
+    order: tuple[str, ...]  # all names, in registration order
 
     def layer(self, number: int) -> tuple[str, ...]:
         """Names of a layer; 0 is the stem."""

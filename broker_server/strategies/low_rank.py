@@ -34,17 +34,11 @@ Pieces = tuple[NDArray[np.float32], ...]
 
 @dataclass(frozen=True)
 class Adapter:
-    """Where an adapter is among the parameters.
+    """Where an adapter is among the parameters."""
 
-    Attributes:
-        up: name of the matrix [out, rank].
-        down: name of the matrix [rank, in].
-        rank: of the whole adapter.
-    """
-
-    up: str
-    down: str
-    rank: int
+    up: str  # name of the matrix [out, rank]
+    down: str  # name of the matrix [rank, in]
+    rank: int  # of the whole adapter
 
     def of(self, weights: Tensors) -> Pair:
         """Take the adapter out of some weights."""
@@ -53,17 +47,11 @@ class Adapter:
 
 @dataclass(frozen=True)
 class Folding:
-    """How the updates of one adapter become one: a weighted mean of something, and what is made of it.
+    """How the updates of one adapter become one: a weighted mean of something, and what is made of it."""
 
-    Attributes:
-        pieces: of an update of any rank, given the whole rank.
-        weight: of an update beside that of its device.
-        finish: the merged adapter, from the mean of the pieces and the adapter before.
-    """
-
-    pieces: Callable[[Pair, int], Pieces]
-    weight: Callable[[Pair], float]
-    finish: Callable[[Pieces, Pair], Pair]
+    pieces: Callable[[Pair, int], Pieces]  # of an update of any rank, given the whole rank
+    weight: Callable[[Pair], float]  # of an update beside that of its device
+    finish: Callable[[Pieces, Pair], Pair]  # the merged adapter, from the mean of the pieces and the adapter before
 
 
 def adapters_of(layout: Layout) -> tuple[Adapter, ...]:

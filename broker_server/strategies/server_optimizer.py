@@ -81,16 +81,11 @@ class OptimizerSettings(FrozenModel):
 
 @dataclass(frozen=True)
 class OptimizerState:
-    """What the optimizer carries from round to round.
-
-    Attributes:
-        first: m, of the shapes and the dtype of the weights; empty for plain.
-        second: v; empty for plain and fedavgm.
-    """
+    """What the optimizer carries from round to round."""
 
     steps: int = 0
-    first: Tensors = field(default_factory=dict)
-    second: Tensors = field(default_factory=dict)
+    first: Tensors = field(default_factory=dict)  # m, of the shapes and the dtype of the weights; empty for plain
+    second: Tensors = field(default_factory=dict)  # v; empty for plain and fedavgm
 
 
 def init(settings: OptimizerSettings, weights: Tensors) -> OptimizerState:

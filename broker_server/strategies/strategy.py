@@ -60,17 +60,11 @@ class StrategySettings(Generic[OwnT_co]):
 
 @dataclass(frozen=True, kw_only=True)
 class Basis(StrategySettings[OwnT_co]):
-    """What a strategy is built from: the settings, and what they are for.
+    """What a strategy is built from: the settings, and what they are for."""
 
-    Attributes:
-        layout: the global model.
-        tiers: that are exported and allowed, largest first.
-        optimizer: of the server; None for what the strategy does by itself.
-    """
-
-    layout: Layout
-    tiers: Sequence[Tier]
-    optimizer: OptimizerSettings | None = None
+    layout: Layout  # the global model
+    tiers: Sequence[Tier]  # that are exported and allowed, largest first
+    optimizer: OptimizerSettings | None = None  # of the server; None for what the strategy does by itself
 
 
 @dataclass(frozen=True)
@@ -98,19 +92,13 @@ class PlannedTier:
 
 @dataclass(frozen=True)
 class Contribution:
-    """A checked update on its way into the accumulator.
-
-    Attributes:
-        key: name of its plan.
-        plan: what it holds.
-        weights: its tensors, views of a mapped file.
-    """
+    """A checked update on its way into the accumulator."""
 
     device: str
     tier: Tier
-    key: str
-    plan: CompiledPlan
-    weights: Tensors
+    key: str  # name of its plan
+    plan: CompiledPlan  # what it holds
+    weights: Tensors  # its tensors, views of a mapped file
     metrics: TaskMetrics
 
 
