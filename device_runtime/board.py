@@ -33,29 +33,17 @@ _SKEW_SECONDS = 86_400.0
 
 @dataclass(frozen=True)
 class Board:
-    """A probed board.
+    """A probed board."""
 
-    Attributes:
-        arch: machine type, as in ``uname -m``.
-        system: operating system and release.
-        cores: processors this process may use.
-        ram_bytes: memory of the board, 0 where the system does not tell.
-        free_ram_bytes: memory available now, 0 where the system does not tell.
-        backends: training backend to the version of the package that runs it.
-        python: version of the interpreter.
-        temperature_celsius: hottest thermal zone, where the board tells.
-        on_battery: whether a battery is discharging, where the board has one.
-    """
-
-    arch: str
-    system: str
-    cores: int
-    ram_bytes: int
-    free_ram_bytes: int
-    backends: Mapping[str, str]
-    python: str
-    temperature_celsius: float | None
-    on_battery: bool | None
+    arch: str  # machine type, as in ``uname -m``
+    system: str  # operating system and release
+    cores: int  # processors this process may use
+    ram_bytes: int  # memory of the board, 0 where the system does not tell
+    free_ram_bytes: int  # memory available now, 0 where the system does not tell
+    backends: Mapping[str, str]  # training backend to the version of the package that runs it
+    python: str  # version of the interpreter
+    temperature_celsius: float | None  # hottest thermal zone, where the board tells
+    on_battery: bool | None  # whether a battery is discharging, where the board has one
 
 
 def installed_backends() -> dict[str, str]:

@@ -12,23 +12,15 @@ from fleet_protocol.messages import Profile
 
 @dataclass
 class Measured:
-    """Measurements; each is None until it is known.
+    """Measurements; each is None until it is known."""
 
-    Attributes:
-        board: from probing on.
-        step_seconds: mean time of a training step in the last task.
-        link_bytes_per_second: of the last download.
-        provider: what computed the training steps of the last task, and why that; empty where there is no choice.
-        unable: why the board cannot train; empty where it can.
-        paused: why it shall not train now; empty where it may.
-    """
-
-    board: Board | None = None
-    step_seconds: float | None = None
-    link_bytes_per_second: float | None = None
+    board: Board | None = None  # from probing on
+    step_seconds: float | None = None  # mean time of a training step in the last task
+    link_bytes_per_second: float | None = None  # of the last download
+    # what computed the training steps of the last task, and why that; empty where there is no choice
     provider: str = ""
-    unable: str = ""
-    paused: str = ""
+    unable: str = ""  # why the board cannot train; empty where it can
+    paused: str = ""  # why it shall not train now; empty where it may
 
     def look(self, sysfs: Path) -> None:
         """Read again what changes while a board runs; `sysfs` as of `probe`."""

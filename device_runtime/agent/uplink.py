@@ -27,25 +27,16 @@ def _differs(profile: Profile, told: Profile | None) -> bool:
 
 @dataclass
 class Uplink:
-    """The connection, and the words that go over it.
+    """The connection, and the words that go over it."""
 
-    Attributes:
-        config: the operator's.
-        journal: the log.
-        link: from probing on.
-        told: the profile that the fleet has; None when it may have none.
-        said: the state that the fleet was told last.
-        spoke: ``time.monotonic()`` of the last message.
-        unwanted: blobs whose subscription was given back because chunks came that nobody waits for.
-    """
-
-    config: DeviceConfig
-    journal: Journal
-    link: Transport | None = None
+    config: DeviceConfig  # the operator's
+    journal: Journal  # the log
+    link: Transport | None = None  # from probing on
+    # blobs whose subscription was given back because chunks came that nobody waits for
     unwanted: set[str] = field(default_factory=set)
-    told: Profile | None = None
-    said: str = ""
-    spoke: float = math.inf
+    told: Profile | None = None  # the profile that the fleet has; None when it may have none
+    said: str = ""  # the state that the fleet was told last
+    spoke: float = math.inf  # ``time.monotonic()`` of the last message
 
     @property
     def topics(self) -> Topics:

@@ -24,29 +24,20 @@ from fleet_protocol.noise import Draw
 
 @dataclass(frozen=True)
 class Bench:
-    """What a board computes with; the same for every task.
-
-    Attributes:
-        backend: ``onnx`` or ``ort-training``.
-        holdout: share of the samples kept for evaluation.
-        folder: where files lie between rounds, None where nothing can be kept.
-        sessions: opens the graphs; None opens each anew on `threads`.
-        parts: training and held-out indices to use instead of a split by `holdout`.
-        noise: random bytes for what hides its part.
-        accelerators: what is tried for training steps beside the CPU; None for nothing.
-    """
+    """What a board computes with; the same for every task."""
 
     data: DataSet
     blobs: BlobStore
-    backend: str
+    backend: str  # ``onnx`` or ``ort-training``
     threads: int
-    holdout: float
+    holdout: float  # share of the samples kept for evaluation
     own_model: OwnModel | None = None
-    folder: Path | None = None
-    sessions: Sessions | None = None
+    folder: Path | None = None  # where files lie between rounds, None where nothing can be kept
+    sessions: Sessions | None = None  # opens the graphs; None opens each anew on `threads`
+    # training and held-out indices to use instead of a split by `holdout`
     parts: tuple[NDArray[np.int64], NDArray[np.int64]] | None = None
-    noise: Draw = os.urandom
-    accelerators: Accelerators | None = None
+    noise: Draw = os.urandom  # random bytes for what hides its part
+    accelerators: Accelerators | None = None  # what is tried for training steps beside the CPU; None for nothing
 
     @property
     def examples(self) -> int:

@@ -29,37 +29,22 @@ _NARROWEST = 0.0625
 
 
 class Progress(FrozenModel):
-    """What the device carries from round to round.
+    """What the device carries from round to round."""
 
-    Attributes:
-        rounds: rounds whose loss was observed.
-        training_efficiency: TE of the next round.
-        last_loss: mean loss of the last round; None before the first.
-    """
-
-    rounds: int = 0
-    training_efficiency: float
-    last_loss: float | None = None
+    rounds: int = 0  # rounds whose loss was observed
+    training_efficiency: float  # TE of the next round
+    last_loss: float | None = None  # mean loss of the last round; None before the first
 
 
 class Choice(FrozenModel):
-    """What the device decided for one round, and why.
+    """What the device decided for one round, and why."""
 
-    Attributes:
-        system_efficiency: SE.
-        training_efficiency: TE.
-        utility: U.
-        normalised: Un, in [0, 1].
-        wanted: width before the cap.
-        width: width after it.
-    """
-
-    system_efficiency: float
-    training_efficiency: float
-    utility: float
-    normalised: float
-    wanted: float
-    width: float
+    system_efficiency: float  # SE
+    training_efficiency: float  # TE
+    utility: float  # U
+    normalised: float  # Un, in [0, 1]
+    wanted: float  # width before the cap
+    width: float  # width after it
 
 
 def choose(

@@ -16,19 +16,12 @@ _TIER = re.compile(r"^w(\d+\.\d+)-d(\d+)$")
 
 @dataclass(frozen=True)
 class Situation:
-    """What a device knows when it chooses.
+    """What a device knows when it chooses."""
 
-    Attributes:
-        tiers: ids of those it may train, at least one.
-        steps: training steps of the round.
-        bytes_per_second: of its link, None if it is not known.
-        step_seconds: time of a training step by tier, where it is known beforehand; of others a rule knows what it
-            remembers.
-    """
-
-    tiers: tuple[str, ...]
-    steps: int
-    bytes_per_second: float | None
+    tiers: tuple[str, ...]  # ids of those it may train, at least one
+    steps: int  # training steps of the round
+    bytes_per_second: float | None  # of its link, None if it is not known
+    # time of a training step by tier, where it is known beforehand; of others a rule knows what it remembers
     step_seconds: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -44,19 +37,14 @@ class Experience:
 
 @dataclass(frozen=True)
 class Rule(Generic[SettingsT, MemoryT]):
-    """How one rule chooses, and what it remembers from round to round.
-
-    Attributes:
-        memory: schema of what it remembers; it must survive a restart.
-        choose: one of the tiers of a situation; the memory is None before the first round.
-        learn: the memory after a round.
-    """
+    """How one rule chooses, and what it remembers from round to round."""
 
     name: str
     settings: type[SettingsT]
-    memory: type[MemoryT]
+    memory: type[MemoryT]  # schema of what it remembers; it must survive a restart
+    # one of the tiers of a situation; the memory is None before the first round
     choose: Callable[[SettingsT, MemoryT | None, Situation], str]
-    learn: Callable[[SettingsT, MemoryT | None, Experience], MemoryT]
+    learn: Callable[[SettingsT, MemoryT | None, Experience], MemoryT]  # the memory after a round
 
 
 def width_of(tier: str) -> float:

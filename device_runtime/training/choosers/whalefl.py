@@ -23,19 +23,13 @@ from fleet_protocol.sizing import Sizing
 
 
 class Memory(FrozenModel):
-    """What must survive a restart.
+    """What must survive a restart."""
 
-    Attributes:
-        round: the last one whose loss is in it.
-        progress: training efficiency and last loss.
-        step_seconds: time of a training step at each tier, at the speed of the board when `drift` is 1.
-        drift: how many times slower the board was in its last round.
-    """
-
-    round: int = Field(default=0, ge=0)
-    progress: Progress
+    round: int = Field(default=0, ge=0)  # the last one whose loss is in it
+    progress: Progress  # training efficiency and last loss
+    # time of a training step at each tier, at the speed of the board when `drift` is 1
     step_seconds: Mapping[str, float] = Field(default_factory=dict)
-    drift: float = Field(default=1.0, gt=0)
+    drift: float = Field(default=1.0, gt=0)  # how many times slower the board was in its last round
 
 
 def _fresh(sizing: Sizing) -> Memory:

@@ -40,15 +40,10 @@ _STATE, _ADAPTOR = "state/", "adaptor/"
 
 
 class MutualSettings(FrozenModel):
-    """How much the two models trust the labels in one round (specification 5.1).
+    """How much the two models trust the labels in one round (specification 5.1)."""
 
-    Attributes:
-        alpha: of the personal model; the rest is trust in the meme.
-        beta: of the meme; the rest is trust in the personal model.
-    """
-
-    alpha: float = Field(default=0.5, ge=0, le=1)
-    beta: float = Field(default=0.5, ge=0, le=1)
+    alpha: float = Field(default=0.5, ge=0, le=1)  # of the personal model; the rest is trust in the meme
+    beta: float = Field(default=0.5, ge=0, le=1)  # of the meme; the rest is trust in the personal model
 
 
 @dataclass(frozen=True)
