@@ -20,13 +20,9 @@ SIDES: tuple[Side, ...] = ("own", "sent")
 
 
 class AdaptorSpec(FileSpec):
-    """Weights blob that the part of the sent model starts from which its device keeps.
+    """Weights blob that the part of the sent model starts from which its device keeps."""
 
-    Attributes:
-        parameters: their names, in the order of the model.
-    """
-
-    parameters: tuple[str, ...] = Field(min_length=1)
+    parameters: tuple[str, ...] = Field(min_length=1)  # their names, in the order of the model
 
 
 class PairManifest(FrozenModel):

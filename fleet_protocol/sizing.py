@@ -46,12 +46,7 @@ class SizingConstants(FrozenModel):
 
 
 class Sizing(FrozenModel):
-    """What a device needs to choose its tier by its utility: the settings of that chooser (specification 4.2).
+    """What a device needs to choose its tier by its utility: the settings of that chooser (specification 4.2)."""
 
-    Attributes:
-        constants: of the method.
-        full_bytes: size of the whole model, whose time on the link T_cm is.
-    """
-
-    constants: SizingConstants
-    full_bytes: int = Field(ge=1)
+    constants: SizingConstants  # of the method
+    full_bytes: int = Field(ge=1)  # size of the whole model, whose time on the link T_cm is

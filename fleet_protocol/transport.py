@@ -42,22 +42,15 @@ SCHEMES: Mapping[str, Scheme] = MappingProxyType(
 
 @dataclass(frozen=True)
 class BrokerAddress:
-    """Where the broker is and how to get in.
-
-    Attributes:
-        scheme: which transport, a row of `SCHEMES`.
-        username: login, or None.
-        ca_file: certificates to trust instead of the system's.
-        cert_file: client certificate.
-    """
+    """Where the broker is and how to get in."""
 
     host: str
     port: int
-    scheme: str = "mqtt"
-    username: str | None = None
+    scheme: str = "mqtt"  # which transport, a row of `SCHEMES`
+    username: str | None = None  # login, or None
     password: str | None = None
-    ca_file: Path | None = None
-    cert_file: Path | None = None
+    ca_file: Path | None = None  # certificates to trust instead of the system's
+    cert_file: Path | None = None  # client certificate
     key_file: Path | None = None
 
     @classmethod
@@ -138,17 +131,12 @@ class Rejected:
 
 @dataclass(frozen=True)
 class Told:
-    """What the operator says to this member has come.
+    """What the operator says to this member has come."""
 
-    Attributes:
-        renewed: its enrolment ends later; it speaks with that from now on.
-        release: a `fleet_protocol.identity.release.Release` that it is to take; None for none, or none any more.
-        heard: number of the release with which the server has heard it.
-    """
-
-    renewed: bool
+    renewed: bool  # its enrolment ends later; it speaks with that from now on
+    # a `fleet_protocol.identity.release.Release` that it is to take; None for none, or none any more
     release: object = None
-    heard: int = 0
+    heard: int = 0  # number of the release with which the server has heard it
 
 
 Event = Connected | Disconnected | Received | Rejected | Told

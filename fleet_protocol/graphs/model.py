@@ -101,19 +101,13 @@ class Port:
 
 @dataclass(frozen=True)
 class Graph:
-    """A model, or the body of a loop in one, as far as a board looks at it.
+    """A model, or the body of a loop in one, as far as a board looks at it."""
 
-    Attributes:
-        ir_version: of the file format; 0 for a body.
-        opsets: operator set to version; the empty name is ONNX's own. None of a body, which has those of the model.
-        nodes: in the order of the file, which is one they can run in.
-        constants: names of the initializers.
-    """
-
-    ir_version: int
+    ir_version: int  # of the file format; 0 for a body
+    # operator set to version; the empty name is ONNX's own. None of a body, which has those of the model
     opsets: Mapping[str, int]
-    nodes: tuple[Node, ...]
-    constants: frozenset[str]
+    nodes: tuple[Node, ...]  # in the order of the file, which is one they can run in
+    constants: frozenset[str]  # names of the initializers
     inputs: tuple[Port, ...]
     outputs: tuple[Port, ...]
 

@@ -22,34 +22,21 @@ Pem = Annotated[str, Field(max_length=16_384)]
 
 
 class Enrolment(FrozenModel):
-    """What a member of a fleet has; whoever holds the file is that member.
+    """What a member of a fleet has; whoever holds the file is that member."""
 
-    Attributes:
-        format: of this file.
-        role: what it may sign.
-        name: of the device, or ``server``.
-        broker: ``mqtt[s]://host:port``, without a login.
-        operator: public key that vouches for every member, 32 bytes in hexadecimal.
-        certificate: signed by the operator; see `fleet_protocol.identity.certificate`.
-        key: private key of this member, 32 bytes in hexadecimal.
-        sealing: private keys that open what is sealed to it: its own, and of a server the one before it was renewed.
-        token: password at the broker; the login is the name.
-        ca: certificate of the fleet's own authority, which vouches for the broker; None without TLS.
-        tls_certificate: client certificate for brokers that ask for one.
-    """
-
-    format: Literal[1] = 1
+    format: Literal[1] = 1  # of this file
     fleet: Name
-    role: Literal["server", "device"]
-    name: Name
-    broker: str = Field(max_length=300)
-    operator: Key
-    certificate: Hex
-    key: Key
+    role: Literal["server", "device"]  # what it may sign
+    name: Name  # of the device, or ``server``
+    broker: str = Field(max_length=300)  # ``mqtt[s]://host:port``, without a login
+    operator: Key  # public key that vouches for every member, 32 bytes in hexadecimal
+    certificate: Hex  # signed by the operator; see `fleet_protocol.identity.certificate`
+    key: Key  # private key of this member, 32 bytes in hexadecimal
+    # private keys that open what is sealed to it: its own, and of a server the one before it was renewed
     sealing: tuple[Key, ...] = ()
-    token: str = Field(max_length=200)
-    ca: Pem | None = None
-    tls_certificate: Pem | None = None
+    token: str = Field(max_length=200)  # password at the broker; the login is the name
+    ca: Pem | None = None  # certificate of the fleet's own authority, which vouches for the broker; None without TLS
+    tls_certificate: Pem | None = None  # client certificate for brokers that ask for one
     tls_key: Pem | None = None
 
     def address(self, folder: Path, broker: str | None = None) -> BrokerAddress:
