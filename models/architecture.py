@@ -25,23 +25,14 @@ _REQUIRED = ("input_shape", "classes")
 
 @dataclass(frozen=True)
 class Architecture:
-    """A builder of modules, with what is known of it before it is called.
+    """A builder of modules, with what is known of it before it is called."""
 
-    Attributes:
-        name: its id, the name of the builder.
-        build: called with a `Cut` and the settings as keywords; returns a torch module.
-        input_dtype: ``float32``, or ``int64`` for tokens; of several inputs also by name.
-        defaults: every setting with its default.
-        choices: what a setting may be whose annotation is a `Literal`.
-        paper: where it was described, for people.
-    """
-
-    name: str
-    build: Callable[..., Any]
-    input_dtype: Dtype | Mapping[str, Dtype]
-    defaults: Mapping[str, Any]
-    choices: Mapping[str, tuple[Any, ...]]
-    paper: str = ""
+    name: str  # its id, the name of the builder
+    build: Callable[..., Any]  # called with a `Cut` and the settings as keywords; returns a torch module
+    input_dtype: Dtype | Mapping[str, Dtype]  # ``float32``, or ``int64`` for tokens; of several inputs also by name
+    defaults: Mapping[str, Any]  # every setting with its default
+    choices: Mapping[str, tuple[Any, ...]]  # what a setting may be whose annotation is a `Literal`
+    paper: str = ""  # where it was described, for people
 
     def settings(self, overrides: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
         """Complete settings with the defaults; lists become tuples, and so does one value where the default is one.

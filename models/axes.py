@@ -35,19 +35,13 @@ class Axis:
     Example:
         >>> Axis("block1.attention", size=64, groups=4).kept(0.25)  # 4 of the 16 dimensions of each head
         16
-
-    Attributes:
-        name: unique in the model, such as ``conv2.out``.
-        size: units in the global model.
-        kind: whether a width cuts it.
-        groups: equal consecutive groups (attention heads); each is cut alike, none disappears.
-        leading: whether its units are not interchangeable, so that only plans that keep the leading ones may cut it.
     """
 
-    name: str
-    size: int
-    kind: AxisKind = AxisKind.WIDTH
-    groups: int = 1
+    name: str  # unique in the model, such as ``conv2.out``
+    size: int  # units in the global model
+    kind: AxisKind = AxisKind.WIDTH  # whether a width cuts it
+    groups: int = 1  # equal consecutive groups (attention heads); each is cut alike, none disappears
+    # whether its units are not interchangeable, so that only plans that keep the leading ones may cut it
     leading: bool = False
 
     def __post_init__(self) -> None:

@@ -30,21 +30,15 @@ class Dim:
     Example:
         >>> Dim("hidden", outer=2).entries({"hidden": Axis("hidden", 3)}, {"hidden": np.array([0, 2])})
         array([0, 2, 3, 5])
-
-    Attributes:
-        axis: name of the axis it carries; of a concatenation, the first.
-        inner: consecutive entries of each unit.
-        outer: maps of the whole axis, one behind the other.
-        shared: whether the units are counted by their place in a group alone, for a grouped axis: each map has an entry
-            for each place. So are the inputs of a grouped convolution, and maps that lie within or across the groups.
-        more: what follows in the same dimension, each without more of its own.
     """
 
-    axis: str
-    inner: int = 1
-    outer: int = 1
+    axis: str  # name of the axis it carries; of a concatenation, the first
+    inner: int = 1  # consecutive entries of each unit
+    outer: int = 1  # maps of the whole axis, one behind the other
+    # whether the units are counted by their place in a group alone, for a grouped axis: each map has an entry for each
+    # place. So are the inputs of a grouped convolution, and maps that lie within or across the groups
     shared: bool = False
-    more: "tuple[Dim, ...]" = ()
+    more: "tuple[Dim, ...]" = ()  # what follows in the same dimension, each without more of its own
 
     @property
     def segments(self) -> "tuple[Dim, ...]":

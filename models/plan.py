@@ -21,19 +21,14 @@ from models.tier import Tier
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """The part of a global model that one sub-model is.
-
-    Attributes:
-        blocks: names of the kept blocks.
-        indices: for each width axis its kept units in local order (int64, read-only).
-        overrides: units of single dimensions, by (parameter name, dimension, axis), that differ from `indices`;
-            only plans drawn ``per_layer`` have them.
-    """
+    """The part of a global model that one sub-model is."""
 
     tier: Tier
     kind: PlanKind
-    blocks: frozenset[str]
-    indices: Mapping[str, Indices]
+    blocks: frozenset[str]  # names of the kept blocks
+    indices: Mapping[str, Indices]  # for each width axis its kept units in local order (int64, read-only)
+    # units of single dimensions, by (parameter name, dimension, axis), that differ from `indices`; only plans drawn
+    # ``per_layer`` have them
     overrides: Mapping[tuple[str, int, str], Indices] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -123,15 +123,10 @@ class Scaler(nn.Module):
 
 @dataclass(frozen=True)
 class Norming:
-    """Which norm the layers of a network have, and by what the Scalers before them divide.
+    """Which norm the layers of a network have, and by what the Scalers before them divide."""
 
-    Attributes:
-        norm: ``sbn`` for static batch norm, ``none`` for none.
-        rate: width share for the Scalers; 1 for none.
-    """
-
-    norm: Norm
-    rate: float
+    norm: Norm  # ``sbn`` for static batch norm, ``none`` for none
+    rate: float  # width share for the Scalers; 1 for none
 
     def layer(self, channels: int) -> nn.Module:
         """Make a norm of so many channels."""

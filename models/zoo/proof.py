@@ -35,16 +35,12 @@ class View:
 
 @dataclass(frozen=True)
 class Case:
-    """A model whose layout is asked for.
+    """A model whose layout is asked for."""
 
-    Attributes:
-        views: the whole model first. A narrower one tells orders apart that are alike in the whole: whether four heads
-            of four become two heads, or four of two. Others have samples and parameters of other sizes.
-        growth: which dimensions the axes move.
-    """
-
+    # the whole model first. A narrower one tells orders apart that are alike in the whole: whether four heads of four
+    # become two heads, or four of two. Others have samples and parameters of other sizes
     views: tuple[View, ...]
-    growth: Growth
+    growth: Growth  # which dimensions the axes move
 
     @property
     def subject(self) -> Subject:
@@ -72,17 +68,11 @@ class Proved:
 
 @dataclass(frozen=True)
 class Doubt:
-    """A layout that does not hold.
+    """A layout that does not hold."""
 
-    Attributes:
-        axis: whose units are not interchangeable, or lie in no order that can be read.
-        dims: the best that was tried; None where there was nothing to try.
-        deviation: with this axis alone, relative to the largest value.
-    """
-
-    axis: str
-    dims: Dims
-    deviation: float
+    axis: str  # whose units are not interchangeable, or lie in no order that can be read
+    dims: Dims  # the best that was tried; None where there was nothing to try
+    deviation: float  # with this axis alone, relative to the largest value
 
 
 def proved_dims(case: Case) -> Proved | Doubt:

@@ -51,21 +51,13 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class LayerStyle:
-    """What all encoder layers of a model have in common beside their sizes.
+    """What all encoder layers of a model have in common beside their sizes."""
 
-    Attributes:
-        rate: width share for the Scalers; 1 for none.
-        dropout: share dropped of what is added to the stream.
-        inner_dropout: share dropped of the feed-forward units.
-        activation: ``gelu`` (exact) or ``relu``.
-        eps: added to the variance by the layer norms.
-    """
-
-    rate: float
-    dropout: float = 0.0
-    inner_dropout: float = 0.0
-    activation: Activation = "gelu"
-    eps: float = 1e-5
+    rate: float  # width share for the Scalers; 1 for none
+    dropout: float = 0.0  # share dropped of what is added to the stream
+    inner_dropout: float = 0.0  # share dropped of the feed-forward units
+    activation: Activation = "gelu"  # ``gelu`` (exact) or ``relu``
+    eps: float = 1e-5  # added to the variance by the layer norms
 
 
 class Attention(nn.Module):
