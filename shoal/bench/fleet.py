@@ -26,34 +26,21 @@ from shoal.bench.settings import FleetBench
 
 @dataclass(frozen=True)
 class FleetFigures:
-    """What was found; medians over the counted rounds.
-
-    Attributes:
-        round_seconds: from the offers to the new version.
-        paho_seconds: of the bare fan-out and fan-in of the same bytes by clients of paho.
-        cpu_ms_per_update: processor time of the server, its network thread and its receivers included.
-        paho_cpu_ms_per_update: of the process in the middle of the baseline.
-        merged: updates merged in the counted rounds.
-        asked: updates asked for in the counted rounds.
-        resident_bytes: peak memory of the process that held the server and, before it, the middle of the baseline; and
-            of its receivers.
-        wire_bytes: what the server exchanged in all rounds.
-        payload_bytes: what of it was blobs that were needed.
-        bytes_by_kind: what the devices exchanged in all rounds, by kind of topic and way.
-    """
+    """What was found; medians over the counted rounds."""
 
     devices: int
     update_bytes: int
-    round_seconds: float
-    paho_seconds: float
-    cpu_ms_per_update: float
-    paho_cpu_ms_per_update: float
-    merged: int
-    asked: int
+    round_seconds: float  # from the offers to the new version
+    paho_seconds: float  # of the bare fan-out and fan-in of the same bytes by clients of paho
+    cpu_ms_per_update: float  # processor time of the server, its network thread and its receivers included
+    paho_cpu_ms_per_update: float  # of the process in the middle of the baseline
+    merged: int  # updates merged in the counted rounds
+    asked: int  # updates asked for in the counted rounds
+    # peak memory of the process that held the server and, before it, the middle of the baseline; and of its receivers
     resident_bytes: int
-    wire_bytes: int
-    payload_bytes: int
-    bytes_by_kind: dict[str, int]
+    wire_bytes: int  # what the server exchanged in all rounds
+    payload_bytes: int  # what of it was blobs that were needed
+    bytes_by_kind: dict[str, int]  # what the devices exchanged in all rounds, by kind of topic and way
 
 
 @dataclass

@@ -30,21 +30,14 @@ class DevicePoint:
 
 @dataclass(frozen=True)
 class RoundPoint:
-    """One closed round.
+    """One closed round."""
 
-    Attributes:
-        number: from 1.
-        accuracy: of the merged model on the server's test set, if it was evaluated.
-        loss: likewise.
-        seconds: from planning to closing.
-        metrics: that the recipe asks for, of the merged model on the test set.
-    """
-
-    number: int
-    accuracy: float | None
-    loss: float | None
-    seconds: float
+    number: int  # from 1
+    accuracy: float | None  # of the merged model on the server's test set, if it was evaluated
+    loss: float | None  # likewise
+    seconds: float  # from planning to closing
     devices: tuple[DevicePoint, ...]
+    # that the recipe asks for, of the merged model on the test set
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
