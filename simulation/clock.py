@@ -80,12 +80,9 @@ class ClockConfig(FrozenModel):
 
 
 class DeviceType(FrozenModel):
-    """One kind of device.
+    """One kind of device."""
 
-    Attributes:
-        seconds_per_sample: time of a training step for one sample, by width; at least one.
-    """
-
+    # time of a training step for one sample, by width; at least one
     seconds_per_sample: Mapping[Width, Positive] = Field(min_length=1)
 
 
@@ -107,24 +104,16 @@ class DeviceClock:
 
 @dataclass(frozen=True)
 class Load:
-    """What a device does in a round, as far as its time depends on it.
+    """What a device does in a round, as far as its time depends on it."""
 
-    Attributes:
-        width: share of the global width.
-        samples: of each training step: the batch size. For passes over data whose last batch is smaller, all the
-            samples, with the number of passes as `steps`.
-        steps: training steps.
-        depth_share: blocks of the tier over blocks of the model, in (0, 1].
-        upload_bytes: size of the update; only ``upload = "bytes"`` needs it.
-        download_bytes: size of the weights; only ``upload = "bytes"`` with ``download`` needs it.
-    """
-
-    width: float
+    width: float  # share of the global width
+    # of each training step: the batch size. For passes over data whose last batch is smaller, all the samples, with the
+    # number of passes as `steps`
     samples: int = 0
-    steps: int = 0
-    depth_share: float = 1.0
-    upload_bytes: int | None = None
-    download_bytes: int | None = None
+    steps: int = 0  # training steps
+    depth_share: float = 1.0  # blocks of the tier over blocks of the model, in (0, 1]
+    upload_bytes: int | None = None  # size of the update; only ``upload = "bytes"`` needs it
+    download_bytes: int | None = None  # size of the weights; only ``upload = "bytes"`` with ``download`` needs it
 
 
 @dataclass(frozen=True)

@@ -33,17 +33,12 @@ It raises BlobError where the version cannot be read.
 
 @dataclass(frozen=True)
 class Judges:
-    """What judges the global versions of a run.
+    """What judges the global versions of a run."""
 
-    Attributes:
-        evaluator: of the judged tier on the test set, None where the global model cannot be judged.
-        local: judges versions on the devices' own parts of the test set, None if nobody wants that.
-        others: what else judges them, by the name of the column.
-    """
-
+    # of the judged tier on the test set, None where the global model cannot be judged
     evaluator: Evaluator | None = None
-    local: Judge | None = None
-    others: Mapping[str, Judge] = field(default_factory=dict)
+    local: Judge | None = None  # judges versions on the devices' own parts of the test set, None if nobody wants that
+    others: Mapping[str, Judge] = field(default_factory=dict)  # what else judges them, by the name of the column
 
 
 def chosen_judges(table: EvaluationTable, context: RunContext, parts: Parts, *, own_models: bool) -> Judges:

@@ -9,38 +9,25 @@ from fleet_protocol.messages import BlobRef, Instructions, TaskMetrics
 
 
 class WorkerSetup(FrozenModel):
-    """What a worker is told once.
+    """What a worker is told once."""
 
-    Attributes:
-        artifacts: folder of the exported architecture.
-        parts: file with the split.
-        blobs: folder of the global versions and slices.
-        devices: folder for what single devices keep between rounds.
-        holdout: share of a device's samples that its sub-model is judged on.
-        device: of the torch backend.
-        settings: of the architecture as JSON, for the torch backend.
-        models: file with the user's architectures, for the torch backend.
-        pairs: sets of the devices' own models, dealt in turn; empty for none.
-        tasks: what each label of the data is to the devices, dealt in the same turn; None where it is itself.
-        own_test: judge what a device trains on its own part of the test set, not on a share of its samples.
-    """
-
-    artifacts: Path
+    artifacts: Path  # folder of the exported architecture
     arch: str
     data: Path
-    parts: Path
-    blobs: Path
+    parts: Path  # file with the split
+    blobs: Path  # folder of the global versions and slices
     updates: Path
-    devices: Path
-    holdout: float = 0.0
+    devices: Path  # folder for what single devices keep between rounds
+    holdout: float = 0.0  # share of a device's samples that its sub-model is judged on
     augment: tuple[str, ...] = ()
     backend: Literal["onnx", "torch"] = "onnx"
-    device: Literal["cpu", "cuda"] = "cpu"
-    settings: str = "{}"
-    models: Path | None = None
-    pairs: tuple[Path, ...] = ()
+    device: Literal["cpu", "cuda"] = "cpu"  # of the torch backend
+    settings: str = "{}"  # of the architecture as JSON, for the torch backend
+    models: Path | None = None  # file with the user's architectures, for the torch backend
+    pairs: tuple[Path, ...] = ()  # sets of the devices' own models, dealt in turn; empty for none
+    # what each label of the data is to the devices, dealt in the same turn; None where it is itself
     tasks: tuple[tuple[int, ...] | None, ...] = ()
-    own_test: bool = False
+    own_test: bool = False  # judge what a device trains on its own part of the test set, not on a share of its samples
 
 
 class WorkItem(FrozenModel):
@@ -74,18 +61,13 @@ class Finished(FrozenModel):
 
 
 class Failed(FrozenModel):
-    """A task could not be done, and would fail again.
-
-    Attributes:
-        reason: value of a `RefusalReason`, empty for an error that is not the device's.
-        exit_code: what the command line should end with.
-    """
+    """A task could not be done, and would fail again."""
 
     type: Literal["failed"] = "failed"
     task: str
-    reason: str = ""
+    reason: str = ""  # value of a `RefusalReason`, empty for an error that is not the device's
     detail: str
-    exit_code: int = 1
+    exit_code: int = 1  # what the command line should end with
 
 
 class Engine(Protocol):

@@ -51,17 +51,12 @@ _CONFIG = "config.json"
 
 @dataclass(frozen=True)
 class SimulationResult:
-    """How a simulation ended.
-
-    Attributes:
-        finished: as the coordinator tells it; ``stopped`` after Ctrl-C.
-        rounds: one row per closed round, those of earlier processes included.
-    """
+    """How a simulation ended."""
 
     run: str
     folder: Path
-    finished: control.RunFinished
-    rounds: tuple[RoundRow, ...]
+    finished: control.RunFinished  # as the coordinator tells it; ``stopped`` after Ctrl-C
+    rounds: tuple[RoundRow, ...]  # one row per closed round, those of earlier processes included
 
 
 def simulate(

@@ -33,64 +33,38 @@ RowT = TypeVar("RowT", "RoundRow", "DeviceRow")
 
 @dataclass(frozen=True)
 class RoundRow:
-    """One closed round.
+    """One closed round."""
 
-    Attributes:
-        round: its number, from 1; abandoned rounds count.
-        version: the global version it made.
-        accuracy: of that version on the server's test set, if it was evaluated.
-        loss: likewise.
-        train_loss: mean over the devices that took part, None if none said.
-        tiers: how many of them trained each tier.
-        simulated_seconds: emulated time of this round, and of those before it that were abandoned.
-        simulated_total: emulated time since the start of the run, to the end of this round.
-        seconds: real time of this round.
-        payload_bytes: of weights and updates, both ways; those of abandoned rounds before it are with it.
-        local_accuracy: mean over the devices' own held-out samples, weighted by their number.
-        matthews: correlation of its predictions with two labels, if that was asked for.
-        perplexity: of that version on the server's test set, if that was asked for.
-        epsilon: of a device's part in the run so far, None where nothing hides that.
-    """
-
-    round: int
-    version: int
-    accuracy: float | None
-    loss: float | None
-    train_loss: float | None
+    round: int  # its number, from 1; abandoned rounds count
+    version: int  # the global version it made
+    accuracy: float | None  # of that version on the server's test set, if it was evaluated
+    loss: float | None  # likewise
+    train_loss: float | None  # mean over the devices that took part, None if none said
     devices: int
-    tiers: Mapping[str, int]
-    simulated_seconds: float
-    simulated_total: float
-    seconds: float
-    payload_bytes: int
-    local_accuracy: float | None
-    matthews: float | None = None
-    perplexity: float | None = None
-    epsilon: float | None = None
+    tiers: Mapping[str, int]  # how many of them trained each tier
+    simulated_seconds: float  # emulated time of this round, and of those before it that were abandoned
+    simulated_total: float  # emulated time since the start of the run, to the end of this round
+    seconds: float  # real time of this round
+    payload_bytes: int  # of weights and updates, both ways; those of abandoned rounds before it are with it
+    local_accuracy: float | None  # mean over the devices' own held-out samples, weighted by their number
+    matthews: float | None = None  # correlation of its predictions with two labels, if that was asked for
+    perplexity: float | None = None  # of that version on the server's test set, if that was asked for
+    epsilon: float | None = None  # of a device's part in the run so far, None where nothing hides that
 
 
 @dataclass(frozen=True)
 class DeviceRow:
-    """One device's part in a closed round.
-
-    Attributes:
-        examples: training samples it holds.
-        train_loss: as it reported.
-        local_accuracy: of the trained sub-model on its own held-out samples, if it keeps any.
-        simulated_seconds: emulated time of its part.
-        seconds: real time of its training.
-        payload_bytes: of its update.
-    """
+    """One device's part in a closed round."""
 
     round: int
     device: str
     tier: str
-    examples: int
-    train_loss: float | None
-    local_accuracy: float | None
-    simulated_seconds: float
-    seconds: float
-    payload_bytes: int
+    examples: int  # training samples it holds
+    train_loss: float | None  # as it reported
+    local_accuracy: float | None  # of the trained sub-model on its own held-out samples, if it keeps any
+    simulated_seconds: float  # emulated time of its part
+    seconds: float  # real time of its training
+    payload_bytes: int  # of its update
 
 
 class Judged(Protocol):
@@ -114,18 +88,12 @@ class Judged(Protocol):
 
 @dataclass(frozen=True)
 class Quantity:
-    """What a plot shows on its vertical axis, and a measure is read from.
+    """What a plot shows on its vertical axis, and a measure is read from."""
 
-    Attributes:
-        name: part of a file's name.
-        value: finds it in a round; None where it was not evaluated.
-        share: whether it is a share, in [0, 1], to be shown in %.
-    """
-
-    name: str
+    name: str  # part of a file's name
     label: str
-    value: Callable[[Judged], float | None]
-    share: bool = False
+    value: Callable[[Judged], float | None]  # finds it in a round; None where it was not evaluated
+    share: bool = False  # whether it is a share, in [0, 1], to be shown in %
 
 
 ACCURACY = Quantity("accuracy", "test accuracy", lambda row: row.accuracy, share=True)

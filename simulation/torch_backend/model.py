@@ -89,21 +89,13 @@ def used_parameters(module: nn.Module, manifest: Manifest) -> frozenset[str]:
 
 
 class Batch(NamedTuple):
-    """A batch of each of some devices.
+    """A batch of each of some devices."""
 
-    Attributes:
-        devices: which rows take part, ``k`` of them one behind the other.
-        x: samples ``[k, batch, ...]``.
-        y: labels, int64 ``[k, batch]``, or ``[k, batch, tokens]`` where negative ones count for nothing.
-        mask: 1 for labels the device has, else 0, float32 ``[k, classes]``; None where all have all labels.
-        noise: float32 ``[k, batch, ...]`` for every noise layer of the manifest, in its order.
-    """
-
-    devices: slice
-    x: Tensor
-    y: Tensor
-    mask: Tensor | None
-    noise: Sequence[Tensor]
+    devices: slice  # which rows take part, ``k`` of them one behind the other
+    x: Tensor  # samples ``[k, batch, ...]``
+    y: Tensor  # labels, int64 ``[k, batch]``, or ``[k, batch, tokens]`` where negative ones count for nothing
+    mask: Tensor | None  # 1 for labels the device has, else 0, float32 ``[k, classes]``; None where all have all labels
+    noise: Sequence[Tensor]  # float32 ``[k, batch, ...]`` for every noise layer of the manifest, in its order
 
 
 class Stepper(Protocol):
