@@ -43,18 +43,14 @@ _VERSIONED = ("torch", "onnx", "onnxruntime", "onnxruntime-training-cpu", "execu
 
 @dataclass(frozen=True)
 class Facts:
-    """What was found out about a sub-model by running it.
-
-    Attributes:
-        noise: shapes of what its layers draw for a sample in training, by path of the layer.
-        skipped: formats it cannot have, with the reason.
-    """
+    """What was found out about a sub-model by running it."""
 
     signature: Signature
+    # shapes of what its layers draw for a sample in training, by path of the layer
     noise: Mapping[str, tuple[int, ...]]
     checks: tuple[CheckSpec, ...]
     footprint: Footprint
-    skipped: Mapping[str, str] = field(default_factory=dict)
+    skipped: Mapping[str, str] = field(default_factory=dict)  # formats it cannot have, with the reason
 
 
 def manifest_of(export: Export, tier: Tier, files: Sequence[SetFile], facts: Facts) -> Manifest:

@@ -18,17 +18,11 @@ _KEY = "range"
 
 @dataclass(frozen=True)
 class Range:
-    """Where a number must lie.
+    """Where a number must lie."""
 
-    Attributes:
-        low: the smallest allowed.
-        below: what it must be less than; infinity for any finite number.
-        positive: whether it must be above 0.
-    """
-
-    low: float = 0.0
-    below: float = math.inf
-    positive: bool = False
+    low: float = 0.0  # the smallest allowed
+    below: float = math.inf  # what it must be less than; infinity for any finite number
+    positive: bool = False  # whether it must be above 0
 
     def __contains__(self, value: float) -> bool:
         return self.low <= value < self.below and (value > 0 or not self.positive)

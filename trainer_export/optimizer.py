@@ -26,35 +26,23 @@ UNDERWAY = 20
 
 @dataclass(frozen=True)
 class State:
-    """A tensor that an optimizer keeps for every parameter, in the parameter's shape.
+    """A tensor that an optimizer keeps for every parameter, in the parameter's shape."""
 
-    Attributes:
-        name: as PyTorch's optimizer has it in its state.
-        initial: what every entry is when a task begins.
-        underway: what every entry is after `UNDERWAY` steps of a training that is compared with PyTorch, None for
-            initial. A rule that divides by the state would otherwise blow the rounding of a gradient of zero up to a
-            whole step.
-    """
-
-    name: str
-    initial: float = 0.0
+    name: str  # as PyTorch's optimizer has it in its state
+    initial: float = 0.0  # what every entry is when a task begins
+    # what every entry is after `UNDERWAY` steps of a training that is compared with PyTorch, None for initial. A rule
+    # that divides by the state would otherwise blow the rounding of a gradient of zero up to a whole step
     underway: float | None = None
 
 
 @dataclass(frozen=True)
 class Slot:
-    """What a rule is given of one tensor of the model.
+    """What a rule is given of one tensor of the model."""
 
-    Attributes:
-        parameter: now, float32, any shape.
-        gradient: of the loss after clipping, of the same shape.
-        states: by name, of the same shape.
-        step: number of this step, 1 at the first, float32 []; None for an optimizer that counts none.
-    """
-
-    parameter: Tensor
-    gradient: Tensor
-    states: Mapping[str, Tensor]
+    parameter: Tensor  # now, float32, any shape
+    gradient: Tensor  # of the loss after clipping, of the same shape
+    states: Mapping[str, Tensor]  # by name, of the same shape
+    # number of this step, 1 at the first, float32 []; None for an optimizer that counts none
     step: Tensor | None = None
 
 

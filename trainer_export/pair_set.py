@@ -59,19 +59,13 @@ class PairModel:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two models that are trained on the same batch.
+    """Two models that are trained on the same batch."""
 
-    Attributes:
-        sent: the copy of the global model, or of its shared part with an adaptor.
-        own: the model that stays on the device.
-        adaptor: parts of the sent model that stay on the device and start there (`models.parts`); usually ``head``.
-        routine: what trains them; None where there is but one for pairs.
-    """
-
-    sent: PairModel
-    own: PairModel
+    sent: PairModel  # the copy of the global model, or of its shared part with an adaptor
+    own: PairModel  # the model that stays on the device
+    # parts of the sent model that stay on the device and start there (`models.parts`); usually ``head``
     adaptor: tuple[str, ...] = ()
-    routine: str | None = None
+    routine: str | None = None  # what trains them; None where there is but one for pairs
 
     @property
     def folder(self) -> str:
@@ -86,14 +80,11 @@ class Pair:
 
 @dataclass(frozen=True)
 class PairReport:
-    """The result of one pair.
-
-    Attributes:
-        worst_deviation: largest deviation from PyTorch of any of its graphs, relative to the tensor's largest value.
-    """
+    """The result of one pair."""
 
     folder: Path
     manifest: PairManifest
+    # largest deviation from PyTorch of any of its graphs, relative to the tensor's largest value
     worst_deviation: float
 
 

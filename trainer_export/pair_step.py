@@ -75,18 +75,13 @@ def pair_routine(name: str | None = None) -> PairRoutine:
 
 @dataclass(frozen=True)
 class Learner:
-    """One of the two models of a step.
+    """One of the two models of a step."""
 
-    Attributes:
-        call: computes logits [batch, classes] from the parameters and a batch.
-        knob: value of its routine's knob.
-        lr: learning rate, float [].
-    """
-
+    # computes logits [batch, classes] from the parameters and a batch
     call: Callable[[Sequence[Tensor], Tensor], Tensor]
     trained: Trained
-    knob: Tensor | float
-    lr: Tensor
+    knob: Tensor | float  # value of its routine's knob
+    lr: Tensor  # learning rate, float []
     recipe: Recipe
 
 

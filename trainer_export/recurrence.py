@@ -17,17 +17,12 @@ States = Sequence[Tensor]
 
 @dataclass(frozen=True)
 class Cell:
-    """A kind of recurrent layer.
+    """A kind of recurrent layer."""
 
-    Attributes:
-        gates: how many times the size of a state its pre-activations are.
-        states: number of states; the first is the output.
-        step: from what the input adds to the gates [batch, gates * size], what the states add to them, and the states
-            [batch, size], to the new states.
-    """
-
-    gates: int
-    states: int
+    gates: int  # how many times the size of a state its pre-activations are
+    states: int  # number of states; the first is the output
+    # from what the input adds to the gates [batch, gates * size], what the states add to them, and the states [batch,
+    # size], to the new states
     step: Callable[[Tensor, Tensor, States], list[Tensor]]
 
 

@@ -36,23 +36,15 @@ _EXAMPLE_BATCH, _OTHER_BATCH = 5, 7  # above 1; the other for models that have t
 
 @dataclass(frozen=True)
 class Trace:
-    """A traced program with the names of what goes in and out.
-
-    Attributes:
-        program: flat list of torch operators.
-        inputs: in the program's order.
-        input_specs: traced shapes of the inputs.
-        outputs: in the program's order.
-        batch_input: name of an input whose first dimension is the batch.
-        hidden: inputs and outputs that the graph shall not have; no output that it has depends on such an input.
-    """
+    """A traced program with the names of what goes in and out."""
 
     name: str
-    program: fx.GraphModule
-    inputs: tuple[Port, ...]
-    input_specs: tuple[Spec, ...]
-    outputs: tuple[Port, ...]
-    batch_input: str
+    program: fx.GraphModule  # flat list of torch operators
+    inputs: tuple[Port, ...]  # in the program's order
+    input_specs: tuple[Spec, ...]  # traced shapes of the inputs
+    outputs: tuple[Port, ...]  # in the program's order
+    batch_input: str  # name of an input whose first dimension is the batch
+    # inputs and outputs that the graph shall not have; no output that it has depends on such an input
     hidden: frozenset[str] = frozenset()
 
     def part(self, name: str, outputs: Sequence[str], hidden_inputs: Sequence[str] = ()) -> "Trace":

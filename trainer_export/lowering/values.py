@@ -68,21 +68,13 @@ class Spec:
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor of the traced program.
+    """A tensor of the traced program."""
 
-    Attributes:
-        name: the ONNX value that holds it.
-        shape: logical sizes.
-        dtype: torch element type.
-        stored: sizes that are really there, in logical order: equal to ``shape`` or 1 where a broadcast is pending.
-        order: physical axis ``i`` of the ONNX value is logical axis ``order[i]``.
-    """
-
-    name: str
-    shape: Shape
-    dtype: torch.dtype
-    stored: Shape
-    order: tuple[int, ...]
+    name: str  # the ONNX value that holds it
+    shape: Shape  # logical sizes
+    dtype: torch.dtype  # torch element type
+    stored: Shape  # sizes that are really there, in logical order: equal to ``shape`` or 1 where a broadcast is pending
+    order: tuple[int, ...]  # physical axis ``i`` of the ONNX value is logical axis ``order[i]``
 
     @property
     def rank(self) -> int:

@@ -21,23 +21,16 @@ _FIRST, _SECOND = "exp_avg", "exp_avg_sq"
 
 @dataclass(frozen=True)
 class Adam(Optimizer):
-    """Adam.
-
-    Attributes:
-        beta1: share of the former mean of the gradient.
-        beta2: share of the former mean of its square.
-        eps: added to the root of that mean.
-        weight_decay: added to the clipped gradient, times the parameter; 0 for none.
-    """
+    """Adam."""
 
     name: ClassVar[str] = "adam"
     counts_steps: ClassVar[bool] = True
     torchs: ClassVar[type[Any]] = torch.optim.Adam
 
-    beta1: float = number(0.9, Range(below=1))
-    beta2: float = number(0.999, Range(below=1))
-    eps: float = number(1e-8, Range(positive=True))
-    weight_decay: float = number(0.0, Range())
+    beta1: float = number(0.9, Range(below=1))  # share of the former mean of the gradient
+    beta2: float = number(0.999, Range(below=1))  # share of the former mean of its square
+    eps: float = number(1e-8, Range(positive=True))  # added to the root of that mean
+    weight_decay: float = number(0.0, Range())  # added to the clipped gradient, times the parameter; 0 for none
 
     @property
     def states(self) -> tuple[State, ...]:
@@ -69,15 +62,12 @@ class Adam(Optimizer):
 
 @dataclass(frozen=True)
 class AdamW(Adam):
-    """AdamW.
-
-    Attributes:
-        weight_decay: share of the parameter that a step takes away, times the learning rate; 0 for none.
-    """
+    """AdamW."""
 
     name: ClassVar[str] = "adamw"
     torchs: ClassVar[type[Any]] = torch.optim.AdamW
 
+    # share of the parameter that a step takes away, times the learning rate; 0 for none
     weight_decay: float = number(0.01, Range())
 
     def direction(self, slot: Slot) -> tuple[Tensor, dict[str, Tensor]]:
