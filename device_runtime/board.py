@@ -141,7 +141,8 @@ def _ram_bytes() -> int:
     return 0
 
 
-def _cores() -> int:
+def available_cores() -> int:
+    """Processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -176,7 +177,7 @@ def probe(sysfs: Path = _SYSFS) -> Board:
     return Board(
         arch=platform.machine(),
         system=f"{platform.system()} {platform.release()}",
-        cores=_cores(),
+        cores=available_cores(),
         ram_bytes=_ram_bytes(),
         free_ram_bytes=proc_number(Path("/proc/meminfo"), "MemAvailable"),
         backends=installed_backends(),

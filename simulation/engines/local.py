@@ -1,4 +1,4 @@
-"""Processes of this machine, one thread each, each on a core of its own where the system can pin them.
+"""Processes of this machine, one thread each.
 
 A worker that dies - killed for memory, or crashed in a library - is replaced, and what it worked on is computed once
 more by the next free one. Tasks are functions of their items, so the repetition changes nothing.
@@ -16,6 +16,7 @@ from typing import IO
 
 from pydantic import TypeAdapter
 
+from device_runtime.board import available_cores
 from fleet_protocol.child_process import python_module
 from fleet_protocol.errors import ShoalError
 from simulation.orders import Failed, Finished, WorkerSetup, WorkOrder
@@ -37,7 +38,6 @@ class _Worker:
     """One process, and the orders it has, the first of which is under way; `answered` are tasks of that."""
 
     process: subprocess.Popen[bytes]
-    core: int | None
     orders: deque[WorkOrder] = field(default_factory=deque)
     unread: bytes = b""
     answered: set[str] = field(default_factory=set)
@@ -62,16 +62,13 @@ class LocalEngine:
 
     def __init__(self, workers: int, setup: WorkerSetup) -> None:
         self._setup = setup
-        cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-        count = workers or len(cores) or os.cpu_count() or 1
+        count = workers or available_cores()
         self._selector = selectors.DefaultSelector()
         self._waiting: deque[WorkOrder] = deque()
         self._losses: dict[str, int] = {}
-        # With more workers, or fewer beside another simulation, pinning would only keep them from cores that are free.
-        pins: list[int | None] = list(cores) if count == len(cores) else []
-        self._workers = [self._start(pins[index] if pins else None) for index in range(count)]
+        self._workers = [self._start() for _ in range(count)]
 
-    def _start(self, core: int | None) -> _Worker:
+    def _start(self) -> _Worker:
         process = subprocess.Popen(  # noqa: S603  (our own module)
             python_module("simulation.worker"),
             stdin=subprocess.PIPE,
@@ -79,10 +76,7 @@ class LocalEngine:
             env={**os.environ, **_ONE_THREAD},
             bufsize=0,
         )
-        if core is not None:
-            with contextlib.suppress(OSError):  # some containers forbid it; the results are the same
-                os.sched_setaffinity(process.pid, {core})
-        worker = _Worker(process, core)
+        worker = _Worker(process)
         worker.send(self._setup.model_dump_json())
         os.set_blocking(worker.output.fileno(), False)
         self._selector.register(worker.output, selectors.EVENT_READ, worker)
@@ -153,7 +147,7 @@ class LocalEngine:
                 )
             orders[0] = left
         self._waiting.extendleft(reversed(orders))
-        self._workers.insert(place, self._start(worker.core))
+        self._workers.insert(place, self._start())
         self._hand_out()
 
     def _end(self, worker: _Worker) -> int:

@@ -6,7 +6,6 @@ onnxruntime, Python and Ray; the last two are checked by Ray itself.
 """
 
 import contextlib
-import os
 import uuid
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from device_runtime.board import available_cores
 from fleet_protocol.blob_store import BlobStore, write_atomically
 from fleet_protocol.errors import BlobError, ConfigError, TransportError
 from simulation.engines.local import WorkerDiedError
@@ -77,8 +77,7 @@ class RayEngine:
         self._actors: list[_Actor] = []
         self._files: dict[str, list[Any]] | None = None
         self._weights: dict[str, Any] = {}
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self._connected = connect(config.address, workers=config.workers or cores)
+        self._connected = connect(config.address, workers=config.workers or available_cores())
         try:
             self._count, self._gpus = shares_of(config, ray.cluster_resources())
             self._actors = self._start(self._count)

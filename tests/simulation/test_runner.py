@@ -254,27 +254,6 @@ def test_a_worker_that_dies_twice_over_the_same_work_ends_the_simulation(cache, 
         until_it_ends(engine, WorkOrder(items=(item,)))
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two cores")
-def test_workers_keep_to_a_core_each_only_where_they_have_all(tmp_path):
-    """Fewer go where it is free: of two simulations with one worker each both kept to the first core."""
-    cores = os.sched_getaffinity(0)
-    setup = WorkerSetup(
-        artifacts=tmp_path,
-        arch="conv",
-        data=tmp_path,
-        parts=tmp_path,
-        blobs=tmp_path,
-        updates=tmp_path,
-        devices=tmp_path,
-    )
-    with contextlib.closing(LocalEngine(len(cores), setup)):
-        kept = [os.sched_getaffinity(worker.pid) for worker in workers_of_this_process()]
-    assert sorted(kept, key=min) == [{core} for core in sorted(cores)]
-    with contextlib.closing(LocalEngine(1, setup)):
-        (worker,) = workers_of_this_process()
-        assert os.sched_getaffinity(worker.pid) == cores
-
-
 def until_it_ends(engine: LocalEngine, order: WorkOrder) -> None:
     engine.submit([order])
     for _ in range(5):
