@@ -153,8 +153,8 @@ class CheckSpec(FrozenModel):
         steps: training steps (or batches) compared.
         batch_sizes: samples per batch, in the order used.
         worst_absolute: largest absolute difference over all tensors and steps.
-        worst_relative: largest difference relative to the largest value of its tensor, at most 1e-4 unless PyTorch's own
-            rounding is larger; then the difference is that from float64.
+        worst_relative: largest difference relative to the largest value of its tensor, at most 1e-4 unless PyTorch
+            itself rounds by more; then the difference is that from float64.
         worst_tensor: where ``worst_relative`` was found.
     """
 
