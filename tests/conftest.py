@@ -30,7 +30,8 @@ def pytest_collection_modifyitems(items):
 def pytest_sessionfinish(session, exitstatus):
     """A whole suite that passes leaves what it ran on for the README's table (`tests/documents/platforms.py`)."""
     config = session.config
-    whole = config.args_source is config.ArgsSource.TESTPATHS and not config.option.keyword and not config.option.lf
+    part = config.option.keyword or config.getoption("lf", False)  # which is not there without pytest's cache
+    whole = config.args_source is config.ArgsSource.TESTPATHS and not part
     if whole and exitstatus == 0 and not hasattr(config, "workerinput") and not config.option.collectonly:
         from tests.documents.platforms import ended  # noqa: PLC0415  (once in a suite)
 
