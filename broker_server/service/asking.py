@@ -3,13 +3,25 @@
 import time
 from collections.abc import Callable
 
+from pydantic import ValidationError
+
 from broker_server.rounds.fleet import Fleet
 from broker_server.service.outbox import Outbox
-from fleet_protocol.errors import RefusalReason
+from broker_server.settings.fleet import FleetConfig
+from fleet_protocol.errors import ConfigError, RefusalReason
+from fleet_protocol.frozen import problems
 from fleet_protocol.messages import MESSAGE_LIMIT_BYTES, Ask, Predicted
-from fleet_protocol.requests import ServerRequest, parse_request
+from fleet_protocol.requests import RunRequest, ServerRequest, parse_request
 
 MOST = 64  # that wait for their answers
+
+
+def requested_config(request: RunRequest) -> FleetConfig:
+    """The configuration of the run that is asked for; a ConfigError where it is none."""
+    try:
+        return FleetConfig.model_validate_json(request.config)
+    except ValidationError as error:
+        raise ConfigError(f"the requested configuration: {problems(error, 'the document', 1)}") from error
 
 
 class Asking:

@@ -19,7 +19,6 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from pydantic import ValidationError
 from typing_extensions import Self
 
 from broker_server.rounds.artifacts import load_artifacts
@@ -31,7 +30,7 @@ from broker_server.rounds.new_version import first_version
 from broker_server.rounds.reporting import Listener, Reporter
 from broker_server.rounds.run_context import RunContext, new_run_id, prepare_run
 from broker_server.rounds.stopping import Steering, StopRequested
-from broker_server.service.asking import Asking
+from broker_server.service.asking import Asking, requested_config
 from broker_server.service.blob_service import BlobService, chunk_bytes_for
 from broker_server.service.broker import ChildBroker
 from broker_server.service.clock import Clock
@@ -56,7 +55,6 @@ from fleet_protocol.allocator import memory_of_a_server
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.blobs import DEFAULT_CHUNK_BYTES
 from fleet_protocol.errors import ConfigError, RefusedError, ShoalError, StorageError
-from fleet_protocol.frozen import problems
 from fleet_protocol.identity.opening import open_for
 from fleet_protocol.locks import held
 from fleet_protocol.messages import NeedChunks, Predicted, ServerStatus, parse_device_message, parse_presence
@@ -157,11 +155,6 @@ class Server:
         """End `run` or `serve` soon; may be called from another thread, and by `on_signals`."""
         self._stopping.set()
         self._inbox.put(Stop())
-
-    @property
-    def stopping(self) -> bool:
-        """Whether `stop` was called."""
-        return self._stopping.is_set()
 
     # Runs.
 
@@ -361,10 +354,25 @@ class Server:
             if request.fleet != self.fleet:
                 raise ConfigError(f"this server has fleet {self.fleet}, the request is for {request.fleet}")
             if isinstance(request, requests.SteerRequest):
-                raise ConfigError("no run is in progress; see `shoal runs`")
-            self.run(_requested_config(request.config), request=request.request)
+                self._steer_unfinished(request)
+            else:
+                self.run(requested_config(request), request=request.request)
         except ShoalError as error:
             self._tell(control.RunRejected(request=request.request, detail=str(error), exit_code=error.exit_code))
+
+    def _steer_unfinished(self, request: requests.SteerRequest) -> None:
+        """Do what an operator wants of a run that is not over and cannot go on: end it, or try again at once."""
+        record = self._store.unfinished(self.fleet)
+        if record is None or not record.id.startswith(request.run):
+            raise ConfigError("no run is in progress; see `shoal runs`")
+        if request.wish == "pause":
+            raise ConfigError(f"run {record.id} cannot go on, so it holds; `shoal log` says why, `shoal stop` ends it")
+        if request.wish == "go":
+            self._resume_at = 0.0
+        else:
+            self._store.end_run(record.id, "stopped", "the run was stopped by its operator")
+        self._store.log("run-steered", f"an operator asked for: {request.wish}", run=record.id)
+        self._tell(control.RunSteered(run=record.id, seconds=0.0, request=request.request, wish=request.wish))
 
     def _asked_meanwhile(self, request: requests.ServerRequest, reporter: Reporter, steering: Steering) -> None:
         """What a run in progress is asked for: to be steered, as no second one is taken."""
@@ -389,10 +397,3 @@ class Server:
             self._outbox.event(event)
         if self._listener is not None:
             self._listener(event)
-
-
-def _requested_config(text: str) -> FleetConfig:
-    try:
-        return FleetConfig.model_validate_json(text)
-    except ValidationError as error:
-        raise ConfigError(f"the requested configuration: {problems(error, 'the document', 1)}") from error

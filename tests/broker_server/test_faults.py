@@ -11,6 +11,7 @@ import pytest
 
 from broker_server.service import clock as clocks
 from broker_server.service import server as service
+from broker_server.service.launch import RunRejectedError, steer
 from broker_server.store import Store, opening
 from fleet_protocol import control
 from fleet_protocol.blob_store import BlobStore
@@ -108,6 +109,37 @@ def test_a_server_that_is_up_goes_on_by_itself_when_the_disk_has_room_again(url,
                     lambda: any(event.status == "finished" for event in second.of(control.RunFinished)), 30
                 )
     assert runs_of(settings.store) == [(stopped.run, "finished")]
+
+
+def test_a_run_that_waits_for_room_on_the_disk_can_be_steered(url, config, fleet, monkeypatch):
+    """Its operator is not told that there is none: it is tried again at once, or ended for good."""
+
+    def full(self, *_parts, **_how):
+        raise StorageError(f"cannot write to {self.root}: no space left on device")
+
+    settings = config(round={"rounds": 3}, broker={"url": url}, **NO_TESTS)
+    with Peer(fleet, "d", url, honest()):
+        first = Running(settings, url)
+        with first:
+            first.wait_event(control.RoundClosed)
+            monkeypatch.setattr(BlobStore, "put", full)
+            run = first.wait().run
+        second = Running(settings, url)
+        second._work = second.server.serve
+        second._thread = threading.Thread(target=second.server.serve, daemon=True)
+        with second:
+            second.wait_event(control.RunFinished)
+            with pytest.raises(RunRejectedError, match=f"run {run} cannot go on, so it holds"):
+                steer(settings, "pause")
+            with pytest.raises(RunRejectedError, match="no run is in progress"):
+                steer(settings, "stop", "another")
+            assert steer(settings, "go") == run  # without waiting for the next attempt
+            with second.changed:
+                assert second.changed.wait_for(lambda: len(second.of(control.RunFinished)) == 2, 5)
+            assert steer(settings, "stop") == run
+            with pytest.raises(RunRejectedError, match="no run is in progress"):
+                steer(settings, "stop")
+    assert runs_of(settings.store) == [(run, "stopped")]
 
 
 def test_after_a_full_disk_the_same_configuration_starts_no_new_run(url, config, running, fleet, monkeypatch):
