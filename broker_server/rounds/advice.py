@@ -96,7 +96,7 @@ def _scores(store: Store, run: RunRecord) -> Iterator[Advice]:
     judged = [(view.score, view) for view in versions(store, run.id) if view.score is not None]
     if len(judged) < 2:
         return
-    (best, at), (end, _) = max(judged, key=lambda entry: entry[0]), judged[-1]
+    (best, at), (end, _) = max(judged, key=lambda entry: (entry[0], entry[1].version.number)), judged[-1]
     since = len(judged) - 1 - judged.index((best, at))
     show = f"version {at.version.number} has {abs(best):.4f}"
     take = (

@@ -39,7 +39,6 @@ class OpenTask:
         answered: when its answer came, on the dispatcher's clock.
         left: since when its device is away, on the same clock.
         sign: the last sign of any kind that its device gave, on the same clock; infinite where silence means nothing.
-        silent: whether that is so long ago that it counts as away, whatever the broker says.
         norm: of its update's difference to what was sent, and how many values that has, once it is checked.
     """
 
@@ -56,17 +55,12 @@ class OpenTask:
     answered: float | None = None
     left: float | None = None
     sign: float = math.inf
-    silent: bool = False
     norm: tuple[float, int] | None = None
 
     @cached_property
     def limit_bytes(self) -> int:
         """The most bytes that its update may have: asked for with every chunk."""
         return size_limit(self.record, self.manifest, self.instructions.stays)
-
-    def seen(self, now: float) -> None:
-        """Note that the device is there."""
-        self.sign, self.silent = now, False
 
     def take(self, tier: str) -> bool:
         """Follow the device to the tier it took; True if it is another one than before.
@@ -133,7 +127,7 @@ class Collection:
             if task.record.phase.answered:
                 task.answered = now if task.answered is None else task.answered
                 task.left = None
-            elif is_online(task.record.device) and not task.silent:
+            elif is_online(task.record.device):
                 task.left = None
             elif task.left is None:
                 task.left = now

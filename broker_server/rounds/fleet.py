@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from broker_server.rounds.artifacts import TierArtifacts
@@ -24,29 +24,57 @@ class Assignment:
 
 
 class Fleet:
-    """Presence as last heard; known devices count as offline until the broker's retained messages say otherwise."""
+    """Presence as last heard; known devices count as offline until the broker's retained messages say otherwise.
+
+    Attributes:
+        declined: devices whose data is of no use in the run in progress, and why, until they come anew or it changes.
+    """
 
     def __init__(self, known: Iterable[DeviceRecord] = ()) -> None:
         self._profiles: dict[str, Profile | None] = {device.id: device.profile for device in known}
         self._online: set[str] = set()
+        self._silent: set[str] = set()
+        self.declined: dict[str, str] = {}
 
     def see(self, said: DeviceStatus | DeviceProfile) -> bool:
         """Take what a device says of itself; True if it came or went."""
+        device, before = said.device, self.is_online(said.device)
+        self._silent.discard(device)
         if isinstance(said, DeviceProfile):
-            self._profiles[said.device] = said.profile
-            return False
-        before = said.device in self._online
-        self._profiles.setdefault(said.device)
-        (self._online.add if said.online else self._online.discard)(said.device)
-        return before != said.online
+            if said.profile.examples != self.announced(device):
+                self.declined.pop(device, None)
+            self._profiles[device] = said.profile
+        else:
+            self._profiles.setdefault(device)
+            (self._online.add if said.online else self._online.discard)(device)
+            if not said.online:
+                self.declined.pop(device, None)
+        return before != self.is_online(device)
+
+    def silence(self, device: str) -> None:
+        """Count a device as away, whatever the broker says, until its next word."""
+        self._silent.add(device)
+
+    def heard(self, device: str) -> None:
+        """Take a word of a device, whatever it is about."""
+        self._silent.discard(device)
+
+    def dismiss(self, members: Collection[str]) -> list[str]:
+        """Forget what those have said who are no members any more; ids of those of whom something was known."""
+        said = [device for device, profile in self._profiles.items() if profile is not None or device in self._online]
+        gone = [device for device in said if device not in members]
+        for device in gone:
+            self._profiles[device] = None
+            self._online.discard(device)
+        return gone
 
     def knows(self, device: str) -> bool:
         """Whether the device ever announced itself."""
         return device in self._profiles
 
     def is_online(self, device: str) -> bool:
-        """Whether the device is connected, as far as we know."""
-        return device in self._online
+        """Whether the device is connected, as far as we know, and not silent."""
+        return device in self._online and device not in self._silent
 
     def announced(self, device: str) -> int | None:
         """Samples that a device last said it has, None if it never did."""
@@ -60,8 +88,8 @@ class Fleet:
 
     @property
     def online(self) -> tuple[str, ...]:
-        """Ids of the connected devices, sorted."""
-        return tuple(sorted(self._online))
+        """Ids of the connected devices that are not silent, sorted."""
+        return tuple(sorted(self._online - self._silent))
 
     def releases(self, *, sets: bool = False) -> dict[str, str]:
         """What the devices that take releases say of theirs, by id."""
@@ -70,9 +98,15 @@ class Fleet:
         return {device: said for device, said in found.items() if said is not None}
 
     def profiles(self) -> dict[str, Profile]:
-        """Profiles of the connected devices that sent one, by id in order."""
-        found = {device: self._profiles[device] for device in self.online}
+        """Profiles of the devices that may be asked and sent one, by id in order."""
+        found = {device: self._profiles[device] for device in self.online if device not in self.declined}
         return {device: profile for device, profile in found.items() if profile is not None}
+
+    def why_away(self, device: str) -> str:
+        """Why a device without one of `profiles` is not asked."""
+        if device in self._online & self._silent:
+            return "connected, and says nothing: it is asked again after its next word"
+        return self.declined.get(device, "offline")
 
 
 def usable_tiers(tiers: Mapping[str, TierArtifacts], config: TiersConfig) -> tuple[TierArtifacts, ...]:

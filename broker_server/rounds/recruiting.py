@@ -12,6 +12,7 @@ from broker_server.store import LeftOut
 from fleet_protocol import control
 from fleet_protocol.errors import TransportError
 
+_TOLD = 3  # devices that declined, in the sentence that ends a run
 _NAMED_LEFT_OUT = 1000  # a fleet of thousands must not write all its names for every round
 
 
@@ -53,7 +54,7 @@ def recruit(context: RunContext, services: Services, version: int, number: int) 
         if device in banned:
             reasons[device] = f"in quarantine up to round {banned[device]}: its updates were refused"
         elif device not in profiles:
-            reasons[device] = "offline"
+            reasons[device] = fleet.why_away(device)
         else:
             unfit = why_unfit(profiles[device], context.tiers, config.tiers)
             reasons[device] = unfit or ("at work for an earlier round" if device in busy else "not drawn")
@@ -84,9 +85,10 @@ def _wait_for_devices(
             dispatcher.reporter.emit(event)
         dispatcher.steering.look()
         if dispatcher.now() >= deadline:
+            declined = "".join(f"{name} {why}. " for name, why in sorted(dispatcher.fleet.declined.items())[:_TOLD])
             raise TransportError(
                 f"{len(eligible)} eligible devices after {config.round.wait_seconds:g} s, "
-                f"{config.round.min_devices} needed; {len(online)} online: {', '.join(online) or 'none'}. "
+                f"{config.round.min_devices} needed; {len(online)} online: {', '.join(online) or 'none'}. {declined}"
                 "Are the devices started, on this broker and in this fleet, and can they train one of the tiers "
                 f"{', '.join(item.tier.id for item in context.tiers)}?"
             )

@@ -32,22 +32,30 @@ def name_of(folder: Path) -> str:
 def another(status: ServerStatus | None, folder: Path) -> bool:
     """Whether a status is that of a server that is up: not what a broker has kept of one that was killed with it.
 
-    Of a store elsewhere nobody here can tell; one that is here is locked by its server.
+    Of a store elsewhere nobody here can tell; one that is here is locked by its server. One that has the number of this
+    one in another folder is what this is a copy of, or it was moved.
     """
     if status is None or not status.online:
         return False
-    if not LOCKS or not number_of(folder) or status.store.partition(",")[0] != number_of(folder):
+    number, _, place = status.store.partition(", ")
+    if not LOCKS or not number_of(folder) or number != number_of(folder):
         return True
+    there, _, computer = place.rpartition(" on ")
+    of_here = {folder, Path(there)} if computer == socket.gethostname() and Path(there).is_dir() else {folder}
     try:
-        os.close(hold(folder))
-    except BlockingIOError:
-        return True
+        for path in of_here:
+            os.close(hold(path))
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
     return False
 
 
-def rival(payload: bytes, name: str) -> str:
-    """The store of another server that says it is there, by what the server of a store has named so; empty if none."""
+def rival(payload: bytes, name: str) -> str | None:
+    """The store of another server that says it is there, by what the server of a store has named so.
+
+    None if it is this one, empty where one says that it has gone.
+    """
     with contextlib.suppress(ValidationError):
         status = ServerStatus.model_validate_json(payload)
-        return status.store if status.online and status.store != name else ""
-    return ""
+        return "" if not status.online else status.store if status.store != name else None
+    return None

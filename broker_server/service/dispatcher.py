@@ -65,6 +65,7 @@ class MqttDispatcher:
         self._past: dict[str, OpenTask] = {}  # tasks of this run that are over
         self._dropped = 0
         self._nudge_seconds = nudge_seconds
+        parts.fleet.declined.clear()  # for what an earlier run asked
         self._on_control = on_control
         self._collection: Collection | None = None
         self._waiting: dict[str, OpenTask] = {}  # that go on beyond their collection, until the next
@@ -141,9 +142,10 @@ class MqttDispatcher:
             if deaf > DEAF_SECONDS:
                 task.sign += deaf
             silence = now - task.sign
-            if silence >= SILENT_SECONDS and not task.silent and self.fleet.is_online(task.record.device):
-                task.silent, task.left = True, task.sign
-                device = task.record.device
+            device = task.record.device
+            if silence >= SILENT_SECONDS and self.fleet.is_online(device):
+                self.fleet.silence(device)
+                task.left = task.sign
                 why = f"{device} is connected, and has said nothing for {silence:.0f} s; it is waited for no longer"
                 self.reporter.note("silent", why, self._number)
             elif silence >= SILENT_SECONDS / 2 <= time.monotonic() - task.offered:
@@ -159,7 +161,7 @@ class MqttDispatcher:
                 _LOG.warning("the broker is back, and the run goes on")
             self._clock.go_on()
             for task in self._unanswered:
-                task.seen(self._clock.now() + BACKOFF_MAX_SECONDS)  # devices come back as late as that
+                task.sign = self._clock.now() + BACKOFF_MAX_SECONDS  # devices come back as late as that
             self._outbox.status(self.reporter.run)
             if not event.session_present:
                 self.offer_again()
@@ -176,15 +178,14 @@ class MqttDispatcher:
             self._uploads.reported(event, self._open)
             for name in event.heard:
                 if (heard := self._open.get(name)) is not None:
-                    heard.seen(self._clock.now())
+                    self._heard(heard.record.device)
 
     def _route(self, event: Received) -> None:
         topic = self._topics.parse(event.topic)
         try:
             if isinstance(topic, DeviceTopic):
                 self._limits.check(topic.device, topic.channel, time.monotonic(), len(event.payload))
-                for its in self._collection.of_device(topic.device) if self._collection is not None else ():
-                    its.seen(self._clock.now())
+                self._heard(topic.device)
             match topic:
                 case DeviceTopic(device, "status" | "profile"):
                     self._presence(device, event.payload)
@@ -194,7 +195,7 @@ class MqttDispatcher:
                     self._chunk(task, event)
                 case ServerTopic("control"):
                     self._on_control(event.payload)
-                case ServerTopic("status") if why := self._outbox.rival(event.payload):
+                case ServerTopic("status") if why := self._outbox.rival(event.payload, self.reporter.run):
                     self.reporter.note("another-server", why, self._number)
         except RefusedError as error:
             self._refused(topic, error.reason, str(error))
@@ -219,6 +220,11 @@ class MqttDispatcher:
         return self._collection.number if self._collection is not None else None
 
     # Presence.
+
+    def _heard(self, device: str) -> None:
+        self.fleet.heard(device)
+        for task in self._collection.of_device(device) if self._collection is not None else ():
+            task.sign = self._clock.now()
 
     def _presence(self, device: str, payload: bytes) -> None:
         said = parse_presence(payload).told(fleet=self._topics.fleet, device=device)
@@ -304,7 +310,7 @@ class MqttDispatcher:
             if event.signer not in {None, owner}:
                 raise RefusedError(RefusalReason.FORGED, f"{event.signer} sent chunks of the update of {owner}")
             task.heard = time.monotonic()
-            task.seen(self._clock.now())
+            self._heard(owner)
             self._uploads.chunk(task, event.payload)
             return
         if task_id in self._strangers or len(self._strangers) >= _MOST_STRANGERS:

@@ -67,7 +67,7 @@ def _asked(fleet: str, broker: BrokerConfig, request: requests.Request) -> Itera
 
     Of an enrolled fleet one asks at a time: the server takes nothing of who came before somebody it has heard.
     """
-    topics, member, timeout = Topics(fleet), member_of(broker), broker.connect_timeout_seconds
+    topics, member, timeout = Topics(fleet), member_of(broker, fleet), broker.connect_timeout_seconds
     with contextlib.ExitStack() as stack, contextlib.ExitStack() as turn:
         if member is not None:
             member.folder.mkdir(parents=True, exist_ok=True)
@@ -217,7 +217,7 @@ def run_fleet(config: FleetConfig, *, listener: Listener | None = None) -> contr
 
     Its ``exit_code`` is the command line's. That it could not begin is a ShoalError.
     """
-    address, member = broker_address(config.broker), member_of(config.broker)
+    address, member = broker_address(config.broker), member_of(config.broker, config.fleet)
     status: ServerStatus | None = None
     if not config.broker.hosted:
         wait = config.broker.connect_timeout_seconds
@@ -248,7 +248,7 @@ def serve_fleet(
     """
     if not broker.hosted:
         wait = broker.connect_timeout_seconds
-        status = server_status(broker_address(broker), fleet, connect_seconds=wait, member=member_of(broker))
+        status = server_status(broker_address(broker), fleet, connect_seconds=wait, member=member_of(broker, fleet))
         if status is not None and another(status, store):
             raise TransportError(
                 f"fleet {fleet} already has a server on {broker_address(broker)}, store {status.store or 'unknown'}; "

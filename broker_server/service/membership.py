@@ -48,26 +48,33 @@ def broker_address(config: BrokerConfig) -> BrokerAddress:
     return address
 
 
-def member_of(config: BrokerConfig) -> Member | None:
+def member_of(config: BrokerConfig, fleet: str = "") -> Member | None:
     """The server as a member of its fleet, None for a fleet without identities.
 
-    An enrolment, or a registry beside it, that cannot be read is a ConfigError, here and below.
+    An enrolment, or a registry beside it, that cannot be read is a ConfigError, here and below; so is one of another
+    fleet than the one that is named.
     """
     if config.identity is None:
         return None
     folder = config.identity.parent
-    standing = Standing(read_enrolment(config.identity), folder / "server" / "papers.json")
-    enrolment, reader = standing.enrolment, RegistryReader(folder, standing)
+    own = folder / "server"
+    standing = Standing(read_enrolment(config.identity), own / "papers.json")
+    enrolment, its = standing.enrolment, RegistryReader(folder, standing)
+    if fleet and enrolment.fleet != fleet:
+        raise ConfigError(
+            f'{config.identity} is of fleet "{enrolment.fleet}", and the configuration says fleet = "{fleet}": write '
+            "the first, or name the enrolment of the second"
+        )
 
     def group() -> Group | None:
-        registry = reader.current()
+        registry = its.current()
         if registry.lacking or not enrolment.sealing:
             return None
         epoch, readers = registry.readers(standing.revocations)
         key = derived(bytes.fromhex(enrolment.sealing[0]), b"shoal-epoch-1\0" + epoch.to_bytes(4, "big"))
         return Group(epoch, key, readers)
 
-    return Member(enrolment, folder / "server", revoked=reader.revoked, papers=reader.papers, group=group)
+    return Member(enrolment, own, revoked=its.revoked, papers=its.papers, members=its.members, group=group)
 
 
 def why_unsealed(config: BrokerConfig) -> str | None:

@@ -27,7 +27,7 @@ class Outbox:
         self._link = link
         self._topics = topics
         self._store = name_of(folder)
-        self._rivals = {""}
+        self._rivals: set[str] = set()
 
     def send(self, device: str, message: TaskMessage) -> None:
         """Send a message to a device."""
@@ -40,10 +40,15 @@ class Outbox:
         with contextlib.suppress(TransportError):
             self._link.publish(self._topics.server_status, message.to_bytes(), retain=True)
 
-    def rival(self, payload: bytes) -> str:
-        """That another server says it has this fleet, with what to do, once for each; empty where it is this one."""
+    def rival(self, payload: bytes, run: str | None) -> str:
+        """That another server says it has this fleet, with what to do, once for each; empty where it is this one.
+
+        The farewell of one that goes has taken the place of what this one said, so it is said again.
+        """
         other = rival(payload, self._store)
-        if other in self._rivals or len(self._rivals) > _MOST_RIVALS:
+        if other == "":
+            self.status(run)
+        if not other or other in self._rivals or len(self._rivals) >= _MOST_RIVALS:
             return ""
         self._rivals.add(other)
         why = f"another server has fleet {self._topics.fleet}, too (store {other}): stop one of the two"

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -142,6 +142,7 @@ class RegistryReader:
                     f"{self._folder / REGISTRY} is not what the operator has signed last ({error}): put the newest one "
                     "in its place, or let `shoal enroll server` take up what the server knows"
                 ) from error
+        self._devices = registry.devices().keys()
         # A server that was renewed says nothing of it until it starts again.
         self._papers = {} if self._standing.revoked(self._standing.certificate) else registry.papers()
         return registry
@@ -156,6 +157,11 @@ class RegistryReader:
         """What the operator says to devices, by name; the same object until the file is another."""
         self.current()
         return self._papers
+
+    def members(self) -> Collection[str]:
+        """Names of the devices that are members."""
+        self.current()
+        return self._devices
 
     def current(self) -> Registry:
         """The registry as it is now, or was a second ago."""

@@ -230,9 +230,18 @@ def begin(
 
 
 class Carrier:
-    """Tells boards of the rollout, and serves its files; `source` is what the operator says besides."""
+    """Tells boards of the rollout, and serves its files; `source` is what the operator says besides.
 
-    def __init__(self, folder: Path, source: Callable[[], Mapping[str, bytes]]) -> None:
+    Boards that are not among `members` any more, None where nobody knows, count as away and are not asked.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        source: Callable[[], Mapping[str, bytes]],
+        members: Callable[[], Collection[str] | None] = lambda: None,
+    ) -> None:
+        self._members = members
         self._folder, self._source, self._next, self._judge, self._papers = folder, source, 0.0, 0.0, source()
         self._number, self._passed = 0, frozenset[str]()
         self._sets: Mapping[str, tuple[Manifest, BlobRef]] = {}
@@ -249,6 +258,11 @@ class Carrier:
         """Look once a second, and say whether boards are to be told something else."""
         if time.monotonic() < self._next:
             return False
+        members = self._members()
+        for device in fleet.dismiss(members) if members is not None else ():
+            store.lose_device(device, "revoked")
+            store.log("dismissed", f"{device} is no member any more, and counts as away", device=device)
+            blobs.forget(device)
         self._next, records, papers = time.monotonic() + _LOOK_SECONDS, fleet.releases(), dict(self._source())
         waits = False  # boards that start anew have forgotten what they were told
         said = {name: {"heard": line.split(" ")[1]} for name, line in records.items() if line.startswith("trial ")}
@@ -265,7 +279,9 @@ class Carrier:
             self._judge = now + 10.0 if answers else self._judge  # of a large fleet there are many
 
             def moved(rollout: Rollout) -> Rollout:
-                return rollout.after(records, now, answers).advanced(records, fleet.online, now)
+                asked = {name: at for name, at in rollout.asked.items() if members is None or name in members}
+                known = rollout if len(asked) == len(rollout.asked) else rollout.model_copy(update={"asked": asked})
+                return known.after(records, now, answers).advanced(records, fleet.online, now)
 
             if moved(old) != old:
                 old = keep_rollout(self._folder, lambda: moved(read_rollout(self._folder)))

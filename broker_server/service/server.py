@@ -79,9 +79,9 @@ class Server:
     def __init__(self, fleet: str, store: Path, broker: BrokerConfig, *, listener: Listener | None = None) -> None:
         self.fleet = fleet
         self.address = broker_address(broker)
-        self._member, self._carrier = member_of(broker), None
+        self._member, self._carrier = member_of(broker, fleet), None
         if self._member is not None and broker.identity is not None:
-            self._carrier = Carrier(broker.identity.parent, self._member.papers)
+            self._carrier = Carrier(broker.identity.parent, self._member.papers, self._member.members)
             self._member = replace(self._member, papers=self._carrier.papers)
         self._folder = store
         self._broker_config = broker
@@ -325,6 +325,7 @@ class Server:
         try:
             if isinstance(topic, DeviceTopic):
                 self._limits.check(topic.device, topic.channel, time.monotonic(), len(event.payload))
+                self._known.heard(topic.device)
             if isinstance(topic, DeviceTopic) and topic.channel in {"status", "profile"}:
                 said = parse_presence(event.payload).told(fleet=self.fleet, device=topic.device)
                 if (said.fleet, said.device) == (self.fleet, topic.device):
@@ -338,7 +339,7 @@ class Server:
                     self._asking.take(reply)
             elif topic == ServerTopic("control"):
                 self._asking.requested(event.payload, self._requested)
-            elif topic == ServerTopic("status") and (why := self._outbox.rival(event.payload)):
+            elif topic == ServerTopic("status") and (why := self._outbox.rival(event.payload, None)):
                 self._store.log("another-server", why)
         except RefusedError as error:
             known = isinstance(topic, DeviceTopic) and self._known.knows(topic.device)

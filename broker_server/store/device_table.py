@@ -40,6 +40,11 @@ class DeviceTable(Database):
         else:
             self._later(_SEE, {**row, "online": said.online, "state": said.state}, (*key, "status"))
 
+    def lose_device(self, device: str, state: str) -> None:
+        """Remember that a device is away, which it does not say itself."""
+        self.flush()
+        self._write(update(schema.devices).where(schema.devices.c.id == device).values(online=False, state=state))
+
     def known_devices(self, fleet: str) -> list[DeviceRecord]:
         """Those of a fleet whose server begins: each is offline until it says something else."""
         self._write(update(schema.devices).where(schema.devices.c.fleet == fleet).values(online=False))

@@ -5,6 +5,7 @@ import gzip
 import importlib
 import math
 import struct
+import zipfile
 import zlib
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,8 +57,12 @@ def _need(path: Path, *, folder: bool = False) -> None:
 def _load_numpy(path: Path) -> Any:
     _need(path)
     try:
+        with path.open("rb") as file:  # as np.load leaves a damaged archive open
+            begun = file.read(2) == b"PK" and not zipfile.is_zipfile(file)
+        if begun:
+            raise DataError(f"{path} is the beginning of an archive: it is copied in part, or still being written")
         return np.load(path, mmap_mode="r" if path.suffix == ".npy" else None, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"{path} is not a numpy file of plain arrays: {error}") from error
 
 
@@ -87,7 +92,7 @@ def read_npz(config: NpzData, *, labelled: bool = True) -> Arrays:
             )
         try:
             x, y = ({key: loaded[key] for key in names} for names in keys)
-        except (OSError, ValueError, EOFError) as error:
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise DataError(f"{config.path} is damaged or holds Python objects: {error}") from error
     return x if len(x) > 1 else x[keys[0][0]], y if len(y) != 1 else y[keys[1][0]]
 

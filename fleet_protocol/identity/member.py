@@ -1,6 +1,6 @@
 """A member of a fleet at work: its enrolment and what it keeps beside it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ class Member:
         remembers: whether counters it has heard, and what its operator says, survive a restart, as on a board.
         revoked: whether another is no longer a member.
         papers: what the operator says to devices, by name.
+        members: names of the devices that are members; None where that is not known.
         group: who reads what this member sends to all, and under which key; None for everybody.
     """
 
@@ -30,4 +31,5 @@ class Member:
     remembers: bool = False
     revoked: "Callable[[Certificate], bool]" = lambda _: False
     papers: Callable[[], Mapping[str, bytes]] = dict
+    members: Callable[[], Collection[str] | None] = lambda: None
     group: "Callable[[], Group | None]" = lambda: None

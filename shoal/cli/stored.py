@@ -200,13 +200,13 @@ def _draw_runs(views: Sequence[queries.RunView]) -> None:
 
 
 def _draw_versions(views: Sequence[VersionView]) -> None:
-    best = max((view.score for view in views if view.score is not None), default=None)
+    _, best = max(((view.score, view.version.number) for view in views if view.score is not None), default=(None, None))
     rows = [
         {
             "version": str(view.version.number),
             "made": _clock(view.version.created_at),
             "judged": "-" if view.version.evaluation is None else view.version.evaluation.summary,
-            "best": "best" if best is not None and view.score == best else "",
+            "best": "best" if view.version.number == best else "",
             "weights": "kept" if view.kept else "gone",
         }
         for view in views

@@ -385,13 +385,40 @@ def test_a_round_without_quorum_is_abandoned_and_tried_again(url, config, runnin
 
 def test_a_run_fails_after_too_many_abandoned_rounds(url, config, running, fleet):
     """The run ends with the reason of the last round and an exit code, and the store says so."""
-    with Peer(fleet, "d", url, lambda peer, work: peer.refuse(work, RefusalReason.NO_DATA)):
+    with Peer(fleet, "d", url, lambda peer, work: peer.refuse(work, RefusalReason.FAILED)):
         server = running(config(round={"retries": 2}, evaluation={"data": None}), url)
         finished = server.wait()
     assert finished.status == "failed"
     assert finished.exit_code == 5
     assert "2 rounds in a row were abandoned" in finished.error
     assert [event.again for event in server.of(control.RoundAbandoned)] == [True, False]
+
+
+def test_who_has_no_data_for_a_run_is_not_asked_again_before_it_comes_anew(url, config, running, fleet):
+    """It would decline as often as it is asked, and use up the retries of a run that has only to wait for it."""
+
+    def nothing(peer, work):
+        peer.refuse(work, RefusalReason.NO_DATA, "labels 0 to 7, and the model has 4 classes")
+
+    settings = config(round={"retries": 2, "min_devices": 2, "quorum": 1.0}, evaluation={"data": None})
+    with Peer(fleet, "good", url, honest()) as good:
+        with Peer(fleet, "bad", url, nothing):
+            server = running(settings, url)
+            server.wait_event(control.RoundAbandoned)
+            changed = server.wait_event(control.FleetChanged)
+        assert (changed.eligible, changed.needed) == (1, 2)
+        with Peer(fleet, "bad", url, honest()):
+            assert server.wait().status == "finished"
+    assert len(server.of(control.RoundAbandoned)) == 1
+    assert len(good.offers) == 2
+
+
+def test_a_run_that_lacks_who_declined_says_so(url, config, running, fleet):
+    """With its reason, where the operator looks."""
+    settings = config(round={"wait_seconds": 1.0, "retries": 2}, evaluation={"data": None})
+    with Peer(fleet, "bad", url, lambda peer, work: peer.refuse(work, RefusalReason.NO_DATA, "a label of 7")):
+        finished = running(settings, url).wait()
+    assert "bad declined, no-data: a label of 7; asked again when it has been restarted" in finished.error
 
 
 def test_a_run_without_devices_fails_with_what_to_look_at(url, config, running, fleet):

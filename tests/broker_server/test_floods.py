@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from broker_server.rounds.fleet import Fleet
 from broker_server.service.inbox import Inbox
 from broker_server.service.limits import Bucket, Limits, Rate
 from broker_server.service.replies import Replies
@@ -152,6 +153,7 @@ def test_chunks_of_a_release_are_asked_for_in_ones_own_name(tmp_path):
     """A member that asked in invented names had the idle server keep every one of them."""
     server, asked = Server("lab", tmp_path, BrokerConfig()), []
     server._releases, server._limits = SimpleNamespace(need=lambda *asks: asked.append(asks)), Limits(lambda _: True)
+    server._known = Fleet()
     for name in ("pi", "invented"):
         need = NeedChunks(fleet="lab", run="r", round=1, task="t", device=name, digest="0" * 64, ranges=((0, 1),))
         server._idle(Received(Topics("lab").reply("pi"), need.to_bytes(), retained=False))

@@ -123,6 +123,29 @@ def test_two_servers_that_did_not_see_each_other_at_their_start_say_so(url, conf
         assert [line.kind for line in store.events() if line.kind == "another-server"] == ["another-server"]
 
 
+def test_the_server_that_stays_is_heard_of_when_another_goes(url, config, fleet, tmp_path):
+    """The farewell of the other has taken the place of its word, and who asks for a run would hear that."""
+    first, second = config(broker={"url": url}), config(broker={"url": url}, store=tmp_path / "other")
+    with Serving(first, url) as stays:
+        with Serving(second, url):
+            pass
+        give_up = time.monotonic() + 20
+        while (said := server_status(broker_address(first.broker), fleet)) is None or not said.online:
+            assert time.monotonic() < give_up
+        assert said.store == stays.server._outbox._store
+
+
+def test_a_copy_of_the_store_of_a_server_that_is_up_is_refused(url, config, fleet, tmp_path):
+    """It has the number of the first, and is another folder."""
+    settings = config(broker={"url": url})
+    with Serving(settings, url):
+        copy = tmp_path / "copy"
+        copy.mkdir()
+        (copy / "server-number").write_bytes((settings.store / "server-number").read_bytes())
+        with pytest.raises(TransportError, match="already has a server"):
+            serve_fleet(fleet, copy, settings.broker)
+
+
 def test_a_request_that_cannot_begin_is_rejected_with_the_reason(url, config, fleet, tmp_path):
     """Missing artifacts end the request, not the server; the exit code travels with the reason."""
     settings = config(broker={"url": url}, model={"artifacts": tmp_path / "nowhere"})

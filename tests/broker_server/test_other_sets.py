@@ -74,6 +74,9 @@ def test_a_tier_that_is_missing_is_named(config, others, artifacts):
 class Blobs:
     """What is offered."""
 
+    def forget(self, device):
+        """A device that is away needs nothing."""
+
     def serve(self, files, chunk_bytes=None):
         self.files, self.chunk_bytes = files, chunk_bytes
 
@@ -119,5 +122,18 @@ def test_tasks_name_them_for_boards_that_have_passed(config, others, artifacts, 
         assert context.set_of("b", strange) == item.ref
         keep_rollout(folder, lambda: judged.model_copy(update={"stopped": "too many failed"}))
         assert named(store, a=passed, b=passed) == set()
+        keep_rollout(folder, lambda: judged)
+        carrier = Carrier(folder, lambda: {"b": b'{"revoked": "00"}'}, lambda: {"b"})
+        fleet = Fleet()
+        for name in "ab":
+            store.see_device(DeviceStatus(fleet="lab", device=name, online=True, state="idle"))
+            fleet.see(DeviceStatus(fleet="lab", device=name, online=True, state="idle"))
+        carrier.turn(fleet, blobs, store)
+        assert set(read_rollout(folder).asked) == {"b"}  # a was revoked, and is waited for no longer
+        assert fleet.online == ("b",)
+        assert [(device.id, device.online, device.state) for device in store.devices()] == [
+            ("a", False, "revoked"),
+            ("b", True, "idle"),
+        ]
     finally:
         store.close()

@@ -98,6 +98,27 @@ def test_who_is_connected_and_silent_is_away_and_who_answers_a_repeated_offer_is
         assert [entry.detail.split()[0] for entry in store.events() if entry.kind == "silent"] == ["halted"]
 
 
+def test_who_is_silent_is_not_asked_again_before_its_next_word(mosquitto, config, running, fleet, monkeypatch):
+    """A halted board costs its round the silence, and the rounds after that nothing."""
+    monkeypatch.setattr(dispatcher, "SILENT_SECONDS", 1.5)
+    keys = {"rounds": 4, "min_devices": 1, "quorum": 0.3, "grace": 0, "nudge_seconds": 60, "deadline_seconds": 60}
+    settings = config(round=keys, evaluation={"data": None})
+
+    def wakes(peer, work):
+        if work.offer.round == 3:
+            halted.say_hello()
+        after(0.5 if work.offer.round == 3 else 0, honest())(peer, work)
+
+    with Peer(fleet, "halted", mosquitto, halts) as halted, Peer(fleet, "quick", mosquitto, wakes):
+        server = running(settings, mosquitto)
+        finished = server.wait()
+    with contextlib.closing(Store(settings.store, read_only=True)) as store:
+        rounds = store.rounds(finished.run)
+        asked = [{task.device for task in store.tasks(finished.run, number, "train")} for number in (1, 2, 3, 4)]
+    assert asked == [{"halted", "quick"}, {"quick"}, {"quick"}, {"halted", "quick"}]
+    assert rounds[1].left_out.reasons["halted"].startswith("connected, and says nothing")
+
+
 def first_round_only(peer, work):
     """By the second round the server knows of every device."""
     if work.offer.round == 1:

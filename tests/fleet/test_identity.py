@@ -420,7 +420,12 @@ def test_a_board_whose_enrolment_has_ended_is_renewed_where_it_stands(tmp_path, 
         assert server._known.knows("device-0")
         revoke(folder, "device-0")  # what it was renewed to counts for nothing, either
         heard(Disconnected)
+        while server._known.is_online("device-0") and time.monotonic() < patience:
+            threading.Event().wait(0.05)
+        assert not server._known.is_online("device-0")  # its will counts for nothing, and the server needs none
     with contextlib.closing(Store(tmp_path / "store", read_only=True)) as store:
+        (device,) = store.devices()
+        assert (device.online, device.state) == (False, "revoked")
         said = [event.detail for event in queries.log(store) if event.kind == "refused"]
     assert said == ["revoked: a message of device-0, whose enrolment has expired"]
 

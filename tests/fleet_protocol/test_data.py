@@ -201,6 +201,7 @@ BAD = {
     "wrong key": ({"kind": "npz", "path": "d.npz", "x_key": "z"}, r"no array 'z' \(it has x, y\)"),
     "npy without labels": ({"kind": "npz", "path": "x.npy"}, "`y_path`"),
     "pickled objects": ({"kind": "npz", "path": "objects.npz"}, "Python objects"),
+    "first part of an npz": ({"kind": "npz", "path": "begun.npz"}, "begun.npz is the beginning of an archive"),
     "foreign npz": ({"kind": "npz", "path": "text.npz"}, "not a numpy file"),
     "no samples": ({"kind": "npz", "path": "none.npz"}, "none.npz is empty"),
     "lengths": ({"kind": "npz", "path": "lengths.npz"}, "3 samples but 2 labels"),
@@ -233,6 +234,7 @@ def bad_folder(tmp_path_factory):
     (base / "some" / "a" / "broken.png").write_text("no")
     x, y = np.zeros((3, 4), np.float32), np.arange(3)
     np.savez(base / "d.npz", x=x, y=y)
+    (base / "begun.npz").write_bytes((base / "d.npz").read_bytes()[:200])
     np.save(base / "x.npy", x)
     np.savez(base / "objects.npz", x=np.array([{}, {}, {}], object), y=y)
     (base / "text.npz").write_text("hello, I am text")

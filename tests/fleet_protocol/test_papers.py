@@ -155,6 +155,14 @@ def test_revocations_never_go_back(folder, tmp_path):
         assert refused(Verifier(board, Marks(), known.revoked).open, topic, stolen) is RefusalReason.REVOKED
 
 
+def test_a_fleet_of_another_name_than_the_enrolment_is_an_error(folder):
+    """Its server would refuse all that it says itself, and wait for boards that nobody lets in."""
+    config = BrokerConfig(identity=folder / "server.enrolment")
+    assert member_of(config, "lab") is not None
+    with pytest.raises(ConfigError, match='is of fleet "lab", and the configuration says fleet = "other"'):
+        member_of(config, "other")
+
+
 def test_who_takes_the_server_over_takes_no_revocation_back(folder):
     """Neither by an older registry nor by one that was edited: that needs the operator's key."""
     pi = read_enrolment(enroll(folder, "pi-1"))

@@ -22,4 +22,4 @@ def _enroll(
         say(f"{path}: the server has a new key; restart it")
         return
     say(f"{path}: copy it to the board, then: shoal device run --config device.toml --enrolment {path.name}")
-    say("an embedded broker that is up lets it in when `shoal up` is started again")
+    say("the broker of a server that is up lets it in within seconds")

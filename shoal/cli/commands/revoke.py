@@ -15,6 +15,6 @@ def _revoke(name: Annotated[str, typer.Argument(help="Id of the device.")], fold
 
     revoke(folder, name)
     say(
-        f"{name} is revoked: a server that is up takes nothing more of it; an embedded broker shuts it out when "
-        "`shoal up` is started again"
+        f"{name} is revoked: a server that is up takes nothing more of it, and the broker that it started shuts it out "
+        "within seconds"
     )
