@@ -111,20 +111,47 @@ def _drop_cancelled_biases(graph: fx.Graph) -> None:
         conv.args = (*conv.args[:2], None, *conv.args[3:])
 
 
-_STEEP = {getattr(aten, name).default for name in ("sqrt", "rsqrt", "log", "reciprocal")} | {aten.pow.Tensor_Scalar}
-_SUMMED = {aten.sum.dim_IntList, aten.mean.dim, aten.view.default, aten.max_pool2d_with_indices.default}
+_SHAPED = {
+    getattr(aten, name).default for name in ("view", "expand", "unsqueeze", "permute", "sqrt", "reciprocal", "exp")
+}
+_SHAPED |= {aten.t.default, aten.squeeze.dim, aten.transpose.int}
+_SUMS, _FLOORS = {aten.add.Tensor, aten.add.Scalar}, {aten.clamp.default, aten.clamp_min.default}
 
 
-def _is_steep(node: fx.Node) -> bool:
-    """Whether what a value goes into, directly or summed up, has an infinite gradient at 0."""
-    passed, square = {*_SUMMED, operator.getitem}, (1, 2, 3, 4)  # powers that are flat at 0, which are costly to choose
-    steep = [user for user in node.users if user.target in _STEEP and user.args[-1] not in square]
-    return bool(steep) or any(_is_steep(user) for user in node.users if user.target in passed)
+def _not_zero(node: Any) -> bool:
+    """Whether a divisor is a number, or kept from 0: something positive is added, or it is bounded from below."""
+    if not isinstance(node, fx.Node):
+        return True
+    of = [other for other in node.args[1:2] if isinstance(other, (int, float))]
+    if node.target in _SUMS | _FLOORS:
+        return bool(of) and of[0] > 0
+    scaled = node.target in {aten.mul.Tensor, aten.div.Tensor, aten.mul.Scalar, aten.div.Scalar} and bool(of)
+    value = node.meta.get("val")
+    # Such as a size, or a count, of which 0 makes the loss no number.
+    lone = not isinstance(value, torch.Tensor) or value.dim() == 0
+    return lone or ((node.target in _SHAPED or scaled) and _not_zero(node.args[0]))
+
+
+def _divides_by_zero(node: fx.Node) -> bool:
+    """Whether what an operator says may be infinite, or no number, because something is 0."""
+    if node.target in {aten.div.Tensor, aten.pow.Tensor_Tensor}:
+        return not _not_zero(node.args[1])
+    if node.target is aten.pow.Tensor_Scalar and isinstance(power := node.args[1], (int, float)) and power >= 0:
+        return False
+    return node.target in {aten.reciprocal.default, aten.pow.Tensor_Scalar} and not _not_zero(node.args[0])
 
 
 def _choose_behind_roots(graph: fx.Graph) -> None:
-    """The gradient of a relu is chosen where it may be infinite, since infinity times 0 is no number."""
-    for node in [n for n in graph.nodes if n.target is aten.threshold_backward.default and _is_steep(_argument(n, 1))]:
+    """The gradient of a relu is chosen where it may be infinite, since infinity times 0 is no number.
+
+    Where no division leads to it, it is multiplied, which is quicker.
+    """
+    doubtful = set[fx.Node]()
+    for node in list(graph.nodes):
+        if _divides_by_zero(node) or not doubtful.isdisjoint(node.all_input_nodes):
+            doubtful.add(node)
+        if node.target is not aten.threshold_backward.default or node.args[0] not in doubtful:
+            continue
         grad, x, bound = node.args
         with graph.inserting_before(node):
             off = graph.call_function(aten.le.Scalar, (x, bound))
@@ -134,6 +161,8 @@ def _choose_behind_roots(graph: fx.Graph) -> None:
             off.meta, chosen.meta = {**node.meta, "val": value <= bound}, dict(node.meta)
         node.replace_all_uses_with(chosen)
         graph.erase_node(node)
+        doubtful.remove(node)
+        doubtful.add(chosen)
 
 
 def _pool_before_relu(graph: fx.Graph) -> None:
