@@ -5,8 +5,10 @@ default, ``smoke`` minutes. An arm describes all three as plain tables of ``sim.
 them is computed from the configurations and never written by hand.
 """
 
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
 
 from fleet_protocol.configuration import validate_config
@@ -150,3 +152,14 @@ def suggestion(name: str, known: Iterable[str]) -> str:
     names = list(known)
     close = closest(name, names, cutoff=0.5)
     return f"; did you mean {close!r}?" if close else f"; there are {', '.join(names)}"
+
+
+def stated(experiment: Experiment, scale: Scale) -> str:
+    """A digest of all that a table states beforehand: arms, seeds, rounds, what decides, and claims."""
+    whole = {
+        "arms": {arm.name: arm.settings(scale) for arm in experiment.arms},
+        "seeds": experiment.seeds[scale],
+        "decides": experiment.decides[scale],
+        "claims": [asdict(claim) for claim in experiment.claims],
+    }
+    return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:8]

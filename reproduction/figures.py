@@ -8,11 +8,11 @@ other side.
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from reproduction.experiment import Arm, Claim, Experiment
+from reproduction.experiment import Arm, Claim, Experiment, Scale
 from reproduction.measures import Measure, Reading
 from reproduction.published import Published
 from reproduction.stored import Row
@@ -20,16 +20,21 @@ from reproduction.stored import Row
 VERDICTS = ("holds", "does not hold", "undecided", "not run")
 
 # Quantiles of Student's distribution for 0.975, by degrees of freedom from 1; beyond them that of the last is too wide.
-_STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
+_STUDENT = (
+    12.70620, 4.30265, 3.18245, 2.77645, 2.57058, 2.44691, 2.36462, 2.30600,
+    2.26216, 2.22814, 2.20099, 2.17881, 2.16037, 2.14479, 2.13145,
+)  # fmt: skip
+_HOUR = 3600.0
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of one arm, by seed."""
+    """One figure of one arm, by seed; `hours` is the simulated time of all rounds."""
 
     arm: Arm
     measure: Measure
     readings: Mapping[int, Reading]
+    hours: Mapping[int, float]
 
     @property
     def published(self) -> Published | None:
@@ -51,6 +56,8 @@ class Judged:
         best: the same of the best round, as the papers have it.
         published: the same of the published figures, if there are.
         same_data: whether it is of the data set that the claim is about.
+        bounds: where one of the two never reached its target, what is known of the ratio of times, such as ``> 2.65``.
+        lacking: stated seeds that were not run of both.
     """
 
     claim: Claim
@@ -58,6 +65,8 @@ class Judged:
     best: Mapping[int, float | None]
     published: float | None
     same_data: bool
+    bounds: Mapping[int, str] = field(default_factory=dict)
+    lacking: tuple[int, ...] = ()
 
     @property
     def interval(self) -> tuple[float, float, float] | None:
@@ -80,8 +89,8 @@ class Judged:
             return ""
         if not self.by_seed:
             return "not run"
-        if self.interval is None or not self.same_data:
-            return "undecided"
+        if self.interval is None or self.lacking or not self.same_data:
+            return "undecided"  # whoever stops at the seed that suits him decides nothing
         _, low, high = self.interval
         if (least is None or low > least) and (most is None or high < most):
             return "holds"
@@ -94,29 +103,40 @@ def figures(experiment: Experiment, rows: Sequence[Row]) -> tuple[Figure, ...]:
     found = []
     for arm in experiment.arms:
         for measure in arm.measures:
-            readings = {row.seed: row.reading for row in rows if (row.arm, row.figure) == (arm.name, measure.name)}
-            if readings:
-                found.append(Figure(arm, measure, dict(sorted(readings.items()))))
+            mine = sorted((r for r in rows if (r.arm, r.figure) == (arm.name, measure.name)), key=lambda row: row.seed)
+            if mine:
+                hours = {row.seed: row.simulated_seconds / _HOUR for row in mine}
+                found.append(Figure(arm, measure, {row.seed: row.reading for row in mine}, hours))
     return tuple(found)
 
 
 def judged(experiment: Experiment, rows: Sequence[Row]) -> tuple[Judged, ...]:
     """Every claim and comparison of a table, whether or not it was run, on the stated seeds that its arms share."""
-    rows = [row for row in rows if row.seed in experiment.seeds[row.scale]]
+    stated = experiment.seeds[rows[0].scale] if rows else ()
+    rows = [row for row in rows if row.seed in stated]
     known = {(figure.arm.name, figure.measure.name): figure for figure in figures(experiment, rows)}
-    same_data = not stand_ins(experiment, rows)
-    return tuple(_judged(experiment, claim, known, same_data=same_data) for claim in experiment.claims)
+    same_data = not stand_ins(experiment, arms_of(rows))
+    return tuple(_judged(experiment, claim, known, stated, same_data=same_data) for claim in experiment.claims)
 
 
-def stand_ins(experiment: Experiment, rows: Sequence[Row]) -> list[tuple[str, str]]:
-    """Data sets of the paper, and those that rows are of instead; no published figure and no claim is about these."""
-    pairs = {(row.arm, row.scale) for row in rows}
-    names = {tuple(experiment.arm(arm).settings(at)["data"]["name"] for at in ("paper", scale)) for arm, scale in pairs}
+def stand_ins(experiment: Experiment, runs: Collection[tuple[str, Scale]]) -> list[tuple[str, str]]:
+    """Data sets of the paper, and those of arms at a scale instead; no published figure and no claim is about these."""
+    names = {tuple(experiment.arm(arm).settings(at)["data"]["name"] for at in ("paper", scale)) for arm, scale in runs}
     return sorted((published, here) for published, here in names if published != here)
 
 
+def arms_of(rows: Sequence[Row]) -> set[tuple[str, Scale]]:
+    """The arms of stored figures, each with their scale."""
+    return {(row.arm, row.scale) for row in rows}
+
+
 def _judged(
-    experiment: Experiment, claim: Claim, known: Mapping[tuple[str, str], Figure], *, same_data: bool
+    experiment: Experiment,
+    claim: Claim,
+    known: Mapping[tuple[str, str], Figure],
+    stated: Sequence[int],
+    *,
+    same_data: bool,
 ) -> Judged:
     names = [name for name in (claim.left, claim.right) if name]
     published = _compared(
@@ -131,12 +151,26 @@ def _judged(
         {seed: _compared(claim, [side.by_seed(name)[seed] for side in there]) for seed in seeds}
         for name in ("deciding", "best")
     )
-    return Judged(claim, decided, best, published, same_data)
+    bounds = {seed: bound for seed in seeds if decided[seed] is None and (bound := _bound(claim, there, seed))}
+    lacking = tuple(seed for seed in stated if seed not in seeds)
+    return Judged(claim, decided, best, published, same_data, bounds, lacking)
+
+
+def _bound(claim: Claim, sides: Sequence[Figure], seed: int) -> str:
+    """What is known of a ratio of times of which one was never reached, as its run ended before; empty if nothing."""
+    times = [side.by_seed("deciding")[seed] for side in sides]
+    if claim.how != "over" or any(side.measure.unit != "h" for side in sides) or len(times) < 2:
+        return ""
+    (left, right), (left_ran, right_ran) = times, (side.hours[seed] for side in sides)
+    if left is None and right is None:
+        return "neither reached"
+    return f"> {left_ran / right:.2f}" if right else f"< {left / right_ran:.2f}" if left else ""
 
 
 def _compared(claim: Claim, values: Sequence[float | None]) -> float | None:
+    """None where a figure is missing, or where there is no ratio because one is 0."""
     there = [value for value in values if value is not None]
-    if len(there) < len(values):
+    if len(there) < len(values) or (claim.how == "over" and min(there) <= 0):
         return None
     return claim.value(there[0], there[1]) if len(there) > 1 else there[0]
 
@@ -152,8 +186,9 @@ def mean_and_spread(values: Sequence[float | None], how: str = "minus") -> tuple
 
 def plain(experiment: Experiment, rows: Sequence[Row]) -> dict[str, Any]:
     """The table of some stored rows as values for JSON."""
-    found = figures(experiment, rows)
+    found, other = figures(experiment, rows), stand_ins(experiment, arms_of(rows))
     return {
+        "other_data": [{"published": published, "here": here} for published, here in other],
         "figures": [
             {
                 "arm": figure.arm.name,
@@ -175,6 +210,8 @@ def plain(experiment: Experiment, rows: Sequence[Row]) -> dict[str, Any]:
                 "published": item.published,
                 "interval": item.interval,
                 "by_seed": item.by_seed,
+                "bounds": item.bounds,
+                "seeds_not_run": item.lacking,
                 "best": item.best,
                 "verdict": item.verdict,
             }

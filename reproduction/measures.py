@@ -7,6 +7,7 @@ so the mean of the last evaluations decides, and the last evaluated round stands
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import isfinite
 from statistics import fmean
 from types import MappingProxyType
 
@@ -76,8 +77,12 @@ def _at_best(
         ]
         if not found:
             return None
-        _, best, number = max(found, key=lambda item: item[0])
-        return Reading(best, number, found[-1][1], fmean(figure for _, figure, _ in found[-last:]))
+        mean = fmean(figure for _, figure, _ in found[-last:])
+        if not isfinite(mean):  # it diverged: no mean of others stands for its end, nor its best round
+            return Reading(None, None, None)
+        finite = [item for item in found if isfinite(item[0]) and isfinite(item[1])]
+        _, best, number = max(finite, key=lambda item: item[0])
+        return Reading(best, number, found[-1][1], mean)
 
     return read
 
@@ -118,10 +123,10 @@ def measure_named(name: str) -> Measure:
     """A measure by its name.
 
     Args:
-        name: of those above; ``hours-90`` for the simulated time until the global accuracy has reached 90 %, which is
-            None where the run ended before; ``global-by-10`` for the best global accuracy until round 10;
-            ``global-mb-4`` and ``global-seconds-600`` for the global accuracy when so many megabytes of payload or
-            simulated seconds are spent, None where the run ended before.
+        name: of those above; ``hours-90`` for the simulated time until the global accuracy has reached 90 %;
+            ``global-by-10`` for the best global accuracy until round 10; ``global-mb-4`` and ``global-seconds-600`` for
+            the global accuracy when so many megabytes of payload or simulated seconds are spent. Each is None where the
+            run ended before.
 
     Raises:
         ConfigError: there is none.
@@ -155,7 +160,8 @@ def _hours_to(target: float, name: str) -> Measure:
 def _accuracy_by(last_round: int, name: str) -> Measure:
     def read(rows: Sequence[RoundRow], _last: int) -> Reading | None:
         found = GLOBAL.read([row for row in rows if row.round <= last_round], 1)
-        return found and Reading(found.best, found.best_round, None)
+        whole = bool(rows) and rows[-1].round >= last_round
+        return found and (Reading(found.best, found.best_round, None) if whole else Reading(None, None, None))
 
     return Measure(name, f"best global accuracy by round {last_round}", "%", read, None)
 

@@ -21,7 +21,7 @@ from fleet_protocol import control
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.errors import ConfigError, DataError, ShoalError
 from fleet_protocol.frozen import FrozenModel
-from reproduction.experiment import Arm, Experiment, Scale
+from reproduction.experiment import Arm, Experiment, Scale, stated
 from reproduction.sharing import devices_choose, rounds_with, widths_in
 from simulation.results.history import RoundRow, read_history, write_history
 from simulation.settings import HOW_COMPUTED, SimulationConfig
@@ -50,6 +50,7 @@ class _Record(FrozenModel):
     versions: Mapping[str, str]
     machine: str
     trained: str = ""
+    stated: str = ""
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ class ArmResult:
     Attributes:
         trained: for which table and arm, if not for its own.
         widths: that every device trained in every round, where the devices choose them.
+        stated: digest of what the table stated when it ended; empty where that was not kept.
     """
 
     arm: Arm
@@ -68,6 +70,7 @@ class ArmResult:
     machine: str
     trained: str = ""
     widths: Mapping[int, tuple[float | None, ...]] = field(default_factory=dict)
+    stated: str = ""
 
     @property
     def seed(self) -> int:
@@ -179,6 +182,7 @@ def run_job(
         config=job.config,
         versions=_versions(),
         machine=f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
+        stated=stated(job.experiment, job.scale),
     )
     write_atomically(job.config.out / _RESULT, record.model_dump_json(indent=1).encode())
 
@@ -195,6 +199,7 @@ def _shared(job: Job) -> bool:
                 write_history(folder, rows)
                 config = job.config.model_copy(update={"engine": record.config.engine})
                 mine = {"table": job.experiment.table, "arm": job.arm.name, "config": config}
+                mine["stated"] = stated(job.experiment, job.scale)
                 taken = record.model_copy(update={**mine, "trained": f"{record.table}, {record.arm}"})
                 write_atomically(folder / _RESULT, taken.model_dump_json(indent=1).encode())
                 return True
@@ -219,7 +224,7 @@ def collect(experiment: Experiment, scale: Scale, out: Path) -> tuple[ArmResult,
             if _identity(record.config) == _identity(arm.config(scale, record.config.seed)):
                 rows, of = read_history(path), (record.versions, record.machine, record.trained)
                 widths = widths_in(record.config, path) if devices_choose(record.config) else {}
-                found.append(ArmResult(arm, record.config, rows, *of, widths))
+                found.append(ArmResult(arm, record.config, rows, *of, widths, record.stated))
     return tuple(found)
 
 

@@ -1,12 +1,10 @@
 """The figures and curves of a table's complete runs as comma-separated values: all that its pages and plots need."""
 
 import csv
-import hashlib
 import io
-import json
+import math
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
 from typing import TypeVar
@@ -14,7 +12,7 @@ from typing import TypeVar
 from fleet_protocol.configuration import read_toml
 from fleet_protocol.errors import DataError
 from fleet_protocol.frozen import FrozenModel
-from reproduction.experiment import Experiment, Scale
+from reproduction.experiment import Experiment, Scale, stated
 from reproduction.measures import Reading
 from reproduction.running import ArmResult
 
@@ -29,7 +27,8 @@ class Row(FrozenModel):
         decides: mean of the last evaluations.
         engine: what computed it.
         machine: processor, cores and versions.
-        stated: digest of what the table's file stated when it was run; empty where nothing was stated yet.
+        stated: digest of what the table's file stated when this was written; empty where nothing was stated yet.
+        begun: the same when the run ended; empty where that was not kept.
     """
 
     table: str
@@ -50,6 +49,7 @@ class Row(FrozenModel):
     engine: str = ""
     machine: str = ""
     stated: str = ""
+    begun: str = ""
 
     @property
     def reading(self) -> Reading:
@@ -85,17 +85,6 @@ class Point(FrozenModel):
 RowT = TypeVar("RowT", Row, Point)
 
 
-def stated(experiment: Experiment, scale: Scale) -> str:
-    """A digest of all that a table states beforehand: arms, seeds, rounds, what decides, and claims."""
-    whole = {
-        "arms": {arm.name: arm.settings(scale) for arm in experiment.arms},
-        "seeds": experiment.seeds[scale],
-        "decides": experiment.decides[scale],
-        "claims": [asdict(claim) for claim in experiment.claims],
-    }
-    return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:8]
-
-
 def rows_of(experiment: Experiment, scale: Scale, results: Sequence[ArmResult]) -> tuple[Row, ...]:
     """The figures of complete runs at a scale."""
     digest = stated(experiment, scale)
@@ -122,6 +111,7 @@ def rows_of(experiment: Experiment, scale: Scale, results: Sequence[ArmResult]) 
                 engine=", ".join(filter(None, (result.config.engine.kind, result.config.engine.backend, trained))),
                 machine=f"{result.machine}; " + ", ".join(map(" ".join, result.versions.items())),
                 stated=digest,
+                begun=result.stated,
                 best=_rounded(reading.best),
                 best_round=reading.best_round,
                 last=_rounded(reading.last),
@@ -210,4 +200,4 @@ def estimated_seconds(experiment: Experiment, scale: Scale) -> dict[str, float]:
 
 
 def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 6)
+    return None if value is None or not math.isfinite(value) else round(value, 6)

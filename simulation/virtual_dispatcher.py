@@ -236,6 +236,8 @@ class VirtualDispatcher:
             self._now = max(self._now, at)
             if happening is None:
                 self.fleet.see(self._boards[device].status(online=False))
+                for task in self._collection.of_device(device):
+                    task.left = at  # which is past where a simulation goes on whose later answers are stored
             else:
                 self._take(self._collection.tasks[happening.task], happening)
         elif self._collection is not None and until >= NO_DEADLINE:  # who left is away until the end of the round

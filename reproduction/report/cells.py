@@ -37,7 +37,7 @@ def claim_cells(item: Judged) -> dict[str, str]:
         "verdict": item.verdict or MISSING,
         "wanted": _bounds(item.claim),
         "ours, 95 %": _interval(item),
-        "by seed": _seeds(item.by_seed, 2, signed=_signed(item.claim)) or MISSING,
+        "by seed": _seeds(item.by_seed, 2, signed=_signed(item.claim), bounds=item.bounds) + _lacking(item) or MISSING,
         "best round": _number(best, item.claim),
         "published": _number(item.published, item.claim),
     }
@@ -88,11 +88,18 @@ def _bounds(claim: Claim) -> str:
     return " and ".join(least + ([] if claim.at_most is None else [f"< {claim.at_most:g}"])) or MISSING
 
 
-def _seeds(by_seed: Mapping[int, float | None], digits: int, *, signed: bool = False) -> str:
-    form = f"{'+' if signed else ''}.{digits}f"
+def _seeds(
+    by_seed: Mapping[int, float | None], digits: int, *, signed: bool = False, bounds: Mapping[int, str] | None = None
+) -> str:
+    form, known = f"{'+' if signed else ''}.{digits}f", bounds or {}
     return ", ".join(
-        f"{seed}: {_NOT_REACHED if value is None else format(value, form)}" for seed, value in by_seed.items()
+        f"{seed}: {known.get(seed, _NOT_REACHED) if value is None else format(value, form)}"
+        for seed, value in by_seed.items()
     )
+
+
+def _lacking(item: Judged) -> str:
+    return "".join(f", {seed}: not run" for seed in item.lacking) if item.by_seed else ""
 
 
 def _mean(values: Sequence[float | None], digits: int) -> str:

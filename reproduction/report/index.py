@@ -6,11 +6,12 @@ from itertools import groupby
 from pathlib import Path
 
 from fleet_protocol.blob_store import write_atomically
-from reproduction.experiment import Experiment
+from reproduction.experiment import Experiment, stated
 from reproduction.figures import VERDICTS, judged
 from reproduction.report.cells import claim_cells, table_text
+from reproduction.report.markdown import stated_since
 from reproduction.report.writing import EARLIER, keep_earlier, write_rows
-from reproduction.stored import Row, read_rows, stated
+from reproduction.stored import Row, read_rows
 
 _ABOUT = """# What we ran
 
@@ -19,7 +20,8 @@ is claimed, what decides and how it is tested stands in the table's file (`repro
 mean of the last evaluations, or a simulated time; paired over the seeds; Student's interval of 95 %.
 
 - `holds`: all of the interval is beyond what is wanted; `does not hold`: all of it is on the other side.
-- `undecided`: neither, or fewer than two seeds, or a target that one of the two never reached, or other data.
+- `undecided`: neither, or not all of the stated seeds, or a target that one of the two never reached, or other data.
+  `> 2.65` is what is known of a ratio of times then: the first had not reached it when its run ended.
 - `not run`: nothing is stored of one of the two, or they share no stated seed; other seeds stand in the table alone.
 
 How to run a table is in [simulation](../simulation.md)."""
@@ -70,8 +72,8 @@ def _table(experiment: Experiment, rows: Sequence[Row], folder: Path) -> Iterato
         runs = {(row.arm, row.seed) for row in rows}
         arms = f"{len({arm for arm, _ in runs})} of {len(experiment.arms)} arms"
         words = [f"[{name}]({name}/{name}.md): scale {rows[0].scale}, {arms}, {len(runs)} runs."]
-        words += [] if rows[0].stated else ["Run before this was stated, and judged by the last evaluation alone."]
+        words += [since] if (since := stated_since(rows)) else []
     yield " ".join([*words, *([f"Earlier, when something else was stated: {', '.join(earlier)}."] if earlier else [])])
     items = [claim_cells(item) for item in judged(experiment, rows) if item.claim.says]
     yield table_text(items) if items else "Nothing is claimed of it; its figures stand beside the others."
-    yield from experiment.checked if rows else ()
+    yield from experiment.checked if rows and rows[0].scale == "small" else ()

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from reproduction.differences import Difference, differences, grouped
 from reproduction.experiment import Experiment
-from reproduction.figures import Judged, figures, judged, stand_ins
+from reproduction.figures import Judged, arms_of, figures, judged, stand_ins
 from reproduction.report.cells import claim_cells, duration_text, figure_cells, table_text
 from reproduction.stored import Row
 
@@ -29,11 +29,12 @@ def as_markdown(
         f"{paper}Scale: {rows[0].scale}. {len(arms)} of {len(experiment.arms)} arms run, which are in this table.",
         *(
             f"**{here} stands for {published}: published figures and claims are not about it.**"
-            for published, here in stand_ins(experiment, rows)
+            for published, here in stand_ins(experiment, arms_of(rows))
         ),
         *_claim_section("Verdicts", [item for item in claims if item.claim.says], _judging(rows)),
         "## Figures",
         _deciding(experiment, rows),
+        *_further(experiment, rows),
         table_text([figure_cells(figure) for figure in found]),
         *_drawn(rows, drawn),
         *(f"![{name}]({name})" for name in plots),
@@ -42,7 +43,7 @@ def as_markdown(
         "\n".join(f"- {arm}: {experiment.arm(arm).about}" for arm in arms),
         *_difference_section(experiment, rows),
         *(("What no setting shows, at every scale:", _listed(experiment.notes)) if experiment.notes else ()),
-        *(("## What was checked", *experiment.checked) if experiment.checked else ()),
+        *_checked_section(experiment, rows),
         *_run_section(experiment, rows),
     ]
     return "\n\n".join(parts) + "\n"
@@ -50,7 +51,22 @@ def as_markdown(
 
 def _judging(rows: Sequence[Row]) -> str:
     words = "By `ours` below, paired over the seeds: Student's interval of 95 % must lie beyond what is wanted."
-    return words if rows[0].stated else f"{words} These runs are older than the statement of what is judged."
+    return f"{words} {stated_since(rows)}".rstrip()
+
+
+def stated_since(rows: Sequence[Row]) -> str:
+    """That runs are older than what judges them, empty where they are not."""
+    if not rows[0].stated:
+        return "These runs are older than the statement of what is judged."
+    runs = {(row.arm, row.seed): row.begun for row in rows}
+    older = sorted({begun for begun in runs.values() if begun not in {"", rows[0].stated}})
+    many = sum(begun in older for begun in runs.values())
+    return (
+        f"**What is stated was changed after {many} of the {len(runs)} runs: it was {', '.join(older)}, and is"
+        f" {rows[0].stated}.**"
+        if older
+        else ""
+    )
 
 
 def _deciding(experiment: Experiment, rows: Sequence[Row]) -> str:
@@ -59,6 +75,13 @@ def _deciding(experiment: Experiment, rows: Sequence[Row]) -> str:
     count = experiment.decides[rows[0].scale]
     which = f"mean of the last {count} evaluations" if count > 1 else "last evaluation"
     return f"`ours` is the {which}, or a figure that belongs to no round, such as a time."
+
+
+def _further(experiment: Experiment, rows: Sequence[Row]) -> Iterable[str]:
+    named = experiment.seeds[rows[0].scale]
+    if further := sorted({row.seed for row in rows} - {*named}):
+        these, those = (", ".join(map(str, seeds)) for seeds in (named, further))
+        yield f"Figures are of all seeds that were run, verdicts of the stated ones ({these}), not of {those}."
 
 
 def _drawn(rows: Sequence[Row], drawn: Collection[tuple[str, int]]) -> Iterable[str]:
@@ -75,6 +98,13 @@ def _claim_section(title: str, items: Sequence[Judged], *words: str) -> Iterable
         unclaimed = () if items[0].claim.says else ("verdict", "wanted")
         cells = [claim_cells(item) for item in items]
         yield table_text([{key: text for key, text in row.items() if key not in unclaimed} for row in cells])
+
+
+def _checked_section(experiment: Experiment, rows: Sequence[Row]) -> Iterable[str]:
+    if experiment.checked and rows[0].scale == "small":
+        yield "## What was checked of the runs that Shoal publishes"
+        yield "They are in `docs/results`, of this scale; others may come out otherwise."
+        yield from experiment.checked
 
 
 def _difference_section(experiment: Experiment, rows: Sequence[Row]) -> Iterable[str]:

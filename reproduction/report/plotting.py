@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from reproduction.experiment import Arm, Experiment, Scale
+from reproduction.figures import stand_ins
 from reproduction.stored import Point
 from simulation.results.history import ACCURACY, Quantity
 from simulation.results.plots import Curve, Widths, accuracy_over, over_rounds, save, widths_by_device
@@ -23,15 +24,17 @@ def draw(experiment: Experiment, scale: Scale, points: Sequence[Point], folder: 
     """
     arms = [arm for arm in experiment.arms if any(point.arm == arm.name for point in points)]
     measures = [measure for arm in arms for measure in arm.measures]
-    drawn = {}
+    drawn, title = {}, experiment.title
+    for published, here in stand_ins(experiment, {(arm.name, scale) for arm in arms}):
+        title += f" ({here} stands for {published}, of which the published figures are)"
     for quantity in dict.fromkeys(measure.quantity for measure in measures if measure.quantity is not None):
         if curves := _curves(arms, points, quantity):
-            drawn[quantity.name] = over_rounds(curves, quantity=quantity, title=experiment.title)
+            drawn[quantity.name] = over_rounds(curves, quantity=quantity, title=title)
             for what in ("time", "bytes"):
                 if quantity == ACCURACY and any(measure.over == what for measure in measures):
-                    drawn[what] = accuracy_over(what, curves, title=experiment.title)
+                    drawn[what] = accuracy_over(what, curves, title=title)
     if chosen := [widths for arm in arms if (widths := _widths(arm, scale, points))]:
-        drawn["widths"] = widths_by_device(chosen, title=experiment.title)
+        drawn["widths"] = widths_by_device(chosen, title=title)
     for name, figure in drawn.items():
         save(figure, folder / f"{experiment.table}-{name}.png")
 

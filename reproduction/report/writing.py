@@ -6,11 +6,11 @@ from itertools import count
 from pathlib import Path
 
 from fleet_protocol.blob_store import write_atomically
-from reproduction.experiment import Experiment, Scale
+from reproduction.experiment import Experiment, Scale, stated
 from reproduction.report.markdown import as_markdown
 from reproduction.report.plotting import draw
 from reproduction.running import ArmResult
-from reproduction.stored import Point, Row, RowT, as_csv, points_of, read_points, read_rows, rows_of, stated
+from reproduction.stored import Point, Row, RowT, as_csv, points_of, read_points, read_rows, rows_of
 
 CURVES = ".curves.csv"
 """Ends the name of the file with a table's curves, from which its plots are made."""

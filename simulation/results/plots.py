@@ -37,7 +37,7 @@ _STEPS = (1, 2, 5, 10)  # between ticks, times a power of ten
 _BARS = 200  # of a plot of tiers; more rounds are averaged, or the bars would be thinner than a pixel
 _HEIGHT, _AROUND = 3.8, 1.0  # inches: of a figure, and of it above and below what stands beside the axes
 _WIDTH, _TWO_WIDE, _ROW = 7.6, 13.0, 2.5  # inches: of a figure, of two panels in a row, and the height of a row
-_LEGEND_LETTERS = 36  # in a line
+_LEGEND_LETTERS, _LABEL_LETTERS = 36, 24  # in a line of a legend, and of what stands beside an axis
 _UNITS = ((7200.0, 3600.0, "hours"), (300.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))  # from so many seconds on
 
 _DEVICE_HEIGHT = 0.1  # inches
@@ -291,7 +291,7 @@ def _shown(value: float, quantity: Quantity) -> str:
 
 
 def _finish(axes: Axes, curves: Sequence[Curve], quantity: Quantity) -> None:
-    axes.set_ylabel(quantity.label)
+    axes.set_ylabel(textwrap.fill(quantity.label, _LABEL_LETTERS))
     if quantity.share:
         axes.yaxis.set_major_formatter(PercentFormatter(xmax=1.0))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=7, steps=_STEPS))

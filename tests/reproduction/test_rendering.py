@@ -147,9 +147,53 @@ def test_arms_are_compared_on_the_seeds_they_share(rolex):
     (item,) = verdicts("fedrolex-3", rolex).values()
     assert item.by_seed == {1: pytest.approx(10.0), 2: pytest.approx(12.0)}
     assert item.published == pytest.approx(69.44 - 46.64)
-    half = 12.706 * math.sqrt(2) / math.sqrt(2)  # quantile, deviation, root of the number of seeds
+    half = 12.7062 * math.sqrt(2) / math.sqrt(2)  # quantile, deviation, root of the number of seeds
     assert item.interval == pytest.approx((11.0, 11.0 - half, 11.0 + half))
     assert item.verdict == "undecided"
+
+
+def test_who_stops_at_the_seed_that_suits_has_decided_nothing():
+    """Two of three stated seeds would do for the interval; what is missing is said where the seeds are."""
+    runs = [
+        result("fedrolex-3", f"{arm}/cifar10-high", seed, [row(150, accuracy)])
+        for arm, accuracies in (("federated-dropout", (0.20, 0.22)), ("fedrolex", (0.300, 0.321)))
+        for seed, accuracy in enumerate(accuracies, 1)
+    ]
+    (item,) = verdicts("fedrolex-3", runs).values()
+    assert item.interval[1] > 0
+    assert (item.lacking, item.verdict) == ((3,), "undecided")
+    assert claim_cells(item)["by seed"] == "1: +10.00, 2: +10.10, 3: not run"
+    runs += [
+        result("fedrolex-3", f"{arm}/cifar10-high", 3, [row(150, accuracy)])
+        for arm, accuracy in (("federated-dropout", 0.24), ("fedrolex", 0.34))
+    ]
+    (item,) = verdicts("fedrolex-3", runs).values()
+    assert (item.lacking, item.verdict) == ((), "holds")
+
+
+def test_what_is_stated_after_a_run_is_said_to_be_so(rolex):
+    """Whoever changes what decides, and writes the table again, judges runs that are older."""
+    experiment, rows = found_in("fedrolex-3", rolex)
+    assert "changed after" not in as_markdown(experiment, rows)
+    now = stated(experiment, "small")
+    _, rows = found_in(
+        "fedrolex-3", [replace(rolex[0], stated="0dd00dd0"), *(replace(r, stated=now) for r in rolex[1:])]
+    )
+    text = f"What is stated was changed after 1 of the 5 runs: it was 0dd00dd0, and is {now}."
+    assert text in as_markdown(experiment, rows)
+
+
+def test_a_model_that_diverged_has_no_figure_at_its_end():
+    """An infinite perplexity is no number of a table, and the best round before decides nothing."""
+    rows = [
+        replace(row(1), perplexity=80.0),
+        replace(row(2), perplexity=math.inf),
+        replace(row(3), perplexity=math.nan),
+    ]
+    assert PERPLEXITY.read(rows[:2], 2) == PERPLEXITY.read(rows, 1) == Reading(None, None, None)
+    assert PERPLEXITY.read([*rows, replace(row(4), perplexity=70.0)], 1) == Reading(70.0, 4, 70.0, 70.0)
+    _, stored = found_in("heterofl-3", [result("heterofl-3", "e/iid", 1, rows)])
+    assert [(item.best, item.decides) for item in stored if item.figure == "perplexity"] == [(None, None)]
 
 
 @pytest.mark.parametrize(
@@ -225,12 +269,13 @@ def test_a_target_that_was_not_reached_is_said_to_be_so():
     found = verdicts("whalefl-1", runs)
     shared = found["whalefl/non-iid-2", "heterofl/non-iid-2", "hours-90"]
     assert shared.by_seed == {3: pytest.approx(0.5), 4: pytest.approx(0.6)}
-    half = 12.706 * math.log(1.2) / 2
+    half = 12.7062 * math.log(1.2) / 2
     assert shared.interval == pytest.approx([math.sqrt(0.3) * math.exp(x) for x in (0, -half, half)])
     assert shared.published == pytest.approx(0.82 / 0.98)
     assert claim_cells(shared)["best round"] == claim_cells(shared)["ours, 95 %"][:4] == "0.55"
     missed = found["whalefl/non-iid-2", "fedavg/non-iid-2", "hours-90"]
     assert missed.by_seed == {3: None, 4: None}
+    assert missed.bounds == {3: "< 0.25", 4: "< 0.25"}  # FedAvg's runs ended after 1 and 1.2 hours
     assert missed.verdict == "undecided"
     assert "not reached" in as_markdown(*found_in("whalefl-1", runs))
 
@@ -248,13 +293,15 @@ def test_a_figure_of_one_arm_is_held_against_a_number():
     """Five levels by rounds 10 and 40."""
     runs = [
         result("heterofl-1", "a-b-c-d-e/iid", seed, [row(5, 0.98), row(10, best), row(15, 0.992), row(40, 0.9905)])
-        for seed, best in ((1, 0.986), (2, 0.9861))
+        for seed, best in ((1, 0.986), (2, 0.9861), (3, 0.9862))
     ]
     found = verdicts("heterofl-1", runs)
     early, late = (found["a-b-c-d-e/iid", "", f"global-by-{number}"] for number in (10, 40))
-    assert early.by_seed == {1: pytest.approx(98.6), 2: pytest.approx(98.61)}
+    assert early.by_seed == {1: pytest.approx(98.6), 2: pytest.approx(98.61), 3: pytest.approx(98.62)}
     assert (early.verdict, late.verdict) == ("holds", "holds")
     assert late.by_seed[1] == pytest.approx(99.2)
+    early_end = [result("heterofl-1", "a-b-c-d-e/iid", 1, [row(10, 0.986), row(15, 0.992)])]
+    assert verdicts("heterofl-1", early_end)["a-b-c-d-e/iid", "", "global-by-40"].by_seed == {1: None}
 
 
 def test_comma_separated_values_can_be_read_back(rolex, tmp_path):

@@ -1,12 +1,15 @@
 """Rounds of a simulation do not wait for devices that drop out, and go by the emulated clock."""
 
 import contextlib
+import itertools
 
 import pytest
 
+from broker_server.rounds.stopping import StopRequested
 from broker_server.store import Store, TaskPhase
 from broker_server.store.machine import RoundEvent
 from simulation.runner import simulate
+from simulation.virtual_dispatcher import VirtualDispatcher
 from tests.simulation.simulations import settings, tensors
 
 
@@ -51,6 +54,33 @@ def test_nobody_waits_for_devices_that_dropped_out(tmp_path, cache):
     assert [row.simulated_seconds for row in found[0].rounds] == [r.collect_seconds for r, _ in rounds_of(found[0])]
     one, two = (tensors(result.folder, result.run) for result in found)
     assert all((a[name] == b[name]).all() for a, b in zip(one, two, strict=True) for name in a)
+
+
+@pytest.mark.slow
+def test_a_round_that_is_gone_on_with_takes_as_long(tmp_path, cache, monkeypatch):
+    """Who left before answers that are stored left then, and not when the simulation was started again."""
+    found = []
+    for name in ("whole", "parts"):
+        # After the last answer of the first round, when others have left before it.
+        stop = sum(task.phase is TaskPhase.MERGED for task in rounds_of(found[0])[0][1]) if found else 0
+        finished, count = VirtualDispatcher._finished, itertools.count(1)
+
+        def stopping(self, task, result, *, finished=finished, count=count, stop=stop):
+            finished(self, task, result)
+            if next(count) == stop:
+                raise StopRequested
+
+        with monkeypatch.context() as patch:
+            patch.setattr(VirtualDispatcher, "_finished", stopping)
+            devices, steps = {"count": 6, "types": [{"dropout": 0.4}]}, {"rounds": 2, "fraction": 1.0}
+            given = settings(tmp_path / name, cache, devices=devices, round=steps)
+            found.append(simulate(given))
+            while found[-1].finished.status == "stopped" and len(found) < 4:
+                found.append(simulate(given))
+    whole, stopped, resumed = found
+    assert stopped.finished.status == "stopped"
+    assert rounds_of(whole)[0][0].ending is RoundEvent.REST_AWAY
+    assert [row.simulated_seconds for row in resumed.rounds] == [row.simulated_seconds for row in whole.rounds]
 
 
 @pytest.mark.slow

@@ -107,7 +107,7 @@ def _run_all(todo: "Sequence[Job]", ends_at: float, folder: Path) -> None:
 
 def _report(experiment: "Experiment", scale: "Scale", folder: Path, *, as_json: bool) -> list[dict[str, Any]]:
     """Print a table, unless its values are to be printed as JSON."""
-    from reproduction.figures import figures, judged, plain
+    from reproduction.figures import arms_of, figures, judged, plain, stand_ins
     from reproduction.report.cells import claim_cells, figure_cells
 
     written = _write(experiment, scale, folder)
@@ -117,11 +117,14 @@ def _report(experiment: "Experiment", scale: "Scale", folder: Path, *, as_json: 
     if as_json:
         table = plain(experiment, written.rows)
         of = {"table": experiment.table, "scale": scale, "files": list(map(str, written.paths))}
+        of["other_data"] = table["other_data"]
         return [{**of, "what": what, **row} for what in ("figure", "claim") for row in table[f"{what}s"]]
     found = figures(experiment, written.rows)
     print_rows(experiment.title, [figure_cells(figure) for figure in found], empty="no figure was evaluated")
     claims = [claim_cells(item) for item in judged(experiment, written.rows) if item.claim.says and item.by_seed]
     print_rows("verdicts", claims, empty="none of the claims has both of its arms")
+    for published, here in stand_ins(experiment, arms_of(written.rows)):
+        say(f"{here} stands for {published}: published figures and claims are not about it")
     for path in written.paths:
         say(str(path))
     return []
