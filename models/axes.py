@@ -47,6 +47,10 @@ class Axis:
     def __post_init__(self) -> None:
         if not self.name:
             raise PlanError("an axis needs a name")
+        if not isinstance(self.size, int):
+            raise PlanError(
+                f"axis {self.name}: {self.size!r} is no whole number of units; divide with //, or use int()"
+            )
         if self.size < 1 or self.groups < 1 or self.size % self.groups:
             raise PlanError(
                 f"axis {self.name}: {self.size} units cannot be split into {self.groups} equal groups;"

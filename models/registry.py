@@ -143,11 +143,14 @@ def _executed(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     # Dataclasses and pickling look their module up by name, so it has to be there while it runs.
     sys.modules[name] = module
+    beside = str(path.resolve().parent)
+    if beside not in sys.path:
+        sys.path.append(beside)  # as for a script, but behind what is installed
     try:
         spec.loader.exec_module(module)
     except ShoalError as error:
         raise ConfigError(f"model file {path}: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         lines = (line for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename == str(path))
         line = next(lines, 0)
         where = f", line {line}" if line else ""

@@ -32,7 +32,7 @@ from models.layout import Layout
 from models.plan import make_plan, slice_weights
 from models.registry import infer_layout
 from models.tier import Tier
-from models.zoo.inference import initial_weights
+from models.zoo.inference import further_names, initial_weights
 from trainer_export.check import calm_torch
 from trainer_export.exported import Export
 from trainer_export.formats import executorch, ort_training
@@ -161,7 +161,7 @@ def export_architecture(
         with calm_torch(), replacing(out / arch.name) as folder:
             write_file(folder / "layout.json", layout.to_json().encode())
             weights = initial_weights(arch, settings, seed)
-            weights = weights if start is None else start.put_into(weights)
+            weights = weights if start is None else start.put_into(weights, further_names(arch, settings))
             bases = _bases(layout, {item.name: weights.pop(item.name) for item in layout.base}, wanted)
             write_file(folder / "init.safetensors", encode_weights(weights))
             del weights

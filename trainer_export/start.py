@@ -6,6 +6,7 @@ Files of torch are read by PyTorch's own reader of tensors alone (``weights_only
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -38,11 +39,18 @@ class Start:
     names: Sequence[tuple[str, str]] = ()
     partial: bool = False
 
-    def put_into(self, weights: Mapping[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
+    def put_into(
+        self, weights: Mapping[str, NDArray[np.float32]], further: Mapping[str, str] = MappingProxyType({})
+    ) -> dict[str, NDArray[np.float32]]:
         """The weights of a model, as they were drawn, with what this has of them.
 
+        Args:
+            weights: by the first name of each.
+            further: other names that a state of the model has, to the first one; empty for buffers, which are its own.
+
         Raises:
-            ConfigError: two tensors get one name, none fits, or without `partial` not all fit; the message names some.
+            ConfigError: two tensors get one name, what is one in the model differs, none fits, or without `partial` not
+                all fit; the message names some.
         """
         given: dict[str, NDArray[np.float32]] = {}
         for name, value in self.tensors.items():
@@ -50,6 +58,10 @@ class Start:
             if ours in given:
                 raise ConfigError(f"{self.source}: two tensors would be {ours}, {name} is one; make the names differ")
             given[ours] = value
+        for name in given.keys() & further.keys() - weights.keys():
+            first, value = further[name], given.pop(name)
+            if first and not np.array_equal(given.setdefault(first, value), value):
+                raise ConfigError(f"{self.source}: {name} is not {first} there, and both are one tensor of the model")
         fitting = {name for name in weights.keys() & given.keys() if weights[name].shape == given[name].shape}
         if not fitting or (not self.partial and fitting != weights.keys() | given.keys()):
             raise ConfigError(f"{self.source}: {self._misfit(weights, given, fitting)}")

@@ -54,11 +54,14 @@ def explained(doubt: Doubt, case: Case, works: Callable[[Axis], bool]) -> str:
     """
     subject = case.views[0].subject
     lost = next((row for row in _numbers(subject, subject.state) if bool(row[2].isnan().any())), None)
-    if lost is not None:
+    where = None if lost is None else f"in or before module {lost[0] or 'the model'} ({lost[1]})"
+    steep = (name for view in case.views for name, slope in view.before.gradients.items() if bool(slope.isnan().any()))
+    if where is None and (first_of := next(steep, None)) is not None:
+        where = f"in the gradient of {first_of}"
+    if where is not None:
         return (
-            "NaN arises from ordinary numbers, with which layouts are proved, in or before module"
-            f" {lost[0] or 'the model'} ({lost[1]}); keep what goes into logarithms, roots and"
-            " broken powers above 0, as x.clamp(min=1e-6) does"
+            f"NaN arises from ordinary numbers, with which layouts are proved, {where}; keep what goes into logarithms,"
+            " roots and broken powers above 0, as x.clamp(min=1e-6) does"
         )
     first, kept, state = case.views[0].before.outputs, _kept(subject.module), torch.get_rng_state()
     drawing, x = _Drawing(), subject.x.clone()

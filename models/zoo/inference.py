@@ -59,6 +59,16 @@ def initial_weights(
     return {name: value.detach().numpy().copy() for name, value in module.named_parameters()}
 
 
+def further_names(arch: Architecture, settings: Mapping[str, Any] | None = None) -> dict[str, str]:
+    """What else the state of a global model has: further names of its parameters to the first, buffers to nothing."""
+    with torch.random.fork_rng(devices=[]):
+        module = _module(arch, Cut(), settings)
+    first = {id(value): name for name, value in module.named_parameters()}
+    names = {name: first[id(value)] for name, value in module.named_parameters(remove_duplicate=False)}
+    names |= {name: "" for name, _ in module.named_buffers(remove_duplicate=False)}
+    return {name: known for name, known in names.items() if known != name}
+
+
 def infer_layout(arch: Architecture, settings: Mapping[str, Any] | None = None) -> Layout:
     """Infer the layout of an architecture's global model; see `models.registry.infer_layout`."""
     return _inferred(arch, settings, lambda axis: _works(arch, settings, axis))

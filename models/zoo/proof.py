@@ -91,7 +91,7 @@ def proved_dims(case: Case) -> Proved | Doubt:
     dims = _joined(case, orders)
     if deviation < ALIKE:
         return Proved({name: tuple(dim for dim in row if dim is not None) for name, row in dims.items()}, deviation)
-    return Doubt(next(iter(_movable(case))), dims, deviation)
+    return Doubt(next(iter(_movable(case)), ""), dims, deviation)
 
 
 def deviation_of(case: Case, dims: Dims, names: Sequence[str]) -> float:

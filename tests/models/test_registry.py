@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from fleet_protocol.errors import ConfigError, PlanError
 from models import Architecture, Cut, Registry, Tier, architecture, build, infer_layout, make_plan, slice_weights
@@ -45,6 +46,33 @@ def user_file(folder: Path, body: str) -> Path:
     path = folder / "my_models.py"
     path.write_text(body)
     return path
+
+
+def test_a_file_imports_what_lies_beside_it(tmp_path):
+    """As a script does; what ends the process instead of the import is an error of the file."""
+    (tmp_path / "sizes_of_mine.py").write_text("HIDDEN = 10\n")
+    path = user_file(tmp_path, "from sizes_of_mine import HIDDEN\n" + USER_FILE.replace("hidden=10", "hidden=HIDDEN"))
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom models import Registry\n"
+        "print(Registry.of([]).with_file(Path(sys.argv[1])).get('branches').defaults['hidden'])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.stdout == "10\n", done.stderr
+    with pytest.raises(ConfigError, match=r"line 2 failed: SystemExit\(3\)"):
+        Registry.of([]).with_file(user_file(tmp_path, "import sys\nsys.exit(3)\n"))
+
+
+def test_a_size_is_a_whole_number():
+    """A division with one stroke makes another."""
+
+    @architecture()
+    def halved(cut, *, input_shape=(4,), classes=3):
+        return torch.nn.Linear(4, cut.width("hidden", 8 / 2))
+
+    with pytest.raises(PlanError, match=r"axis hidden: 4\.0 is no whole number of units; divide with //"):
+        infer_layout(halved)
 
 
 def test_importing_the_numpy_half_does_not_import_torch():

@@ -9,8 +9,8 @@ from torch import nn
 from broker_server.rounds.artifacts import load_artifacts
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.mapped_tensors import open_tensors
-from models import infer_layout
-from models.zoo.inference import initial_weights
+from models import architecture, infer_layout
+from models.zoo.inference import further_names, initial_weights
 from tests.adapted import BASE, adapted
 from trainer_export.artifact_set import export_architecture
 from trainer_export.recipe import Recipe
@@ -59,6 +59,41 @@ def test_what_does_not_fit_is_said_and_partly_taken_if_asked():
         Start({"a.weight": np.ones(5, np.float32)}, "file", partial=True).put_into(DRAWN)
     with pytest.raises(ConfigError, match="two tensors would be a"):
         Start({"a": np.ones(1), "b": np.ones(1)}, "file", [("b", "a")]).put_into(DRAWN)
+
+
+class Tied(nn.Module):
+    """An embedding that is the head, a module under two names, and a buffer."""
+
+    def __init__(self, dim, classes):
+        super().__init__()
+        self.embed, self.head = nn.Embedding(classes, dim), nn.Linear(dim, classes, bias=False)
+        self.head.weight = self.embed.weight
+        self.one = nn.Linear(dim, dim)
+        self.again = self.one
+        self.register_buffer("places", torch.arange(6.0))
+
+
+def test_a_state_with_a_tensor_under_two_names_or_a_buffer_is_the_model_s():
+    """What its own state_dict has is no misfit; what is one tensor in the model must be one there."""
+
+    @architecture(input_dtype="int64")
+    def arch(cut, *, input_shape=(6,), classes=3):
+        return Tied(cut.width("dim", 4), cut.classes(classes))
+
+    drawn, further = initial_weights(arch), further_names(arch)
+    assert further == {
+        "head.weight": "embed.weight",
+        "again.weight": "one.weight",
+        "again.bias": "one.bias",
+        "places": "",
+    }
+    there = {name: value.numpy() for name, value in Tied(4, 3).state_dict().items()}
+    found = Start(there, "file").put_into(drawn, further)
+    assert {name: (value == there[name]).all() for name, value in found.items()} == dict.fromkeys(drawn, True)
+    alone = {name: value for name, value in there.items() if name != "embed.weight"}
+    assert (Start(alone, "file").put_into(drawn, further)["embed.weight"] == there["embed.weight"]).all()
+    with pytest.raises(ConfigError, match=r"file: head\.weight is not embed\.weight there"):
+        Start({**there, "head.weight": there["head.weight"] + 1}, "file").put_into(drawn, further)
 
 
 def test_files_of_anything_else_are_refused_and_run_nothing(tmp_path):
