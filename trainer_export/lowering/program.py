@@ -126,4 +126,7 @@ def _unsupported(trace: Trace, node: fx.Node) -> ExportError:
     name = str(node.target)
     plain = "express it with matrix products, convolutions, element-wise operators, sums and softmax"
     advice = next((f"use {text}" for key, text in _SUGGESTIONS.items() if key in name), plain)
+    if not isinstance(node.target, torch._ops.OpOverload):  # noqa: SLF001 - no public name
+        name = f"{getattr(node.target, '__name__', name)} on the size of the batch"
+        advice = "what a model says of a sample must not depend on how many there are; take sums or means instead"
     return ExportError(f"{trace.where(node)}: operator {name} cannot be exported; {advice}")
