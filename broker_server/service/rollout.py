@@ -21,6 +21,7 @@ from broker_server.rounds.fleet import Fleet
 from broker_server.service.authority import changing, sign_release
 from broker_server.service.blob_service import BlobService
 from broker_server.store import Store, TaskPhase
+from broker_server.store.remedies import REVOKED
 from broker_server.store.task_table import Answer
 from fleet_protocol.blob_store import BlobStore, write_atomically
 from fleet_protocol.blobs import blob_ref
@@ -260,7 +261,7 @@ class Carrier:
             return False
         members = self._members()
         for device in fleet.dismiss(members) if members is not None else ():
-            store.lose_device(device, "revoked")
+            store.lose_device(device, REVOKED)
             store.log("dismissed", f"{device} is no member any more, and counts as away", device=device)
             blobs.forget(device)
         self._next, records, papers = time.monotonic() + _LOOK_SECONDS, fleet.releases(), dict(self._source())
