@@ -46,7 +46,8 @@ def guarded(app: FastAPI, token: str | None, operator: str | None = None) -> Non
         elif path.startswith(("/api/", "/metrics")) and not (
             token is None or request.state.acts or _holds(given, token)
         ):
-            said = 401, "this needs the server's token (SHOAL_TOKEN), in view.token of its store or its --token-file"
+            where = "in view.token of its store, or the file that its --token-file names"
+            said = 401, f"this needs the token of the server (SHOAL_TOKEN), {where}"
         elif changes and path.startswith("/api/") and not request.state.acts:
             needed = "this needs the operator's token (SHOAL_TOKEN), in operator.token of the store"
             said = 403, f"{needed}: `shoal view --actions` makes it"
