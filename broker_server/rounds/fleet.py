@@ -9,6 +9,7 @@ from broker_server.rounds.artifacts import TierArtifacts
 from broker_server.settings.assignment import assign_dynamic, assign_fix, parse_mix
 from broker_server.settings.fleet import TiersConfig
 from broker_server.store import DeviceRecord
+from broker_server.store.remedies import REVOKED
 from fleet_protocol.errors import ConfigError, PlanError
 from fleet_protocol.messages import DeviceProfile, DeviceStatus, Profile
 
@@ -31,7 +32,9 @@ class Fleet:
     """
 
     def __init__(self, known: Iterable[DeviceRecord] = ()) -> None:
-        self._profiles: dict[str, Profile | None] = {device.id: device.profile for device in known}
+        self._profiles: dict[str, Profile | None] = {
+            device.id: None if device.state == REVOKED else device.profile for device in known
+        }
         self._online: set[str] = set()
         self._silent: set[str] = set()
         self.declined: dict[str, str] = {}

@@ -61,8 +61,7 @@ def initial_weights(
 
 def further_names(arch: Architecture, settings: Mapping[str, Any] | None = None) -> dict[str, str]:
     """What else the state of a global model has: further names of its parameters to the first, buffers to nothing."""
-    with torch.random.fork_rng(devices=[]):
-        module = _module(arch, Cut(), settings)
+    module = _meta_module(arch, Cut(), settings)  # names alone, of a model that may be large
     first = {id(value): name for name, value in module.named_parameters()}
     names = {name: first[id(value)] for name, value in module.named_parameters(remove_duplicate=False)}
     names |= {name: "" for name, _ in module.named_buffers(remove_duplicate=False)}
