@@ -9,7 +9,7 @@ other side.
 import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from reproduction.experiment import Arm, Claim, Experiment, Scale
@@ -100,14 +100,20 @@ class Judged:
 
 def figures(experiment: Experiment, rows: Sequence[Row]) -> tuple[Figure, ...]:
     """The figures of a table's stored rows, in the order of its arms; those of arms it has no more are left out."""
-    found = []
+    found, alone = [], by_last_alone(rows)
     for arm in experiment.arms:
         for measure in arm.measures:
             mine = sorted((r for r in rows if (r.arm, r.figure) == (arm.name, measure.name)), key=lambda row: row.seed)
             if mine:
                 hours = {row.seed: row.simulated_seconds / _HOUR for row in mine}
-                found.append(Figure(arm, measure, {row.seed: row.reading for row in mine}, hours))
+                readings = {r.seed: replace(r.reading, decides=None) if alone else r.reading for r in mine}
+                found.append(Figure(arm, measure, readings, hours))
     return tuple(found)
+
+
+def by_last_alone(rows: Sequence[Row]) -> bool:
+    """Whether all of a table is judged by the last evaluation, as some of its runs have no mean of the last ones."""
+    return any(row.decides is None and row.last is not None for row in rows)
 
 
 def judged(experiment: Experiment, rows: Sequence[Row]) -> tuple[Judged, ...]:

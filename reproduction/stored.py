@@ -121,6 +121,11 @@ def rows_of(experiment: Experiment, scale: Scale, results: Sequence[ArmResult]) 
     return tuple(found)
 
 
+def statement_of(rows: Iterable[Row]) -> str:
+    """Digest of what was stated when rows were written; empty where all of them are older than any statement."""
+    return next((row.stated for row in rows if row.stated), "")
+
+
 def points_of(results: Sequence[ArmResult]) -> tuple[Point, ...]:
     """The curves of complete runs."""
     found = []

@@ -11,7 +11,7 @@ from reproduction.figures import VERDICTS, judged
 from reproduction.report.cells import claim_cells, table_text
 from reproduction.report.markdown import stated_since
 from reproduction.report.writing import EARLIER, keep_earlier, write_rows
-from reproduction.stored import Row, read_rows
+from reproduction.stored import Row, read_rows, statement_of
 
 _ABOUT = """# What we ran
 
@@ -38,8 +38,9 @@ def write_index(folder: Path, tables: Mapping[str, Experiment]) -> Path:
     """
     found = {name: read_rows(folder / name / f"{name}.csv") for name in tables}
     for name, rows in found.items():
-        if rows and rows[0].stated not in {"", stated(tables[name], rows[0].scale)}:
-            keep_earlier(folder / name, name, rows[0].stated)
+        then = statement_of(rows)
+        if then and then != stated(tables[name], rows[0].scale):
+            keep_earlier(folder / name, name, then)
             found[name] = ()
         elif rows:
             write_rows(tables[name], rows, folder / name)

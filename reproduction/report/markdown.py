@@ -4,9 +4,9 @@ from collections.abc import Collection, Iterable, Sequence
 
 from reproduction.differences import Difference, differences, grouped
 from reproduction.experiment import Experiment
-from reproduction.figures import Judged, arms_of, figures, judged, stand_ins
+from reproduction.figures import Judged, arms_of, by_last_alone, figures, judged, stand_ins
 from reproduction.report.cells import claim_cells, duration_text, figure_cells, table_text
-from reproduction.stored import Row
+from reproduction.stored import Row, statement_of
 
 
 def as_markdown(
@@ -56,22 +56,21 @@ def _judging(rows: Sequence[Row]) -> str:
 
 def stated_since(rows: Sequence[Row]) -> str:
     """That runs are older than what judges them, empty where they are not."""
-    if not rows[0].stated:
+    runs = {(row.arm, row.seed): row for row in rows}
+    before, now = sorted({arm for (arm, _), row in runs.items() if not row.stated}), statement_of(rows)
+    if before and not now:
         return "These runs are older than the statement of what is judged."
-    runs = {(row.arm, row.seed): row.begun for row in rows}
-    older = sorted({begun for begun in runs.values() if begun not in {"", rows[0].stated}})
-    many = sum(begun in older for begun in runs.values())
-    return (
-        f"**What is stated was changed after {many} of the {len(runs)} runs: it was {', '.join(older)}, and is"
-        f" {rows[0].stated}.**"
-        if older
-        else ""
-    )
+    words = [f"Runs of {', '.join(before)} are older than the statement of what is judged."] if before else []
+    older = sorted({row.begun for row in runs.values() if row.begun not in {"", now}})
+    if many := sum(row.begun in older for row in runs.values()):
+        was = f"it was {', '.join(older)}, and is {now}"
+        words.append(f"**What is stated was changed after {many} of the {len(runs)} runs: {was}.**")
+    return " ".join(words)
 
 
 def _deciding(experiment: Experiment, rows: Sequence[Row]) -> str:
-    if any(row.decides is None and row.last is not None for row in rows):
-        return "Stored before the mean of the last evaluations was: `ours` is the last evaluation, or a time."
+    if by_last_alone(rows):
+        return "Some were stored before the mean of the last evaluations was: `ours` is the last evaluation, or a time."
     count = experiment.decides[rows[0].scale]
     which = f"mean of the last {count} evaluations" if count > 1 else "last evaluation"
     return f"`ours` is the {which}, or a figure that belongs to no round, such as a time."

@@ -10,7 +10,7 @@ from reproduction.experiment import Experiment, Scale, stated
 from reproduction.report.markdown import as_markdown
 from reproduction.report.plotting import draw
 from reproduction.running import ArmResult
-from reproduction.stored import Point, Row, RowT, as_csv, points_of, read_points, read_rows, rows_of
+from reproduction.stored import Point, Row, RowT, as_csv, points_of, read_points, read_rows, rows_of, statement_of
 
 CURVES = ".curves.csv"
 """Ends the name of the file with a table's curves, from which its plots are made."""
@@ -30,12 +30,15 @@ class Written:
 def write_table(experiment: Experiment, scale: Scale, results: Sequence[ArmResult], folder: Path) -> Written:
     """Write the figures of complete runs, at least one; those of others stay, if the table stated the same then.
 
+    Those that are older than any statement stay, too, and the table says how many they are.
+
     Raises:
         StorageError: a file cannot be written.
     """
     before = read_rows(folder / f"{experiment.table}.csv")
-    if before and (before[0].stated, before[0].scale) != (stated(experiment, scale), scale):
-        keep_earlier(folder, experiment.table, before[0].stated or "nothing")
+    then = statement_of(before)
+    if before and (before[0].scale != scale or then not in {"", stated(experiment, scale)}):
+        keep_earlier(folder, experiment.table, then or "nothing")
         before = ()
     new = {(row.arm, row.seed, row.figure): row for row in (*before, *rows_of(experiment, scale, results))}
     curves = folder / f"{experiment.table}{CURVES}"

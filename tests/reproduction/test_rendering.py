@@ -11,13 +11,13 @@ from matplotlib.image import imread
 
 from fleet_protocol.errors import ConfigError, DataError
 from reproduction.catalogue import TABLES, find_experiment
-from reproduction.figures import judged, mean_and_spread, plain
+from reproduction.figures import figures, judged, mean_and_spread, plain
 from reproduction.measures import GLOBAL, LOCAL, OWN, PERPLEXITY, ROUNDS_TO_BEST, Reading, measure_named
 from reproduction.report.cells import claim_cells
 from reproduction.report.index import write_index
 from reproduction.report.markdown import as_markdown
 from reproduction.report.plotting import draw
-from reproduction.report.writing import write_table
+from reproduction.report.writing import write_rows, write_table
 from reproduction.running import ArmResult
 from reproduction.stored import as_csv, read_points, read_rows, rows_of, stated
 from simulation.results.history import RoundRow
@@ -433,6 +433,24 @@ def test_a_table_that_states_something_else_keeps_what_was_written(rolex, tmp_pa
     write_index(tmp_path, {"fedrolex-3": again})
     assert read_rows(kept / "fedrolex-3.csv") == both.rows
     assert len(read_rows(kept.with_name(f"{kept.name}-1") / "fedrolex-3.csv")) == 1
+
+
+def test_runs_that_are_older_than_any_statement_stay_and_are_named(rolex, tmp_path):
+    """They are judged beside the newer ones, all by what all of them have: the last evaluation."""
+    experiment = find_experiment("fedrolex-3")
+    folder = tmp_path / "fedrolex-3"
+    old = [item.model_copy(update={"stated": "", "decides": None}) for item in found_in("fedrolex-3", rolex[:3])[1]]
+    write_rows(experiment, old, folder)
+    written = write_table(experiment, "small", rolex[3:], folder)
+    assert [item.stated for item in written.rows] == [*[""] * 3, *[stated(experiment, "small")] * 2]
+    assert not [*folder.glob("stated-*")]
+    (older,) = {item.arm for item in old}
+    text = (folder / "fedrolex-3.md").read_text()
+    assert f"Runs of {older} are older than the statement of what is judged." in text
+    assert "`ours` is the last evaluation" in text
+    readings = [reading for figure in figures(experiment, written.rows) for reading in figure.readings.values()]
+    assert [reading.deciding for reading in readings] == [reading.last for reading in readings]
+    assert all(reading.decides is None for reading in readings)  # though the newer have one
 
 
 def test_the_page_of_results_is_what_the_command_makes(tmp_path):
