@@ -214,6 +214,6 @@ def load_device_config(path: Path, enrolment: Path | None = None) -> DeviceConfi
         for key, value in (("fleet", member.fleet), ("device", member.name), ("broker", member.broker)):
             if document.setdefault(key, value) != value and key != "broker":
                 raise ConfigError(f"{path}: {key} is {document[key]!r}, and in the enrolment {enrolment} {value!r}")
-    config = validate_config(document, DeviceConfig, source=str(path)).resolved(base)
+    config = validate_config(document, DeviceConfig, source=str(path), written=True).resolved(base)
     config.address()
     return config

@@ -1,5 +1,6 @@
 """TOML configuration into frozen pydantic models; an unknown key is an error with a suggestion."""
 
+import json
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,6 +17,9 @@ else:
     import tomli as tomllib
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
+
+# What pydantic calls things, and TOML.
+_WORDS = {"a valid tuple": "a list, in [ ]", "a valid array": "a list, in [ ]", "an object": "a table"}
 
 
 def _nested_models(annotation: object) -> Iterator[type[BaseModel]]:
@@ -55,7 +59,9 @@ def _describe(error: dict[str, Any], model: type[BaseModel]) -> str:
     if error["type"] != "extra_forbidden":
         hidden = error["type"] == "missing" or SecretStr in (kind := _at(model, location), *get_args(kind))
         shown = "" if hidden else f" (got {error['input']!r})"
-        said = error["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list, in [ ]")  # as TOML calls it
+        said = error["msg"].removeprefix("Value error, ")
+        for word, here in _WORDS.items():
+            said = said.replace(word, here)
         return f"{key}: {said}{shown}"
     known = _fields_at(model, location[:-1])
     close = closest(str(location[-1]), known, cutoff=0.5)
@@ -63,14 +69,22 @@ def _describe(error: dict[str, Any], model: type[BaseModel]) -> str:
     return f"unknown key {key!r}; {hint}"
 
 
-def validate_config(document: Mapping[str, Any], model: type[ModelT], *, source: str) -> ModelT:
+def validate_config(document: Mapping[str, Any], model: type[ModelT], *, source: str, written: bool = False) -> ModelT:
     """Hold a TOML document against a schema that forbids extra keys; the file `source` is for the messages.
+
+    Args:
+        document: the tables and keys.
+        model: the schema.
+        source: where it comes from.
+        written: whether all of it was written in TOML, so that true is no number, and "5" none either.
 
     Raises:
         ConfigError: it has a key that the schema does not know (with a suggestion), misses one, or a value of the wrong
             type; every problem is named.
     """
     try:
+        if written:
+            return model.model_validate_json(json.dumps(document, default=str), strict=True)
         return model.model_validate(document)
     except ValidationError as error:
         problems = [_describe(dict(e), model) for e in error.errors()]
@@ -79,7 +93,7 @@ def validate_config(document: Mapping[str, Any], model: type[ModelT], *, source:
 
 def parse_config(text: str, model: type[ModelT], *, source: str) -> ModelT:
     """Read a configuration in TOML; no TOML is a ConfigError, and errors are those of `validate_config`."""
-    return validate_config(_parsed(text, source), model, source=source)
+    return validate_config(_parsed(text, source), model, source=source, written=True)
 
 
 def _parsed(text: str, source: str) -> dict[str, Any]:
@@ -102,4 +116,4 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def load_config(path: Path, model: type[ModelT]) -> ModelT:
     """Read a configuration file in TOML; errors as of `read_toml` and `validate_config`."""
-    return validate_config(read_toml(path), model, source=str(path))
+    return validate_config(read_toml(path), model, source=str(path), written=True)
