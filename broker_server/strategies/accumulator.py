@@ -68,8 +68,8 @@ def start(layout: Layout, factor: Factor = _alike) -> Accumulator:
 
 
 def _label_axes(layout: Layout) -> frozenset[str]:
-    """Label axes with one row for each label; an axis of another size has no row to take."""
-    return frozenset(name for name in layout.label_axes if layout.axes[name].size == layout.classes)
+    """Label axes with a row for each label, first, and perhaps more; of a smaller one every row is taken."""
+    return frozenset(name for name in layout.label_axes if layout.axes[name].size >= layout.classes)
 
 
 def _check(plan: CompiledPlan, update: Tensors) -> None:
@@ -135,7 +135,8 @@ def count(
     """Count an update of a plan, with the rows of the labels that it holds or all, in what entries are divided by."""
     group = state.groups.get(key)
     if group is None:
-        group = state.groups[key] = _Group(plan, 0.0, np.zeros(state.layout.classes))
+        most = max(state.layout.classes, *(state.layout.axes[axis].size for axis in state.layout.label_axes))
+        group = state.groups[key] = _Group(plan, 0.0, np.zeros(most))
     group.weight += weight
     group.by_label[slice(None) if rows is None else rows] += weight
     state.updates += 1
@@ -191,7 +192,8 @@ def _add_coverage(
     for at, by_label in enumerate(labelled):
         if by_label:
             inner = tensor.dims[at].inner
-            column = np.repeat((group.by_label * factor).astype(np.float32), inner)
+            rows = tensor.shape[at] // inner
+            column = np.repeat((group.by_label[:rows] * factor).astype(np.float32), inner)
             amount = column.reshape([-1 if other == at else 1 for other in range(len(labelled))])
     if all(isinstance(index, slice) for box in tensor.regions for index in box.whole):
         for box in tensor.regions:

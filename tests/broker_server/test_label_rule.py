@@ -10,6 +10,7 @@ import pytest
 from broker_server.strategies.strategy import Contribution
 from fleet_protocol.messages import TaskMetrics
 from models.plan import compile_plan, make_plan
+from models.registry import Registry, infer_layout
 from tests.broker_server.artifacts import tiny_layout, tiny_weights
 from tests.broker_server.methods import built, merged
 
@@ -20,14 +21,14 @@ FLEET = (("narrow", 0.5, NARROW, (1,), 1), ("other", 1.0, OTHER, (3,), 5), ("wid
 WITH_THE_RULE = ("heterofl", "fedrolex", "whalefl", "fedmedian")
 
 
-def contribution(device, width, value, labels, examples) -> Contribution:
+def contribution(device, width, value, labels, examples, layout=LAYOUT) -> Contribution:
     """An update that is `value` in every entry its device holds."""
-    plan = compile_plan(LAYOUT, make_plan(LAYOUT, LAYOUT.tier(width)))
+    plan = compile_plan(layout, make_plan(layout, layout.tier(width)))
     weights = {name: np.full(plan.tensors[name].local_shape, value, np.float32) for name in plan.required}
     metrics = TaskMetrics(
         examples=examples, batches=1, labels=labels, fetch_seconds=0, train_seconds=0, resident_bytes=0
     )
-    return Contribution(device, LAYOUT.tier(width), plan.title, plan, weights, metrics)
+    return Contribution(device, layout.tier(width), plan.title, plan, weights, metrics)
 
 
 def after(config, *fleet):
@@ -47,6 +48,19 @@ def test_a_row_is_merged_from_those_who_hold_its_label(name):
     np.testing.assert_allclose(new["head.weight"][1, :HALF], (WIDE + NARROW) / 2)
     np.testing.assert_allclose(new["head.weight"][1, HALF:], WIDE)
     np.testing.assert_allclose(new["head.bias"][1], (WIDE + NARROW) / 2)
+
+
+@pytest.mark.parametrize("name", WITH_THE_RULE)
+def test_a_row_of_the_embedding_is_of_those_who_hold_its_token(name):
+    """Specification 1.7, of every table with a row for each label; the mask symbol's, which follows, is nobody's."""
+    language = {"classes": 6, "embed": 8, "heads": 2, "ffn": 8, "blocks": 1, "input_shape": (4,)}
+    layout = infer_layout(Registry.zoo().get("transformer_mlm"), language)
+    old = {item.name: np.full(item.shape, 9.0, np.float32) for item in layout.parameters}
+    fleet = (("one", 1.0, 1.0, (1, 2), 4), ("two", 1.0, 3.0, (2, 4), 4))
+    new = merged(built({"name": name}, layout), [contribution(*device, layout) for device in fleet], old)
+    assert new["tokens.weight"][:, 0].tolist() == [9, 1, 2, 9, 3, 9, 9]
+    assert new["head.bias"].tolist() == [9, 1, 2, 9, 3, 9]
+    assert (new["positions"] == 2).all()
 
 
 @pytest.mark.parametrize("name", WITH_THE_RULE)
