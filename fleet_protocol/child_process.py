@@ -4,6 +4,7 @@
 processes do not look there, and find the code that started them also where it is not installed.
 """
 
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -30,7 +31,8 @@ def when_parent_ends(act: Callable[[], object]) -> None:
     """Do something once our standard input closes, as the parent's end of the pipe does however the parent ends."""
 
     def watch() -> None:
-        sys.stdin.buffer.read()
+        while os.read(0, 4096):  # of sys.stdin Python would wait for the lock at its end, and abort
+            pass
         act()
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()

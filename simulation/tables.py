@@ -96,6 +96,13 @@ class PartitionTable(FrozenModel):
     as_released: bool = False
     seed: int | None = Field(default=None, ge=0)
 
+    @model_validator(mode="after")
+    def _of_this_kind(self) -> "PartitionTable":
+        for key, kind in (("alpha", "dirichlet"), ("per_device", "shards"), ("as_released", "shards")):
+            if self.kind != kind and getattr(self, key) != PartitionTable.model_fields[key].default:
+                raise ValueError(f'partition.{key} has no effect on kind = "{self.kind}"; set kind = "{kind}"')
+        return self
+
 
 class OwnModel(FrozenModel):
     """One entry of ``[[own_models.models]]``.

@@ -72,9 +72,10 @@ def _wait_for_devices(
     told: tuple[str, ...] | None = None
     while True:
         # Who is in quarantine takes part where there were too few without: one refusal more costs less than the run.
+        # Levels are dealt among all that are there, or who is busy or in quarantine would move those of the others.
+        dealt = assign(dispatcher.fleet.profiles(), context.tiers, config.tiers, seed=config.seed, version=version)
         for absent in ({*banned, *busy}, {*busy}):
-            there = {key: item for key, item in dispatcher.fleet.profiles().items() if key not in absent}
-            eligible = assign(there, context.tiers, config.tiers, seed=config.seed, version=version)
+            eligible = {device: item for device, item in dealt.items() if device not in absent}
             if len(eligible) + len(busy) >= config.round.min_devices:
                 return eligible
         online = dispatcher.fleet.online

@@ -278,5 +278,5 @@ def _require_inputs(settings: TrainSettings, manifest: Manifest) -> None:
     if settings.proximal_mu and not manifest.recipe.proximal:
         raise PlanError(
             f"{manifest.arch} {manifest.tier} was exported without a proximal term, so proximal_mu ="
-            f" {settings.proximal_mu:g} would do nothing; export it with one"
+            f" {settings.proximal_mu:g} would do nothing; export it with one (model.recipe.proximal = true)"
         )

@@ -46,7 +46,7 @@ store = "store"
 [broker]
 url = "{url}"
 identity = "server.enrolment"
-port = {port}
+port = {port}  # boards take theirs from the file `address` beside this one: change it, too, and enrol them anew
 listen = "{listen}"
 
 # What `shoal run` trains; `shoal export` writes the artifacts. `shoal up` does not need it.
@@ -77,7 +77,8 @@ class Founding:
     @property
     def broker(self) -> str:
         """The broker's address for boards."""
-        return self.url if "://" in self.url else f"mqtts://{self.host}:{self.port}"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return self.url if "://" in self.url else f"mqtts://{host}:{self.port}"
 
 
 def found_fleet(folder: Path, founding: Founding) -> None:
@@ -94,7 +95,7 @@ def found_fleet(folder: Path, founding: Founding) -> None:
     write_secret(folder / "operator.pem", pem(operator))
     authority = Authority.generate(founding.fleet)
     authority.write(folder)
-    certificate, key = authority.issue(founding.host, hosts=(founding.host, "localhost", "127.0.0.1"))
+    certificate, key = authority.issue(founding.host, hosts=(founding.host, "localhost", "127.0.0.1", "::1"))
     write_secret(folder / "broker.pem", certificate)
     write_secret(folder / "broker.key", key)
     Registry().write(folder)

@@ -108,7 +108,7 @@ class ChildBroker(ABC):
     @property
     def url(self) -> str:
         """The address for clients on this machine."""
-        return f"mqtt{'s' if self._gate else ''}://{self._host}:{self.port}"
+        return f"mqtt{'s' if self._gate else ''}://{_bracketed(self._host)}:{self.port}"
 
     @property
     def alive(self) -> bool:
@@ -122,7 +122,8 @@ class ChildBroker(ABC):
 
     @property
     def _host(self) -> str:
-        return "127.0.0.1" if self.listen in {"0.0.0.0", "::", ""} else self.listen  # noqa: S104  (compared, not bound)
+        every = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}  # noqa: S104  (compared, not bound)
+        return every.get(self.listen, self.listen)
 
     def start(self) -> None:
         """Start, and return when connections are accepted.
@@ -164,7 +165,7 @@ class ChildBroker(ABC):
         """Write its configuration, and say how to start it so that it ends with its input; a ConfigError without it."""
 
     def _check_port(self) -> None:
-        with socket.socket() as probe:
+        with socket.socket(socket.AF_INET6 if ":" in self.listen else socket.AF_INET) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((self.listen, self.port))
@@ -243,7 +244,7 @@ class EmbeddedBroker(ChildBroker):
         write_secret(
             config,
             _CONFIG.format(
-                listen=self.listen,
+                listen=_bracketed(self.listen),
                 port=self.port,
                 segment_bytes=_SEGMENT_BYTES,
                 segments=_SEGMENTS,
@@ -262,6 +263,11 @@ class EmbeddedBroker(ChildBroker):
         logins = "".join(f"    {json.dumps(name)} = {json.dumps(word)}\n" for name, word in self._gate.logins().items())
         files = {"certificate": json.dumps(str(self._gate.certificate)), "key": json.dumps(str(self._gate.key))}
         return f"\n    [v5.1.connections.auth]\n{logins}{_TLS.format(**files)}"
+
+
+def _bracketed(host: str) -> str:
+    """As it stands before a port."""
+    return f"[{host}]" if ":" in host else host
 
 
 def _answers(host: str, port: int) -> bool:

@@ -142,7 +142,6 @@ class RegistryReader:
                     f"{self._folder / REGISTRY} is not what the operator has signed last ({error}): put the newest one "
                     "in its place, or let `shoal enroll server` take up what the server knows"
                 ) from error
-        self._devices = registry.devices().keys()
         # A server that was renewed says nothing of it until it starts again.
         self._papers = {} if self._standing.revoked(self._standing.certificate) else registry.papers()
         return registry
@@ -159,9 +158,9 @@ class RegistryReader:
         return self._papers
 
     def members(self) -> Collection[str]:
-        """Names of the devices that are members."""
-        self.current()
-        return self._devices
+        """Names of the devices that are members, and whose enrolment has not ended."""
+        its, now = self.current().devices(), time.time()
+        return {name for name, entry in its.items() if not 0 < entry.expires < now}
 
     def current(self) -> Registry:
         """The registry as it is now, or was a second ago."""

@@ -63,6 +63,8 @@ class EvaluationKeys(FrozenModel):
     def _metric_has_a_name(self) -> "EvaluationKeys":
         if self.direction is not None and self.metric is None:
             raise ValueError("evaluation.direction goes with evaluation.metric")
+        if self.min_delta and self.patience is None:
+            raise ValueError("evaluation.min_delta goes with evaluation.patience, which ends a run early")
         return self
 
 

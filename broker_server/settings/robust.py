@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fleet_protocol.frozen import FrozenModel
 
@@ -34,3 +34,9 @@ class RobustConfig(FrozenModel):
     faulty: Annotated[float, Field(gt=0, lt=0.5)] = 0.2
     quarantine_after: int = Field(default=3, ge=0)
     quarantine_rounds: int = Field(default=10, ge=1)
+
+    @model_validator(mode="after")
+    def _faulty_are_left_out(self) -> "RobustConfig":
+        if self.merge not in {"trimmed_mean", "krum"} and self.faulty != RobustConfig.model_fields["faulty"].default:
+            raise ValueError(f'robust.faulty has no effect on merge = "{self.merge}"; set "trimmed_mean" or "krum"')
+        return self

@@ -33,6 +33,7 @@ def back_up(store: Path, file: Path) -> int:
     Store(store, read_only=True).close()  # says what is wrong with it, and makes none
     source, part = store / _DATABASE, file.with_name(f".{file.name}.{secrets.token_hex(4)}")
     try:
+        part.touch(mode=0o600)  # as the store itself: whoever reads it has the model
         with TemporaryDirectory(dir=store, prefix="backup-") as folder, ZipFile(part, "w") as out:
             made = Path(folder)
             with contextlib.closing(sqlite3.connect(source, PATIENT_SECONDS, isolation_level=None)) as holding:
@@ -88,6 +89,7 @@ def restore(file: Path, store: Path) -> None:
         raise ConfigError(f"{store} is there already; stop its server and move it away, or take another folder")
     made = store.with_name(f".{store.name}.{secrets.token_hex(4)}")
     try:
+        made.mkdir(mode=0o700, parents=True)
         with ZipFile(file) as archive:
             for name in archive.namelist():
                 # Where it goes follows from its digest, so that no name leads out of the folder.

@@ -9,12 +9,12 @@ SIMULATED = "simulated"
 """State of a device that nobody ever heard of, because it is a simulation's."""
 
 REVOKED = "revoked"
-"""State of a device that the operator has made no member of its fleet any more."""
+"""State of a device that the operator has made no member of its fleet any more, or whose enrolment has ended."""
 
 # Beginnings of reasons, and what helps. The other reasons say themselves what to do.
 _REMEDIES = (
     ("offline", "look at its power and network; on the board run `shoal device doctor`"),
-    ("revoked", "nothing, or enrol it again: `shoal enroll {device}`"),
+    ("revoked", "nothing; or if its days are over `shoal renew {device}`, else `shoal enroll {device}` anew"),
     ("connected, and says nothing", "see whether its agent runs: on the board `systemctl status shoal-device`"),
     ("it has not said what it is", "on the board run `shoal device doctor`"),
     ("in quarantine", "look at `shoal log`, then let it in again: `shoal devices release {device}`"),
@@ -29,7 +29,7 @@ _REMEDIES = (
 def why_away(device: DeviceRecord, newest: TaskRecord | None, left_out: Mapping[str, str]) -> str:
     """Why a device takes no part, or took none in the newest round, which left some out; empty where it does."""
     if device.state == REVOKED:
-        return "revoked: it is no member of the fleet any more"
+        return "revoked, or its enrolment has ended: it is no member of the fleet any more"
     if not device.online:
         last = device.profile.unable if device.profile is not None else ""
         return f"offline; the last that it said: {last}" if last else "offline"

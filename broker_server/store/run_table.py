@@ -2,7 +2,7 @@
 
 import time
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import insert, select, text, update
 
 from broker_server.store import schema
 from broker_server.store.database import Database
@@ -10,6 +10,9 @@ from broker_server.store.records import RunRecord, VersionRecord
 from broker_server.store.rows import to_row
 
 UNFINISHED = ("running", "paused")
+
+# By the order in which they came: a clock may have been ahead.
+_NEWEST_FIRST = text("rowid DESC")
 
 
 class RunTable(Database):
@@ -39,7 +42,7 @@ class RunTable(Database):
 
     def runs(self) -> list[RunRecord]:
         """Every run, newest first."""
-        return self._all(RunRecord, select(schema.runs).order_by(schema.runs.c.created_at.desc()))
+        return self._all(RunRecord, select(schema.runs).order_by(_NEWEST_FIRST))
 
     def run(self, run: str) -> RunRecord | None:
         """One run."""
@@ -49,4 +52,4 @@ class RunTable(Database):
         """The newest run of a fleet that has not ended."""
         table = schema.runs
         query = select(table).where(table.c.fleet == fleet, table.c.status.in_(UNFINISHED))
-        return self._first(RunRecord, query.order_by(table.c.created_at.desc()))
+        return self._first(RunRecord, query.order_by(_NEWEST_FIRST))

@@ -21,7 +21,7 @@ def layer_factor(layout: Layout, weighting: Weighting) -> Factor:
     items = {item.name: item for item in layout.parameters}
 
     def factor(plan: CompiledPlan, name: str) -> float:
-        """n_out of the device's layer: its rows, or the columns of an embedding table."""
+        """n_out of the device's layer: its rows, or the columns of a table whose rows are no labels."""
         item, shape = items[name], plan.tensors[name].local_shape
         if weighting not in {"width", "updates_width"} or not shape:
             return 1.0

@@ -51,7 +51,8 @@ class Enrolment(FrozenModel):
         texts = {"ca": self.ca, "tls_certificate": self.tls_certificate, "tls_key": self.tls_key}
         paths = {name: folder / f"{name}.pem" for name, text in texts.items() if text is not None}
         for name, path in paths.items():
-            write_secret(path, str(texts[name]))
+            if not path.is_file() or path.read_text(encoding="utf-8") != texts[name]:  # a disk may be full
+                write_secret(path, str(texts[name]))
         address = BrokerAddress.parse(
             broker or self.broker,
             ca_file=paths.get("ca"),

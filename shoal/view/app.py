@@ -82,9 +82,13 @@ def _api(store: Path) -> APIRouter:
 
     # What was fixed for a run does not change, and is a folder of files to read.
     @lru_cache(maxsize=8)
-    def context(run: str) -> RunContext:
+    def fixed(run: str) -> RunContext:
         with closing(Store(store, read_only=True)) as opened:
             return stored_context(opened, run)
+
+    def context(run: str | None) -> RunContext:
+        with closing(Store(store, read_only=True)) as opened:
+            return fixed(queries.find_run(opened, run).id)
 
     def get(path: str, answer: Any, about: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         return api.get(path, summary=about, responses={200: {"model": answer}, 404: {"description": "no such thing"}})
@@ -126,11 +130,11 @@ def _api(store: Path) -> APIRouter:
         return look(advice, run)
 
     @get("/runs/{run}/coverage", Coverage, "Which coordinates of the model the merged updates held.")
-    def _coverage(run: str, last: Last = None, tier: str | None = None, device: str | None = None) -> JSONResponse:
+    def _coverage(run: Run, last: Last = None, tier: str | None = None, device: str | None = None) -> JSONResponse:
         return look(coverage, context(run), upto=last, tier=tier, device=device)
 
     @get("/runs/{run}/artifacts", list[Manifest], "What was exported for each tier, without parameters and graphs.")
-    def _artifacts(run: str) -> JSONResponse:
+    def _artifacts(run: Run) -> JSONResponse:
         leave = {"parameters", "states", "graphs", "base", "statistics"}
         found = [item.manifest for item in context(run).artifacts.tiers.values()]
         return JSONResponse([item.model_dump(mode="json", exclude=leave) for item in found])

@@ -64,7 +64,9 @@ def serving(
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listening = socket.create_server((host, port), family=family)
     except OSError as error:
-        raise TransportError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
+        raise TransportError(
+            f"cannot listen on {host}:{port}: {error.strerror}; is a server of this fleet up? Or take another port"
+        ) from error
     app = make_app(store, token, operator, steer)
     server = uvicorn.Server(uvicorn.Config(app, http=_Connection, log_level="warning", timeout_graceful_shutdown=3))
     thread = threading.Thread(target=server.run, args=([listening],), name="shoal-view", daemon=True)

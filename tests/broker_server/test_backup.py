@@ -39,6 +39,7 @@ def test_a_restored_store_goes_on_where_it_was(killed, url, running, tmp_path):
     assert back_up(killed.store, file) >= 3
     shutil.rmtree(killed.store)
     restore(file, elsewhere.store)
+    assert [oct(path.stat().st_mode)[-3:] for path in (file, elsewhere.store)] == ["600", "700"]  # the model is in it
     with contextlib.closing(Store(elsewhere.store, read_only=True)) as store:
         before, *_ = [task for task in store.tasks(store.runs()[0].id, 1) if task.phase is TaskPhase.RECEIVED]
     finished = running(elsewhere, url).wait()

@@ -44,7 +44,7 @@ def test_patience_counts_evaluations_that_are_not_better(keys, numbers, since):
     versions = [version(0), *(version(number, **item) for number, item in enumerate(numbers, 1))]
     assert stalled(EvaluationKeys(patience=since, **keys), versions) is not None
     assert stalled(EvaluationKeys(patience=since + 1, **keys), versions) is None
-    assert stalled(EvaluationKeys(**keys), versions) is None
+    assert stalled(EvaluationKeys(**{**keys, "min_delta": 0.0}), versions) is None
 
 
 def test_the_reason_names_the_best():
@@ -75,6 +75,8 @@ def test_a_metric_that_nobody_computes_is_refused():
         EvaluationKeys(direction="lower")
     with pytest.raises(ValueError, match=r"goes with evaluation\.data"):
         EvaluationConfig(patience=2)
+    with pytest.raises(ValueError, match=r"min_delta goes with evaluation\.patience"):
+        EvaluationKeys(min_delta=0.01)
 
 
 def test_a_run_ends_when_patience_does(url, config, running, fleet):

@@ -356,3 +356,13 @@ def test_two_of_three_that_are_too_large_are_all_refused(url, config, running, f
     server, _, weights = attacked(scripts, settings, url, running, fleet)
     assert {event.device for event in server.of(control.UpdateRefused)} == {"bad0", "bad1"}
     assert farthest(weights) == pytest.approx(1.0, rel=1e-5)
+
+
+def test_a_share_that_nothing_trims_is_refused():
+    """Who sets it believes that the merge is robust."""
+    assert RobustConfig(merge="krum", faulty=0.3).faulty == 0.3
+    for merge in ("mean", "median"):
+        with pytest.raises(
+            ValueError, match=rf'faulty has no effect on merge = "{merge}"; set "trimmed_mean" or "krum"'
+        ):
+            RobustConfig(merge=merge, faulty=0.3)

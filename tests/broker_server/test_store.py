@@ -1,6 +1,7 @@
 """The store: what is committed is found again, with its types."""
 
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -76,6 +77,14 @@ def test_records_come_back_as_they_were(begun):
     assert (version.number, version.statistics_digest, version.evaluation) == (1, "e" * 64, judged)
     task = begun.task("t1-a")
     assert (task.phase, task.update_size, task.metrics) == (TaskPhase.MERGED, 77, metrics())
+
+
+def test_the_newest_run_is_the_one_that_was_begun_last(begun):
+    """One from when the server's clock was ahead would stay the newest until that day."""
+    begun.add_run(replace(run_record("r2"), created_at=2e9), VersionRecord("r2", 0, 0, "b" * 64, None, None, 1.0, None))
+    begun.add_run(run_record("r3"), VersionRecord("r3", 0, 0, "b" * 64, None, None, 1.0, None))
+    assert [run.id for run in begun.runs()] == ["r3", "r2", "r1"]
+    assert begun.unfinished("lab").id == "r3"
 
 
 def test_rounds_move_by_their_table(begun):

@@ -1,7 +1,9 @@
 """Operators who make mistakes, and commands that are killed: who was revoked stays so, and the fleet goes on."""
 
 import datetime as dt
+import socket
 import time
+from ipaddress import ip_address
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +16,7 @@ from broker_server.service.certificates import Authority
 from broker_server.service.membership import hosted_broker, member_of
 from broker_server.service.registry import REGISTRY, read_registry
 from broker_server.settings.fleet import BrokerConfig
-from fleet_protocol.errors import ConfigError, RefusalReason, RefusedError
+from fleet_protocol.errors import ConfigError, RefusalReason, RefusedError, StorageError
 from fleet_protocol.identity.enrolment import Papers, read_enrolment, write_secret
 from fleet_protocol.identity.envelope import Signer, Verifier
 from fleet_protocol.identity.group import Group, Handover, Keys
@@ -22,6 +24,7 @@ from fleet_protocol.identity.marks import Marks
 from fleet_protocol.identity.papers import Standing
 from fleet_protocol.identity.sealing import public_key
 from fleet_protocol.topics import Topics
+from tests.brokers import free_port
 
 TOPICS = Topics("lab")
 DAY = 24 * 3600
@@ -229,6 +232,49 @@ def test_a_broker_without_its_certificate_is_not_started(folder, tmp_path, damag
         (folder / "broker.key").write_bytes((tmp_path / "other" / "broker.key").read_bytes())
     with pytest.raises(ConfigError, match=r"lab/broker\.pem and broker\.key beside it are no certificate with its key"):
         hosted_broker(BrokerConfig(identity=folder / "server.enrolment"), "lab", tmp_path)
+
+
+def test_whose_enrolment_has_ended_is_no_member_until_it_is_renewed(folder, monkeypatch):
+    """Rounds would ask it and wait for it, and every update of it be refused."""
+    enroll(folder, "late", days=1)
+    enroll(folder, "ever")
+    server = server_of(folder)
+    assert set(server.members()) == {"late", "ever"}
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 2 * DAY)
+    assert set(server.members()) == {"ever"}
+    renew(folder, ["late"], days=3)
+    assert set(server_of(folder).members()) == {"late", "ever"}
+
+
+def test_what_a_board_has_written_out_is_not_written_again(folder, tmp_path, monkeypatch):
+    """So that one whose disk is full connects, and says so."""
+    enrolment = read_enrolment(enroll(folder, "pi-1"))
+    before = enrolment.address(tmp_path / "identity")
+
+    def full(*_):
+        raise StorageError("the disk is full")
+
+    monkeypatch.setattr("fleet_protocol.identity.enrolment.write_secret", full)
+    assert enrolment.address(tmp_path / "identity") == before
+    before.ca_file.write_text("damaged")
+    with pytest.raises(StorageError):
+        enrolment.address(tmp_path / "identity")
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="this machine has no IPv6")
+def test_a_fleet_can_be_founded_at_an_address_of_ipv6(tmp_path):
+    """Its boards find the broker, whose certificate has the address; the broker listens there."""
+    folder = tmp_path / "six"
+    found_fleet(folder, Founding("six", "::1", listen="::"))
+    assert read_enrolment(enroll(folder, "pi-1")).broker == "mqtts://[::1]:8883"
+    broker = x509.load_pem_x509_certificate((folder / "broker.pem").read_bytes())
+    names = broker.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert ip_address("::1") in names.get_values_for_type(x509.IPAddress)
+    config = BrokerConfig(identity=folder / "server.enrolment", listen="::1", port=free_port())
+    with hosted_broker(config, "six", tmp_path / "broker") as hosted:
+        assert hosted.alive
+        assert hosted.url == f"mqtts://[::1]:{config.port}"
 
 
 def test_papers_with_what_nobody_knows_are_refused(folder, tmp_path):

@@ -56,6 +56,15 @@ def test_a_slow_device_answers_after_its_own_time(straight):
     assert straight.rounds[-1].accuracy > straight.rounds[0].accuracy
 
 
+def test_a_fixed_level_stays_a_devices_own(tmp_path, cache):
+    """Specification 1.1, whoever else is at work for an earlier round when levels are dealt."""
+    tables = {**TABLES, "tiers": {"assign": "fix", "levels": "a1-b1-c1"}}
+    _, tasks = stored(simulate(settings(tmp_path, cache, **tables)))
+    tiers = {(task.device, task.tier) for task in tasks}
+    assert len(tiers) == len({task.device for task in tasks}) == 6
+    assert {tier for _, tier in tiers} == {"w1.00-d1", "w0.50-d1", "w0.25-d1"}
+
+
 def test_what_is_sent_is_counted_once(straight):
     """Weights in the round that sent them, an update in that whose version it is in."""
     answered = sum(task.phase is TaskPhase.MERGED for task in stored(straight)[1])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fleet_protocol.errors import ConfigError
 from simulation.data.partition import by_subject, cut_shards, deal_shards
+from simulation.tables import PartitionTable
 
 VECTORS = Path(__file__).parents[3] / "shared" / "vectors" / "vectors.json"
 
@@ -97,3 +98,14 @@ def test_subjects_keep_their_samples():
     assert [part.tolist() for part in by_subject(groups, 2)] == [[0, 1, 2, 4], [3, 5]]
     with pytest.raises(ConfigError, match="4 subjects cannot be shared among 5"):
         by_subject(groups, 5)
+
+
+@pytest.mark.parametrize(
+    ("table", "key", "kind"),
+    [({"alpha": 0.1}, "alpha", "dirichlet"), ({"kind": "dirichlet", "per_device": 3}, "per_device", "shards")],
+)
+def test_a_key_of_another_kind_of_split_is_refused(table, key, kind):
+    """Whoever sets alpha alone would publish an IID split as a Dirichlet one."""
+    with pytest.raises(ValueError, match=f'partition.{key} has no effect on kind = .*; set kind = "{kind}"'):
+        PartitionTable(**table)
+    assert PartitionTable(**{**table, "kind": kind}).kind == kind

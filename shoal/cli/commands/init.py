@@ -1,5 +1,6 @@
 """Make the folder of a fleet with identities (--host), or of a project with model and data (--template)."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -41,7 +42,9 @@ def _init(
     with needs("server"):
         from broker_server.service.authority import Founding, found_fleet
 
-    found_fleet(place, Founding(fleet, host, port, broker))
+    host = host.strip("[]")
+    founding = Founding(fleet, host, port, broker)
+    found_fleet(place, replace(founding, listen="::") if ":" in host else founding)
     say(f"fleet {fleet} in {place}; operator.pem and ca.key are secrets")
     say(f"start it:       shoal up --config {place / 'fleet.toml'}")
     say(f"add a device:   shoal enroll NAME --folder {place}")

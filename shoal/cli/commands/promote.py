@@ -9,7 +9,7 @@ from shoal.cli.common import DEFAULT_STORE, AsJson, PageUrl, RunId, StoreFolder
 from shoal.cli.console import print_json, say
 from shoal.cli.extras import needs
 
-Number = Annotated[int, typer.Argument(min=0, help="Number of the version.")]
+Number = Annotated[int, typer.Argument(min=0, max=2**31 - 1, help="Number of the version.")]
 
 
 def choosing(verb: Literal["promote", "rollback"]) -> Callable[..., None]:

@@ -264,6 +264,7 @@ def test_coverage_counts_the_windows_that_rolled(client):
         if task["tier"] == TIERS[1] and task["phase"] == "merged":
             counts[(np.arange(HIDDEN // 2) + task["version"]) % HIDDEN] += 1
     half = get(client, f"/runs/{RUN}/coverage", tier=TIERS[1])
+    assert half == get(client, "/runs/newest/coverage", tier=TIERS[1])
     assert [(axis["block"], axis["axis"]) for axis in half["axes"]] == [("block1", "hidden"), ("head", "hidden")]
     assert half["axes"][0]["counts"] == counts.tolist()
     assert half["axes"][0]["covered"] == np.count_nonzero(counts)
@@ -346,7 +347,7 @@ def test_beyond_loopback_a_token_is_needed_and_made(store, tmp_path):
     with serving(store, ViewConfig(host="0.0.0.0", port=0), file) as address:
         assert address.startswith("http://0.0.0.0:")
         port = int(address.rstrip("/").rpartition(":")[2])
-        with pytest.raises(TransportError, match="choose another --port"), serving(store, ViewConfig(port=port)):
+        with pytest.raises(TransportError, match="is a server of this fleet up"), serving(store, ViewConfig(port=port)):
             pass
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     file.chmod(0o644)
