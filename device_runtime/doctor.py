@@ -138,6 +138,8 @@ def _board() -> str:
 def _configuration(path: Path, enrolment: Path | None, into: list[DeviceConfig]) -> str:
     config = load_device_config(path, enrolment)
     into.append(config)
+    if doubt := config.ended():
+        raise _DoubtError(doubt)
     depth = "" if config.max_depth is None else f", max_depth {config.max_depth}"
     return f"device {config.device} of fleet {config.fleet}, max_width {config.max_width:g}{depth}"
 

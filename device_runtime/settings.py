@@ -1,5 +1,6 @@
 """The device's configuration: one TOML file, frozen once read. Relative paths are relative to that file."""
 
+import time
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -179,6 +180,18 @@ class DeviceConfig(FrozenModel):
         if self.identity is None:
             return None
         return Member(read_enrolment(self.identity.file), self.state_dir / "identity", remembers=True)
+
+    def ended(self) -> str:
+        """What is to be done about an enrolment whose days are over; empty where they are not."""
+        if (member := self.member()) is None:
+            return ""
+        from fleet_protocol.identity.papers import Standing  # noqa: PLC0415  (cryptography)
+
+        over = Standing(member.enrolment, member.folder / "papers.json").certificate.expires
+        if not 0 < over < time.time():
+            return ""
+        day = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(over))
+        return f"the enrolment ended on {day}: its operator lets it go on with `shoal renew {member.enrolment.name}`"
 
     def resolved(self, base: Path) -> "DeviceConfig":
         """The same configuration with relative paths taken from a folder, usually that of its file."""

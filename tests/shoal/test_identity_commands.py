@@ -1,10 +1,13 @@
 """From `shoal init` to a board's configuration: what a user types, and what is refused without identities."""
 
+import time
+
 import pytest
 
 from broker_server.service.membership import broker_address
 from broker_server.service.registry import read_registry
 from broker_server.settings.fleet import BrokerConfig, FleetConfig
+from device_runtime.doctor import examine
 from device_runtime.settings import load_device_config
 from fleet_protocol.configuration import load_config
 from fleet_protocol.errors import ConfigError
@@ -12,7 +15,7 @@ from fleet_protocol.errors import ConfigError
 BOARD = 'state_dir = "state"\n[data]\nkind = "npz"\npath = "train.npz"\n'
 
 
-def test_a_fleet_is_founded_and_a_board_needs_one_file(tmp_path, typed):
+def test_a_fleet_is_founded_and_a_board_needs_one_file(tmp_path, typed, monkeypatch):
     """`init` writes a configuration that loads, `enroll` a file with fleet, device and broker; `revoke` ends it."""
     done = typed("init", "lab", "--host", "192.168.1.10")
     assert done.returncode == 0, done.stderr
@@ -29,7 +32,16 @@ def test_a_fleet_is_founded_and_a_board_needs_one_file(tmp_path, typed):
     assert (address.username, address.tls) == ("pi-1", True)
     assert address.ca_file.read_text() == (tmp_path / "lab" / "ca.pem").read_text()
     (tmp_path / "device.toml").write_text(BOARD + '[identity]\nfile = "lab/devices/pi-1.enrolment"\n')
-    assert load_device_config(tmp_path / "device.toml").member().enrolment.name == "pi-1"
+    board = load_device_config(tmp_path / "device.toml")
+    assert board.member().enrolment.name == "pi-1"
+    assert board.ended() == ""
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 31 * 24 * 3600)
+    said = next(finding for finding in examine(tmp_path / "device.toml") if finding.check == "configuration")
+    assert (said.level, said.detail) == ("warning", board.ended())
+    assert "`shoal renew pi-1`" in said.detail
+    monkeypatch.undo()
+    assert "counts for nothing any more" in typed("enroll", "pi-1", "--folder", "lab").stdout
     assert typed("revoke", "pi-1", "--folder", "lab").returncode == 0
     assert "pi-1" not in read_registry(tmp_path / "lab").logins()
     wrong = typed("revoke", "pi-2", "--folder", "lab")

@@ -64,7 +64,7 @@ class Starting(DeviceState):
     def _prepare(self) -> None:
         config = self.ctx.kit.config
         check_system()
-        if doubt := clock_doubt():
+        for doubt in filter(None, (clock_doubt(), config.ended())):
             self.ctx.kit.journal.warning(doubt)
         backend = choose_backend(config.backend)
         data = load_data(config.data)

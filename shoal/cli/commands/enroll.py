@@ -17,9 +17,12 @@ def _enroll(
     with needs("server"):
         from broker_server.service.authority import SERVER, enroll, renew_server
 
+    before = (folder / "devices" / f"{name}.enrolment").exists()
     path = renew_server(folder) if name == SERVER else enroll(folder, name, days=days)
     if name == SERVER:
         say(f"{path}: the server has a new key; restart it")
         return
     say(f"{path}: copy it to the board, then: shoal device run --config device.toml --enrolment {path.name}")
     say("the broker of a server that is up lets it in within seconds")
+    if before:
+        say("the enrolment that this device had counts for nothing any more")
