@@ -69,7 +69,10 @@ class Architecture:
         if isinstance(usual, Mapping) and not isinstance(shapes, Mapping):
             example = json.dumps({name: list(shape) for name, shape in usual.items()})
             raise ConfigError(f"{self.name}: input_shape = {shapes} names no inputs; give, for example, {example}")
-        shapes = dict(shapes) if isinstance(shapes, Mapping) else {"": tuple(shapes)}
+        shapes = dict(shapes) if isinstance(shapes, Mapping) else {"": shapes}
+        for shape in shapes.values():
+            if not isinstance(shape, tuple) or any(type(size) is not int or size < 1 for size in shape):
+                raise ConfigError(f"{self.name}: input_shape = {shape!r} is no list of whole numbers above 0")
         if isinstance(dtypes, str):
             return Row(shapes, dict.fromkeys(shapes, dtypes))
         odd = next((name for name in dtypes if name not in shapes), None)
@@ -106,6 +109,18 @@ def architecture(
         missing = [item for item in _REQUIRED if item not in defaults]
         if missing:
             raise ConfigError(f"architecture {name} lacks the setting {missing[0]}, which every one must have")
+        for item in settings:
+            try:
+                json.dumps(item.default)
+            except TypeError as error:
+                wrong = f"{error}; take a number, text, list or table, and choose by that"
+                raise ConfigError(
+                    f"architecture {name}: the default of {item.name} cannot be stored: {wrong}"
+                ) from error
+        known = get_args(Dtype)
+        for dtype in input_dtype.values() if isinstance(input_dtype, Mapping) else (input_dtype,):
+            if dtype not in known:
+                raise ConfigError(f"architecture {name}: input_dtype {dtype!r} is none of {', '.join(known)}")
         choices = {item.name: get_args(item.annotation) for item in settings if get_origin(item.annotation) is Literal}
         return Architecture(name, builder, input_dtype, MappingProxyType(defaults), choices, paper)
 

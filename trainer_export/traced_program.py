@@ -5,8 +5,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
+from types import FrameType
 from typing import Any
 
+import sympy  # type: ignore[import-untyped]
 import torch
 from torch import Tensor, fx, nn
 from torch._decomp import core_aten_decompositions
@@ -31,6 +33,7 @@ from trainer_export.passes import simplify
 from trainer_export.rewriting import Rewriting, line_of, place_of
 
 BATCH = "batch"
+_TORCH = str(torch.__path__[0])
 _EXAMPLE_BATCH, _OTHER_BATCH = 5, 7  # above 1; the other for models that have the one among their own sizes
 
 
@@ -62,16 +65,31 @@ class Trace:
 
 
 class _Batch(ShapeEnv):
-    """Remembers the first place where the batch was taken for a number."""
+    """Remembers the first place where the batch was taken for a number, or the model took one way by its size."""
 
     where = ""
+    branches = False
 
     @override
     def evaluate_expr(self, *args: Any, **kwargs: Any) -> Any:
         found = super().evaluate_expr(*args, **kwargs)
-        if self.replacements and not self.where:
-            self.where = place_of(traceback.current_meta, line_of(sys._getframe(1)))  # noqa: SLF001 - no public name
+        caller = sys._getframe(1)  # noqa: SLF001 - no public name
+        asks: FrameType | None = caller
+        while asks is not None and asks.f_code.co_name != "__bool__":
+            asks = asks.f_back
+        who = asks.f_back if asks is not None else None
+        if who is not None and not who.f_code.co_filename.startswith(_TORCH):
+            self.branches |= _hangs_on_size(args[0], bool(found))
+        if (self.replacements or self.branches) and not self.where:
+            self.where = place_of(traceback.current_meta, line_of(caller))
         return found
+
+
+def _hangs_on_size(condition: Any, found: bool) -> bool:
+    """Whether a condition on the batch is another for other sizes: 1, many, and those that it names."""
+    named = {int(number) + more for number in condition.atoms(sympy.Integer) for more in (-1, 0, 1)}
+    sizes = {1, 2, 10**6, *(size for size in named if size > 0)}
+    return any(bool(condition.subs(dict.fromkeys(condition.free_symbols, size))) != found for size in sizes)
 
 
 def trace_program(
@@ -101,7 +119,8 @@ def trace_program(
         simplify(program)
         describe(program, None if environment else example)
         specs = tuple(node.meta["val"] for node in program.graph.nodes if node.op == "placeholder")
-        if batched and all(isinstance(size, int) for spec in specs for size in spec.shape):
+        fixed = all(isinstance(size, int) for spec in specs for size in spec.shape)
+        if batched and (fixed or (environment is not None and environment.branches)):
             places.append(environment.where if environment else "")
             return None  # it works for the example alone
         return Trace(name, program, inputs, specs, outputs, next(iter(batched), ""))
@@ -126,8 +145,9 @@ def trace_program(
             f"the {name} graph cannot be traced{at_line_of(error)}: {first_line(error)}; {advice_on(error)}"
         ) from error
     raise ExportError(
-        f"the {name} graph works for one batch size only{', '.join(['', *filter(None, places[:1])])}; do not use the"
-        " batch size as a number, and call no function of torch.jit.script"
+        f"the {name} graph works for some batch sizes only{', '.join(['', *filter(None, places[:1])])}; do not use the"
+        " batch size as a number or in a condition (write x.shape[0] for len(x)), and call no function of"
+        " torch.jit.script"
     )
 
 

@@ -100,6 +100,10 @@ def explained(doubt: Doubt, case: Case, works: Callable[[Axis], bool]) -> str:
             f" value), first in {module}"
         )
         last = "declare it with leading=True if its leading units alone make sense (for static plans, no others)"
+        if len(first) > 1:
+            last += (
+                "; of an output that has its units, as mu of a VAE, return what the loss makes of it for each sample"
+            )
         plain = [(f"buffer {name}", value) for name, value in subject.module.named_buffers()]
         held = [item for layer in subject.module.modules() for item in vars(layer).items()]
         plain += [(f"attribute {name}", value) for name, value in held if isinstance(value, Tensor)]

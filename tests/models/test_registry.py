@@ -253,6 +253,31 @@ def test_only_a_named_builder_with_a_cut_is_an_architecture(builder):
         architecture()(builder)
 
 
+def test_a_default_that_cannot_be_stored_is_refused():
+    """At once, with the setting, and not where the layout is written."""
+    with pytest.raises(ConfigError, match=r"custom: the default of act cannot be stored: .* and choose by that"):
+
+        @architecture()
+        def custom(cut, *, input_shape=(8,), classes=3, act=len):
+            """Never built."""
+
+
+@pytest.mark.parametrize("dtype", ["int32", "float16", {"x": "long"}])
+def test_a_dtype_that_no_input_has_is_refused(dtype):
+    with pytest.raises(ConfigError, match=r"custom: input_dtype '.*' is none of float32, int64"):
+
+        @architecture(input_dtype=dtype)
+        def custom(cut, *, input_shape=(8,), classes=3):
+            """Never built."""
+
+
+@pytest.mark.parametrize("shape", [(8.5,), (-1,), "a", (True,), {"x": 8}])
+def test_a_shape_that_is_none_is_named(zoo, shape):
+    """Where the settings come from the command line as where they are the defaults."""
+    with pytest.raises(ConfigError, match=r"mlp: input_shape = .* is no list of whole numbers above 0"):
+        zoo.get("mlp").row({"input_shape": shape})
+
+
 def test_an_architecture_is_a_frozen_value(zoo):
     """Defaults are read-only, lists of the user become tuples."""
     arch = zoo.get("conv")

@@ -112,7 +112,7 @@ def test_an_unsupported_operator_names_itself_its_module_and_a_way_out() -> None
         (Frozen(), VECTOR, "every parameter is frozen.*free some"),
         (Resized(), IMAGE, r"module \(the model itself\) \(Resized\), line \d+ of test_err.*mode='area'"),
         (Branching(), VECTOR, r"at line \d+ of test_errors\.py, in module Branching: .* must not depend on the values"),
-        (FixedBatch(), VECTOR, r"one batch size only, module .*\(FixedBatch\), line \d+ of test_errors\.py; "),
+        (FixedBatch(), VECTOR, r"some batch sizes only, module .*\(FixedBatch\), line \d+ of test_errors\.py; "),
         (nn.Linear(6, 4), VECTOR, r"must return logits \[batch, 3\], it returned"),
     ],
 )

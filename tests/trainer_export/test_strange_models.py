@@ -1,5 +1,8 @@
 """Models as strangers write them: exported and equal to PyTorch, or refused with a remedy, which then exports."""
 
+import random
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -312,10 +315,47 @@ def test_what_is_scripted_knows_one_batch_size():
     scripted = torch.jit.script(gate)
     with pytest.raises(
         ExportError,
-        match=r"one batch size only, .*, line \d+ of test_str.*\.py; .* and call no function of torch\.jit\.script",
+        match=r"some batch sizes only, .*, line \d+ of test_str.*\.py; .* and call no function of torch\.jit\.script",
     ):
         train_report(Tracing(lambda y: scripted(y)), VECTOR)  # noqa: PLW0108 - a module that holds it cannot be copied
     assert train_report(Tracing(gate), VECTOR).worst_absolute < 1e-5
+
+
+@pytest.mark.parametrize("size", [1, 32])
+def test_a_way_that_is_taken_by_the_size_of_the_batch_is_refused(size):
+    """A board's last batch is smaller, and the graph knows one way alone; conditions that always hold are none."""
+
+    def doubled(y):
+        assert y.shape[0] > 0
+        return y * 2 if y.shape[0] > size else y
+
+    with pytest.raises(ExportError, match=r"for some batch sizes only, .*, line \d+ of test_strange_models\.py; "):
+        train_report(Tracing(doubled), VECTOR)
+
+
+@pytest.mark.parametrize("draw", [random.random, lambda: np.random.rand()])  # noqa: NPY002, PLW0108
+def test_chance_that_pytorch_does_not_draw_is_refused(draw):
+    """A layer that is left out now and then, which a graph would leave out always or never."""
+
+    class LayerDrop(Layers):
+        def between(self, y):
+            return y if self.training and draw() < 0.01 else torch.relu(y)
+
+    with pytest.raises(ExportError, match=r"draws random numbers of Python or NumPy in training, .* NoiseLayer"):
+        train_report(LayerDrop(), VECTOR)
+
+
+class Tails(Layers):
+    """Logarithms and powers of numbers that are next to nothing."""
+
+    def between(self, y):
+        y = torch.log(functional.softplus(20 * y - 40)) + 1e8 * torch.log1p(y.abs() * 1e-9)
+        return y + 1e8 * torch.expm1(y * 1e-9) + functional.softplus(y, 2.0, 1.0) + functional.logsigmoid(9 * y)
+
+
+def test_what_is_next_to_nothing_keeps_its_digits():
+    """PyTorch's functions for small numbers lose none, and the graph's do not either."""
+    assert train_report(Tails(), VECTOR).worst_relative < 1e-4
 
 
 class Remedied(Layers):

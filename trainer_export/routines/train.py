@@ -5,6 +5,7 @@ is replaced by an operator with a gradient in closed form (see `operators`). Wha
 (`models.zoo.dropout`) is an input of the graph.
 """
 
+import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -67,7 +68,13 @@ def trace_train(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace
         x, answer, drawn = rest[0], Answer(*rest[1 : len(batch)]), rest[len(batch) : len(batch) + len(noise)]
         lr, *extras = rest[len(batch) + len(noise) :]
         leaves = [p.detach().requires_grad_(place in free) for place, p in enumerate(changed[: len(shapes)])]
+        before = _chance()
         output = call_model(model, names, [*leaves, *held], x, dict(zip(noise, drawn, strict=True)))
+        if _chance() != before:
+            raise ExportError(
+                "the model draws random numbers of Python or NumPy in training, and the graph would keep those of one"
+                " step; let a NoiseLayer of models.zoo.dropout draw them: its uniform(x) becomes an input of the graph"
+            )
         check_output(output, signature)
         loss, slope = recipe.loss.value_and_slope(tree_map(Tensor.detach, output), answer)
         # A head that the loss does not look at has no slope, nor has one of frozen parameters alone.
@@ -83,6 +90,12 @@ def trace_train(model: nn.Module, signature: Signature, recipe: Recipe) -> Trace
 
     inputs = (*changing, *base, *batch, *noise_ports(noise), Port("lr", "float32", ()), *extra_ports(shapes, recipe))
     return trace_program("train", step, inputs, (Port("loss", "float32", ()), *_next_ports(changing)), signature.known)
+
+
+def _chance() -> tuple[Any, ...]:
+    """Where the generators stand that PyTorch's seed does not set."""
+    _, keys, *places = np.random.get_state(legacy=True)  # noqa: NPY002 - what a model may draw from
+    return random.getstate(), np.asarray(keys).tobytes(), *places
 
 
 def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
