@@ -135,7 +135,7 @@ def count(
     """Count an update of a plan, with the rows of the labels that it holds or all, in what entries are divided by."""
     group = state.groups.get(key)
     if group is None:
-        most = max(state.layout.classes, *(state.layout.axes[axis].size for axis in state.layout.label_axes))
+        most = max([state.layout.classes, *(state.layout.axes[axis].size for axis in state.layout.label_axes)])
         group = state.groups[key] = _Group(plan, 0.0, np.zeros(most))
     group.weight += weight
     group.by_label[slice(None) if rows is None else rows] += weight
