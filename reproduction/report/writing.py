@@ -30,18 +30,20 @@ class Written:
 def write_table(experiment: Experiment, scale: Scale, results: Sequence[ArmResult], folder: Path) -> Written:
     """Write the figures of complete runs, at least one; those of others stay, if the table stated the same then.
 
-    Those that are older than any statement stay, too, and the table says how many they are.
+    Those that are older than any statement stay, too, and the table names them; where their curves were not kept, their
+    page is set aside with its plots.
 
     Raises:
         StorageError: a file cannot be written.
     """
-    before = read_rows(folder / f"{experiment.table}.csv")
+    before, curves = read_rows(folder / f"{experiment.table}.csv"), folder / f"{experiment.table}{CURVES}"
     then = statement_of(before)
     if before and (before[0].scale != scale or then not in {"", stated(experiment, scale)}):
         keep_earlier(folder, experiment.table, then or "nothing")
         before = ()
+    elif before and not curves.exists():  # the plots of those could not be drawn again
+        keep_earlier(folder, experiment.table, then or "nothing")
     new = {(row.arm, row.seed, row.figure): row for row in (*before, *rows_of(experiment, scale, results))}
-    curves = folder / f"{experiment.table}{CURVES}"
     points = {(point.arm, point.seed, point.round): point for point in (*read_points(curves), *points_of(results))}
     ordered = _in_order(experiment, points.values())
     write_atomically(curves, as_csv(ordered, Point).encode())

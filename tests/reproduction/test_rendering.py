@@ -443,7 +443,9 @@ def test_runs_that_are_older_than_any_statement_stay_and_are_named(rolex, tmp_pa
     write_rows(experiment, old, folder)
     written = write_table(experiment, "small", rolex[3:], folder)
     assert [item.stated for item in written.rows] == [*[""] * 3, *[stated(experiment, "small")] * 2]
-    assert not [*folder.glob("stated-*")]
+    assert read_rows(folder / "stated-nothing" / "fedrolex-3.csv") == tuple(old)  # with the plots of then
+    write_table(experiment, "small", rolex[3:], folder)
+    assert [path.name for path in folder.glob("stated-*")] == ["stated-nothing"]
     (older,) = {item.arm for item in old}
     text = (folder / "fedrolex-3.md").read_text()
     assert f"Runs of {older} are older than the statement of what is judged." in text
