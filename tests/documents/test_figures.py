@@ -119,10 +119,7 @@ def test_what_was_checked_of_fml_is_of_stored_runs():
     *texts, lacking = TABLES["fml-1"].checked
     assert not re.search(r"\d\.\d", lacking)
     for text, cell, checks in zip(
-        texts,
-        ("mnist-mlp/iid", "cifar10-cnn1/iid"),
-        (stored["checks"], stored["checks of cifar10-cnn1"]),
-        strict=True,
+        texts, ("mnist-mlp/iid", "cifar10-cnn1/iid"), (stored["checks"], stored["checks of cifar10-cnn1"]), strict=True
     ):
         means = [100 * fmean(fmean(run["accuracy"][-2:]) for run in check["runs"]) for check in checks]
         for arm in (f"fml/{cell}", f"fedavg/{cell}"):
