@@ -91,7 +91,12 @@ class BrokerAddress:
         return SCHEMES[self.scheme].tls
 
     def __str__(self) -> str:
-        return f"{self.scheme}://{self.host}:{self.port}"
+        return f"{self.scheme}://{bracketed(self.host)}:{self.port}"
+
+
+def bracketed(host: str) -> str:
+    """A host as it stands before a port: an address of IPv6 in brackets."""
+    return f"[{host}]" if ":" in host else host
 
 
 @dataclass(frozen=True)

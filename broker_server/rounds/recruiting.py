@@ -71,9 +71,9 @@ def _wait_for_devices(
     deadline = dispatcher.now() + config.round.wait_seconds
     told: tuple[str, ...] | None = None
     while True:
-        # Who is in quarantine takes part where there were too few without: one refusal more costs less than the run.
         # Levels are dealt among all that are there, or who is busy or in quarantine would move those of the others.
         dealt = assign(dispatcher.fleet.profiles(), context.tiers, config.tiers, seed=config.seed, version=version)
+        # Who is in quarantine takes part where there were too few without: one refusal more costs less than the run.
         for absent in ({*banned, *busy}, {*busy}):
             eligible = {device: item for device, item in dealt.items() if device not in absent}
             if len(eligible) + len(busy) >= config.round.min_devices:

@@ -33,6 +33,7 @@ from fleet_protocol.identity.sealing import new_key, public_key
 from fleet_protocol.locks import held
 from fleet_protocol.messages import BlobRef
 from fleet_protocol.topics import check_name
+from fleet_protocol.transport import bracketed
 
 SERVER = "server"
 MOST_DAYS = 36_500
@@ -77,8 +78,7 @@ class Founding:
     @property
     def broker(self) -> str:
         """The broker's address for boards."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return self.url if "://" in self.url else f"mqtts://{host}:{self.port}"
+        return self.url if "://" in self.url else f"mqtts://{bracketed(self.host)}:{self.port}"
 
 
 def found_fleet(folder: Path, founding: Founding) -> None:

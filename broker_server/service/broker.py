@@ -25,6 +25,7 @@ from typing_extensions import Self, override
 from fleet_protocol.child_process import python_module, when_parent_ends
 from fleet_protocol.errors import ConfigError, TransportError
 from fleet_protocol.identity.enrolment import write_secret
+from fleet_protocol.transport import bracketed
 
 _DYING_SECONDS = 1.0
 _LOOK_SECONDS = 1.0
@@ -108,7 +109,7 @@ class ChildBroker(ABC):
     @property
     def url(self) -> str:
         """The address for clients on this machine."""
-        return f"mqtt{'s' if self._gate else ''}://{_bracketed(self._host)}:{self.port}"
+        return f"mqtt{'s' if self._gate else ''}://{bracketed(self._host)}:{self.port}"
 
     @property
     def alive(self) -> bool:
@@ -122,8 +123,7 @@ class ChildBroker(ABC):
 
     @property
     def _host(self) -> str:
-        every = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}  # noqa: S104  (compared, not bound)
-        return every.get(self.listen, self.listen)
+        return "127.0.0.1" if self.listen in {"0.0.0.0", "::", ""} else self.listen  # noqa: S104  (compared, not bound)
 
     def start(self) -> None:
         """Start, and return when connections are accepted.
@@ -244,7 +244,7 @@ class EmbeddedBroker(ChildBroker):
         write_secret(
             config,
             _CONFIG.format(
-                listen=_bracketed(self.listen),
+                listen=bracketed(self.listen),
                 port=self.port,
                 segment_bytes=_SEGMENT_BYTES,
                 segments=_SEGMENTS,
@@ -263,11 +263,6 @@ class EmbeddedBroker(ChildBroker):
         logins = "".join(f"    {json.dumps(name)} = {json.dumps(word)}\n" for name, word in self._gate.logins().items())
         files = {"certificate": json.dumps(str(self._gate.certificate)), "key": json.dumps(str(self._gate.key))}
         return f"\n    [v5.1.connections.auth]\n{logins}{_TLS.format(**files)}"
-
-
-def _bracketed(host: str) -> str:
-    """As it stands before a port."""
-    return f"[{host}]" if ":" in host else host
 
 
 def _answers(host: str, port: int) -> bool:

@@ -13,7 +13,7 @@ from fleet_protocol.identity.group import Group
 from fleet_protocol.identity.member import Member
 from fleet_protocol.identity.papers import Standing
 from fleet_protocol.identity.sealing import derived
-from fleet_protocol.transport import BrokerAddress
+from fleet_protocol.transport import BrokerAddress, bracketed
 
 _ANYWHERE = {"0.0.0.0", "::", ""}  # noqa: S104  (compared, not bound)
 
@@ -29,7 +29,7 @@ def broker_address(config: BrokerConfig) -> BrokerAddress:
     host = "127.0.0.1" if config.listen in _ANYWHERE else config.listen
     member = member_of(config)
     if member is not None:
-        url = f"mqtts://{host}:{config.port}" if hosted else config.url
+        url = f"mqtts://{bracketed(host)}:{config.port}" if hosted else config.url
         return member.enrolment.address(member.folder, url)
     address = (
         BrokerAddress(host, config.port)

@@ -13,7 +13,7 @@ from cryptography.x509.verification import PolicyBuilder, Store
 from broker_server.service import authority
 from broker_server.service.authority import Founding, enroll, found_fleet, renew, renew_server, revoke
 from broker_server.service.certificates import Authority
-from broker_server.service.membership import hosted_broker, member_of
+from broker_server.service.membership import broker_address, hosted_broker, member_of
 from broker_server.service.registry import REGISTRY, read_registry
 from broker_server.settings.fleet import BrokerConfig
 from fleet_protocol.errors import ConfigError, RefusalReason, RefusedError, StorageError
@@ -277,7 +277,7 @@ def test_a_fleet_can_be_founded_at_an_address_of_ipv6(tmp_path):
     config = BrokerConfig(identity=folder / "server.enrolment", listen="::1", port=free_port())
     with hosted_broker(config, "six", tmp_path / "broker") as hosted:
         assert hosted.alive
-        assert hosted.url == f"mqtts://[::1]:{config.port}"
+        assert hosted.url == str(broker_address(config)) == f"mqtts://[::1]:{config.port}"
 
 
 def test_papers_with_what_nobody_knows_are_refused(folder, tmp_path):
