@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sqlalchemy import insert, update
+from sqlalchemy import insert, text, update
 
 pytest.importorskip("fastapi")
 
@@ -63,7 +63,7 @@ def fleet(tmp_path_factory):
 
 
 def beside(store):
-    """Another run, older, that ended with half the accuracies, by another method."""
+    """Another run, begun before, that ended with half the accuracies, by another method."""
     with closing(Store(store)) as opened:
         run, rounds = opened.runs()[0], [item for item in opened.rounds(RUN) if item.evaluation]
         config = json.dumps({**json.loads(run.config), "strategy": {"name": "heterofl"}})
@@ -79,6 +79,7 @@ def beside(store):
         opened.add_run(old, replace(opened.versions(RUN)[0], run=OTHER))
         with opened._begin() as connection:
             connection.execute(insert(schema.rounds), [to_row(item) for item in halves])
+            connection.execute(text("update runs set rowid = 0 where id = :run"), {"run": OTHER})  # the newest is last
 
 
 @pytest.fixture
