@@ -31,14 +31,14 @@ ISSUE = {
     "heterofl-1", "heterofl-2", "heterofl-3",
     "fedrolex-3", "fedrolex-4", "fedrolex-gamma",
     "inclusivefl-2", "inclusivefl-4", "inclusivefl-5",
-    "whalefl-1", "whalefl-static", "whalefl-mild", "whalefl-strong", "whalefl-ablations",
+    "whalefl-1", "whalefl-static", "whalefl-mild", "whalefl-strong", "whalefl-ablations", "whalefl-repeat",
     "fml-1", "fml-models", "fml-tasks",
     "beyond-1",
 }  # fmt: skip
 
 
 def test_the_tables_asked_for_are_there():
-    """The names of issue 4."""
+    """Those of the papers, of their methods under conditions that change, and of all methods together."""
     assert set(TABLES) == ISSUE
 
 
@@ -109,6 +109,15 @@ def test_an_ablation_differs_from_the_whole_in_one_thing():
     assert all(len(keys) == 1 for keys in found.values())
     assert all(key.startswith(own) or key == "devices.types" for keys in found.values() for key in keys)
     assert len({tuple(map(str, differences(whole, config))) for config in arms}) == len(arms)
+
+
+def test_the_repeated_table_is_the_same_with_other_seeds():
+    """But for what its note says: it merges every update, and its runs end sooner."""
+    again, before = find_experiment("whalefl-repeat"), find_experiment("whalefl-mild")
+    assert not set(again.seeds["small"]) & set(before.seeds["small"])
+    for arm in again.arms:
+        found = differences(arm.config("small", 6), before.arm(f"{arm.name}/non-iid-5").config("small", 6))
+        assert {item.key for item in found} == {"robust.norm_bound", "robust.weight_bound", "round.rounds"}
 
 
 def test_tables_are_run_in_an_order():
@@ -214,15 +223,22 @@ def test_differences_are_found_and_grouped():
 def test_whalefls_seeds_are_the_first_whose_splits_can_be_learnt():
     """Every label is with a device of full width."""
     data = load_dataset("mnist", FOLDER)
-    arm = find_experiment("whalefl-1").arm("heterofl/non-iid-2")
+    first = find_experiment("whalefl-1")
+    assert learnable(first.arm("heterofl/non-iid-2"), data, range(1, 6)) == first.seeds["small"]
+    again = find_experiment("whalefl-repeat")
+    assert learnable(again.arm("heterofl"), data, range(6, 12)) == again.seeds["small"]
+
+
+def learnable(arm, data, seeds):
+    """The seeds whose split does that."""
     can = []
-    for seed in range(1, 6):
+    for seed in seeds:
         config = arm.config("small", seed, out="x")
         full = [kind.max_width == 1.0 for kind in config.devices.kinds]
         parts = itertools.compress(split_data(config, data).train, full)
         if len(np.unique(data.train_y[np.concatenate(list(parts))])) == data.classes:
             can.append(seed)
-    assert tuple(can) == find_experiment("whalefl-1").seeds["small"]
+    return tuple(can)
 
 
 def round_times(table, arm):
