@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, JsonValue, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, JsonValue, ValidationError, ValidationInfo
 from typing_extensions import Self
 
 
@@ -21,6 +21,10 @@ Free = Annotated[JsonValue, AfterValidator(_finite)]
 """JSON that somebody else reads, whose numbers are finite: a parser of JSON takes 1e999, and makes infinity of it."""
 
 
+STORED = {"stored": True}
+"""The context in which a stored configuration is read: earlier versions took keys without effect."""
+
+
 class FrozenModel(BaseModel):
     """An immutable pydantic model that refuses keys it does not know."""
 
@@ -29,6 +33,20 @@ class FrozenModel(BaseModel):
     def to_bytes(self) -> bytes:
         """The value as it travels; what is not there is left out, and read as not there."""
         return self.model_dump_json(exclude_none=True).encode()
+
+    def refuse_idle(self, info: ValidationInfo, key: str, used: bool, *, where: str, instead: str) -> None:
+        """Refuse a key that says what is not the default where nothing uses it, with a ValueError.
+
+        Args:
+            info: of the validation; what a store has is taken as it is.
+            key: its name.
+            used: whether something uses it.
+            where: it has no effect.
+            instead: what to set.
+        """
+        idle = not used and getattr(self, key) != type(self).model_fields[key].default
+        if idle and (info.context or {}) != STORED:
+            raise ValueError(f"{key} has no effect {where}; set {instead}")
 
     def resolved(self, base: Path) -> Self:
         """The same with every relative path in it taken from a folder, usually that of its file."""

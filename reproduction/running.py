@@ -20,7 +20,7 @@ from typing import Any
 from fleet_protocol import control
 from fleet_protocol.blob_store import write_atomically
 from fleet_protocol.errors import ConfigError, DataError, ShoalError
-from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.frozen import STORED, FrozenModel
 from reproduction.experiment import Arm, Experiment, Scale, stated
 from reproduction.sharing import devices_choose, rounds_with, widths_in
 from simulation.results.history import RoundRow, read_history, write_history
@@ -233,7 +233,7 @@ def _read(folder: Path) -> _Record | None:
     if not path.is_file():
         return None
     try:
-        return _Record.model_validate_json(path.read_bytes())
+        return _Record.model_validate_json(path.read_bytes(), context=STORED)
     except (OSError, ValueError) as error:
         raise DataError(f"cannot read {path}: {error}; remove the folder and run the arm again") from error
 

@@ -29,6 +29,7 @@ from broker_server.store.machine import RoundState
 from fleet_protocol import control
 from fleet_protocol.blob_store import BlobStore, write_atomically
 from fleet_protocol.errors import ConfigError
+from fleet_protocol.frozen import STORED
 from fleet_protocol.locks import held
 from fleet_protocol.noise import seeded
 from fleet_protocol.signals import on_signals
@@ -96,7 +97,7 @@ def _claim(config: SimulationConfig) -> None:
     if path.is_file():
         # Read as a configuration, so that keys which came later have their defaults.
         try:
-            stored = SimulationConfig.model_validate_json(path.read_bytes())
+            stored = SimulationConfig.model_validate_json(path.read_bytes(), context=STORED)
         except ValueError as error:
             raise ConfigError(f"{path} cannot be read ({error}); take another `out`, or remove the folder") from error
         before = stored.model_dump(mode="json", exclude=but)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 from typing_extensions import Self
 
 from fleet_protocol.data import Augment, DataConfig
@@ -97,10 +97,10 @@ class PartitionTable(FrozenModel):
     seed: int | None = Field(default=None, ge=0)
 
     @model_validator(mode="after")
-    def _of_this_kind(self) -> "PartitionTable":
+    def _has_effect(self, info: ValidationInfo) -> "PartitionTable":
+        where = f'on kind = "{self.kind}"'
         for key, kind in (("alpha", "dirichlet"), ("per_device", "shards"), ("as_released", "shards")):
-            if self.kind != kind and getattr(self, key) != PartitionTable.model_fields[key].default:
-                raise ValueError(f'partition.{key} has no effect on kind = "{self.kind}"; set kind = "{kind}"')
+            self.refuse_idle(info, key, self.kind == kind, where=where, instead=f'kind = "{kind}"')
         return self
 
 

@@ -57,7 +57,7 @@ def advice(store: Store, run: str | None = None, now: float | None = None) -> li
 
 
 def _standstill(run: RunRecord, rounds: Sequence[RoundView], now: float) -> Iterator[Advice]:
-    keys = FleetConfig.model_validate_json(run.config).round
+    keys = FleetConfig.stored(run.config).round
     longest = keys.deadline_seconds + keys.wait_seconds + _SPARE_SECONDS
     newest = rounds[-1].round if rounds else None
     still = now - max(run.created_at, (newest.ended_at or newest.planned_at) if newest else 0.0)

@@ -94,7 +94,7 @@ def versions(store: Store, run: str | None = None) -> list[VersionView]:
     if run is None and not store.runs():
         return []
     record, blobs = find_run(store, run), store.folder / "blobs" / "objects"
-    judging = FleetConfig.model_validate_json(record.config).evaluation
+    judging = FleetConfig.stored(record.config).evaluation
     views = []
     for item in store.versions(record.id):
         path = blobs / place_of(item.digest)  # a `BlobStore` makes its folder, and this only looks

@@ -80,6 +80,13 @@ class RunContext:
         """Further tiers that are evaluated; a ConfigError where one is not exported."""
         return tuple(self._exported("evaluation.tiers", wanted) for wanted in self.config.evaluation.tiers)
 
+    @property
+    def moving(self) -> str | None:
+        """A tier whose next slice may have other units than its last one, None where all plans stay."""
+        asked = {item.tier.id: PlanRequest(item.tier, "", 0, self.config.seed) for item in self.tiers}
+        plans = {tier: self.strategy.plan(request).plan for tier, request in asked.items()}
+        return next((tier for tier, plan in plans.items() if plan.kind != "static"), None)
+
     def instructions(self, kind: Literal["train", "statistics"], closed_rounds: int) -> Instructions:
         """What a task asks of a device after some closed rounds; the strategy has a say in training alone."""
         train = self.config.train
@@ -102,7 +109,7 @@ class RunContext:
         if kind == "statistics":
             return Instructions(routine=kind, train=settings)
         encoding = self.config.upload.encoding
-        feedback = encoding not in LEVELS or _moving(self.strategy, self.tiers, self.config.seed) is None
+        feedback = encoding not in LEVELS or self.moving is None
         privacy, hiding = self.config.privacy, None
         if privacy is not None and privacy.where == "local":
             hiding = Hiding(clip=privacy.clip, deviation=privacy.clip * privacy.noise_multiplier)
@@ -201,7 +208,7 @@ def prepare_run(
     for item in tiers:
         _require_inputs(asked.train, item.manifest)
         _require_recipe(config.model.recipe, item.manifest)
-    moving = _moving(prepared, tiers, config.seed) if asked.train.optimizer_state == "keep" else None
+    moving = context.moving if asked.train.optimizer_state == "keep" else None
     if moving is not None:
         raise PlanError(
             f'train.optimizer_state = "keep" needs plans that stay, those of {prepared.name} for {moving} move: the'
@@ -215,12 +222,6 @@ def prepare_run(
             " judged by: remove evaluation.data, and look at the accuracy that the devices report (shoal rounds)"
         )
     return context
-
-
-def _moving(strategy: Strategy, tiers: Sequence[TierArtifacts], seed: int) -> str | None:
-    """A tier whose next slice may have other units than its last one, None where all plans stay."""
-    plans = {item.tier.id: strategy.plan(PlanRequest(item.tier, "", 0, seed)).plan for item in tiers}
-    return next((tier for tier, plan in plans.items() if plan.kind != "static"), None)
 
 
 def _require_deltas(strategy: Strategy, asked: Instructions, what: str, remove: str) -> None:

@@ -21,7 +21,7 @@ def stored_context(store: Store, run: str | None = None) -> RunContext:
         PlanError: the artifacts are others now.
     """
     record = find_run(store, run)
-    config = FleetConfig.model_validate_json(record.config)
+    config = FleetConfig.stored(record.config)
     artifacts = load_artifacts(config.model.artifacts, record.arch, chunk_bytes=config.round.chunk_bytes)
     return prepare_run(record.id, config, artifacts)
 

@@ -198,7 +198,7 @@ class Server:
         unfinished = self._store.unfinished(self.fleet)
         if unfinished is None:
             return None
-        return self._go_on(unfinished, FleetConfig.model_validate_json(unfinished.config), None)
+        return self._go_on(unfinished, FleetConfig.stored(unfinished.config), None)
 
     def _go_on(self, record: RunRecord, config: FleetConfig, request: str | None) -> control.RunFinished:
         self._followed = True

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from fleet_protocol.data import DataConfig
 from fleet_protocol.frozen import FrozenModel
@@ -60,11 +60,11 @@ class EvaluationKeys(FrozenModel):
         return self.patience is not None
 
     @model_validator(mode="after")
-    def _metric_has_a_name(self) -> "EvaluationKeys":
+    def _keys_go_together(self, info: ValidationInfo) -> "EvaluationKeys":
         if self.direction is not None and self.metric is None:
             raise ValueError("evaluation.direction goes with evaluation.metric")
-        if self.min_delta and self.patience is None:
-            raise ValueError("evaluation.min_delta goes with evaluation.patience, which ends a run early")
+        ends = self.patience is not None
+        self.refuse_idle(info, "min_delta", ends, where="without patience, which ends a run early", instead="patience")
         return self
 
 

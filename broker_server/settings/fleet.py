@@ -12,7 +12,7 @@ from broker_server.settings.privacy import PrivacyConfig, SecureSumConfig
 from broker_server.settings.robust import RobustConfig
 from broker_server.settings.rounds import DownloadConfig, RoundConfig, UploadConfig
 from broker_server.strategies.server_optimizer import OptimizerSettings
-from fleet_protocol.frozen import FrozenModel
+from fleet_protocol.frozen import STORED, FrozenModel
 from fleet_protocol.messages import Name
 from fleet_protocol.recipe import RecipeTable
 from fleet_protocol.schedule import RateSchedule
@@ -217,10 +217,15 @@ class FleetConfig(RunKeys):
     evaluation: EvaluationConfig = EvaluationConfig()
     view: ViewConfig | None = None
 
+    @classmethod
+    def stored(cls, text: str) -> "FleetConfig":
+        """That of a run in a store, whose version may have been an earlier one."""
+        return cls.model_validate_json(text, context=STORED)
+
     def other_than(self, stored: str) -> list[str]:
         """Settings other than in a stored configuration; broker, store and page may be elsewhere now."""
         free = {"broker", "store", "view", "keep_versions"}
-        before, now = (item.model_dump(exclude=free) for item in (self.model_validate_json(stored), self))
+        before, now = (item.model_dump(exclude=free) for item in (self.stored(stored), self))
         found = []
         for name, value in now.items():
             old = before[name]

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from fleet_protocol.frozen import FrozenModel
 
@@ -36,7 +36,7 @@ class RobustConfig(FrozenModel):
     quarantine_rounds: int = Field(default=10, ge=1)
 
     @model_validator(mode="after")
-    def _faulty_are_left_out(self) -> "RobustConfig":
-        if self.merge not in {"trimmed_mean", "krum"} and self.faulty != RobustConfig.model_fields["faulty"].default:
-            raise ValueError(f'robust.faulty has no effect on merge = "{self.merge}"; set "trimmed_mean" or "krum"')
+    def _has_effect(self, info: ValidationInfo) -> "RobustConfig":
+        trims = self.merge in {"trimmed_mean", "krum"}
+        self.refuse_idle(info, "faulty", trims, where=f'on merge = "{self.merge}"', instead='"trimmed_mean" or "krum"')
         return self

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, model_validator
 
 from broker_server.settings.evaluation import Share
 from fleet_protocol.encodings import KEEP
@@ -37,9 +37,11 @@ class RoundKeys(FrozenModel):
     staleness: float = Field(default=0.5, ge=0)
 
     @model_validator(mode="after")
-    def _one_way_to_leave_the_slow_behind(self) -> "RoundKeys":
+    def _one_way_to_leave_the_slow_behind(self, info: ValidationInfo) -> "RoundKeys":
         if self.buffer is not None and self.over_selection:
             raise ValueError("over_selection drops the slowest, and buffer takes them later; leave one of the two out")
+        late = self.buffer is not None
+        self.refuse_idle(info, "staleness", late, where="where no update is late", instead="buffer")
         return self
 
 
@@ -73,6 +75,12 @@ class UploadConfig(FrozenModel):
 
     encoding: Literal["fp32", "fp16", "bf16", "int8", "int4", "topk"] = "fp32"
     keep: Share = KEEP
+
+    @model_validator(mode="after")
+    def _has_effect(self, info: ValidationInfo) -> "UploadConfig":
+        where, largest = f'on encoding = "{self.encoding}"', self.encoding == "topk"
+        self.refuse_idle(info, "keep", largest, where=where, instead='encoding = "topk"')
+        return self
 
 
 class DownloadConfig(FrozenModel):

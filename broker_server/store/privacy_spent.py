@@ -40,7 +40,7 @@ def epsilons(store: Store, run: RunRecord) -> dict[int, float]:
 
     There is none where nothing hides a device's part, or who looks has no accountant.
     """
-    config = FleetConfig.model_validate_json(run.config).privacy
+    config = FleetConfig.stored(run.config).privacy
     if config is None or find_spec("dp_accounting") is None:
         return {}
     asked: dict[int, list[str]] = {}

@@ -180,7 +180,7 @@ def status(store: Store, run: str | None = None) -> StatusView:
     refusals: Counter[str] = Counter()
     for item in store.refusals(record.id) if record is not None else []:
         refusals[item.reason] += item.count
-    config = FleetConfig.model_validate_json(record.config) if record is not None else None
+    config = FleetConfig.stored(record.config) if record is not None else None
     return StatusView(
         run=record,
         round=store.last_round(record.id) if record is not None else None,
@@ -201,7 +201,7 @@ def runs(store: Store, run: str | None = None) -> list[RunView]:
     """The runs of a store, newest first; or one of them, by its id or the beginning of that."""
     views = []
     for record in [find_run(store, run)] if run is not None else store.runs():
-        config, versions = FleetConfig.model_validate_json(record.config), store.versions(record.id)
+        config, versions = FleetConfig.stored(record.config), store.versions(record.id)
         views.append(
             RunView(
                 run=record,

@@ -71,7 +71,7 @@ def acting(store: Path, steer: Steer | None) -> APIRouter:
                     raise ConfigError("a page of `shoal up --view` does this, and so do `shoal stop`, pause and resume")
                 else:
                     wish = cast("Wanted", "go" if verb == "resume" else verb)
-                    named = steer(FleetConfig.model_validate_json(record.config), wish, record.id)
+                    named = steer(FleetConfig.stored(record.config), wish, record.id)
         return {"done": asked, "run": named}
 
     about = "A version as the file that `shoal export-weights` writes, whole or a tier of it; for operators."

@@ -69,7 +69,7 @@ def _filled(made: Any, values: Mapping[Any, float]) -> Metric:
 
 
 def _run(view: queries.StatusView, run: RunRecord, rounds: Sequence[RoundRecord]) -> Iterator[Metric]:
-    config = FleetConfig.model_validate_json(run.config)
+    config = FleetConfig.stored(run.config)
     info = GaugeMetricFamily("shoal_run_info", "1.", labels=["fleet", "run", "model", "strategy", "status"])
     info.add_metric([run.fleet, run.id, run.arch, config.strategy.name, run.status], 1)
     yield info

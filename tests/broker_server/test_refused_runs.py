@@ -1,10 +1,13 @@
 """What cannot work is an error before any training starts: methods, models, tiers, levels, data and keys."""
 
+import json
+
 import numpy as np
 import pytest
 
 from broker_server.rounds.artifacts import load_artifacts
 from broker_server.rounds.fleet import assign
+from broker_server.rounds.judging import open_evaluators
 from broker_server.rounds.run_context import prepare_run
 from broker_server.settings.fleet import FleetConfig
 from broker_server.settings.method import StrategyConfig
@@ -193,3 +196,36 @@ def test_heads_of_tiers_own_need_a_method_that_keeps_them(tmp_path):
     artifacts.tiers[small.id].head.unlink()
     with pytest.raises(BlobError, match=r"head\.safetensors"):
         artifacts.initial_heads([whole, small])
+
+
+@pytest.mark.parametrize(
+    ("tables", "message"),
+    [
+        ({"robust": {"merge": "median", "faulty": 0.3}}, "robust.*faulty has no effect"),
+        ({"evaluation": {"min_delta": 0.1}}, "evaluation.*min_delta has no effect"),
+        ({"round": {"staleness": 1.0}}, "round.*staleness has no effect where no update is late; set buffer"),
+        ({"upload": {"encoding": "int8", "keep": 0.25}}, 'upload.*keep has no effect on encoding = "int8"'),
+    ],
+)
+def test_a_key_without_effect_is_refused_where_somebody_writes_it(config, tables, message):
+    """A store has what an earlier version took: its runs are read, resumed and exported as before."""
+    with pytest.raises(ValueError, match=f"(?s){message}"):
+        config(**tables)
+    document = json.loads(config().model_dump_json())
+    for table, keys in tables.items():
+        document[table] |= keys
+    stored = FleetConfig.stored(json.dumps(document))
+    assert all(getattr(getattr(stored, table), key) == to for table, keys in tables.items() for key, to in keys.items())
+    assert config().other_than(json.dumps(document))
+
+
+def test_who_judges_what_nobody_trains_is_told(config, caplog):
+    """With plans that stay, the whole model has units that no allowed tier has; a window that moves reaches them."""
+    small = {"tiers": {"allowed": ["w0.50-d1"]}}
+    rolex = {"strategy": {"name": "fedrolex"}}
+    for tables, told in [({}, False), (small, True), ({**small, **rolex}, False)]:
+        caplog.clear()
+        open_evaluators(prepare(config, **tables))
+        assert ("no device trains more than w0.50-d1; set evaluation.tier" in caplog.text) == told
+    open_evaluators(prepare(config, **small, evaluation={"tier": "w0.50-d1"}))
+    assert not caplog.text

@@ -106,6 +106,6 @@ def test_subjects_keep_their_samples():
 )
 def test_a_key_of_another_kind_of_split_is_refused(table, key, kind):
     """Whoever sets alpha alone would publish an IID split as a Dirichlet one."""
-    with pytest.raises(ValueError, match=f'partition.{key} has no effect on kind = .*; set kind = "{kind}"'):
+    with pytest.raises(ValueError, match=f'{key} has no effect on kind = .*; set kind = "{kind}"'):
         PartitionTable(**table)
     assert PartitionTable(**{**table, "kind": kind}).kind == kind

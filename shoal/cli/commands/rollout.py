@@ -64,7 +64,7 @@ def _start(
             run = opened.unfinished(Authority.read(folder).fleet)
         if run is None:
             raise ConfigError(f"no run is in progress in {store}; a run that begins takes the sets of its [model]")
-        sets, gate = load_others(FleetConfig.model_validate_json(run.config), artifacts.resolve()), max(gate, 1)
+        sets, gate = load_others(FleetConfig.stored(run.config), artifacts.resolve()), max(gate, 1)
     boards = [load_flash_config(path) for path in configs or ()]
     builds = {kind_of(each.target.machine, each.target.python): release_files(each) for each in boards}
     shares = [share / 100 for share in stages or ((5, 25, 100) if canary is None else (canary, 100))]
