@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, JsonValue, ValidationError, ValidationInfo
@@ -21,7 +22,7 @@ Free = Annotated[JsonValue, AfterValidator(_finite)]
 """JSON that somebody else reads, whose numbers are finite: a parser of JSON takes 1e999, and makes infinity of it."""
 
 
-STORED = {"stored": True}
+STORED = MappingProxyType({"stored": True})
 """The context in which a stored configuration is read: earlier versions took keys without effect."""
 
 
@@ -45,7 +46,7 @@ class FrozenModel(BaseModel):
             instead: what to set.
         """
         idle = not used and getattr(self, key) != type(self).model_fields[key].default
-        if idle and (info.context or {}) != STORED:
+        if idle and info.context != STORED:
             raise ValueError(f"{key} has no effect {where}; set {instead}")
 
     def resolved(self, base: Path) -> Self:

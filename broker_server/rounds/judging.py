@@ -5,7 +5,6 @@ where nothing waits for what is found, a thread goes through it while the next r
 one before it is judged, so at most one judgement is under way.
 """
 
-import logging
 import math
 import random
 from collections.abc import Mapping
@@ -34,8 +33,6 @@ from fleet_protocol.mapped_tensors import open_tensors
 from fleet_protocol.messages import BlobRef, Evaluation
 from fleet_protocol.weights import encode_weights
 from models.slicing import Tensors
-
-_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -66,13 +63,6 @@ def open_evaluators(context: RunContext) -> Evaluators:
     if config.data is None:
         return Evaluators()
     judged, beside = context.judged, context.judged_beside
-    if judged not in context.tiers and config.tier is None and context.moving is None:
-        _LOG.warning(
-            "tiers.allowed: what is judged is the whole model, %s, of which no device trains more than %s; set"
-            " evaluation.tier to that",
-            judged.tier.id,
-            context.tiers[0].tier.id,
-        )
     others = [tier for tier in beside if tier is not judged]
     if config.statistics == "query" and any(map(has_statistics, others)):
         raise ConfigError(

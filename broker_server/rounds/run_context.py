@@ -1,5 +1,6 @@
 """What is fixed for a run: its name, configuration, artifacts, tiers and strategy, found to go together."""
 
+import logging
 import os
 import secrets
 import time
@@ -23,6 +24,8 @@ from fleet_protocol.messages import BlobRef, Instructions, TrainSettings
 from fleet_protocol.messages.instructions import Hiding, Ramp, Summing, Upload
 from fleet_protocol.noise import Draw
 from fleet_protocol.recipe import RecipeTable
+
+_LOG = logging.getLogger(__name__)
 
 # What says what the numbers of an update mean.
 _SAME = (
@@ -220,6 +223,14 @@ def prepare_run(
         raise PlanError(
             f"{asked.stays[0]} stays on the devices and is never trained here, so the global model has nothing to be"
             " judged by: remove evaluation.data, and look at the accuracy that the devices report (shoal rounds)"
+        )
+    whole = config.evaluation.data is not None and config.evaluation.tier is None
+    if whole and context.judged not in tiers and context.moving is None:
+        _LOG.warning(
+            "what is judged is the whole model, %s, of which devices train no more than %s (tiers.allowed): set"
+            " evaluation.tier to that",
+            context.judged.tier.id,
+            tiers[0].tier.id,
         )
     return context
 

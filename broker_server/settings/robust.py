@@ -38,5 +38,6 @@ class RobustConfig(FrozenModel):
     @model_validator(mode="after")
     def _has_effect(self, info: ValidationInfo) -> "RobustConfig":
         trims = self.merge in {"trimmed_mean", "krum"}
-        self.refuse_idle(info, "faulty", trims, where=f'on merge = "{self.merge}"', instead='"trimmed_mean" or "krum"')
+        where, instead = f'on merge = "{self.merge}"', 'merge = "trimmed_mean" or "krum"'
+        self.refuse_idle(info, "faulty", trims, where=where, instead=instead)
         return self

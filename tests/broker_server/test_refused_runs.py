@@ -7,7 +7,6 @@ import pytest
 
 from broker_server.rounds.artifacts import load_artifacts
 from broker_server.rounds.fleet import assign
-from broker_server.rounds.judging import open_evaluators
 from broker_server.rounds.run_context import prepare_run
 from broker_server.settings.fleet import FleetConfig
 from broker_server.settings.method import StrategyConfig
@@ -225,7 +224,7 @@ def test_who_judges_what_nobody_trains_is_told(config, caplog):
     rolex = {"strategy": {"name": "fedrolex"}}
     for tables, told in [({}, False), (small, True), ({**small, **rolex}, False)]:
         caplog.clear()
-        open_evaluators(prepare(config, **tables))
-        assert ("no device trains more than w0.50-d1; set evaluation.tier" in caplog.text) == told
-    open_evaluators(prepare(config, **small, evaluation={"tier": "w0.50-d1"}))
+        prepare(config, **tables)
+        assert ("devices train no more than w0.50-d1 (tiers.allowed): set evaluation.tier" in caplog.text) == told
+    prepare(config, **small, evaluation={"tier": "w0.50-d1"})
     assert not caplog.text

@@ -363,6 +363,6 @@ def test_a_share_that_nothing_trims_is_refused():
     assert RobustConfig(merge="krum", faulty=0.3).faulty == 0.3
     for merge in ("mean", "median"):
         with pytest.raises(
-            ValueError, match=rf'faulty has no effect on merge = "{merge}"; set "trimmed_mean" or "krum"'
+            ValueError, match=rf'faulty has no effect on merge = "{merge}"; set merge = "trimmed_mean" or "krum"'
         ):
             RobustConfig(merge=merge, faulty=0.3)
