@@ -17,10 +17,12 @@ from broker_server.rounds.evaluation import Evaluator, load_test_set
 from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.tier_models import judged_model
 from broker_server.store import VersionRecord
+from device_runtime.training.labels import label_mask, present_labels
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.data import DataSet
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.metrics import RULES
+from fleet_protocol.targets import Targets
 from simulation.data.held import Parts
 from simulation.settings import EvaluationTable
 
@@ -41,10 +43,13 @@ class Judges:
     others: Mapping[str, Judge] = field(default_factory=dict)  # what else judges them, by the name of the column
 
 
-def chosen_judges(table: EvaluationTable, context: RunContext, parts: Parts, *, own_models: bool) -> Judges:
+def chosen_judges(
+    table: EvaluationTable, context: RunContext, parts: Parts, labels: Targets, *, own_models: bool
+) -> Judges:
     """The judges as configured.
 
-    Where devices have models of their own, these are judged on their parts of the test set instead.
+    Where devices have models of their own, these are judged on their parts of the test set instead. The labels are
+    those of all training samples.
 
     Raises:
         ConfigError: the test set is not one for a judge that is asked for.
@@ -60,34 +65,28 @@ def chosen_judges(table: EvaluationTable, context: RunContext, parts: Parts, *, 
         others["matthews"] = _by_correlation(context, evaluator, data)
     if table.perplexity:
         others["perplexity"] = _by_perplexity(context, evaluator, len(data), table.perplexity)
-    local = _locally(context, evaluator, data, parts) if table.local and not own_models else None
+    local = _locally(context, evaluator, parts, labels) if table.local and not own_models else None
     return Judges(evaluator, local, others)
 
 
-def _locally(context: RunContext, evaluator: Evaluator, data: DataSet, parts: Parts) -> Judge:
+def _locally(context: RunContext, evaluator: Evaluator, parts: Parts, labels: Targets) -> Judge:
     """Accuracy on every device's own part of the test set (specification 1.6, 2.7).
 
     Where devices train with a label mask, they are judged with it. All samples count alike, so devices with larger
     parts weigh more.
     """
-    held = [(part, np.unique(data.y[part])) for part in parts.test if len(part)]
-    if not held:
-        raise ConfigError(
-            'evaluation.local: this split has no test samples of each device\'s kind; use partition kind = "iid" '
-            'or "shards"'
-        )
+    classes, masked = context.artifacts.layout.classes, context.config.train.mask_labels
+    held = [
+        (test, label_mask(present_labels(labels[train], classes), classes, masked=masked))
+        for train, test in zip(parts.train, parts.test, strict=True)
+        if len(test)
+    ]
 
     def judge(version: VersionRecord, blobs: BlobStore) -> float:
-        classes = context.artifacts.layout.classes
         weights, statistics = judged_model(context, version, blobs)
-        masked = context.config.train.mask_labels  # as in the training, or the logits would be others
-        correct = count = 0
-        for part, labels in held:
-            mask = np.zeros(classes, np.float32) if masked else np.ones(classes, np.float32)
-            mask[labels] = 1
-            hits, counted = evaluator.hits(weights, statistics, part, mask)
-            correct, count = correct + hits, count + counted
-        return correct / count
+        found = np.array([evaluator.hits(weights, statistics, part, mask) for part, mask in held])
+        correct, count = found.sum(axis=0)
+        return float(correct / count)
 
     return judge
 

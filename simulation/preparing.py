@@ -28,7 +28,7 @@ from simulation.data.dataset import Dataset, evenly
 from simulation.data.datasets import load_dataset
 from simulation.data.held import Parts, write_data
 from simulation.data.own import own_data
-from simulation.data.partition import by_subject, deal_shards, dirichlet, iid
+from simulation.data.partition import by_subject, deal_shards, dirichlet, iid, in_proportion
 from simulation.exporting import Chosen, ModelPair, Place, Stage, cache_key, export_pair, export_tiers, initial_blob
 from simulation.settings import SimulationConfig
 from simulation.tables import DataTable
@@ -78,7 +78,11 @@ def prepare(config: SimulationConfig, stage: Stage = lambda _text: None) -> Prep
     if any(other != parts for other in config.out.glob("parts*.npz")):
         raise ConfigError(f"the files of [data] changed since {config.out} was begun; take another `out`")
     if not parts.is_file():
-        split_data(config, data).save(parts)
+        dealt = split_data(config, data)
+        if config.evaluation.local and not any(map(len, dealt.test)):
+            kind = f'evaluation.local: of {len(data.test_y)} test samples partition.kind = "{config.partition.kind}"'
+            raise ConfigError(f"{kind} gives no device any; take another kind, or more of them")
+        dealt.save(parts)
     registry = Registry.zoo() if config.model.models is None else Registry.zoo().with_file(config.model.models)
     model = Chosen.of(registry.get(config.model.arch), config.model.settings, data)
     place = Place(cache, stage)
@@ -138,7 +142,8 @@ def split_data(config: SimulationConfig, data: Dataset) -> Parts:
             f'partition kind = "{table.kind}" needs one label a sample; {data.name} has one a token, or numbers'
         )
     if table.kind == "dirichlet":
-        return Parts(tuple(dirichlet(data.train_y, count, table.alpha, seed)), empty)
+        train = dirichlet(data.train_y, count, table.alpha, seed)
+        return Parts(tuple(train), tuple(in_proportion(train, data.train_y, data.test_y, seed + _TEST_DRAW)))
     dealt = deal_shards(data.classes, count, table.per_device, seed, as_released=table.as_released)
     return Parts(tuple(dealt.split(data.train_y, seed)), tuple(dealt.split(data.test_y, seed + _TEST_DRAW)))
 

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from broker_server.rounds.artifacts import load_artifacts
 from broker_server.rounds.coordinator import Coordinator
 from broker_server.rounds.dispatch import Services
@@ -151,7 +153,8 @@ class _Simulation:
             seed=self._config.seed,
         )
         own_models = self._config.own_models is not None
-        judges = chosen_judges(self._config.evaluation, context, parts, own_models=own_models)
+        labels = np.load(self._prepared.data / "train_y.npy", mmap_mode="r")
+        judges = chosen_judges(self._config.evaluation, context, parts, labels, own_models=own_models)
         rows = RowMaker(context, self._store, self._blobs, fleet, judges)
         closed = [item for item in self._store.rounds(context.run) if item.state is RoundState.CLOSED]
         with HistoryWriter(self._folder, until=closed[-1].number if closed else 0) as history:

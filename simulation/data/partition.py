@@ -55,6 +55,24 @@ def dirichlet(labels: Targets, devices: int, alpha: float, seed: int, *, at_leas
     )
 
 
+def in_proportion(
+    parts: Sequence[NDArray[np.int64]], labels: Targets, others: Targets, seed: int
+) -> list[NDArray[np.int64]]:
+    """Share ``[m]`` other samples so that a device gets of every class what its part holds of ``[n]`` labels.
+
+    Those whose label no device holds go to nobody. Sorted indices, one array per device.
+    """
+    rng = np.random.default_rng(seed)
+    dealt: list[list[NDArray[np.int64]]] = [[np.zeros(0, np.int64)] for _ in parts]
+    for label in np.unique(labels):
+        members = rng.permutation(np.flatnonzero(others == label))
+        held = np.cumsum([np.count_nonzero(labels[part] == label) for part in parts])
+        cuts = np.rint(held[:-1] / held[-1] * len(members)).astype(np.int64)
+        for share, piece in zip(dealt, np.split(members, cuts), strict=True):
+            share.append(piece)
+    return [np.sort(np.concatenate(share)) for share in dealt]
+
+
 @dataclass(frozen=True)
 class Shards:
     """Which labels each device holds, so that training and test sets can be split alike.

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet_protocol.errors import ConfigError
-from simulation.data.partition import by_subject, cut_shards, deal_shards
+from simulation.data.partition import by_subject, cut_shards, deal_shards, in_proportion
 from simulation.tables import PartitionTable
 
 VECTORS = Path(__file__).parents[3] / "shared" / "vectors" / "vectors.json"
@@ -78,6 +78,29 @@ def test_a_test_set_is_split_with_the_same_labels():
     train, test = np.repeat(np.arange(10), 30), np.tile(np.arange(10), 12)
     for a, b in zip(dealt.split(train, 0), dealt.split(test, 1), strict=True):
         assert set(train[a]) == set(test[b])
+
+
+@given(devices=st.integers(1, 7), classes=st.integers(1, 5), more=st.integers(0, 60), seed=st.integers(0, 2**16))
+def test_further_samples_are_dealt_like_the_first(devices, classes, more, seed):
+    """Every device gets its share of every class to within a sample; what nobody holds the like of goes to nobody."""
+    rng = np.random.default_rng(seed)
+    labels, others = rng.integers(classes, size=40), rng.integers(classes + 1, size=more)
+    order = rng.permutation(40)
+    parts = np.split(order, np.sort(rng.integers(41, size=devices - 1)))
+    dealt = in_proportion(parts, labels, others, seed)
+    known = np.flatnonzero(np.isin(others, labels))
+    assert sorted(np.concatenate(dealt)) == list(known)
+    for label in np.unique(labels):
+        wanted = [
+            np.mean(labels[part] == label) * len(part) / np.count_nonzero(labels == label)
+            for part in parts
+            if len(part)
+        ]
+        got = [np.count_nonzero(others[mine] == label) for part, mine in zip(parts, dealt, strict=True) if len(part)]
+        np.testing.assert_allclose(got, np.array(wanted) * np.count_nonzero(others == label), atol=1)
+    for part, mine in zip(parts, dealt, strict=True):
+        assert (np.diff(mine) > 0).all()
+        assert set(others[mine]) <= set(labels[part])
 
 
 def test_impossible_deals_are_errors():

@@ -282,6 +282,22 @@ def test_what_looks_at_a_version_is_written_before_the_next(cache, tmp_path):
     assert found == [(number, number) for number in range(1, 5)]
 
 
+def test_devices_of_a_dirichlet_split_are_judged_on_their_own_samples(cache, tmp_path):
+    """Test samples are dealt in the proportions of the training samples; a device answers with its labels alone."""
+    keys = {"partition": {"kind": "dirichlet", "alpha": 0.1, "seed": 1}, "evaluation": {"local": True}}
+    out = tmp_path / "out"
+    result = simulate(settings(out, cache, **keys, round={"rounds": 2}))
+    row = read_history(out)[-1]
+    assert row.round == len(result.rounds) == 2
+    # of ten labels a device holds few, so that the same weights answer far more often rightly with its mask
+    assert row.local_accuracy > row.accuracy + 0.1
+    unmasked = simulate(
+        settings(tmp_path / "unmasked", cache, **keys, round={"rounds": 2}, train={"mask_labels": False})
+    )
+    again = read_history(unmasked.folder)[-1]
+    assert again.local_accuracy == pytest.approx(again.accuracy, abs=0.005)
+
+
 def test_two_do_not_work_in_one_folder(cache, straight):
     """Two of them would write each other's rounds; the error names the folder, and nothing there is touched."""
     before = (straight.folder / "config.json").stat().st_mtime_ns
@@ -299,7 +315,11 @@ def test_two_do_not_work_in_one_folder(cache, straight):
         ({"model": {"arch": "cnov"}}, ConfigError, "cnov"),
         ({"tiers": {"levels": "a1-e1"}}, PlanError, "level e"),
         ({"devices": {"types": [{"type": "Pi9"}]}}, ConfigError, "Pi9"),
-        ({"evaluation": {"local": True}}, ConfigError, "evaluation.local"),
+        (
+            {"evaluation": {"local": True}, "partition": {"kind": "iid"}, "data": {"test_limit": 3}},
+            ConfigError,
+            "evaluation.local: of 3 test samples",
+        ),
         ({"partition": {"kind": "subject"}}, ConfigError, "nobody in particular"),
         ({"evaluation": {"perplexity": 7}}, ConfigError, "do not make chunks of 7"),
     ],
