@@ -98,7 +98,6 @@ class _Prepared:
     """What stands on disk before the fleet starts."""
 
     folder: Path
-    artifacts: Path
     test_set: Path
     devices: tuple[LocalDevice, ...]
     tiers: Mapping[float, str]
@@ -125,11 +124,9 @@ def _export(preset: Preset, data: Dataset, seed: int, out: Path) -> Mapping[floa
 
 
 def _prepare(data_name: str, preset: Preset, seed: int, folder: Path) -> _Prepared:
-    data = load_dataset(data_name)
-    if preset.partition == "iid":
-        parts = iid(len(data.train_y), preset.devices, seed)
-    else:
-        parts = dirichlet(data.train_y, preset.devices, preset.alpha, seed)
+    data, count = load_dataset(data_name), preset.devices
+    dealt = preset.partition == "dirichlet"
+    parts = dirichlet(data.train_y, count, preset.alpha, seed) if dealt else iid(len(data.train_y), count, seed)
     (folder / "data").mkdir(parents=True)
     devices = []
     for index, part in enumerate(parts):
@@ -138,9 +135,7 @@ def _prepare(data_name: str, preset: Preset, seed: int, folder: Path) -> _Prepar
         devices.append(LocalDevice(f"device-{index}", path.resolve(), preset.width_of(index)))
     test_set = folder / "data" / "test.npz"
     np.savez(test_set, x=data.test_x, y=data.test_y)
-    artifacts = folder / "artifacts"
-    tiers = _export(preset, data, seed, artifacts)
-    return _Prepared(folder, artifacts, test_set, tuple(devices), tiers)
+    return _Prepared(folder, test_set, tuple(devices), _export(preset, data, seed, folder / "artifacts"))
 
 
 def _fleet_config(prepared: _Prepared, preset: Preset, seed: int, broker: BrokerConfig) -> FleetConfig:
@@ -194,8 +189,7 @@ def _run_arm(server: Server, config: FleetConfig, title: str, shown: list[RunDis
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
 
 
@@ -242,10 +236,9 @@ def run_demo(data: str, preset: Preset, seed: int, runs: Path, broker: str = "em
 
 
 def _settings(preset: Preset, broker: str) -> dict[str, str]:
-    split = f"Dirichlet({preset.alpha})" if preset.partition == "dirichlet" else "IID"
     return {
         "model": ", ".join([preset.arch, *(f"{name} = {value}" for name, value in preset.settings.items())]),
-        "split": split,
+        "split": f"Dirichlet({preset.alpha})" if preset.partition == "dirichlet" else "IID",
         "rounds": str(preset.rounds),
         "local epochs": str(preset.epochs),
         "batch size": str(preset.batch_size),

@@ -19,6 +19,7 @@ from reproduction.report.cells import duration_text
 from reproduction.report.writing import write_table
 from reproduction.running import Part, collect, jobs, run_job, table_folder
 from reproduction.stored import estimated_seconds, rows_of
+from shoal.cli.commands import reproduce as commands
 from shoal.cli.main import app
 from simulation.data.datasets import DATASETS
 from simulation.results.history import write_history
@@ -169,6 +170,44 @@ def test_a_budget_is_kept_and_the_headline_tables_come_first(tmp_path, monkeypat
     assert {row["table"] for row in json.loads(everything.stdout)} == {"heterofl-1"}
     left = [line.split()[6] for line in everything.stderr.splitlines() if line.startswith("left out")]
     assert list(dict.fromkeys(left))[:3] == ["fedrolex-3", "inclusivefl-2", "whalefl-mild"]
+
+
+def test_what_lacks_its_data_is_left_out_and_the_rest_runs(tmp_path, monkeypatch):
+    """Who has not all data sets gets the tables that need none; the end says so, and the same command goes on."""
+    monkeypatch.delenv("SHOAL_DATA", raising=False)
+    ran, real = [], commands._run
+
+    def run(job):
+        if job.config.data.name != "digits":
+            real(job)  # ends where it reads the data
+            raise AssertionError
+        ran.append(job)
+        complete(job, [row(1, 0.5)])
+
+    monkeypatch.setattr(commands, "_run", run)
+    everything = ["reproduce", "--all", "--seeds", "1", "--out", str(tmp_path)]
+    done = CliRunner().invoke(app, everything)
+    assert isinstance(done.exception, DataError)
+    assert {job.experiment.table for job in ran} == {"beyond-1"}
+    said = " ".join(done.stderr.split())
+    assert "heterofl/cifar10-high, seed 1 reading cifar10 left out: cifar10 is not shipped: set SHOAL_DATA" in said
+    lacking = said.count("left out: ")
+    assert str(done.exception).startswith(f"runs that lack what is said above: {lacking}; ")
+    assert lacking > 40
+    monkeypatch.setattr(commands, "_run", ran.append)
+    first = len(ran)
+    assert CliRunner().invoke(app, everything).exit_code == 0
+    assert len(ran) == first + lacking
+
+
+def test_a_report_of_nothing_is_an_error(tmp_path):
+    """A mistyped folder or scale is not a page on which nothing was run."""
+    (job, *_) = jobs(find_experiment("heterofl-1"), "smoke", tmp_path)
+    complete(job, [row(1, 0.5)])
+    done = CliRunner().invoke(app, ["reproduce", "--report", str(tmp_path / "page"), "--out", str(tmp_path)])
+    assert isinstance(done.exception, ConfigError)
+    assert "no run is complete at the scale small" in str(done.exception)
+    assert not (tmp_path / "page").exists()
 
 
 def test_the_list_has_durations_and_the_report_a_page(tmp_path):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fleet_protocol.errors import ConfigError
+from fleet_protocol.errors import ConfigError, DataError
 from shoal.cli.common import AsJson
 from shoal.cli.console import error_console, print_json, print_rows, say, seconds_text
 from shoal.cli.extras import needs
@@ -80,18 +80,21 @@ def _reproduce(options: _Options) -> None:
     todo = {
         e.table: [j for j in jobs(e, scale, folder, part, engine=_engine(options)) if not j.complete] for e in ranked
     }
-    reports = []
+    reports, lacking = [], 0
     for experiment in ranked:
-        _run_all(todo[experiment.table], ends_at, folder)
+        lacking += _run_all(todo[experiment.table], ends_at, folder)
         reports.append(_report(experiment, scale, folder, as_json=options.as_json))
     if options.as_json:
         print_json([record for report in reports for record in report])
+    if lacking:
+        raise DataError(f"runs that lack what is said above: {lacking}; once it is there the same command goes on")
 
 
-def _run_all(todo: "Sequence[Job]", ends_at: float, folder: Path) -> None:
+def _run_all(todo: "Sequence[Job]", ends_at: float, folder: Path) -> int:
     from reproduction.report.cells import duration_text
     from reproduction.stored import estimated_seconds, seconds_of_runs
 
+    lacking = 0
     for number, job in enumerate(todo, 1):
         name = f"{job.experiment.table} {job.scale}, {number} of {len(todo)}: {job.arm.name}, seed {job.config.seed}"
         estimated = estimated_seconds(job.experiment, job.scale)
@@ -101,8 +104,14 @@ def _run_all(todo: "Sequence[Job]", ends_at: float, folder: Path) -> None:
             error_console().print(f"left out, since it takes {duration_text(seconds)}: {name}", highlight=False)
             continue
         error_console().print(f"[bold]{name}[/]", highlight=False)
-        _run(job)
+        try:
+            _run(job)
+        except (ConfigError, DataError) as error:  # a data set or a package that others may not need
+            error_console().print(f"left out: {error}", highlight=False, markup=False)
+            lacking += 1
+            continue
         _write(job.experiment, job.scale, folder)  # so that whatever stops the rest, the table has what is complete
+    return lacking
 
 
 def _report(experiment: "Experiment", scale: "Scale", folder: Path, *, as_json: bool) -> list[dict[str, Any]]:
@@ -133,12 +142,9 @@ def _report(experiment: "Experiment", scale: "Scale", folder: Path, *, as_json: 
 def _publish(chosen: "Sequence[Experiment]", scale: "Scale", folder: Path, report: Path) -> None:
     from reproduction.catalogue import TABLES
     from reproduction.report.index import write_index
-    from reproduction.report.writing import write_table
-    from reproduction.running import collect
 
-    for experiment in chosen:
-        if results := collect(experiment, scale, folder):
-            write_table(experiment, scale, results, report / experiment.table)
+    if not [1 for experiment in chosen if _write(experiment, scale, folder, report / experiment.table)]:
+        raise ConfigError(f"no run is complete at the scale {scale} below {folder}; say --out and --scale of the runs")
     say(str(write_index(report, TABLES)))
 
 
@@ -163,12 +169,12 @@ def _run(job: "Job") -> None:
         run_job(job, listener=display.show, stage=display.stage, watch=watch)
 
 
-def _write(experiment: "Experiment", scale: "Scale", folder: Path) -> "Written | None":
+def _write(experiment: "Experiment", scale: "Scale", folder: Path, where: Path | None = None) -> "Written | None":
     from reproduction.report.writing import write_table
     from reproduction.running import collect, table_folder
 
-    results = collect(experiment, scale, folder)
-    return write_table(experiment, scale, results, table_folder(folder, experiment, scale)) if results else None
+    results, where = collect(experiment, scale, folder), where or table_folder(folder, experiment, scale)
+    return write_table(experiment, scale, results, where) if results else None
 
 
 def _table_row(experiment: "Experiment", scale: "Scale", folder: Path) -> dict[str, str]:
