@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
-from rich.table import Table
 
 from broker_server.service.server import Server
 from broker_server.settings.evaluation import EvaluationConfig
@@ -24,10 +23,10 @@ from fleet_protocol.errors import TransportError
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.recipe import RecipeTable
 from models.registry import Registry, infer_layout
-from shoal.cli.console import bytes_text, error_console, output_console, seconds_text
+from shoal.cli.console import error_console, print_rows, say, seconds_text
 from shoal.cli.local_fleet import LocalDevice, LocalFleet
 from shoal.cli.progress import RunDisplay, export_bar
-from shoal.cli.report import Arm, Heading, Report, write_report
+from shoal.cli.report import Arm, Heading, Report, arm_rows, write_report
 from shoal.cli.summary import summarise
 from simulation.data.dataset import Dataset
 from simulation.data.datasets import load_dataset
@@ -248,22 +247,7 @@ def _settings(preset: Preset, broker: str) -> dict[str, str]:
 
 
 def _print(report: Report, page: Path, numbers: Path) -> None:
-    table = Table(
-        "run", "accuracy", "devices", "rounds", "time per round", "on the wire", "payload", title=report.title
-    )
-    for arm in report.arms:
-        devices = max((len(point.devices) for point in arm.rounds), default=0)
-        per_round = sum(point.seconds for point in arm.rounds) / max(len(arm.rounds), 1)
-        table.add_row(
-            f"[bold]{arm.title}[/]\n[dim]{arm.about}[/]",
-            "-" if arm.accuracy is None else f"{arm.accuracy:.4f}",
-            str(devices),
-            str(len(arm.rounds)),
-            seconds_text(per_round),
-            bytes_text(arm.wire_bytes),
-            bytes_text(arm.payload_bytes),
-        )
-    console = output_console()
-    console.print(table)
-    console.print(f"seed {report.seed}, {seconds_text(report.seconds)} in all")
-    console.print(f"page: {page}\nnumbers: {numbers}", highlight=False, soft_wrap=True)
+    print_rows(report.title, arm_rows(report), empty="no run")
+    say("\n".join(f"{arm.title}: {arm.about}" for arm in report.arms))
+    say(f"seed {report.seed}, {seconds_text(report.seconds)} in all")
+    say(f"page: {page}\nnumbers: {numbers}")

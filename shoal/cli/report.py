@@ -59,7 +59,6 @@ class Arm(Heading):
     payload_bytes: int  # bytes of the blobs inside them
     seconds: float  # whole run
     refusals: Mapping[str, int]  # refused messages and updates, by reason
-    epsilon: float | None = None  # of a device's part in it, None where nothing hides that
 
     @property
     def accuracy(self) -> float | None:
@@ -104,7 +103,7 @@ def write_report(report: Report, folder: Path) -> tuple[Path, Path]:
     )
     page = template.render(
         report=report,
-        rows=_table(report),
+        rows=arm_rows(report),
         plots=[
             ("Accuracy of the merged model on the server's test set", _accuracy_plot(report)),
             (f"Training loss on each device ({report.arms[0].title})", _loss_plot(report.arms[0])),
@@ -117,18 +116,17 @@ def write_report(report: Report, folder: Path) -> tuple[Path, Path]:
     return html, numbers
 
 
-def _table(report: Report) -> list[dict[str, str]]:
+def arm_rows(report: Report) -> list[dict[str, str]]:
+    """A row for each run, by the headings of a table."""
     return [
         {
-            "name": arm.title,
-            "about": arm.about,
+            "run": arm.title,
             "accuracy": "-" if arm.accuracy is None else f"{arm.accuracy:.4f}",
             "rounds": str(len(arm.rounds)),
-            "wire": bytes_text(arm.wire_bytes),
+            "time per round": seconds_text(fmean(at.seconds for at in arm.rounds) if arm.rounds else None),
+            "on the wire": bytes_text(arm.wire_bytes),
             "payload": bytes_text(arm.payload_bytes),
-            "round_seconds": seconds_text(fmean(at.seconds for at in arm.rounds) if arm.rounds else None),
-            "epsilon": "" if arm.epsilon is None else f"{arm.epsilon:.4g}",
-            "refusals": ", ".join(f"{count} {reason}" for reason, count in arm.refusals.items()) or "none",
+            "refused": ", ".join(f"{count} {reason}" for reason, count in arm.refusals.items()) or "none",
         }
         for arm in report.arms
     ]

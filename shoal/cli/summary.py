@@ -46,5 +46,4 @@ def summarise(store_folder: Path, run: str, heading: Heading, seconds: float) ->
         payload_bytes=view.run.payload_bytes if view.run else 0,
         seconds=seconds,
         refusals=view.refusals,
-        epsilon=view.epsilon,
     )
