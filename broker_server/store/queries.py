@@ -156,12 +156,12 @@ class RoundView:
 
 
 def find_run(store: Store, run: str | None = None) -> RunRecord:
-    """A run by id or unique beginning of an id, by default the newest.
+    """A run by id or unique beginning of an id; by default, and by ``newest``, the newest.
 
     Raises:
         ConfigError: there is none, or more than one.
     """
-    known = store.runs()
+    known, run = store.runs(), None if run == "newest" else run
     found = [record for record in known if run is None or record.id.startswith(run)]
     exact = [record for record in found if record.id == run]
     if exact or (found and (run is None or len(found) == 1)):

@@ -65,6 +65,8 @@ def test_every_answer_is_what_the_store_holds(store, address):
         asked = client.ask(Coverage, f"/runs/{RUN}/coverage", last=2, tier=TIERS[1])
         assert asked == coverage(opened, context, upto=2, tier=TIERS[1])
         assert client.compare(RUN, RUN[:10]) == queries.compare(opened, RUN, RUN)
+        assert client.compare("newest", RUN) == queries.compare(opened, queries.find_run(opened).id, RUN)
+        assert client.runs("newest")[0].run == queries.find_run(opened)
         lines, following = queries.log(opened), client.events(PATIENCE)
         assert [next(following) for _ in lines] == client.log() == client.log(run=RUN) == lines != []
         assert client.log(last=1) == lines[-1:]

@@ -7,7 +7,7 @@ import typer
 from shoal.cli.common import DEFAULT_STORE, AsJson, PageUrl, StoreFolder
 from shoal.cli.extras import needs
 
-Run = Annotated[str, typer.Argument(help="Id of a run, or its beginning.")]
+Run = Annotated[str, typer.Argument(help="Id of a run, its beginning, or `newest`.")]
 
 
 def _compare(
