@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from fleet_protocol.configuration import read_toml
 from fleet_protocol.errors import ConfigError, DataError
+from fleet_protocol.locks import held
 from reproduction import running
 from reproduction.catalogue import TABLES, find_experiment
 from reproduction.report.cells import duration_text
@@ -192,12 +193,32 @@ def test_what_lacks_its_data_is_left_out_and_the_rest_runs(tmp_path, monkeypatch
     said = " ".join(done.stderr.split())
     assert "heterofl/cifar10-high, seed 1 reading cifar10 left out: cifar10 is not shipped: set SHOAL_DATA" in said
     lacking = said.count("left out: ")
-    assert str(done.exception).startswith(f"runs that lack what is said above: {lacking}; ")
+    assert str(done.exception).startswith(f"{lacking} left out of the runs, ")
     assert lacking > 40
     monkeypatch.setattr(commands, "_run", ran.append)
     first = len(ran)
     assert CliRunner().invoke(app, everything).exit_code == 0
     assert len(ran) == first + lacking
+
+
+def test_two_commands_share_the_runs_of_a_folder(tmp_path, monkeypatch):
+    """What the other one is at is left to it."""
+    (first, second, *_) = jobs(find_experiment("heterofl-1"), "smoke", tmp_path)
+    real, ran = commands._run, []
+
+    def run(job):
+        if job.config.out == first.config.out:
+            real(job)
+        ran.append(job.config.out)
+        complete(job, [row(1, 0.5)])
+
+    monkeypatch.setattr(commands, "_run", run)
+    first.config.out.mkdir(parents=True)
+    with held(first.config.out, "busy"):
+        done = CliRunner().invoke(app, ["reproduce", "heterofl-1", "--scale", "smoke", "--out", str(tmp_path)])
+    assert "left out: another simulation works in" in done.stderr
+    assert str(done.exception).startswith("1 left out of the runs, ")
+    assert ran == [second.config.out]
 
 
 def test_a_report_of_nothing_is_an_error(tmp_path):

@@ -87,7 +87,7 @@ def _reproduce(options: _Options) -> None:
     if options.as_json:
         print_json([record for report in reports for record in report])
     if lacking:
-        raise DataError(f"runs that lack what is said above: {lacking}; once it is there the same command goes on")
+        raise DataError(f"{lacking} left out of the runs, for what is said above; the same command goes on with them")
 
 
 def _run_all(todo: "Sequence[Job]", ends_at: float, folder: Path) -> int:
@@ -106,7 +106,7 @@ def _run_all(todo: "Sequence[Job]", ends_at: float, folder: Path) -> int:
         error_console().print(f"[bold]{name}[/]", highlight=False)
         try:
             _run(job)
-        except (ConfigError, DataError) as error:  # a data set or a package that others may not need
+        except (ConfigError, DataError) as error:  # no data set or package, or at work elsewhere
             error_console().print(f"left out: {error}", highlight=False, markup=False)
             lacking += 1
             continue
