@@ -235,17 +235,24 @@ def open_transport(
     *,
     will: Farewell | None = None,
     session_expiry_seconds: int = 3600,
+    member: object | None = None,
 ) -> Transport:
     """Make the transport that an address names; it is not connected yet.
 
     Two must not share a client id. The will is published, retained, when we vanish, and the session kept for so long.
+    A `fleet_protocol.identity.member.Member` signs what it says and takes nothing that is not signed.
 
     Raises:
         ConfigError: a certificate file of the address cannot be read, or what the transport needs is not installed.
+        StorageError: the folder of the member cannot be written.
     """
+    about = {"will": will, "session_expiry_seconds": session_expiry_seconds}
+    opened: Transport
+    if member is not None:
+        module = module_for("an enrolled fleet", "fleet_protocol.identity.signed_transport")  # cryptography, that is
+        opened = module.open_signed(address, client_id, inbox, member, **about)
+        return opened
     scheme = SCHEMES[address.scheme]
     module = module_for(f"{address.scheme}://", scheme.module)
-    opened: Transport = getattr(module, scheme.name)(
-        address, client_id, inbox, will=will, session_expiry_seconds=session_expiry_seconds
-    )
+    opened = getattr(module, scheme.name)(address, client_id, inbox, **about)
     return opened

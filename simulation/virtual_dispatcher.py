@@ -26,7 +26,7 @@ from broker_server.rounds.fleet import Fleet
 from broker_server.rounds.reporting import Reporter
 from broker_server.rounds.stopping import Steering, StopRequested
 from broker_server.store import Store, TaskPhase, TaskRecord
-from device_runtime.training.choosers import Experience, Situation, TierChooser, chooser_of
+from device_runtime.training.choosers import Situation, TierChooser, chooser_of
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.encodings import open_weights
 from fleet_protocol.errors import RefusalReason, RefusedError, ShoalError
@@ -301,14 +301,12 @@ class VirtualDispatcher:
         record, board, times = task.record, self._boards[task.record.device], self._times
         self._replay(record.run, record.round, chooser)
         tiers = tuple(choice.tier for choice in record.choices)
-        # A board has to train its narrowest tier once to know how fast it is; specification 4.2 has it measured
-        # beforehand.
         narrowest = min(map(Tier.parse, tiers))
         situation = Situation(
             tiers=tiers,
             steps=train.steps_for(board.examples),
             bytes_per_second=times.bytes_per_second(board.index, record.round),
-            step_seconds={narrowest.id: times.step_seconds(board.index, record.round, narrowest, train)},
+            step_seconds=times.step_seconds(board.index, record.round, narrowest, train),
         )
         if task.take(chooser.choose(self._memories.get(board.id), situation)):
             self._store.take(task.record)
@@ -319,6 +317,6 @@ class VirtualDispatcher:
             for past in self._store.tasks(run, number, "train"):
                 if past.metrics is None or past.metrics.mean_loss is None:
                     continue
-                experience = Experience(number, past.tier, past.metrics.mean_loss, None)
-                self._memories[past.device] = chooser.learn(self._memories.get(past.device), experience)
+                known = self._memories.get(past.device)
+                self._memories[past.device] = chooser.learn(known, number, past.metrics.mean_loss)
             self._replayed = number

@@ -25,12 +25,11 @@ from fleet_protocol import control, requests
 from fleet_protocol.errors import ConfigError, RefusedError, ShoalError, TransportError
 from fleet_protocol.frozen import problems
 from fleet_protocol.identity.member import Member
-from fleet_protocol.identity.opening import open_for
 from fleet_protocol.locks import held
 from fleet_protocol.messages import MESSAGE_LIMIT_BYTES, Ask, Predicted, ServerStatus
 from fleet_protocol.signals import on_signals
 from fleet_protocol.topics import Topics
-from fleet_protocol.transport import BrokerAddress, Disconnected, Event, Received, Transport
+from fleet_protocol.transport import BrokerAddress, Disconnected, Event, Received, Transport, open_transport
 
 PROBE_SECONDS = 1.0
 HOSTED_SECONDS = 5.0  # a broker that the server starts is up with it, or nobody would answer
@@ -55,7 +54,7 @@ def _visit(
 ) -> Iterator[tuple[Transport, queue.SimpleQueue[Event]]]:
     inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
     client = f"shoal-{fleet}-cli-{secrets.token_hex(4)}"
-    link = open_for(member, address, client, inbox, session_expiry_seconds=0)
+    link = open_transport(address, client, inbox, session_expiry_seconds=0, member=member)
     link.connect(timeout_seconds)
     with contextlib.closing(link):
         yield link, inbox

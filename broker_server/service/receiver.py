@@ -32,11 +32,10 @@ from broker_server.store import TaskRecord
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import BlobError, RefusalReason, RefusedError, ShoalError, StorageError
 from fleet_protocol.frozen import FrozenModel
-from fleet_protocol.identity.opening import open_for
 from fleet_protocol.manifest import Manifest
 from fleet_protocol.messages import BlobRef, Instructions, Ranges
 from fleet_protocol.topics import Topics, UploadTopic
-from fleet_protocol.transport import Received, Rejected
+from fleet_protocol.transport import Received, Rejected, open_transport
 
 _LOG = logging.getLogger(__name__)
 _REST_SECONDS = 0.02  # in which more comes: to wake up for every chunk takes more of the processor
@@ -224,12 +223,12 @@ class _Desk:
         self._topics = Topics(begin.fleet)
         updates, blobs = (BlobStore(begin.store / name) for name in ("updates", "blobs"))
         self._receiver = Receiver(PartialUploads(updates, blobs))
-        self._link = open_for(
-            member_of(begin.broker),
+        self._link = open_transport(
             broker_address(begin.broker),
             f"shoal-{begin.fleet}-receiver-{secrets.token_hex(4)}",
             inbox,
             session_expiry_seconds=0,  # what is lost with the connection is asked for again
+            member=member_of(begin.broker),
         )
         self._link.connect(begin.broker.connect_timeout_seconds)
 

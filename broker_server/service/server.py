@@ -55,11 +55,10 @@ from fleet_protocol.allocator import memory_of_a_server
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.blobs import DEFAULT_CHUNK_BYTES
 from fleet_protocol.errors import ConfigError, RefusedError, ShoalError, StorageError
-from fleet_protocol.identity.opening import open_for
 from fleet_protocol.locks import held
 from fleet_protocol.messages import NeedChunks, Predicted, ServerStatus, parse_device_message, parse_presence
 from fleet_protocol.topics import DeviceTopic, ServerTopic, Topics
-from fleet_protocol.transport import Connected, Disconnected, Farewell, Received, Rejected, Transport
+from fleet_protocol.transport import Connected, Disconnected, Farewell, Received, Rejected, Transport, open_transport
 
 _LOG = logging.getLogger(__name__)
 
@@ -138,8 +137,7 @@ class Server:
         return Farewell(self._topics.server_status, ServerStatus(fleet=self.fleet, online=False).to_bytes())
 
     def _connect(self) -> Transport:
-        link = open_for(
-            self._member,
+        link = open_transport(
             self.address,
             # A session of its own for every start: a broker that still knows an earlier one need not repeat retained
             # messages, and what it queued for a dead server is repeated by the devices anyway.
@@ -147,6 +145,7 @@ class Server:
             self._inbox,
             will=self._farewell(),
             session_expiry_seconds=SESSION_SECONDS,
+            member=self._member,
         )
         link.connect(self._broker_config.connect_timeout_seconds)
         return link

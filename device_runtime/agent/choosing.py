@@ -1,18 +1,25 @@
-"""Which sub-model of an offer a board takes, and what it remembers of a round for the next choice."""
+"""Which sub-model of an offer a board takes, and what it remembers of a round for the next choice.
 
-from device_runtime.agent.measured import Measured
+A board that chooses measures its link and its processor in every round before it does (specification 4.2, step 1): it
+fetches the narrowest sub-model, and weights that tell more of the link than how long an answer takes, and times steps.
+"""
+
+from collections.abc import Sequence
+
 from device_runtime.agent.task_store import StoredTask
 from device_runtime.settings import DeviceConfig
-from device_runtime.training.choosers import Experience, Situation, chooser_of
+from device_runtime.training.choosers import Situation, chooser_of
 from device_runtime.training.choosers.memory import ChooserMemory
-from device_runtime.training.choosers.rule import within
+from device_runtime.training.choosers.rule import width_of, within
 from device_runtime.training.routines import may_join
 from device_runtime.training.task import Bench
-from fleet_protocol.messages import Offer, TierChoice
+from fleet_protocol.messages import BlobRef, Offer, TierChoice
+
+_TELLING_BYTES = 64 * 1024
 
 
-def choose(offer: Offer, config: DeviceConfig, bench: Bench, measured: Measured) -> TierChoice | None:
-    """The first sub-model of an offer that this board may train, or the one it wants if it may choose; None if none.
+def able(offer: Offer, config: DeviceConfig, bench: Bench) -> tuple[TierChoice, ...]:
+    """The sub-models of an offer that this board may train, in its order.
 
     What only measures makes forward passes, so the limits of training do not count.
 
@@ -20,24 +27,36 @@ def choose(offer: Offer, config: DeviceConfig, bench: Bench, measured: Measured)
         RefusedError: the board cannot do what is asked, or does not know how to choose.
     """
     measures = may_join(offer, bench).phase == "measuring"
-    able = [choice for choice in offer.choices if measures or within(choice.tier, config.max_width, config.max_depth)]
-    chooser = chooser_of(offer)
-    if not able or chooser is None:
-        return able[0] if able else None
+    chooser_of(offer)
+    width, depth = config.max_width, config.max_depth
+    return tuple(choice for choice in offer.choices if measures or within(choice.tier, width, depth))
+
+
+def probe(choices: Sequence[TierChoice]) -> tuple[TierChoice, BlobRef]:
+    """What is measured before a choice: the narrowest sub-model, and the weights whose download tells of the link."""
+    weights = sorted((choice.weights for choice in choices), key=lambda ref: ref.size)
+    telling = next((ref for ref in weights if ref.size >= _TELLING_BYTES), weights[-1])
+    return min(choices, key=lambda choice: width_of(choice.tier)), telling
+
+
+def choose(record: StoredTask, config: DeviceConfig, bench: Bench, bytes_per_second: float | None, step: float) -> str:
+    """The tier that the board wants, by its link and the seconds of a step of the one that it has measured."""
+    offer, chooser = record.offer, chooser_of(record.offer)
+    if chooser is None:
+        return record.tier
     situation = Situation(
-        tiers=tuple(choice.tier for choice in able),
+        tiers=tuple(choice.tier for choice in able(offer, config, bench)),
         steps=offer.train.steps_for(bench.examples),
-        bytes_per_second=measured.link_bytes_per_second,
+        bytes_per_second=bytes_per_second,
+        step_seconds=step,
     )
-    wanted = chooser.choose(ChooserMemory(config.state_dir).load(offer.run, chooser), situation)
-    return next(choice for choice in able if choice.tier == wanted)
+    return chooser.choose(ChooserMemory(config.state_dir).load(offer.run, chooser), situation)
 
 
-def remember_round(record: StoredTask, config: DeviceConfig, measured: Measured, loss: float) -> None:
+def remember_round(record: StoredTask, config: DeviceConfig, loss: float) -> None:
     """Keep what the next choice of a tier needs to know of this round, whose mean loss over all steps is given."""
     offer, chooser = record.offer, chooser_of(record.offer)
     if chooser is None:
         return
     memory = ChooserMemory(config.state_dir)
-    experience = Experience(offer.round, record.tier, loss, measured.step_seconds)
-    memory.save(offer.run, chooser, chooser.learn(memory.load(offer.run, chooser), experience))
+    memory.save(offer.run, chooser, chooser.learn(memory.load(offer.run, chooser), offer.round, loss))

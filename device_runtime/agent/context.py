@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from device_runtime.agent.cache import Cache
-from device_runtime.agent.choosing import choose
+from device_runtime.agent.choosing import able, probe
 from device_runtime.agent.journal import Journal
-from device_runtime.agent.machine import Event, State
+from device_runtime.agent.machine import WORKING, Event, State
 from device_runtime.agent.measured import Measured
 from device_runtime.agent.memory import Memory
 from device_runtime.agent.refusals import Refusal, refusal_of
@@ -23,6 +23,7 @@ from device_runtime.agent.uplink import Uplink
 from device_runtime.agent.worker import Worker
 from device_runtime.conditions import Watch
 from device_runtime.settings import DeviceConfig
+from device_runtime.training.choosers import chooser_of
 from device_runtime.training.task import Bench
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.data import load_data
@@ -33,7 +34,7 @@ from fleet_protocol.messages import Accept, Offer
 _OUTCOMES_KEPT = 32
 _LASTING_SECONDS = 1.0
 _REFUSALS_LOGGED = 5
-_GIVEN_BACK = frozenset({State.FETCHING, State.TRAINING, State.MEASURING})  # a finished update is worth its upload
+_GIVEN_BACK = {*WORKING} - {State.UPLOADING}  # a finished update is worth its upload
 
 
 @dataclass(frozen=True)
@@ -202,15 +203,18 @@ class Context:
         """Make an offer the task in hand, or prepare its refusal; posts which."""
         now, config = time.monotonic(), self.kit.config
         try:
-            choice, problem = choose(offer, config, self.need_bench(), self.measured), None
+            choices, problem = able(offer, config, self.need_bench()), None
         except RefusedError as error:
-            choice, problem = None, (error.reason, str(error))
+            choices, problem = (), (error.reason, str(error))
         if self.measured.paused:
-            choice, problem = None, (RefusalReason.BUSY, self.measured.paused)
+            choices, problem = (), (RefusalReason.BUSY, self.measured.paused)
+        chooses = len(choices) > 1 and chooser_of(offer) is not None
+        choice = probe(choices)[0] if chooses else next(iter(choices), None)
         record = StoredTask(
             phase="fetching",
             offer=offer,
             tier=(choice or offer.choices[0]).tier,
+            chosen=not chooses,
             deadline_unix=time.time() + offer.seconds_left,
         )
         self.hold(TaskInHand(record, deadline=now + offer.seconds_left, started=now))

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from device_runtime.agent.cache import Cache
 from device_runtime.agent.context import Context, Kit
 from device_runtime.agent.journal import Journal
-from device_runtime.agent.machine import Event, State, successor
+from device_runtime.agent.machine import WORKING, Event, State, successor
 from device_runtime.agent.memory import Memory
 from device_runtime.agent.releases import RESTART, Releases
 from device_runtime.agent.service import Service
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 _LONGEST_WAIT_SECONDS = 60.0
 _LOSSES, _LOSSES_SECONDS = 5, 30.0  # of connections that were made, in so short a time that something ends them
-_BUSY = frozenset({State.FETCHING, State.TRAINING, State.MEASURING, State.UPLOADING})
 _OVER = frozenset({Event.ACKNOWLEDGED, Event.REJECTED, Event.CANCELLED, Event.SUPERSEDED, Event.EXPIRED})
 
 
@@ -158,7 +157,7 @@ class Agent:
     @property
     def _silent_at(self) -> float:
         """When a board at work says that it is there: the server takes one that is silent for gone."""
-        at_work = self.ctx.state in _BUSY and self._gone is None
+        at_work = self.ctx.state in WORKING and self._gone is None
         return self.ctx.uplink.spoke + ALIVE_SECONDS if at_work else math.inf
 
     @property
@@ -168,7 +167,7 @@ class Agent:
         return math.inf if task is None or self._gone is not None else task.deadline
 
     def _on_time(self, now: float) -> None:
-        if self.ctx.state in _BUSY and now >= self._deadline:
+        if self.ctx.state in WORKING and now >= self._deadline:
             self.ctx.kit.journal.warning("the round has closed before the task was finished")
             self.ctx.post(Event.EXPIRED)
         elif now >= self._state.wake_at:
@@ -235,7 +234,7 @@ class Agent:
         # Also with a kept session: the broker may have published the will, and have lost what it had retained.
         ctx.uplink.told = None
         ctx.publish_status()
-        if not item.session_present and ctx.state in _BUSY:
+        if not item.session_present and ctx.state in WORKING:
             self._state.on_repeat()
 
     def _on_received(self, item: Received) -> None:

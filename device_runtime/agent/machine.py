@@ -17,6 +17,7 @@ class State(str, Enum):
     PROBING = "probing"  # the board is measured and the broker connected
     IDLE = "idle"  # waits for an offer
     FETCHING = "fetching"  # blobs arrive
+    SIZING = "sizing"  # a worker thread times steps of the narrowest sub-model, and the board chooses its own
     TRAINING = "training"  # a worker thread trains, then evaluates on the held-out samples
     MEASURING = "measuring"  # a worker thread makes the pass of a statistics task
     UPLOADING = "uploading"  # the update is on disk; chunks leave until the server acknowledges
@@ -36,6 +37,8 @@ class Event(str, Enum):
     RESUME_POISONED = "resume-poisoned"
     OFFERED = "offered"
     UNSUITABLE = "unsuitable"
+    FETCHED_PROBE = "fetched-probe"
+    SIZED = "sized"
     FETCHED_TRAIN = "fetched-train"
     FETCHED_STATISTICS = "fetched-statistics"
     COMPUTED = "computed"
@@ -54,6 +57,8 @@ class MachineError(RuntimeError):
 
 
 _S, _E = State, Event
+WORKING = (_S.FETCHING, _S.SIZING, _S.TRAINING, _S.MEASURING, _S.UPLOADING)
+"""The states with a task that goes on: the server, the clock, a failure or a signal ends it in each."""
 
 # fmt: off
 _ROWS: tuple[tuple[State, Event, State], ...] = (
@@ -74,39 +79,23 @@ _ROWS: tuple[tuple[State, Event, State], ...] = (
     (_S.IDLE,       _E.UNSUITABLE,         _S.REFUSING),
     # Cancel, acknowledgement and deadline cannot reach idle: the loop drops messages about a task that is not ours.
 
+    (_S.FETCHING,   _E.FETCHED_PROBE,      _S.SIZING),
+    (_S.SIZING,     _E.SIZED,              _S.FETCHING),
     (_S.FETCHING,   _E.FETCHED_TRAIN,      _S.TRAINING),
     (_S.FETCHING,   _E.FETCHED_STATISTICS, _S.MEASURING),
-    (_S.FETCHING,   _E.FAILED,             _S.REFUSING),
-    (_S.FETCHING,   _E.CANCELLED,          _S.DROPPING),
-    (_S.FETCHING,   _E.SUPERSEDED,         _S.DROPPING),
-    (_S.FETCHING,   _E.EXPIRED,            _S.DROPPING),
-
     (_S.TRAINING,   _E.COMPUTED,           _S.UPLOADING),
-    (_S.TRAINING,   _E.FAILED,             _S.REFUSING),
-    (_S.TRAINING,   _E.CANCELLED,          _S.DROPPING),
-    (_S.TRAINING,   _E.SUPERSEDED,         _S.DROPPING),
-    (_S.TRAINING,   _E.EXPIRED,            _S.DROPPING),
-
     (_S.MEASURING,  _E.COMPUTED,           _S.UPLOADING),
-    (_S.MEASURING,  _E.FAILED,             _S.REFUSING),
-    (_S.MEASURING,  _E.CANCELLED,          _S.DROPPING),
-    (_S.MEASURING,  _E.SUPERSEDED,         _S.DROPPING),
-    (_S.MEASURING,  _E.EXPIRED,            _S.DROPPING),
-
     (_S.UPLOADING,  _E.ACKNOWLEDGED,       _S.DROPPING),
     (_S.UPLOADING,  _E.REJECTED,           _S.DROPPING),
-    (_S.UPLOADING,  _E.FAILED,             _S.REFUSING),
-    (_S.UPLOADING,  _E.CANCELLED,          _S.DROPPING),
-    (_S.UPLOADING,  _E.SUPERSEDED,         _S.DROPPING),
-    (_S.UPLOADING,  _E.EXPIRED,            _S.DROPPING),
     # Training and measuring cannot be acknowledged or rejected: the server answers an upload, and none is out yet.
 
     (_S.REFUSING,   _E.CLEARED,            _S.IDLE),
     (_S.DROPPING,   _E.CLEARED,            _S.IDLE),
     # Neither can fail: forgetting a file that cannot be deleted is logged and the file is reclaimed at the next start.
 
-    *((state, _E.STOP, _S.STOPPED) for state in (
-        _S.IDLE, _S.FETCHING, _S.TRAINING, _S.MEASURING, _S.UPLOADING)),
+    *((state, _E.FAILED, _S.REFUSING) for state in WORKING),
+    *((state, event, _S.DROPPING) for state in WORKING for event in (_E.CANCELLED, _E.SUPERSEDED, _E.EXPIRED)),
+    *((state, _E.STOP, _S.STOPPED) for state in (_S.IDLE, *WORKING)),
     # The other states end by themselves before the loop looks at its inbox again; a signal waits there.
 )
 # fmt: on

@@ -23,7 +23,7 @@ from fleet_protocol.messages import BlobRef, Offer, TaskMetrics, TierChoice
 CRASH_LIMIT = 3  # a task that took the agent down this often is refused instead of tried again
 OUTAGE_LIMIT = 20  # so is one in which the board started anew so often: its supply may be too weak to compute
 
-Phase = Literal["fetching", "training", "measuring", "uploading"]
+Phase = Literal["fetching", "sizing", "training", "measuring", "uploading"]
 
 
 class StoredTask(FrozenModel):
@@ -34,6 +34,7 @@ class StoredTask(FrozenModel):
         phase: the state that saved it.
         offer: as it arrived.
         tier: the choice taken.
+        chosen: false while it is only measured, for the board to choose by.
         deadline_unix: when the round closes by the board's own clock, seconds since 1970.
         boot: which of the board's starts saved it.
         crashes: how often the agent came back, in one start of the board, without having ended this task or itself.
@@ -41,13 +42,14 @@ class StoredTask(FrozenModel):
         settled: the agent ended by itself, so coming back is no crash.
         update: the finished update, from uploading on.
         metrics: what goes with it.
-        load: what is computed, from training or measuring on.
+        load: what is computed, from sizing, training or measuring on.
     """
 
     version: Literal[3] = 3
     phase: Phase
     offer: Offer
     tier: str
+    chosen: bool = True
     deadline_unix: float
     boot: str = Field(default_factory=boot_id)
     crashes: int = Field(default=0, ge=0)
@@ -126,5 +128,5 @@ def resume_event(record: StoredTask | None, blobs: BlobStore) -> Event:
             return Event.RESUME_UPLOAD
         # It was damaged on disk: compute it again, there is still time.
     # fetching: chunks on disk count, the missing ones are asked for.
-    # training, measuring: nothing but the blobs is worth keeping; fetching checks them and goes on at once.
+    # sizing, training, measuring: nothing but the blobs is worth keeping; fetching checks them and goes on at once.
     return Event.RESUME_FETCH

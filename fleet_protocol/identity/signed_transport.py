@@ -193,7 +193,7 @@ def open_signed(
     will: Farewell | None = None,
     session_expiry_seconds: int = 3600,
 ) -> Transport:
-    """Make the transport of a member, who speaks and listens; the rest as for `open_transport` and `open_for`."""
+    """Make the transport of a member, who speaks and listens; the rest as for `open_transport`."""
     enrolment, folder, revoked = member.enrolment, member.folder, member.revoked
     marks = Marks(folder / "heard.json" if member.remembers else None)
     keys = Keys(enrolment, folder / "keys.json" if member.remembers else None)

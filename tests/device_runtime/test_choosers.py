@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from device_runtime.training.choosers import RULES, Experience, Situation, TierChooser, chooser_of
+from device_runtime.training.choosers import RULES, Situation, TierChooser, chooser_of
 from device_runtime.training.choosers.memory import ChooserMemory
 from device_runtime.training.choosers.rule import depth_of, width_of
 from device_runtime.training.choosers.whalefl import Memory
@@ -27,69 +27,61 @@ def sized(constants: SizingConstants = CONSTANTS, full_bytes: int = 1000) -> Tie
     return named("whalefl", Sizing(constants=constants, full_bytes=full_bytes).model_dump(mode="json"))
 
 
-def learnt(*rounds: tuple[str, float | None, float]) -> Memory:
+def learnt(*losses: float) -> Memory:
     memory = None
-    for number, (tier, seconds, loss) in enumerate(rounds, 1):
-        memory = sized().learn(memory, Experience(number, tier, loss, seconds))
+    for number, loss in enumerate(losses, 1):
+        memory = sized().learn(memory, number, loss)
     assert isinstance(memory, Memory)
     return memory
 
 
-def choose(memory, chooser=None, *, speed=1000.0, offered=OFFERED, **known):
-    return (chooser or sized()).choose(memory, Situation(offered, 10, speed, **known))
+def choose(memory, chooser=None, *, speed=1000.0, offered=OFFERED, step=0.1):
+    return (chooser or sized()).choose(memory, Situation(offered, 10, speed, step))
 
 
-def test_what_is_not_measured_is_measured_with_the_narrowest_tier():
+def test_what_is_not_known_is_no_reason_to_grow():
     """Without a step time or a link speed there is no utility."""
-    timed = learnt(("w0.125-d2", 0.1, 1.0))
-    assert choose(None) == "w0.125-d2"
-    assert choose(timed, speed=None) == "w0.125-d2"
+    assert choose(None, step=None) == "w0.125-d2"
+    assert choose(None, speed=None) == "w0.125-d2"
     # SE = 1 / 1 s + 1 / (10 * 0.1 s) = 2 of Theta 4, so Un = 0.5.
-    assert choose(timed) == "w0.25-d2"
-    assert choose(timed, offered=("w0.125-d2",)) == "w0.125-d2"
+    assert choose(None) == "w0.25-d2"
+    assert choose(None, offered=("w0.125-d2",)) == "w0.125-d2"
 
 
-def test_a_time_that_is_known_beforehand_needs_no_measurement():
-    """A simulation knows the clocks of its devices."""
-    assert choose(None, step_seconds={"w0.125-d2": 0.1}) == "w0.25-d2"
-    assert choose(learnt(("w0.125-d2", 9.0, 1.0)), step_seconds={"w0.125-d2": 0.1}) == "w0.25-d2"
-
-
-def test_a_board_that_slows_down_scales_the_time_of_the_narrowest_tier():
-    """A wider tier that takes twice as long as before means that the narrowest would as well."""
-    memory = learnt(("w0.125-d2", 0.1, 100.0), ("w0.50-d2", 0.4, 200.0), ("w0.50-d2", 0.8, 300.0))
-    assert memory.drift == pytest.approx(2.0)
-    assert memory.step_seconds == {"w0.125-d2": 0.1, "w0.50-d2": 0.4}
-    # SE = 1 + 1 / 2 = 1.5 of 4, so Un = 0.375.
-    assert choose(memory) == "w0.125-d2"
+def test_a_choice_is_by_the_times_of_its_own_round():
+    """A board that was slow, or had a slow link, is no slower than it is now."""
+    memory = learnt(100.0, 200.0)
+    # SE = 1 + 1 / 2 = 1.5 of 4, so Un = 0.375; then 1 + 1 / 0.2 is above Theta; then 0.1 + 1 of 4.
+    assert [choose(memory, step=0.2), choose(memory, step=0.02)] == ["w0.125-d2", "w1.00-d2"]
+    assert choose(memory, speed=100.0) == "w0.125-d2"
 
 
 def test_the_arm_with_a_fixed_speed_needs_no_measurement():
     """U = TE^gamma = 1 of Theta 1.5."""
-    assert choose(None, sized(SizingConstants(arm="training", theta=1.5), 1), speed=None) == "w0.50-d2"
+    assert choose(None, sized(SizingConstants(arm="training", theta=1.5), 1), speed=None, step=None) == "w0.50-d2"
 
 
 def test_a_round_counts_once():
     """A task that was computed again after a power cut does not stall twice."""
-    once = learnt(("w1.00-d2", 0.1, 1.0))
-    assert sized().learn(once, Experience(1, "w1.00-d2", 1.0, 9.0)) is once
-    assert learnt(("w1.00-d2", 0.1, 1.0), ("w1.00-d2", 0.1, 1.0)).progress.training_efficiency == 1.5
+    once = learnt(1.0)
+    assert sized().learn(once, 1, 1.0) is once
+    assert learnt(1.0, 1.0).progress.training_efficiency == 1.5
 
 
 def test_of_tiers_of_one_width_the_first_offered_is_taken():
     """The server's order decides what the rule has no opinion about."""
-    assert choose(None, offered=("w1.00-d2", "w0.50-d4", "w0.50-d2")) == "w0.50-d4"
+    assert choose(None, offered=("w1.00-d2", "w0.50-d4", "w0.50-d2"), step=None) == "w0.50-d4"
 
 
 def test_the_memory_survives_a_restart_and_belongs_to_one_run_and_rule(tmp_path):
     """Another run, and a damaged file, start afresh."""
-    chooser, kept = sized(), learnt(("w1.00-d2", 0.1, 1.0))
+    chooser, kept = sized(), learnt(1.0)
     assert ChooserMemory(tmp_path).load("r", chooser) is None
     ChooserMemory(tmp_path).save("r", chooser, kept)
     assert ChooserMemory(tmp_path).load("r", chooser) == kept
     assert ChooserMemory(tmp_path).load("other", chooser) is None
     text = ChooserMemory(tmp_path).path.read_text()
-    for damaged in ("{", text.replace('"whalefl"', '"another"'), text.replace('"drift": 1.0', '"drift": "fast"')):
+    for damaged in ("{", text.replace('"whalefl"', '"another"'), text.replace('"round": 1', '"round": "first"')):
         ChooserMemory(tmp_path).path.write_text(damaged)
         assert ChooserMemory(tmp_path).load("r", chooser) is None
 

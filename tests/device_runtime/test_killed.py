@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from fleet_protocol.digests import place_of
-from fleet_protocol.messages import DeviceStatus, Done, NeedChunks, Refuse
+from fleet_protocol.messages import Accept, DeviceStatus, Done, NeedChunks, Refuse
 from tests.brokers import TestBroker, any_broker
 from tests.device_runtime.device_process import DeviceProcess
 from tests.device_runtime.scripted_server import ScriptedServer, scripted_server
@@ -29,6 +29,7 @@ TO_IDLE = "starting probing idle"
 TRAIN = "fetching training uploading dropping idle"
 LONG = {"epochs": 6_000}  # some seconds: long enough to be heard of and killed in, short enough to be done again
 ENDLESS = {"epochs": 10**6}
+MANY = 400_000  # samples of a step that lasts long enough to be killed in
 
 
 @dataclass
@@ -103,6 +104,22 @@ def then_it_trains_again(scene: Scene) -> None:
     assert len({m.update.digest for m in scene.server.heard(Done)}) == 1
 
 
+def hold_sizing(scene: Scene) -> None:
+    hold_idle(scene)
+    other = write_tiny_set(scene.tiny.blobs.root, tier="w0.50-d1").choice(initial_weights(1))
+    choices = (scene.tiny.choice(initial_weights()), other)
+    sizing = {"constants": {"theta": 1e-9}, "full_bytes": 1}
+    chooser = {"rule": "whalefl", "settings": sizing}
+    scene.offer(choices=choices, chooser=chooser, train={"batch_size": MANY, "epochs": 1})
+    scene.device.wait_log("state=sizing")
+
+
+def then_it_measures_and_chooses_again(scene: Scene) -> None:
+    scene.server.wait_update("t1")
+    # the second life fetches nothing, so it knows nothing of its link, and takes the narrowest
+    assert [message.tier for message in scene.server.heard(Accept)] == ["w0.50-d1"] * 3
+
+
 def hold_measuring(scene: Scene) -> None:
     hold_idle(scene)
     scene.offer(routine="statistics", train={"batch_size": 2})
@@ -162,6 +179,12 @@ def then_it_is_computed_again(scene: Scene) -> None:
 ROWS = {
     "idle": Row(hold_idle, then_a_task_works, TO_IDLE, f"{TO_IDLE} {TRAIN}"),
     "fetching": Row(hold_fetching, then_only_the_rest_is_asked_for, f"{TO_IDLE} fetching", f"starting probing {TRAIN}"),
+    "sizing": Row(
+        hold_sizing,
+        then_it_measures_and_chooses_again,
+        f"{TO_IDLE} fetching sizing",
+        f"starting probing fetching sizing {TRAIN}",
+    ),
     "training": Row(hold_training, then_it_trains_again, f"{TO_IDLE} fetching training", f"starting probing {TRAIN}"),
     "measuring": Row(
         hold_measuring,
@@ -226,7 +249,7 @@ def make_scene(tmp_path: Path, broker: TestBroker, tiny: TinySet, *, count: int 
 def test_killed_in(name, tmp_path, broker, tiny):
     """The device goes through the row's states, is cut off, and ends in the row's states."""
     row = ROWS[name]
-    with make_scene(tmp_path, broker, tiny, count=40_000 if name == "measuring" else 50) as scene:
+    with make_scene(tmp_path, broker, tiny, count={"measuring": 40_000, "sizing": MANY}.get(name, 50)) as scene:
         scene.device.start()
         row.hold(scene)
         scene.device.kill()

@@ -21,7 +21,7 @@ def test_an_unknown_pair_is_a_bug_that_names_both():
         successor(State.IDLE, Event.COMPUTED)
 
 
-@pytest.mark.parametrize("state", [State.FETCHING, State.TRAINING, State.MEASURING, State.UPLOADING])
+@pytest.mark.parametrize("state", [State.FETCHING, State.SIZING, State.TRAINING, State.MEASURING, State.UPLOADING])
 @pytest.mark.parametrize("event", [Event.CANCELLED, Event.SUPERSEDED, Event.EXPIRED, Event.FAILED, Event.STOP])
 def test_every_working_state_can_be_interrupted(state, event):
     """Whatever the device works on, the server, the clock, a failure or a signal ends it."""

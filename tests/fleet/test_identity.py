@@ -32,12 +32,11 @@ from fleet_protocol.identity.envelope import Signer, Verifier
 from fleet_protocol.identity.group import Keys
 from fleet_protocol.identity.marks import Marks
 from fleet_protocol.identity.member import Member
-from fleet_protocol.identity.opening import open_for
 from fleet_protocol.identity.sealing import new_key
 from fleet_protocol.link import Link
 from fleet_protocol.messages import Cancel, DeviceStatus, Offer, Refuse
 from fleet_protocol.topics import BlobTopic, DeviceTopic, Topics, UploadTopic
-from fleet_protocol.transport import BrokerAddress, Connected, Disconnected, Received, Told
+from fleet_protocol.transport import BrokerAddress, Connected, Disconnected, Received, Told, open_transport
 from shoal.cli.local_fleet import LocalDevice
 from tests.brokers import embedded_broker, free_port, mosquitto_broker
 from tests.fleet.conftest import WIDTHS, Watcher
@@ -406,7 +405,7 @@ def test_a_board_whose_enrolment_has_ended_is_renewed_where_it_stands(tmp_path, 
         stack.callback(serving.join, 60)
         stack.callback(server.stop)
         member = Member(enrolment, tmp_path / "board", remembers=True)
-        board = open_for(member, enrolment.address(member.folder), "board", inbox)
+        board = open_transport(enrolment.address(member.folder), "board", inbox, member=member)
         stack.callback(board.close)
         board.connect(30)
         board.subscribe(TOPICS.task("device-0"))

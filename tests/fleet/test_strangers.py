@@ -20,10 +20,9 @@ from fleet_protocol.errors import RefusalReason
 from fleet_protocol.identity import envelope
 from fleet_protocol.identity.enrolment import read_enrolment
 from fleet_protocol.identity.member import Member
-from fleet_protocol.identity.opening import open_for
 from fleet_protocol.link import Link
 from fleet_protocol.topics import Topics
-from fleet_protocol.transport import BrokerAddress, Connected, Received, Rejected
+from fleet_protocol.transport import BrokerAddress, Connected, Received, Rejected, open_transport
 from shoal.cli.local_fleet import LocalDevice
 from tests.brokers import free_port, mosquitto_broker
 
@@ -49,7 +48,7 @@ def test_what_a_stranger_puts_in_the_brokers_keeping_is_said_over_again(tmp_path
         at_server, at_board = queue.SimpleQueue(), queue.SimpleQueue()
 
         def opened(member, name, inbox):
-            link = open_for(member, BrokerAddress.parse(broker.url), name, inbox)
+            link = open_transport(BrokerAddress.parse(broker.url), name, inbox, member=member)
             stack.callback(link.close)
             link.connect(30)
             return link
@@ -101,10 +100,10 @@ def test_no_member_takes_the_session_of_another(tmp_path, kind):
             return link
 
         heard, member = queue.SimpleQueue(), Member(one, tmp_path / "one", remembers=True)
-        board = opened(open_for(member, one.address(tmp_path / "tls-1"), "shoal-test-pi-1", heard))
+        board = opened(open_transport(one.address(tmp_path / "tls-1"), "shoal-test-pi-1", heard, member=member))
         opened(Link(other.address(tmp_path / "tls-2"), "shoal-test-pi-1", queue.SimpleQueue()))
         board.subscribe(TOPICS.task("pi-1"))
-        opened(open_for(member_of(config), broker_address(config), "server", queue.SimpleQueue())).publish(
+        opened(open_transport(broker_address(config), "server", queue.SimpleQueue(), member=member_of(config))).publish(
             TOPICS.task("pi-1"), b"still here"
         )
         events = []
@@ -113,7 +112,7 @@ def test_no_member_takes_the_session_of_another(tmp_path, kind):
         assert [type(event) for event in events] == [Connected, Received]
         board.close()
         again = queue.SimpleQueue()
-        opened(open_for(member, one.address(tmp_path / "tls-1"), "shoal-test-pi-1", again))
+        opened(open_transport(one.address(tmp_path / "tls-1"), "shoal-test-pi-1", again, member=member))
         assert again.get(timeout=PATIENCE_SECONDS) == Connected(session_present=True)
 
 

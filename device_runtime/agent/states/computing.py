@@ -2,19 +2,21 @@
 
 import re
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from typing_extensions import override
 
-from device_runtime.agent.choosing import remember_round
+from device_runtime.agent.choosing import choose, remember_round
 from device_runtime.agent.context import Context
 from device_runtime.agent.machine import Event
 from device_runtime.agent.states.base import DeviceState
 from device_runtime.agent.worker import Job, WorkDone, WorkFailed, WorkReport
 from device_runtime.training.backends.runtime import CPU
-from device_runtime.training.compute import Outcome, compute
+from device_runtime.training.compute import compute, timed
 from device_runtime.training.hooks import EpochReport, Hooks, SelfTested, Settled, TaskStopped
-from device_runtime.training.task import Task
+from device_runtime.training.task import Bench, Task
 from fleet_protocol.errors import StorageError
 from fleet_protocol.messages import Progress
 
@@ -26,6 +28,7 @@ class _Computing(DeviceState):
     """A job in the worker thread turns the weights into an update."""
 
     phase = "training"
+    compute: Callable[[Task, Bench, Hooks], Any] = staticmethod(compute)  # in the worker thread
 
     def __init__(self, ctx: Context) -> None:
         super().__init__(ctx)
@@ -64,8 +67,8 @@ class _Computing(DeviceState):
             fetch_seconds=task.fetch_seconds,
         )
 
-        def run(job: Job) -> Outcome:
-            return compute(work, bench, Hooks(job.report, job.stopped))
+        def run(job: Job) -> object:
+            return self.compute(work, bench, Hooks(job.report, job.stopped))
 
         ctx.kit.worker.start(self.phase, run)
 
@@ -94,25 +97,26 @@ class _Computing(DeviceState):
                 event.error.__traceback__ = None  # its frames hold what the task had taken
             if not isinstance(event.error, TaskStopped):
                 ctx.fail(event.error)
-        elif isinstance(event, WorkDone) and isinstance(event.result, Outcome):
+        elif isinstance(event, WorkDone):
             ctx.kit.memory.lived(load, len(ctx.need_bench().data))
-            outcome = event.result
-            metrics = outcome.metrics
-            ctx.measured.step_seconds = outcome.step_seconds or ctx.measured.step_seconds
-            if self._losses:
-                mean = sum(self._losses) / len(self._losses)
-                remember_round(ctx.need_task().record, ctx.kit.config, ctx.measured, mean)
-            ctx.kit.journal.info(
-                f"computed {metrics.batches} batches in {metrics.train_seconds:.2f} s, loss={metrics.train_loss}"
-            )
             try:
-                ctx.save(phase="uploading", update=outcome.update, metrics=metrics)
+                ctx.post(self._done(event.result))
             except StorageError as error:
                 ctx.fail(error)
-            else:
-                ctx.post(Event.COMPUTED)
         elif isinstance(event, WorkReport):
             self._on_report(event.value)
+
+    def _done(self, outcome: Any) -> Event:
+        """Keep what was computed, and say what has happened by that; a StorageError where it cannot be kept."""
+        ctx, metrics = self.ctx, outcome.metrics
+        ctx.measured.step_seconds = outcome.step_seconds or ctx.measured.step_seconds
+        if self._losses:
+            remember_round(ctx.need_task().record, ctx.kit.config, sum(self._losses) / len(self._losses))
+        ctx.kit.journal.info(
+            f"computed {metrics.batches} batches in {metrics.train_seconds:.2f} s, loss={metrics.train_loss}"
+        )
+        ctx.save(phase="uploading", update=outcome.update, metrics=metrics)
+        return Event.COMPUTED
 
     def _on_report(self, value: object) -> None:
         if isinstance(value, SelfTested):
@@ -134,6 +138,26 @@ class _Computing(DeviceState):
 
 class Training(_Computing):
     """Local epochs, then evaluation on the held-out samples."""
+
+
+class Sizing(_Computing):
+    """A few steps of the narrowest sub-model are timed, and the board chooses by that and by its link."""
+
+    phase = "sizing"
+    compute = staticmethod(timed)
+
+    @override
+    def _done(self, outcome: Any) -> Event:
+        ctx, record, link = self.ctx, self.ctx.need_task().record, self.ctx.measured.link_bytes_per_second
+        tier = choose(record, ctx.kit.config, ctx.need_bench(), link, outcome)
+        ctx.kit.journal.info(f"chose tier={tier}: {outcome:.4f} s a step of {record.tier}, {link or 0:.0f} B/s")
+        ctx.save(phase="fetching", tier=tier, chosen=True)
+        return Event.SIZED
+
+    @override
+    def _on_report(self, value: object) -> None:
+        if not isinstance(value, EpochReport):
+            super()._on_report(value)
 
 
 class Measuring(_Computing):

@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection
 
 from typing_extensions import override
 
+from device_runtime.agent.choosing import able, probe
 from device_runtime.agent.context import Context
 from device_runtime.agent.fetching import Fetch
 from device_runtime.agent.machine import Event
@@ -88,6 +89,7 @@ class Fetching(Collecting):
     def __init__(self, ctx: Context) -> None:
         super().__init__(ctx)
         self._graphs: tuple[str, ...] | None = None
+        self._began = time.monotonic()
 
     @override
     def enter(self) -> None:
@@ -101,11 +103,15 @@ class Fetching(Collecting):
         ctx.tell_state()
         choice = task.record.choice
         offered = {"artifact_set": choice.artifact_set, "weights": choice.weights}
+        refs = {ref.digest: ref for ref in offered.values()}
+        if not task.record.chosen:
+            telling = probe(able(task.offer, ctx.kit.config, ctx.need_bench()))[1]
+            refs[telling.digest] = telling
         lacks = {name: ref.digest for name, ref in offered.items() if not ctx.kit.blobs.begun(ref.digest)}
         for digest in lacks.values():  # its chunks may come as soon as it is asked for
             ctx.uplink.subscribe_blob(digest)
         ctx.accept(tuple(lacks))
-        self._guarded(lambda: self._want(*offered.values(), asked=lacks.values()))
+        self._guarded(lambda: self._want(*refs.values(), asked=lacks.values()))
 
     @override
     def on_repeat(self) -> None:
@@ -137,8 +143,8 @@ class Fetching(Collecting):
 
     def _finish(self) -> None:
         ctx, task = self.ctx, self.ctx.need_task()
-        seconds = time.monotonic() - task.started
-        task.fetch_seconds = seconds
+        now = time.monotonic()
+        seconds, task.fetch_seconds = now - self._began, now - task.started
         if self._fetch.received_bytes and seconds > 0:
             ctx.measured.link_bytes_per_second = self._fetch.received_bytes / seconds
         choice = task.record.choice
@@ -147,5 +153,8 @@ class Fetching(Collecting):
             about = {**task.offer.model_dump(include={"run", "round", "version"}), "tier": choice.tier}
             ctx.kit.cache.used(choice.artifact_set.digest, digests, choice.weights.digest, about)
         ctx.kit.journal.info(f"fetched everything: {self._fetch.received_bytes} bytes in {seconds:.2f} s")
+        if not task.record.chosen:
+            ctx.post(Event.FETCHED_PROBE)
+            return
         measures = routine_of(task.offer).phase == "measuring"
         ctx.post(Event.FETCHED_STATISTICS if measures else Event.FETCHED_TRAIN)

@@ -14,7 +14,7 @@ from typing_extensions import override
 from device_runtime.agent.context import Context
 from device_runtime.agent.machine import Event, State
 from device_runtime.agent.states.base import DeviceState
-from device_runtime.agent.states.computing import Measuring, Training
+from device_runtime.agent.states.computing import Measuring, Sizing, Training
 from device_runtime.agent.states.fetching import Collecting, Fetching
 from device_runtime.agent.states.uploading import Uploading
 from device_runtime.agent.task_in_hand import TaskInHand
@@ -28,10 +28,9 @@ from device_runtime.training.routines import ROUTINES
 from device_runtime.training.task import Bench
 from fleet_protocol.data import load_data
 from fleet_protocol.errors import ConfigError, DataError, RefusalReason, RefusedError, ShoalError, StorageError, plain
-from fleet_protocol.identity.opening import open_for
 from fleet_protocol.manifest import BASE, parse_manifest
 from fleet_protocol.messages import BlobRef, Refuse
-from fleet_protocol.transport import Transport
+from fleet_protocol.transport import Transport, open_transport
 
 if TYPE_CHECKING:
     from fleet_protocol.identity.release import Release
@@ -86,13 +85,13 @@ def _connect(ctx: Context, seconds: float) -> Transport:
     """Measure the board, and open its link; a TransportError where the broker cannot be reached."""
     config = ctx.kit.config
     ctx.measured.board = probe(config.conditions.sysfs)
-    link = open_for(
-        config.member(),
+    link = open_transport(
         config.address(),
         f"shoal-{config.fleet}-{config.device}",
         ctx.kit.inbox,
         will=ctx.uplink.farewell(ctx.state.value),
         session_expiry_seconds=_SESSION_EXPIRY_SECONDS,
+        member=config.member(),
     )
     ctx.kit.journal.info(f"connecting to {link.address}, for up to {seconds:g} s")
     link.connect(seconds)
@@ -300,6 +299,7 @@ STATES: Mapping[State, type[DeviceState]] = MappingProxyType(
         State.PROBING: Probing,
         State.IDLE: Idle,
         State.FETCHING: Fetching,
+        State.SIZING: Sizing,
         State.TRAINING: Training,
         State.MEASURING: Measuring,
         State.UPLOADING: Uploading,

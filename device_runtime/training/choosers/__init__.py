@@ -6,13 +6,13 @@ from types import MappingProxyType
 from typing import Any
 
 from device_runtime.training.choosers import whalefl
-from device_runtime.training.choosers.rule import Experience, Rule, Situation
+from device_runtime.training.choosers.rule import Rule, Situation
 from device_runtime.training.own_settings import read_settings
 from fleet_protocol.errors import RefusalReason, RefusedError
 from fleet_protocol.frozen import FrozenModel
 from fleet_protocol.messages import Instructions
 
-__all__ = ["RULES", "Experience", "Rule", "Situation", "TierChooser", "chooser_of"]
+__all__ = ["RULES", "Rule", "Situation", "TierChooser", "chooser_of"]
 
 RULES: Mapping[str, Rule[Any, Any]] = MappingProxyType({rule.name: rule for rule in (whalefl.RULE,)})
 
@@ -28,9 +28,9 @@ class TierChooser:
         """Choose one of the situation's tiers for the coming round; the memory is None before the first round."""
         return self.rule.choose(self.settings, memory, situation)
 
-    def learn(self, memory: FrozenModel | None, experience: Experience) -> FrozenModel:
+    def learn(self, memory: FrozenModel | None, number: int, loss: float) -> FrozenModel:
         """Take a finished round into account: the memory after it, from that before it, None before the first."""
-        learnt: FrozenModel = self.rule.learn(self.settings, memory, experience)
+        learnt: FrozenModel = self.rule.learn(self.settings, memory, number, loss)
         return learnt
 
 

@@ -2,8 +2,8 @@
 
 import math
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from fleet_protocol.frozen import FrozenModel
@@ -21,18 +21,7 @@ class Situation:
     tiers: tuple[str, ...]  # ids of those it may train, at least one
     steps: int  # training steps of the round
     bytes_per_second: float | None  # of its link, None if it is not known
-    # time of a training step by tier, where it is known beforehand; of others a rule knows what it remembers
-    step_seconds: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Experience:
-    """What a finished round has shown."""
-
-    round: int  # its number; one that a memory holds already changes nothing
-    tier: str
-    loss: float  # mean training loss over all steps
-    step_seconds: float | None  # measured time of a training step, None if it is not known
+    step_seconds: float | None  # of a training step of the narrowest, None if it is not known
 
 
 @dataclass(frozen=True)
@@ -44,7 +33,8 @@ class Rule(Generic[SettingsT, MemoryT]):
     memory: type[MemoryT]  # schema of what it remembers; it must survive a restart
     # one of the tiers of a situation; the memory is None before the first round
     choose: Callable[[SettingsT, MemoryT | None, Situation], str]
-    learn: Callable[[SettingsT, MemoryT | None, Experience], MemoryT]  # the memory after a round
+    # the memory after a round, by its number and its mean training loss over all steps; of one that it holds, as it is
+    learn: Callable[[SettingsT, MemoryT | None, int, float], MemoryT]
 
 
 def width_of(tier: str) -> float:
