@@ -6,6 +6,7 @@ https://arxiv.org/abs/1901.09847, algorithm 1). So in the long run nothing is lo
 """
 
 import contextlib
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -53,12 +54,17 @@ def compute(task: Task, bench: Bench, hooks: Hooks) -> Outcome:
 
 
 def timed(task: Task, bench: Bench, hooks: Hooks) -> float:
-    """Seconds of a training step as the board is now, from a few that leave nothing; raises what `compute` does."""
+    """Seconds of a training step now, the median of a few that leave nothing; raises what `compute` does."""
     few = task.instructions.train.model_copy(update={"steps": _FEW, "optimizer_state": "reset"})
-    asked = task.instructions.model_copy(update={"train": few})
+    asked, began = task.instructions.model_copy(update={"train": few}), list[float]()
+
+    def stopped() -> bool:  # asked before every step, of which the first has a session to warm
+        began.append(time.monotonic())
+        return hooks.stopped()
+
     bench = replace(bench, parts=(bench.split()[0], np.zeros(0, np.int64)))
-    result = routine_of(asked).run(replace(task, instructions=asked), bench, hooks)
-    return result.seconds / result.batches
+    routine_of(asked).run(replace(task, instructions=asked), bench, Hooks(hooks.report, stopped))
+    return float(np.median(np.diff(began[-_FEW:])))
 
 
 def finished(task: Task, bench: Bench, result: Result) -> Outcome:

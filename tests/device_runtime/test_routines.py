@@ -1,10 +1,13 @@
 """What a task may ask of a board: routines by name, what each needs, and how what it cannot do is refused."""
 
+import threading
+
 import numpy as np
 import pytest
 
-from device_runtime.training.compute import compute
-from device_runtime.training.hooks import EpochReport, Hooks, SelfTested
+from device_runtime.training.backends.session import TrainSession
+from device_runtime.training.compute import compute, timed
+from device_runtime.training.hooks import EpochReport, Hooks, SelfTested, TaskStopped
 from device_runtime.training.routines import ROUTINES, may_join
 from device_runtime.training.task import Bench, Task
 from fleet_protocol.data import make_dataset
@@ -104,3 +107,22 @@ def test_a_set_without_the_graph_of_a_routine_is_refused(tiny, bench):
     for name, what in (("train", "backend onnx"), ("statistics", "statistics")):
         with pytest.raises(RefusedError, match=rf"has no graph for {what} \(it has onnx/eval\); export it again"):
             ROUTINES[name].graphs(bare, bench)
+
+
+def test_a_step_is_timed_as_the_board_is_now(tiny, bench, monkeypatch):
+    """A few steps, of which the first warms a session and counts for nothing; nothing is kept; it can be stopped."""
+    real, taken, pauses = TrainSession.step, [], iter([0.0, 1.0, *[0.05] * 4, 0.0])
+
+    def slow(self, *given):
+        threading.Event().wait(next(pauses))
+        taken.append(len(given[0]))
+        return real(self, *given)
+
+    monkeypatch.setattr(TrainSession, "step", slow)
+    given = task(tiny, asked())
+    before = {path.name for path in tiny.blobs.root.rglob("*")}
+    assert 0.05 <= timed(given, bench, Hooks()) < 0.5
+    assert taken[1:] == [8] * 5  # the self-test has samples of its own
+    assert {path.name for path in tiny.blobs.root.rglob("*")} == before
+    with pytest.raises(TaskStopped):
+        timed(given, bench, Hooks(stopped=lambda: True))
