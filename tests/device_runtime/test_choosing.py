@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from device_runtime.agent.choosing import probe
 from fleet_protocol.mapped_tensors import tensors_in
 from fleet_protocol.messages import Accept, BlobRef, Chooser, Done, TierChoice
 from fleet_protocol.sizing import Sizing, SizingConstants
@@ -102,6 +103,15 @@ def test_what_is_measured_leaves_no_trace_in_the_update(device, server, tiers):
         np.testing.assert_array_equal(chosen[name], value)
 
 
+def test_samples_that_were_only_timed_are_still_new(device, server, tiers):
+    """A board that waits for new samples (`conditions.new_data`) would give the task back that it has just sized."""
+    said = {"choices": choices(tiers, 70), "chooser": sized(), "train": {"epochs": 100_000}}
+    server.offer("chooser", said["choices"][0], **said)
+    device.wait_log("epoch 1/")
+    assert "sizing" in device.states()
+    assert not (device.state_dir / "memory.json").exists()
+
+
 def test_a_board_that_may_train_one_tier_alone_has_nothing_to_measure(device, server, tiers):
     """Nor has one that chooses nothing."""
     assert play(server, 1, choices(tiers, 50)[:1]) == "w1.00-d1"
@@ -111,7 +121,6 @@ def test_a_board_that_may_train_one_tier_alone_has_nothing_to_measure(device, se
 
 def test_the_link_is_told_by_more_than_its_latency():
     """The first weights of 64 kB or more are fetched beside the narrowest; where all are smaller, the largest."""
-    from device_runtime.agent.choosing import probe  # noqa: PLC0415
 
     def offered(*sizes: int) -> list[TierChoice]:
         refs = [BlobRef(digest=f"{place:064x}", size=size, chunk_bytes=1024) for place, size in enumerate(sizes)]

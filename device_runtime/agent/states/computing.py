@@ -98,7 +98,6 @@ class _Computing(DeviceState):
             if not isinstance(event.error, TaskStopped):
                 ctx.fail(event.error)
         elif isinstance(event, WorkDone):
-            ctx.kit.memory.lived(load, len(ctx.need_bench().data))
             try:
                 ctx.post(self._done(event.result))
             except StorageError as error:
@@ -109,6 +108,7 @@ class _Computing(DeviceState):
     def _done(self, outcome: Any) -> Event:
         """Keep what was computed, and say what has happened by that; a StorageError where it cannot be kept."""
         ctx, metrics = self.ctx, outcome.metrics
+        ctx.kit.memory.lived(ctx.need_task().record.load, len(ctx.need_bench().data))
         ctx.measured.step_seconds = outcome.step_seconds or ctx.measured.step_seconds
         if self._losses:
             remember_round(ctx.need_task().record, ctx.kit.config, sum(self._losses) / len(self._losses))
