@@ -71,7 +71,6 @@ _HOWTO, _API = Elsewhere("tests/test_howto.py"), Elsewhere("tests/shoal/test_api
 _HOURS = Never("takes an hour and more; tests/reproduction runs every table at the scale smoke")
 _ROOT = Never("needs root on a board; tests/shoal/flash runs the script or package in a folder")
 _CARD = Never("takes a Debian mirror and minutes; `make arm` builds a card, with the same code, and starts it")
-_SMOKE = Never("tests/reproduction/test_running.py types it with one arm, interrupted, and trains the rest")
 _PATTERN = Never("a pattern; the examples below it run")
 _FAR = Never(
     "takes a page on another machine; tests/shoal/test_remote.py and tests/broker_server/test_steering.py ask one"
@@ -95,7 +94,7 @@ PLACES: dict[tuple[str, str], Place] = {
         "takes minutes and MNIST; tests/test_demo_figures.py has its figures, `make demo` runs the same on digits"
     ),
     ("README.md", "shoal simulate*"): Scene("simulations"),
-    ("README.md", "shoal reproduce heterofl-1 --scale smoke"): _SMOKE,
+    ("README.md", "shoal reproduce heterofl-1 --scale smoke"): Scene("tables"),
     ("README.md", "shoal *"): _TUTORIAL,
     ("README.md", "python make_data.py*"): _TUTORIAL,
     ("docs/api.md", "from shoal import architecture, Cut, Registry, ..."): _PATTERN,
@@ -155,7 +154,7 @@ PLACES: dict[tuple[str, str], Place] = {
     ("docs/simulation.md", "shoal reproduce --list*"): Scene("tables"),
     ("docs/simulation.md", "shoal reproduce --report*"): Scene("tables"),
     ("docs/simulation.md", "shoal reproduce --all --scale small --budget 8h"): _HOURS,
-    ("docs/simulation.md", "shoal reproduce heterofl-1 --scale smoke"): _SMOKE,
+    ("docs/simulation.md", "shoal reproduce heterofl-1 --scale smoke"): Scene("tables"),
     ("docs/simulation.md", "shoal simulate*"): Scene("simulations"),
     ("docs/tutorial.md", "git clone REPOSITORY shoal"): _CLONE,
     ("docs/tutorial.md", "make -C shoal install"): _CLONE,
