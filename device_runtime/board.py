@@ -1,6 +1,7 @@
 """What the board is: processor, memory, runtimes, temperature, power; read from the system, without extra packages."""
 
 import contextlib
+import functools
 import os
 import platform
 import re
@@ -46,7 +47,8 @@ class Board:
     on_battery: bool | None  # whether a battery is discharging, where the board has one
 
 
-def installed_backends() -> dict[str, str]:
+@functools.cache  # reading a package's metadata takes 3 ms, which every task would pay
+def installed_backends() -> Mapping[str, str]:
     """Backends this environment can run, with ``<package> <version>``; nothing is imported for it."""
     found: dict[str, str] = {}
     for package, backends in BACKEND_PACKAGES:

@@ -1,7 +1,7 @@
 """Computes cheap values again instead of keeping them, where that lowers the peak of a graph's memory.
 
-While it lowers the peak, a value that waits for a late consumer is dropped and computed again just before that
-consumer, from values that are alive there anyway (for example both halves of a max-pool from the normalised map).
+While it lowers a peak that is felt, a value that waits for a late consumer is dropped and computed again just before
+that consumer, from values that are alive there anyway (both halves of a max-pool from the normalised map).
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,6 +14,7 @@ from trainer_export.graph import values_read
 from trainer_export.sized_graph import VIEWS, SizedGraph, attribute
 
 _SMALL_BYTES = 64 * 1024  # values below this may live as long as they like
+_LITTLE_BYTES = 4 * 1024 * 1024  # a peak that is little beside the 100 MB of a process that trains
 _WORK_FACTOR = 8  # bytes computed again per byte saved, at most
 _THIN_COLUMNS = 16  # a product over so few columns costs little more than writing its result
 _COMMUTATIVE = frozenset({"Add", "Max", "Min", "Mul"})
@@ -71,7 +72,7 @@ class _Schedule:
 
 
 def compute_again(graph: SizedGraph) -> None:
-    """Drop and recompute values, one after the other, as long as the peak goes down."""
+    """Drop and recompute values, one after the other, as long as the peak is not little and goes down."""
     fixed = frozenset(
         {v.name for v in (*graph.proto.input, *graph.proto.output)} | {t.name for t in graph.proto.initializer}
     )
@@ -79,7 +80,7 @@ def compute_again(graph: SizedGraph) -> None:
     sizes = SizedGraph(model).sizes
     schedule = _Schedule(graph.proto.node, sizes, fixed)
     peak = schedule.peak()
-    while (better := _improved(graph, schedule, peak)) is not None:
+    while peak.nbytes > _LITTLE_BYTES and (better := _improved(graph, schedule, peak)) is not None:
         schedule = better
         peak = schedule.peak()
     graph.replace(schedule.nodes)

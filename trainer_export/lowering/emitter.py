@@ -177,6 +177,8 @@ class Emitter:
         names = [self._aligned(v, order, rank) for v in operands]
         result = Value("", shape, dtype or operands[0].dtype, stored, order)
         shapes = [self._aligned_shape(v, order, rank) for v in operands]
+        wide = [self._widened(*operand, result.physical) for operand in zip(names, shapes, strict=True)]
+        names, shapes = [name for name, _ in wide], [shape for _, shape in wide]
         lifted = self._lifted(names, shapes, result.physical)
         if lifted is None:
             return replace(result, name=self.graph.nodes(op_type, *names, outputs=1, attributes=attributes)[0])
@@ -188,6 +190,20 @@ class Emitter:
         missing = rank - value.rank
         shape = (1,) * missing + value.stored
         return tuple(shape[axis] for axis in order)
+
+    def _widened(self, name: str, shape: Shape, whole: Shape) -> tuple[str, Shape]:
+        """An operand for a tensor of a few channels, which lie last, repeated along the axis before them.
+
+        A broadcast works on runs of what both have in one piece: on those of a row it is several times faster. What is
+        repeated is no more than a quarter of the tensor.
+        """
+        row, count = whole[-2:] if len(whole) > 2 else (None, None)
+        if not isinstance(row, int) or shape[-2:] != (1, count) or not isinstance(count, int) or not 1 < count < _WIDE:
+            return name, shape
+        repeated = (*shape[:-2], row, count)
+        if row == 1 or 4 * hint(repeated) > hint(whole):
+            return name, shape
+        return self.graph.node("Expand", name, self.graph.ints(*[1] * (len(shape) - 2), row, 1)), repeated
 
     def _lifted(self, names: list[str], shapes: list[Shape], result: Shape) -> tuple[list[str], Shape] | None:
         """Operands of an element-wise operator before a reshape that they share, so that it moves behind the operator.
@@ -284,6 +300,7 @@ class Emitter:
         return self.value(name, shape, value.dtype, (*range(size - 2), size - 1, size - 2))
 
 
+_WIDE = 256  # channels from which a broadcast along them runs at full speed
 _ASSOCIATIVE = ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin")
 
 

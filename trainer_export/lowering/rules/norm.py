@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,6 @@ from trainer_export.lowering.rules.elementwise import multiply
 from trainer_export.lowering.values import Dim, Spec, Value
 
 aten = torch.ops.aten
-
-_WIDE = 256  # channels from which a broadcast along them runs at full speed
 
 
 def _layer_norm(e: Emitter, out: Sequence[Spec], x: Value, *settings: Any) -> tuple[Value, ...]:
@@ -69,23 +66,8 @@ def _weighted_mean(e: Emitter, x: Value, weight: Value | None, inner: list[int])
 
 
 def _channels(e: Emitter, vector: Value, like: Value) -> Value:
-    """A vector over the channels, ready to meet ``like``.
-
-    Channels-last and narrow, a broadcast works on runs of a few numbers; repeated along one spatial axis it works on
-    runs of a row. Only the vector is repeated, not the activations.
-    """
-    count = vector.shape[0]
-    spatial = (1,) * (like.rank - 2)
-    lying = (
-        e.value(e.reshaped(vector.name, (count,), (1, *spatial, count)), (1, count, *spatial), order=like.order)
-        if like.order[-1] == 1
-        else e.view(vector, (1, count, *spatial))
-    )
-    row = like.shape[like.order[-2]]
-    if like.order[-1] != 1 or like.rank < 4 or count >= _WIDE or not isinstance(row, int):
-        return lying
-    shape = tuple(row if i == like.order[-2] else s for i, s in enumerate(lying.shape))
-    return e.full(replace(lying, shape=shape))
+    """A vector over the channels, ready to meet ``like``."""
+    return e.view(vector, (1, vector.shape[0], *(1,) * (like.rank - 2)))
 
 
 def _moments(e: Emitter, x: Value, eps: float) -> tuple[Value, Value]:
