@@ -46,7 +46,7 @@ REPLACED = {
     "/etc/shoal/device.toml": "device.toml",
     "/media/me/bootfs": "bootfs",
 }
-# What takes a small model instead of a large one, by what is added.
+# What takes something small instead of something large, by what is added.
 SMALLER = {
     "--report docs/results": "--scale smoke",
     "--formats onnx,executorch": "--set channels=8,16,32,64",
