@@ -87,7 +87,7 @@ def simulate(
         _claim(config)
         prepared = prepare(config, stage)
         fleet = config.fleet(artifacts=prepared.artifacts, weights=prepared.weights, test_set=prepared.test_set)
-        with contextlib.closing(Store(fleet.store)) as store:
+        with contextlib.closing(Store(fleet.store, durable=False)) as store:
             return _Simulation(config, prepared, fleet, store, watch).run(listener)
 
 

@@ -14,7 +14,7 @@ from trainer_export.graph import values_read
 from trainer_export.sized_graph import VIEWS, SizedGraph, attribute
 
 _SMALL_BYTES = 64 * 1024  # values below this may live as long as they like
-_LITTLE_BYTES = 4 * 1024 * 1024  # a peak that is little beside the 100 MB of a process that trains
+_LITTLE_BYTES = 8 * 1024 * 1024  # a peak that is little beside the 100 MB of a process that trains
 _WORK_FACTOR = 8  # bytes computed again per byte saved, at most
 _THIN_COLUMNS = 16  # a product over so few columns costs little more than writing its result
 _COMMUTATIVE = frozenset({"Add", "Max", "Min", "Mul"})

@@ -28,16 +28,17 @@ class Database:
         folder: holds ``shoal.db`` and, beside it, the blobs; it is made.
         read_only: write nothing, neither into the folder nor into the database, and refuse to make a store where
             there is none. A store of an older version is read as it would be once it is upgraded.
+        durable: let a commit wait for the disk; else a power cut may take the last ones, but a killed process none.
 
     Raises:
         StorageError: the folder cannot be used, or was written by a newer version of Shoal.
     """
 
-    def __init__(self, folder: Path, *, read_only: bool = False) -> None:
+    def __init__(self, folder: Path, *, read_only: bool = False, durable: bool = True) -> None:
         self.folder = folder
         self.path = folder / "shoal.db"
         self._read_only = read_only
-        self._engine = open_for_reading(self.path) if read_only else open_for_writing(self.path)
+        self._engine = open_for_reading(self.path) if read_only else open_for_writing(self.path, durable=durable)
         self._waiting: dict[Executable, dict[Hashable, Mapping[str, Any]]] = {}
 
     def close(self) -> None:

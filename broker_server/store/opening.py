@@ -35,8 +35,10 @@ def said(error: Exception) -> str:
     return "; ".join([told, *(remedy for word, remedy in _REMEDIES.items() if word in told)])
 
 
-def open_for_writing(path: Path) -> Engine:
-    """An engine, whose commits are on the disk, of a database that is made if need be, and upgraded where it is older.
+def open_for_writing(path: Path, *, durable: bool = True) -> Engine:
+    """An engine of a database that is made if need be, and upgraded where it is older.
+
+    Its commits are on the disk, or without `durable` where a killed process leaves them, but not a power cut.
 
     Raises:
         StorageError: it cannot be used, is no store, or was written by a newer version of Shoal.
@@ -48,7 +50,7 @@ def open_for_writing(path: Path) -> Engine:
     engine = create_engine(
         URL.create("sqlite", database=str(path)), connect_args={"timeout": PATIENT_SECONDS, "isolation_level": None}
     )
-    event.listen(engine, "connect", _make_durable)
+    event.listen(engine, "connect", lambda connection, _: _set_up(connection, "FULL" if durable else "NORMAL"))
     event.listen(engine, "begin", _begin)
     with _opening(engine, path):
         if _stored_version(engine, path) < SCHEMA_VERSION:
@@ -120,9 +122,9 @@ def _opening(engine: Engine, path: Path) -> Iterator[None]:
         raise
 
 
-def _make_durable(connection: sqlite3.Connection, _record: object) -> None:
+def _set_up(connection: sqlite3.Connection, synchronous: str) -> None:
     connection.execute("PRAGMA journal_mode=WAL").close()
-    connection.execute("PRAGMA synchronous=FULL").close()
+    connection.execute(f"PRAGMA synchronous={synchronous}").close()
 
 
 def _begin(connection: Connection) -> None:

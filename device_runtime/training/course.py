@@ -19,6 +19,7 @@ samples alone, so that a simulation reproduces a device bit by bit:
   undefined (specification 1.6). Its samples are those of the steps of a training with the same seed, changes included.
 """
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -65,6 +66,7 @@ class Pass:
     batches: tuple[Indices, ...]
 
 
+@functools.lru_cache(64)  # a simulation asks for those of its devices again and again
 def holdout_split(n: int, share: float) -> tuple[Indices, Indices]:
     """Which samples are trained on and which are held out (see the module's text).
 

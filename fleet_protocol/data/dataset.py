@@ -93,12 +93,9 @@ class DataSet:
 
     def _normalised(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         """Scale and shift in place."""
-        if self.scale != 1:
-            values *= np.float32(self.scale)
-        if self.mean.any():
-            values -= self.mean
-        if (self.std != 1).any():
-            values /= self.std
+        values *= np.float32(self.scale)  # all three always: to look whether they change anything takes longer
+        values -= self.mean
+        values /= self.std
         return values
 
     def fitted(self, manifest: Manifest, *, labelled: bool = True) -> "DataSet":

@@ -185,18 +185,21 @@ def test_any_geometry_of_a_convolution(
     assert train_report(module, IMAGE, sizes=(2, 3)).worst_absolute <= 1e-5
 
 
-def test_ties_of_a_maximum_go_to_the_first() -> None:
-    """Flat patches give equal activations; the gradient goes where PyTorch sends it."""
+@pytest.mark.parametrize(("kernel", "height"), [(1, 9), (3, 9), (3, 8)])  # lying by channels, and the last in planes
+def test_ties_of_a_maximum_go_to_the_first(kernel: int, height: int) -> None:
+    """Flat patches give equal activations; the gradient goes where PyTorch sends it, which `place` tells."""
 
     class Flat(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.conv, self.head = nn.Conv2d(2, 3, 1), nn.Linear(3 * 4 * 4, 3)
+            self.conv, self.head = nn.Conv2d(2, 3, kernel, padding=kernel // 2), nn.Linear(3 * 4 * 4, 3)
+            self.place = nn.Parameter(torch.zeros(3, height, 8))
 
         def forward(self, x: Tensor) -> Tensor:
-            coarse = torch.sign(x) * 0.5  # two values only: most windows hold equal maxima
-            weighted = self.conv(coarse) * torch.arange(9.0)[:, None]
-            return self.head(torch.max_pool2d(weighted.sign() * self.conv(coarse), 2).flatten(1))
+            coarse = torch.sign(x[:, :, :1, :1]).expand_as(x) * 0.5
+            rows, columns = torch.arange(float(height))[:, None], torch.arange(8.0)
+            odd = 2 * ((rows + columns) % 2) - 1  # the second and the third of a window are its equal maxima
+            return self.head(torch.max_pool2d(self.conv(coarse).abs() * odd + self.place, 2).flatten(1))
 
     torch.manual_seed(3)
-    assert train_report(Flat(), IMAGE).worst_absolute <= 1e-5
+    assert train_report(Flat(), Signature((2, height, 8), "float32", 3)).worst_absolute <= 1e-5

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainer_export.lowering.emitter import Emitter
-from trainer_export.lowering.values import Value, channels_last
+from trainer_export.lowering.values import Value, channels_last, planes
 
 # Nanoseconds, measured on two cores of an x86-64 server; only their ratios matter.
 _ROW_NS, _FLOAT_NS, _TRANSPOSE_NS = 3.7, 0.06, 0.25
@@ -113,8 +113,8 @@ def columns_of(e: Emitter, x: Value, geometry: Geometry) -> Columns:
     channels = x.shape[1]
     if geometry.is_pointwise:
         return Columns(matrix_of(e, x), 0)
-    row = geometry.outputs[-1]
-    by_slices = channels * (geometry.taps * (_SLICE_ROW_NS / row + _SLICE_FLOAT_NS) + _TRANSPOSE_NS)
+    row, turned = geometry.outputs[-1], _TRANSPOSE_NS * (not x.lies(planes(x.rank)))
+    by_slices = channels * (geometry.taps * (_SLICE_ROW_NS / row + _SLICE_FLOAT_NS) + turned)
     if all(step == 1 for step in geometry.stride) and by_slices < look_up_ns(1, geometry.taps, channels):
         return Columns(_sliced(e, x, geometry), 1)
     if _look_up_twice_ns(geometry, channels) < look_up_ns(math.prod(geometry.outputs), geometry.taps, channels):
@@ -156,8 +156,7 @@ def _look_up_twice(e: Emitter, x: Value, geometry: Geometry) -> str:
 def _sliced(e: Emitter, x: Value, geometry: Geometry) -> str:
     """The transposed columns as shifted copies of the whole input: few channels make short rows and long planes."""
     rank = x.rank
-    order = (1, 0, *range(2, rank))
-    plane = e.arranged(x, order)
+    plane = e.arranged(x, planes(rank))
     if any(geometry.padding):
         pads = (0, 0, *geometry.padding)
         plane = e.graph.node("Pad", plane, e.graph.ints(*pads, *pads))

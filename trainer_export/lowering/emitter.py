@@ -58,8 +58,7 @@ class Emitter:
     def _arranged_stored(self, value: Value, order: tuple[int, ...]) -> str:
         if value.order == order:
             return value.name
-        source = [axis for axis in value.order if value.stored[axis] != 1]
-        if source == [axis for axis in order if value.stored[axis] != 1]:
+        if value.lies(order):
             return self.reshaped(value.name, value.physical, tuple(value.stored[i] for i in order))
         perm = [value.order.index(axis) for axis in order]
         return self._transposed(value.name, value.physical, perm)
@@ -145,8 +144,10 @@ class Emitter:
         """A size as a float32 of rank 0."""
         if isinstance(size, int):
             return self.scalar(float(size), torch.float32)
-        scalar = self.graph.node("Squeeze", self.size(size), self.graph.ints(0))
-        return self.value(self.graph.node("Cast", scalar, to=1), ())
+        number, rest = size.as_coeff_Mul()  # of a layer and of the batch, whose nodes all layers then share
+        scalar = self.graph.node("Squeeze", self.size(rest), self.graph.ints(0))
+        value = self.value(self.graph.node("Cast", scalar, to=1), ())
+        return value if number == 1 else self.pointwise("Mul", value, self.scalar(float(number), torch.float32))
 
     # -- operators -------------------------------------------------------------------------------------------------
 

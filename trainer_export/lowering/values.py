@@ -89,10 +89,18 @@ class Value:
     @property
     def is_plain(self) -> bool:
         """Whether the ONNX value lies in logical order up to dimensions of size 1."""
-        significant = [axis for axis in self.order if self.stored[axis] != 1]
-        return significant == sorted(significant)
+        return self.lies(range(self.rank))
+
+    def lies(self, order: Sequence[int]) -> bool:
+        """Whether the ONNX value lies in an order up to dimensions of size 1."""
+        return [axis for axis in self.order if self.stored[axis] != 1] == [i for i in order if self.stored[i] != 1]
 
 
 def channels_last(rank: int) -> tuple[int, ...]:
     """The order of axes convolutions work in: batch, space, channels."""
     return (0, *range(2, rank), 1)
+
+
+def planes(rank: int) -> tuple[int, ...]:
+    """The order of axes in which tensors of a few channels lie: channels, batch, space."""
+    return (1, 0, *range(2, rank))

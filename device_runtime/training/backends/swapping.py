@@ -146,7 +146,7 @@ class SwappingStep:
                 bound[name] = value
         self._session.run_with_iobinding(binding)
         self._current = 1 - self._current
-        return [float(array.reshape(())) for array in self._scalars.values()]
+        return [float(array.item()) for array in self._scalars.values()]
 
 
 def _zeros(tensors: Mapping[str, Sized]) -> dict[str, Array]:

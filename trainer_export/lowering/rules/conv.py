@@ -4,7 +4,7 @@ The runtime's own Conv is fast on images and slow on the small, deep feature map
 against 4.5 for 128 -> 256 channels at 7x7, batch 32, two cores, and its weight gradient as a convolution takes 23.
 Channels-last, the columns of a convolution are whole rows of channels, so one Gather with a constant table copies them
 in parallel, and forward, weight gradient and input gradient are each one Gemm near the peak of the machine. Any
-stride, padding, dilation and number of spatial dimensions is only another table.
+stride, padding, dilation and number of spatial dimensions is only another table. Few channels lie in planes instead.
 """
 
 import math
@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 
 from trainer_export.lowering.columns import Geometry, columns_of, look_up, look_up_ns, matrix_of
 from trainer_export.lowering.emitter import Emitter
-from trainer_export.lowering.values import Spec, Value, channels_last
+from trainer_export.lowering.values import Spec, Value, channels_last, planes
 from trainer_export.lowering.windows import Convolution
 
 aten = torch.ops.aten
 
+_FEW = 8  # channels of an output that lies in planes: runs along a plane are longer than those along its channels
 # Nanoseconds, measured on two cores of an x86-64 server; only their ratios matter.
 _FLOP_NS, _TRANSPOSED_NS, _TRANSPOSED_FLOP_NS = 0.005, 15.0, 0.015
 
@@ -66,6 +67,10 @@ def _convolution(e: Emitter, out: Spec, x: Value, weight: Value, bias: Value | N
     geometry = convolution.geometry(x.shape[2:], weight, out.shape[2:])
     kernel = _weight_matrix(e, _dense(e, weight, convolution.groups))
     columns = columns_of(e, e.full(x), geometry)
+    if columns.transposed and out.shape[1] <= _FEW:
+        inputs = [kernel, columns.name, *([e.plain(e.view(bias, (out.shape[1], 1)))] if bias is not None else [])]
+        flat = e.graph.node("Reshape", e.graph.node("Gemm", *inputs), e.graph.ints(out.shape[1], -1, *out.shape[2:]))
+        return e.value(flat, out.shape, order=planes(x.rank))
     inputs = [columns.name, kernel, *([e.plain(bias)] if bias is not None else [])]
     flat = e.graph.node("Gemm", *inputs, transA=columns.transposed, transB=1)
     return _feature_map(e, flat, out)
@@ -115,7 +120,11 @@ def _convolution_backward(
 
 def _weight_gradient(e: Emitter, grad: Value, x: Value, shape: Sequence[int], geometry: Geometry) -> Value:
     columns = columns_of(e, x, geometry)
-    flat = e.graph.node("Gemm", matrix_of(e, grad), columns.name, transA=1, transB=columns.transposed)
+    if in_planes := grad.lies(planes(grad.rank)):
+        rows = e.graph.node("Reshape", e.arranged(grad, planes(grad.rank)), e.graph.ints(grad.shape[1], -1))
+    else:
+        rows = matrix_of(e, grad)
+    flat = e.graph.node("Gemm", rows, columns.name, transA=int(not in_planes), transB=columns.transposed)
     order = channels_last(len(shape))
     name = e.reshaped(flat, (shape[0], -1), tuple(shape[i] for i in order))
     return e.value(name, shape, order=order)
@@ -159,27 +168,17 @@ def _input_gradient(e: Emitter, out: Spec, grad: Value, weight: Value, geometry:
 
 def _transposed_convolution(e: Emitter, out: Spec, grad: Value, weight: Value, geometry: Geometry) -> Value:
     """The runtime's own operator, faster where channels are few."""
-    extra = [
-        size - ((count - 1) * step - 2 * pad + spread * (k - 1) + 1)
-        for size, count, step, pad, spread, k in zip(
-            geometry.inputs,
-            geometry.outputs,
-            geometry.stride,
-            geometry.padding,
-            geometry.dilation,
-            geometry.kernel,
-            strict=True,
-        )
-    ]
+    g, axes = geometry, range(len(geometry.kernel))
+    reach = [(g.outputs[i] - 1) * g.stride[i] - 2 * g.padding[i] + g.dilation[i] * (g.kernel[i] - 1) + 1 for i in axes]
     name = e.graph.node(
         "ConvTranspose",
         e.plain(grad),
         e.plain(weight),
-        kernel_shape=list(geometry.kernel),
-        strides=list(geometry.stride),
-        pads=list(geometry.padding) * 2,
-        dilations=list(geometry.dilation),
-        output_padding=extra,
+        kernel_shape=list(g.kernel),
+        strides=list(g.stride),
+        pads=list(g.padding) * 2,
+        dilations=list(g.dilation),
+        output_padding=[size - reached for size, reached in zip(g.inputs, reach, strict=True)],
     )
     return e.value(name, out.shape)
 

@@ -10,7 +10,7 @@ import torch
 from trainer_export import operators  # noqa: F401 - registers shoal::static_batch_norm
 from trainer_export.lowering.emitter import Emitter
 from trainer_export.lowering.rules.elementwise import multiply
-from trainer_export.lowering.values import Dim, Spec, Value
+from trainer_export.lowering.values import Spec, Value
 
 aten = torch.ops.aten
 
@@ -65,17 +65,16 @@ def _weighted_mean(e: Emitter, x: Value, weight: Value | None, inner: list[int])
     return e.value(e.reshaped(name, (*shape[:-1], 1), kept), kept)
 
 
-def _channels(e: Emitter, vector: Value, like: Value) -> Value:
-    """A vector over the channels, ready to meet ``like``."""
-    return e.view(vector, (1, vector.shape[0], *(1,) * (like.rank - 2)))
+def _channels(e: Emitter, vector: Value, rank: int) -> Value:
+    """A vector over the channels, ready to meet a feature map."""
+    return e.view(vector, (1, vector.shape[0], *(1,) * (rank - 2)))
 
 
 def _moments(e: Emitter, x: Value, eps: float) -> tuple[Value, Value]:
-    """``x - mean`` and ``1 / sqrt(var + eps)`` [channels], equal nodes for the forward and the backward pass."""
+    """``x - mean`` and ``1 / sqrt(var + eps)`` [1, channels, 1, ...], equal nodes for forward and backward pass."""
     axes = [0, *range(2, x.rank)]
-    mean = e.reduce("ReduceMean", x, axes, keep=False)
-    centred = e.pointwise("Sub", x, _channels(e, mean, x))
-    variance = e.reduce("ReduceMean", e.pointwise("Mul", centred, centred), axes, keep=False)
+    centred = e.pointwise("Sub", x, e.reduce("ReduceMean", x, axes, keep=True))
+    variance = e.reduce("ReduceMean", e.pointwise("Mul", centred, centred), axes, keep=True)
     deviation = e.pointwise("Sqrt", e.pointwise("Add", variance, e.scalar(eps, x.dtype)))
     return centred, e.pointwise("Reciprocal", deviation)
 
@@ -83,9 +82,8 @@ def _moments(e: Emitter, x: Value, eps: float) -> tuple[Value, Value]:
 def _static_batch_norm(e: Emitter, _out: Spec, x: Value, weight: Value, bias: Value, eps: float) -> Value:
     x = e.full(x)
     centred, inverse = _moments(e, x, eps)
-    scale = e.pointwise("Mul", weight, inverse)
-    scaled = e.pointwise("Mul", centred, _channels(e, scale, centred))
-    return e.pointwise("Add", scaled, _channels(e, bias, centred))
+    scale = e.pointwise("Mul", inverse, _channels(e, weight, x.rank))
+    return e.pointwise("Add", e.pointwise("Mul", centred, scale), _channels(e, bias, x.rank))
 
 
 def _static_batch_norm_backward(
@@ -94,17 +92,14 @@ def _static_batch_norm_backward(
     x, grad = e.full(x), e.full(grad)
     centred, inverse = _moments(e, x, eps)
     axes = [0, *range(2, x.rank)]
-    total = e.reduce("ReduceSum", grad, axes, keep=False)
-    product = e.reduce("ReduceSum", e.pointwise("Mul", grad, centred), axes, keep=False)
-    count: Dim = math.prod(x.shape[axis] for axis in axes)
-    share = e.pointwise("Reciprocal", e.size_as_float(count))
-    mean = e.pointwise("Mul", total, share)
-    slope = e.pointwise("Mul", e.pointwise("Mul", inverse, inverse), e.pointwise("Mul", product, share))
-    straight = e.pointwise("Mul", centred, _channels(e, slope, centred))
-    rest = e.pointwise("Sub", e.pointwise("Sub", grad, straight), _channels(e, mean, centred))
-    scale = e.pointwise("Mul", weight, inverse)
-    grad_x = e.pointwise("Mul", rest, _channels(e, scale, centred))
-    return grad_x, e.pointwise("Mul", product, inverse), multiply(e, total, 1.0)
+    count = e.size_as_float(math.prod(x.shape[axis] for axis in axes))
+    mean = e.reduce("ReduceMean", grad, axes, keep=True)
+    product = e.pointwise("Mul", e.reduce("ReduceMean", e.pointwise("Mul", grad, centred), axes, keep=True), inverse)
+    straight = e.pointwise("Sub", grad, e.pointwise("Mul", centred, e.pointwise("Mul", product, inverse)))
+    scale = e.pointwise("Mul", inverse, _channels(e, weight, x.rank))
+    grad_x = e.pointwise("Mul", e.pointwise("Sub", straight, mean), scale)
+    grad_weight, grad_bias = (e.view(e.pointwise("Mul", value, count), weight.shape) for value in (product, mean))
+    return grad_x, grad_weight, grad_bias
 
 
 LOWERINGS: dict[Any, Callable[..., Any]] = {

@@ -1,9 +1,9 @@
-"""Lowerings of pooling and its gradient, channels-last, without the scatter of indices.
+"""Lowerings of pooling and its gradient, channels-last or in planes, without the scatter of indices.
 
 Max-pooling by windows that touch and do not overlap is done one axis at a time: the windows' members are separated by
-Split (whole rows of channels), compared, and the gradient is sent back through the comparisons. The last spatial axis
-comes first and an earlier member wins ties, which is the first maximum in the order PyTorch scans a window in: equal
-maxima are common, because equal patches of an image give equal activations.
+Split (of channels-last maps whole rows of channels), compared, and the gradient is sent back through the comparisons.
+The last spatial axis comes first and an earlier member wins ties, which is the first maximum in the order PyTorch scans
+a window in: equal maxima are common, because equal patches of an image give equal activations.
 """
 
 import math
@@ -17,7 +17,7 @@ import torch
 from fleet_protocol.errors import ExportError
 from trainer_export.lowering.emitter import Emitter
 from trainer_export.lowering.rules.elementwise import multiply
-from trainer_export.lowering.values import Spec, Value, channels_last
+from trainer_export.lowering.values import Spec, Value, channels_last, planes
 from trainer_export.lowering.windows import Window, mean_window, spread
 
 aten = torch.ops.aten
@@ -65,25 +65,28 @@ def _cropped(e: Emitter, x: Value, kernel: tuple[int, ...]) -> tuple[str, tuple[
     return e.graph.node("Gather", rows, e.graph.constant(np.ascontiguousarray(table).reshape(-1)), axis=1), sizes
 
 
-def _stages(e: Emitter, x: Value, kernel: tuple[int, ...]) -> tuple[list[_Stage], str, tuple[int, ...]]:
-    name, sizes = _cropped(e, x, kernel)
-    inner, stages = x.shape[1], []
+def _stages(e: Emitter, x: Value, kernel: tuple[int, ...]) -> tuple[list[_Stage], tuple[int, ...], tuple[int, ...]]:
+    """The stages of a pooling, the order that it works in, and the spatial sizes that its windows cover."""
+    order, inner = planes(x.rank), 1
+    if x.lies(order) and not any(size % k for size, k in zip(x.shape[2:], kernel, strict=True)):
+        name, sizes = e.arranged(x, order), x.shape[2:]
+    else:
+        order, inner, (name, sizes) = channels_last(x.rank), x.shape[1], _cropped(e, x, kernel)
+    stages = []
     for axis in reversed(range(len(kernel))):
         stage = _stage(e, name, kernel[axis], inner)
         name = stage.running[-1]
         stages.append(stage)
         inner *= sizes[axis] // kernel[axis]
-    return stages, name, sizes
+    return stages, order, sizes
 
 
 def _max_pool(e: Emitter, out: Sequence[Spec], x: Value, *settings: Any) -> tuple[Value | None, ...]:
     window = Window(*settings)
     x = e.full(x)
     if window.is_tiling:
-        _, name, _ = _stages(e, x, window.size)
-        shape = out[0].shape
-        flat = e.graph.node("Reshape", name, e.graph.ints(-1, *shape[2:], shape[1]))
-        return e.value(flat, shape, order=channels_last(x.rank)), None
+        stages, order, _ = _stages(e, x, window.size)
+        return _uncropped(e, stages[-1].running[-1], out[0], out[0].shape[2:], order), None
     attributes = {**window.attributes, "dilations": spread(window.dilation, 2)}
     names = e.graph.nodes("MaxPool", e.plain(x), outputs=2, attributes=attributes)
     return e.value(names[0], out[0].shape), e.value(names[1], out[1].shape, torch.int64)
@@ -94,19 +97,20 @@ def _max_pool_backward(e: Emitter, out: Spec, grad: Value, x: Value, *rest: Any)
     if indices is not None:
         return _scattered(e, out, grad, indices)
     x = e.full(x)
-    stages, _, sizes = _stages(e, x, Window(*settings).size)
-    name = e.arranged(grad, channels_last(x.rank))
+    stages, order, sizes = _stages(e, x, Window(*settings).size)
+    name = e.arranged(grad, order)
     for stage in reversed(stages):
         name = _unstage(e, e.graph.node("Reshape", name, e.graph.ints(-1, 1, stage.inner)), stage)
-    return _uncropped(e, name, out, sizes)
+    return _uncropped(e, name, out, sizes, order)
 
 
-def _uncropped(e: Emitter, name: str, out: Spec, sizes: tuple[int, ...]) -> Value:
-    order = channels_last(len(out.shape))
-    name = e.graph.node("Reshape", name, e.graph.ints(-1, *sizes, out.shape[1]))
-    missing = [full - size for full, size in zip(out.shape[2:], sizes, strict=True)]
+def _uncropped(e: Emitter, name: str, out: Spec, sizes: tuple[int, ...], order: tuple[int, ...]) -> Value:
+    """What lies in an order as a feature map, with zeros for what no window covers."""
+    covered = (-1, out.shape[1], *sizes)
+    name = e.graph.node("Reshape", name, e.graph.ints(*(covered[axis] for axis in order)))
+    missing = (0, 0, *(full - size for full, size in zip(out.shape[2:], sizes, strict=True)))
     if any(missing):
-        name = e.graph.node("Pad", name, e.graph.ints(*[0] * len(order), 0, *missing, 0))
+        name = e.graph.node("Pad", name, e.graph.ints(*[0] * len(order), *(missing[axis] for axis in order)))
     return e.value(name, out.shape, order=order)
 
 
@@ -152,7 +156,7 @@ def _average_pool_backward(e: Emitter, out: Spec, grad: Value, x: Value, *settin
     closed = [n for s, k in zip(sizes, size, strict=True) for n in (s // k, 1)]
     name = e.graph.node("Reshape", e.arranged(share, channels_last(x.rank)), e.graph.ints(-1, *closed, x.shape[1]))
     wide = e.graph.node("Expand", name, e.graph.ints(1, *_open_windows(sizes, size), 1))
-    return _uncropped(e, wide, out, sizes)
+    return _uncropped(e, wide, out, sizes, channels_last(x.rank))
 
 
 LOWERINGS: dict[Any, Callable[..., Any]] = {
