@@ -162,3 +162,13 @@ def test_what_became_of_tasks_since_a_time_of_each_device(begun):
         ("c", offered, None),
         ("c", offered, None),
     ]
+
+
+@pytest.mark.parametrize(("durable", "level"), [(True, 2), (False, 1)])  # FULL and NORMAL, as SQLite counts them
+def test_commits_wait_for_the_disk_where_they_must(tmp_path, durable, level):
+    """A server's do; a simulation's, which can compute all of it again, need not."""
+    opened = Store(tmp_path / "s", durable=durable)
+    with opened._engine.connect() as connection:
+        assert connection.exec_driver_sql("PRAGMA synchronous").scalar() == level
+        assert connection.exec_driver_sql("PRAGMA journal_mode").scalar() == "wal"
+    opened.close()
