@@ -93,7 +93,7 @@ class DataSet:
 
     def _normalised(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
         """Scale and shift in place."""
-        values *= np.float32(self.scale)  # all three always: to look whether they change anything takes longer
+        values *= np.float32(self.scale)  # all three always: to look whether a small batch changes takes longer
         values -= self.mean
         values /= self.std
         return values
@@ -192,6 +192,8 @@ def _per_channel(source: str, key: str, value: float | Sequence[float], shape: S
         return array
     if not shape or len(array) != shape[0]:
         raise DataError(f"[data] {key} has {len(array)} values, samples in {source} have {list(shape)[:1]} channels")
+    if (array == array[0]).all():  # one number goes with samples of any shape, those laid flat for several inputs too
+        return array[:1].reshape(())
     return array.reshape(-1, *[1] * (len(shape) - 1))
 
 

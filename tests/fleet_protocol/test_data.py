@@ -5,6 +5,7 @@ import re
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -181,6 +182,13 @@ def test_tokens_stay_whole_numbers():
     data.fitted(model((2,), "int64", 2))
     x, _ = data.batch(np.array([1]), "int64")
     assert (x.dtype, x.tolist()) == (np.int64, [[70000, 1]])
+
+
+def test_channels_with_one_mean_may_be_laid_flat():
+    """As they are for a model of several inputs, whose samples have no channels any more."""
+    data = make_dataset("rgb", np.ones((2, 3, 2, 2), np.float32), np.array([0, 1]), mean=(0, 0, 0), std=(1, 1, 1))
+    flat = replace(data, x=data.x.reshape(2, -1))
+    assert np.array_equal(flat.batch(slice(2), "float32")[0], np.ones((2, 12), np.float32))
 
 
 def test_channels_have_their_own_mean():
