@@ -5,6 +5,7 @@ import os
 import queue
 import tempfile
 import time
+import timeit
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,12 +34,7 @@ TOPICS = Topics("bench")
 
 def _cpu_ms(work: Callable[[], object]) -> float:
     """Processor time of this process, all threads: the best of some tries."""
-    times = []
-    for _ in range(REPEATS):
-        began = time.process_time()
-        work()
-        times.append(1000 * (time.process_time() - began))
-    return min(times)
+    return 1000 * min(timeit.repeat(work, timer=time.process_time, number=1, repeat=REPEATS))
 
 
 def rows() -> list[Row]:

@@ -12,6 +12,7 @@ before the first is taken, and they are taken in the order of emulated time.
 
 import heapq
 import threading
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -40,6 +41,7 @@ from simulation.settings import NO_DEADLINE
 from simulation.virtual_fleet import VirtualFleet
 
 PATIENCE_SECONDS = 0.5
+_COMMIT_SECONDS = 1.0  # a killed simulation computes again what it was given in less than this
 
 
 class SimulationError(ShoalError):
@@ -98,7 +100,6 @@ class VirtualDispatcher:
         self._boards = {board.id: board for board in fleet.boards}
         self._engine = engine
         self._times = fleet.times
-        self._store = records.store
         self._records = records
         self._sent = lru_cache(MOST_SENT)(lambda digest: open_weights(records.blobs.path(digest)))
         self._group = group
@@ -107,7 +108,7 @@ class VirtualDispatcher:
         self._memories: dict[str, FrozenModel] = {}
         self._replayed = 0
         self._upload_bytes = 0
-        self._now = 0.0
+        self._now = self._committed = 0.0
         self._computing: set[str] = set()
         self._in_order = False
         self._took: dict[int, float] = {}  # by round
@@ -155,7 +156,7 @@ class VirtualDispatcher:
         """Find out who drops out and when, and whether the order of the answers matters."""
         rule = collection.rule
         self._computing, self._ahead, self._took = set(), [], {}
-        for past in self._store.rounds(self.reporter.run) if collection.kind == "train" else ():
+        for past in self._records.store.rounds(self.reporter.run) if collection.kind == "train" else ():
             self._took[past.number] = past.collect_seconds or 0.0
         for task in collection.tasks.values():
             record, board = task.record, self._boards[task.record.device]
@@ -231,6 +232,9 @@ class VirtualDispatcher:
                 if result.task in self._computing:  # else it was repeated after the death of a worker
                     self._computing.discard(result.task)
                     self._computed(self._collection, result)
+            if time.monotonic() - self._committed > _COMMIT_SECONDS:
+                self._records.store.flush()
+                self._committed = time.monotonic()
         elif self._collection is not None and self._ahead and self._ahead[0][0] <= until:
             at, device, happening = heapq.heappop(self._ahead)
             self._now = max(self._now, at)
@@ -283,14 +287,14 @@ class VirtualDispatcher:
             updates.remove(merged)
             merged = updates.put(whole)
         received = record.receiving(merged, update.size, result.metrics)
-        self._store.receive([received])
+        self._records.store.receive([received], later=True)
         task.record = received
         self._upload_bytes += update.size
         self.reporter.received(record, update, result.metrics, log=False)
 
     def _settle(self, task: OpenTask, phase: TaskPhase, reason: RefusalReason, text: str) -> None:
         record, detail = task.record, f"{reason.value}: {text}"
-        self._store.settle([record.id], phase, detail)
+        self._records.store.settle([record.id], phase, detail)
         task.record = replace(record, phase=phase, detail=detail)
         by_device = phase is TaskPhase.DECLINED
         self.reporter.refused(reason, text, device=record.device, number=record.round, by_device=by_device)
@@ -309,12 +313,12 @@ class VirtualDispatcher:
             step_seconds=times.step_seconds(board.index, record.round, narrowest, train),
         )
         if task.take(chooser.choose(self._memories.get(board.id), situation)):
-            self._store.take(task.record)
+            self._records.store.take(task.record)
 
     def _replay(self, run: str, before: int, chooser: TierChooser) -> None:
         """Bring what devices remember up to a round, from the losses in the store."""
         for number in range(self._replayed + 1, before):
-            for past in self._store.tasks(run, number, "train"):
+            for past in self._records.store.tasks(run, number, "train"):
                 if past.metrics is None or past.metrics.mean_loss is None:
                     continue
                 known = self._memories.get(past.device)

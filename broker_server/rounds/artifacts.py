@@ -68,13 +68,9 @@ class Artifacts:
 
     def initial_heads(self, tiers: Iterable[Tier]) -> dict[Tier, Tensors]:
         """The weights that heads of tiers' own start from, by tier, as views; errors as of `initial_weights`."""
-        heads = {}
-        for tier in tiers:
-            shapes = self.layout.shapes(tier)
-            own = {item.name: shapes[item.name] for item in self.layout.own_head(tier)}
-            if own:
-                heads[tier] = self._tensors(self.tiers[tier.id].head, own)
-        return heads
+        shapes = {tier: self.layout.shapes(tier) for tier in tiers}
+        own = {tier: {item.name: of[item.name] for item in self.layout.own_head(tier)} for tier, of in shapes.items()}
+        return {tier: self._tensors(self.tiers[tier.id].head, wanted) for tier, wanted in own.items() if wanted}
 
     def _tensors(self, path: Path, shapes: Mapping[str, tuple[int, ...]]) -> Tensors:
         given = open_tensors(path)
@@ -134,19 +130,14 @@ def load_artifacts(root: Path, arch: str, *, chunk_bytes: int, weights: Path | N
             f"no architecture {arch!r} in {root} ({known}); run `shoal export --arch {arch} --out {root}`"
         )
     layout = Layout.from_json(_read(folder / "layout.json", "Export the architecture again."))
-    tiers: list[TierArtifacts] = []
-    files: dict[str, Path] = {}
-    for path in sorted(folder.glob("*/manifest.json")):
-        tier, found = _load_tier(path.parent, layout, chunk_bytes)
-        tiers.append(tier)
-        files |= found
-    if not tiers:
+    loaded = [_load_tier(path.parent, layout, chunk_bytes) for path in sorted(folder.glob("*/manifest.json"))]
+    if not loaded:
         raise ConfigError(f"{folder} holds no tier; export the architecture again")
-    tiers.sort(key=lambda item: (-item.manifest.parameter_count, item.tier.id))
+    tiers = sorted((tier for tier, _ in loaded), key=lambda item: (-item.manifest.parameter_count, item.tier.id))
     return Artifacts(
         arch=arch,
         layout=layout,
         tiers=MappingProxyType({item.tier.id: item for item in tiers}),
         initial=weights or folder / "init.safetensors",
-        files=MappingProxyType(files),
+        files=MappingProxyType({name: path for _, files in loaded for name, path in files.items()}),
     )

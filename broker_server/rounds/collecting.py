@@ -3,6 +3,7 @@
 When it is over is decided in `broker_server.rounds.closing`; sending, storing and waiting are done by others.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -179,9 +180,4 @@ def folded_prefix(order: Sequence[str], phases: Mapping[str, TaskPhase], done: i
     Returns:
         The next ids up to the first that is not answered, those without an update included.
     """
-    ready = []
-    for task in order[done:]:
-        if not phases[task].answered:
-            break
-        ready.append(task)
-    return ready
+    return list(itertools.takewhile(lambda task: phases[task].answered, order[done:]))

@@ -78,11 +78,11 @@ class Evaluator:
         It is float64 ``[runs]``.
         """
         fixed = self._fixed(weights, statistics)
-        found = []
-        for x, y in self.data.batches(samples, self._dtype):
-            (loss,) = self._session.run(["loss_sum"], {**fixed, "x": x, "y": y})
-            found.append(float(loss) / max(1, counted(y)))
-        return np.array(found, np.float64)
+        found = (
+            (self._session.run(["loss_sum"], {**fixed, "x": x, "y": y})[0], counted(y))
+            for x, y in self.data.batches(samples, self._dtype)
+        )
+        return np.fromiter((float(loss) / max(1, count) for loss, count in found), np.float64)
 
     def hits(
         self, weights: Tensors, statistics: Tensors, chosen: NDArray[np.int64], mask: NDArray[np.float32]

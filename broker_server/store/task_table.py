@@ -101,8 +101,11 @@ class TaskTable(Database):
         """One task, of whatever run."""
         return self._first(TaskRecord, select(schema.tasks).where(schema.tasks.c.id == task))
 
-    def receive(self, tasks: Sequence[TaskRecord]) -> None:
-        """Commit that updates, as of `TaskRecord.receiving`, are on disk, all or none; only then acknowledge them."""
+    def receive(self, tasks: Sequence[TaskRecord], *, later: bool = False) -> None:
+        """Commit that updates, as of `TaskRecord.receiving`, are on disk, all or none; only then acknowledge them.
+
+        Where nobody is waiting for that, `later` has them wait for the next commit.
+        """
         now = time.time()
         rows = [
             {
@@ -115,7 +118,10 @@ class TaskTable(Database):
             }
             for task in tasks
         ]
-        self._write(_RECEIVE, rows)
+        if not later:
+            self._write(_RECEIVE, rows)
+        for row in rows if later else ():
+            self._later(_RECEIVE, row, row["task"])
 
     def take(self, task: TaskRecord) -> None:
         """Commit which of its sub-models a device took."""

@@ -60,6 +60,20 @@ def test_what_may_be_lost_waits_for_a_commit(store):
     other.close()
 
 
+def test_an_answer_that_nobody_acknowledges_may_wait_for_a_commit(begun):
+    """Later is with the next commit, of whatever it is, and nothing of an answer is lost by that."""
+    other = Store(begun.folder, read_only=True)
+    _, (first, second, *_) = add_round(begun)
+    begun.receive([first.receiving("c" * 64, 77, metrics())], later=True)
+    assert other.task(first.id) == first
+    begun.receive([second.receiving("d" * 64, 78, metrics())])
+    assert [(item.phase, item.update_size) for item in map(other.task, (first.id, second.id))] == [
+        (TaskPhase.RECEIVED, 77),
+        (TaskPhase.RECEIVED, 78),
+    ]
+    other.close()
+
+
 MERGED = Outcome(TaskPhase.MERGED, Screening(norm=1.0, samples=10, declared=10))
 
 

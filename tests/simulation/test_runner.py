@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -13,12 +14,13 @@ import numpy as np
 import psutil
 import pytest
 
-from broker_server.store import Store
+from broker_server.store import Store, TaskPhase
 from broker_server.store.export import load_version
 from fleet_protocol import control
 from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import ConfigError, DataError, PlanError
 from fleet_protocol.locks import held
+from simulation import virtual_dispatcher
 from simulation.data.held import VirtualData
 from simulation.engines.local import LocalEngine, WorkerDiedError
 from simulation.orders import WorkerSetup, WorkItem, WorkOrder
@@ -53,6 +55,23 @@ def test_history_and_learning(straight):
     totals = [row.simulated_total for row in straight.rounds]
     assert totals == sorted(totals)
     assert totals[0] == straight.rounds[0].simulated_seconds > 0
+
+
+@pytest.mark.parametrize(("seconds", "seen"), [(-1.0, {0, 1, 2}), (math.inf, {0})])
+def test_what_has_been_computed_is_committed_now_and_then(cache, tmp_path, monkeypatch, seconds, seen):
+    """Answers wait for a moment, so that a round of small tasks is no row of commits, and never for a long one."""
+    monkeypatch.setattr(virtual_dispatcher, "_COMMIT_SECONDS", seconds)
+    config = settings(tmp_path / "out", cache, round={"rounds": 1}, engine={"workers": 1})
+    found = set()
+
+    def hear(event):
+        if isinstance(event, control.UpdateReceived):
+            with contextlib.closing(Store(config.out / "store", read_only=True)) as store:
+                tasks = store.tasks(event.run, 1, "train")
+            found.add(sum(task.phase is TaskPhase.RECEIVED for task in tasks))
+
+    assert simulate(config, listener=hear).finished.status == "finished"
+    assert found == seen
 
 
 def test_virtual_devices_change_their_images_as_boards_do(cache, tmp_path):
