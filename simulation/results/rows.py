@@ -1,5 +1,6 @@
 """From what the store says about a closed round to the rows of the history."""
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 
@@ -15,7 +16,7 @@ from simulation.virtual_fleet import VirtualFleet
 
 
 class RowMaker:
-    """Makes the rows of closed rounds; a function of the store, so that rows can be made again."""
+    """Makes the rows of closed rounds, from the store, so that rows can be made again."""
 
     def __init__(
         self, context: RunContext, store: Store, blobs: BlobStore, fleet: VirtualFleet, judges: Judges
@@ -26,6 +27,7 @@ class RowMaker:
         self._times = fleet.times
         self._index = {board.id: board.index for board in fleet.boards}
         self._judges = judges
+        self._began = time.time()  # a round that a process goes on with takes no time while there is none
 
     def make(self, record: RoundRecord, before: RoundRow | None) -> tuple[RoundRow, tuple[DeviceRow, ...]]:
         """The row of a round, of which the last before it is known, and those of its devices."""
@@ -54,6 +56,8 @@ class RowMaker:
         evaluation = record.evaluation
         losses = [row.train_loss for row in devices if row.train_loss is not None]
         simulated = sum(item.collect_seconds or 0.0 for item in (*lost, record))
+        ended = record.ended_at or record.planned_at
+        seconds = ended - (max(self._began, record.planned_at) if ended > self._began else record.planned_at)
         row = RoundRow(
             round=record.number,
             version=record.version + 1,
@@ -64,7 +68,7 @@ class RowMaker:
             tiers=Counter(row.tier for row in devices),
             simulated_seconds=simulated,
             simulated_total=(before.simulated_total if before else 0.0) + simulated,
-            seconds=max(0.0, (record.ended_at or record.planned_at) - record.planned_at),
+            seconds=max(0.0, seconds),
             payload_bytes=sum(payload for _, payload in found),
             local_accuracy=self._local_accuracy(
                 record, [task.metrics.evaluation for task in tasks if task.kind == "train" and task.metrics is not None]
@@ -83,12 +87,9 @@ class RowMaker:
         return counted, sum(weights.values()) + sum(task.update_size or 0 for task in counted)
 
     def _judged(self, record: RoundRecord) -> dict[str, float]:
-        if not self._judges.others or record.evaluation is None:
-            return {}
-        version = self._store.version(record.run, record.version + 1)
-        if version is None:
-            return {}
-        return {name: judge(version, self._blobs) for name, judge in self._judges.others.items()}
+        wanted = bool(self._judges.others) and record.evaluation is not None
+        version = self._store.version(record.run, record.version + 1) if wanted else None
+        return {} if version is None else {name: of(version, self._blobs) for name, of in self._judges.others.items()}
 
     def _local_accuracy(self, record: RoundRecord, found: Sequence[Evaluation | None]) -> float | None:
         """Of the global version where the devices have parts of the test set, else of their own models."""
