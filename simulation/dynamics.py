@@ -27,21 +27,19 @@ class Conditions:
         self._devices = tuple(devices)
         self._dynamics = clock.config.dynamics
         self._rates = tuple(clock.mbps(link) for link in self._dynamics.links)
-        self._seed = seed
-        self._traces: dict[int, list[DeviceClock]] = {}
-        self._draws: dict[int, np.random.Generator] = {}
+        self._traces: list[list[DeviceClock]] = [[] for _ in self._devices]
+        self._draws = [np.random.default_rng((seed, index)) for index in range(len(self._devices))]
 
     def of(self, index: int, number: int) -> DeviceClock:
         """A device's clock in a round, counted from 1."""
-        trace = self._traces.setdefault(index, [])
+        trace = self._traces[index]
         while len(trace) < number:
             trace.append(self._next(index, trace[-1] if trace else None))
         return trace[number - 1]
 
     def _next(self, index: int, before: DeviceClock | None) -> DeviceClock:
-        draw = self._draws.setdefault(index, np.random.default_rng((self._seed, index)))
         # Four numbers a round, used or not: whether the links change does not change the loads.
-        move_load, new_load, move_link, new_link = draw.random(4)
+        move_load, new_load, move_link, new_link = self._draws[index].random(4)
         loads, own = self._dynamics.loads, self._devices[index]
         if before is None:
             rate = _at(self._rates, new_link) if self._rates else own.mbps

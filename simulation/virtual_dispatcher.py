@@ -156,8 +156,10 @@ class VirtualDispatcher:
         """Find out who drops out and when, and whether the order of the answers matters."""
         rule = collection.rule
         self._computing, self._ahead, self._took = set(), [], {}
-        for past in self._records.store.rounds(self.reporter.run) if collection.kind == "train" else ():
-            self._took[past.number] = past.collect_seconds or 0.0
+        if collection.kind == "train":
+            oldest = min((task.record.round for task in collection.tasks.values()), default=collection.number)
+            since = self._records.store.rounds(self.reporter.run, last=collection.number - oldest + 1)
+            self._took = {past.number: past.collect_seconds or 0.0 for past in since}
         for task in collection.tasks.values():
             record, board = task.record, self._boards[task.record.device]
             if record.phase.answered:  # before the simulation was stopped
@@ -286,9 +288,8 @@ class VirtualDispatcher:
         if whole is not data:
             updates.remove(merged)
             merged = updates.put(whole)
-        received = record.receiving(merged, update.size, result.metrics)
-        self._records.store.receive([received], later=True)
-        task.record = received
+        task.record = record.receiving(merged, update.size, result.metrics)
+        self._records.store.receive([task.record], later=True)
         self._upload_bytes += update.size
         self.reporter.received(record, update, result.metrics, log=False)
 

@@ -70,7 +70,8 @@ class Coordinator:
         try:
             self._judge.go_on()
             while (version := self._version()).number < self._context.config.round.rounds or self._in_a_round():
-                why = stalled(self._context.config.evaluation, self._store.versions(self._context.run))
+                judging = self._context.config.evaluation
+                why = stalled(judging, self._store.versions(self._context.run)) if judging.patience else None
                 if why is not None:
                     return self._end("finished", None, 0, why)
                 try:
@@ -153,7 +154,7 @@ class Coordinator:
     def _all_abandoned(self) -> bool:
         """Whether so many rounds in a row were abandoned that no other is tried."""
         retries = self._context.config.round.retries
-        tail = self._store.rounds(self._context.run)[-retries:]
+        tail = self._store.rounds(self._context.run, last=retries)
         return len(tail) == retries and all(item.state is RoundState.ABANDONED for item in tail)
 
     def _end(self, status: str, error: str | None, exit_code: int, early: str | None = None) -> control.RunFinished:
@@ -344,23 +345,23 @@ class Coordinator:
         waiting = self._waiting(record)
         tasks = [task for task in tasks if task.id not in {item.id for item in waiting}]
         blobs = self._services.blobs
-        versions = self._store.versions(record.run)
-        newest = versions[-1]
+        *before, newest = self._store.versions(record.run, last=2)
         # Only the newest state is gone on with, and it may be large.
-        states = {item.state_digest for item in versions[-2:] if item.state_digest not in {None, newest.state_digest}}
+        states = {item.state_digest for item in before if item.state_digest not in {None, newest.state_digest}}
         slices = _slices(tasks) - _slices(waiting)
         self._dispatcher.blobs.withdraw(slices)
-        used = self._store.used_elsewhere(record.run, {*slices, *(item.digest for item in versions)})
-        used |= _slices(waiting)
-        if (kept := promoted(self._store, record.run)) is not None:
-            used |= {kept.digest}
-        for digest in (slices | states) - {item.digest for item in versions} - used:
+        over = slices | states
+        for digest in over - self._store.used(over) - _slices(waiting):
             blobs.remove(digest)
         for task in tasks:
             self._dispatcher.forget(task.id)
             if task.update_digest is not None:
                 self._services.updates.remove(task.update_digest)
-        drop_old_weights(versions, self._context.config.keep_versions, blobs, used, self._context.config.evaluation)
+        if self._context.config.keep_versions is not None:
+            versions, kept = self._store.versions(record.run), promoted(self._store, record.run)
+            used = self._store.used({item.digest for item in versions}, beside=record.run) | _slices(waiting)
+            used |= set() if kept is None else {kept.digest}
+            drop_old_weights(versions, self._context.config.keep_versions, blobs, used, self._context.config.evaluation)
 
 
 def _slices(tasks: Sequence[TaskRecord]) -> set[str]:

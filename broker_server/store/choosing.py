@@ -17,7 +17,7 @@ _PROMOTED = "promoted"
 def promoted(store: Store, run: str) -> VersionRecord | None:
     """The version of a run that was promoted last, None where none was."""
     made_by = store.newest_marks(run, _PROMOTED).get(None)
-    return next((item for item in store.versions(run) if item.round == made_by), None)
+    return None if made_by is None else next((item for item in store.versions(run) if item.round == made_by), None)
 
 
 def chosen(store: Store, run: str) -> dict[str, int]:

@@ -25,10 +25,11 @@ class RoundTable(Database):
             if tasks:
                 connection.execute(insert(schema.tasks), [to_row(task) for task in tasks])
 
-    def rounds(self, run: str) -> list[RoundRecord]:
-        """The rounds of a run in order."""
+    def rounds(self, run: str, *, last: int | None = None) -> list[RoundRecord]:
+        """The rounds of a run in order, or the last so many."""
         table = schema.rounds
-        return self._all(RoundRecord, select(table).where(table.c.run == run).order_by(table.c.number))
+        query = select(table).where(table.c.run == run).order_by(table.c.number.desc())
+        return self._all(RoundRecord, query.limit(last))[::-1]
 
     def last_round(self, run: str) -> RoundRecord | None:
         """The newest round of a run."""

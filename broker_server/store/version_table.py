@@ -69,16 +69,17 @@ class VersionTable(Database):
             connection.execute(mine.values(evaluation=encoded))
             connection.execute(its.values(evaluation=encoded, note=note))
 
-    def used_elsewhere(self, run: str, digests: Collection[str]) -> set[str]:
-        """Which blobs are the weights of versions of other runs: the same weights are one blob."""
+    def used(self, digests: Collection[str], *, beside: str = "") -> set[str]:
+        """Which blobs are the weights of versions, of all runs beside one: the same weights are one blob."""
         table = schema.versions
-        query = select(table.c.digest).where(table.c.run != run, table.c.digest.in_(digests))
+        query = select(table.c.digest).where(table.c.run != beside, table.c.digest.in_(digests))
         return {digest for (digest,) in self._rows(query)}
 
-    def versions(self, run: str) -> list[VersionRecord]:
-        """The global versions of a run in order."""
+    def versions(self, run: str, *, last: int | None = None) -> list[VersionRecord]:
+        """The global versions of a run in order, or the last so many."""
         table = schema.versions
-        return self._all(VersionRecord, select(table).where(table.c.run == run).order_by(table.c.number))
+        query = select(table).where(table.c.run == run).order_by(table.c.number.desc())
+        return self._all(VersionRecord, query.limit(last))[::-1]
 
     def version(self, run: str, number: int | None = None) -> VersionRecord | None:
         """One global version, by default the newest."""

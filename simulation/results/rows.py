@@ -82,7 +82,7 @@ class RowMaker:
         """The tasks that count in a round, late ones with them, and the bytes of their updates and of what it sent."""
         own = self._store.tasks(run, number)
         weights = {task.weights.digest: task.weights.size for task in own}  # what several devices share is sent once
-        found = (*own, *self._store.late(run, number))
+        found = (*own, *(self._store.late(run, number) if self._context.config.round.buffer is not None else ()))
         counted = [task for task in found if task.screening is None or task.screening.round in {None, number}]
         return counted, sum(weights.values()) + sum(task.update_size or 0 for task in counted)
 

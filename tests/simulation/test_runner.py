@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 import pytest
 
-from broker_server.store import Store, TaskPhase
+from broker_server.store import Store, TaskPhase, database
 from broker_server.store.export import load_version
 from fleet_protocol import control
 from fleet_protocol.blob_store import BlobStore
@@ -73,6 +73,22 @@ def test_what_has_been_computed_is_committed_now_and_then(cache, tmp_path, monke
 
     assert simulate(config, listener=hear).finished.status == "finished"
     assert found == seen
+
+
+def test_a_round_costs_the_same_however_many_were_before(cache, tmp_path, monkeypatch):
+    """What is read of the store does not grow with the run, or thousands of rounds would take longer and longer."""
+    read, by_round = [], []
+
+    def counted(kind, row, made=database.from_row):
+        read.append(kind)
+        return made(kind, row)
+
+    monkeypatch.setattr(database, "from_row", counted)
+    config = settings(tmp_path / "out", cache, round={"rounds": 8}, evaluation={"every": 1, "statistics": "query"})
+    simulate(config, watch=lambda _row: by_round.append(len(read)))
+    rounds = np.diff(by_round)
+    assert len(rounds) == 7
+    assert max(rounds[4:]) <= max(rounds[1:4]), rounds  # by who takes part, norms are compared with more rounds or less
 
 
 def test_virtual_devices_change_their_images_as_boards_do(cache, tmp_path):
