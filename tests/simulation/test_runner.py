@@ -58,21 +58,22 @@ def test_history_and_learning(straight):
     assert totals[0] == straight.rounds[0].simulated_seconds > 0
 
 
-@pytest.mark.parametrize(("seconds", "seen"), [(-1.0, {0, 1, 2}), (math.inf, {0})])
-def test_what_has_been_computed_is_committed_now_and_then(cache, tmp_path, monkeypatch, seconds, seen):
+@pytest.mark.parametrize("seconds", [-1.0, math.inf])
+def test_what_has_been_computed_is_committed_now_and_then(cache, tmp_path, monkeypatch, seconds):
     """Answers wait for a moment, so that a round of small tasks is no row of commits, and never for a long one."""
     monkeypatch.setattr(virtual_dispatcher, "_COMMIT_SECONDS", seconds)
-    config = settings(tmp_path / "out", cache, round={"rounds": 1}, engine={"workers": 1})
-    found = set()
+    config = settings(tmp_path / "out", cache, round={"rounds": 3}, engine={"workers": 1})
+    found = []
 
     def hear(event):
         if isinstance(event, control.UpdateReceived):
             with contextlib.closing(Store(config.out / "store", read_only=True)) as store:
-                tasks = store.tasks(event.run, 1, "train")
-            found.add(sum(task.phase is TaskPhase.RECEIVED for task in tasks))
+                tasks = store.tasks(event.run, event.round, "train")
+            found.append(sum(task.phase is TaskPhase.RECEIVED for task in tasks))
 
     assert simulate(config, listener=hear).finished.status == "finished"
-    assert found == seen
+    assert len(found) >= 9
+    assert any(found) == (seconds < 0)  # answers that were read together are committed together
 
 
 def test_a_round_costs_the_same_however_many_were_before(cache, tmp_path, monkeypatch):
