@@ -9,7 +9,7 @@ other side.
 import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from reproduction.experiment import Arm, Claim, Experiment, Scale
@@ -41,8 +41,14 @@ class Figure:
         """As printed in the paper, if it is."""
         return self.arm.published.get(self.measure.name)
 
+    @property
+    def last_alone(self) -> bool:
+        """Whether the last evaluation decides, as some of its runs have no mean of the last ones."""
+        return any(reading.decides is None and reading.last is not None for reading in self.readings.values())
+
     def by_seed(self, name: Literal["best", "last", "deciding"]) -> dict[int, float | None]:
         """An attribute of the readings."""
+        name = "last" if name == "deciding" and self.last_alone else name
         return {seed: getattr(reading, name) for seed, reading in self.readings.items()}
 
 
@@ -100,20 +106,14 @@ class Judged:
 
 def figures(experiment: Experiment, rows: Sequence[Row]) -> tuple[Figure, ...]:
     """The figures of a table's stored rows, in the order of its arms; those of arms it has no more are left out."""
-    found, alone = [], by_last_alone(rows)
+    found = []
     for arm in experiment.arms:
         for measure in arm.measures:
             mine = sorted((r for r in rows if (r.arm, r.figure) == (arm.name, measure.name)), key=lambda row: row.seed)
             if mine:
                 hours = {row.seed: row.simulated_seconds / _HOUR for row in mine}
-                readings = {r.seed: replace(r.reading, decides=None) if alone else r.reading for r in mine}
-                found.append(Figure(arm, measure, readings, hours))
+                found.append(Figure(arm, measure, {row.seed: row.reading for row in mine}, hours))
     return tuple(found)
-
-
-def by_last_alone(rows: Sequence[Row]) -> bool:
-    """Whether all of a table is judged by the last evaluation, as some of its runs have no mean of the last ones."""
-    return any(row.decides is None and row.last is not None for row in rows)
 
 
 def judged(experiment: Experiment, rows: Sequence[Row]) -> tuple[Judged, ...]:
@@ -153,9 +153,10 @@ def _judged(
     if len(there) < len(names):
         return Judged(claim, {}, {}, published, same_data)
     seeds = [seed for seed in there[0].readings if all(seed in side.readings for side in there)]
+    deciding: Literal["last", "deciding"] = "last" if any(side.last_alone for side in there) else "deciding"
     decided, best = (
         {seed: _compared(claim, [side.by_seed(name)[seed] for side in there]) for seed in seeds}
-        for name in ("deciding", "best")
+        for name in (deciding, "best")
     )
     bounds = {seed: bound for seed in seeds if decided[seed] is None and (bound := _bound(claim, there, seed))}
     lacking = tuple(seed for seed in stated if seed not in seeds)
@@ -168,9 +169,7 @@ def _bound(claim: Claim, sides: Sequence[Figure], seed: int) -> str:
     if claim.how != "over" or any(side.measure.unit != "h" for side in sides) or len(times) < 2:
         return ""
     (left, right), (left_ran, right_ran) = times, (side.hours[seed] for side in sides)
-    if left is None and right is None:
-        return "neither reached"
-    return f"> {left_ran / right:.2f}" if right else f"< {left / right_ran:.2f}" if left else ""
+    return f"> {left_ran / right:.2f}" if right else f"< {left / right_ran:.2f}" if left else "neither reached"
 
 
 def _compared(claim: Claim, values: Sequence[float | None]) -> float | None:

@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from reproduction.differences import Difference, differences, grouped
 from reproduction.experiment import Experiment
-from reproduction.figures import Judged, arms_of, by_last_alone, figures, judged, stand_ins
+from reproduction.figures import Figure, Judged, arms_of, figures, judged, stand_ins
 from reproduction.report.cells import claim_cells, duration_text, figure_cells, table_text
 from reproduction.stored import Row, statement_of
 
@@ -33,7 +33,7 @@ def as_markdown(
         ),
         *_claim_section("Verdicts", [item for item in claims if item.claim.says], _judging(rows)),
         "## Figures",
-        _deciding(experiment, rows),
+        _deciding(experiment, rows, found),
         *_further(experiment, rows),
         table_text([figure_cells(figure) for figure in found]),
         *_drawn(rows, drawn),
@@ -68,12 +68,13 @@ def stated_since(rows: Sequence[Row]) -> str:
     return " ".join(words)
 
 
-def _deciding(experiment: Experiment, rows: Sequence[Row]) -> str:
-    if by_last_alone(rows):
-        return "Some were stored before the mean of the last evaluations was: `ours` is the last evaluation, or a time."
+def _deciding(experiment: Experiment, rows: Sequence[Row], found: Sequence[Figure]) -> str:
     count = experiment.decides[rows[0].scale]
     which = f"mean of the last {count} evaluations" if count > 1 else "last evaluation"
-    return f"`ours` is the {which}, or a figure that belongs to no round, such as a time."
+    words = f"`ours` is the {which}, or a figure that belongs to no round, such as a time."
+    if count > 1 and (old := dict.fromkeys(figure.arm.name for figure in found if figure.last_alone)):
+        words += f" Of {', '.join(old)}, and in claims about them, it is the last one: no more was stored."
+    return words
 
 
 def _further(experiment: Experiment, rows: Sequence[Row]) -> Iterable[str]:
@@ -95,8 +96,7 @@ def _claim_section(title: str, items: Sequence[Judged], *words: str) -> Iterable
         yield f"## {title}"
         yield from words
         unclaimed = () if items[0].claim.says else ("verdict", "wanted")
-        cells = [claim_cells(item) for item in items]
-        yield table_text([{key: text for key, text in row.items() if key not in unclaimed} for row in cells])
+        yield table_text([{key: text for key, text in claim_cells(i).items() if key not in unclaimed} for i in items])
 
 
 def _checked_section(experiment: Experiment, rows: Sequence[Row]) -> Iterable[str]:

@@ -436,7 +436,7 @@ def test_a_table_that_states_something_else_keeps_what_was_written(rolex, tmp_pa
 
 
 def test_runs_that_are_older_than_any_statement_stay_and_are_named(rolex, tmp_path):
-    """They are judged beside the newer ones, all by what all of them have: the last evaluation."""
+    """They are judged by the last evaluation, all that they have."""
     experiment = find_experiment("fedrolex-3")
     folder = tmp_path / "fedrolex-3"
     old = [item.model_copy(update={"stated": "", "decides": None}) for item in found_in("fedrolex-3", rolex[:3])[1]]
@@ -449,10 +449,35 @@ def test_runs_that_are_older_than_any_statement_stay_and_are_named(rolex, tmp_pa
     (older,) = {item.arm for item in old}
     text = (folder / "fedrolex-3.md").read_text()
     assert f"Runs of {older} are older than the statement of what is judged." in text
-    assert "`ours` is the last evaluation" in text
-    readings = [reading for figure in figures(experiment, written.rows) for reading in figure.readings.values()]
-    assert [reading.deciding for reading in readings] == [reading.last for reading in readings]
-    assert all(reading.decides is None for reading in readings)  # though the newer have one
+    assert f"Of {older}, and in claims about them, it is the last one" in text
+
+
+def test_only_what_is_claimed_of_an_older_run_goes_by_the_last_evaluation():
+    """One old run had all claims of its table judged by another figure than was stated."""
+    runs = [
+        result("fedrolex-3", f"{arm}/cifar10-high", seed, [row(10, first), row(20, last)])
+        for arm, first, last in (("fedrolex", 0.2, 0.4), ("heterofl", 0.1, 0.1), ("federated-dropout", 0.2, 0.3))
+        for seed in (1, 2, 3)
+    ]
+    experiment, rows = found_in("fedrolex-3", runs)
+
+    def by_seed(*old):
+        """Of FedRolex above these two, where some runs have no mean of the last evaluations."""
+        known = [
+            r.model_copy(update={"decides": None}) if (r.arm.partition("/")[0], r.seed) in old else r for r in rows
+        ]
+        shown = {figure.arm.name: figure.by_seed("deciding")[1] for figure in figures(experiment, known)}
+        found = {item.claim.right: item for item in judged(experiment, known) if item.by_seed}
+        right = [f"{arm}/cifar10-high" for arm in ("heterofl", "federated-dropout")]
+        return [found[arm].by_seed for arm in right], shown["federated-dropout/cifar10-high"]
+
+    def everywhere(difference):
+        return pytest.approx(dict.fromkeys((1, 2, 3), difference))
+
+    assert by_seed() == ([everywhere(20.0), everywhere(5.0)], pytest.approx(25.0))
+    # 40 - 30, the last of both arms, although FedRolex has its means, and so do the other two seeds.
+    assert by_seed(("federated-dropout", 2)) == ([everywhere(20.0), everywhere(10.0)], pytest.approx(30.0))
+    assert by_seed(("heterofl", 2)) == ([everywhere(30.0), everywhere(5.0)], pytest.approx(25.0))
 
 
 def test_the_page_of_results_is_what_the_command_makes(tmp_path):
