@@ -17,7 +17,8 @@ _ABOUT = """# What we ran
 
 Every claim of the papers' tables, as `shoal reproduce --report` wrote this page from the figures stored beside it. What
 is claimed, what decides and how it is tested stands in the table's file (`reproduction/tables`) before it is run: the
-mean of the last evaluations, or a simulated time; paired over the seeds; Student's interval of 95 %.
+mean of the last evaluations (of arms with a run that is too old to have it the last one), or a simulated time; paired
+over the seeds; Student's interval of 95 %.
 
 - `holds`: all of the interval is beyond what is wanted; `does not hold`: all of it is on the other side.
 - `undecided`: neither, or not all of the stated seeds, or a target that one of the two never reached, or other data.
