@@ -134,6 +134,11 @@ class Layout:
         return {item.name: self.local_shape(item.dims, tier.width) for item in self.base if item.block in blocks}
 
     @property
+    def labelled(self) -> frozenset[str]:
+        """Label axes with a row for each label, first, and perhaps more; of a smaller one every row is taken."""
+        return frozenset(name for name in self.label_axes if self.axes[name].size >= self.classes)
+
+    @property
     def cut_base(self) -> str | None:
         """The first frozen tensor that a width cuts, None where there is none."""
         return next((item.name for item in self.base if any(map(self.is_cut, item.dims))), None)

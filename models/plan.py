@@ -118,7 +118,7 @@ def compile_plan(layout: Layout, plan: Plan) -> CompiledPlan:
         title=f"{layout.arch} {plan.tier.id}",
         tensors=MappingProxyType({tensor.name: tensor for tensor in tensors}),
         required=required,
-        label_axes=frozenset(layout.label_axes),
+        label_axes=layout.labelled,
     )
 
 

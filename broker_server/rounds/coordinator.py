@@ -71,8 +71,11 @@ class Coordinator:
             self._judge.go_on()
             while (version := self._version()).number < self._context.config.round.rounds or self._in_a_round():
                 judging = self._context.config.evaluation
-                why = stalled(judging, self._store.versions(self._context.run)) if judging.patience else None
-                if why is not None:
+                if (  # a round that is judged, and not yet over, is ended first
+                    judging.patience
+                    and not self._in_a_round()
+                    and (why := stalled(judging, self._store.versions(self._context.run))) is not None
+                ):
                     return self._end("finished", None, 0, why)
                 try:
                     self._round(version)
@@ -149,7 +152,17 @@ class Coordinator:
             last = self._store.last_round(record.run)
             if last is None or last.state in FINAL or self._store.version(record.run, last.version + 1) is not None:
                 raise
+            self._drop_damaged(last)
             self._abandon(last, str(error))
+
+    def _drop_damaged(self, record: RoundRecord) -> None:
+        """Settle updates that cannot be read, or later rounds that they wait for would trip over them as well."""
+        for task in tasks_of(self._context, self._store, record.number):
+            if task.phase is TaskPhase.RECEIVED and task.update_digest is not None:
+                try:
+                    self._services.updates.tensors(task.update_digest)
+                except BlobError as error:
+                    self._store.settle([task.id], TaskPhase.MISSED, str(error))
 
     def _all_abandoned(self) -> bool:
         """Whether so many rounds in a row were abandoned that no other is tried."""
@@ -162,6 +175,7 @@ class Coordinator:
         last = self._store.last_round(self._context.run)
         if last is not None and last.state in FINAL and (late := self._waiting(last)):
             self._store.settle([task.id for task in late], TaskPhase.MISSED, "the run ended before it counted")
+            self._dispatcher.close("the run is over")
             self._tidy(last, late)
         self._store.end_run(self._context.run, status, error or early)
         finished = self._finished(status, error, exit_code).model_copy(update={"early": early})

@@ -1,10 +1,10 @@
 """Judging a global version: the eval graph of a tier over the server's test set, without label mask."""
 
-import math
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from broker_server.rounds.artifacts import TierArtifacts
 from broker_server.rounds.onnx_runtime import open_graph
@@ -59,7 +59,7 @@ class Evaluator:
             Means over all samples; with a label per token over all labels that count.
 
         Raises:
-            DataError: the loss is not finite; the statistics or the weights are useless.
+            DataError: the loss or a metric is not finite, or beyond 1e30; the statistics or the weights are useless.
         """
         fixed = self._fixed(weights, statistics)
         names, sums = list(summed_outputs(self.judged.manifest.recipe)), dict[str, NDArray[np.float64]]()
@@ -67,10 +67,13 @@ class Evaluator:
             found = self._session.run(names, {**fixed, "x": x, "y": y})
             for name, value in zip(names, found, strict=True):
                 sums[name] = sums.get(name, np.zeros(())) + value.astype(np.float64)
-        if not math.isfinite(float(sums["loss_sum"])):
-            tier = self.judged.tier.id
-            raise DataError(f"the loss of {tier} of the new version on {len(self.data)} test samples is not finite")
-        return evaluation_of(sums, counted(self.data.y), self.judged.manifest.recipe)
+        try:
+            return evaluation_of(sums, counted(self.data.y), self.judged.manifest.recipe)
+        except ValidationError as error:
+            found = (
+                f"the loss of {self.judged.tier.id} of the new version on {len(self.data)} test samples, or a metric"
+            )
+            raise DataError(f"{found}, is not finite, or beyond 1e30") from error
 
     def losses(self, weights: Tensors, statistics: Tensors, samples: int) -> NDArray[np.float64]:
         """Mean loss of each run of so many consecutive samples, the last maybe shorter, over labels that count.

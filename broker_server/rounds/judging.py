@@ -20,6 +20,7 @@ from broker_server.rounds.collecting import Collection
 from broker_server.rounds.dispatch import Services, gather
 from broker_server.rounds.evaluation import Evaluator, load_test_set
 from broker_server.rounds.planning import keep_sent, open_collection, statistics_tasks, tasks_of
+from broker_server.rounds.quarantine import quarantined
 from broker_server.rounds.run_context import RunContext
 from broker_server.rounds.statistics import Statistics, combine, has_statistics, over_batches
 from broker_server.rounds.tier_models import model_of
@@ -222,17 +223,20 @@ class Judge:
             judged, _ = keep_sent(context, weights, self._blobs, durable=True)
         tasks = self._store.tasks(record.run, record.number, "statistics")
         if not tasks:
+            own = self._store.tasks(record.run, record.number, "train")
             late = tasks_of(context, self._store, record.number + 1)
-            busy = {task.device for task in late if not task.phase.answered}
-            trained = {
-                task.device
-                for task in self._store.tasks(record.run, record.number, "train")
-                if task.phase is TaskPhase.MERGED
-            }
+            absent = {task.device for task in late if not task.phase.answered}
+            absent |= {task.device for task in own if task.phase is TaskPhase.REFUSED}
+            banned = quarantined(self._store, context.run, context.config.robust)
+            absent |= {device for device, until in banned.items() if record.number <= until}
+            trained = {task.device for task in own if task.phase is TaskPhase.MERGED}
             while not trained <= {*self._dispatcher.fleet.online} and self._dispatcher.now() < self._settled:
                 self._dispatcher.pump(self._settled)  # a server that starts has not heard of all who are there
             profiles = self._dispatcher.fleet.profiles()
-            devices = [device for device, item in profiles.items() if item.examples > 0 and device not in busy]
+            able = {
+                device: item.examples > 0 and item.backends and not item.unable for device, item in profiles.items()
+            }
+            devices = [device for device, can in able.items() if can and device not in absent]
             if not devices:
                 return "no device is online to give batch norm statistics"
             count = math.ceil(round(config.statistics_fraction * len(devices), 9))

@@ -42,8 +42,9 @@ def recruit(context: RunContext, services: Services, version: int, number: int) 
     }
     busy = {task.device for task in tasks_of(context, services.store, number)}
     eligible = _wait_for_devices(context, services, version, banned, busy)
-    wanted = wanted_of(len(eligible) + len(busy), fraction=config.round.fraction, least=config.round.min_devices)
-    wanted = max(0, wanted - len(busy))
+    at_work = sum(map(fleet.is_online, busy))  # who left keeps its task, and no other's place
+    wanted = wanted_of(len(eligible) + at_work, fraction=config.round.fraction, least=config.round.min_devices)
+    wanted = max(0, wanted - at_work)
     chosen = choose(
         eligible, wanted=wanted, over_selection=config.round.over_selection, seed=config.seed, number=number
     )
@@ -60,7 +61,7 @@ def recruit(context: RunContext, services: Services, version: int, number: int) 
             reasons[device] = unfit or ("at work for an earlier round" if device in busy else "not drawn")
     named = dict(list(reasons.items())[:_NAMED_LEFT_OUT])
     if config.round.buffer is not None:
-        wanted = min(config.round.buffer, len(chosen) + len(busy))
+        wanted = min(config.round.buffer, len(chosen) + at_work)
     return Recruits(chosen, wanted, LeftOut(reasons=named, more=len(reasons) - len(named)))
 
 
@@ -76,7 +77,7 @@ def _wait_for_devices(
         # Who is in quarantine takes part where there were too few without: one refusal more costs less than the run.
         for absent in ({*banned, *busy}, {*busy}):
             eligible = {device: item for device, item in dealt.items() if device not in absent}
-            if len(eligible) + len(busy) >= config.round.min_devices:
+            if len(eligible) + sum(map(dispatcher.fleet.is_online, busy)) >= config.round.min_devices:
                 return eligible
         online = dispatcher.fleet.online
         if told != online:

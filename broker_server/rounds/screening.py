@@ -128,7 +128,7 @@ def _judge(item: Measured, bound: float | None, samples: int, config: RobustConf
             RefusalReason.TOO_FAR,
             f"it differs by {item.norm:.4g} from the weights sent; in tier {item.tier} up to {allowed} is taken",
         )
-    if samples < item.declared and config.beyond_weight == "refuse":
+    if not samples or (samples < item.declared and config.beyond_weight == "refuse"):
         announced = "" if item.announced is None else f" ({item.announced} announced)"
         return Verdict(
             screening,

@@ -265,7 +265,7 @@ class MqttDispatcher:
         self._listened = self._clock.now()
 
     def close(self, reason: str, *, waits: bool = False) -> None:
-        """End the collection; devices that still work on it are told.
+        """End the collection, or where there is none what goes on beyond one; devices that still work are told.
 
         Args:
             reason: for their log.
@@ -275,13 +275,14 @@ class MqttDispatcher:
         self._uploads.cohorts.close()
         if collection is not None:
             self._past = {**(self._past if len(self._past) < _MOST_STRANGERS else {}), **collection.tasks}
-        if collection is not None and waits:
-            self._waiting = {task.record.id: task for task in collection.unanswered}
+        over = tuple(self._waiting.values() if collection is None else collection.unanswered)
+        if collection is None or waits:
+            self._waiting = {task.record.id: task for task in over if waits}
         self._open = self._waiting
         self._uploads.open(self._waiting.values())
         if waits:
             return
-        for task in collection.unanswered if collection is not None else ():
+        for task in over:
             self._outbox.tell(Cancel, task.record, reason=reason)
 
     def offer_again(self) -> None:

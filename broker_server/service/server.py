@@ -234,7 +234,7 @@ class Server:
             ),
         )
         last = self._store.last_round(context.run)
-        if last is None or last.state in FINAL:
+        if last is None or (last.state in FINAL and not self._store.late(context.run, last.number + 1, waiting=True)):
             partial.clear()
         self._outbox.status(context.run)
         closed = self._store.version(context.run)

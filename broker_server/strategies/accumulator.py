@@ -67,11 +67,6 @@ def start(layout: Layout, factor: Factor = _alike) -> Accumulator:
     return Accumulator(layout, sums, factor=factor)
 
 
-def _label_axes(layout: Layout) -> frozenset[str]:
-    """Label axes with a row for each label, first, and perhaps more; of a smaller one every row is taken."""
-    return frozenset(name for name in layout.label_axes if layout.axes[name].size >= layout.classes)
-
-
 def _check(plan: CompiledPlan, update: Tensors) -> None:
     for name in plan.required:
         value = update.get(name)
@@ -108,7 +103,7 @@ def fold(
     if not weight > 0:
         raise PlanError(f"an update's weight must be positive, not {weight}")
     _check(plan, update)
-    axes = _label_axes(state.layout)
+    axes = state.layout.labelled
     rows = None if labels is None else tuple(sorted(set(labels)))
     with np.errstate(over="ignore", invalid="ignore"):  # whoever takes the result checks that it is finite
         for name, tensor in plan.tensors.items():
@@ -171,7 +166,7 @@ def _pieces(shape: tuple[int, ...], values: int) -> Iterable[tuple[Any, ...]]:
 
 def coverage(state: Accumulator, name: str) -> Floats:
     """The total weight behind every entry, float32, broadcastable to the parameter: uncut dimensions have length 1."""
-    axes = _label_axes(state.layout)
+    axes = state.layout.labelled
     held = [(group, group.plan.tensors[name]) for group in state.groups.values() if name in group.plan.tensors]
     shape = next(item.shape for item in state.layout.parameters if item.name == name)
     labelled = [dim.axis in axes for dim in held[0][1].dims] if held else [False] * len(shape)

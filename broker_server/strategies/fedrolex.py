@@ -65,7 +65,7 @@ def build(basis: Basis[FedRolexSettings]) -> Strategy:
     window = Window(keys.window, keys.step, keys.direction, keys.heads)
     if keys.weighting == "avg":
         return _windowed(basis, window)
-    if basis.weighting is not None:
+    if basis.weighting == "samples":
         raise PlanError(
             f"{basis.name}: fedrolex.weighting = {keys.weighting!r} weights by layers, so weighting ="
             f" {basis.weighting!r} has no place; remove one"

@@ -19,6 +19,8 @@ from fleet_protocol.frozen import FrozenModel
 
 def _factored(mean: Pieces, old: Pair) -> Pair:
     """The product as a pair of the whole rank; a rank beyond the size of the matrix keeps its old `down`, unused."""
+    if not np.isfinite(mean[0]).all():  # whoever takes the result checks that it is finite
+        return Pair(np.full_like(old.up, np.nan), old.down)
     left, values, right = np.linalg.svd(mean[0], full_matrices=False)
     kept = min(len(values), old.down.shape[0])
     up, down = np.zeros_like(old.up), old.down.copy()

@@ -82,7 +82,8 @@ def build(basis: Basis[InclusiveTable]) -> Strategy:
     Raises:
         PlanError: settings of width-cut methods are given, or the model has no layers or no fitting tier.
     """
-    given = [key for key in ("weighting", "label_rule") if getattr(basis, key) is not None]
+    own: Mapping[str, object] = {"weighting": "uniform", "label_rule": False}  # what it does, and may be told to do
+    given = [key for key, value in own.items() if getattr(basis, key) not in {None, value}]
     given += ["plan"] if basis.plan != "static" else []
     if given:
         raise PlanError(

@@ -44,6 +44,18 @@ def test_a_version_is_judged_as_numpy_judges_it(full, test_set):
     assert found.accuracy == accuracy
 
 
+@pytest.mark.parametrize("size", [1e25, 1e35])
+def test_a_loss_that_nobody_can_be_told_is_an_error(full, test_set, size):
+    """Of a run that diverges: finite at first, and beyond what a message carries, which had ended the server."""
+    data = load_test_set(NpzData(path=test_set), full.manifest)
+    weights = {name: value * np.float32(size) for name, value in tiny_weights(tiny_layout(), 3).items()}
+    channel = np.full(8, 1e-5, np.float32)
+    with pytest.raises(DataError, match=r"the loss of w1\.00-d1 .* 40 test samples, or a metric, is not finite"):
+        Evaluator(full, data, batch_size=7, threads=1).evaluate(
+            weights, {"stat.norm.mean": channel, "stat.norm.var": channel}
+        )
+
+
 def test_losses_are_those_of_runs_of_samples(full, test_set):
     """Each run of consecutive samples by itself, whatever the batch size; the last may be short."""
     data = load_test_set(NpzData(path=test_set), full.manifest)

@@ -4,14 +4,18 @@ Three devices whose updates are one number everywhere: ``wide`` trains the whole
 half on label 1, ``other`` the whole on label 3. Nobody has seen label 2. ``blind`` has no labels at all.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from broker_server.strategies.strategy import Contribution
 from fleet_protocol.messages import TaskMetrics
+from models.axes import Axis, AxisKind
 from models.plan import compile_plan, make_plan
 from models.registry import Registry, infer_layout
 from tests.broker_server.artifacts import tiny_layout, tiny_weights
+from tests.broker_server.merging import layout_of
 from tests.broker_server.methods import built, merged
 
 LAYOUT = tiny_layout(inputs=5, hidden=6)
@@ -61,6 +65,19 @@ def test_a_row_of_the_embedding_is_of_those_who_hold_its_token(name):
     assert new["tokens.weight"][:, 0].tolist() == [9, 1, 2, 9, 3, 9, 9]
     assert new["head.bias"].tolist() == [9, 1, 2, 9, 3, 9]
     assert (new["positions"] == 2).all()
+
+
+@pytest.mark.parametrize("name", WITH_THE_RULE)
+def test_an_axis_with_fewer_rows_than_labels_has_none(name):
+    """Of it every row is taken, by a median as by a mean."""
+    layout = layout_of({"emb": ("letters", "h"), "out": ("classes", "h")}, {"letters": 6, "h": 8, "classes": 10})
+    axes = {**layout.axes, "letters": Axis("letters", 6, AxisKind.FIXED)}
+    layout = replace(layout, axes=axes, label_axes=("letters", "classes"), classes=10)
+    old = {item.name: np.full(item.shape, 9.0, np.float32) for item in layout.parameters}
+    fleet = (("one", 1.0, 1.0, (1, 9), 4), ("two", 1.0, 3.0, (2, 4), 4), ("three", 1.0, 3.0, (2, 4), 4))
+    new = merged(built({"name": name}, layout), [contribution(*device, layout) for device in fleet], old)
+    assert (new["emb"] == (3 if name == "fedmedian" else np.float32(7 / 3))).all()
+    assert new["out"][:, 0].tolist() == [9, 1, 3, 9, 3, 9, 9, 9, 9, 1]
 
 
 @pytest.mark.parametrize("name", WITH_THE_RULE)

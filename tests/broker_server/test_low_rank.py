@@ -93,6 +93,17 @@ def test_adapters_that_do_nothing_stay_as_they_were_or_do_nothing(name):
         assert not found["a.up"].any()
 
 
+@pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered:RuntimeWarning")
+@pytest.mark.parametrize("name", ["hetlora", "flexlora"])
+def test_a_product_that_is_no_number_is_left_to_who_takes_the_result(name):
+    """It is checked there; the singular values of what is not finite had ended the server."""
+    large = update("a", 1.0, 1)
+    for key in ("a.up", "a.down"):
+        large.weights[key][...] = 1e25
+    found = merge(name, [large, update("b", 0.5, 2)])
+    assert not all(np.isfinite(found[key]).all() for key in ("a.up", "a.down"))
+
+
 def test_what_does_not_go_together_is_refused_with_what_does():
     """No adapters, units of a rank that are not the leading ones, a server optimizer over factors."""
     plain = layout_of({"w": ("r", "inputs")}, {"r": 4, "inputs": 3, "classes": 4})

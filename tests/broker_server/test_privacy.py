@@ -227,6 +227,20 @@ def test_every_other_pair_is_planned(config):
             assert all(pairs.USED[name](context.config) for name in (one, other)), (one, other)
 
 
+@pytest.mark.parametrize(
+    "strategy",
+    [{"name": "inclusivefl"}, {"name": "fedrolex", "fedrolex": {"weighting": "width"}}],
+    ids=lambda strategy: strategy["name"],
+)
+def test_methods_that_take_a_plain_mean_are_asked_to_change_nothing(config, strategy):
+    """Local noise goes with them; what needs sums of changes is refused as that, not for a setting nobody wrote."""
+    tables = {"strategy": strategy, "robust": {"norm_bound": 0}, **BY_THE_SERVER}
+    assert prepare(config, strategy=strategy, **LOCAL).strategy.name == strategy["name"]
+    for keys in ({"privacy": HIDDEN}, {"secure_sum": {"clip": 1.0}}):
+        with pytest.raises(PlanError, match="does not average entry by entry"):
+            prepare(config, **tables, **keys)
+
+
 def test_the_page_shows_the_table():
     """docs/privacy.md has the pairs that are refused, with reason and remedy."""
     page = (Path(__file__).parents[2] / "docs" / "privacy.md").read_text()

@@ -77,6 +77,14 @@ def test_nobody_counts_for_more_samples_than_it_announced_or_ten_times_the_media
     assert {task for task, reason in refused.items() if reason is RefusalReason.TOO_HEAVY} == {"liar", "giant"}
 
 
+def test_who_has_no_samples_any_more_is_refused():
+    """It announced that after it was asked; merged with a weight of 0 it had failed the run for everybody."""
+    updates = measured(1.0, 1.0) | {"empty": Measured("w1.00-d1", 1.0, 100, 10, 0)}
+    found = screen(updates, {}, RobustConfig())
+    assert [task for task, item in found.items() if item.reason is RefusalReason.TOO_HEAVY] == ["empty"]
+    assert "10 samples (0 announced); up to 0" in found["empty"].detail
+
+
 @given(st.lists(st.floats(0.5, 2.0), min_size=3, max_size=9), st.floats(1e3, 1e37), st.integers(1, 4))
 def test_a_minority_cannot_raise_its_bound(norms, size, bad):
     """However large, the updates of fewer than half are refused, and none of the others is."""

@@ -115,7 +115,12 @@ def test_an_ablation_differs_from_the_whole_in_one_thing():
     ("table", "before", "arm_before", "but"),
     [
         ("fedrolex-repeat", "fedrolex-3", "{}", set()),
-        ("whalefl-repeat", "whalefl-mild", "{}/non-iid-5", {"robust.norm_bound", "robust.weight_bound", "round.rounds"}),
+        (
+            "whalefl-repeat",
+            "whalefl-mild",
+            "{}/non-iid-5",
+            {"robust.norm_bound", "robust.weight_bound", "round.rounds"},
+        ),
     ],
 )
 def test_a_repeated_table_is_the_same_with_other_seeds(table, before, arm_before, but):
