@@ -70,6 +70,8 @@ def _at_best(
     factor = 100.0 if of.share else 1.0
 
     def read(rows: Sequence[RoundRow], last: int) -> Reading | None:
+        # Devices judge models of their own in every round: beside a global one, where that is judged.
+        rows = [row for row in rows if row.accuracy is not None] or rows
         found = [
             (sign * judge, factor * figure, row.round)
             for row in rows

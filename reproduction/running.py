@@ -11,6 +11,7 @@ is complete, and nothing else, is in the table.
 import contextlib
 import os
 import platform
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
@@ -23,7 +24,7 @@ from fleet_protocol.errors import ConfigError, DataError, ShoalError
 from fleet_protocol.frozen import STORED, FrozenModel
 from reproduction.experiment import Arm, Experiment, Scale, stated
 from reproduction.sharing import devices_choose, rounds_with, widths_in
-from simulation.results.history import RoundRow, read_history, write_history
+from simulation.results.history import DEVICES, RoundRow, read_history, write_history
 from simulation.settings import HOW_COMPUTED, SimulationConfig
 from simulation.tables import EngineTable
 
@@ -197,6 +198,8 @@ def _shared(job: Job) -> bool:
                 continue
             if rows := rounds_with(job.config, path.parent, record.config):
                 write_history(folder, rows)
+                if record.config.clock == job.config.clock:  # of another the seconds would be others
+                    shutil.copytree(path.parent / DEVICES, folder / DEVICES, dirs_exist_ok=True)
                 config = job.config.model_copy(update={"engine": record.config.engine})
                 mine = {"table": job.experiment.table, "arm": job.arm.name, "config": config}
                 mine["stated"] = stated(job.experiment, job.scale)

@@ -3,10 +3,12 @@
 Where everybody is waited for and nobody chooses by time, only the seconds of a round depend on the clock.
 """
 
+import contextlib
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 
+from broker_server.store import Store, TaskPhase
 from broker_server.strategies.registry import KNOWN
 from fleet_protocol.sizing import SizingConstants
 from models.tier import Tier
@@ -27,6 +29,8 @@ def rounds_with(config: SimulationConfig, folder: Path, trained: SimulationConfi
     if trained.clock == config.clock:
         return rows
     rule, leave = config.round, any(kind.dropout for kind in config.devices.kinds)
+    if not _all_merged(folder):  # it waited for them, and the devices' parts do not tell of them
+        return ()
     by_time = rule.over_selection or rule.buffer is not None or rule.deadline_seconds < NO_DEADLINE or leave
     if by_time or devices_choose(config) or _seconds(trained, folder) != [row.simulated_seconds for row in rows]:
         return ()
@@ -47,6 +51,16 @@ def widths_in(config: SimulationConfig, folder: Path) -> dict[int, tuple[float |
         row = found.setdefault(part.round, [None] * len(places))
         row[places[part.device]] = Tier.parse(part.tier).width
     return {number: tuple(row) for number, row in found.items()}
+
+
+def _all_merged(folder: Path) -> bool:
+    """Whether every update that was asked for counted."""
+    if not (folder / "store").exists():
+        return False
+    with contextlib.closing(Store(folder / "store", read_only=True)) as store:
+        run = store.runs()[0].id
+        tasks = (task for item in store.rounds(run) for task in store.tasks(run, item.number, "train"))
+        return all(task.phase is TaskPhase.MERGED for task in tasks)
 
 
 def _seconds(config: SimulationConfig, folder: Path) -> list[float]:

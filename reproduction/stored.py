@@ -16,6 +16,9 @@ from reproduction.experiment import Experiment, Scale, stated
 from reproduction.measures import Reading
 from reproduction.running import ArmResult
 
+EARLIER = "stated-"
+"""Begins the name of a folder with what was written when the table's file stated something else."""
+
 
 class Row(FrozenModel):
     """One figure of one run; what earlier versions did not store has a default.
@@ -192,7 +195,8 @@ def _read(path: Path, kind: type[RowT]) -> tuple[RowT, ...]:
 def seconds_of_runs(out: Path, experiment: Experiment, scale: Scale) -> dict[str, float]:
     """Mean real time of a run of each arm that has stored results anywhere below the table's folder."""
     paths = sorted((out / experiment.table).glob(f"**/{experiment.table}.csv"))
-    rows = [row for path in paths for row in read_rows(path) if row.scale == scale]
+    now = [path for path in paths if not path.parent.name.startswith(EARLIER)]
+    rows = [row for path in now for row in read_rows(path) if row.scale == scale]
     runs = {(row.arm, row.seed): row.seconds for row in rows}
     return {arm: fmean(seconds for (name, _), seconds in runs.items() if name == arm) for arm, _ in runs}
 

@@ -65,6 +65,9 @@ def chosen_judges(
         others["matthews"] = _by_correlation(context, evaluator, data)
     if table.perplexity:
         others["perplexity"] = _by_perplexity(context, evaluator, len(data), table.perplexity)
+    loss = context.judged.manifest.recipe.loss
+    if table.local and not own_models and "correct" not in loss.metrics:
+        raise ConfigError(f"evaluation.local counts right answers, and the loss {loss.name} has none; leave it off")
     local = _locally(context, evaluator, parts, labels) if table.local and not own_models else None
     return Judges(evaluator, local, others)
 

@@ -145,7 +145,8 @@ def split_data(config: SimulationConfig, data: Dataset) -> Parts:
         train = dirichlet(data.train_y, count, table.alpha, seed)
         return Parts(tuple(train), tuple(in_proportion(train, data.train_y, data.test_y, seed + _TEST_DRAW)))
     dealt = deal_shards(data.classes, count, table.per_device, seed, as_released=table.as_released)
-    return Parts(tuple(dealt.split(data.train_y, seed)), tuple(dealt.split(data.test_y, seed + _TEST_DRAW)))
+    test = dealt.split(data.test_y, seed + _TEST_DRAW, of="test") if config.evaluation.local else empty
+    return Parts(tuple(dealt.split(data.train_y, seed)), tuple(test))
 
 
 def _limited(data: Dataset, table: DataTable) -> Dataset:

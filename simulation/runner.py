@@ -30,6 +30,7 @@ from broker_server.store import RoundRecord, Store
 from broker_server.store.machine import RoundState
 from fleet_protocol import control
 from fleet_protocol.blob_store import BlobStore, write_atomically
+from fleet_protocol.digests import blob_digest
 from fleet_protocol.errors import ConfigError
 from fleet_protocol.frozen import STORED
 from fleet_protocol.locks import held
@@ -50,6 +51,7 @@ from simulation.virtual_fleet import VirtualFleet
 Listener = Callable[[control.RunEvent], None]
 
 _CONFIG = "config.json"
+_FILES = "files.json"  # digests of those that it names
 
 
 @dataclass(frozen=True)
@@ -83,17 +85,18 @@ def simulate(
     """
     config.out.mkdir(parents=True, exist_ok=True, mode=0o700)
     taken = f"another simulation works in {config.out}: wait for it, or give this one an `out` of its own"
-    with held(config.out, taken):
-        _claim(config)
+    with held(config.out, taken), contextlib.closing(Store(config.out / "store", durable=False)) as store:
+        _claim(config, begun=bool(store.runs()))
         prepared = prepare(config, stage)
         fleet = config.fleet(artifacts=prepared.artifacts, weights=prepared.weights, test_set=prepared.test_set)
-        with contextlib.closing(Store(fleet.store, durable=False)) as store:
-            return _Simulation(config, prepared, fleet, store, watch).run(listener)
+        return _Simulation(config, prepared, fleet, store, watch).run(listener)
 
 
-def _claim(config: SimulationConfig) -> None:
-    """See that the folder is empty or holds this very simulation."""
-    path = config.out / _CONFIG
+def _claim(config: SimulationConfig, *, begun: bool) -> None:
+    """See that the folder holds this very simulation, with the same files, or none that has begun."""
+    path, files = config.out / _CONFIG, config.out / _FILES
+    named = (config.model.models, config.model.weights, config.clock.table)
+    given = {str(name): blob_digest(Path(name).read_bytes()) for name in named if name and Path(name).is_file()}
     but: Mapping[str, bool | set[str]] = {**dict.fromkeys(HOW_COMPUTED, True), "round": {"rounds"}}
     mine = config.model_dump(mode="json", exclude=but)
     if path.is_file():
@@ -103,11 +106,16 @@ def _claim(config: SimulationConfig) -> None:
         except ValueError as error:
             raise ConfigError(f"{path} cannot be read ({error}); take another `out`, or remove the folder") from error
         before = stored.model_dump(mode="json", exclude=but)
-        changed = [key for key in mine if mine[key] != before.get(key)]
-        if changed:
+        known = json.loads(files.read_bytes()) if files.is_file() else given
+        changed = [f"[{key}]" for key in mine if mine[key] != before.get(key)]
+        changed += [name for name in given if given[name] != known.get(name, given[name])]
+        if changed and begun:
             raise ConfigError(
-                f"{config.out} holds a simulation with another [{changed[0]}]; take another `out`, or remove the folder"
+                f"{config.out} holds a simulation with another {changed[0]}; take another `out`, or remove the folder"
             )
+    for made in () if begun else (*config.out.glob("parts*.npz"), config.out / "init.safetensors"):
+        made.unlink(missing_ok=True)  # of a start that failed, and that may have been of something else
+    write_atomically(files, json.dumps(given).encode())
     write_atomically(path, config.model_dump_json(indent=1, exclude=set(HOW_COMPUTED)).encode())
 
 

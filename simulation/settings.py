@@ -87,6 +87,10 @@ class SimulationConfig(RunKeys):
             raise ValueError('train.micro_batch is for engine.backend = "onnx"')
         if self.engine.backend == "torch" and self.train.rate is not None and self.train.rate.per == "step":
             raise ValueError('train.rate.per = "step" is for engine.backend = "onnx"; the torch backend knows "round"')
+        if self.engine.backend == "torch" and self.evaluation.holdout:
+            raise ValueError(
+                'evaluation.holdout is for engine.backend = "onnx"; the torch backend judges no sub-models'
+            )
         return self
 
     def fleet(self, *, artifacts: Path, weights: Path, test_set: Path) -> FleetConfig:

@@ -95,7 +95,8 @@ class Evaluator:
         Specification 1.5: zeroed logits; the mask is ``[classes]``, 1 where a label counts. Statistics are as for
         `evaluate`.
         """
-        fixed = self._fixed(weights, statistics) | {"mask": mask}
+        fixed = self._fixed(weights, statistics)
+        fixed |= {"mask": mask} if "mask" in fixed else {}
         correct = count = 0
         for start in range(0, len(chosen), self._batch_size):
             x, y = self.data.batch(chosen[start : start + self._batch_size], self._dtype)

@@ -10,8 +10,8 @@ from reproduction.experiment import Experiment, stated
 from reproduction.figures import VERDICTS, judged
 from reproduction.report.cells import claim_cells, table_text
 from reproduction.report.markdown import stated_since
-from reproduction.report.writing import EARLIER, keep_earlier, write_rows
-from reproduction.stored import Row, read_rows, statement_of
+from reproduction.report.writing import keep_earlier, write_rows
+from reproduction.stored import EARLIER, Row, read_rows, statement_of
 
 _ABOUT = """# What we ran
 

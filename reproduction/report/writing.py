@@ -10,13 +10,21 @@ from reproduction.experiment import Experiment, Scale, stated
 from reproduction.report.markdown import as_markdown
 from reproduction.report.plotting import draw
 from reproduction.running import ArmResult
-from reproduction.stored import Point, Row, RowT, as_csv, points_of, read_points, read_rows, rows_of, statement_of
+from reproduction.stored import (
+    EARLIER,
+    Point,
+    Row,
+    RowT,
+    as_csv,
+    points_of,
+    read_points,
+    read_rows,
+    rows_of,
+    statement_of,
+)
 
 CURVES = ".curves.csv"
 """Ends the name of the file with a table's curves, from which its plots are made."""
-
-EARLIER = "stated-"
-"""Begins the name of a folder with what was written when the table's file stated something else."""
 
 
 @dataclass(frozen=True)

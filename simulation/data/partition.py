@@ -85,8 +85,10 @@ class Shards:
     labels: tuple[tuple[int, ...], ...]  # the labels of each device, one for each of its shards
     counts: tuple[int, ...]  # shards that each class is cut into
 
-    def split(self, targets: Targets, seed: int) -> list[NDArray[np.int64]]:
+    def split(self, targets: Targets, seed: int, *, of: str = "training") -> list[NDArray[np.int64]]:
         """Cut every class into shards and hand them out at random, each to one device: sorted indices by device.
+
+        `of` names the samples to people.
 
         Raises:
             ConfigError: a label is outside the classes, or a class has fewer samples than shards.
@@ -99,7 +101,7 @@ class Shards:
             members = np.flatnonzero(targets == label)
             if len(members) < count:
                 raise ConfigError(
-                    f"class {label} has {len(members)} samples for {count} shards; take fewer devices or shards"
+                    f"class {label} has {len(members)} {of} samples for {count} shards; take fewer devices or shards"
                 )
             pieces = cut_shards(members, count)
             stacks.append([pieces[place] for place in rng.permutation(count)])

@@ -61,6 +61,9 @@ def test_the_best_round_is_read_and_the_last_beside_it():
     assert GLOBAL.read(rows, 9) == Reading(70.0, 3, 60.0, pytest.approx(62.5))
     assert LOCAL.read(rows, 1) == Reading(60.0, 3, 70.0, 70.0)  # at the best global round
     assert OWN.read(rows, 1) == Reading(90.0, 2, 70.0, 70.0)  # at its own
+    own = [*rows[:5], row(6, local=0.95)]  # personal models are judged in every round, FedAvg's where that is due
+    assert OWN.read(own, 2) == Reading(90.0, 2, 70.0, pytest.approx(75.0))
+    assert OWN.read([row(1, local=0.2), row(2, local=0.3)], 1) == Reading(30.0, 2, 30.0, 30.0)  # nothing else is judged
     assert ROUNDS_TO_BEST.read(rows, 2) == Reading(3.0, 3, None)
     assert measure_named("global-by-2").read(rows, 2) == Reading(50.0, 2, None)
     assert GLOBAL.read([row(1)], 1) is None

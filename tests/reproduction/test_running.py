@@ -242,6 +242,14 @@ def test_the_list_has_durations_and_the_report_a_page(tmp_path):
     listed = json.loads(reproduce("--list", "--json", "--scale", "smoke", "--out", page.parent).stdout)
     takes = {table["table"]: table["takes"] for table in listed}
     assert (takes["heterofl-1"], takes["heterofl-2"]) == ("measured 30.0 s, 1 unknown", "unknown")
+    # What was set aside, when the table stated something else, says nothing of it.
+    aside = page.parent / "heterofl-1" / "stated-nothing"
+    aside.mkdir()
+    text = (page.parent / "heterofl-1" / "heterofl-1.csv").read_text()
+    (aside / "heterofl-1.csv").write_text(text.replace(",30.0,", ",3000.0,"))
+    assert (aside / "heterofl-1.csv").read_text() != text
+    again = json.loads(reproduce("--list", "--json", "--scale", "smoke", "--out", page.parent).stdout)
+    assert again == listed
 
 
 def test_a_fresh_machine_sees_how_long_a_table_takes(tmp_path, monkeypatch):

@@ -55,8 +55,9 @@ def test_only_the_seconds_of_a_round_depend_on_the_clock(trained, train):
     ],
     ids=["over-selection", "deadline", "buffer", "drop-outs"],
 )
-def test_where_time_decides_who_takes_part_nothing_is_shared(tmp_path, tables):
+def test_where_time_decides_who_takes_part_nothing_is_shared(tmp_path, tables, monkeypatch):
     """Even where each round of the one lasted as long as its slowest device."""
+    monkeypatch.setattr(sharing, "_all_merged", lambda _folder: True)
     config, free = (settings(tmp_path / "out", tmp_path, **keys) for keys in (tables, {}))
     device = DeviceRow(1, config.devices.ids[0], "w1.00-d1", 40, 0.5, None, 1.0, 1.0, 1000)
     with HistoryWriter(config.out) as history:
@@ -66,6 +67,15 @@ def test_where_time_decides_who_takes_part_nothing_is_shared(tmp_path, tables):
         (seconds,) = sharing._seconds(trained, config.out)
         write_history(config.out, [replace(row(1), simulated_seconds=seconds)])
         assert len(rounds_with(trained.model_copy(update=strong), config.out, trained)) == shared
+
+
+def test_rounds_that_waited_for_a_refused_update_are_not_those_of_another_clock(trained):
+    """The round took as long as that device, too, of which its parts do not tell: it had been shorter than its own."""
+    config, rounds = trained("refused", robust={"norm_bound": 1.02})
+    other = config.model_copy(update={"clock": settings(config.out, config.out, clock=STRONG).clock})
+    assert sum(row.devices for row in rounds) < 3 * len(rounds)
+    assert rounds_with(other, config.out, config) == ()
+    assert rounds_with(config, config.out, config) == rounds
 
 
 @pytest.mark.slow
@@ -103,6 +113,19 @@ def test_a_table_takes_what_another_has_trained(tmp_path, monkeypatch):
     (figure, *_) = rows_of(find_experiment("whalefl-mild"), "small", [found])
     assert figure.engine == "local, onnx, trained as whalefl-strong, heterofl/iid"
     assert json.loads((mild.config.out / "result.json").read_text())["table"] == "whalefl-mild"
+
+
+def test_who_takes_rounds_of_the_same_clock_takes_the_widths(tmp_path):
+    """Where devices choose; they had been missing in the curves, and in their plot."""
+    names = [("whalefl-1", "whalefl/non-iid-2"), ("whalefl-static", "released/non-iid-2")]
+    first, second = (jobs(find_experiment(table), "small", tmp_path, Part((3,), (arm,)))[0] for table, arm in names)
+    complete(first, [])
+    with HistoryWriter(first.config.out) as writer:
+        writer.add(row(1, 0.5), [part("device-07", "w0.50-d1", 1)])
+    run_job(second, stage=pytest.fail)
+    (found,) = collect(find_experiment("whalefl-static"), "small", tmp_path)
+    assert found.trained == "whalefl-1, whalefl/non-iid-2"
+    assert found.widths[1][7] == 0.5
 
 
 def test_what_is_trained_otherwise_is_trained(tmp_path, monkeypatch):

@@ -101,6 +101,10 @@ def test_numbers_are_learnt_and_a_changed_file_is_refused(boards):
     wanted = own(boards, plain, plain | {"path": "test.csv"}, model=REGRESSION, **ending)
     result = simulate(wanted)
     assert result.finished.status == "finished", result.finished.error
+    dealt = wanted.partition.model_copy(update={"kind": "iid"})
+    local = {"evaluation": wanted.evaluation.model_copy(update={"local": True}), "partition": dealt}
+    with pytest.raises(ConfigError, match=r"counts right answers, and the loss mean-squared-error has none"):
+        simulate(wanted.model_copy(update={**local, "out": boards / "local"}))
     assert (result.finished.rounds, result.rounds[-1].round) == (2, 2)  # patience ends a simulation as a run of a fleet
     assert "loss did not get better" in result.finished.early
     assert result.rounds[-1].loss is not None
@@ -132,6 +136,7 @@ def test_any_split_of_one_file(tmp_path):
     prepared = prepare(own(tmp_path, table, table, partition=kinds))
     parts = Parts.load(prepared.parts)
     assert [len(np.unique(np.arange(40)[part] % 4)) for part in parts.train] == [2, 2]
+    assert not any(map(len, parts.test))  # of which none would be judged, and a small set has too few for shards
     data = own_data(*2 * [config(tmp_path, **table)])
     assert (data.train_x.dtype.kind, data.tokens, data.classes) == ("i", 80, 4)
 
@@ -158,5 +163,7 @@ def test_a_set_has_a_name_or_files(tmp_path):
     for data in ({"name": ""}, {"name": "digits", "train": table, "test": table}, {"name": "", "train": table}):
         with pytest.raises(ValidationError, match="name one of the data sets"):
             settings(tmp_path, tmp_path, data=data)
+    with pytest.raises(ValidationError, match=r'evaluation.holdout is for engine.backend = "onnx"'):
+        settings(tmp_path, tmp_path, engine={"backend": "torch"}, evaluation={"holdout": 0.2})
     with pytest.raises(ValidationError, match="say what you need in"):
         settings(tmp_path, tmp_path, data={"name": "", "train": table, "test": table, "augment": "crop-flip"})

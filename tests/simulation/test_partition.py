@@ -110,7 +110,7 @@ def test_impossible_deals_are_errors():
     dealt = deal_shards(2, 4, 1, 0)
     with pytest.raises(ConfigError, match="outside the 2 classes"):
         dealt.split(np.array([0, 2]), 0)
-    with pytest.raises(ConfigError, match="class 1 has 1 samples for 2 shards"):
+    with pytest.raises(ConfigError, match="class 1 has 1 training samples for 2 shards"):
         dealt.split(np.array([0, 0, 1]), 0)
 
 

@@ -22,13 +22,15 @@ from fleet_protocol.blob_store import BlobStore
 from fleet_protocol.errors import ConfigError, DataError, PlanError
 from fleet_protocol.locks import held
 from simulation import virtual_dispatcher
-from simulation.data.held import VirtualData
+from simulation.data.held import Parts, VirtualData
 from simulation.engines.local import LocalEngine, WorkerDiedError
 from simulation.orders import WorkerSetup, WorkItem, WorkOrder
 from simulation.preparing import prepare
 from simulation.results.history import read_devices, read_history
 from simulation.runner import simulate
 from tests.simulation.simulations import as_a_fleet, settings, tensors
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="session")
@@ -314,6 +316,36 @@ def test_another_configuration_is_refused(cache, tmp_path, straight):
         simulate(settings(straight.folder, cache, train={"learning_rate": 0.01}))
 
 
+@pytest.mark.parametrize("which", ["models", "clock"])
+def test_another_content_of_a_file_it_names_is_refused(cache, tmp_path, which):
+    """The model file had been traced anew, and trained on the weights of the old one, without a word."""
+    path = tmp_path / {"models": "own.py", "clock": "own.toml"}[which]
+    path.write_text(
+        (ROOT / {"models": "examples/tutorial/my_models.py", "clock": "simulation/clock.toml"}[which]).read_text()
+    )
+    own = {"arch": "small_cnn", "settings": {}, "models": path}
+    keys = {"models": {"model": own}, "clock": {"clock": {"table": str(path)}}}[which]
+    config = settings(tmp_path / "out", cache, **keys, round={"rounds": 1})
+    assert simulate(config).finished.status == "finished"
+    assert len(simulate(config).rounds) == 1
+    path.write_text(path.read_text() + "\n")
+    with pytest.raises(ConfigError, match=rf"holds a simulation with another .*{path.name}; take another `out`"):
+        simulate(config.model_copy(update={"round": config.round.model_copy(update={"rounds": 2})}))
+
+
+def test_a_start_that_failed_claims_no_folder(cache, tmp_path):
+    """To correct what the message named had been refused, and what the first had dealt would have been taken."""
+    out = tmp_path / "out"
+    with pytest.raises(PlanError):
+        simulate(settings(out, cache, model={"widths": (1.0, 0.01)}))
+    dealt = Parts.load(out / "parts.npz")
+    with pytest.raises(ConfigError, match="no data set 'digit'"):
+        simulate(settings(out, cache, data={"name": "digit"}))
+    shards = {"partition": {"kind": "shards", "per_device": 2}, "round": {"rounds": 1}}
+    assert simulate(settings(out, cache, **shards)).finished.status == "finished"
+    assert [*map(len, Parts.load(out / "parts.npz").train)] != [*map(len, dealt.train)]
+
+
 def test_what_looks_at_a_version_is_written_before_the_next(cache, tmp_path):
     """Versions are not kept for long: after a kill the row of one that is gone could not be made again."""
     out, found = tmp_path / "out", []
@@ -361,6 +393,15 @@ def test_two_do_not_work_in_one_folder(cache, straight):
             "evaluation.local: of 3 test samples",
         ),
         ({"partition": {"kind": "subject"}}, ConfigError, "nobody in particular"),
+        (
+            {
+                "evaluation": {"local": True},
+                "partition": {"kind": "shards", "per_device": 9},
+                "data": {"test_limit": 50},
+            },
+            ConfigError,
+            "class 0 has 2 test samples for 6 shards",
+        ),
         ({"evaluation": {"perplexity": 7}}, ConfigError, "do not make chunks of 7"),
     ],
 )

@@ -132,6 +132,14 @@ def test_a_repeated_table_is_the_same_with_other_seeds(table, before, arm_before
         assert {item.key for item in found} == but
 
 
+@pytest.mark.parametrize("scale", SCALES)
+def test_both_models_of_a_device_are_of_one_size_where_the_clock_says_so(scale):
+    """Of beyond-1, whose notes and loads are of two alike; the second had been the zoo's own, 250 times as large."""
+    config = find_experiment("beyond-1").arm("fml").config(scale, 1)
+    (own,) = config.own_models.models
+    assert (own.arch, dict(own.settings)) == (config.model.arch, dict(config.model.settings))
+
+
 def test_tables_are_run_in_an_order():
     """The headline ones first; no two have one rank."""
     ranks = {experiment.rank: name for name, experiment in TABLES.items()}
