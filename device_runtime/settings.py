@@ -159,6 +159,9 @@ class DeviceConfig(FrozenModel):
         """
         member = self.member()
         if member is not None:
+            idle = "[tls]" if self.tls else "insecure" if self.insecure else ""
+            if idle or "@" in self.broker:
+                raise ConfigError(f"{idle or 'the login in broker'} has no effect beside [identity]; remove it")
             return member.enrolment.address(member.folder, self.broker)
         tls = self.tls or TlsConfig()
         address = BrokerAddress.parse(self.broker, ca_file=tls.ca_file, cert_file=tls.cert_file, key_file=tls.key_file)
@@ -223,7 +226,7 @@ def load_device_config(path: Path, enrolment: Path | None = None) -> DeviceConfi
     elif isinstance(named, dict) and isinstance(named.get("file"), str):
         enrolment = base / named["file"]
     if enrolment is not None:
-        member = read_enrolment(enrolment)
+        member = read_enrolment(enrolment, "device")
         for key, value in (("fleet", member.fleet), ("device", member.name), ("broker", member.broker)):
             if document.setdefault(key, value) != value and key != "broker":
                 raise ConfigError(f"{path}: {key} is {document[key]!r}, and in the enrolment {enrolment} {value!r}")

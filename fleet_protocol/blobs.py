@@ -97,6 +97,8 @@ def decode_chunk(frame: bytes) -> Chunk:
     magic, index, size, chunk_bytes = _HEADER.unpack_from(frame)
     if magic not in {_MAGIC, _BARE, _PACKED}:
         raise BlobError(f"a chunk starts with {magic!r} instead of {_MAGIC!r}; it is not one of Shoal's")
+    if chunk_bytes > bounds.MOST_CHUNK_BYTES:  # or a few packed bytes would unpack into as many as they say
+        raise BlobError(f"a chunk says that it may have {chunk_bytes} bytes; {bounds.MOST_CHUNK_BYTES} are taken")
     payload, digest = memoryview(frame)[start:], frame[_HEADER.size : start]
     expected = min(chunk_bytes, size - index * chunk_bytes)
     if magic == _PACKED:

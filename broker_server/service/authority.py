@@ -11,6 +11,8 @@
 """
 
 import contextlib
+import ipaddress
+import re
 import secrets
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -89,6 +91,12 @@ def found_fleet(folder: Path, founding: Founding) -> None:
         StorageError: it cannot be written.
     """
     check_name("fleet", founding.fleet)
+    try:
+        ipaddress.ip_address(founding.host)
+    except ValueError as error:
+        if not re.fullmatch(r"[A-Za-z0-9.-]{1,64}", founding.host):  # as certificates have it
+            what = "is no address, and no name of up to 64 letters, digits, dots and hyphens"
+            raise ConfigError(f"--host {founding.host!r} {what}") from error
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty; `shoal init` makes a new folder")
     operator = Ed25519PrivateKey.generate()
@@ -286,7 +294,7 @@ def _operator(folder: Path) -> Ed25519PrivateKey:
     path = folder / "operator.pem"
     try:
         key = serialization.load_pem_private_key(path.read_bytes(), None)
-    except (OSError, ValueError) as error:
+    except (OSError, TypeError, ValueError) as error:  # a TypeError for one with a passphrase
         raise ConfigError(
             f"cannot read the operator's key {path}, which enrolling, renewing and revoking need: {error}"
         ) from error

@@ -23,7 +23,6 @@ UNKNOWN_DIGEST = "0" * 64
 QUIET_SECONDS = 0.3  # without a chunk, after which those that are missing are asked for
 _OPEN_FILES = 512  # half of what a process may usually have open
 _HELD_BYTES = 16 * 1024 * 1024  # of all updates in memory; those for which there is no room are written as they come
-_MAX_CHUNK_BYTES = 16 * 1024 * 1024
 
 
 class _HeldPart(PartFile):
@@ -62,7 +61,7 @@ class PartialUploads:
             chunk = decode_chunk(frame)
         except BlobError as error:
             raise RefusedError(RefusalReason.MALFORMED, f"a chunk of task {task}: {error}") from error
-        if chunk.size > limit_bytes or not 1024 <= chunk.chunk_bytes <= _MAX_CHUNK_BYTES:
+        if chunk.size > limit_bytes or chunk.chunk_bytes < 1024:
             raise RefusedError(
                 RefusalReason.OVERSIZED,
                 f"a chunk of task {task} belongs to {chunk.size} bytes cut at {chunk.chunk_bytes}; "

@@ -48,10 +48,14 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _need(path: Path, *, folder: bool = False) -> None:
-    if folder and not path.is_dir():
-        raise DataError(f"the data folder {path} does not exist; expected one folder per label in it")
-    if not folder and not path.is_file():
-        raise DataError(f"the data file {path} does not exist")
+    try:
+        there = path.is_dir() if folder else path.is_file()
+    except OSError as error:
+        why = f"{error.strerror}; the agent's user needs the folders above it, and its unit none below /home"
+        raise DataError(f"cannot look at {path}: {why}") from error
+    if not there:
+        what = "folder {} does not exist; expected one folder per label in it" if folder else "file {} does not exist"
+        raise DataError(f"the data {what.format(path)}")
 
 
 def _load_numpy(path: Path) -> Any:

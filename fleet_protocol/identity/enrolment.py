@@ -1,5 +1,6 @@
 """The one file that makes a device, or the server, a member of a fleet."""
 
+import contextlib
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -51,8 +52,14 @@ class Enrolment(FrozenModel):
         texts = {"ca": self.ca, "tls_certificate": self.tls_certificate, "tls_key": self.tls_key}
         paths = {name: folder / f"{name}.pem" for name, text in texts.items() if text is not None}
         for name, path in paths.items():
-            if not path.is_file() or path.read_text(encoding="utf-8") != texts[name]:  # a disk may be full
-                write_secret(path, str(texts[name]))
+            with contextlib.suppress(OSError):  # another's file is written anew
+                if path.read_bytes() == str(texts[name]).encode():  # a disk may be full
+                    continue
+            write_secret(path, str(texts[name]))
+            if os.name == "posix" and os.geteuid() == 0:  # `shoal device doctor`; the agent is another's
+                owner = folder.parent.stat()
+                for made in (folder, path):
+                    os.chown(made, owner.st_uid, owner.st_gid)
         address = BrokerAddress.parse(
             broker or self.broker,
             ca_file=paths.get("ca"),
@@ -78,8 +85,11 @@ class Papers(FrozenModel):
     heard: Count | None = None
 
 
-def read_enrolment(path: Path) -> Enrolment:
-    """Read the file of ``shoal enroll`` or ``shoal init``; a ConfigError where it is none, or others may read it."""
+def read_enrolment(path: Path, role: str = "") -> Enrolment:
+    """Read the file of ``shoal enroll`` or ``shoal init``, of a role where one is wanted.
+
+    A ConfigError is for one that is none, or another role's, or that others may read.
+    """
     try:
         with path.open("rb") as file:
             data = file.read(_LIMIT_BYTES)
@@ -89,10 +99,13 @@ def read_enrolment(path: Path) -> Enrolment:
     if others:
         raise ConfigError(f"others may read the enrolment {path}, which holds a key: chmod 600 {path}")
     try:
-        return Enrolment.model_validate_json(data)
+        found = Enrolment.model_validate_json(data)
     except ValidationError as error:
         what = problems(error, "the file", 1)
         raise ConfigError(f"{path} is no enrolment of this version: {what}; make one with `shoal enroll`") from error
+    if role not in {"", found.role}:
+        raise ConfigError(f"{path} is the enrolment of a {found.role}, not of a {role}; make one with `shoal enroll`")
+    return found
 
 
 def write_secret(path: Path, content: str | bytes, *, durable: bool = False) -> None:

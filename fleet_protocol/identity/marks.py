@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from fleet_protocol.errors import RefusalReason, RefusedError
+from fleet_protocol.errors import RefusalReason, RefusedError, StorageError
 from fleet_protocol.identity.certificate import Certificate
 from fleet_protocol.identity.enrolment import write_secret
 
@@ -29,11 +29,12 @@ def read_kept(path: Path | None, kind: type[Kept]) -> Kept:
 def next_session(path: Path) -> int:
     """A number larger than any before: by the clock where it runs, by the file that keeps it where it does not.
 
-    It is kept before anybody hears it: a board whose clock goes back at a power cut would not be believed again. That
-    it cannot be kept is a StorageError.
+    It is kept before anybody hears it: a board whose clock goes back at a power cut would not be believed again. Where
+    the disk is full it goes by the clock alone, or the board could not say so.
     """
     session: int = max(int(time.time()), read_kept(path, dict[str, int]).get("session", 0) + 1) % 2**_SESSION_BITS
-    write_secret(path, json.dumps({"session": session}), durable=True)
+    with contextlib.suppress(StorageError):
+        write_secret(path, json.dumps({"session": session}), durable=True)
     with contextlib.suppress(OSError):  # its name, too; Windows has no such thing
         folder = os.open(path.parent, os.O_RDONLY)
         try:
@@ -44,10 +45,13 @@ def next_session(path: Path) -> int:
 
 
 class Marks:
-    """The highest counter of every signer on every topic; a path is where they survive a restart."""
+    """The highest counter of every signer on every topic; a path is where they survive a restart.
 
-    def __init__(self, path: Path | None = None) -> None:
-        self._path = path
+    Where they cannot be kept, nothing was heard; but a board that is `patient` keeps them in memory then, to say why.
+    """
+
+    def __init__(self, path: Path | None = None, *, patient: bool = False) -> None:
+        self._path, self._patient = path, patient
         self._highest = read_kept(path, dict[str, int])
 
     def pass_on(self, signer: Certificate, topic: str, counter: int, *, farewell: bool, retained: bool) -> None:
@@ -80,4 +84,5 @@ class Marks:
     def _keep(self, key: str, value: int) -> None:
         self._highest[key] = value
         if self._path is not None:
-            write_secret(self._path, json.dumps(self._highest))
+            with contextlib.suppress(*[StorageError] * self._patient):
+                write_secret(self._path, json.dumps(self._highest))

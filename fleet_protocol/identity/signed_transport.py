@@ -6,6 +6,7 @@ not know.
 
 import itertools
 import queue
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -101,6 +102,7 @@ class SignedTransport:
         self._signer = signer
         self._chunks = ChunkSigner(member.enrolment, keys)
         self._handover = handover
+        self._one = threading.RLock()  # counters are heard in their order alone
 
     @property
     def address(self) -> BrokerAddress:
@@ -140,6 +142,10 @@ class SignedTransport:
 
     def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> None:
         """Sign and send a message, or seal and send a chunk of an update."""
+        with self._one:
+            self._publish(topic, payload, qos=qos, retain=retain)
+
+    def _publish(self, topic: str, payload: bytes, *, qos: int, retain: bool) -> None:
         if self._standing is not None and self._standing.enrolment is not self._enrolment:  # renewed, for the same keys
             self._enrolment = self._standing.enrolment
             self._signer.certificate = self._chunks.certificate = bytes.fromhex(self._enrolment.certificate)
@@ -195,7 +201,7 @@ def open_signed(
 ) -> Transport:
     """Make the transport of a member, who speaks and listens; the rest as for `open_transport`."""
     enrolment, folder, revoked = member.enrolment, member.folder, member.revoked
-    marks = Marks(folder / "heard.json" if member.remembers else None)
+    marks = Marks(folder / "heard.json" if member.remembers else None, patient=enrolment.role == "device")
     keys = Keys(enrolment, folder / "keys.json" if member.remembers else None)
     handover = Handover(Topics(enrolment.fleet))
     if keys.standing is not None:

@@ -12,6 +12,7 @@ from fleet_protocol.errors import plain
 
 _EXACT = 2**53  # every whole number up to here is a float, too
 
+MOST_CHUNK_BYTES = 16 * 1024 * 1024
 DEFAULT_CHUNK_BYTES = 96 * 1024  # hosted brokers cap a packet at 128 kB
 CHUNKS_LIMIT = 2**20  # of a blob: 96 GiB in chunks of the default size
 

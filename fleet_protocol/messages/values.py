@@ -12,6 +12,7 @@ from fleet_protocol.labels import Labels
 from fleet_protocol.messages.bounds import (
     CHUNKS_LIMIT,
     DEFAULT_CHUNK_BYTES,
+    MOST_CHUNK_BYTES,
     Count,
     Loss,
     Measure,
@@ -43,7 +44,7 @@ class BlobRef(FrozenModel):
 
     digest: Digest
     size: SizeBytes
-    chunk_bytes: int = Field(default=DEFAULT_CHUNK_BYTES, ge=1024, le=16 * 1024 * 1024)
+    chunk_bytes: int = Field(default=DEFAULT_CHUNK_BYTES, ge=1024, le=MOST_CHUNK_BYTES)
 
     @model_validator(mode="after")
     def _few_chunks(self) -> "BlobRef":

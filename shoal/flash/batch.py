@@ -1,5 +1,6 @@
 """Seeds for one card or for a fleet of them, identities included."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,9 @@ def seed_all(batch: Batch) -> Iterator[str]:
         raise ConfigError("name --boot FOLDER, or --image FILE and --out COPY, or --fleet TABLE and --out FOLDER")
     rows = cards(batch.fleet) if batch.fleet else [{}]
     configs = [load_flash_config(batch.config, _own(batch, row)) for row in rows]  # all, before anything is written
+    hosts = Counter(config.host for config in configs)
+    if twice := [host for host, count in hosts.items() if count > 1]:
+        raise ConfigError(f"{batch.fleet}: several cards are of the host {twice[0]!r}; give each a hostname of its own")
     known: dict[Board, Packed] = {}
     for config in configs:
         yield _seeded(batch, config, known)

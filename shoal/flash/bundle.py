@@ -42,6 +42,8 @@ def settings_files(config: FlashConfig) -> Iterator[Entry]:
     """What one board alone has: configuration, identity, data; a ConfigError where a file cannot be read."""
     yield Entry(CONFIG[1:], config.device_toml().encode(), 0o600)
     carried = [(path, f"{DATA}/{path.name}") for path in config.files]
+    if len({to for _, to in carried}) < len(carried):
+        raise ConfigError(f"two of the files have one name in {DATA} on the board; rename one")
     for path, to in [*([(config.enrolment, ENROLMENT)] if config.enrolment else []), *carried]:
         try:
             yield Entry(to[1:], path.read_bytes(), 0o600)

@@ -138,7 +138,7 @@ class FlashConfig(FrozenModel):
         """The same with paths of this computer taken from ``base``, and what the enrolment says."""
         changes: dict[str, object] = {"files": tuple(base / path for path in self.files)}
         if self.enrolment is not None:
-            member = read_enrolment(base / self.enrolment)
+            member = read_enrolment(base / self.enrolment, "device")
             for key, value, its in (("fleet", self.fleet, member.fleet), ("device", self.device, member.name)):
                 if value not in {None, its}:
                     raise ConfigError(f"{key} is {value!r}, and in the enrolment {self.enrolment} {its!r}")

@@ -103,13 +103,20 @@ def test_a_packed_chunk_unpacks_to_what_its_header_says_or_is_refused(data, size
             decode_chunk(header + damaged)
 
 
-def test_a_packed_flood_is_not_unpacked():
-    """64 MB of zeros in 64 kB cost no more than the chunk it claims to be."""
+@pytest.mark.parametrize(
+    ("chunk", "words"),
+    [
+        (CHUNK, "chunk 0 is packed into another number of bytes than 1024"),
+        (1 << 26, f"a chunk says that it may have {1 << 26} bytes; {1 << 24} are taken"),
+    ],
+)
+def test_a_packed_flood_is_not_unpacked(chunk, words):
+    """64 MB of zeros in 64 kB cost no more than the chunk it claims to be, and it cannot claim to be as many."""
     packed = zlib.compress(bytes(1 << 26), 9)[2:-4]
     tracemalloc.start()
     try:
-        with pytest.raises(BlobError, match="chunk 0 is packed into another number of bytes than 1024"):
-            decode_chunk(struct.pack(">4sIQI", b"SHC4", 0, 4096, CHUNK) + packed)
+        with pytest.raises(BlobError, match=words):
+            decode_chunk(struct.pack(">4sIQI", b"SHC4", 0, 4 * chunk, chunk) + packed)
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()

@@ -1,11 +1,13 @@
 """Data sources: what they read, and how they say that they cannot."""
 
+import errno
 import gzip
 import re
 import struct
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -413,3 +415,16 @@ def test_a_damaged_table_and_ragged_samples_are_named(tmp_path):
     (tmp_path / "mine.py").write_text("def f():\n    return [[1, 2], [1]], [0, 1]\n")
     with pytest.raises(DataError, match=r"mine.py:f returned no arrays: .*one shape"):
         load(tmp_path, kind="python", entry_point="mine.py:f")
+
+
+@pytest.mark.parametrize("kind", ["npz", "images"])
+def test_a_path_that_nobody_may_look_at_is_named(tmp_path, monkeypatch, kind):
+    """A home folder, say, that the agent's unit keeps it from; both agent and doctor had ended in a traceback."""
+
+    def denied(_path):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_file", denied)
+    monkeypatch.setattr(Path, "is_dir", denied)
+    with pytest.raises(DataError, match=r"cannot look at .*mine: Permission denied; the agent's user"):
+        load(tmp_path, kind=kind, path="mine")

@@ -1,13 +1,18 @@
 """Operators who make mistakes, and commands that are killed: who was revoked stays so, and the fleet goes on."""
 
 import datetime as dt
+import itertools
+import os
 import socket
+import threading
 import time
 from ipaddress import ip_address
 from types import SimpleNamespace
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.x509.verification import PolicyBuilder, Store
 
 from broker_server.service import authority
@@ -16,13 +21,16 @@ from broker_server.service.certificates import Authority
 from broker_server.service.membership import broker_address, hosted_broker, member_of
 from broker_server.service.registry import REGISTRY, read_registry
 from broker_server.settings.fleet import BrokerConfig
+from device_runtime.settings import load_device_config
 from fleet_protocol.errors import ConfigError, RefusalReason, RefusedError, StorageError
 from fleet_protocol.identity.enrolment import Papers, read_enrolment, write_secret
 from fleet_protocol.identity.envelope import Signer, Verifier
 from fleet_protocol.identity.group import Group, Handover, Keys
-from fleet_protocol.identity.marks import Marks
+from fleet_protocol.identity.marks import Marks, next_session
+from fleet_protocol.identity.member import Member
 from fleet_protocol.identity.papers import Standing
 from fleet_protocol.identity.sealing import public_key
+from fleet_protocol.identity.signed_transport import SignedTransport
 from fleet_protocol.topics import Topics
 from tests.brokers import free_port
 
@@ -257,9 +265,96 @@ def test_what_a_board_has_written_out_is_not_written_again(folder, tmp_path, mon
 
     monkeypatch.setattr("fleet_protocol.identity.enrolment.write_secret", full)
     assert enrolment.address(tmp_path / "identity") == before
-    before.ca_file.write_text("damaged")
+    before.ca_file.write_bytes(b"damaged \xc7")
     with pytest.raises(StorageError):
         enrolment.address(tmp_path / "identity")
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid(), reason="what root writes is another's here")
+def test_what_root_has_written_out_is_the_agents(folder, tmp_path):
+    """`shoal device doctor` is run by root, too; the agent could not read its certificates then, and ended for ever."""
+    state = tmp_path / "state"
+    state.mkdir()
+    os.chown(state, 65534, 65534)
+    written = read_enrolment(enroll(folder, "pi-1")).address(state / "identity")
+    assert {path.stat().st_uid for path in (written.ca_file, written.key_file, state / "identity")} == {65534}
+
+
+def test_a_board_whose_disk_is_full_hears_and_is_heard(folder, tmp_path, monkeypatch):
+    """Or it could not say so: what it heard is in memory until it starts again. A server then refuses."""
+    server, board = (read_enrolment(path) for path in (folder / "server.enrolment", enroll(folder, "pi-1")))
+    says = Signer(server, 7)
+    offer, again = (says.seal(TOPICS.task("pi-1"), text) for text in (b"offer", b"again"))
+
+    def full(*_, **__):
+        raise StorageError("the disk is full")
+
+    monkeypatch.setattr("fleet_protocol.identity.marks.write_secret", full)
+    assert next_session(tmp_path / "session.json") == pytest.approx(time.time(), abs=60)
+    patient, strict = (Marks(tmp_path / "heard.json", patient=patient) for patient in (True, False))
+    listens = Verifier(board, patient)
+    assert listens.open(TOPICS.task("pi-1"), offer).payload == b"offer"
+    assert listens.open(TOPICS.task("pi-1"), again).payload == b"again"
+    with pytest.raises(RefusedError) as error:
+        listens.open(TOPICS.task("pi-1"), offer)
+    assert error.value.reason is RefusalReason.REPLAYED
+    with pytest.raises(StorageError):
+        Verifier(board, strict).open(TOPICS.task("pi-1"), offer)
+
+
+def test_what_two_threads_say_is_heard_in_its_order(folder):
+    """Predictions are answered by a thread of their own: whichever came second had been refused, as if replayed."""
+    server, board = (read_enrolment(path) for path in (folder / "server.enrolment", enroll(folder, "pi-1")))
+    sent, keys, waits = [], Keys(board), itertools.cycle((0.002, 0.0))
+    inner = SimpleNamespace(publish=lambda _topic, payload, **_: (time.sleep(next(waits)), sent.append(payload)))
+    signer = Signer(board, int(time.time()))
+    says = SignedTransport(inner, Member(board, folder), signer, keys, Handover(TOPICS))
+    threads = [
+        threading.Thread(target=lambda: [says.publish(TOPICS.reply("pi-1"), bytes(2000)) for _ in range(100)])
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    hears = Verifier(server, Marks())
+    assert len([hears.open(TOPICS.reply("pi-1"), payload) for payload in sent]) == 200
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("insecure = true", r"insecure has no effect beside \[identity\]"),
+        ('broker = "mqtts://me:secret@127.0.0.1"', "the login in broker has no effect beside"),
+        ('tls = { ca_file = "none.pem" }', r"\[tls\] has no effect beside"),
+        ('identity.file = "lab/server.enrolment"', "is the enrolment of a server, not of a device"),
+    ],
+)
+def test_what_has_no_place_beside_an_identity_is_an_error(folder, tmp_path, line, words):
+    """Of a board: it had been passed over; and the server's own enrolment would have been on every card."""
+    enroll(folder, "pi-1")
+    member = "" if "identity" in line else 'identity.file = "lab/devices/pi-1.enrolment"\n'
+    text = f'state_dir = "state"\n{member}{line}\ndata = {{ kind = "npz", path = "d.npz" }}\n'
+    (tmp_path / "device.toml").write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        load_device_config(tmp_path / "device.toml")
+
+
+@pytest.mark.parametrize("host", ["192.168.1.10:8883", "mqtts://foo", "b\u00fccher.local", "a" * 65, ""])
+def test_a_host_that_no_certificate_could_have_founds_nothing(tmp_path, host):
+    """It had ended in a traceback, with a folder that the next try found not empty, or in an address of no use."""
+    with pytest.raises(ConfigError, match="--host"):
+        found_fleet(tmp_path / "lab", Founding("lab", host))
+    assert not (tmp_path / "lab").exists()
+
+
+def test_an_operators_key_with_a_passphrase_is_named(folder):
+    """It was a traceback."""
+    secret = serialization.BestAvailableEncryption(b"open sesame")
+    raw = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, secret)
+    (folder / "operator.pem").write_bytes(Ed25519PrivateKey.generate().private_bytes(*raw))
+    with pytest.raises(ConfigError, match=r"cannot read the operator's key .*operator\.pem"):
+        enroll(folder, "pi-1")
 
 
 def test_a_fleet_can_be_founded_at_an_address_of_ipv6(tmp_path):

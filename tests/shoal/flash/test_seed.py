@@ -277,6 +277,7 @@ def test_a_fleet_of_cards_has_an_identity_each(flash, hollow, shoal, tmp_path):
         ("name\npi-1\n", "every row needs a `device`"),
         ("device\npi-1\npi-1\n", "pi-1 twice"),
         ("", "every row needs a `device`"),
+        ("device\npi-1\nPI_1\n", "several cards are of the host 'pi-1'"),
         ("device,board\npi-1,rpi4\npi-2,rpi9\n", "'rpi5' or 'zero2w'"),
     ],
 )

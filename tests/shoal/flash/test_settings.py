@@ -89,6 +89,18 @@ def test_an_enrolment_makes_the_board_a_member(flash, shoal, tmp_path):
     assert "in the enrolment" in refused(flash(enrolment='"barn/devices/pi-7.enrolment"', device='"pi-8"', fleet=None))
 
 
+def test_a_board_is_no_server_and_has_one_file_of_a_name(flash, shoal, tmp_path):
+    """The server's keys must not be on a card; of two files the second had been written over the first."""
+    shoal("init", "barn", "--host", "192.168.1.10")
+    nobody = dict.fromkeys(("fleet", "device", "server"))
+    assert "of a server, not of a device" in refused(flash(enrolment='"barn/server.enrolment"', **nobody))
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "train.npz").write_bytes(b"other")
+    config = load_flash_config(flash(files='["train.npz", "more/train.npz"]'))
+    with pytest.raises(ConfigError, match="two of the files have one name in /var/lib/shoal/data"):
+        list(settings_files(config))
+
+
 def test_without_a_fleet_the_enrolment_comes_later(flash):
     """One bundle or package then serves every board of a fleet."""
     config = load_flash_config(flash(**dict.fromkeys(("fleet", "device", "server"))))
