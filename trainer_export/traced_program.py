@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
+from traceback import extract_tb
 from types import FrameType
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.fx import traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules import transformer
 from typing_extensions import override
 
 from fleet_protocol.errors import ExportError
@@ -155,6 +157,9 @@ def advice_on(error: Exception) -> str:
     """What to do about an error of a model that is run or traced."""
     if isinstance(error, UnsupportedOperatorException):
         return "write it in simpler operators"
+    if any(frame.filename == transformer.__file__ for frame in extract_tb(error.__traceback__)):
+        what = "PyTorch's stacks of transformer layers look at the values of their mask"
+        return f"{what}: give is_causal=False (a decoder tgt_is_causal=False), or take `shoal export --convert`"
     known = {
         "checkpoint": "leave torch.utils.checkpoint out",
         "numpy": "use PyTorch's functions instead of NumPy's",

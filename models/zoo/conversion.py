@@ -82,6 +82,10 @@ def _counterpart(layer: nn.Module) -> tuple[nn.Module, str] | None:
         return dropped, "SampleDropout: its random numbers are an input of the graph"
     for kind, (rule, meaning) in _RULES.items():
         if isinstance(layer, kind):
+            given = next(base for base in type(layer).__mro__ if base.__module__.startswith("torch."))
+            if getattr(type(layer), "forward", None) is not getattr(given, "forward", None):
+                what, name = f"{type(layer).__name__} has a forward of its own", meaning.partition(":")[0]
+                raise ConfigError(f"{what}, which {name} would drop; hold the {given.__name__} in a module beside it")
             made = rule(layer)
             return None if made is None else (made, meaning)
     return None

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -190,4 +191,32 @@ def test_stochastic_depth_drops_whole_samples() -> None:
 @pytest.mark.parametrize("layer", [nn.LazyBatchNorm2d(), nn.MultiheadAttention(4, 2, add_zero_attn=True)])
 def test_what_has_no_counterpart_is_refused(layer: nn.Module) -> None:
     with pytest.raises(ConfigError, match="cannot be converted"):
+        convert(nn.Sequential(layer))
+
+
+class NormAndActivation(nn.BatchNorm2d):
+    """As timm has it, in one layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).relu()
+
+
+class TokenDropout(nn.Dropout2d):
+    """Over another axis."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.transpose(1, 2)).transpose(1, 2)
+
+
+class LouderAttention(nn.MultiheadAttention):
+    """With something of its own behind."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return tuple(3.0 * part for part in super().forward(*args, **kwargs))
+
+
+@pytest.mark.parametrize("layer", [NormAndActivation(4), TokenDropout(0.5), LouderAttention(4, 2)])
+def test_what_a_subclass_adds_is_not_dropped_without_a_word(layer: nn.Module) -> None:
+    """The check of an export compares with the converted model, so another one had been trained, and nobody told."""
+    with pytest.raises(ConfigError, match=f"{type(layer).__name__} has a forward of its own, which .* would drop"):
         convert(nn.Sequential(layer))

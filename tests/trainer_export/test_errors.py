@@ -45,6 +45,17 @@ class Branching(nn.Module):
         return self.head(x if x.sum() > 0 else -x)
 
 
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stack = nn.TransformerEncoder(nn.TransformerEncoderLayer(6, 2, 8, 0.0, batch_first=True), 1)
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(4)
+        return self.head(self.stack(x.unsqueeze(1).expand(-1, 4, -1), mask=mask).mean(1))
+
+
 class Frozen(nn.Linear):
     def __init__(self) -> None:
         super().__init__(6, 3)
@@ -111,6 +122,7 @@ def test_an_unsupported_operator_names_itself_its_module_and_a_way_out() -> None
         (nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 3)), VECTOR, r"module 0 \(BatchNorm1d\).*StaticBatchNorm"),
         (Frozen(), VECTOR, "every parameter is frozen.*free some"),
         (Resized(), IMAGE, r"module \(the model itself\) \(Resized\), line \d+ of test_err.*mode='area'"),
+        (Masked(), VECTOR, r"stacks of transformer layers look at the values of their mask: give is_causal=False"),
         (Branching(), VECTOR, r"at line \d+ of test_errors\.py, in module Branching: .* must not depend on the values"),
         (FixedBatch(), VECTOR, r"some batch sizes only, module .*\(FixedBatch\), line \d+ of test_errors\.py; "),
         (nn.Linear(6, 4), VECTOR, r"must return logits \[batch, 3\], it returned"),

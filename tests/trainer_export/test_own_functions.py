@@ -239,3 +239,29 @@ def test_the_labels_that_a_function_takes_are_found_with_it():
     assert both().spec((), heads).whole == {"label": (0, 4, 7)}
     assert gathered().spec((3,), torch.zeros(1, 3)).whole == {"": (0, 2)}
     assert any_sign().spec((1,), torch.zeros(1, 1)).whole == {"": (-(2**24), 2**24)}
+
+
+MARGINS = """
+from torch.nn import functional
+from shoal import loss
+
+@loss("int64", (3,))
+def margins(outputs, targets):
+    return functional.multilabel_margin_loss(outputs, targets, reduction="none")
+"""
+
+
+def test_the_list_of_a_samples_labels_ends_where_pytorch_ends_it(tmp_path):
+    """What PyTorch takes its loss apart into goes on behind the -1; no check draws one, so another loss was trained."""
+    path = tmp_path / "my_models.py"
+    path.write_text(MARGINS)
+    table = RecipeTable.model_validate({"loss": "margins", "clip_norm": 0})
+    place, manifest, module = exported(tmp_path, "mlp", Recipe.of(table, ZOO.with_file(path).own))
+    session = evaluating(place, manifest, module)
+    torch.manual_seed(5)
+    for labels in ([0, 1, 0], [0, 2, -1], [1, -1, 0], [-1, 0, 1]):
+        x, y = torch.randn(4, 1, 4, 4), torch.tensor([labels] * 4)
+        with torch.no_grad():
+            wanted = functional.multilabel_margin_loss(module(x), y, reduction="sum")
+        found = session.evaluate(x.numpy(), y.float().numpy(), np.ones(3, np.float32))["loss_sum"]
+        assert float(found) == pytest.approx(float(wanted), abs=1e-5)

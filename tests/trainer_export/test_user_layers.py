@@ -6,6 +6,7 @@ Before every one stands a layer with parameters, so that its own gradient with r
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+import onnx
 import pytest
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,9 @@ from torch.nn import functional
 from tests.marking import mostly_slow
 from tests.trainer_export.helpers import shaken, train_report
 from tests.trainer_export.test_user_models import Mean
+from trainer_export.formats.onnx import write_train_graph
 from trainer_export.model_inputs import Signature
+from trainer_export.recipe import Recipe
 
 TOLERANCE = 1e-5
 STEMS = {
@@ -113,6 +116,8 @@ POOLED: Mapping[str, tuple[int, nn.Module]] = {
     "adaptive maximum, 1d": (1, nn.AdaptiveMaxPool1d(3)),
     "overlapping mean": (2, nn.AvgPool2d(3, 1, 1)),
     "mean without padding": (2, nn.AvgPool2d(3, 2, 1, count_include_pad=False)),
+    "maximum to the end": (2, nn.MaxPool2d(2, 3, ceil_mode=True)),
+    "maximum, no window in the padding": (2, nn.MaxPool2d(2, padding=1, ceil_mode=True)),
     "mean to the end": (2, nn.AvgPool2d(2, ceil_mode=True)),
     "overlapping mean, 1d": (1, nn.AvgPool1d(3, 1, 1)),
     "maximum, 3d": (3, nn.MaxPool3d(2)),
@@ -154,6 +159,7 @@ OTHERS: Mapping[str, tuple[int, nn.Module]] = {
     "diagonals": (2, Do(lambda x: torch.diagonal(x, 1, 3, 2) * x.diagonal(-1, 2, 3))),
     "diagonal matrices": (2, Do(lambda x: torch.diag_embed(x[:, :, 0]) + torch.eye(8, dtype=torch.float32))),
     "distances": (2, Do(lambda x: torch.cdist(x, x[:, :, :3]))),
+    "other bases": (2, Do(lambda x: torch.log2(x.abs() + 1) + torch.log10(x * x + 0.1) + torch.exp2(x))),
     "remainders": (2, Do(lambda x: x % 0.7 + torch.remainder(x, x.detach().abs() + 1))),
     "negative whole numbers": (2, Do(lambda x: x * ((x.detach() * 9).long() // 4) + (x.detach() * 9).long() % -4)),
     "rest of a division towards zero": (2, Do(lambda x: torch.fmod(x, 0.7) + torch.fmod(x, x.detach().abs() + 1))),
@@ -258,3 +264,13 @@ def frozen(*names: str) -> nn.Module:
 def test_frozen_parameters_stay(names: Sequence[str]) -> None:
     """A parameter that wants no gradient is neither moved nor decayed, and the others move as in PyTorch."""
     assert train_report(frozen(*names), Signature((6,), "float32", 3)).worst_absolute <= TOLERANCE
+
+
+def test_a_layer_norm_is_given_what_is_centred() -> None:
+    """Runtimes before 1.31, which boards have, take a variance of raw squares: a mean of 293 beside 0.3 made it nan."""
+    module, signature = nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 3)), Signature((16,), "float32", 3)
+    graph = onnx.load_model_from_string(write_train_graph(module, signature, Recipe()).data).graph
+    (norm,) = (node for node in graph.node if node.op_type == "LayerNormalization")
+    made = {name: node for node in graph.node for name in node.output}
+    assert made[norm.input[0]].op_type == "Sub"
+    assert made[made[norm.input[0]].input[1]].op_type == "ReduceMean"

@@ -138,6 +138,18 @@ def _gaussian_nll(
     return found if reduction == "none" else getattr(found, reduction)()
 
 
+def _multilabel_margin(
+    x: Tensor, target: Tensor, size_average: Any = None, reduce: Any = None, reduction: str = "mean"
+) -> Any:
+    del size_average, reduce
+    listed = (target < 0).to(torch.int64).cumsum(1) == 0  # what torch takes apart goes on behind the end of the list
+    places = target.clamp(min=0)
+    others = ((places.unsqueeze(-1) == torch.arange(x.shape[1])) * listed.unsqueeze(-1)).sum(1) == 0
+    margins = (1 - x.gather(1, places).unsqueeze(2) + x.unsqueeze(1)).clamp(min=0)
+    found = (margins * listed.unsqueeze(2) * others.unsqueeze(1)).sum((1, 2)) / x.shape[1]
+    return found if reduction == "none" else getattr(found, reduction)()
+
+
 def _parts(x: Tensor, dim: Any) -> Sequence[Tensor] | None:
     """The slices along a dimension whose size is known."""
     return x.unbind(dim) if isinstance(dim, int) and isinstance(x.shape[dim], int) else None
@@ -206,6 +218,7 @@ FUNCTIONS: Mapping[Any, Callable[..., Any]] = MappingProxyType(
         functional.one_hot: _one_hot,
         functional.bilinear: _bilinear,
         functional.gaussian_nll_loss: _gaussian_nll,
+        functional.multilabel_margin_loss: _multilabel_margin,
         torch.Tensor.unfold: _unfold,
         **dict.fromkeys((torch.diagonal, torch.Tensor.diagonal), _diagonal),
         torch.diag_embed: _diag_embed,

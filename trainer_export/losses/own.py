@@ -99,7 +99,7 @@ class OwnLoss(OwnFunction, Loss):
         if not any(bool(slope.any()) for slope in slopes):
             self.refuse(
                 "has no gradient with respect to the outputs",
-                "use no detach, argmax, rounding or comparison between outputs and result",
+                "use no detach, argmax, rounding or comparison in between, and loss('int64') for labels",
             )
         if not all(bool(slope.isfinite().all()) for slope in slopes):
             self.refuse("has a gradient that is not finite", "add a small number under roots, and before quotients")

@@ -21,11 +21,12 @@ _NO_RANDOM_NUMBERS = (
 
 _SUGGESTIONS: Mapping[str, str] = MappingProxyType(
     {
-        "dropout": "Dropout of models.zoo.dropout (`shoal export --convert` puts it there), or probability 0",
+        "dropout": "Dropout of models.zoo.dropout (`shoal export --convert` puts it there), or probability 0;"
+        " scaled_dot_product_attention takes it behind its softmax, so write that, and give it dropout_p=0",
         **dict.fromkeys(
             ("bernoulli", "exponential", "rrelu", "rand", "normal_", "uniform_", "empty"), _NO_RANDOM_NUMBERS
         ),
-        "prod": "prod or cumprod along one dimension of fixed size",
+        ".prod.": "prod or cumprod along one dimension of fixed size",
         "grid_sampler": "torch.nn.functional.grid_sample, which is written in simpler operators",
         "nonzero": "a mask and a multiplication: sizes must not depend on values",
         "copy_.": "a new tensor: a graph does not write into parameters, buffers or their data",

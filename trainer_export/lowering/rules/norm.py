@@ -18,18 +18,22 @@ aten = torch.ops.aten
 def _layer_norm(e: Emitter, out: Sequence[Spec], x: Value, *settings: Any) -> tuple[Value, ...]:
     sizes, weight, bias, eps = settings
     axis = x.rank - len(sizes)
+    # Runtimes before 1.31 lose the variance in the digits of a much larger mean; the difference is needed anyway.
+    mean = e.reduce("ReduceMean", x, range(axis, x.rank), keep=True)
+    centred = e.pointwise("Sub", x, mean)
     scale = e.plain(weight) if weight is not None else e.graph.constant(np.ones(tuple(sizes), np.float32))
-    name, shape = e.plain(x), x.shape
+    name, shape = e.plain(centred), x.shape
     if len(sizes) == 1:
         name, shape = e.unfolded(name, shape)
         axis = len(shape) - 1
     inputs = [name, scale, *([e.plain(bias)] if bias is not None else [])]
     names = e.graph.nodes("LayerNormalization", *inputs, outputs=3, attributes={"axis": axis, "epsilon": eps})
     found = (shape, *[(*shape[:axis], *[1] * len(sizes))] * 2)
-    return tuple(
+    normal, _, inverse = (
         e.value(e.reshaped(name, lying, spec.shape), spec.shape)
         for name, lying, spec in zip(names, found, out, strict=True)
     )
+    return normal, mean, inverse
 
 
 def _layer_norm_backward(

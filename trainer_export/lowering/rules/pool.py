@@ -87,7 +87,12 @@ def _max_pool(e: Emitter, out: Sequence[Spec], x: Value, *settings: Any) -> tupl
     if window.is_tiling:
         stages, order, _ = _stages(e, x, window.size)
         return _uncropped(e, stages[-1].running[-1], out[0], out[0].shape[2:], order), None
-    attributes = {**window.attributes, "dilations": spread(window.dilation, 2)}
+    attributes = {**window.attributes, "dilations": spread(window.dilation, 2), "ceil_mode": 0}
+    if window.ceil_mode:  # of which onnxruntime 1.19 makes a row too many: padded as far as the last window goes
+        ends = zip(x.shape[2:], out[0].shape[2:], window.size, window.steps, attributes["dilations"], strict=True)
+        reach = [(n - 1) * step + spacing * (k - 1) + 1 - size for size, n, k, step, spacing in ends]
+        begin = spread(window.padding, 2)
+        attributes["pads"] = [*begin, *(max(0, far - pad) for far, pad in zip(reach, begin, strict=True))]
     names = e.graph.nodes("MaxPool", e.plain(x), outputs=2, attributes=attributes)
     return e.value(names[0], out[0].shape), e.value(names[1], out[1].shape, torch.int64)
 
